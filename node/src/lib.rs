@@ -1,0 +1,2 @@
+//! Conducts: commands, configuration, the life of a prompt.
+#![forbid(unsafe_code)]

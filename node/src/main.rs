@@ -1,0 +1,4 @@
+//! The `shoal` binary.
+#![forbid(unsafe_code)]
+
+fn main() {}

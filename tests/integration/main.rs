@@ -1,0 +1,2 @@
+//! One binary for all cross-crate tests: the heavy crates are linked once.
+#![forbid(unsafe_code)]
