@@ -1,1 +1,13 @@
-//! (module)
+//! Inner loops: written once over [`simd::Simd`], the same bits on every instruction set and thread count.
+
+pub mod attention;
+mod cpu;
+pub mod math;
+pub mod matmul;
+pub mod matrix;
+pub mod panel;
+pub mod simd;
+pub mod threads;
+pub mod vector;
+
+pub use cpu::{Cpu, Isa};
