@@ -1,1 +1,465 @@
-//! (module)
+//! Chooses the next token from logits.
+//!
+//! The draw for the token at position `t` is a pure function of `(seed, t)`: a session that is replayed, moved to
+//! another node or cut into other chunks draws the same numbers. Everything here runs in one fixed order on one
+//! thread, with the crate's own `exp` and `ln`, so equal logits give equal tokens on every machine.
+//!
+//! Order of a choice: logit bias, penalties (repetition, presence, frequency), then for `temperature == 0` the
+//! largest logit (lowest id on a tie); otherwise candidates sorted by logit, then top-k, typical, top-p, min-p, the
+//! temperature's softmax and one draw. Log-probabilities are those of the model before bias, penalties and
+//! temperature, as OpenAI's API reports them.
+//!
+//! Limits: candidates are kept in a buffer of the vocabulary's size, made once; a choice allocates nothing.
+
+use std::cmp::Ordering;
+
+use crate::{Error, Result, kernels::math};
+
+/// How tokens are chosen. `Default` is greedy without penalties.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 means greedy.
+    pub temperature: f32,
+    /// Keep only the k most likely tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the smallest set whose probability reaches this; 1 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Keep the tokens whose surprise is nearest the entropy until this much probability is reached; 1 keeps all.
+    pub typical_p: f32,
+    /// Logits of seen tokens are divided (positive) or multiplied (negative) by this; 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// Subtracted once from the logit of every seen token.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token once per occurrence.
+    pub frequency_penalty: f32,
+    /// How many of the latest tokens count as seen, at most [`MAX_PENALTY_WINDOW`].
+    pub penalty_window: usize,
+    /// Added to the logits of these tokens, at most [`MAX_LOGIT_BIAS`] of them.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Log-probabilities of this many most likely tokens come with each choice, at most [`MAX_TOP_LOGPROBS`].
+    pub top_logprobs: usize,
+    /// Whether the chosen token's log-probability is computed at all.
+    pub logprobs: bool,
+}
+
+/// More bias entries are refused: each is looked at for every token.
+pub const MAX_LOGIT_BIAS: usize = 1024;
+/// The upper bound OpenAI's API documents for `top_logprobs`.
+pub const MAX_TOP_LOGPROBS: usize = 20;
+/// Tokens further back than this never count for penalties.
+pub const MAX_PENALTY_WINDOW: usize = 4096;
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_window: 64,
+            logit_bias: Vec::new(),
+            top_logprobs: 0,
+            logprobs: false,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Refuses values that have no meaning, naming the field.
+    pub fn validate(&self) -> Result<()> {
+        let ranges = [
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("typical_p", self.typical_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+            ("presence_penalty", self.presence_penalty, -100.0, 100.0),
+            ("frequency_penalty", self.frequency_penalty, -100.0, 100.0),
+        ];
+        for (name, value, low, high) in ranges {
+            if !(low..=high).contains(&value) {
+                return Err(Error::invalid(format!("{name} must be between {low} and {high}, got {value}")));
+            }
+        }
+        let counts = [
+            ("top_logprobs", self.top_logprobs, MAX_TOP_LOGPROBS),
+            ("logit_bias entries", self.logit_bias.len(), MAX_LOGIT_BIAS),
+            ("penalty_window", self.penalty_window, MAX_PENALTY_WINDOW),
+        ];
+        for (name, value, most) in counts {
+            if value > most {
+                return Err(Error::invalid(format!("{name} must be at most {most}, got {value}")));
+            }
+        }
+        if let Some((id, bias)) = self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+            return Err(Error::invalid(format!("logit_bias of token {id} must be finite, got {bias}")));
+        }
+        Ok(())
+    }
+
+    fn penalizes(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+}
+
+/// A token and its log-probability under the unmodified model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Logprob {
+    /// Token id.
+    pub id: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// The outcome of one choice; lives until the next.
+#[derive(Debug)]
+pub struct Choice<'a> {
+    /// The chosen token.
+    pub id: u32,
+    /// Its log-probability, when asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens, best first, as many as asked for.
+    pub top: &'a [Logprob],
+}
+
+/// Chooses tokens for one session.
+pub struct Sampler {
+    params: SamplingParams,
+    seed: u64,
+    candidates: Vec<Candidate>,
+    seen: Vec<(u32, u32)>,
+    changed: Vec<(u32, f32)>,
+    top: Vec<Logprob>,
+}
+
+#[derive(Clone, Copy)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    p: f32,
+}
+
+impl Sampler {
+    /// A sampler for a vocabulary of `vocab` tokens.
+    pub fn new(params: SamplingParams, seed: u64, vocab: usize) -> Result<Self> {
+        params.validate()?;
+        if let Some((id, _)) = params.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
+            return Err(Error::invalid(format!("logit_bias names token {id}, the vocabulary has {vocab}")));
+        }
+        Ok(Self {
+            candidates: Vec::with_capacity(vocab),
+            seen: Vec::with_capacity(params.penalty_window),
+            changed: Vec::with_capacity(params.penalty_window + params.logit_bias.len()),
+            top: Vec::with_capacity(MAX_TOP_LOGPROBS + 1),
+            params,
+            seed,
+        })
+    }
+
+    /// The parameters given at the start.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// Chooses the token that will stand at `position`, `history` being all tokens before it.
+    ///
+    /// `logits` (one per vocabulary entry) are changed by bias and penalties. Non-finite logits are an error: they
+    /// never come from a sound model.
+    pub fn sample(&mut self, logits: &mut [f32], history: &[u32], position: u64) -> Result<Choice<'_>> {
+        if logits.is_empty() || logits.iter().any(|l| !l.is_finite()) {
+            return Err(Error::invalid("the model produced logits that are not finite numbers"));
+        }
+        self.top.clear();
+        let normalizer = self.params.logprobs.then(|| log_sum_exp(logits));
+        if let Some(normalizer) = normalizer {
+            self.fill_top(logits, normalizer);
+        }
+        self.change(logits, history);
+        let id = self.choose(logits, position);
+        let unchanged =
+            self.changed.iter().find(|(changed, _)| *changed == id).map_or(logits[id as usize], |c| c.1);
+        Ok(Choice { id, logprob: normalizer.map(|n| unchanged - n), top: &self.top })
+    }
+
+    /// Applies bias and penalties, remembering what the touched logits were.
+    fn change(&mut self, logits: &mut [f32], history: &[u32]) {
+        self.changed.clear();
+        for &(id, bias) in &self.params.logit_bias {
+            let logit = &mut logits[id as usize];
+            self.changed.push((id, *logit));
+            *logit += bias;
+        }
+        if !self.params.penalizes() {
+            return;
+        }
+        self.count_seen(history);
+        for &(id, count) in &self.seen {
+            let Some(logit) = logits.get_mut(id as usize) else { continue };
+            self.changed.push((id, *logit));
+            let factor = self.params.repetition_penalty;
+            *logit = if *logit > 0.0 { *logit / factor } else { *logit * factor };
+            *logit -= self.params.presence_penalty + self.params.frequency_penalty * count as f32;
+        }
+    }
+
+    fn choose(&mut self, logits: &[f32], position: u64) -> u32 {
+        if self.params.temperature == 0.0 {
+            return argmax(logits);
+        }
+        let params = &self.params;
+        let list = &mut self.candidates;
+        list.clear();
+        list.extend((0u32..).zip(logits).map(|(id, &logit)| Candidate { id, logit, p: 0.0 }));
+        if params.top_k > 0 && params.top_k < list.len() {
+            list.select_nth_unstable_by(params.top_k - 1, best_first);
+            list.truncate(params.top_k);
+        }
+        if params.min_p > 0.0 {
+            // p >= min_p * p_max  <=>  logit/T >= max/T + ln(min_p), taken at the temperature in force.
+            let max = list.iter().fold(f32::NEG_INFINITY, |m, c| m.max(c.logit));
+            let floor = max + params.temperature * math::ln(f64::from(params.min_p)) as f32;
+            list.retain(|c| c.logit >= floor || c.logit == max);
+        }
+        list.sort_unstable_by(best_first);
+        softmax(list, params.temperature);
+        if params.typical_p < 1.0 {
+            keep_typical(list, params.typical_p);
+        }
+        if params.top_p < 1.0 {
+            keep_mass(list, params.top_p);
+        }
+        draw(list, uniform(self.seed, position))
+    }
+
+    fn count_seen(&mut self, history: &[u32]) {
+        let window = &history[history.len().saturating_sub(self.params.penalty_window)..];
+        self.seen.clear();
+        self.seen.extend(window.iter().map(|&id| (id, 1)));
+        self.seen.sort_unstable();
+        self.seen.dedup_by(|next, kept| {
+            let same = next.0 == kept.0;
+            if same {
+                kept.1 += next.1;
+            }
+            same
+        });
+    }
+
+    fn fill_top(&mut self, logits: &[f32], normalizer: f32) {
+        let wanted = self.params.top_logprobs.min(logits.len());
+        for (id, &logit) in (0u32..).zip(logits) {
+            let entry = Logprob { id, logprob: logit - normalizer };
+            let full = self.top.len() == wanted;
+            if full && self.top.last().is_none_or(|last| last.logprob >= entry.logprob) {
+                continue;
+            }
+            let at = self.top.partition_point(|kept| kept.logprob >= entry.logprob);
+            self.top.insert(at, entry);
+            self.top.truncate(wanted);
+        }
+    }
+}
+
+/// The index of the largest value, the lowest index on a tie.
+pub fn argmax(values: &[f32]) -> u32 {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (i, &value) in (0u32..).zip(values) {
+        if value > best.1 {
+            best = (i, value);
+        }
+    }
+    best.0
+}
+
+/// The draw for `position` under `seed`: uniform in [0, 1), 24 bits.
+///
+/// SplitMix64 (Steele, Lea and Flood 2014) as a counter-based generator: the state is the counter, the output
+/// function is applied twice so that neither neighboring positions nor neighboring seeds correlate.
+pub fn uniform(seed: u64, position: u64) -> f32 {
+    let bits = mix(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15))
+        .wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    (bits >> 40) as f32 / (1u64 << 24) as f32
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+fn log_sum_exp(logits: &[f32]) -> f32 {
+    let max = logits.iter().fold(f32::NEG_INFINITY, |m, &l| m.max(l));
+    let sum: f64 = logits.iter().map(|&l| math::exp(f64::from(l - max))).sum();
+    max + math::ln(sum) as f32
+}
+
+/// Probabilities of a list sorted best first.
+fn softmax(list: &mut [Candidate], temperature: f32) {
+    let max = list[0].logit;
+    let mut sum = 0.0f64;
+    for c in list.iter_mut() {
+        let p = math::exp(f64::from((c.logit - max) / temperature));
+        c.p = p as f32;
+        sum += p;
+    }
+    for c in list.iter_mut() {
+        c.p = (f64::from(c.p) / sum) as f32;
+    }
+}
+
+/// Keeps the shortest front of the list that reaches `mass`, at least one.
+fn keep_mass(list: &mut Vec<Candidate>, mass: f32) {
+    let total: f32 = list.iter().map(|c| c.p).sum();
+    let mut sum = 0.0;
+    let kept = list.iter().position(|c| {
+        sum += c.p;
+        sum >= mass * total
+    });
+    list.truncate(kept.map_or(list.len(), |last| last + 1));
+}
+
+/// Locally typical sampling (Meister et al. 2022): nearest to the entropy first, until `mass`.
+fn keep_typical(list: &mut Vec<Candidate>, mass: f32) {
+    let surprise = |p: f32| if p > 0.0 { -math::ln(f64::from(p)) } else { f64::INFINITY };
+    let entropy: f64 = list.iter().filter(|c| c.p > 0.0).map(|c| f64::from(c.p) * surprise(c.p)).sum();
+    let distance = |c: &Candidate| (surprise(c.p) - entropy).abs();
+    list.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id)));
+    keep_mass(list, mass);
+    list.sort_unstable_by(best_first);
+}
+
+fn draw(list: &[Candidate], uniform: f32) -> u32 {
+    let total: f32 = list.iter().map(|c| c.p).sum();
+    let target = uniform * total;
+    let mut sum = 0.0;
+    for c in list {
+        sum += c.p;
+        if target < sum {
+            return c.id;
+        }
+    }
+    list[0].id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(params: SamplingParams, seed: u64) -> Sampler {
+        Sampler::new(params, seed, 5).unwrap()
+    }
+
+    fn ids(params: &SamplingParams, logits: [f32; 5], draws: u64) -> Vec<u32> {
+        let mut sampler = sampler(params.clone(), 7);
+        (0..draws).map(|t| sampler.sample(&mut logits.clone(), &[], t).unwrap().id).collect()
+    }
+
+    const LOGITS: [f32; 5] = [1.0, 3.0, 2.0, 3.0, -1.0];
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest() {
+        assert_eq!(ids(&SamplingParams::default(), LOGITS, 3), [1, 1, 1]);
+    }
+
+    #[test]
+    fn a_draw_depends_on_seed_and_position_only() {
+        let params = SamplingParams { temperature: 1.0, ..Default::default() };
+        let mut a = sampler(params.clone(), 42);
+        let forward: Vec<u32> = (0..64).map(|t| a.sample(&mut LOGITS.clone(), &[], t).unwrap().id).collect();
+        let mut b = sampler(params, 42);
+        let mut backward: Vec<u32> =
+            (0..64).rev().map(|t| b.sample(&mut LOGITS.clone(), &[], t).unwrap().id).collect();
+        backward.reverse();
+        assert_eq!(forward, backward);
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let params = SamplingParams { temperature: 1.0, ..Default::default() };
+        let drawn = ids(&params, LOGITS, 40_000);
+        let sum: f64 = LOGITS.iter().map(|&l| math::exp(f64::from(l))).sum();
+        for (id, &logit) in LOGITS.iter().enumerate() {
+            let expected = math::exp(f64::from(logit)) / sum;
+            let share = drawn.iter().filter(|&&d| d as usize == id).count() as f64 / drawn.len() as f64;
+            assert!((share - expected).abs() < 0.01, "token {id}: {share} drawn, {expected} expected");
+        }
+    }
+
+    #[test]
+    fn the_filters_keep_what_they_say() {
+        let base = SamplingParams { temperature: 1.0, ..Default::default() };
+        let cases = [
+            (SamplingParams { top_k: 1, ..base.clone() }, vec![1]),
+            (SamplingParams { top_k: 3, ..base.clone() }, vec![1, 2, 3]),
+            (SamplingParams { top_p: 0.5, ..base.clone() }, vec![1, 3]),
+            (SamplingParams { min_p: 0.9, ..base.clone() }, vec![1, 3]),
+            (SamplingParams { min_p: 0.3, ..base.clone() }, vec![1, 2, 3]),
+            (SamplingParams { typical_p: 0.3, ..base }, vec![1]),
+        ];
+        for (params, expected) in cases {
+            let mut kept = ids(&params, LOGITS, 2_000);
+            kept.sort_unstable();
+            kept.dedup();
+            assert_eq!(kept, expected, "{params:?}");
+        }
+    }
+
+    #[test]
+    fn penalties_and_bias_change_the_choice_but_not_the_logprob() {
+        let params = SamplingParams {
+            frequency_penalty: 1.5,
+            logit_bias: vec![(3, -10.0)],
+            logprobs: true,
+            top_logprobs: 2,
+            ..Default::default()
+        };
+        let mut sampler = sampler(params, 0);
+        let choice = sampler.sample(&mut LOGITS.clone(), &[1, 4, 1], 3).unwrap();
+        assert_eq!(choice.id, 2);
+        let normalizer = log_sum_exp(&LOGITS);
+        assert!((choice.logprob.unwrap() - (2.0 - normalizer)).abs() < 1e-5);
+        assert_eq!(choice.top.iter().map(|t| t.id).collect::<Vec<_>>(), [1, 3]);
+    }
+
+    #[test]
+    fn the_logprob_of_a_penalized_choice_is_the_model_s() {
+        let params = SamplingParams {
+            repetition_penalty: 1.3,
+            presence_penalty: 0.2,
+            frequency_penalty: 0.1,
+            logprobs: true,
+            ..Default::default()
+        };
+        let mut sampler = sampler(params, 0);
+        let choice = sampler.sample(&mut LOGITS.clone(), &[1], 1).unwrap();
+        assert_eq!((choice.id, choice.top.len()), (3, 0));
+        let choice = sampler.sample(&mut [0.0, 9.0, 0.0, 0.0, 0.0], &[1], 1).unwrap();
+        let expected = 9.0 - log_sum_exp(&[0.0, 9.0, 0.0, 0.0, 0.0]);
+        assert!((choice.logprob.unwrap() - expected).abs() < 1e-5);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let refused = |params: SamplingParams| Sampler::new(params, 0, 5).is_err();
+        assert!(refused(SamplingParams { temperature: -1.0, ..Default::default() }));
+        assert!(refused(SamplingParams { top_p: f32::NAN, ..Default::default() }));
+        assert!(refused(SamplingParams { logit_bias: vec![(5, 1.0)], ..Default::default() }));
+        assert!(sampler(SamplingParams::default(), 0).sample(&mut [f32::NAN; 5], &[], 0).is_err());
+    }
+
+    #[test]
+    fn the_draws_are_frozen() {
+        let draws: Vec<u32> = (0..4).map(|t| (uniform(1, t) * 16_777_216.0) as u32).collect();
+        assert_eq!(draws, [14476323, 6177195, 15830380, 759286]);
+    }
+}
