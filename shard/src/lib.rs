@@ -9,6 +9,7 @@ pub mod kv;
 pub mod models;
 pub mod quant;
 pub mod sample;
+pub mod stop;
 pub mod tokenizer;
 
 pub use error::{Error, Result};

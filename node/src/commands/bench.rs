@@ -1,0 +1,231 @@
+//! `shoal bench`: what this machine does with a model, or would do with one it does not have yet.
+
+use std::{
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use shard::{
+    engine::{Input, Item, Output, Shard, Workspace},
+    gguf::Gguf,
+    kernels::Cpu,
+    probe,
+    sample::argmax,
+    synthetic,
+};
+
+use crate::{
+    Error, Result,
+    cli::BenchArgs,
+    library,
+    model::{self, CHUNK_ROWS},
+    output,
+};
+
+pub(super) fn run(args: BenchArgs) -> Result<()> {
+    let (prompt, decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
+    let cpu = model::cpu(&args.engine)?;
+    let started = Instant::now();
+    let (name, gguf) = subject(&args)?;
+    let build_ms = ms(started.elapsed());
+    let ctx = args.engine.ctx.unwrap_or(prompt + decode);
+    if ctx < prompt + decode {
+        return Err(Error::usage(format!(
+            "--ctx {ctx} is smaller than the {prompt} + {decode} tokens of the run"
+        )));
+    }
+    let started = Instant::now();
+    let shard = Shard::whole(&gguf, cpu.clone(), ctx)?;
+    let load_ms = ms(started.elapsed());
+
+    let mut bench =
+        Bench { workspace: Workspace::new(&shard, CHUNK_ROWS.min(prompt)), shard: &shard, prompt, decode };
+    bench.warm_up()?;
+    let bar = output::progress(u64::from(args.runs), "measuring", false);
+    let mut runs = Vec::new();
+    for _ in 0..args.runs {
+        runs.push(bench.once()?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let read_gb_s = probe::read_bandwidth(&cpu) / 1e9;
+    let mut report = report(&runs, &shard, prompt + decode / 2, read_gb_s);
+    report["model"] = json!(name);
+    report["format"] = json!(main_format(&gguf));
+    report["isa"] = json!(cpu.isa().name());
+    report["threads"] = json!(cpu.pool().threads());
+    report["prompt_tokens"] = json!(prompt);
+    report["decode_tokens"] = json!(decode);
+    report["runs"] = json!(args.runs);
+    report["load_ms"] = json!(load_ms);
+    report["build_ms"] = json!(build_ms);
+    report["file_bytes"] = json!(gguf.file_len());
+    report["peak_rss_mb"] = json!(peak_rss_bytes().map(|b| b as f64 / 1e6));
+    if args.json { output::json_line(&report) } else { print(&report) }
+}
+
+fn subject(args: &BenchArgs) -> Result<(String, Arc<Gguf>)> {
+    let Some(shape) = &args.shape else {
+        return Ok((args.engine.model.clone(), Arc::new(library::open(&args.engine.model)?)));
+    };
+    let format = shard::quant::by_name(&args.format).ok_or_else(|| {
+        Error::usage(format!("there is no format \"{}\"; known: {}", args.format, format_names()))
+    })?;
+    let shape = synthetic::Shape::by_name(shape).ok_or_else(|| {
+        let names: Vec<_> = synthetic::SHAPES.iter().map(|s| s.name).collect();
+        Error::usage(format!("there is no shape \"{shape}\"; known: {}", names.join(", ")))
+    })?;
+    Ok((format!("{} (random weights)", shape.name), Arc::new(synthetic::random_blocks(shape, format, 1)?)))
+}
+
+fn format_names() -> String {
+    shard::quant::ALL.iter().map(|f| f.name).collect::<Vec<_>>().join(", ")
+}
+
+/// The format that most bytes are in.
+fn main_format(gguf: &Gguf) -> &'static str {
+    let bytes_in =
+        |number: u32| gguf.tensors().iter().filter(|t| t.ggml_type == number).map(|t| t.len).sum::<u64>();
+    shard::quant::ALL.iter().max_by_key(|f| bytes_in(f.ggml_type)).map_or("none", |f| f.name)
+}
+
+struct Bench<'a> {
+    shard: &'a Shard,
+    workspace: Workspace,
+    prompt: usize,
+    decode: usize,
+}
+
+/// One run: the time to the first token and of every later one.
+struct Run {
+    prefill: Duration,
+    first_token: Duration,
+    steps: Vec<Duration>,
+    kv_hits: usize,
+    kv_misses: usize,
+}
+
+impl Bench<'_> {
+    /// Touches all weights and code once.
+    fn warm_up(&mut self) -> Result<()> {
+        let mut kv = self.shard.new_kv();
+        self.pass(&mut kv, &[1], Output::Last)?;
+        self.pass(&mut kv, &[2, 3], Output::Last)
+    }
+
+    fn pass(&mut self, kv: &mut shard::kv::KvCache, ids: &[u32], output: Output) -> Result<()> {
+        let mut items = [Item { kv, input: Input::Tokens(ids), output }];
+        Ok(self.shard.forward(&mut self.workspace, &mut items)?)
+    }
+
+    fn once(&mut self) -> Result<Run> {
+        let vocab = self.shard.vocab() as u32;
+        // Any ids do: speed does not depend on them. A stride through the vocabulary reads different embeddings.
+        let ids: Vec<u32> = (0..self.prompt as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
+        let mut kv = self.shard.new_kv();
+        kv.reserve(self.prompt + self.decode);
+        let started = Instant::now();
+        let rows = self.workspace.max_rows();
+        let mut left = ids.len();
+        for chunk in ids.chunks(rows) {
+            left -= chunk.len();
+            self.pass(&mut kv, chunk, if left == 0 { Output::Last } else { Output::None })?;
+        }
+        let prefill = started.elapsed();
+        let mut id = argmax(self.workspace.logits(0));
+        let first_token = started.elapsed();
+        let mut steps = Vec::with_capacity(self.decode);
+        for _ in 0..self.decode {
+            let started = Instant::now();
+            self.pass(&mut kv, &[id], Output::Last)?;
+            id = argmax(self.workspace.logits(0));
+            steps.push(started.elapsed());
+        }
+        // The same prompt again keeps all but its last token.
+        kv.truncate(self.prompt - 1);
+        self.pass(&mut kv, &ids[self.prompt - 1..], Output::Last)?;
+        Ok(Run { prefill, first_token, steps, kv_hits: self.prompt - 1, kv_misses: self.prompt + 1 })
+    }
+}
+
+fn report(runs: &[Run], shard: &Shard, position: usize, read_gb_s: f64) -> Value {
+    let per_run = |f: &dyn Fn(&Run) -> f64| quantile(runs.iter().map(f).collect(), 0.5);
+    let prompt = runs[0].kv_hits + 1;
+    let decode_s = per_run(&|r| r.steps.iter().sum::<Duration>().as_secs_f64() / r.steps.len() as f64);
+    let steps: Vec<f64> = runs.iter().flat_map(|r| r.steps.iter().map(|d| ms(*d))).collect();
+    let touched = shard.bytes_per_token(position) as f64;
+    json!({
+        "prefill_tok_s": prompt as f64 / per_run(&|r| r.prefill.as_secs_f64()),
+        "decode_tok_s": 1.0 / decode_s,
+        "ttft_ms": per_run(&|r| ms(r.first_token)),
+        "token_p50_ms": quantile(steps.clone(), 0.5),
+        "token_p95_ms": quantile(steps, 0.95),
+        "mb_per_token": touched / 1e6,
+        "effective_gb_s": touched / decode_s / 1e9,
+        "read_gb_s": read_gb_s,
+        "read_share": touched / decode_s / 1e9 / read_gb_s,
+        "kv_hits": runs.iter().map(|r| r.kv_hits).sum::<usize>(),
+        "kv_misses": runs.iter().map(|r| r.kv_misses).sum::<usize>(),
+    })
+}
+
+fn print(report: &Value) -> Result<()> {
+    let number = |key: &str| report[key].as_f64().unwrap_or(f64::NAN);
+    let text = |key: &str| report[key].as_str().unwrap_or("-").to_string();
+    println!("{} in {}, {} threads, {}", text("model"), text("format"), report["threads"], text("isa"));
+    println!(
+        "prefill   {:9.1} tok/s   ({} tokens, first token after {:.0} ms)",
+        number("prefill_tok_s"),
+        report["prompt_tokens"],
+        number("ttft_ms")
+    );
+    println!(
+        "decode    {:9.1} tok/s   (p50 {:.2} ms, p95 {:.2} ms per token)",
+        number("decode_tok_s"),
+        number("token_p50_ms"),
+        number("token_p95_ms")
+    );
+    println!(
+        "memory    {:9.1} MB read per token = {:.1} GB/s, {:.0} % of the {:.1} GB/s this machine reads",
+        number("mb_per_token"),
+        number("effective_gb_s"),
+        100.0 * number("read_share"),
+        number("read_gb_s")
+    );
+    println!("peak      {:9.0} MB resident; loaded in {:.0} ms", number("peak_rss_mb"), number("load_ms"));
+    println!("kv cache  {:>9} positions reused, {} computed", report["kv_hits"], report["kv_misses"]);
+    Ok(())
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// The value below which a share `q` of `values` lies (nearest rank).
+fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = (q * values.len() as f64).ceil() as usize;
+    values[rank.clamp(1, values.len()) - 1]
+}
+
+/// The largest resident size so far, where the system says (Linux).
+fn peak_rss_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quantile;
+
+    #[test]
+    fn quantiles_are_values_that_occurred() {
+        assert_eq!(quantile(vec![3.0, 1.0, 2.0], 0.5), 2.0);
+        assert_eq!(quantile(vec![4.0, 1.0, 2.0, 3.0], 0.5), 2.0);
+        assert_eq!(quantile((1..=100).map(f64::from).collect(), 0.95), 95.0);
+        assert_eq!(quantile(vec![7.0], 0.0), 7.0);
+    }
+}

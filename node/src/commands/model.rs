@@ -1,0 +1,209 @@
+//! `shoal model`: the names this machine knows, and what a file holds.
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use serde_json::{Map, Value, json};
+use shard::{
+    gguf::{self, Gguf},
+    models::Blueprint,
+    tokenizer::Tokenizer,
+};
+
+use crate::{
+    Result,
+    cli::ModelCommand,
+    library::{self, DEFAULT_MODEL, Entry, Library},
+    output::{self, human_bytes},
+};
+
+pub(super) fn run(command: ModelCommand) -> Result<()> {
+    match command {
+        ModelCommand::List { json } => list(json),
+        ModelCommand::Add { file, name, json } => add(&file, name, json),
+        ModelCommand::Rm { name } => {
+            let entry = Library::load(&library::home()?)?.remove(&name)?;
+            println!("forgot {}; the file {} stays where it is", entry.name, entry.path.display());
+            Ok(())
+        }
+        ModelCommand::Inspect { model, tensors, metadata, json } => inspect(&model, tensors, metadata, json),
+    }
+}
+
+fn list(json: bool) -> Result<()> {
+    let (id, bytes) = library::embedded();
+    let embedded = Entry { name: DEFAULT_MODEL.into(), path: "(inside the binary)".into(), id, bytes };
+    let library = Library::load(&library::home()?)?;
+    let all = std::iter::once(&embedded).chain(library.entries());
+    if json {
+        return output::json_line(&all.map(Entry::to_json).collect());
+    }
+    println!("{:24} {:>11}  {:12}  FILE", "NAME", "SIZE", "ID");
+    for entry in all {
+        let gone = if entry.name == DEFAULT_MODEL || entry.path.is_file() { "" } else { "  (missing)" };
+        let (name, size, id) = (&entry.name, human_bytes(entry.bytes), &entry.id[..12.min(entry.id.len())]);
+        println!("{name:24} {size:>11}  {id:12}  {}{gone}", entry.path.display());
+    }
+    Ok(())
+}
+
+fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
+    let path = fs::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
+    let gguf = Gguf::open(&path)?;
+    Blueprint::from_gguf(&gguf)?;
+    let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let bytes = gguf.file_len();
+    let bar = output::progress(bytes, "hashing", true);
+    let mut hasher = blake3::Hasher::new();
+    let mut reader = bar.wrap_read(fs::File::open(&path)?);
+    io::copy(&mut reader, &mut hasher)?;
+    bar.finish_and_clear();
+    let entry = Entry { name: name.unwrap_or(stem), path, id: hasher.finalize().to_hex().to_string(), bytes };
+    Library::load(&library::home()?)?.add(entry.clone())?;
+    if json {
+        return output::json_line(&entry.to_json());
+    }
+    println!("added {} ({}, id {})", entry.name, human_bytes(bytes), &entry.id[..12]);
+    println!("try: shoal run --model {} \"Hello\"", entry.name);
+    Ok(())
+}
+
+/// Everything about a file that a person asks before running it.
+struct Report<'a> {
+    gguf: &'a Gguf,
+    formats: BTreeMap<String, (usize, u64)>,
+    weights: u64,
+    blueprint: Result<Blueprint, shard::Error>,
+    tokenizer: Result<Tokenizer, shard::Error>,
+}
+
+impl<'a> Report<'a> {
+    fn new(gguf: &'a Gguf) -> Self {
+        let mut formats = BTreeMap::<String, (usize, u64)>::new();
+        for tensor in gguf.tensors() {
+            let name = shard::quant::by_type(tensor.ggml_type)
+                .map_or(format!("type {}", tensor.ggml_type), |f| f.name.into());
+            let row = formats.entry(name).or_default();
+            *row = (row.0 + 1, row.1 + tensor.len);
+        }
+        let weights = gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum();
+        let (blueprint, tokenizer) = (Blueprint::from_gguf(gguf), Tokenizer::from_gguf(gguf.metadata()));
+        Self { gguf, formats, weights, blueprint, tokenizer }
+    }
+
+    fn json(&self) -> Value {
+        let metadata = self.gguf.metadata();
+        let formats: Map<String, Value> = self
+            .formats
+            .iter()
+            .map(|(name, (tensors, bytes))| (name.clone(), json!({"tensors": tensors, "bytes": bytes})))
+            .collect();
+        let mut value = json!({
+            "architecture": metadata.str("general.architecture"),
+            "name": metadata.str("general.name"),
+            "license": metadata.str("general.license"),
+            "file_bytes": self.gguf.file_len(),
+            "weights": self.weights,
+            "tensors": self.gguf.tensors().len(),
+            "formats": formats,
+            "chat_template": metadata.str("tokenizer.chat_template").is_some(),
+            "runs_here": self.blueprint.is_ok() && self.tokenizer.is_ok(),
+        });
+        match &self.blueprint {
+            Ok(b) => {
+                value["layers"] = json!(b.layers);
+                value["hidden"] = json!(b.hidden);
+                value["vocab"] = json!(b.vocab);
+                value["context"] = json!(b.context);
+                value["kv_bytes_per_token"] = json!(b.kv_bytes_per_token());
+            }
+            Err(e) => value["model_error"] = json!(e.to_string()),
+        }
+        match &self.tokenizer {
+            Ok(t) => {
+                value["tokenizer"] = json!({"model": metadata.str("tokenizer.ggml.model"), "pre": metadata.str("tokenizer.ggml.pre"), "tokens": t.len()})
+            }
+            Err(e) => value["tokenizer_error"] = json!(e.to_string()),
+        }
+        value
+    }
+
+    fn print(&self) {
+        let metadata = self.gguf.metadata();
+        let text = |key| metadata.str(key).unwrap_or("not said");
+        println!("architecture   {}", text("general.architecture"));
+        println!("name           {}", text("general.name"));
+        println!("license        {}", text("general.license"));
+        println!(
+            "size           {} ({} weights in {} tensors)",
+            human_bytes(self.gguf.file_len()),
+            self.weights,
+            self.gguf.tensors().len()
+        );
+        for (name, (tensors, bytes)) in &self.formats {
+            println!("  {name:12} {tensors:5} tensors  {}", human_bytes(*bytes));
+        }
+        match &self.blueprint {
+            Ok(b) => {
+                println!("layers         {}, hidden {}, vocabulary {}", b.layers, b.hidden, b.vocab);
+                println!(
+                    "context        {} tokens, {} of KV cache each",
+                    b.context,
+                    human_bytes(b.kv_bytes_per_token() as u64)
+                );
+            }
+            Err(e) => println!("cannot run     {e}"),
+        }
+        match &self.tokenizer {
+            Ok(t) => println!(
+                "tokenizer      {} ({}), {} tokens",
+                text("tokenizer.ggml.model"),
+                metadata.str("tokenizer.ggml.pre").unwrap_or("-"),
+                t.len()
+            ),
+            Err(e) => println!("tokenizer      {e}"),
+        }
+        println!(
+            "chat template  {}",
+            if metadata.str("tokenizer.chat_template").is_some() { "yes" } else { "no" }
+        );
+    }
+}
+
+fn inspect(model: &str, tensors: bool, metadata: bool, json: bool) -> Result<()> {
+    let gguf = library::open(model)?;
+    let report = Report::new(&gguf);
+    if json {
+        let mut value = report.json();
+        if tensors {
+            value["tensor_list"] = gguf.tensors().iter().map(tensor_json).collect();
+        }
+        if metadata {
+            let pairs = gguf.metadata().iter().map(|(k, v)| (k.to_string(), json!(v.to_string())));
+            value["metadata"] = Value::Object(pairs.collect());
+        }
+        return output::json_line(&value);
+    }
+    report.print();
+    if metadata {
+        println!("\nmetadata");
+        for (key, value) in gguf.metadata().iter() {
+            println!("  {key} = {value}");
+        }
+    }
+    if tensors {
+        println!("\ntensors");
+        for t in gguf.tensors() {
+            println!("  {:40} {:8} {:?}", t.name, format_name(t), t.dims);
+        }
+    }
+    Ok(())
+}
+
+fn format_name(tensor: &gguf::TensorInfo) -> String {
+    shard::quant::by_type(tensor.ggml_type)
+        .map_or(format!("type {}", tensor.ggml_type), |f| f.name.to_string())
+}
+
+fn tensor_json(tensor: &gguf::TensorInfo) -> Value {
+    json!({"name": tensor.name, "format": format_name(tensor), "dims": tensor.dims, "offset": tensor.offset, "bytes": tensor.len})
+}

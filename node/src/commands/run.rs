@@ -1,0 +1,127 @@
+//! `shoal run`: one prompt, one answer.
+
+use std::{
+    io::{self, IsTerminal, Read},
+    ops::ControlFlow,
+    time::Instant,
+};
+
+use serde_json::{Value, json};
+use shard::{sample::Logprob, tokenizer::Encode};
+
+use super::request;
+use crate::{
+    Error, Result,
+    cli::RunArgs,
+    generate::{self, Event, Session, Summary},
+    model::Model,
+    output,
+};
+
+pub(super) fn run(args: RunArgs) -> Result<()> {
+    let prompt = prompt_text(args.prompt)?;
+    let started = Instant::now();
+    let model = Model::load(&args.engine)?;
+    let load_ms = started.elapsed().as_secs_f64() * 1e3;
+    let ids = if args.raw {
+        model.tokenizer.encode(&prompt, Encode { bos: true, special: true })
+    } else {
+        generate::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
+    };
+    let request = request(ids, &args.sampling)?;
+    output::catch_interrupt()?;
+    let mut session = Session::new(&model);
+    let mut failure = None;
+    let summary = generate::generate(&model, &mut session, &request, &mut |event| {
+        let shown = if args.json { show_json(&model, &event) } else { show_text(&event) };
+        match shown {
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
+            }
+            Ok(()) if output::interrupted() => ControlFlow::Break(()),
+            Ok(()) => ControlFlow::Continue(()),
+        }
+    })?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    if args.json {
+        let mut line = summary_json(&summary);
+        line["model"] = json!(model.name);
+        line["load_ms"] = json!(load_ms);
+        return output::json_line(&line);
+    }
+    output::text("\n")?;
+    if io::stderr().is_terminal() {
+        eprintln!("\n{}", summary_text(&summary));
+    }
+    Ok(())
+}
+
+/// The messages of a conversation's first turn.
+pub(super) fn messages(system: Option<&str>, prompt: &str) -> Value {
+    let system = system.map(|text| json!({"role": "system", "content": text}));
+    system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect()
+}
+
+fn prompt_text(argument: Option<String>) -> Result<String> {
+    let text = match argument {
+        Some(text) if text != "-" => text,
+        None if io::stdin().is_terminal() => {
+            return Err(Error::usage("no prompt given; try: shoal run \"Tell me a story about a fox\""));
+        }
+        _ => {
+            let mut text = String::new();
+            io::stdin().read_to_string(&mut text)?;
+            text.trim_end_matches(['\n', '\r']).to_string()
+        }
+    };
+    if text.trim().is_empty() { Err(Error::usage("the prompt is empty")) } else { Ok(text) }
+}
+
+pub(super) fn show_text(event: &Event<'_>) -> Result<()> {
+    match event {
+        Event::Token { text, .. } if !text.is_empty() => output::text(text),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn show_json(model: &Model, event: &Event<'_>) -> Result<()> {
+    let Event::Token { id, text, logprob, top } = event else { return Ok(()) };
+    let mut line = json!({"event": "token", "id": id, "text": text});
+    if let Some(logprob) = logprob {
+        let name =
+            |l: &Logprob| json!({"id": l.id, "text": model.tokenizer.piece(l.id), "logprob": l.logprob});
+        line["logprob"] = json!(logprob);
+        line["top_logprobs"] = top.iter().map(name).collect();
+    }
+    output::json_line(&line)
+}
+
+pub(super) fn summary_json(summary: &Summary) -> Value {
+    json!({
+        "event": "done",
+        "finish_reason": summary.finish.name(),
+        "text": summary.text,
+        "ids": summary.ids,
+        "prompt_tokens": summary.prompt_tokens,
+        "reused_tokens": summary.reused_tokens,
+        "completion_tokens": summary.ids.len(),
+        "ttft_ms": summary.prefill.as_secs_f64() * 1e3,
+        "prefill_tok_s": summary.prefill_tok_s(),
+        "decode_tok_s": summary.decode_tok_s(),
+    })
+}
+
+pub(super) fn summary_text(summary: &Summary) -> String {
+    format!(
+        "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s, ended by {}",
+        summary.prompt_tokens,
+        summary.reused_tokens,
+        summary.ids.len(),
+        summary.prefill_tok_s(),
+        summary.decode_tok_s(),
+        summary.finish.name()
+    )
+}

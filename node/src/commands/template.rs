@@ -1,0 +1,70 @@
+//! `shoal template`: messages to the text a model reads.
+
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+};
+
+use serde_json::{Map, Value, json};
+use shard::tokenizer::{
+    Tokenizer,
+    chat::{RenderInput, Template},
+};
+
+use crate::{Error, Result, cli::TemplateArgs, library, output};
+
+pub(super) fn run(args: TemplateArgs) -> Result<()> {
+    let input: Value = serde_json::from_str(&read(&args.input)?)?;
+    let Value::Object(input) = input else {
+        return Err(Error::usage("the input must be a JSON object with \"messages\""));
+    };
+    let (template, bos, eos) = match &args.template {
+        Some(file) => (Template::new(&read(file)?)?, String::new(), String::new()),
+        None => from_model(args.model.as_deref().unwrap_or(library::DEFAULT_MODEL))?,
+    };
+    let text = template.render(&render_input(input, bos, eos)?)?;
+    if args.json { output::json_line(&json!({"text": text})) } else { output::text(&text) }
+}
+
+fn from_model(model: &str) -> Result<(Template, String, String)> {
+    let gguf = library::open(model)?;
+    let template = Template::from_gguf(gguf.metadata())?.ok_or_else(|| {
+        Error::usage(format!("{model} has no chat template; give one with --template FILE"))
+    })?;
+    let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
+    let piece = |id: Option<u32>| id.map(|id| tokenizer.piece(id)).unwrap_or_default();
+    Ok((template, piece(tokenizer.bos()), piece(tokenizer.eos())))
+}
+
+fn render_input(mut input: Map<String, Value>, bos: String, eos: String) -> Result<RenderInput> {
+    let messages =
+        input.shift_remove("messages").ok_or_else(|| Error::usage("the input has no \"messages\""))?;
+    let text = |input: &mut Map<String, Value>, key: &str, otherwise: String| match input.shift_remove(key) {
+        None | Some(Value::Null) => Ok(otherwise),
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => Err(Error::usage(format!("\"{key}\" must be a string, got {other}"))),
+    };
+    let mut render = RenderInput::new(messages);
+    render.bos_token = text(&mut input, "bos_token", bos)?;
+    render.eos_token = text(&mut input, "eos_token", eos)?;
+    render.tools = input.shift_remove("tools").filter(|tools| !tools.is_null());
+    render.add_generation_prompt = match input.shift_remove("add_generation_prompt") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(add)) => add,
+        Some(other) => {
+            return Err(Error::usage(format!("\"add_generation_prompt\" must be true or false, got {other}")));
+        }
+    };
+    render.extra = input;
+    Ok(render)
+}
+
+fn read(path: &Path) -> Result<String> {
+    if path == Path::new("-") {
+        let mut text = String::new();
+        io::stdin().read_to_string(&mut text)?;
+        return Ok(text);
+    }
+    fs::read_to_string(path).map_err(|e| shard::Error::io(path, e).into())
+}

@@ -1,0 +1,283 @@
+//! The life of a prompt, top to bottom: encode, prefill, decode until something ends it, keep the session.
+//!
+//! The caller gets text as it becomes certain (whole characters, never part of a stop string) and may stop at any
+//! token. The session's KV cache stays as it is at the end, so the next prompt that begins with the same tokens
+//! computes only what is new.
+//!
+//! Bounds: a session holds at most `ctx` positions; a prompt that does not fit is refused before anything is
+//! computed, and generation ends with [`Finish::Length`] when the context is full.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use shard::{
+    engine::{Input, Item, Output, Workspace},
+    kv::KvCache,
+    sample::{Logprob, Sampler, SamplingParams},
+    stop::StopStrings,
+    tokenizer::{Encode, chat::RenderInput},
+};
+
+use crate::{Error, Result, model::Model};
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt as token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// The seed of every draw.
+    pub seed: u64,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Generation ends before any of these.
+    pub stop: Vec<String>,
+}
+
+/// One step of the way, as the caller sees it.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// `done` of `total` prompt tokens are computed.
+    Prefill {
+        /// Tokens computed.
+        done: usize,
+        /// Tokens to compute.
+        total: usize,
+    },
+    /// A token was chosen.
+    Token {
+        /// Its id.
+        id: u32,
+        /// Text that became certain with it, possibly empty.
+        text: &'a str,
+        /// Its log-probability, when asked for.
+        logprob: Option<f32>,
+        /// The likeliest tokens at this position, when asked for.
+        top: &'a [Logprob],
+    },
+}
+
+/// Why generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended its turn, or a stop string was met.
+    Stop,
+    /// `max_tokens` or the context was used up.
+    Length,
+    /// The caller stopped it.
+    Cancelled,
+}
+
+impl Finish {
+    /// The word OpenAI's API uses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// What happened, with times.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Why generation ended.
+    pub finish: Finish,
+    /// The generated ids, without the one that ended the turn.
+    pub ids: Vec<u32>,
+    /// The generated text.
+    pub text: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Of those, how many were still computed from an earlier prompt.
+    pub reused_tokens: usize,
+    /// Time to compute the prompt.
+    pub prefill: Duration,
+    /// Time of every decode step.
+    pub steps: Vec<Duration>,
+}
+
+impl Summary {
+    /// Prompt tokens computed per second.
+    pub fn prefill_tok_s(&self) -> f64 {
+        (self.prompt_tokens - self.reused_tokens) as f64 / self.prefill.as_secs_f64().max(1e-9)
+    }
+
+    /// Tokens decoded per second, 0 when there were none.
+    pub fn decode_tok_s(&self) -> f64 {
+        let total: Duration = self.steps.iter().sum();
+        if self.steps.is_empty() { 0.0 } else { self.steps.len() as f64 / total.as_secs_f64().max(1e-9) }
+    }
+}
+
+/// One conversation's state on this machine: what was computed, and for which tokens.
+pub struct Session {
+    kv: KvCache,
+    ids: Vec<u32>,
+    workspace: Workspace,
+}
+
+impl Session {
+    /// An empty session of `model`.
+    pub fn new(model: &Model) -> Self {
+        Self { kv: model.shard.new_kv(), ids: Vec::new(), workspace: model.workspace() }
+    }
+
+    /// Bytes of KV cache in use.
+    pub fn kv_bytes(&self) -> usize {
+        self.kv.bytes()
+    }
+
+    /// Positions computed so far.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether nothing was computed yet.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Keeps the longest common beginning with `prompt`, at least one token short of it: the last token must be
+    /// computed to get logits.
+    fn keep_common(&mut self, prompt: &[u32]) -> usize {
+        let common = self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let kept = common.min(prompt.len() - 1);
+        self.ids.truncate(kept);
+        self.kv.truncate(kept);
+        kept
+    }
+
+    fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
+        let item = Item { kv: &mut self.kv, input: Input::Tokens(ids), output };
+        model.shard.forward(&mut self.workspace, &mut [item])?;
+        self.ids.extend_from_slice(ids);
+        Ok(())
+    }
+}
+
+/// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
+pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
+    let Some(template) = &model.template else {
+        let texts: Vec<&str> =
+            messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
+        return Ok(model.tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false }));
+    };
+    let text = |id: Option<u32>| id.map(|id| model.tokenizer.piece(id)).unwrap_or_default();
+    let mut input = RenderInput::new(messages.clone());
+    input.add_generation_prompt = true;
+    input.bos_token = text(model.tokenizer.bos());
+    input.eos_token = text(model.tokenizer.eos());
+    let rendered = template.render(&input)?;
+    let mut ids = model.tokenizer.encode(&rendered, Encode { bos: true, special: true });
+    // Many templates write the beginning-of-sequence token themselves: one is enough.
+    if let (Some(bos), [first, second, ..]) = (model.tokenizer.bos(), ids.as_slice())
+        && *first == bos
+        && *second == bos
+    {
+        ids.remove(0);
+    }
+    Ok(ids)
+}
+
+/// Computes the prompt and generates, telling `on_event` about every step; `Break` from it ends the generation.
+pub fn generate(
+    model: &Model,
+    session: &mut Session,
+    request: &Request,
+    on_event: &mut dyn FnMut(Event<'_>) -> ControlFlow<()>,
+) -> Result<Summary> {
+    let prompt = &request.prompt;
+    if prompt.is_empty() {
+        return Err(Error::usage("the prompt is empty"));
+    }
+    if prompt.len() > model.ctx {
+        return Err(Error::usage(format!(
+            "the prompt has {} tokens, the context holds {}; shorten it or raise --ctx",
+            prompt.len(),
+            model.ctx
+        )));
+    }
+    let vocab = model.shard.vocab();
+    let mut sampler = Sampler::new(request.sampling.clone(), request.seed, vocab)?;
+    let mut stops = StopStrings::new(request.stop.clone())?;
+    let stop_ids = model.tokenizer.stop_ids();
+    let room = request.max_tokens.min(model.ctx - prompt.len() + 1);
+
+    let reused_tokens = session.keep_common(prompt);
+    let mut summary = Summary {
+        finish: Finish::Length,
+        ids: Vec::with_capacity(room),
+        text: String::new(),
+        prompt_tokens: prompt.len(),
+        reused_tokens,
+        prefill: Duration::ZERO,
+        steps: Vec::with_capacity(room),
+    };
+    session.kv.reserve((prompt.len() + room).min(model.ctx));
+
+    let started = Instant::now();
+    let fresh = &prompt[reused_tokens..];
+    let chunk_rows = session.workspace.max_rows();
+    let mut done = 0;
+    for chunk in fresh.chunks(chunk_rows) {
+        let last = done + chunk.len() == fresh.len();
+        session.forward(model, chunk, if last { Output::Last } else { Output::None })?;
+        done += chunk.len();
+        if on_event(Event::Prefill { done, total: fresh.len() }).is_break() {
+            summary.finish = Finish::Cancelled;
+            summary.prefill = started.elapsed();
+            return Ok(summary);
+        }
+    }
+    summary.prefill = started.elapsed();
+
+    let mut detokenizer = model.tokenizer.stream();
+    let mut history = prompt.clone();
+    history.reserve(room);
+    let mut logits = vec![0.0; vocab];
+    for step in 0..room {
+        let started = Instant::now();
+        if step > 0 {
+            let previous = history[history.len() - 1];
+            session.forward(model, &[previous], Output::Last)?;
+        }
+        logits.copy_from_slice(session.workspace.logits(0));
+        let choice = sampler.sample(&mut logits, &history, history.len() as u64)?;
+        if step > 0 {
+            summary.steps.push(started.elapsed());
+        }
+        if stop_ids.contains(&choice.id) {
+            summary.finish = Finish::Stop;
+            break;
+        }
+        history.push(choice.id);
+        summary.ids.push(choice.id);
+        let text = stops.push(detokenizer.push(choice.id));
+        summary.text.push_str(text);
+        let flow = on_event(Event::Token { id: choice.id, text, logprob: choice.logprob, top: choice.top });
+        if stops.hit() {
+            summary.finish = Finish::Stop;
+            break;
+        }
+        if flow.is_break() {
+            summary.finish = Finish::Cancelled;
+            break;
+        }
+    }
+    if !stops.hit() {
+        let mut rest = stops.push(detokenizer.finish()).to_string();
+        rest.push_str(stops.finish());
+        summary.text.push_str(&rest);
+        if let (Some(&id), false) = (summary.ids.last(), rest.is_empty()) {
+            // The id was reported with the text that was certain then; only text is new here.
+            let _ = on_event(Event::Token { id, text: &rest, logprob: None, top: &[] });
+        }
+    }
+    Ok(summary)
+}

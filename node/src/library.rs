@@ -1,0 +1,221 @@
+//! The models this machine knows by name.
+//!
+//! A name stands for a file somewhere on disk and the BLAKE3 hash it had when it was added; files are never copied or
+//! moved. The list is one small JSON file, replaced atomically. The embedded model is always there.
+
+use std::{
+    env, fs, io,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use shard::gguf::Gguf;
+
+use crate::{Error, Result};
+
+/// The name of the model inside the binary.
+pub const DEFAULT_MODEL: &str = "minnow";
+
+static EMBEDDED: &[u8] = include_bytes!("../../shard/minnow/minnow.gguf");
+
+/// A named file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What the user calls it.
+    pub name: String,
+    /// Where the file is.
+    pub path: PathBuf,
+    /// BLAKE3 of the file when it was added, in hex: the model's name in the swarm.
+    pub id: String,
+    /// The file's length then.
+    pub bytes: u64,
+}
+
+/// The list of named files.
+#[derive(Debug)]
+pub struct Library {
+    file: PathBuf,
+    entries: Vec<Entry>,
+}
+
+/// The file list lives in `$SHOAL_HOME`, else in the platform's data folder.
+pub fn home() -> Result<PathBuf> {
+    if let Some(home) = env::var_os("SHOAL_HOME") {
+        return Ok(home.into());
+    }
+    directories::ProjectDirs::from("", "", "shoal").map(|dirs| dirs.data_dir().to_owned()).ok_or_else(|| {
+        Error::usage("no home folder is known here; set SHOAL_HOME to a folder for Shoal's data")
+    })
+}
+
+/// Opens a model by name or path. The embedded model needs no library, so it works without a home folder.
+pub fn open(model: &str) -> Result<Gguf> {
+    if model == DEFAULT_MODEL {
+        return Ok(Gguf::from_bytes(EMBEDDED)?);
+    }
+    if looks_like_a_path(model) {
+        return Ok(Gguf::open(model)?);
+    }
+    let library = Library::load(&home()?)?;
+    match library.get(model) {
+        Some(entry) => Ok(Gguf::open(&entry.path)?),
+        None => Err(Error::usage(format!(
+            "no model is called \"{model}\" here; known: {}",
+            std::iter::once(DEFAULT_MODEL)
+                .chain(library.entries.iter().map(|e| e.name.as_str()))
+                .collect::<Vec<_>>()
+                .join(", ")
+        ))),
+    }
+}
+
+fn looks_like_a_path(model: &str) -> bool {
+    model.contains(['/', '\\']) || model.ends_with(".gguf") || Path::new(model).is_file()
+}
+
+/// The embedded model as it would stand in a list: BLAKE3 in hex, bytes.
+pub fn embedded() -> (String, u64) {
+    (blake3::hash(EMBEDDED).to_hex().to_string(), EMBEDDED.len() as u64)
+}
+
+impl Library {
+    /// Reads the list below `home`; a missing file is an empty list.
+    pub fn load(home: &Path) -> Result<Self> {
+        let file = home.join("models.json");
+        let entries = match fs::read(&file) {
+            Ok(bytes) => serde_json::from_slice::<Vec<Value>>(&bytes)
+                .ok()
+                .and_then(|list| list.iter().map(Entry::from_json).collect())
+                .ok_or_else(|| {
+                    Error::usage(format!(
+                        "{} is damaged; move it away and add the models again",
+                        file.display()
+                    ))
+                })?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(e) => return Err(shard::Error::io(file, e).into()),
+        };
+        Ok(Self { file, entries })
+    }
+
+    /// All named files, in the order they were added.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// The file called `name`.
+    pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.entries.iter().find(|e| e.name == name)
+    }
+
+    /// Adds a file under a free name and saves the list.
+    pub fn add(&mut self, entry: Entry) -> Result<()> {
+        check_name(&entry.name)?;
+        match self.get(&entry.name) {
+            Some(known) if known.path != entry.path || known.id != entry.id => {
+                return Err(Error::usage(format!(
+                    "\"{}\" already names {}; choose another with --name or run `shoal model rm {}` first",
+                    entry.name,
+                    known.path.display(),
+                    entry.name
+                )));
+            }
+            Some(_) => return Ok(()),
+            None => self.entries.push(entry),
+        }
+        self.save()
+    }
+
+    /// Removes a name and saves the list.
+    pub fn remove(&mut self, name: &str) -> Result<Entry> {
+        let at = self.entries.iter().position(|e| e.name == name).ok_or_else(|| {
+            Error::usage(format!("no model is called \"{name}\" here; see `shoal model list`"))
+        })?;
+        let entry = self.entries.remove(at);
+        self.save()?;
+        Ok(entry)
+    }
+
+    fn save(&self) -> Result<()> {
+        let folder = self.file.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).map_err(|e| shard::Error::io(folder, e))?;
+        let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
+        let list: Vec<Value> = self.entries.iter().map(Entry::to_json).collect();
+        serde_json::to_writer_pretty(&mut temporary, &list)?;
+        temporary.flush()?;
+        temporary.as_file().sync_all()?;
+        temporary.persist(&self.file).map_err(|e| shard::Error::io(&self.file, e.error))?;
+        Ok(())
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);
+    if name == DEFAULT_MODEL {
+        return Err(Error::usage(format!(
+            "\"{DEFAULT_MODEL}\" is the embedded model; choose another --name"
+        )));
+    }
+    if name.is_empty() || name.len() > 128 || !name.chars().all(plain) || name.ends_with(".gguf") {
+        return Err(Error::usage(format!(
+            "\"{name}\" cannot be a model's name: 1 to 128 letters, digits, dots, dashes, colons, not ending in .gguf"
+        )));
+    }
+    Ok(())
+}
+
+impl Entry {
+    fn from_json(value: &Value) -> Option<Self> {
+        Some(Self {
+            name: value["name"].as_str()?.into(),
+            path: value["path"].as_str()?.into(),
+            id: value["id"].as_str()?.into(),
+            bytes: value["bytes"].as_u64()?,
+        })
+    }
+
+    /// The entry as `shoal model list --json` prints it.
+    pub fn to_json(&self) -> Value {
+        json!({"name": self.name, "path": self.path, "id": self.id, "bytes": self.bytes})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str) -> Entry {
+        Entry { name: name.into(), path: "/models/a.gguf".into(), id: "00".into(), bytes: 1 }
+    }
+
+    #[test]
+    fn what_is_added_is_there_after_a_restart() {
+        let home = tempfile::tempdir().unwrap();
+        let mut library = Library::load(home.path()).unwrap();
+        library.add(entry("a")).unwrap();
+        library.add(entry("a")).unwrap();
+        let mut other = entry("a");
+        other.path = "/models/b.gguf".into();
+        assert!(library.add(other).is_err());
+        assert_eq!(Library::load(home.path()).unwrap().entries(), [entry("a")]);
+        library.remove("a").unwrap();
+        assert!(library.remove("a").is_err());
+        assert!(Library::load(home.path()).unwrap().entries().is_empty());
+    }
+
+    #[test]
+    fn names_that_would_confuse_are_refused() {
+        for name in ["", "minnow", "x.gguf", "a/b", "a b"] {
+            assert!(check_name(name).is_err(), "{name:?}");
+        }
+        assert!(check_name("llama3.2:1b-q4_0").is_ok());
+    }
+
+    #[test]
+    fn a_damaged_list_is_not_overwritten() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("models.json"), "[{]").unwrap();
+        assert!(Library::load(home.path()).is_err());
+    }
+}

@@ -1,0 +1,71 @@
+//! How commands talk: JSON lines on standard output, progress on standard error when a person watches.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::Value;
+
+use crate::{Error, Result};
+
+/// One JSON value on one line, flushed: a reader sees it at once.
+pub fn json_line(value: &Value) -> Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value)?;
+    out.write_all(b"\n")?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Text as it is, flushed.
+pub fn text(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// A bar on standard error that appears only where a person watches and the work has taken a moment.
+pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    if !io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let counts = if bytes { "{bytes}/{total_bytes} {bytes_per_sec}" } else { "{pos}/{len} {per_sec}" };
+    if let Ok(style) = ProgressStyle::with_template(&format!("{{msg}} [{{bar:30}}] {counts} eta {{eta}}")) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.set_message(what);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// From now on the first Ctrl-C only raises a flag, so that the work at hand can end cleanly; the second one exits.
+pub fn catch_interrupt() -> Result<()> {
+    ctrlc::set_handler(|| {
+        if INTERRUPTED.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+    })
+    .map_err(|e| Error::Io(io::Error::other(e)))
+}
+
+/// Whether Ctrl-C was pressed since the flag was last taken.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Takes the flag back, for commands that go on after an interruption.
+pub fn clear_interrupt() {
+    INTERRUPTED.store(false, Ordering::SeqCst);
+}
+
+/// Bytes as a person reads them.
+pub fn human_bytes(bytes: u64) -> String {
+    indicatif::HumanBytes(bytes).to_string()
+}

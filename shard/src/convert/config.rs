@@ -1,0 +1,290 @@
+//! `config.json` of a checkpoint: which family it is, and the GGUF metadata that follows.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{Error, Result, gguf::Writer, kernels::math, quant::Format};
+
+/// `model_type` in config.json, architecture in GGUF.
+const FAMILIES: &[(&str, &str)] = &[
+    ("llama", "llama"),
+    ("mistral", "llama"),
+    ("mixtral", "llama"),
+    ("qwen2", "qwen2"),
+    ("qwen2_moe", "qwen2moe"),
+    ("qwen3", "qwen3"),
+    ("qwen3_moe", "qwen3moe"),
+    ("gemma2", "gemma2"),
+    ("gemma3_text", "gemma3"),
+    ("phi3", "phi3"),
+    ("starcoder2", "starcoder2"),
+    ("glm4", "glm4"),
+];
+
+/// A checkpoint's configuration.
+pub(super) struct Config {
+    json: Value,
+    arch: &'static str,
+    /// Tensors of a text model inside a multimodal checkpoint carry a longer prefix.
+    pub nested: bool,
+}
+
+impl Config {
+    pub fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join("config.json");
+        let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+        let json: Value =
+            serde_json::from_slice(&bytes).map_err(|e| Error::malformed("config.json", e.to_string()))?;
+        Self::new(json)
+    }
+
+    pub fn new(json: Value) -> Result<Self> {
+        let nested = json["text_config"].is_object();
+        let json = if nested { json["text_config"].clone() } else { json };
+        let kind = json["model_type"].as_str().unwrap_or_default();
+        let arch = FAMILIES.iter().find(|(name, _)| *name == kind).map(|(_, arch)| *arch).ok_or_else(|| {
+            let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
+            Error::unsupported(format!("model_type \"{kind}\" in config.json (known: {})", known.join(", ")))
+        })?;
+        Ok(Self { json, arch, nested })
+    }
+
+    pub fn arch(&self) -> &'static str {
+        self.arch
+    }
+
+    /// Whether the head is the embedding.
+    pub fn tied(&self) -> bool {
+        let default = self.arch.starts_with("gemma") || self.arch == "starcoder2";
+        self.json["tie_word_embeddings"].as_bool().unwrap_or(default)
+    }
+
+    pub fn layers(&self) -> Result<usize> {
+        self.number("num_hidden_layers")
+    }
+
+    pub fn heads(&self) -> Result<usize> {
+        self.number("num_attention_heads")
+    }
+
+    pub fn kv_heads(&self) -> Result<usize> {
+        match self.json["num_key_value_heads"].as_u64() {
+            Some(n) => Ok(n as usize),
+            None => self.heads(),
+        }
+    }
+
+    pub fn experts(&self) -> usize {
+        self.first(&["num_local_experts", "num_experts"]).and_then(Value::as_u64).unwrap_or(0) as usize
+    }
+
+    pub fn vocab(&self) -> Result<usize> {
+        self.number("vocab_size")
+    }
+
+    /// The ids config.json gives for a role such as `eos_token_id`: none, one or several.
+    pub fn token_ids(&self, key: &str) -> Vec<u32> {
+        let value = &self.json[key];
+        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        list.iter().filter_map(|v| u32::try_from(v.as_u64()?).ok()).collect()
+    }
+
+    pub fn head_dim(&self) -> Result<usize> {
+        match self.json["head_dim"].as_u64() {
+            Some(n) => Ok(n as usize),
+            None => Ok(self.number("hidden_size")? / self.heads()?.max(1)),
+        }
+    }
+
+    /// The divisors of the rotary frequencies that GGUF carries as a tensor (llama 3.1 and later, phi 3 long context).
+    pub fn rope_tensors(&self) -> Result<Vec<(&'static str, Vec<f32>)>> {
+        let rope = self.rope();
+        match rope_kind(rope) {
+            "llama3" => Ok(vec![("rope_freqs.weight", self.llama3_factors(rope)?)]),
+            "longrope" | "su" => Ok(vec![
+                ("rope_factors_long.weight", numbers(&rope["long_factor"], "long_factor")?),
+                ("rope_factors_short.weight", numbers(&rope["short_factor"], "short_factor")?),
+            ]),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    pub fn write(&self, writer: &mut Writer, source: &Path, format: &Format) {
+        let arch = self.arch;
+        let key = |name: &str| format!("{arch}.{name}");
+        let name = source.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+        writer.add_str("general.architecture", arch);
+        writer.add_str("general.type", "model");
+        writer.add_str("general.name", name.as_deref().unwrap_or("converted"));
+        writer.add_u32("general.file_type", file_type(format));
+        writer.add_u32("general.quantization_version", 2);
+        let copies = [
+            ("max_position_embeddings", "context_length"),
+            ("hidden_size", "embedding_length"),
+            ("num_hidden_layers", "block_count"),
+            ("intermediate_size", "feed_forward_length"),
+            ("num_attention_heads", "attention.head_count"),
+            ("num_experts_per_tok", "expert_used_count"),
+            ("moe_intermediate_size", "expert_feed_forward_length"),
+            ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+        ];
+        for (from, to) in copies {
+            if let Some(n) = self.json[from].as_u64() {
+                writer.add_u32(&key(to), n as u32);
+            }
+        }
+        if let Ok(n) = self.kv_heads() {
+            writer.add_u32(&key("attention.head_count_kv"), n as u32);
+        }
+        if self.experts() > 0 {
+            writer.add_u32(&key("expert_count"), self.experts() as u32);
+        }
+        if let (Ok(n), "llama") = (self.vocab(), arch) {
+            writer.add_u32(&key("vocab_size"), n as u32);
+        }
+        let norms = [
+            ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
+            ("norm_epsilon", "attention.layer_norm_epsilon"),
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+        ];
+        for (from, to) in norms {
+            if let Some(x) = self.json[from].as_f64() {
+                writer.add_f32(&key(to), x as f32);
+            }
+        }
+        self.write_attention(writer, &key);
+        self.write_rope(writer, &key);
+    }
+
+    fn write_attention(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) {
+        if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
+            && (dim * heads != hidden || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch))
+        {
+            writer.add_u32(&key("attention.key_length"), dim as u32);
+            writer.add_u32(&key("attention.value_length"), dim as u32);
+        }
+        if self.arch.starts_with("gemma")
+            && let Some(window) = self.json["sliding_window"].as_u64()
+        {
+            writer.add_u32(&key("attention.sliding_window"), window as u32);
+        }
+    }
+
+    fn write_rope(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) {
+        let rope = self.rope();
+        let theta = rope["rope_theta"].as_f64().or(self.json["rope_theta"].as_f64());
+        if let Some(theta) = theta.filter(|_| self.arch != "gemma2") {
+            writer.add_f32(&key("rope.freq_base"), theta as f32);
+        }
+        let partial = rope["partial_rotary_factor"].as_f64().or(self.json["partial_rotary_factor"].as_f64());
+        if let Ok(dim) = self.head_dim() {
+            match partial {
+                Some(share) => {
+                    writer.add_u32(&key("rope.dimension_count"), (dim as f64 * share) as u32);
+                }
+                None if self.arch == "llama" || self.arch == "phi3" => {
+                    writer.add_u32(&key("rope.dimension_count"), dim as u32);
+                }
+                None if self.arch == "glm4" => {
+                    writer.add_u32(&key("rope.dimension_count"), dim as u32 / 2);
+                }
+                None => {}
+            }
+        }
+        let kind = rope_kind(rope);
+        if let ("linear" | "yarn", Some(factor)) = (kind, rope["factor"].as_f64()) {
+            writer.add_str(&key("rope.scaling.type"), kind);
+            writer.add_f32(&key("rope.scaling.factor"), factor as f32);
+        }
+        let original = rope["original_max_position_embeddings"]
+            .as_u64()
+            .or(self.json["original_max_position_embeddings"].as_u64());
+        if let ("yarn" | "longrope" | "su", Some(original)) = (kind, original) {
+            writer.add_u32(&key("rope.scaling.original_context_length"), original as u32);
+            if kind != "yarn" {
+                let most = self.json["max_position_embeddings"].as_f64().unwrap_or(original as f64);
+                writer.add_f32(&key("rope.scaling.attn_factor"), longrope_attention_factor(most, original as f64));
+            }
+        }
+    }
+
+    fn llama3_factors(&self, rope: &Value) -> Result<Vec<f32>> {
+        let number = |key: &str| {
+            rope[key].as_f64().ok_or_else(|| Error::malformed(format!("config.json: rope scaling {key}"), "it is missing"))
+        };
+        let (factor, low, high) = (number("factor")?, number("low_freq_factor")?, number("high_freq_factor")?);
+        let original = number("original_max_position_embeddings")?;
+        let theta = rope["rope_theta"].as_f64().or(self.json["rope_theta"].as_f64()).unwrap_or(10_000.0);
+        let dim = self.head_dim()?;
+        let factors = (0..dim / 2).map(|i| {
+            let wavelength = 2.0 * std::f64::consts::PI * math::pow(theta, 2.0 * i as f64 / dim as f64);
+            if wavelength < original / high {
+                1.0
+            } else if wavelength > original / low {
+                factor as f32
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
+            }
+        });
+        Ok(factors.collect())
+    }
+
+    /// Where the rotary parameters stand: `rope_parameters` (newer files; gemma 3 has one set per attention kind) or
+    /// `rope_scaling` beside a plain `rope_theta`.
+    fn rope(&self) -> &Value {
+        let parameters = &self.json["rope_parameters"];
+        match (&parameters["full_attention"], parameters) {
+            (full, _) if full.is_object() => full,
+            (_, all) if all.is_object() => all,
+            _ => &self.json["rope_scaling"],
+        }
+    }
+
+    fn first(&self, keys: &[&str]) -> Option<&Value> {
+        keys.iter().map(|key| &self.json[*key]).find(|value| !value.is_null())
+    }
+
+    fn number(&self, key: &str) -> Result<usize> {
+        let n = self.json[key].as_u64().filter(|&n| n > 0 && n < 1 << 31);
+        n.map(|n| n as usize).ok_or_else(|| Error::malformed(format!("config.json: {key}"), "it is missing or no sound number"))
+    }
+}
+
+fn rope_kind(rope: &Value) -> &str {
+    rope["rope_type"].as_str().or(rope["type"].as_str()).unwrap_or("default")
+}
+
+/// How much cos and sin grow when a phi 3 model made for `original` positions is stretched to `most`.
+fn longrope_attention_factor(most: f64, original: f64) -> f32 {
+    let stretch = most / original;
+    if stretch <= 1.0 { 1.0 } else { (1.0 + math::ln(stretch) / math::ln(original)).sqrt() as f32 }
+}
+
+fn numbers(value: &Value, name: &str) -> Result<Vec<f32>> {
+    let list: Option<Vec<f32>> = value.as_array().and_then(|v| v.iter().map(|x| Some(x.as_f64()? as f32)).collect());
+    list.ok_or_else(|| Error::malformed(format!("config.json: {name}"), "it is not a list of numbers"))
+}
+
+/// The number other tools show for a file's main format.
+fn file_type(format: &Format) -> u32 {
+    match format.name {
+        "f32" => 0,
+        "f16" => 1,
+        "q4_0" => 2,
+        "q4_1" => 3,
+        "q8_0" => 7,
+        "q5_0" => 8,
+        "q5_1" => 9,
+        "q2_k" => 10,
+        "q3_k" => 12,
+        "q4_k" => 15,
+        "q5_k" => 17,
+        "q6_k" => 18,
+        "iq4_nl" => 25,
+        "bf16" => 32,
+        _ => 1024,
+    }
+}
