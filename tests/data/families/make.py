@@ -204,6 +204,15 @@ def golden(family, model, vocab):
     return entries
 
 
+def confirm(folder, model, entries, vocab):
+    """The written directory is the same model, and its tokenizer the one of the GGUF file."""
+    loaded, tokenizer = hf_dir.reload(folder)
+    for entry in entries.values():
+        assert np.array_equal(logits(loaded, entry["ids"]), logits(model, entry["ids"])), folder
+    assert tokenizer.convert_ids_to_tokens(range(vocab.real)) == vocab.tokens[: vocab.real], folder
+    assert tokenizer.decode(tokenizer(vocabulary.TEXT)["input_ids"]) == vocabulary.TEXT, folder
+
+
 def lucky(family, vocab):
     """Whether a draw makes a good test: no near-tie on a greedy path, no path stuck on a few tokens."""
     model = build(family)
@@ -238,8 +247,10 @@ def main():
         path = HERE / f"{family.name}.gguf"
         mapping.write(path, family, model, vocab)
         entries = golden(family, model, vocab)
-        if family.hf and False:
-            hf_dir.write(HERE.parent / "hf" / family.name, family, model, vocab)
+        if family.hf:
+            folder = HERE.parent / "hf" / family.name
+            hf_dir.write(folder, family, model, vocab)
+            confirm(folder, model, entries, vocab)
         parts = []
         for name, e in entries.items():
             growth = e["trace"][-1][0] / e["trace"][0][0]
