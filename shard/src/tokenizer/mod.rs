@@ -1,1 +1,368 @@
-//! (module)
+//! Text to token ids and back, as the model was trained.
+//!
+//! What: a [`Tokenizer`] is built from the `tokenizer.ggml.*` metadata of a GGUF file, with or without weights in it.
+//! Byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`) are here; WordPiece (`bert`), unigram (`t5`) and others
+//! are refused by name. [`chat`] renders conversations with the model's own template.
+//!
+//! Why our own: text comes from strangers and so do vocabularies. Nothing here backtracks, recurses over input or looks at anything
+//! more than O(n log n) times, and no table is larger than the file it came from asks for.
+//!
+//! How: special tokens are found first ([`special`]); what lies between them is cut into pieces ([`pretokenize`]) and
+//! merged ([`bpe`], [`spm`], both on [`merge`]). [`stream`] goes the other way, one token at a time.
+//!
+//! Limits: a text is at most [`MAX_TEXT_BYTES`]. No Unicode normalization is done (qwen2's Hugging Face tokenizer applies
+//! NFC; llama.cpp, and therefore the tokens GGUF users get elsewhere, do not). `clean_up_tokenization_spaces`
+//! is not applied when decoding.
+
+use crate::{Error, Result};
+
+pub mod bpe;
+pub mod chat;
+pub mod merge;
+pub mod pretokenize;
+pub mod special;
+pub mod spm;
+pub mod stream;
+pub mod unicode;
+pub mod vocabulary;
+
+pub use stream::Detokenizer;
+use special::{Fragment, Specials};
+use vocabulary::{Kind, Vocabulary};
+
+/// Longer texts are refused. It is about a million tokens, more than any context holds; the cost of a text this long
+/// is below 200 MB for a moment.
+pub const MAX_TEXT_BYTES: usize = 4 << 20;
+
+/// Texts of control tokens that end a turn, whatever the metadata calls them.
+const END_OF_TURN: &[&str] = &[
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
+    "<|end_of_text|>", "<|user|>", "<|observation|>", "</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<turn|>",
+    "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+];
+
+/// What to do with the ends of a text and the special tokens in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encode {
+    /// Add BOS in front and EOS behind where the model wants them.
+    pub bos: bool,
+    /// Recognize control tokens written out in the text. Never for a stranger's text: it could forge roles. User-defined tokens, which are text, are always recognized.
+    pub special: bool,
+}
+
+impl Encode {
+    /// Text as it stands: nothing added, special text stays text.
+    pub const PLAIN: Self = Self { bos: false, special: false };
+    /// A prompt written by hand: BOS if the model wants it, special text stays text.
+    pub const TEXT: Self = Self { bos: true, special: false };
+    /// What a chat template rendered: its special text is meant.
+    pub const TEMPLATE: Self = Self { bos: false, special: true };
+}
+
+/// What a tokenizer is made of, as the metadata keys say; `None` where a key is missing.
+#[derive(Clone, Debug, Default)]
+pub struct Definition<'a> {
+    /// `tokenizer.ggml.model`
+    pub model: &'a str,
+    /// `tokenizer.ggml.pre`
+    pub pre: Option<&'a str>,
+    /// `tokenizer.ggml.tokens`
+    pub tokens: Vec<&'a str>,
+    /// `tokenizer.ggml.token_type`; empty or one per token.
+    pub kinds: Vec<Kind>,
+    /// `tokenizer.ggml.scores`; empty or one per token.
+    pub scores: Vec<f32>,
+    /// `tokenizer.ggml.merges`
+    pub merges: Vec<&'a str>,
+    /// `tokenizer.ggml.bos_token_id`
+    pub bos: Option<u64>,
+    /// `tokenizer.ggml.eos_token_id`
+    pub eos: Option<u64>,
+    /// `tokenizer.ggml.eot_token_id`
+    pub eot: Option<u64>,
+    /// `tokenizer.ggml.eom_token_id`
+    pub eom: Option<u64>,
+    /// `tokenizer.ggml.unknown_token_id`
+    pub unknown: Option<u64>,
+    /// `tokenizer.ggml.add_bos_token`
+    pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_eos_token`
+    pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`
+    pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.remove_extra_whitespaces`
+    pub remove_extra_whitespaces: Option<bool>,
+    /// Whether control tokens swallow the white space behind them (phi 3; the metadata cannot say so).
+    pub strip_after_special: bool,
+}
+
+enum Model {
+    Bpe(Box<bpe::Bpe>),
+    Spm(Box<spm::Spm>),
+}
+
+/// A model's tokens and how to use them. Ids are the rows of its embedding.
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    specials: Specials,
+    model: Model,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    stop_ids: Vec<u32>,
+    add_bos: bool,
+    add_eos: bool,
+    add_space_prefix: bool,
+    strip_after_special: bool,
+}
+
+impl Tokenizer {
+    /// Builds a tokenizer. Errors: [`Error::Unsupported`] for a model or pre-tokenizer that is not here,
+    /// [`Error::Malformed`] for lists that do not fit together.
+    pub fn new(definition: Definition<'_>) -> Result<Self> {
+        let d = definition;
+        let count = d.tokens.len();
+        if count == 0 {
+            return Err(Error::malformed("tokenizer.ggml.tokens", "missing or empty"));
+        }
+        for (key, len) in [("token_type", d.kinds.len()), ("scores", d.scores.len())] {
+            if len != 0 && len < count {
+                return Err(Error::malformed(
+                    format!("tokenizer.ggml.{key}"),
+                    format!("{len} entries for {count} tokens"),
+                ));
+            }
+        }
+        let spm = match d.model {
+            "gpt2" => false,
+            "llama" => true,
+            other => return Err(Error::unsupported(format!("tokenizer {other} (tokenizer.ggml.model)"))),
+        };
+        let kind = |id: usize| d.kinds.get(id).copied().unwrap_or(Kind::Normal);
+        let mut vocabulary = Vocabulary::with_capacity(count);
+        let mut bytes = Vec::new();
+        for (id, token) in d.tokens.iter().enumerate() {
+            bytes.clear();
+            match kind(id) {
+                Kind::Normal | Kind::Unused if !spm => bpe::unspell(token, &mut bytes),
+                _ => bytes.extend_from_slice(token.as_bytes()),
+            }
+            vocabulary.push(&bytes, kind(id))?;
+        }
+        let id = |given: Option<u64>, default: Option<u32>| match given {
+            // Files write -1 or an old vocabulary's id for "none".
+            Some(id) => u32::try_from(id).ok().filter(|&id| (id as usize) < count),
+            None => default.filter(|&id| (id as usize) < count),
+        };
+        let bos = id(d.bos, spm.then_some(1));
+        let eos = id(d.eos, spm.then_some(2));
+        let unknown = id(d.unknown, spm.then_some(0));
+        let add_space_prefix = d.add_space_prefix.unwrap_or(true);
+        let (model, add_bos) = if spm {
+            let options = spm::Options {
+                add_space_prefix,
+                remove_extra_whitespaces: d.remove_extra_whitespaces.unwrap_or(false),
+            };
+            (Model::Spm(Box::new(spm::Spm::new(&vocabulary, &d.scores, unknown, options))), true)
+        } else {
+            let rule = pretokenize::by_name(d.pre.unwrap_or("default"))?;
+            if d.merges.is_empty() {
+                return Err(Error::malformed("tokenizer.ggml.merges", "missing or empty"));
+            }
+            let merges = d.merges.iter().map(|line| Ok(*line));
+            (Model::Bpe(Box::new(bpe::Bpe::new(rule, &vocabulary, merges)?)), rule.add_bos)
+        };
+        let stop_ids = stop_ids(&vocabulary, [eos, id(d.eot, None), id(d.eom, None)]);
+        Ok(Self {
+            specials: Specials::new(&vocabulary)?,
+            vocabulary,
+            model,
+            bos,
+            eos,
+            stop_ids,
+            add_bos: d.add_bos.unwrap_or(add_bos),
+            add_eos: d.add_eos.unwrap_or(false),
+            add_space_prefix: spm && add_space_prefix,
+            strip_after_special: d.strip_after_special,
+        })
+    }
+
+    /// The ids of `text`. Errors: [`Error::Invalid`] for a text longer than [`MAX_TEXT_BYTES`].
+    pub fn encode(&self, text: &str, how: Encode) -> Result<Vec<u32>> {
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(Error::invalid(format!(
+                "the text has {} bytes, at most {MAX_TEXT_BYTES} can be tokenized at once",
+                text.len()
+            )));
+        }
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        if how.bos && self.add_bos {
+            ids.extend(self.bos);
+        }
+        let mut first = true;
+        let (mut bpe_scratch, mut spm_scratch) = (bpe::Scratch::default(), spm::Scratch::default());
+        let strips = |id| self.strip_after_special && self.swallows_space(id);
+        self.specials.split(&self.vocabulary, text, how.special, strips, |fragment| match fragment {
+            Fragment::Token(id) => {
+                ids.push(id);
+                first = true;
+            }
+            Fragment::Text(text) => {
+                match &self.model {
+                    Model::Bpe(bpe) => bpe.encode(&self.vocabulary, text, &mut bpe_scratch, &mut ids),
+                    Model::Spm(spm) => spm.encode(&self.vocabulary, text, first, &mut spm_scratch, &mut ids),
+                }
+                first = false;
+            }
+        });
+        if how.bos && self.add_eos {
+            ids.extend(self.eos);
+        }
+        Ok(ids)
+    }
+
+    /// The ids of a rendered chat template: special text is meant, and BOS is added where the model wants it unless the template already wrote it.
+    pub fn encode_prompt(&self, rendered: &str) -> Result<Vec<u32>> {
+        let mut ids = self.encode(rendered, Encode::TEMPLATE)?;
+        if let Some(bos) = self.bos
+            && self.add_bos
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
+        }
+        Ok(ids)
+    }
+
+    /// The text of `ids`; control tokens print nothing, bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let mut stream = self.stream();
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(stream.push(id));
+        }
+        text.push_str(stream.finish());
+        text
+    }
+
+    /// Decodes token by token.
+    pub fn stream(&self) -> Detokenizer<'_> {
+        Detokenizer::new(self)
+    }
+
+    /// The bytes a token prints; nothing for control tokens and ids that do not exist.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.print(self.printed_bytes(id, false), |part| bytes.extend_from_slice(part));
+        bytes
+    }
+
+    /// A token's name as the file spells it, for showing; control tokens included.
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(self.vocabulary.text(id)).into_owned()
+    }
+
+    /// What a token is for; [`Kind::Unused`] for an id that does not exist.
+    pub fn kind(&self, id: u32) -> Kind {
+        self.vocabulary.kind(id)
+    }
+
+    /// How many tokens there are: ids are below this.
+    pub fn len(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// Never: a vocabulary has tokens.
+    pub fn is_empty(&self) -> bool {
+        self.vocabulary.len() == 0
+    }
+
+    /// The token that begins a text.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// Whether [`Encode::bos`] puts BOS in front.
+    pub fn adds_bos(&self) -> bool {
+        self.add_bos && self.bos.is_some()
+    }
+
+    /// The tokens after which a reply is over, ascending.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// Whether the first word's space is not part of the text.
+    fn strips_first_space(&self) -> bool {
+        self.add_space_prefix
+    }
+
+    /// Phi 3: all special tokens but these take the white space behind them.
+    fn swallows_space(&self, id: u32) -> bool {
+        !matches!(self.vocabulary.text(id), b"<unk>" | b"<s>" | b"<|endoftext|>")
+    }
+
+    /// What a token prints, spelled as in the file.
+    fn printed_bytes(&self, id: u32, special: bool) -> Printed<'_> {
+        let text = self.vocabulary.text(id);
+        match self.vocabulary.kind(id) {
+            Kind::Byte => spm::byte_of(text).map_or(Printed::Literal(text), Printed::Byte),
+            Kind::Control | Kind::Unknown | Kind::Unused if !special => Printed::Literal(&[]),
+            Kind::Normal if matches!(self.model, Model::Spm(_)) => Printed::Spelled(text),
+            _ => Printed::Literal(text),
+        }
+    }
+
+    /// Hands the bytes of `printed` to `out`, spaces as spaces.
+    fn print(&self, printed: Printed<'_>, mut out: impl FnMut(&[u8])) {
+        match printed {
+            Printed::Literal(bytes) => out(bytes),
+            Printed::Byte(byte) => out(&[byte]),
+            Printed::Spelled(text) => {
+                let space = "\u{2581}".as_bytes();
+                let mut start = 0;
+                while let Some(at) = text[start..].windows(space.len()).position(|window| window == space) {
+                    out(&text[start..start + at]);
+                    out(b" ");
+                    start += at + space.len();
+                }
+                out(&text[start..]);
+            }
+        }
+    }
+}
+
+/// The printed form of one token.
+#[derive(Clone, Copy)]
+enum Printed<'t> {
+    Literal(&'t [u8]),
+    Byte(u8),
+    /// SentencePiece's spelling, U+2581 for spaces.
+    Spelled(&'t [u8]),
+}
+
+impl Printed<'_> {
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::Literal([]) | Self::Spelled([]))
+    }
+}
+
+/// The given ids and every control token whose text is known to end a turn.
+fn stop_ids(vocabulary: &Vocabulary, given: [Option<u32>; 3]) -> Vec<u32> {
+    let control = |text: &str| {
+        vocabulary.ids(|kind| kind == Kind::Control).find(|&id| vocabulary.text(id) == text.as_bytes())
+    };
+    let mut ids: Vec<u32> = given.into_iter().flatten().collect();
+    ids.extend(END_OF_TURN.iter().filter_map(|text| control(text)));
+    // In the harmony format <|end|> ends a message and the reply goes on.
+    if control("<|return|>").is_some() && control("<|call|>").is_some() {
+        let end = control("<|end|>");
+        ids.retain(|&id| Some(id) != end);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
