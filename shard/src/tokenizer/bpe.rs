@@ -47,10 +47,10 @@ pub struct Scratch {
 
 impl Bpe {
     /// Builds the tables. `merges` are lines of two spelled texts with a space between them, best first.
-    pub fn new<'m>(
+    pub fn new(
         rule: &'static PreTokenizer,
         vocabulary: &Vocabulary,
-        merges: impl Iterator<Item = Result<&'m str>>,
+        merges: &[impl AsRef<str>],
     ) -> Result<Self> {
         // Text must never become a control token by way of merges.
         let index = Index::new(vocabulary, |kind| !matches!(kind, Kind::Control | Kind::Unknown));
@@ -60,10 +60,10 @@ impl Bpe {
         for (byte, number) in bytes.iter_mut().enumerate() {
             *number = numbers.of(&[byte as u8])?;
         }
-        let mut table = HashMap::with_capacity(merges.size_hint().0);
+        let mut table = HashMap::with_capacity(merges.len());
         let mut text = Vec::new();
-        for (rank, line) in merges.enumerate() {
-            let line = line?;
+        for (rank, line) in merges.iter().enumerate() {
+            let line = line.as_ref();
             let field = || format!("tokenizer.ggml.merges[{rank}]");
             let space = line.bytes().skip(1).position(|byte| byte == b' ').map(|at| at + 1);
             let Some((left, right)) = space.map(|at| (&line[..at], &line[at + 1..])) else {
@@ -185,7 +185,7 @@ mod tests {
             vocabulary.push(text.as_bytes(), Kind::Normal).unwrap();
         }
         let rule = pretokenize::by_name("gpt-2").unwrap();
-        let bpe = Bpe::new(rule, &vocabulary, ["b c", "a b", "a a", "c a"].into_iter().map(Ok)).unwrap();
+        let bpe = Bpe::new(rule, &vocabulary, &["b c", "a b", "a a", "c a"]).unwrap();
         let encode = |text: &str| {
             let mut ids = Vec::new();
             bpe.encode(&vocabulary, text, &mut Scratch::default(), &mut ids);
@@ -208,7 +208,7 @@ mod tests {
             merges.push(format!("{text} {text}"));
         }
         let rule = pretokenize::by_name("llama-bpe").unwrap();
-        let bpe = Bpe::new(rule, &vocabulary, merges.iter().map(|line| Ok(line.as_str()))).unwrap();
+        let bpe = Bpe::new(rule, &vocabulary, &merges).unwrap();
         for n in [1000, 100_000] {
             let mut scratch = Scratch::default();
             bpe.encode(&vocabulary, &"a".repeat(n), &mut scratch, &mut Vec::new());

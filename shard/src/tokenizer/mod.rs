@@ -14,10 +14,11 @@
 //! NFC; llama.cpp, and therefore the tokens GGUF users get elsewhere, do not). `clean_up_tokenization_spaces`
 //! is not applied when decoding.
 
-use crate::{Error, Result};
+use crate::{Error, Result, gguf::Metadata};
 
 pub mod bpe;
 pub mod chat;
+pub mod definition;
 pub mod merge;
 pub mod pretokenize;
 pub mod special;
@@ -26,6 +27,7 @@ pub mod stream;
 pub mod unicode;
 pub mod vocabulary;
 
+pub use definition::Definition;
 pub use stream::Detokenizer;
 use special::{Fragment, Specials};
 use vocabulary::{Kind, Vocabulary};
@@ -59,43 +61,6 @@ impl Encode {
     pub const TEMPLATE: Self = Self { bos: false, special: true };
 }
 
-/// What a tokenizer is made of, as the metadata keys say; `None` where a key is missing.
-#[derive(Clone, Debug, Default)]
-pub struct Definition<'a> {
-    /// `tokenizer.ggml.model`
-    pub model: &'a str,
-    /// `tokenizer.ggml.pre`
-    pub pre: Option<&'a str>,
-    /// `tokenizer.ggml.tokens`
-    pub tokens: Vec<&'a str>,
-    /// `tokenizer.ggml.token_type`; empty or one per token.
-    pub kinds: Vec<Kind>,
-    /// `tokenizer.ggml.scores`; empty or one per token.
-    pub scores: Vec<f32>,
-    /// `tokenizer.ggml.merges`
-    pub merges: Vec<&'a str>,
-    /// `tokenizer.ggml.bos_token_id`
-    pub bos: Option<u64>,
-    /// `tokenizer.ggml.eos_token_id`
-    pub eos: Option<u64>,
-    /// `tokenizer.ggml.eot_token_id`
-    pub eot: Option<u64>,
-    /// `tokenizer.ggml.eom_token_id`
-    pub eom: Option<u64>,
-    /// `tokenizer.ggml.unknown_token_id`
-    pub unknown: Option<u64>,
-    /// `tokenizer.ggml.add_bos_token`
-    pub add_bos: Option<bool>,
-    /// `tokenizer.ggml.add_eos_token`
-    pub add_eos: Option<bool>,
-    /// `tokenizer.ggml.add_space_prefix`
-    pub add_space_prefix: Option<bool>,
-    /// `tokenizer.ggml.remove_extra_whitespaces`
-    pub remove_extra_whitespaces: Option<bool>,
-    /// Whether control tokens swallow the white space behind them (phi 3; the metadata cannot say so).
-    pub strip_after_special: bool,
-}
-
 enum Model {
     Bpe(Box<bpe::Bpe>),
     Spm(Box<spm::Spm>),
@@ -116,6 +81,11 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
+    /// The tokenizer of a GGUF file, which may be one without tensors. Errors as for [`Tokenizer::new`].
+    pub fn from_gguf(metadata: &Metadata) -> Result<Self> {
+        Self::new(Definition::from_gguf(metadata)?)
+    }
+
     /// Builds a tokenizer. Errors: [`Error::Unsupported`] for a model or pre-tokenizer that is not here,
     /// [`Error::Malformed`] for lists that do not fit together.
     pub fn new(definition: Definition<'_>) -> Result<Self> {
@@ -168,8 +138,7 @@ impl Tokenizer {
             if d.merges.is_empty() {
                 return Err(Error::malformed("tokenizer.ggml.merges", "missing or empty"));
             }
-            let merges = d.merges.iter().map(|line| Ok(*line));
-            (Model::Bpe(Box::new(bpe::Bpe::new(rule, &vocabulary, merges)?)), rule.add_bos)
+            (Model::Bpe(Box::new(bpe::Bpe::new(rule, &vocabulary, &d.merges)?)), rule.add_bos)
         };
         let stop_ids = stop_ids(&vocabulary, [eos, id(d.eot, None), id(d.eom, None)]);
         Ok(Self {

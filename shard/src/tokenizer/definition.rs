@@ -1,0 +1,75 @@
+//! What the metadata of a GGUF file say about its tokenizer.
+
+use super::vocabulary::Kind;
+use crate::{Error, Result, gguf::Metadata};
+
+/// What a tokenizer is made of, as the metadata keys say; `None` where a key is missing.
+#[derive(Clone, Debug, Default)]
+pub struct Definition<'a> {
+    /// `tokenizer.ggml.model`
+    pub model: &'a str,
+    /// `tokenizer.ggml.pre`
+    pub pre: Option<&'a str>,
+    /// `tokenizer.ggml.tokens`
+    pub tokens: Vec<&'a str>,
+    /// `tokenizer.ggml.token_type`; empty or one per token.
+    pub kinds: Vec<Kind>,
+    /// `tokenizer.ggml.scores`; empty or one per token.
+    pub scores: Vec<f32>,
+    /// `tokenizer.ggml.merges`
+    pub merges: Vec<&'a str>,
+    /// `tokenizer.ggml.bos_token_id`
+    pub bos: Option<u64>,
+    /// `tokenizer.ggml.eos_token_id`
+    pub eos: Option<u64>,
+    /// `tokenizer.ggml.eot_token_id`
+    pub eot: Option<u64>,
+    /// `tokenizer.ggml.eom_token_id`
+    pub eom: Option<u64>,
+    /// `tokenizer.ggml.unknown_token_id`
+    pub unknown: Option<u64>,
+    /// `tokenizer.ggml.add_bos_token`
+    pub add_bos: Option<bool>,
+    /// `tokenizer.ggml.add_eos_token`
+    pub add_eos: Option<bool>,
+    /// `tokenizer.ggml.add_space_prefix`
+    pub add_space_prefix: Option<bool>,
+    /// `tokenizer.ggml.remove_extra_whitespaces`
+    pub remove_extra_whitespaces: Option<bool>,
+    /// Whether control tokens swallow the white space behind them (phi 3; the metadata cannot say so).
+    pub strip_after_special: bool,
+}
+
+impl<'a> Definition<'a> {
+    /// Reads the `tokenizer.ggml.*` keys. A key of an unexpected type counts as missing where it may be missing.
+    /// Errors: [`Error::Malformed`] without a model or tokens.
+    pub fn from_gguf(metadata: &'a Metadata) -> Result<Self> {
+        let model = metadata
+            .str("tokenizer.ggml.model")
+            .ok_or_else(|| Error::malformed("tokenizer.ggml.model", "is missing"))?;
+        let list = |key| metadata.strings(key).map(Iterator::collect::<Vec<_>>).unwrap_or_default();
+        let id = |name: &str| metadata.u64(&format!("tokenizer.ggml.{name}_token_id"));
+        let flag = |name: &str| metadata.bool(&format!("tokenizer.ggml.{name}"));
+        let kinds = metadata.i32s("tokenizer.ggml.token_type").unwrap_or_default();
+        let name = metadata.str("general.name").unwrap_or_default().to_lowercase();
+        let phi3 = metadata.str("general.architecture") == Some("phi3") && model == "llama";
+        Ok(Self {
+            model,
+            pre: metadata.str("tokenizer.ggml.pre"),
+            tokens: list("tokenizer.ggml.tokens"),
+            kinds: kinds.into_iter().map(|number| Kind::from_number(number.into())).collect(),
+            scores: metadata.f32s("tokenizer.ggml.scores").unwrap_or_default(),
+            merges: list("tokenizer.ggml.merges"),
+            bos: id("bos"),
+            eos: id("eos"),
+            eot: id("eot"),
+            eom: id("eom"),
+            unknown: id("unknown"),
+            add_bos: flag("add_bos_token"),
+            add_eos: flag("add_eos_token"),
+            add_space_prefix: flag("add_space_prefix"),
+            remove_extra_whitespaces: flag("remove_extra_whitespaces"),
+            strip_after_special: phi3 || ["phi-3", "phi3"].iter().any(|part| name.contains(part)),
+        })
+    }
+}
