@@ -94,7 +94,7 @@ fn a_file_appears_when_it_is_complete_and_can_be_forgotten() {
     }
     out.commit().unwrap();
     let gguf = Gguf::open(&path).unwrap();
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     assert_eq!((gguf.path(), gguf.data_start()), (Some(path.as_path()), 4096));
     gguf.forget("big");
     gguf.forget("absent");
@@ -137,6 +137,6 @@ fn only_files_are_opened() {
     assert!(matches!(Gguf::open(dir.path()), Err(Error::Invalid { .. })));
     assert!(matches!(Gguf::open(dir.path().join("absent")), Err(Error::Io { .. })));
     let empty = dir.path().join("empty");
-    std::fs::write(&empty, []).unwrap();
+    fs::write(&empty, []).unwrap();
     assert!(matches!(Gguf::open(&empty), Err(Error::Malformed { .. })));
 }
