@@ -1,1 +1,285 @@
-//! (module)
+//! GGUF files: one header with metadata and a table of tensors, then the tensors' bytes.
+//!
+//! Read with [`Gguf::open`] (mapped, so that weights cost no memory until they are touched) or
+//! [`Gguf::from_bytes`]; written with [`Writer`]. Versions 2 and 3, little endian, in one file.
+//!
+//! ```text
+//! "GGUF"  version u32  tensors u64  pairs u64
+//! pairs    x { key: string, type u32, value }                 string = length u64, bytes
+//! tensors  x { name: string, dims u32, dim u64 each, type u32, offset u64 }
+//! padding to the alignment (metadata `general.alignment`, else 32): tensor data starts here
+//! tensor data, each tensor at its offset, a multiple of the alignment
+//! ```
+//!
+//! A model file comes from strangers, so the reader believes nothing: all arithmetic is checked, every count and
+//! length is compared with what the file can hold before anything is allocated, and what it allocates stays
+//! below twice the header (plus 1 MiB): strings and arrays stay in the file and are decoded when asked for.
+//! Errors name the field that is wrong. The caps are the constants of this module; a file beyond one is refused.
+//!
+//! Limits: big-endian files and version 1 are refused, nested arrays too; a tensor whose type is not in
+//! [`quant::ALL`] is listed but its bytes are not handed out.
+
+mod metadata;
+mod parse;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use std::{
+    borrow::Cow,
+    fmt, fs,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{
+    Error, Result,
+    quant::{self, Format},
+};
+pub use metadata::{Array, Kind, Metadata, Strings, Value};
+pub use write::{TensorWriter, Writer};
+
+/// Most metadata pairs of a file; real models have below 100.
+pub const MAX_PAIRS: u64 = 4_096;
+/// Most tensors of a file; the largest known models have about 2,000.
+pub const MAX_TENSORS: u64 = 65_536;
+/// Most dimensions of a tensor, as in ggml.
+pub const MAX_DIMS: u32 = 4;
+/// Longest key or tensor name in bytes.
+pub const MAX_NAME: u64 = 256;
+/// Longest string in bytes: chat templates, licenses and tokens are well below.
+pub const MAX_STRING: u64 = 1 << 20;
+/// Most entries of an array: four times the largest vocabulary in use.
+pub const MAX_ARRAY: u64 = 1 << 20;
+/// Longest header in bytes; a 256 k vocabulary with merges takes about 16 MiB.
+pub const MAX_HEADER: u64 = 64 << 20;
+/// The alignment of a file that does not state one.
+pub const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// Bytes of magic, version and the two counts.
+const PREAMBLE: u64 = 24;
+
+/// An open GGUF file whose whole structure has been checked.
+pub struct Gguf {
+    source: Arc<Source>,
+    path: Option<PathBuf>,
+    metadata: Metadata,
+    tensors: Box<[TensorInfo]>,
+    by_name: Box<[u32]>,
+    header_len: u64,
+    data_start: u64,
+}
+
+/// Where one tensor is and what it looks like.
+#[derive(Debug)]
+pub struct TensorInfo {
+    /// The name, e.g. `blk.0.attn_q.weight`.
+    pub name: Box<str>,
+    /// Sizes in ggml order: `dims[0]` is the row length. 1 to 4 of them, none 0.
+    pub dims: Box<[u64]>,
+    /// The type number, maybe one that this build does not know.
+    pub ggml_type: u32,
+    /// Bytes from the start of the file.
+    pub offset: u64,
+    /// Bytes of data; 0 when the type is unknown.
+    pub len: u64,
+}
+
+impl TensorInfo {
+    /// The number of weights.
+    pub fn elements(&self) -> u64 {
+        self.dims.iter().product()
+    }
+}
+
+/// A tensor whose format this build computes with.
+#[derive(Clone, Copy)]
+pub struct Tensor<'a> {
+    /// Name, dimensions and place.
+    pub info: &'a TensorInfo,
+    /// How the bytes encode weights.
+    pub format: &'static Format,
+    /// `rows() * format.row_bytes(cols())` bytes, rows ascending.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Tensor<'a> {
+    /// Weights per row: the input features of a matrix.
+    pub fn cols(&self) -> usize {
+        self.info.dims[0] as usize
+    }
+
+    /// Number of rows: the product of all dimensions but the first.
+    pub fn rows(&self) -> usize {
+        self.info.dims[1..].iter().product::<u64>() as usize
+    }
+
+    /// The bytes of row `index`; panics beyond `rows()`.
+    pub fn row(&self, index: usize) -> &'a [u8] {
+        let bytes = self.bytes.len() / self.rows();
+        &self.bytes[index * bytes..][..bytes]
+    }
+
+    /// All weights as f32, rows ascending.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut weights = vec![0.0; self.cols() * self.rows()];
+        (self.format.dequantize)(self.bytes, &mut weights);
+        weights
+    }
+}
+
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?} {:?}", self.info.name, self.format, self.info.dims)
+    }
+}
+
+/// The bytes behind an open file.
+enum Source {
+    Mapped(memmap2::Mmap),
+    Bytes(Cow<'static, [u8]>),
+}
+
+impl Source {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl Gguf {
+    /// Maps the file at `path` and checks its header.
+    ///
+    /// The file must not shrink while it is open: reading beyond its new end ends the process (SIGBUS). Changing
+    /// bytes under the mapping changes what is read, but never what is out of bounds.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let io = |source| Error::io(path, source);
+        if !fs::metadata(path).map_err(io)?.is_file() {
+            return Err(Error::invalid(format!("{} is not a file", path.display())));
+        }
+        let file = fs::File::open(path).map_err(io)?;
+        if file.metadata().map_err(io)?.len() < PREAMBLE {
+            return Err(Error::malformed("header", "the file ends before it"));
+        }
+        // SAFETY: the mapping is read-only and private to this struct, all views of it are bounded by its length,
+        // and no code relies on two reads of the same bytes being equal: lazily decoded values are checked again.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        Self::parse(Source::Mapped(map), Some(path.to_owned()))
+    }
+
+    /// Checks a whole file that is in memory already: an embedded model, a test.
+    pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
+        Self::parse(Source::Bytes(bytes.into()), None)
+    }
+
+    fn parse(source: Source, path: Option<PathBuf>) -> Result<Self> {
+        let source = Arc::new(source);
+        let header = parse::header(source.bytes())?;
+        let metadata = Metadata::new(source.clone(), header.entries, header.by_key);
+        Ok(Self {
+            source,
+            path,
+            metadata,
+            tensors: header.tensors,
+            by_name: header.by_name,
+            header_len: header.len,
+            data_start: header.data_start,
+        })
+    }
+
+    /// The metadata, in file order.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All tensors, in file order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The tensor called `name`; `None` if there is none or its type is unknown here.
+    pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
+        let info = self.info(name)?;
+        let format = quant::by_type(info.ggml_type)?;
+        let bytes = &self.source.bytes()[info.offset as usize..][..info.len as usize];
+        Some(Tensor { info, format, bytes })
+    }
+
+    /// The tensor called `name`, or `Unsupported` saying that it is missing or of which unknown type it is.
+    pub fn require(&self, name: &str) -> Result<Tensor<'_>> {
+        self.tensor(name).ok_or_else(|| match self.info(name) {
+            Some(info) => Error::unsupported(format!("tensor {name} of type {}", info.ggml_type)),
+            None => Error::unsupported(format!("tensor {name} is missing")),
+        })
+    }
+
+    /// What the table says of the tensor called `name`, whatever its type.
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        let named = |&index: &u32| self.tensors[index as usize].name.as_ref().cmp(name);
+        let at = self.by_name.binary_search_by(named).ok()?;
+        Some(&self.tensors[self.by_name[at] as usize])
+    }
+
+    /// Where the file is; `None` for bytes in memory.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_len(&self) -> u64 {
+        self.source.bytes().len() as u64
+    }
+
+    /// Bytes of preamble, metadata and tensor table, without the padding after them.
+    pub fn header_len(&self) -> u64 {
+        self.header_len
+    }
+
+    /// Where tensor data starts: `header_len` rounded up to the alignment.
+    pub fn data_start(&self) -> u64 {
+        self.data_start
+    }
+
+    /// Lets the system take back the memory of a tensor's pages, e.g. after repacking: a later read fetches them
+    /// from the file again. Does nothing for unknown names and for bytes in memory.
+    pub fn forget(&self, name: &str) {
+        if let Some(info) = self.info(name) {
+            self.forget_range(info.offset..info.offset + info.len);
+        }
+    }
+
+    /// As [`Gguf::forget`] for a range of the file; only pages that lie wholly inside are dropped.
+    pub fn forget_range(&self, range: Range<u64>) {
+        let Source::Mapped(map) = &*self.source else { return };
+        let page = page_size();
+        let start = (range.start as usize).min(map.len()).next_multiple_of(page);
+        let end = (range.end as usize).min(map.len()) / page * page;
+        if start < end {
+            // SAFETY: a shared read-only file mapping has no private changes to lose: dropped pages read the
+            // same from the file. Both ends lie inside the mapping.
+            let advised =
+                unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            if let Err(error) = advised {
+                tracing::debug!(%error, "the system keeps the pages of a repacked tensor");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Gguf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (pairs, tensors) = (self.metadata.len(), self.tensors.len());
+        write!(f, "Gguf {:?} with {pairs} pairs, {tensors} tensors, {} bytes", self.path, self.file_len())
+    }
+}
+
+/// The size of a memory page in bytes.
+fn page_size() -> usize {
+    // SAFETY: sysconf reads a constant of the system and touches no memory of ours.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096).max(1)
+}

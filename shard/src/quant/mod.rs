@@ -1,4 +1,43 @@
 //! Weight formats: one file and one row of [`ALL`] each.
+//!
+//! A format stores a row of weights as equal blocks. What a block means is written here three times, in the
+//! slowest and plainest way: to f32 ([`Format::dequantize`]), from f32 ([`Format::quantize`]) and as the dot
+//! product with one token's activations ([`Format::dot`]). The dot is the specification of profile `d1`: it
+//! fixes which products are exact integers, which are f32, and the order in which they are added, so every
+//! kernel of every instruction set has to return the very same bits.
+//!
+//! How a dot goes: activations are rounded to int8 per 32 values ([`quantize_row`]); inside a block the products
+//! are integers and therefore independent of order; between blocks there is one chain of fused multiply-adds,
+//! blocks ascending, starting from `0.0`. Each format's module says which terms enter the chain. The float
+//! formats take the f32 activations and one fused multiply-add per weight.
+//!
+//! Limits: little-endian blocks only; a row is a whole number of blocks; `dot` does not treat NaN or infinite
+//! scales specially, they poison that output as IEEE 754 says.
+//!
+//! Layouts are those of ggml, as the `gguf` package on PyPI decodes them; `tests/data/quant/make.py` holds the proof.
+
+mod bfloat16;
+mod float16;
+mod float32;
+mod q4_0;
+mod q8_0;
+
+use std::fmt;
+
+pub use bfloat16::BF16;
+pub use float16::F16;
+pub use float32::F32;
+pub use q4_0::Q4_0;
+pub use q8_0::Q8_0;
+
+/// Every format there is, in the order of the GGUF type numbers.
+pub static ALL: &[&Format] = &[&F32, &F16, &Q4_0, &Q8_0, &BF16];
+
+/// Activations share a scale per this many values, and every integer format's block is a multiple of it.
+pub const ACTIVATION_BLOCK: usize = 32;
+
+/// [`QuantizedRow::sums`] holds one sum per this many values: the finest group that has an own scale or minimum.
+pub const SUM_BLOCK: usize = 16;
 
 /// One weight format: its layout and its scalar specification.
 pub struct Format {
@@ -12,7 +51,8 @@ pub struct Format {
     pub block_bytes: usize,
     /// Blocks to f32: `blocks.len() / block_bytes * block_len == out.len()`.
     pub dequantize: fn(blocks: &[u8], out: &mut [f32]),
-    /// f32 to blocks, where a quantizer exists.
+    /// f32 to blocks, where a quantizer exists; lengths as in `dequantize`. Finite weights are assumed: others
+    /// give some block, never a panic.
     pub quantize: Option<fn(weights: &[f32], blocks: &mut [u8])>,
     /// One output of a matrix product, in the exact order of profile `d1`.
     pub dot: fn(row: &[u8], x: &QuantizedRow<'_>) -> f32,
@@ -20,7 +60,39 @@ pub struct Format {
     pub integer: bool,
 }
 
+impl Format {
+    /// Bytes of a row of `cols` weights; `None` if they are not whole blocks or too many to count.
+    pub fn row_bytes(&self, cols: usize) -> Option<usize> {
+        cols.is_multiple_of(self.block_len).then_some(cols / self.block_len)?.checked_mul(self.block_bytes)
+    }
+}
+
+impl fmt::Debug for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        self.ggml_type == other.ggml_type
+    }
+}
+
+impl Eq for Format {}
+
+/// The format of a GGUF type number.
+pub fn by_type(ggml_type: u32) -> Option<&'static Format> {
+    ALL.iter().copied().find(|format| format.ggml_type == ggml_type)
+}
+
+/// The format of a name such as `q4_k`, in any case.
+pub fn by_name(name: &str) -> Option<&'static Format> {
+    ALL.iter().copied().find(|format| format.name.eq_ignore_ascii_case(name))
+}
+
 /// One token's activations as the dot products read them.
+#[derive(Clone, Copy, Debug)]
 pub struct QuantizedRow<'a> {
     /// The activations themselves, `cols` values.
     pub x: &'a [f32],
@@ -30,4 +102,93 @@ pub struct QuantizedRow<'a> {
     pub d: &'a [f32],
     /// The sum of `q` over each 16 values.
     pub sums: &'a [i16],
+}
+
+impl QuantizedRow<'_> {
+    /// The exact sum of `codes[i] * q[at + i]`.
+    fn idot<const N: usize>(&self, at: usize, codes: &[i32; N]) -> i32 {
+        codes.iter().zip(&self.q[at..at + N]).map(|(&code, &q)| code * i32::from(q)).sum()
+    }
+}
+
+/// Rounds activations to int8, 32 to a scale: the scalar specification of the kernels' quantizer.
+///
+/// `x` and `q` hold the same number of values, a multiple of 32; `d` one scale per 32, `sums` one sum per 16.
+/// Per block, with `amax` its largest magnitude: `d = amax / 127`, `q = round_ties_even(x * (127 / amax))`.
+/// Blocks of which `127 / amax` overflows (zeros, or all magnitudes below about 4e-37) become `d = 0, q = 0`.
+/// A block with a NaN or an infinity becomes `d = NaN, q = 0`, so that the fault shows in every output it reaches.
+pub fn quantize_row(x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut [i16]) {
+    assert!(x.len().is_multiple_of(ACTIVATION_BLOCK), "activations come in blocks of 32");
+    assert_eq!(q.len(), x.len());
+    assert_eq!(d.len(), x.len() / ACTIVATION_BLOCK);
+    assert_eq!(sums.len(), x.len() / SUM_BLOCK);
+    let blocks = x.chunks_exact(ACTIVATION_BLOCK).zip(q.chunks_exact_mut(ACTIVATION_BLOCK));
+    for ((x, q), d) in blocks.zip(d) {
+        *d = quantize_activations(x, q);
+    }
+    for (q, sum) in q.chunks_exact(SUM_BLOCK).zip(sums) {
+        *sum = q.iter().map(|&q| i16::from(q)).sum();
+    }
+}
+
+/// One block of [`quantize_row`]: fills `q` and returns the scale.
+fn quantize_activations(x: &[f32], q: &mut [i8]) -> f32 {
+    q.fill(0);
+    if x.iter().any(|x| !x.is_finite()) {
+        return f32::NAN;
+    }
+    let amax = x.iter().fold(0.0f32, |amax, x| amax.max(x.abs()));
+    let inverse = 127.0 / amax;
+    if inverse.is_infinite() {
+        return 0.0;
+    }
+    for (q, x) in q.iter_mut().zip(x) {
+        *q = (x * inverse).round_ties_even() as i8;
+    }
+    amax / 127.0
+}
+
+/// The f16 at the start of `bytes`, as f32 (exact).
+fn half(bytes: &[u8]) -> f32 {
+    half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32()
+}
+
+/// `value` rounded to the nearest f16, ties to even.
+fn to_half(value: f32) -> [u8; 2] {
+    half::f16::from_f32(value).to_le_bytes()
+}
+
+/// Pairs each block of `blocks` with its place in `out`.
+fn each_block<'a>(
+    format: &Format,
+    blocks: &'a [u8],
+    out: &'a mut [f32],
+) -> impl Iterator<Item = (&'a [u8], &'a mut [f32])> {
+    assert_eq!(Some(blocks.len()), format.row_bytes(out.len()), "{}: bytes and weights differ", format.name);
+    blocks.chunks_exact(format.block_bytes).zip(out.chunks_exact_mut(format.block_len))
+}
+
+/// Pairs each block of weights with its place in `blocks`.
+fn each_block_mut<'a>(
+    format: &Format,
+    weights: &'a [f32],
+    blocks: &'a mut [u8],
+) -> impl Iterator<Item = (&'a [f32], &'a mut [u8])> {
+    assert_eq!(
+        Some(blocks.len()),
+        format.row_bytes(weights.len()),
+        "{}: bytes and weights differ",
+        format.name
+    );
+    weights.chunks_exact(format.block_len).zip(blocks.chunks_exact_mut(format.block_bytes))
+}
+
+/// The value of largest magnitude with its sign, the first of equals; 0 for an empty slice.
+fn signed_max(weights: &[f32]) -> f32 {
+    weights.iter().fold(0.0f32, |max, &w| if w.abs() > max.abs() { w } else { max })
+}
+
+/// `1 / d`, or 0 where a block has no scale.
+fn inverse(d: f32) -> f32 {
+    if d == 0.0 { 0.0 } else { 1.0 / d }
 }
