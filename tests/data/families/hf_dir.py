@@ -1,0 +1,100 @@
+"""Writes the transformers side of a fixture as a model directory, the input of `shoal convert`.
+
+The directory looks like a published checkpoint: per-expert tensors, no tied head, and, in style "v4", a config.json with
+`rope_theta` and `rope_scaling` as almost every checkpoint on the hub has it ("v5" has `rope_parameters`). Converting it
+must give the tensors of `families/<name>.gguf`, which is written from the same model.
+"""
+
+import json
+import re
+import shutil
+
+import torch
+import transformers as tf
+from safetensors.torch import save_file
+
+import vocab as vocabulary
+
+# Of a transformers configuration, what says nothing about the stored model.
+NOISE = {
+    "_name_or_path", "attn_implementation", "chunk_size_feed_forward", "dtype", "id2label", "is_encoder_decoder",
+    "label2id", "layer_types", "output_attentions", "output_hidden_states", "problem_type", "return_dict",
+    "rope_parameters", "torch_dtype", "transformers_version", "use_cache",
+}
+
+
+def published(state, tied):
+    """State dict entries under the names that published checkpoints use."""
+    for name, value in state.items():
+        if name == "lm_head.weight" and tied:
+            continue
+        if match := re.fullmatch(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up|down)_proj", name):
+            for expert, weight in enumerate(value):
+                prefix = f"{match[1]}.block_sparse_moe.experts.{expert}"
+                if match[2] == "down":
+                    yield f"{prefix}.w2.weight", weight
+                else:
+                    gate, up = weight.chunk(2)
+                    yield f"{prefix}.w1.weight", gate
+                    yield f"{prefix}.w3.weight", up
+        else:
+            yield name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight"), value
+
+
+def rope_v4(config):
+    rope = config.rope_parameters
+    if config.model_type == "gemma3_text":
+        full = rope["full_attention"]
+        return {
+            "rope_theta": full["rope_theta"],
+            "rope_local_base_freq": rope["sliding_attention"]["rope_theta"],
+            "rope_scaling": {"factor": full["factor"], "rope_type": full["rope_type"]},
+            "sliding_window_pattern": 6,
+        }
+    out = {"rope_theta": rope["rope_theta"], "rope_scaling": None}
+    if rope["rope_type"] == "longrope":
+        out["rope_scaling"] = {"type": "longrope"} | {k: rope[k] for k in ("short_factor", "long_factor")}
+        out["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+        out["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    return out
+
+
+def config_json(family, dtype, vocab):
+    config = family.config
+    out = {k: v for k, v in config.to_dict().items() if k not in NOISE and not k.startswith("_")}
+    out |= {"architectures": [family.model_class.__name__], "bos_token_id": None, "eos_token_id": vocab.eos}
+    if family.hf_style == "v5":
+        return out | {"rope_parameters": dict(config.rope_parameters), "dtype": dtype}
+    return out | rope_v4(config) | {"torch_dtype": dtype}
+
+
+def write(folder, family, model, vocab):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    dtype = torch.float16 if family.hf == "f16" else torch.bfloat16
+    tensors = {}
+    for name, value in published(model.state_dict(), family.config.tie_word_embeddings):
+        tensors[name] = value.to(dtype).contiguous()
+        assert torch.equal(tensors[name].float(), value), name
+    if family.hf.endswith("sharded"):
+        names = sorted(tensors)
+        parts = [names[: len(names) // 2], names[len(names) // 2 :]]
+        files = {f"model-0000{i}-of-00002.safetensors": part for i, part in enumerate(parts, 1)}
+        index = {
+            "metadata": {"total_size": sum(t.numel() * t.element_size() for t in tensors.values())},
+            "weight_map": {name: file for file, part in files.items() for name in part},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
+    else:
+        files = {"model.safetensors": list(tensors)}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
+    text = json.dumps(config_json(family, str(dtype).removeprefix("torch."), vocab), indent=1, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n")
+    vocabulary.write_hf(folder, vocab)
+
+
+def reload(folder):
+    """The directory as transformers itself reads it."""
+    model = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval(), tf.AutoTokenizer.from_pretrained(folder)
