@@ -25,7 +25,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let base = reader.base("rope.freq_base_swa")?;
     let local = Rope { base, scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
     let window = reader.size_opt("attention.sliding_window", usize::MAX)?;
-    let pattern = reader.list_opt("attention.sliding_window_pattern");
+    let pattern = reader.flags_opt("attention.sliding_window_pattern");
     if pattern.as_ref().is_some_and(|p| p.len() < sizes.layers) {
         let key = "gemma3.attention.sliding_window_pattern";
         return Err(Error::malformed(key, "has fewer entries than there are layers"));
@@ -35,7 +35,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         None => reader.size_opt("attention.sliding_window_pattern", usize::MAX)?.unwrap_or(PERIOD),
     };
     let slides = |index: usize| match &pattern {
-        Some(pattern) => pattern[index] != 0,
+        Some(pattern) => pattern[index],
         None => index % period != period - 1,
     };
     let mut attention = sizes.attention(None);

@@ -156,9 +156,9 @@ impl<'g> Reader<'g> {
         self.metadata().bool(&self.key(name))
     }
 
-    /// An optional list, one truth value or number per layer.
-    pub fn list_opt(&self, name: &str) -> Option<Vec<u64>> {
-        self.metadata().u64s(&self.key(name))
+    /// An optional list of truth values, one per layer.
+    pub fn flags_opt(&self, name: &str) -> Option<Vec<bool>> {
+        self.metadata().bools(&self.key(name))
     }
 
     pub fn has(&self, tensor: &str) -> bool {

@@ -75,12 +75,10 @@ pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[super::Layer]) -> Result<(
 }
 
 fn check_one(gguf: &Gguf, rule: &Rule, name: &str) -> Result<()> {
-    let Some(tensor) = gguf.tensor(name) else {
-        return match rule.need {
-            Need::Required => Err(Error::unsupported(format!("tensor {name} is missing"))),
-            Need::Optional => Ok(()),
-        };
-    };
+    if rule.need == Need::Optional && gguf.info(name).is_none() {
+        return Ok(());
+    }
+    let tensor = gguf.require(name)?;
     if rule.accepts(&tensor.info.dims) {
         return Ok(());
     }
