@@ -1,5 +1,7 @@
 //! Inner loops: written once over [`simd::Simd`], the same bits on every instruction set and thread count.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 mod cpu;
 pub mod math;
@@ -10,4 +12,4 @@ pub mod simd;
 pub mod threads;
 pub mod vector;
 
-pub use cpu::{Cpu, Isa};
+pub use cpu::{Cpu, Isa, Kernel};

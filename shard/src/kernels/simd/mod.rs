@@ -5,7 +5,28 @@
 //! same bits on all of them, so a kernel gives the same bits by construction. Lanes are output rows, positions
 //! or dimensions; the only operation across lanes is [`Simd::sum_tree`], whose order is fixed.
 
+/// Writes the methods of an implementation: each is inlined into its caller, which carries the target features.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(unused_macros))]
+macro_rules! methods {
+    ($(fn $name:ident $(<const $n:ident: u32>)? ($($arg:ident: $kind:ty),* $(,)?) $(-> $out:ty)? $body:block)*) => {$(
+        #[inline(always)]
+        #[allow(unused_unsafe)]
+        unsafe fn $name $(<const $n: u32>)? ($($arg: $kind),*) $(-> $out)? {
+            // SAFETY: the contract of the trait: the instruction set was detected and pointers cover the vector.
+            unsafe { $body }
+        }
+    )*};
+}
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 pub mod scalar;
+#[cfg(test)]
+mod tests;
 
 /// Lanes of one float vector, on every instruction set.
 pub const LANES: usize = 16;
@@ -59,7 +80,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn select_below(bound: usize, a: Self::F, b: Self::F) -> Self::F;
     /// Sum of the lanes: `(i) + (i + 8)`, then 4, 2, 1 apart.
     unsafe fn sum_tree(a: Self::F) -> f32;
-    /// Largest lane.
+    /// Largest lane (no lane NaN; the sign of a zero result is not specified).
     unsafe fn max_lane(a: Self::F) -> f32;
     /// Rounds to the nearest integer, ties to even; lanes must be inside the i32 range.
     unsafe fn round_i32(a: Self::F) -> Self::I;
@@ -80,6 +101,13 @@ pub trait Simd: Copy + 'static {
     /// Widens 16 i8 to i32.
     unsafe fn load_i8_i32(from: *const i8) -> Self::I;
 
+    /// Stores 16 i32.
+    unsafe fn store_i32(to: *mut i32, value: Self::I);
+    /// Stores 16 i32 in -128..=127 as i8.
+    unsafe fn store_i8(to: *mut i8, value: Self::I);
+    /// Sum of the lanes, wrapping.
+    unsafe fn sum_i32(a: Self::I) -> i32;
+
     // ---- 64 bytes --------------------------------------------------------------------------------------------
     /// Loads 64 bytes.
     unsafe fn load_bytes(from: *const u8) -> Self::B;
@@ -91,15 +119,30 @@ pub trait Simd: Copy + 'static {
     unsafe fn and(a: Self::B, b: Self::B) -> Self::B;
     /// `a | b`.
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B;
+    /// `a - b` per byte, wrapping.
+    unsafe fn sub_bytes(a: Self::B, b: Self::B) -> Self::B;
     /// Each byte shifted right by `N` (0..=7), zeros entering.
     unsafe fn shr<const N: u32>(a: Self::B) -> Self::B;
     /// Each byte shifted left by `N` (0..=7), zeros entering.
     unsafe fn shl<const N: u32>(a: Self::B) -> Self::B;
     /// Each byte (0..=15) replaced by the table's entry.
     unsafe fn lookup(table: &[i8; 16], index: Self::B) -> Self::B;
+    /// What [`Simd::bias`] adds to signed weights: 128 where the byte product needs unsigned weights, else 0.
+    /// An accumulator of [`Simd::dot_i8`] or [`Simd::dot_biased`] starts from `-BIAS` times the sum of its activations.
+    const BIAS: i32;
     /// The i32 accumulator that [`Simd::dot_i8`] chains start from, given the sum of the activations it will see.
-    /// It folds in whatever the instruction set's byte trick adds (`-128 * sum` with VNNI, 0 elsewhere).
-    unsafe fn start_i8(x_sum: i32) -> Self::I;
+    #[inline(always)]
+    unsafe fn start_i8(x_sum: i32) -> Self::I {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { Self::splat_i32(-Self::BIAS * x_sum) }
+    }
+    /// Signed weights in the form [`Simd::dot_biased`] takes: `w + BIAS` per byte, wrapping.
+    unsafe fn bias(w: Self::B) -> Self::B;
+    /// [`Simd::dot_i8`] of weights that went through [`Simd::bias`] before.
+    unsafe fn dot_biased(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
+    /// Asks for the cache line at `from`, which may lie outside any allocation.
+    #[inline(always)]
+    unsafe fn prefetch(_from: *const u8) {}
     /// `acc[lane] += sum_j w[4 lane + j] * x[j]` with `w` as signed bytes in -128..=127, `x` four activations in -127..=127.
     unsafe fn dot_i8(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;
     /// `acc[lane] += sum_j w[4 lane + j] * x[j]` with `w` as unsigned bytes in 0..=127.

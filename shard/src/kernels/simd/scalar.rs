@@ -112,6 +112,17 @@ impl Simd for Scalar {
         // SAFETY: the caller promises 16 readable bytes.
         map(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }, i32::from)
     }
+    unsafe fn store_i32(to: *mut i32, value: Self::I) {
+        // SAFETY: the caller promises 16 writable i32.
+        unsafe { to.cast::<Self::I>().write_unaligned(value) }
+    }
+    unsafe fn store_i8(to: *mut i8, value: Self::I) {
+        // SAFETY: the caller promises 16 writable bytes.
+        unsafe { to.cast::<[i8; LANES]>().write_unaligned(map(value, |v| v as i8)) }
+    }
+    unsafe fn sum_i32(a: Self::I) -> i32 {
+        a.into_iter().fold(0, i32::wrapping_add)
+    }
     unsafe fn load_bytes(from: *const u8) -> Self::B {
         // SAFETY: the caller promises 64 readable bytes.
         unsafe { from.cast::<Self::B>().read_unaligned() }
@@ -129,6 +140,9 @@ impl Simd for Scalar {
     unsafe fn or(a: Self::B, b: Self::B) -> Self::B {
         std::array::from_fn(|i| a[i] | b[i])
     }
+    unsafe fn sub_bytes(a: Self::B, b: Self::B) -> Self::B {
+        std::array::from_fn(|i| a[i].wrapping_sub(b[i]))
+    }
     unsafe fn shr<const N: u32>(a: Self::B) -> Self::B {
         std::array::from_fn(|i| a[i] >> N)
     }
@@ -138,8 +152,13 @@ impl Simd for Scalar {
     unsafe fn lookup(table: &[i8; 16], index: Self::B) -> Self::B {
         std::array::from_fn(|i| table[(index[i] & 15) as usize] as u8)
     }
-    unsafe fn start_i8(_x_sum: i32) -> Self::I {
-        [0; LANES]
+    const BIAS: i32 = 0;
+    unsafe fn bias(w: Self::B) -> Self::B {
+        w
+    }
+    unsafe fn dot_biased(acc: Self::I, w: Self::B, x: *const i8) -> Self::I {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { Self::dot_i8(acc, w, x) }
     }
     unsafe fn dot_i8(acc: Self::I, w: Self::B, x: *const i8) -> Self::I {
         // SAFETY: the caller promises 4 readable activations.
