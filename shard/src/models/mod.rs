@@ -1,1 +1,84 @@
-//! (module)
+//! Architectures as data: each family maps a GGUF's metadata and tensors to a [`Blueprint`].
+//!
+//! Families differ in a few dozen facts (which norm, how positions rotate, which layers see a window, which biases
+//! exist), not in how a transformer runs. So a family is one file that states its facts, [`ALL`] lists the families,
+//! and one executor ([`crate::engine`]) and one oracle ([`crate::reference`]) interpret the result.
+//! Adding a family is one file and one row; a kind of layer that is new altogether is a variant of [`Attention`] or
+//! [`FeedForward`] and a step in both interpreters.
+//!
+//! A file is refused rather than guessed at: a tensor that is missing, one that nobody would use, a shape that
+//! contradicts the metadata, or a metadata key that would change the numbers but is not read here.
+//! Every count is bounded by [`limits`] before anything is allocated from it.
+
+mod blueprint;
+mod block;
+mod gemma2;
+mod gemma3;
+mod glm4;
+pub mod limits;
+mod llama;
+mod phi3;
+mod qwen2;
+mod qwen2moe;
+mod qwen3;
+mod qwen3moe;
+mod reader;
+mod rope;
+mod starcoder2;
+mod tensors;
+
+pub use blueprint::{
+    Activation, Attention, Blueprint, Dense, Experts, FeedForward, Head, Layer, Norm, NormKind, Softmax,
+};
+pub use rope::{Frequencies, Rope, Scaling};
+pub use tensors::{Need, Rule, layer_name};
+
+use crate::{Error, Result, gguf::Gguf};
+use reader::Reader;
+
+/// One family of models.
+pub struct Architecture {
+    /// The value of `general.architecture`.
+    pub name: &'static str,
+    /// Which published models it covers, for people.
+    pub covers: &'static str,
+    read: fn(&Reader<'_>) -> Result<Blueprint>,
+}
+
+/// Every family this build computes.
+pub static ALL: &[Architecture] = &[
+    Architecture {
+        name: "llama",
+        covers: "Llama 2, 3, 3.1 and later text models, CodeLlama, TinyLlama, Mistral, Mixtral",
+        read: llama::read,
+    },
+    Architecture { name: "qwen2", covers: "Qwen 2, Qwen 2.5", read: qwen2::read },
+    Architecture { name: "qwen3", covers: "Qwen 3", read: qwen3::read },
+    Architecture { name: "gemma2", covers: "Gemma 2", read: gemma2::read },
+    Architecture { name: "gemma3", covers: "Gemma 3 (text)", read: gemma3::read },
+    Architecture { name: "phi3", covers: "Phi 3, Phi 3.5, Phi 4", read: phi3::read },
+    Architecture { name: "starcoder2", covers: "StarCoder 2", read: starcoder2::read },
+    Architecture { name: "glm4", covers: "GLM 4 (0414)", read: glm4::read },
+    Architecture { name: "qwen2moe", covers: "Qwen 1.5 MoE, Qwen 2 MoE", read: qwen2moe::read },
+    Architecture { name: "qwen3moe", covers: "Qwen 3 MoE", read: qwen3moe::read },
+];
+
+impl Blueprint {
+    /// Reads what model `gguf` holds.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for an architecture that is not in [`ALL`], a tensor that is missing or has no use, or
+    /// metadata that asks for something not computed here; [`Error::Malformed`] for metadata that contradicts itself,
+    /// the tensors' shapes or the [`limits`].
+    pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
+        let name = gguf.metadata().architecture()?;
+        let Some(architecture) = ALL.iter().find(|a| a.name == name) else {
+            return Err(Error::unsupported(format!("architecture {name}")));
+        };
+        let reader = Reader::new(gguf, architecture.name);
+        let blueprint = (architecture.read)(&reader)?;
+        reader.refuse_unread(blueprint.context)?;
+        tensors::check(gguf, &blueprint.tensors, &blueprint.layers)?;
+        Ok(blueprint)
+    }
+}

@@ -1,0 +1,252 @@
+//! The executor: one `forward` over a range of layers, whatever the architecture.
+//!
+//! A [`Shard`] holds the packed weights of some consecutive layers, and at the ends of the model the embedding table
+//! and the head. [`Shard::forward`] takes a batch of [`Item`]s, one per session: token ids or the residual rows that
+//! the previous shard gave, and the session's [`KvCache`]. Prefill chunks, decode steps, verify windows and replays
+//! are this one call with other row counts.
+//!
+//! ```text
+//! tokens -> embedding -> [ x += attention(norm(x)); x += feed_forward(norm(x)) ] per layer -> norm -> head -> logits
+//!           ^ first shard only                    ^ activations cross shards here as raw f32 rows   ^ last shard only
+//! ```
+//!
+//! Why the same bits always come out: all rows of a batch go through every matrix together, yet each row's result
+//! depends on that row alone (see [`crate::kernels`]); attention runs per item; experts add their outputs to a row in
+//! ascending expert order, whoever else is in the batch. So chunk sizes, batches, thread counts and cuts do not matter.
+//!
+//! All buffers live in a [`Workspace`] made once. A forward pass allocates only the pages that a growing cache needs
+//! (none after [`KvCache::reserve`]).
+//!
+//! NaN and infinity are refused, coming in and going out: a pass that returns an error has not advanced any session.
+//!
+//! Limits: whole model families only as [`crate::models`] describes them; one workspace serves one pass at a time.
+
+mod experts;
+mod forward;
+mod run;
+mod weights;
+mod workspace;
+
+use std::sync::Arc;
+
+use scheduler::LayerRange;
+
+use crate::{
+    Error, Result,
+    gguf::{Gguf, Tensor},
+    kernels::{Cpu, KvShape, Matrix},
+    kv::KvCache,
+    models::{Blueprint, Frequencies},
+};
+pub use run::{argmax, fingerprint};
+use weights::{LayerWeights, NormWeights};
+pub use workspace::{Capacity, Workspace};
+
+/// Which ends of the model a shard holds besides its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Turns token ids into rows; only with layer 0.
+    pub embedding: bool,
+    /// Turns rows into logits; only with the last layer.
+    pub head: bool,
+}
+
+impl Ends {
+    /// Neither.
+    pub const NONE: Self = Self { embedding: false, head: false };
+    /// The whole model's.
+    pub const BOTH: Self = Self { embedding: true, head: true };
+}
+
+/// What is decided at load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Positions a session may grow to; `None` for the context the model was trained with. It also chooses between the
+    /// short and the long frequency factors of models that have both, so all shards of a session must agree on it.
+    pub context: Option<usize>,
+}
+
+/// One session's part of a batch.
+pub struct Item<'a> {
+    /// The session's cache; the first row's position is its length, and the pass advances it.
+    pub kv: &'a mut KvCache,
+    /// The rows to compute.
+    pub input: Input<'a>,
+    /// Which rows' results are wanted.
+    pub output: Output,
+}
+
+/// The rows of an item, at least one.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// Token ids, for a shard with the embedding.
+    Tokens(&'a [u32]),
+    /// Residual rows, `[n][hidden]`, as the previous shard gave them; for a shard without the embedding.
+    Activations(&'a [f32]),
+}
+
+/// Which rows' results are wanted: logits from a shard with the head, residual rows from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// None: the caches are filled.
+    None,
+    /// The last row.
+    Last,
+    /// Every row.
+    All,
+}
+
+/// The packed weights of consecutive layers, ready to compute.
+pub struct Shard {
+    blueprint: Blueprint,
+    cpu: Arc<Cpu>,
+    range: LayerRange,
+    context: usize,
+    frequencies: Vec<Frequencies>,
+    layers: Vec<LayerWeights>,
+    embedding: Option<Embedding>,
+    head: Option<HeadWeights>,
+    tag: u64,
+}
+
+/// The embedding table, read row by row from the file.
+struct Embedding {
+    gguf: Arc<Gguf>,
+}
+
+impl Embedding {
+    const NAME: &str = "token_embd.weight";
+
+    fn table(&self) -> Result<Tensor<'_>> {
+        self.gguf.require(Self::NAME)
+    }
+}
+
+struct HeadWeights {
+    norm: NormWeights,
+    matrix: Matrix,
+}
+
+impl Shard {
+    /// Loads and packs `layers` and `ends` of the model in `gguf`; tensors of other layers are not touched.
+    ///
+    /// The file stays open while the shard lives if it holds the embedding, whose rows are read when used.
+    ///
+    /// # Errors
+    /// Those of [`Blueprint::from_gguf`]; [`Error::Invalid`] for layers the model does not have, ends that do not belong
+    /// to the layers, or a context of zero or beyond what the model was trained for.
+    pub fn load(
+        gguf: &Arc<Gguf>,
+        cpu: Arc<Cpu>,
+        layers: LayerRange,
+        ends: Ends,
+        options: Options,
+    ) -> Result<Self> {
+        let blueprint = Blueprint::from_gguf(gguf)?;
+        let count = blueprint.layers.len();
+        if layers.end() as usize > count {
+            return Err(Error::invalid(format!("layers {layers} of a model with {count}")));
+        }
+        if ends.embedding && layers.start() != 0 {
+            return Err(Error::invalid(format!("layers {layers} do not begin with the embedding")));
+        }
+        if ends.head && (layers.end() as usize) != count {
+            return Err(Error::invalid(format!("layers {layers} do not end with the head")));
+        }
+        let context = options.context.unwrap_or(blueprint.context);
+        if context == 0 || context > blueprint.context {
+            let trained = blueprint.context;
+            return Err(Error::invalid(format!("a context of {context}: this model allows 1 to {trained}")));
+        }
+        let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
+        let loader = weights::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
+        let weights = (layers.start()..layers.end())
+            .map(|index| loader.layer(index as usize))
+            .collect::<Result<Vec<_>>>()?;
+        let head = match ends.head {
+            true => Some(HeadWeights { norm: loader.norm("output_norm")?, matrix: loader.head()? }),
+            false => None,
+        };
+        let tag = tag(&blueprint, layers, &frequencies, &weights);
+        let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
+        Ok(Self { cpu, range: layers, context, frequencies, layers: weights, embedding, head, tag, blueprint })
+    }
+
+    /// Loads the whole model with default options.
+    pub fn whole(gguf: &Arc<Gguf>, cpu: Arc<Cpu>) -> Result<Self> {
+        let range = whole_range(gguf)?;
+        Self::load(gguf, cpu, range, Ends::BOTH, Options::default())
+    }
+
+    /// What the model is.
+    pub fn blueprint(&self) -> &Blueprint {
+        &self.blueprint
+    }
+
+    /// The layers held.
+    pub fn range(&self) -> LayerRange {
+        self.range
+    }
+
+    /// The ends held.
+    pub fn ends(&self) -> Ends {
+        Ends { embedding: self.embedding.is_some(), head: self.head.is_some() }
+    }
+
+    /// Positions a session may grow to.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The processor that computes.
+    pub fn cpu(&self) -> &Arc<Cpu> {
+        &self.cpu
+    }
+
+    /// Bytes of all weights in memory.
+    pub fn resident_bytes(&self) -> usize {
+        let layers: usize = self.layers.iter().map(LayerWeights::resident_bytes).sum();
+        layers + self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
+    }
+
+    /// What caches of this shard are marked with: a digest of the architecture, the layers, the rotation and a sample
+    /// of the weights. Equal for every machine that loads the same layers of the same file with the same context choice.
+    pub fn kv_tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// An empty cache for a new session.
+    pub fn new_kv(&self) -> KvCache {
+        KvCache::new(self.tag, self.layers.len(), self.kv_shape(), self.context)
+    }
+
+    fn kv_shape(&self) -> KvShape {
+        KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim }
+    }
+}
+
+/// All layers of the model in `gguf`.
+pub fn whole_range(gguf: &Gguf) -> Result<LayerRange> {
+    let layers = Blueprint::from_gguf(gguf)?.layers.len() as u32;
+    LayerRange::new(0, layers).ok_or_else(|| Error::malformed("block_count", "is zero"))
+}
+
+fn tag(blueprint: &Blueprint, range: LayerRange, ropes: &[Frequencies], layers: &[LayerWeights]) -> u64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(blueprint.architecture.as_bytes());
+    for number in [blueprint.hidden, blueprint.heads, blueprint.kv_heads, blueprint.head_dim] {
+        hasher.update(&(number as u64).to_le_bytes());
+    }
+    hasher.update(&range.start().to_le_bytes()).update(&range.end().to_le_bytes());
+    for rope in ropes {
+        hasher.update(&rope.magnitude.to_bits().to_le_bytes());
+        rope.radians.iter().for_each(|r| {
+            hasher.update(&r.to_bits().to_le_bytes());
+        });
+    }
+    for weight in layers.iter().flat_map(|layer| layer.sample()) {
+        hasher.update(&weight.to_bits().to_le_bytes());
+    }
+    let digest = *hasher.finalize().as_bytes();
+    u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
+}

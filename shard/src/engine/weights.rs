@@ -1,0 +1,225 @@
+//! From tensors in a file to packed weights of one layer.
+
+use std::ops::Range;
+
+use crate::{
+    Error, Result,
+    gguf::Gguf,
+    kernels::{Cpu, Matrix},
+    models::{Blueprint, Experts, FeedForward, layer_name},
+};
+
+/// A matrix and what is added to its products.
+pub(super) struct Linear {
+    pub matrix: Matrix,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// The weights of a norm.
+pub(super) struct NormWeights {
+    pub weight: Vec<f32>,
+    pub bias: Option<Vec<f32>>,
+}
+
+/// A feed-forward network; without `gate` it is not gated.
+pub(super) struct Network {
+    pub gate: Option<Linear>,
+    pub up: Linear,
+    pub down: Linear,
+}
+
+/// A router and its experts.
+pub(super) struct ExpertWeights {
+    pub router: Matrix,
+    pub experts: Vec<Network>,
+    /// The gate of the shared expert, one row, and the expert.
+    pub shared: Option<(Matrix, Network)>,
+}
+
+pub(super) enum FeedForwardWeights {
+    Dense(Network),
+    Experts(ExpertWeights),
+}
+
+/// Everything one layer computes with.
+pub(super) struct LayerWeights {
+    pub attention_norm: NormWeights,
+    pub q: Linear,
+    pub k: Linear,
+    pub v: Linear,
+    pub out: Linear,
+    pub q_norm: Option<Vec<f32>>,
+    pub k_norm: Option<Vec<f32>>,
+    pub attention_norm_after: Option<Vec<f32>>,
+    pub feed_forward_norm: NormWeights,
+    pub feed_forward: FeedForwardWeights,
+    pub feed_forward_norm_after: Option<Vec<f32>>,
+}
+
+impl Linear {
+    fn resident_bytes(&self) -> usize {
+        self.matrix.resident_bytes()
+    }
+}
+
+impl Network {
+    fn resident_bytes(&self) -> usize {
+        let gate = self.gate.as_ref().map_or(0, Linear::resident_bytes);
+        gate + self.up.resident_bytes() + self.down.resident_bytes()
+    }
+}
+
+impl LayerWeights {
+    /// Bytes of the layer's matrices in memory.
+    pub fn resident_bytes(&self) -> usize {
+        let attention: usize = [&self.q, &self.k, &self.v, &self.out].iter().map(|m| m.resident_bytes()).sum();
+        let feed_forward = match &self.feed_forward {
+            FeedForwardWeights::Dense(network) => network.resident_bytes(),
+            FeedForwardWeights::Experts(experts) => {
+                let shared = experts.shared.as_ref();
+                experts.router.resident_bytes()
+                    + experts.experts.iter().map(Network::resident_bytes).sum::<usize>()
+                    + shared.map_or(0, |(gate, network)| gate.resident_bytes() + network.resident_bytes())
+            }
+        };
+        attention + feed_forward
+    }
+
+    /// Some weights that two models hardly have in common.
+    pub fn sample(&self) -> impl Iterator<Item = f32> {
+        self.attention_norm.weight.iter().chain(&self.feed_forward_norm.weight).copied()
+    }
+}
+
+/// Reads tensors of a model whose blueprint has accepted all names and shapes.
+pub(super) struct Loader<'a> {
+    pub gguf: &'a Gguf,
+    pub cpu: &'a Cpu,
+    pub blueprint: &'a Blueprint,
+}
+
+impl Loader<'_> {
+    /// The norm whose tensors are `prefix.weight` and maybe `prefix.bias`.
+    pub fn norm(&self, prefix: &str) -> Result<NormWeights> {
+        let weight = self.gguf.require(&format!("{prefix}.weight"))?.to_f32();
+        Ok(NormWeights { weight, bias: self.vector(&format!("{prefix}.bias")) })
+    }
+
+    /// The head's matrix: its own, or the embedding table.
+    pub fn head(&self) -> Result<Matrix> {
+        let name = if self.blueprint.head.tied { "token_embd.weight" } else { "output.weight" };
+        self.matrix(name)
+    }
+
+    /// Layer `index` of the model.
+    pub fn layer(&self, index: usize) -> Result<LayerWeights> {
+        let name = |suffix: &str| layer_name(index, suffix);
+        let (q, kv) = (self.blueprint.q_width(), self.blueprint.kv_width());
+        let fused = name("attn_qkv");
+        let [q, k, v] = match self.gguf.info(&format!("{fused}.weight")) {
+            None => [
+                self.linear(&name("attn_q"))?,
+                self.linear(&name("attn_k"))?,
+                self.linear(&name("attn_v"))?,
+            ],
+            Some(_) => [
+                self.linear_rows(&fused, 0..q)?,
+                self.linear_rows(&fused, q..q + kv)?,
+                self.linear_rows(&fused, q + kv..q + 2 * kv)?,
+            ],
+        };
+        self.gguf.forget(&format!("{fused}.weight"));
+        let feed_forward = match &self.blueprint.layers[index].feed_forward {
+            FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense.width)?),
+            FeedForward::Experts(experts) => FeedForwardWeights::Experts(self.experts(index, experts)?),
+        };
+        Ok(LayerWeights {
+            attention_norm: self.norm(&name("attn_norm"))?,
+            q,
+            k,
+            v,
+            out: self.linear(&name("attn_output"))?,
+            q_norm: self.vector(&name("attn_q_norm.weight")),
+            k_norm: self.vector(&name("attn_k_norm.weight")),
+            attention_norm_after: self.vector(&name("post_attention_norm.weight")),
+            feed_forward_norm: self.norm(&name("ffn_norm"))?,
+            feed_forward,
+            feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
+        })
+    }
+
+    /// The dense network; gate and up may be the halves of one matrix.
+    fn network(&self, index: usize, width: usize) -> Result<Network> {
+        let [gate, up, down] = ["ffn_gate", "ffn_up", "ffn_down"].map(|suffix| layer_name(index, suffix));
+        let stacked = self.gguf.require(&format!("{up}.weight"))?.rows() == 2 * width;
+        let (gate, up) = match self.gguf.info(&format!("{gate}.weight")) {
+            Some(_) => (Some(self.linear(&gate)?), self.linear(&up)?),
+            None if stacked => {
+                let halves = (self.linear_rows(&up, 0..width)?, self.linear_rows(&up, width..2 * width)?);
+                self.gguf.forget(&format!("{up}.weight"));
+                (Some(halves.0), halves.1)
+            }
+            None => (None, self.linear(&up)?),
+        };
+        Ok(Network { gate, up, down: self.linear(&down)? })
+    }
+
+    fn experts(&self, index: usize, spec: &Experts) -> Result<ExpertWeights> {
+        let name = |suffix: &str| layer_name(index, suffix);
+        let parts = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"].map(name);
+        let (hidden, width) = (self.blueprint.hidden, spec.width);
+        let experts = (0..spec.count).map(|e| {
+            let part = |part: usize, rows: usize| {
+                let matrix = self.matrix_rows(&parts[part], e * rows..(e + 1) * rows)?;
+                Ok::<_, Error>(Linear { matrix, bias: None })
+            };
+            Ok(Network { gate: Some(part(0, width)?), up: part(1, width)?, down: part(2, hidden)? })
+        });
+        let experts = experts.collect::<Result<Vec<_>>>()?;
+        parts.iter().for_each(|name| self.gguf.forget(name));
+        let shared = match spec.shared {
+            None => None,
+            Some(_) => {
+                let gate = self.matrix(&name("ffn_gate_inp_shexp.weight"))?;
+                let network = Network {
+                    gate: Some(self.linear(&name("ffn_gate_shexp"))?),
+                    up: self.linear(&name("ffn_up_shexp"))?,
+                    down: self.linear(&name("ffn_down_shexp"))?,
+                };
+                Some((gate, network))
+            }
+        };
+        Ok(ExpertWeights { router: self.matrix(&name("ffn_gate_inp.weight"))?, experts, shared })
+    }
+
+    fn linear(&self, prefix: &str) -> Result<Linear> {
+        let matrix = self.matrix(&format!("{prefix}.weight"))?;
+        Ok(Linear { matrix, bias: self.vector(&format!("{prefix}.bias")) })
+    }
+
+    fn linear_rows(&self, prefix: &str, rows: Range<usize>) -> Result<Linear> {
+        let matrix = self.matrix_rows(&format!("{prefix}.weight"), rows.clone())?;
+        let bias = self.vector(&format!("{prefix}.bias")).map(|bias| bias[rows].to_vec());
+        Ok(Linear { matrix, bias })
+    }
+
+    /// Packs a whole tensor and lets go of its pages in the file.
+    fn matrix(&self, name: &str) -> Result<Matrix> {
+        let rows = self.gguf.require(name)?.rows();
+        let matrix = self.matrix_rows(name, 0..rows);
+        self.gguf.forget(name);
+        matrix
+    }
+
+    fn matrix_rows(&self, name: &str, rows: Range<usize>) -> Result<Matrix> {
+        let tensor = self.gguf.require(name)?;
+        let row = tensor.bytes.len() / tensor.rows();
+        let bytes = &tensor.bytes[rows.start * row..rows.end * row];
+        Matrix::pack(self.cpu, tensor.format, rows.len(), tensor.cols(), bytes)
+    }
+
+    /// A small tensor as f32, if the file has it.
+    fn vector(&self, name: &str) -> Option<Vec<f32>> {
+        self.gguf.tensor(name).map(|tensor| tensor.to_f32())
+    }
+}

@@ -1,0 +1,200 @@
+//! The buffers of a forward pass, made once.
+
+use super::{Error, Result, Shard};
+use crate::{
+    kernels::{Activations, AttentionJob},
+    models::{Attention, FeedForward},
+};
+
+/// How much one forward pass may carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Rows of all items together: the largest prefill chunk, or the largest batch.
+    pub rows: usize,
+    /// Items of a batch.
+    pub items: usize,
+    /// Rows whose logits are wanted; each takes four bytes per vocabulary entry.
+    pub logit_rows: usize,
+}
+
+impl Capacity {
+    /// One session at a time: chunks of `rows`, the logits of one row.
+    pub fn one_session(rows: usize) -> Self {
+        Self { rows, items: 1, logit_rows: 1 }
+    }
+}
+
+/// Where one item's rows and results are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Span {
+    /// First row in the batch.
+    pub first: usize,
+    /// Number of rows.
+    pub rows: usize,
+    /// The last rows that are wanted.
+    pub wanted: usize,
+    /// First wanted row among all wanted rows of the batch.
+    pub first_wanted: usize,
+    /// Absolute position of the first row.
+    pub start: usize,
+}
+
+/// The buffers of forward passes of one shard; holds the results of the last pass.
+pub struct Workspace {
+    pub(super) capacity: Capacity,
+    pub(super) hidden: usize,
+    pub(super) vocab: usize,
+    pub(super) has_head: bool,
+    /// The residual stream, `[rows][hidden]`.
+    pub(super) x: Vec<f32>,
+    /// Normed rows, `[rows][hidden]`.
+    pub(super) h: Vec<f32>,
+    /// The output of a sublayer, `[rows][hidden]`.
+    pub(super) y: Vec<f32>,
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+    pub(super) v: Vec<f32>,
+    /// The output of attention, `[rows][q width]`.
+    pub(super) attended: Vec<f32>,
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+    /// Per rope: (cos, sin) of every row and pair.
+    pub(super) tables: Vec<Vec<f32>>,
+    pub(super) logits: Vec<f32>,
+    pub(super) scratch: Activations,
+    pub(super) routing: Routing,
+    pub(super) jobs: Vec<AttentionJob<'static>>,
+    pub(super) spans: Vec<Span>,
+}
+
+/// The buffers of expert layers; empty in other models.
+#[derive(Default)]
+pub(super) struct Routing {
+    /// Probabilities, `[rows][experts]`.
+    pub scores: Vec<f32>,
+    /// Expert and weight of every choice, `[rows][used]`.
+    pub chosen: Vec<(u32, f32)>,
+    /// Row and weight of every choice, by expert and then by row.
+    pub members: Vec<(u32, f32)>,
+    /// Where each expert's members start, one more at the end.
+    pub starts: Vec<usize>,
+    /// The rows of one expert, `[rows][hidden]`.
+    pub gathered: Vec<f32>,
+    /// The output of one expert, `[rows][hidden]`.
+    pub output: Vec<f32>,
+    /// The shared expert's gate per row.
+    pub shared: Vec<f32>,
+}
+
+impl Workspace {
+    /// Buffers for passes of `shard` up to `capacity`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a capacity of zero rows or items.
+    pub fn new(shard: &Shard, capacity: Capacity) -> Result<Self> {
+        let Capacity { rows, items, logit_rows } = capacity;
+        if rows == 0 || items == 0 {
+            return Err(Error::invalid("a workspace needs at least one row and one item"));
+        }
+        let blueprint = &shard.blueprint;
+        let hidden = blueprint.hidden;
+        let logit_rows = if shard.head.is_some() { logit_rows.min(rows) } else { 0 };
+        let buffer = |width: usize| vec![0.0f32; rows * width];
+        let widest = hidden.max(blueprint.q_width()).max(blueprint.widest());
+        let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
+        let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
+            .map(|index| {
+                held.iter().any(|layer| {
+                    let Attention::Softmax(attention) = layer.attention;
+                    attention.rope == Some(index)
+                })
+            })
+            .collect();
+        let table = |(rope, used): (&crate::models::Rope, &bool)| buffer(if *used { rope.dims } else { 0 });
+        let experts = held.iter().filter_map(|layer| match layer.feed_forward {
+            FeedForward::Experts(experts) => Some((experts.count, experts.used)),
+            FeedForward::Dense(_) => None,
+        });
+        let routing = match experts.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))) {
+            None => Routing::default(),
+            Some((count, used)) => Routing {
+                scores: buffer(count),
+                chosen: vec![(0, 0.0); rows * used],
+                members: vec![(0, 0.0); rows * used],
+                starts: vec![0; count + 1],
+                gathered: buffer(hidden),
+                output: buffer(hidden),
+                shared: buffer(1),
+            },
+        };
+        Ok(Self {
+            capacity: Capacity { rows, items, logit_rows },
+            hidden,
+            vocab: blueprint.vocab,
+            has_head: shard.head.is_some(),
+            x: buffer(hidden),
+            h: buffer(hidden),
+            y: buffer(hidden),
+            q: buffer(blueprint.q_width()),
+            k: buffer(blueprint.kv_width()),
+            v: buffer(blueprint.kv_width()),
+            attended: buffer(blueprint.q_width()),
+            gate: buffer(blueprint.widest()),
+            up: buffer(blueprint.widest()),
+            tables: blueprint.ropes.iter().zip(&used_ropes).map(table).collect(),
+            logits: vec![0.0; logit_rows * blueprint.vocab],
+            scratch: Activations::new(rows, widest),
+            routing,
+            jobs: Vec::with_capacity(items),
+            spans: Vec::with_capacity(items),
+        })
+    }
+
+    /// What one pass may carry.
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty without a head or when none were wanted.
+    pub fn logits(&self, index: usize) -> &[f32] {
+        match self.spans.get(index) {
+            Some(span) if self.has_head => {
+                &self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
+            }
+            _ => &[],
+        }
+    }
+
+    /// As [`Workspace::logits`], to sample from in place.
+    pub fn logits_mut(&mut self, index: usize) -> &mut [f32] {
+        match self.spans.get(index) {
+            Some(span) if self.has_head => {
+                &mut self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
+            }
+            _ => &mut [],
+        }
+    }
+
+    /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty for a shard with the head.
+    pub fn activations(&self, index: usize) -> &[f32] {
+        match self.spans.get(index) {
+            Some(span) if !self.has_head => {
+                let first = span.first + span.rows - span.wanted;
+                &self.x[first * self.hidden..][..span.wanted * self.hidden]
+            }
+            _ => &[],
+        }
+    }
+
+    /// Forgets the results of the last pass, so that a failed one leaves none behind.
+    pub(super) fn clear(&mut self) {
+        self.spans.clear();
+    }
+}
+
+/// An empty list with the memory of `jobs`: the standard library collects a list into its own memory when the
+/// elements have the same layout, which they do here (only the lifetime differs). A test counts allocations.
+pub(super) fn recycle<'b>(mut jobs: Vec<AttentionJob<'_>>) -> Vec<AttentionJob<'b>> {
+    jobs.clear();
+    jobs.into_iter().map(|_| unreachable!("the list is empty")).collect()
+}

@@ -1,0 +1,133 @@
+//! The tensors of a layer, put together from the parts that families share.
+
+use super::{
+    Rule,
+    blueprint::{Experts, FeedForward},
+    reader::Sizes,
+};
+
+/// Collects the tensors of one layer.
+pub(super) struct Block {
+    sizes: Sizes,
+    rules: Vec<Rule>,
+}
+
+/// Whether a group of biases exists.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bias {
+    None,
+    Optional,
+    Required,
+}
+
+impl Block {
+    pub fn new(sizes: &Sizes) -> Self {
+        Self { sizes: *sizes, rules: Vec::new() }
+    }
+
+    fn add(mut self, name: &'static str, dims: &[usize]) -> Self {
+        self.rules.push(Rule::required(name, dims));
+        self
+    }
+
+    fn bias(mut self, bias: Bias, name: &'static str, len: usize) -> Self {
+        match bias {
+            Bias::None => {}
+            Bias::Optional => self.rules.push(Rule::optional(name, &[len])),
+            Bias::Required => self.rules.push(Rule::required(name, &[len])),
+        }
+        self
+    }
+
+    /// The norms before the two sublayers.
+    pub fn norms(self, bias: Bias) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("attn_norm.weight", &[hidden])
+            .add("ffn_norm.weight", &[hidden])
+            .bias(bias, "attn_norm.bias", hidden)
+            .bias(bias, "ffn_norm.bias", hidden)
+    }
+
+    /// The norms after the two sublayers, before their residual additions.
+    pub fn norms_after(self) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("post_attention_norm.weight", &[hidden]).add("post_ffw_norm.weight", &[hidden])
+    }
+
+    /// Attention with separate q, k and v.
+    pub fn attention(self, qkv_bias: Bias, out_bias: Bias) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        self.add("attn_q.weight", &[hidden, q])
+            .add("attn_k.weight", &[hidden, kv])
+            .add("attn_v.weight", &[hidden, kv])
+            .add("attn_output.weight", &[q, hidden])
+            .bias(qkv_bias, "attn_q.bias", q)
+            .bias(qkv_bias, "attn_k.bias", kv)
+            .bias(qkv_bias, "attn_v.bias", kv)
+            .bias(out_bias, "attn_output.bias", hidden)
+    }
+
+    /// Attention whose q, k and v are the rows of one matrix, in this order.
+    pub fn attention_fused(self, qkv_bias: Bias) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
+        let rows = (heads + 2 * kv_heads) * head_dim;
+        self.add("attn_qkv.weight", &[hidden, rows])
+            .add("attn_output.weight", &[heads * head_dim, hidden])
+            .bias(qkv_bias, "attn_qkv.bias", rows)
+    }
+
+    /// RMS norms over each head of q and of k, before the rotation.
+    pub fn head_norms(self) -> Self {
+        let head_dim = self.sizes.head_dim;
+        self.add("attn_q_norm.weight", &[head_dim]).add("attn_k_norm.weight", &[head_dim])
+    }
+
+    /// A gated feed-forward network.
+    pub fn gated(self, bias: Bias) -> Self {
+        let Sizes { hidden, feed_forward, .. } = self.sizes;
+        self.add("ffn_gate.weight", &[hidden, feed_forward])
+            .add("ffn_up.weight", &[hidden, feed_forward])
+            .add("ffn_down.weight", &[feed_forward, hidden])
+            .bias(bias, "ffn_gate.bias", feed_forward)
+            .bias(bias, "ffn_up.bias", feed_forward)
+            .bias(bias, "ffn_down.bias", hidden)
+    }
+
+    /// A gated feed-forward network whose gate and up are the rows of one matrix, in this order.
+    pub fn gated_fused(self) -> Self {
+        let Sizes { hidden, feed_forward, .. } = self.sizes;
+        self.add("ffn_up.weight", &[hidden, 2 * feed_forward]).add("ffn_down.weight", &[feed_forward, hidden])
+    }
+
+    /// A feed-forward network without a gate.
+    pub fn plain(self, bias: Bias) -> Self {
+        let Sizes { hidden, feed_forward, .. } = self.sizes;
+        self.add("ffn_up.weight", &[hidden, feed_forward])
+            .add("ffn_down.weight", &[feed_forward, hidden])
+            .bias(bias, "ffn_up.bias", feed_forward)
+            .bias(bias, "ffn_down.bias", hidden)
+    }
+
+    /// A router, its experts, and the shared expert with its gate if there is one.
+    pub fn experts(self, experts: &Experts) -> Self {
+        let hidden = self.sizes.hidden;
+        let &Experts { count, width, shared, .. } = experts;
+        let block = self
+            .add("ffn_gate_inp.weight", &[hidden, count])
+            .add("ffn_gate_exps.weight", &[hidden, width, count])
+            .add("ffn_up_exps.weight", &[hidden, width, count])
+            .add("ffn_down_exps.weight", &[width, hidden, count]);
+        let Some(width) = shared else { return block };
+        block
+            .add("ffn_gate_inp_shexp.weight", &[hidden])
+            .add("ffn_gate_shexp.weight", &[hidden, width])
+            .add("ffn_up_shexp.weight", &[hidden, width])
+            .add("ffn_down_shexp.weight", &[width, hidden])
+    }
+
+    /// The finished layer.
+    pub fn layer(self, attention: super::Softmax, feed_forward: FeedForward) -> super::Layer {
+        super::Layer { attention: attention.into(), feed_forward, tensors: self.rules }
+    }
+}

@@ -1,0 +1,41 @@
+//! `gemma2`: Gemma 2.
+//!
+//! Norms before and after both sublayers (the stored weights already include the `1 +`), embedding rows times the root
+//! of the width, gelu gates, softcaps on scores and on logits, tied head. Layers 0, 2, ... see a window. The attention
+//! factor is one over the root of the head's width, except for the 27B model (46 layers): of the width over the heads.
+
+use super::{
+    Activation, Blueprint, Dense, FeedForward, NormKind, Softmax,
+    block::{Bias, Block},
+    reader::{Reader, layers},
+};
+use crate::{Result, kernels::Pairing};
+
+/// Layers of the 27B model, the only one with another attention factor; the metadata does not carry it.
+const LAYERS_27B: usize = 46;
+/// What the metadata leaves out in the oldest files.
+const WINDOW: usize = 4096;
+const SCORE_CAP: f32 = 50.0;
+const LOGIT_CAP: f32 = 30.0;
+
+pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
+    let sizes = reader.sizes()?;
+    let rope = reader.rope(&sizes, Pairing::Halves)?;
+    let window = reader.size_opt("attention.sliding_window", usize::MAX)?.unwrap_or(WINDOW);
+    let softcap = reader.float_opt("attn_logit_softcapping")?.unwrap_or(SCORE_CAP);
+    let final_cap = reader.float_opt("final_logit_softcapping")?.unwrap_or(LOGIT_CAP);
+    let mut attention = Softmax { softcap: (softcap > 0.0).then_some(softcap), ..sizes.attention(None) };
+    if sizes.layers == LAYERS_27B {
+        attention.scale = 1.0 / ((sizes.hidden / sizes.heads) as f32).sqrt();
+    }
+    let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedGelu });
+    let layers = layers(sizes.layers, |index| {
+        let window = (index % 2 == 0).then_some(window);
+        let block = Block::new(&sizes).norms(Bias::None).norms_after().attention(Bias::None, Bias::None);
+        block.gated(Bias::None).layer(Softmax { window, ..attention }, dense)
+    });
+    let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers);
+    blueprint.embedding_scale = (sizes.hidden as f32).sqrt();
+    blueprint.head.softcap = (final_cap > 0.0).then_some(final_cap);
+    Ok(blueprint)
+}

@@ -1,0 +1,58 @@
+//! `gemma3`: the text part of Gemma 3.
+//!
+//! As Gemma 2 without softcaps and with RMS norms over each head of q and k. Five layers with a window and their own
+//! unscaled rotation (base 10,000), then one that sees everything with the scaled rotation, and so on; the metadata
+//! may give another period. The 27B model (62 layers) takes its attention factor from the width over the heads.
+
+use super::{
+    Activation, Blueprint, Dense, FeedForward, NormKind, Rope, Scaling, Softmax,
+    block::{Bias, Block},
+    reader::{Reader, layers},
+};
+use crate::{Error, Result, kernels::Pairing};
+
+/// Layers of the 27B model, the only one with another attention factor; the metadata does not carry it.
+const LAYERS_27B: usize = 62;
+/// Every sixth layer sees the whole context.
+const PERIOD: usize = 6;
+
+const GLOBAL: usize = 0;
+const LOCAL: usize = 1;
+
+pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
+    let sizes = reader.sizes()?;
+    let global = reader.rope(&sizes, Pairing::Halves)?;
+    let base = reader.base("rope.freq_base_swa")?;
+    let local = Rope { base, scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
+    let window = reader.size_opt("attention.sliding_window", usize::MAX)?;
+    let pattern = reader.flags_opt("attention.sliding_window_pattern");
+    if pattern.as_ref().is_some_and(|p| p.len() < sizes.layers) {
+        let key = "gemma3.attention.sliding_window_pattern";
+        return Err(Error::malformed(key, "has fewer entries than there are layers"));
+    }
+    let period = match pattern {
+        Some(_) => PERIOD,
+        None => reader.size_opt("attention.sliding_window_pattern", usize::MAX)?.unwrap_or(PERIOD),
+    };
+    let slides = |index: usize| match &pattern {
+        Some(pattern) => pattern[index],
+        None => index % period != period - 1,
+    };
+    let mut attention = sizes.attention(None);
+    if sizes.layers == LAYERS_27B {
+        attention.scale = 1.0 / ((sizes.hidden / sizes.heads) as f32).sqrt();
+    }
+    let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedGelu });
+    let layers = layers(sizes.layers, |index| {
+        let attention = match window {
+            Some(_) if slides(index) => Softmax { window, rope: Some(LOCAL), ..attention },
+            _ => Softmax { rope: Some(GLOBAL), ..attention },
+        };
+        let block = Block::new(&sizes).norms(Bias::None).norms_after();
+        block.attention(Bias::None, Bias::None).head_norms().gated(Bias::None).layer(attention, dense)
+    });
+    let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![global, local], layers);
+    blueprint.embedding_scale = (sizes.hidden as f32).sqrt();
+    blueprint.head.softcap = reader.cap("final_logit_softcapping")?;
+    Ok(blueprint)
+}

@@ -1,0 +1,20 @@
+//! Bounds on what metadata may claim, so that a hostile file cannot make the executor allocate absurdly.
+//!
+//! Each is a few times what the largest published model needs; a claim beyond is refused as malformed.
+
+/// Decoder layers.
+pub const LAYERS: usize = 1024;
+/// Width of the residual stream.
+pub const HIDDEN: usize = 1 << 16;
+/// Query heads.
+pub const HEADS: usize = 1024;
+/// Width of one head.
+pub const HEAD_DIM: usize = 1024;
+/// Width of a feed-forward network.
+pub const FEED_FORWARD: usize = 1 << 18;
+/// Rows of the embedding table.
+pub const VOCAB: usize = 1 << 20;
+/// Positions of the training context.
+pub const CONTEXT: usize = 1 << 27;
+/// Experts of a layer.
+pub const EXPERTS: usize = 1024;

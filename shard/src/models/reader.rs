@@ -1,0 +1,369 @@
+//! Metadata with bounds, and the memory of which keys were read.
+
+use std::{cell::RefCell, collections::BTreeSet};
+
+use super::{
+    Attention, Blueprint, Head, Layer, Norm, NormKind, Rope, Rule, Scaling, Softmax, limits,
+};
+use crate::{
+    Error, Result,
+    gguf::{Gguf, Metadata},
+    kernels::Pairing,
+};
+
+/// The sizes that every family states.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub layers: usize,
+    pub context: usize,
+    pub hidden: usize,
+    pub vocab: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub feed_forward: usize,
+}
+
+impl Sizes {
+    /// Softmax attention with rope 0 and the usual factor.
+    pub fn attention(&self, window: Option<usize>) -> Softmax {
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        Softmax { rope: Some(0), window, scale, softcap: None }
+    }
+}
+
+/// Metadata of one architecture. Remembers which keys were read: see [`Reader::refuse_unread`].
+pub(super) struct Reader<'g> {
+    gguf: &'g Gguf,
+    architecture: &'static str,
+    read: RefCell<BTreeSet<String>>,
+}
+
+/// A key that changes the numbers where it has another value than the neutral one.
+const NUMERIC: &[(&str, Neutral)] = &[
+    ("attention.sliding_window", Neutral::WholeContext),
+    ("attn_logit_softcapping", Neutral::Floats(&[0.0])),
+    ("final_logit_softcapping", Neutral::Floats(&[0.0])),
+    ("router_logit_softcapping", Neutral::Floats(&[0.0])),
+    ("logit_scale", Neutral::Floats(&[0.0, 1.0])),
+    ("embedding_scale", Neutral::Floats(&[0.0, 1.0])),
+    ("residual_scale", Neutral::Floats(&[0.0, 1.0])),
+    ("attention.scale", Neutral::Floats(&[0.0])),
+    ("attention.clamp_kqv", Neutral::Floats(&[0.0])),
+    ("attention.max_alibi_bias", Neutral::Floats(&[0.0])),
+    ("attention.temperature_scale", Neutral::Floats(&[0.0])),
+    ("attention.temperature_length", Neutral::Integers(&[0])),
+    ("attention.causal", Neutral::Bool(true)),
+    ("use_parallel_residual", Neutral::Bool(false)),
+    ("expert_count", Neutral::Integers(&[0])),
+    ("expert_group_count", Neutral::Integers(&[0, 1])),
+    ("expert_shared_count", Neutral::Integers(&[0])),
+    ("expert_weights_scale", Neutral::Floats(&[0.0, 1.0])),
+    ("expert_weights_norm", Neutral::Bool(false)),
+    ("expert_gating_func", Neutral::Integers(&[0, 1])),
+    ("leading_dense_block_count", Neutral::Integers(&[0])),
+    ("interleave_moe_layer_step", Neutral::Integers(&[0, 1])),
+    ("rope.dimension_sections", Neutral::Absent),
+    ("rope.scaling.yarn_log_multiplier", Neutral::Floats(&[0.0])),
+    ("rope.scaling.yarn_ext_factor", Neutral::Floats(&[1.0, -1.0])),
+    ("rope.scaling.alpha", Neutral::Floats(&[0.0, 1.0])),
+];
+
+/// The values of a numeric key that ask for nothing.
+enum Neutral {
+    Absent,
+    Floats(&'static [f32]),
+    Integers(&'static [u64]),
+    Bool(bool),
+    WholeContext,
+}
+
+impl<'g> Reader<'g> {
+    pub fn new(gguf: &'g Gguf, architecture: &'static str) -> Self {
+        Self { gguf, architecture, read: RefCell::default() }
+    }
+
+    fn key(&self, name: &str) -> String {
+        let key = format!("{}.{name}", self.architecture);
+        self.read.borrow_mut().insert(key.clone());
+        key
+    }
+
+    fn metadata(&self) -> &'g Metadata {
+        self.gguf.metadata()
+    }
+
+    /// Whether the file has `key` of this architecture, whatever its type.
+    fn present(&self, key: &str) -> bool {
+        self.metadata().get(key).is_some()
+    }
+
+    /// An optional count in `1..=max`. A list with one value for all layers counts as that value.
+    pub fn size_opt(&self, name: &str, max: usize) -> Result<Option<usize>> {
+        let key = self.key(name);
+        if !self.present(&key) {
+            return Ok(None);
+        }
+        let value = match self.metadata().u64(&key) {
+            Some(value) => value,
+            None => {
+                let list = self.metadata().u64s(&key).unwrap_or_default();
+                let Some(&first) = list.first() else {
+                    return Err(Error::malformed(key, "is no count"));
+                };
+                if list.iter().any(|&v| v != first) {
+                    return Err(Error::unsupported(format!("{key} that differs between layers")));
+                }
+                first
+            }
+        };
+        match usize::try_from(value) {
+            Ok(value) if value <= max => Ok((value > 0).then_some(value)),
+            _ => Err(Error::malformed(key, format!("is {value}, the limit is {max}"))),
+        }
+    }
+
+    /// A count in `1..=max` that must be there.
+    pub fn size(&self, name: &str, max: usize) -> Result<usize> {
+        self.size_opt(name, max)?
+            .ok_or_else(|| Error::malformed(format!("{}.{name}", self.architecture), "is missing or zero"))
+    }
+
+    /// An optional finite number.
+    pub fn float_opt(&self, name: &str) -> Result<Option<f32>> {
+        let key = self.key(name);
+        if !self.present(&key) {
+            return Ok(None);
+        }
+        match self.metadata().f32(&key) {
+            Some(value) if value.is_finite() => Ok(Some(value)),
+            _ => Err(Error::malformed(key, "is no finite number")),
+        }
+    }
+
+    /// A factor or cap where zero stands for none.
+    pub fn cap(&self, name: &str) -> Result<Option<f32>> {
+        match self.float_opt(name)? {
+            Some(value) if value < 0.0 => {
+                Err(Error::malformed(format!("{}.{name}", self.architecture), "is negative"))
+            }
+            value => Ok(value.filter(|&v| v != 0.0)),
+        }
+    }
+
+    /// An optional truth value.
+    pub fn flag_opt(&self, name: &str) -> Option<bool> {
+        self.metadata().bool(&self.key(name))
+    }
+
+    /// An optional list of truth values, one per layer.
+    pub fn flags_opt(&self, name: &str) -> Option<Vec<bool>> {
+        self.metadata().bools(&self.key(name))
+    }
+
+    pub fn has(&self, tensor: &str) -> bool {
+        self.gguf.tensor(tensor).is_some()
+    }
+
+    /// A small tensor of `len` positive finite factors, if the file has it.
+    pub fn factors(&self, tensor: &str, len: usize) -> Result<Option<Vec<f32>>> {
+        let Some(found) = self.gguf.tensor(tensor) else { return Ok(None) };
+        if found.info.dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d)) != Some(len as u64)
+            || len % found.format.block_len != 0
+        {
+            return Err(Error::malformed(format!("tensor {tensor}: shape"), format!("must hold {len} values")));
+        }
+        let mut values = vec![0.0; len];
+        (found.format.dequantize)(found.bytes, &mut values);
+        if values.iter().any(|v| !v.is_finite() || *v <= 0.0) {
+            return Err(Error::malformed(format!("tensor {tensor}"), "has a factor that is not positive"));
+        }
+        Ok(Some(values))
+    }
+
+    /// The sizes every family states.
+    pub fn sizes(&self) -> Result<Sizes> {
+        let hidden = self.size("embedding_length", limits::HIDDEN)?;
+        let heads = self.size("attention.head_count", limits::HEADS)?;
+        let kv_heads = self.size_opt("attention.head_count_kv", limits::HEADS)?.unwrap_or(heads);
+        if heads % kv_heads != 0 {
+            let key = self.key("attention.head_count_kv");
+            return Err(Error::malformed(key, format!("{kv_heads} does not divide {heads} heads")));
+        }
+        let head_dim = match self.size_opt("attention.key_length", limits::HEAD_DIM)? {
+            Some(head_dim) => head_dim,
+            None if hidden % heads == 0 && hidden / heads <= limits::HEAD_DIM => hidden / heads,
+            None => {
+                let key = self.key("attention.head_count");
+                return Err(Error::malformed(key, format!("{heads} does not divide the width {hidden}")));
+            }
+        };
+        if self.size_opt("attention.value_length", limits::HEAD_DIM)?.is_some_and(|v| v != head_dim) {
+            return Err(Error::unsupported("keys and values of different width"));
+        }
+        if head_dim % 2 != 0 {
+            return Err(Error::malformed(self.key("attention.key_length"), "is odd"));
+        }
+        let embedding = self.gguf.require("token_embd.weight")?;
+        let vocab = match embedding.info.dims[..] {
+            [_, rows] if (1..=limits::VOCAB as u64).contains(&rows) => rows as usize,
+            _ => return Err(Error::malformed("tensor token_embd.weight: shape", "is no table of tokens")),
+        };
+        Ok(Sizes {
+            layers: self.size("block_count", limits::LAYERS)?,
+            context: self.size("context_length", limits::CONTEXT)?,
+            hidden,
+            vocab,
+            heads,
+            kv_heads,
+            head_dim,
+            feed_forward: self.size("feed_forward_length", limits::FEED_FORWARD)?,
+        })
+    }
+
+    /// The norm of the residual stream.
+    pub fn norm(&self, kind: NormKind) -> Result<Norm> {
+        let name = match kind {
+            NormKind::Rms => "attention.layer_norm_rms_epsilon",
+            NormKind::Layer => "attention.layer_norm_epsilon",
+        };
+        match self.float_opt(name)? {
+            Some(eps) if (0.0..1.0).contains(&eps) => Ok(Norm { kind, eps }),
+            _ => Err(Error::malformed(self.key(name), "is missing or outside 0..1")),
+        }
+    }
+
+    /// The rotation with whatever scaling the metadata or the factor tensors ask for.
+    pub fn rope(&self, sizes: &Sizes, pairing: Pairing) -> Result<Rope> {
+        let dims = self.size_opt("rope.dimension_count", limits::HEAD_DIM)?.unwrap_or(sizes.head_dim);
+        if dims > sizes.head_dim || dims % 2 != 0 {
+            let why = format!("is {dims}, a head has {}", sizes.head_dim);
+            return Err(Error::malformed(self.key("rope.dimension_count"), why));
+        }
+        let base = self.base("rope.freq_base")?;
+        let scaling = self.scaling(sizes, dims)?;
+        let magnitude = f64::from(self.cap("rope.scaling.attn_factor")?.unwrap_or(1.0));
+        Ok(Rope { pairing, dims, base, scaling, magnitude })
+    }
+
+    /// A base of frequencies; 10,000 where the file says nothing.
+    pub fn base(&self, name: &str) -> Result<f64> {
+        match self.float_opt(name)?.unwrap_or(10_000.0) {
+            base if base > 1.0 => Ok(f64::from(base)),
+            base => Err(Error::malformed(self.key(name), format!("is {base}, must exceed 1"))),
+        }
+    }
+
+    fn scaling(&self, sizes: &Sizes, dims: usize) -> Result<Scaling> {
+        let original =
+            self.size_opt("rope.scaling.original_context_length", limits::CONTEXT)?.unwrap_or(sizes.context);
+        let legacy = self.cap("rope.scale_linear")?;
+        let factor = f64::from(self.cap("rope.scaling.factor")?.or(legacy).unwrap_or(1.0));
+        let type_key = self.key("rope.scaling.type");
+        let kind = self.metadata().str(&type_key);
+        let factors = self.factors("rope_freqs.weight", dims / 2)?;
+        let short = self.factors("rope_factors_short.weight", dims / 2)?;
+        let long = self.factors("rope_factors_long.weight", dims / 2)?;
+        let scaling = match kind {
+            Some("none") => Scaling::None,
+            None | Some("linear") if factor == 1.0 => Scaling::None,
+            None | Some("linear") => Scaling::Linear { factor },
+            Some("yarn") => Scaling::Yarn {
+                factor,
+                original,
+                beta_fast: f64::from(self.cap("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0)),
+                beta_slow: f64::from(self.cap("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0)),
+            },
+            Some("longrope") if short.is_some() => Scaling::None,
+            Some("longrope") => return Err(Error::unsupported("tensor rope_factors_short.weight is missing")),
+            Some(other) => return Err(Error::unsupported(format!("rope scaling {other}"))),
+        };
+        match (factors, short, long) {
+            (None, None, None) => Ok(scaling),
+            (Some(factors), None, None) if scaling == Scaling::None => Ok(Scaling::Factors(factors)),
+            (None, Some(short), Some(long)) if scaling == Scaling::None => {
+                Ok(Scaling::Long { short, long, original })
+            }
+            (None, Some(_), None) => Err(Error::unsupported("tensor rope_factors_long.weight is missing")),
+            (None, None, Some(_)) => Err(Error::unsupported("tensor rope_factors_short.weight is missing")),
+            _ => Err(Error::unsupported("rope factors together with another rope scaling")),
+        }
+    }
+
+    /// The window of layers that have one; `None` when it covers the whole context.
+    pub fn window(&self, sizes: &Sizes) -> Result<Option<usize>> {
+        let window = self.size_opt("attention.sliding_window", usize::MAX)?;
+        Ok(window.filter(|&w| w < sizes.context))
+    }
+
+    /// A blueprint of `layers` with the usual embedding and head; families change what differs.
+    pub fn assemble(&self, sizes: &Sizes, norm: Norm, ropes: Vec<Rope>, layers: Vec<Layer>) -> Blueprint {
+        let mut tensors = vec![
+            Rule::required("token_embd.weight", &[sizes.hidden, sizes.vocab]),
+            Rule::required("output_norm.weight", &[sizes.hidden]),
+            Rule::optional("output.weight", &[sizes.hidden, sizes.vocab]),
+        ];
+        if norm.kind == NormKind::Layer {
+            tensors.push(Rule::required("output_norm.bias", &[sizes.hidden]));
+        }
+        for rope in &ropes {
+            let pairs = rope.dims / 2;
+            match rope.scaling {
+                Scaling::Factors(_) => tensors.push(Rule::required("rope_freqs.weight", &[pairs])),
+                Scaling::Long { .. } => tensors.extend([
+                    Rule::required("rope_factors_short.weight", &[pairs]),
+                    Rule::required("rope_factors_long.weight", &[pairs]),
+                ]),
+                _ => {}
+            }
+        }
+        Blueprint {
+            architecture: self.architecture,
+            context: sizes.context,
+            hidden: sizes.hidden,
+            vocab: sizes.vocab,
+            heads: sizes.heads,
+            kv_heads: sizes.kv_heads,
+            head_dim: sizes.head_dim,
+            norm,
+            embedding_scale: 1.0,
+            ropes,
+            layers,
+            head: Head { tied: !self.has("output.weight"), scale: 1.0, softcap: None },
+            tensors,
+        }
+    }
+
+    /// Refuses a file that asks, by a key this family does not read, for something that changes the numbers.
+    pub fn refuse_unread(&self, context: usize) -> Result<()> {
+        for (name, neutral) in NUMERIC {
+            let key = format!("{}.{name}", self.architecture);
+            if self.read.borrow().contains(&key) || !self.present(&key) {
+                continue;
+            }
+            let metadata = self.metadata();
+            let harmless = match neutral {
+                Neutral::Absent => false,
+                Neutral::Floats(values) => metadata.f32(&key).is_some_and(|v| values.contains(&v)),
+                Neutral::Integers(values) => metadata.u64(&key).is_some_and(|v| values.contains(&v)),
+                Neutral::Bool(value) => metadata.bool(&key) == Some(*value),
+                Neutral::WholeContext => metadata.u64(&key).is_some_and(|v| v == 0 || v >= context as u64),
+            };
+            if !harmless {
+                return Err(Error::unsupported(format!("{key} in this architecture")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `count` layers, each made by `layer` from its index.
+pub(super) fn layers(count: usize, layer: impl Fn(usize) -> Layer) -> Vec<Layer> {
+    (0..count).map(layer).collect()
+}
+
+impl From<Softmax> for Attention {
+    fn from(softmax: Softmax) -> Self {
+        Self::Softmax(softmax)
+    }
+}
