@@ -182,6 +182,9 @@ pub struct BenchArgs {
     /// Weight format of --shape
     #[arg(long, default_value = "q4_0", requires = "shape")]
     pub format: String,
+    /// Write the random weights of --shape to this file and stop: other programs can be measured on it
+    #[arg(long, value_name = "FILE", requires = "shape")]
+    pub save: Option<PathBuf>,
     /// Tokens of the prompt
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prompt_tokens: u32,

@@ -124,8 +124,8 @@ pub struct Session {
 
 impl Session {
     /// An empty session of `model`.
-    pub fn new(model: &Model) -> Self {
-        Self { kv: model.shard.new_kv(), ids: Vec::new(), workspace: model.workspace() }
+    pub fn new(model: &Model) -> Result<Self> {
+        Ok(Self { kv: model.shard.new_kv(), ids: Vec::new(), workspace: model.workspace()? })
     }
 
     /// Bytes of KV cache in use.
@@ -164,25 +164,15 @@ impl Session {
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
 pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
     let Some(template) = &model.template else {
-        let texts: Vec<&str> =
-            messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
-        return Ok(model.tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false }));
+        let texts: Vec<&str> = messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
+        return Ok(model.tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false })?);
     };
-    let text = |id: Option<u32>| id.map(|id| model.tokenizer.piece(id)).unwrap_or_default();
+    let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id)).unwrap_or_default();
     let mut input = RenderInput::new(messages.clone());
     input.add_generation_prompt = true;
     input.bos_token = text(model.tokenizer.bos());
     input.eos_token = text(model.tokenizer.eos());
-    let rendered = template.render(&input)?;
-    let mut ids = model.tokenizer.encode(&rendered, Encode { bos: true, special: true });
-    // Many templates write the beginning-of-sequence token themselves: one is enough.
-    if let (Some(bos), [first, second, ..]) = (model.tokenizer.bos(), ids.as_slice())
-        && *first == bos
-        && *second == bos
-    {
-        ids.remove(0);
-    }
-    Ok(ids)
+    Ok(model.tokenizer.encode_prompt(&template.render(&input)?)?)
 }
 
 /// Computes the prompt and generates, telling `on_event` about every step; `Break` from it ends the generation.
@@ -203,7 +193,7 @@ pub fn generate(
             model.ctx
         )));
     }
-    let vocab = model.shard.vocab();
+    let vocab = model.shard.blueprint().vocab;
     let mut sampler = Sampler::new(request.sampling.clone(), request.seed, vocab)?;
     let mut stops = StopStrings::new(request.stop.clone())?;
     let stop_ids = model.tokenizer.stop_ids();
@@ -219,11 +209,11 @@ pub fn generate(
         prefill: Duration::ZERO,
         steps: Vec::with_capacity(room),
     };
-    session.kv.reserve((prompt.len() + room).min(model.ctx));
+    session.kv.reserve((prompt.len() + room).min(model.ctx))?;
 
     let started = Instant::now();
     let fresh = &prompt[reused_tokens..];
-    let chunk_rows = session.workspace.max_rows();
+    let chunk_rows = session.workspace.capacity().rows;
     let mut done = 0;
     for chunk in fresh.chunks(chunk_rows) {
         let last = done + chunk.len() == fresh.len();

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use shard::{
-    engine::{Shard, Workspace},
+    engine::{Capacity, Ends, Options, Shard, Workspace, whole_range},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
+    models::Blueprint,
     tokenizer::{Tokenizer, chat::Template},
 };
 
@@ -40,24 +41,29 @@ impl Model {
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
         let template = Template::from_gguf(gguf.metadata())?;
         let ctx = context(&gguf, args.ctx)?;
-        let shard = Shard::whole(&gguf, cpu(args)?, ctx)?;
+        let shard = load_whole(&gguf, cpu(args)?, ctx)?;
         Ok(Self { name: args.model.clone(), gguf, tokenizer, template, shard, ctx })
     }
 
-    /// Buffers for passes of at most [`CHUNK_ROWS`] rows.
-    pub fn workspace(&self) -> Workspace {
-        Workspace::new(&self.shard, CHUNK_ROWS.min(self.ctx))
+    /// Buffers for one session, passes of at most [`CHUNK_ROWS`] rows.
+    pub fn workspace(&self) -> Result<Workspace> {
+        Ok(Workspace::new(&self.shard, Capacity::one_session(CHUNK_ROWS.min(self.ctx)))?)
     }
 }
 
-/// Positions a session may hold: what was asked for, else what the model was made for, within reason.
+/// All layers and both ends of `gguf`, for sessions of at most `ctx` positions.
+pub fn load_whole(gguf: &Arc<Gguf>, cpu: Arc<Cpu>, ctx: usize) -> Result<Shard> {
+    Ok(Shard::load(gguf, cpu, whole_range(gguf)?, Ends::BOTH, Options { context: Some(ctx) })?)
+}
+
+/// Positions a session may hold: what was asked for, else what the model was made for, within reason. Never more than
+/// the model was made for: beyond that it computes, but not sense.
 pub fn context(gguf: &Gguf, asked: Option<usize>) -> Result<usize> {
-    let metadata = gguf.metadata();
-    let trained = metadata.u64(&format!("{}.context_length", metadata.architecture()?)).map(|n| n as usize);
+    let trained = Blueprint::from_gguf(gguf)?.context;
     match asked {
         Some(0) => Err(Error::usage("--ctx must be at least 1")),
-        Some(n) => Ok(n),
-        None => Ok(trained.unwrap_or(DEFAULT_CTX).clamp(1, DEFAULT_CTX)),
+        Some(n) => Ok(n.min(trained)),
+        None => Ok(trained.min(DEFAULT_CTX)),
     }
 }
 

@@ -7,6 +7,7 @@ pub mod gguf;
 pub mod kernels;
 pub mod kv;
 pub mod models;
+pub mod probe;
 pub mod quant;
 pub mod sample;
 pub mod stop;

@@ -13,7 +13,7 @@
 
 use std::cmp::Ordering;
 
-use crate::{Error, Result, kernels::math};
+use crate::{Error, Result, engine::argmax, kernels::math};
 
 /// How tokens are chosen. `Default` is greedy without penalties.
 #[derive(Clone, Debug, PartialEq)]
@@ -264,17 +264,6 @@ impl Sampler {
             self.top.truncate(wanted);
         }
     }
-}
-
-/// The index of the largest value, the lowest index on a tie.
-pub fn argmax(values: &[f32]) -> u32 {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (i, &value) in (0u32..).zip(values) {
-        if value > best.1 {
-            best = (i, value);
-        }
-    }
-    best.0
 }
 
 /// The draw for `position` under `seed`: uniform in [0, 1), 24 bits.

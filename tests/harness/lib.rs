@@ -1,2 +1,109 @@
-//! What the integration tests share.
+//! What the integration tests share: the fixtures and the `shoal` binary.
 #![forbid(unsafe_code)]
+
+use std::{
+    ffi::OsStr,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::OnceLock,
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The root of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests crate lies below the root")
+}
+
+/// A fixture below `tests/data`.
+pub fn data(name: &str) -> PathBuf {
+    root().join("tests/data").join(name)
+}
+
+/// The `shoal` binary, built once per test run with the profile of the tests.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+        let built = Command::new(cargo)
+            .args(["build", "--quiet", "--package", "shoal-node", "--message-format", "json"])
+            .current_dir(root())
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("cargo runs");
+        assert!(built.status.success(), "the binary does not build");
+        let messages = String::from_utf8(built.stdout).expect("cargo prints UTF-8");
+        let executable = messages.lines().filter_map(|line| {
+            let message: Value = serde_json::from_str(line).ok()?;
+            message["executable"].as_str().map(PathBuf::from)
+        });
+        executable.last().expect("cargo names the binary")
+    })
+}
+
+/// Runs `shoal` with its own empty home and no terminal.
+pub struct Shoal {
+    home: TempDir,
+}
+
+impl Default for Shoal {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Shoal {
+    /// A newcomer: nothing is configured.
+    pub fn new() -> Self {
+        Self { home: TempDir::new().expect("a temporary folder") }
+    }
+
+    /// Where this user's files are.
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Runs a command with `input` on standard input.
+    pub fn run_with(&self, args: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> Output {
+        let mut child = Command::new(binary())
+            .args(args)
+            .env("SHOAL_HOME", self.home())
+            .env_remove("SHOAL_MODEL")
+            .env_remove("SHOAL_THREADS")
+            .env_remove("SHOAL_ISA")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("shoal starts");
+        let mut stdin = child.stdin.take().expect("standard input is piped");
+        // A command that fails early does not read: that is its right.
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        child.wait_with_output().expect("shoal ends")
+    }
+
+    /// Runs a command that must succeed and gives its standard output.
+    pub fn ok(&self, args: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> String {
+        let output = self.run_with(args, input);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "shoal failed: {error}");
+        String::from_utf8(output.stdout).expect("shoal prints UTF-8")
+    }
+
+    /// Runs a command that must succeed and parses the last line it prints.
+    pub fn json(&self, args: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> Value {
+        let text = self.ok(args, input);
+        let last = text.lines().last().unwrap_or_default();
+        serde_json::from_str(last).unwrap_or_else(|e| panic!("{e} in {last:?}"))
+    }
+
+    /// Runs a command that must fail and gives (exit code, standard error).
+    pub fn fails(&self, args: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> (i32, String) {
+        let output = self.run_with(args, input);
+        assert!(!output.status.success(), "shoal should have failed");
+        (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}

@@ -1,2 +1,6 @@
 //! One binary for all cross-crate tests: the heavy crates are linked once.
 #![forbid(unsafe_code)]
+
+mod cli;
+mod convert;
+mod repo;

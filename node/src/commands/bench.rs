@@ -8,11 +8,10 @@ use std::{
 
 use serde_json::{Value, json};
 use shard::{
-    engine::{Input, Item, Output, Shard, Workspace},
+    engine::{Capacity, Shard, Workspace, argmax},
     gguf::Gguf,
-    kernels::Cpu,
     probe,
-    sample::argmax,
+    quant::Format,
     synthetic,
 };
 
@@ -25,6 +24,10 @@ use crate::{
 };
 
 pub(super) fn run(args: BenchArgs) -> Result<()> {
+    if let (Some(path), Some(shape)) = (&args.save, &args.shape) {
+        let (shape, format) = shape_and_format(shape, &args.format)?;
+        return Ok(shape.write(path, format, 1)?);
+    }
     let (prompt, decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
     let cpu = model::cpu(&args.engine)?;
     let started = Instant::now();
@@ -37,7 +40,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
         )));
     }
     let started = Instant::now();
-    let shard = Shard::whole(&gguf, cpu.clone(), ctx)?;
+    let shard = model::load_whole(&gguf, cpu.clone(), ctx)?;
     let load_ms = ms(started.elapsed());
 
     let mut bench =
@@ -70,14 +73,20 @@ fn subject(args: &BenchArgs) -> Result<(String, Arc<Gguf>)> {
     let Some(shape) = &args.shape else {
         return Ok((args.engine.model.clone(), Arc::new(library::open(&args.engine.model)?)));
     };
+    let (wanted, format) = shape_and_format(shape, &args.format)?;
+    let gguf = Gguf::from_bytes(wanted.to_bytes(format, 1)?)?;
+    Ok((format!("{shape} (random weights)"), Arc::new(gguf)))
+}
+
+fn shape_and_format(shape: &str, format: &str) -> Result<(&'static synthetic::Shape, &'static Format)> {
     let format = shard::quant::by_name(&args.format).ok_or_else(|| {
         Error::usage(format!("there is no format \"{}\"; known: {}", args.format, format_names()))
     })?;
-    let shape = synthetic::Shape::by_name(shape).ok_or_else(|| {
-        let names: Vec<_> = synthetic::SHAPES.iter().map(|s| s.name).collect();
+    let wanted = synthetic::shape(shape).ok_or_else(|| {
+        let names: Vec<_> = synthetic::SHAPES.iter().map(|(name, _)| *name).collect();
         Error::usage(format!("there is no shape \"{shape}\"; known: {}", names.join(", ")))
     })?;
-    Ok((format!("{} (random weights)", shape.name), Arc::new(synthetic::random_blocks(shape, format, 1)?)))
+    Ok((wanted, format))
 }
 
 fn format_names() -> String {
@@ -111,41 +120,31 @@ impl Bench<'_> {
     /// Touches all weights and code once.
     fn warm_up(&mut self) -> Result<()> {
         let mut kv = self.shard.new_kv();
-        self.pass(&mut kv, &[1], Output::Last)?;
-        self.pass(&mut kv, &[2, 3], Output::Last)
-    }
-
-    fn pass(&mut self, kv: &mut shard::kv::KvCache, ids: &[u32], output: Output) -> Result<()> {
-        let mut items = [Item { kv, input: Input::Tokens(ids), output }];
-        Ok(self.shard.forward(&mut self.workspace, &mut items)?)
+        self.shard.prefill(&mut self.workspace, &mut kv, &[1, 2, 3])?;
+        Ok(self.shard.step(&mut self.workspace, &mut kv, 4)?)
     }
 
     fn once(&mut self) -> Result<Run> {
-        let vocab = self.shard.vocab() as u32;
+        let vocab = self.shard.blueprint().vocab as u32;
         // Any ids do: speed does not depend on them. A stride through the vocabulary reads different embeddings.
         let ids: Vec<u32> = (0..self.prompt as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
         let mut kv = self.shard.new_kv();
-        kv.reserve(self.prompt + self.decode);
+        kv.reserve(self.prompt + self.decode)?;
         let started = Instant::now();
-        let rows = self.workspace.max_rows();
-        let mut left = ids.len();
-        for chunk in ids.chunks(rows) {
-            left -= chunk.len();
-            self.pass(&mut kv, chunk, if left == 0 { Output::Last } else { Output::None })?;
-        }
+        self.shard.prefill(&mut self.workspace, &mut kv, &ids)?;
         let prefill = started.elapsed();
         let mut id = argmax(self.workspace.logits(0));
         let first_token = started.elapsed();
         let mut steps = Vec::with_capacity(self.decode);
         for _ in 0..self.decode {
             let started = Instant::now();
-            self.pass(&mut kv, &[id], Output::Last)?;
+            self.shard.step(&mut self.workspace, &mut kv, id)?;
             id = argmax(self.workspace.logits(0));
             steps.push(started.elapsed());
         }
         // The same prompt again keeps all but its last token.
         kv.truncate(self.prompt - 1);
-        self.pass(&mut kv, &ids[self.prompt - 1..], Output::Last)?;
+        self.shard.step(&mut self.workspace, &mut kv, ids[self.prompt - 1])?;
         Ok(Run { prefill, first_token, steps, kv_hits: self.prompt - 1, kv_misses: self.prompt + 1 })
     }
 }

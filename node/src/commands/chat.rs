@@ -34,7 +34,7 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
     if lines.interactive() {
         eprintln!("{} is ready, {} tokens of context. /help lists the commands.", model.name, model.ctx);
     }
-    let mut chat = Chat::new(&model, args);
+    let mut chat = Chat::new(&model, args)?;
     while let Some(line) = lines.next()? {
         if chat.turn(line.trim())?.is_break() {
             break;
@@ -52,11 +52,11 @@ struct Chat<'a> {
 }
 
 impl<'a> Chat<'a> {
-    fn new(model: &'a Model, args: ChatArgs) -> Self {
-        let session = Session::new(model);
+    fn new(model: &'a Model, args: ChatArgs) -> Result<Self> {
+        let session = Session::new(model)?;
         let mut chat = Self { model, args, session, messages: Vec::new(), stats: "no answer yet".into() };
         chat.reset();
-        chat
+        Ok(chat)
     }
 
     fn reset(&mut self) {

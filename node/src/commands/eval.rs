@@ -9,10 +9,9 @@ use std::{
 use scheduler::LayerRange;
 use serde_json::json;
 use shard::{
-    engine::{Chain, Shard},
+    engine::{Chain, Options, argmax, whole_range},
     gguf::Gguf,
     kernels::Cpu,
-    sample::argmax,
 };
 
 use super::tokenize::parse_ids;
@@ -33,7 +32,7 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
     }
     let cpu = model::cpu(&args.engine)?;
     let started = Instant::now();
-    let mut chain = chain(&gguf, cpu, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    let mut chain = chain(&gguf, &cpu, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= chain.vocab()) {
         return Err(Error::usage(format!("there is no token {id}; the vocabulary has {}", chain.vocab())));
@@ -62,7 +61,7 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
             "logit": top,
             "tokens": tokens.len(),
             "vocab": chain.vocab(),
-            "shards": chain.ranges().iter().map(|r| r.to_string()).collect::<Vec<_>>(),
+            "shards": chain.ranges().map(|r| r.to_string()).collect::<Vec<_>>(),
             "load_ms": load_ms,
             "prefill_ms": prefill_ms,
         }));
@@ -74,8 +73,8 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
     Ok(())
 }
 
-fn chain(gguf: &Gguf, cpu: Arc<Cpu>, layers: Option<&str>, ctx: usize, chunk: usize) -> Result<Chain> {
-    let total = Shard::layer_count(gguf)?;
+fn chain(gguf: &Arc<Gguf>, cpu: &Arc<Cpu>, layers: Option<&str>, ctx: usize, chunk: usize) -> Result<Chain> {
+    let total = whole_range(gguf)?.end();
     let cuts = match layers {
         None => Vec::new(),
         Some(text) => {
@@ -88,7 +87,7 @@ fn chain(gguf: &Gguf, cpu: Arc<Cpu>, layers: Option<&str>, ctx: usize, chunk: us
     let mut edges: Vec<u32> = [0].into_iter().chain(cuts).chain([total]).collect();
     edges.dedup();
     let ranges: Vec<LayerRange> = edges.windows(2).filter_map(|w| LayerRange::new(w[0], w[1])).collect();
-    Ok(Chain::load(gguf, cpu, &ranges, ctx, chunk.clamp(1, ctx))?)
+    Ok(Chain::load(gguf, cpu, &ranges, Options { context: Some(ctx) }, chunk.clamp(1, ctx))?)
 }
 
 fn parse_range(text: &str) -> Option<LayerRange> {

@@ -110,7 +110,7 @@ impl<'a> Report<'a> {
         });
         match &self.blueprint {
             Ok(b) => {
-                value["layers"] = json!(b.layers);
+                value["layers"] = json!(b.layers.len());
                 value["hidden"] = json!(b.hidden);
                 value["vocab"] = json!(b.vocab);
                 value["context"] = json!(b.context);
@@ -144,7 +144,7 @@ impl<'a> Report<'a> {
         }
         match &self.blueprint {
             Ok(b) => {
-                println!("layers         {}, hidden {}, vocabulary {}", b.layers, b.hidden, b.vocab);
+                println!("layers         {}, hidden {}, vocabulary {}", b.layers.len(), b.hidden, b.vocab);
                 println!(
                     "context        {} tokens, {} of KV cache each",
                     b.context,

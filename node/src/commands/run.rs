@@ -24,13 +24,13 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let model = Model::load(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     let ids = if args.raw {
-        model.tokenizer.encode(&prompt, Encode { bos: true, special: true })
+        model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
         generate::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
     let request = request(ids, &args.sampling)?;
     output::catch_interrupt()?;
-    let mut session = Session::new(&model);
+    let mut session = Session::new(&model)?;
     let mut failure = None;
     let summary = generate::generate(&model, &mut session, &request, &mut |event| {
         let shown = if args.json { show_json(&model, &event) } else { show_text(&event) };
@@ -92,7 +92,7 @@ pub(super) fn show_json(model: &Model, event: &Event<'_>) -> Result<()> {
     let mut line = json!({"event": "token", "id": id, "text": text});
     if let Some(logprob) = logprob {
         let name =
-            |l: &Logprob| json!({"id": l.id, "text": model.tokenizer.piece(l.id), "logprob": l.logprob});
+            |l: &Logprob| json!({"id": l.id, "text": model.tokenizer.token_text(l.id), "logprob": l.logprob});
         line["logprob"] = json!(logprob);
         line["top_logprobs"] = top.iter().map(name).collect();
     }

@@ -33,7 +33,7 @@ fn from_model(model: &str) -> Result<(Template, String, String)> {
         Error::usage(format!("{model} has no chat template; give one with --template FILE"))
     })?;
     let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
-    let piece = |id: Option<u32>| id.map(|id| tokenizer.piece(id)).unwrap_or_default();
+    let piece = |id: Option<u32>| id.map(|id| tokenizer.token_text(id)).unwrap_or_default();
     Ok((template, piece(tokenizer.bos()), piece(tokenizer.eos())))
 }
 

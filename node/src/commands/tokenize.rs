@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use serde_json::{Value, json};
+use serde_json::json;
 use shard::tokenizer::{Encode, Tokenizer};
 
 use crate::{Error, Result, cli::TokenizeArgs, library, output};
@@ -22,8 +22,8 @@ pub(super) fn run(args: TokenizeArgs) -> Result<()> {
     match (args.batch, args.decode) {
         (true, false) => {
             let texts: Vec<String> = serde_json::from_str(&input)?;
-            let lists: Vec<Value> = texts.iter().map(|text| json!(tokenizer.encode(text, how))).collect();
-            output::json_line(&Value::Array(lists))
+            let lists = texts.iter().map(|text| tokenizer.encode(text, how)).collect::<shard::Result<Vec<_>>>()?;
+            output::json_line(&json!(lists))
         }
         (true, true) => {
             let lists: Vec<Vec<u32>> = serde_json::from_str(&input)?;
@@ -35,7 +35,7 @@ pub(super) fn run(args: TokenizeArgs) -> Result<()> {
             if args.json { output::json_line(&json!(text)) } else { output::text(&(text + "\n")) }
         }
         (false, false) => {
-            let ids = tokenizer.encode(&input, how);
+            let ids = tokenizer.encode(&input, how)?;
             if args.json {
                 return output::json_line(&json!(ids));
             }

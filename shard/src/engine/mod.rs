@@ -21,6 +21,7 @@
 //!
 //! Limits: whole model families only as [`crate::models`] describes them; one workspace serves one pass at a time.
 
+mod chain;
 mod experts;
 mod forward;
 mod run;
@@ -36,8 +37,9 @@ use crate::{
     gguf::{Gguf, Tensor},
     kernels::{Cpu, KvShape, Matrix},
     kv::KvCache,
-    models::{Blueprint, Frequencies},
+    models::{Attention, Blueprint, FeedForward, Frequencies, Layer},
 };
+pub use chain::Chain;
 pub use run::{argmax, fingerprint};
 use weights::{LayerWeights, NormWeights};
 pub use workspace::{Capacity, Workspace};
@@ -207,6 +209,22 @@ impl Shard {
     pub fn resident_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(LayerWeights::resident_bytes).sum();
         layers + self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
+    }
+
+    /// Bytes read from memory to compute one token at `position`: the weights it passes through, and the cache.
+    pub fn bytes_per_token(&self, position: usize) -> usize {
+        let held = &self.blueprint.layers[self.range.start() as usize..self.range.end() as usize];
+        let used = |layer: &Layer| match layer.feed_forward {
+            FeedForward::Experts(experts) => experts.used,
+            FeedForward::Dense(_) => 0,
+        };
+        let layers: usize = self.layers.iter().zip(held).map(|(w, layer)| w.touched_bytes(used(layer))).sum();
+        let head = self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes());
+        let cached = |layer: &Layer| match layer.attention {
+            Attention::Softmax(softmax) => softmax.window.unwrap_or(usize::MAX).min(position),
+        };
+        let positions: usize = held.iter().map(cached).sum();
+        layers + head + positions * 4 * self.blueprint.kv_width()
     }
 
     /// What caches of this shard are marked with: a digest of the architecture, the layers, the rotation and a sample

@@ -85,6 +85,13 @@ impl LayerWeights {
         attention + feed_forward
     }
 
+    /// Bytes of the matrices that one token passes through when `used` experts are chosen for it.
+    pub fn touched_bytes(&self, used: usize) -> usize {
+        let FeedForwardWeights::Experts(experts) = &self.feed_forward else { return self.resident_bytes() };
+        let all: usize = experts.experts.iter().map(Network::resident_bytes).sum();
+        self.resident_bytes() - all + all / experts.experts.len().max(1) * used
+    }
+
     /// Some weights that two models hardly have in common.
     pub fn sample(&self) -> impl Iterator<Item = f32> {
         self.attention_norm.weight.iter().chain(&self.feed_forward_norm.weight).copied()

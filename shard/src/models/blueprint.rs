@@ -152,6 +152,11 @@ impl Blueprint {
         self.heads * self.head_dim
     }
 
+    /// Bytes one position takes in the KV cache of all layers: keys and values as f16.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        self.layers.len() * 2 * self.kv_width() * 2
+    }
+
     /// Width of all key heads, or of all value heads, together.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim

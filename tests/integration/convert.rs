@@ -1,0 +1,100 @@
+//! `shoal convert` gives the file that an independent converter gives.
+
+use std::{fs, sync::Arc};
+
+use harness::{Shoal, data};
+use shard::{
+    convert::{Options, convert},
+    gguf::{Gguf, Tensor},
+    quant,
+};
+
+/// Checkpoints under `tests/data/hf`, each with its twin `tests/data/families/NAME.gguf`.
+const CHECKPOINTS: &[&str] = &["llama", "llama3", "qwen2", "gemma3", "phi3", "mixtral", "qwen3moe"];
+
+fn same(ours: &Tensor<'_>, theirs: &Tensor<'_>, name: &str) {
+    assert_eq!(ours.info.dims, theirs.info.dims, "{name}: shape");
+    let (a, b) = (ours.to_f32(), theirs.to_f32());
+    // Computed factors may differ in the last bits; weights may not.
+    let tolerance = if name == "rope_freqs.weight" { 1e-6 } else { 0.0 };
+    for (i, (a, b)) in a.iter().zip(&b).enumerate() {
+        assert!((a - b).abs() <= tolerance * b.abs(), "{name}[{i}]: {a} here, {b} there");
+    }
+}
+
+#[test]
+fn every_tensor_and_key_equals_the_independent_converters() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in CHECKPOINTS {
+        let output = folder.path().join(format!("{name}.gguf"));
+        let format = quant::by_name("f16").unwrap();
+        convert(&data("hf").join(name), &output, &Options { format, threads: 2 }, &|_, _| {}).unwrap();
+        let ours = Gguf::open(&output).unwrap();
+        let theirs = Gguf::open(data("families").join(format!("{name}.gguf"))).unwrap();
+        for info in theirs.tensors() {
+            let theirs = theirs.require(&info.name).unwrap();
+            let ours = ours.require(&info.name).unwrap_or_else(|e| panic!("{name}: {e}"));
+            same(&ours, &theirs, &info.name);
+        }
+        assert_eq!(ours.tensors().len(), theirs.tensors().len(), "{name}: extra tensors");
+        check_metadata(name, &ours, &theirs);
+    }
+}
+
+fn check_metadata(name: &str, ours: &Gguf, theirs: &Gguf) {
+    // What describes the file and not the model, or is said in another way with the same meaning.
+    let skip = ["general.name", "general.license", "attention.sliding_window", "add_eos_token", "vocab_size"];
+    for (key, value) in theirs.metadata().iter() {
+        if skip.iter().any(|s| key.ends_with(s)) {
+            continue;
+        }
+        let ours = ours.metadata().get(key).unwrap_or_else(|| panic!("{name}: {key} is missing"));
+        assert_eq!(format!("{ours}"), format!("{value}"), "{name}: {key}");
+    }
+}
+
+#[test]
+fn a_converted_model_answers_like_the_original() {
+    let shoal = Shoal::new();
+    let output = shoal.home().join("qwen2.gguf");
+    let report = shoal.json(["convert", data("hf/qwen2").to_str().unwrap(), "--format", "f16", "--output", output.to_str().unwrap(), "--json"], "");
+    assert_eq!(report["architecture"], "qwen2");
+    let eval = |model: &str| shoal.json(["eval", "--model", model, "--tokens", "5 6 7 8", "--greedy", "8", "--json"], "");
+    let fixture = data("families/qwen2.gguf");
+    assert_eq!(eval(output.to_str().unwrap())["greedy"], eval(fixture.to_str().unwrap())["greedy"]);
+}
+
+#[test]
+fn rows_that_do_not_fit_a_format_take_the_nearest_that_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out.gguf");
+    let format = quant::by_name("q4_k").unwrap();
+    convert(&data("hf/llama"), &output, &Options { format, threads: 1 }, &|_, _| {}).unwrap();
+    let gguf = Arc::new(Gguf::open(&output).unwrap());
+    assert_eq!(gguf.require("blk.0.attn_q.weight").unwrap().format.name, "q5_0");
+    assert_eq!(gguf.require("output.weight").unwrap().format.name, "q8_0");
+    assert_eq!(gguf.require("blk.0.attn_norm.weight").unwrap().format.name, "f32");
+}
+
+#[test]
+fn a_broken_checkpoint_leaves_no_file_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("checkpoint");
+    fs::create_dir(&source).unwrap();
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        fs::copy(data("hf/llama").join(file), source.join(file)).unwrap();
+    }
+    let model = source.join("model.safetensors");
+    let whole = fs::read(&model).unwrap();
+    let output = folder.path().join("out.gguf");
+    let options = Options { format: quant::by_name("q8_0").unwrap(), threads: 2 };
+    for len in [0, 7, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&model, &whole[..len]).unwrap();
+        assert!(convert(&source, &output, &options, &|_, _| {}).is_err(), "{len} of {} bytes", whole.len());
+        assert!(!output.exists());
+    }
+    fs::write(&model, &whole).unwrap();
+    fs::write(source.join("config.json"), r#"{"model_type": "mamba"}"#).unwrap();
+    let error = convert(&source, &output, &options, &|_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("mamba"), "{error}");
+}

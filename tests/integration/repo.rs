@@ -1,0 +1,123 @@
+//! The repository keeps its own rules: the dependency picture, the floors of the lock file, the README's commands.
+
+use std::{collections::BTreeMap, fs, process::Command};
+
+use harness::root;
+use serde_json::Value;
+
+fn metadata() -> Value {
+    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    serde_json::from_slice(&output.stdout).expect("cargo prints JSON")
+}
+
+#[test]
+fn dependencies_run_one_way() {
+    let allowed: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("shoal-scheduler", &[][..]),
+        ("shoal-shard", &["shoal-scheduler"]),
+        ("shoal-p2p", &["shoal-scheduler"]),
+        ("shoal-api", &[]),
+        ("shoal-simulations", &["shoal-scheduler"]),
+        ("shoal-node", &["shoal-api", "shoal-shard", "shoal-p2p", "shoal-scheduler"]),
+        ("shoal-tests", &["shoal-api", "shoal-shard", "shoal-p2p", "shoal-scheduler", "shoal-node", "shoal-simulations"]),
+    ]);
+    for package in metadata()["packages"].as_array().expect("packages") {
+        let name = package["name"].as_str().expect("a name");
+        let may = allowed.get(name).unwrap_or_else(|| panic!("{name} is not in the picture"));
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let other = dependency["name"].as_str().expect("a name");
+            assert!(!other.starts_with("shoal-") || may.contains(&other), "{name} must not depend on {other}");
+        }
+    }
+}
+
+#[test]
+fn heavy_libraries_stay_in_their_crates() {
+    let homes = [
+        ("candle-core", "shoal-shard"),
+        ("libp2p", "shoal-p2p"),
+        ("axum", "shoal-api"),
+        ("petgraph", "shoal-scheduler"),
+        ("minijinja", "shoal-shard"),
+    ];
+    for package in metadata()["packages"].as_array().expect("packages") {
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            for (library, home) in homes {
+                assert!(dependency["name"] != library || package["name"] == home, "{library} belongs to {home} alone");
+            }
+        }
+    }
+}
+
+/// Versions with known advisories, or that do not compile, must not come back.
+const FLOORS: &[(&str, [u64; 3])] = &[
+    ("libp2p", [0, 57, 1]),
+    ("libp2p-gossipsub", [0, 50, 1]),
+    ("yamux", [0, 14, 1]),
+    ("libp2p-rendezvous", [0, 17, 1]),
+    ("ed25519-dalek", [3, 0, 0]),
+    ("memmap2", [0, 9, 0]),
+    ("minijinja", [3, 0, 5]),
+    ("half", [2, 7, 0]),
+];
+/// Crates that must not appear, or only below a version.
+const CEILINGS: &[(&str, [u64; 3])] = &[("bincode", [3, 0, 0]), ("openssl", [0, 0, 0]), ("openssl-sys", [0, 0, 0])];
+
+#[test]
+fn the_lock_file_keeps_its_floors() {
+    let lock = fs::read_to_string(root().join("Cargo.lock")).expect("Cargo.lock");
+    let mut seen = 0;
+    for package in lock.split("[[package]]").skip(1) {
+        let field = |key: &str| {
+            let line = package.lines().find(|line| line.starts_with(key))?;
+            line.split('"').nth(1)
+        };
+        let (Some(name), Some(version)) = (field("name"), field("version")) else { continue };
+        let source = field("source").unwrap_or_default();
+        assert!(source.is_empty() || source.starts_with("registry+"), "{name} comes from {source}");
+        let numbers: Vec<u64> = version.split(['.', '-', '+']).take(3).map(|n| n.parse().unwrap_or(0)).collect();
+        for (_, floor) in FLOORS.iter().filter(|(floor, _)| *floor == name) {
+            assert!(numbers.as_slice() >= floor.as_slice(), "{name} {version} is below {floor:?}");
+        }
+        for (_, ceiling) in CEILINGS.iter().filter(|(ceiling, _)| *ceiling == name) {
+            assert!(numbers.as_slice() < ceiling.as_slice(), "{name} {version} is not allowed");
+        }
+        seen += 1;
+    }
+    assert!(seen > 20, "only {seen} packages were read");
+}
+
+#[test]
+fn the_readme_has_one_command_for_each_thing() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("README.md");
+    let commands = |prefix: &str| readme.lines().filter(|line| line.starts_with(prefix)).count();
+    assert_eq!((commands("cargo run"), commands("cargo test")), (1, 1));
+}
+
+#[test]
+fn unsafe_code_stays_in_its_rooms() {
+    let rooms = ["shard/src/kernels/", "shard/src/gguf/", "p2p/src/link/kmod"];
+    let mut folders = vec![root().to_path_buf()];
+    let mut read = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let inside = path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
+            if path.is_dir() && !inside.starts_with('.') && !inside.split('/').any(|part| part == "target") {
+                folders.push(path);
+            } else if inside.ends_with(".rs") && inside.contains("/src/") && !rooms.iter().any(|r| inside.starts_with(r)) {
+                read += 1;
+                let text = fs::read_to_string(&path).expect("a source file");
+                let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+                let found = code.filter(|line| line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl"));
+                assert_eq!(found.count(), 0, "{inside} has unsafe code");
+            }
+        }
+    }
+    assert!(read > 10);
+}
