@@ -8,7 +8,9 @@ pub mod kernels;
 pub mod kv;
 pub mod models;
 pub mod quant;
+pub mod reference;
 pub mod sample;
+pub mod synthetic;
 pub mod tokenizer;
 
 pub use error::{Error, Result};
