@@ -1,8 +1,8 @@
 """Writes the transformers side of a fixture as a model directory, the input of `shoal convert`.
 
-The directory looks like a published checkpoint: per-expert tensors, no tied head, and, in style "v4", a config.json with
-`rope_theta` and `rope_scaling` as almost every checkpoint on the hub has it ("v5" has `rope_parameters`). Converting it
-must give the tensors of `families/<name>.gguf`, which is written from the same model.
+The directory looks like a published checkpoint: per-expert tensors, no tied head, and, in style "v4", a config.json
+with `rope_theta` and `rope_scaling` as almost every checkpoint on the hub has it ("v5" has `rope_parameters`).
+Converting it must give the tensors of `families/<name>.gguf`, which is written from the same model.
 """
 
 import json
@@ -23,22 +23,26 @@ NOISE = {
 }
 
 
-def published(state, tied):
+def published(state, config):
     """State dict entries under the names that published checkpoints use."""
+    mixtral = config.model_type == "mixtral"
+    block = "block_sparse_moe" if mixtral else "mlp"
+    gate_name, up_name, down_name = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     for name, value in state.items():
-        if name == "lm_head.weight" and tied:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if match := re.fullmatch(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up|down)_proj", name):
-            for expert, weight in enumerate(value):
-                prefix = f"{match[1]}.block_sparse_moe.experts.{expert}"
-                if match[2] == "down":
-                    yield f"{prefix}.w2.weight", weight
-                else:
-                    gate, up = weight.chunk(2)
-                    yield f"{prefix}.w1.weight", gate
-                    yield f"{prefix}.w3.weight", up
-        else:
-            yield name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight"), value
+        match = re.fullmatch(r"(model\.layers\.\d+)\.mlp\.experts\.(gate_up|down)_proj", name)
+        if not match:
+            yield name.replace(".mlp.gate.weight", f".{block}.gate.weight"), value
+            continue
+        for expert, weight in enumerate(value):
+            prefix = f"{match[1]}.{block}.experts.{expert}"
+            if match[2] == "down":
+                yield f"{prefix}.{down_name}.weight", weight
+            else:
+                gate, up = weight.chunk(2)
+                yield f"{prefix}.{gate_name}.weight", gate
+                yield f"{prefix}.{up_name}.weight", up
 
 
 def rope_v4(config):
@@ -52,7 +56,9 @@ def rope_v4(config):
             "sliding_window_pattern": 6,
         }
     out = {"rope_theta": rope["rope_theta"], "rope_scaling": None}
-    if rope["rope_type"] == "longrope":
+    if rope["rope_type"] == "llama3":
+        out["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+    elif rope["rope_type"] == "longrope":
         out["rope_scaling"] = {"type": "longrope"} | {k: rope[k] for k in ("short_factor", "long_factor")}
         out["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
         out["partial_rotary_factor"] = rope["partial_rotary_factor"]
@@ -73,7 +79,7 @@ def write(folder, family, model, vocab):
     folder.mkdir(parents=True)
     dtype = torch.float16 if family.hf == "f16" else torch.bfloat16
     tensors = {}
-    for name, value in published(model.state_dict(), family.config.tie_word_embeddings):
+    for name, value in published(model.state_dict(), family.config):
         tensors[name] = value.to(dtype).contiguous()
         assert torch.equal(tensors[name].float(), value), name
     if family.hf.endswith("sharded"):

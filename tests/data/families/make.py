@@ -53,17 +53,18 @@ def draw(family, name, shape, rng):
         rows = torch.exp(0.5 * torch.randn(shape[0], 1, generator=rng))
         return normal(family.head_gain / 2 / math.sqrt(hidden)) * rows
     if inner == "model.embed_tokens.weight":
-        scale = 1.0 / math.sqrt(hidden) if gemma else 1.0
+        scale = family.residual / math.sqrt(hidden) if gemma else family.residual
         rows = torch.exp(0.35 * torch.randn(shape[0], 1, generator=rng)) if tied else 1.0
         return normal(scale) * rows
     if inner.endswith("bias"):
-        return normal(0.5 if re.search(r"[qk]_proj", inner) else 0.1)
+        writes = re.search(r"o_proj|c_proj", inner)  # to the residual
+        return normal(0.5 if re.search(r"[qk]_proj", inner) else 0.1 * family.residual if writes else 0.1)
     if "norm" in inner:
         weight = 1.0 + 0.25 * torch.randn(shape, generator=rng)
         if inner == "model.norm.weight" and tied:
             sign = torch.where(torch.rand(shape, generator=rng) < 0.5, -1.0, 1.0)
-            embed_rms = 1.0 / math.sqrt(hidden) if gemma else 1.0
-            weight = weight * sign * family.head_gain / 2 / math.sqrt(hidden) / embed_rms
+            embed = family.residual / math.sqrt(hidden) if gemma else family.residual
+            weight = weight * sign * family.head_gain / 2 / math.sqrt(hidden) / embed
         elif re.search(r"[qk]_norm", inner):
             weight = weight * side
         elif mapping.NORMS.get(family.arch, {}).get(inner.split(".")[0], "").startswith("post_"):
@@ -78,7 +79,7 @@ def draw(family, name, shape, rng):
         return normal(side / math.sqrt(hidden))
     if inner == "mlp.gate.weight" or inner == "mlp.shared_expert_gate.weight":
         return normal(1.5 / math.sqrt(hidden))
-    gains = {"o_proj": 1.3, "down_proj": 1.6, "c_proj": 1.5}
+    gains = {"o_proj": 1.3 * family.residual, "down_proj": 1.6 * family.residual, "c_proj": 1.5 * family.residual}
     gain = next((g for key, g in gains.items() if key in inner), 1.0)
     return normal(gain / math.sqrt(shape[-1]))
 
@@ -199,8 +200,8 @@ def golden(family, model, vocab):
     }
     (HERE / header["logits_file"]).write_bytes(np.concatenate(rows).astype("<f4").tobytes())
     text = json.dumps(header | {"prompts": entries}, indent=1)
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda m: "[" + ", ".join(m[0][1:-1].replace("\n", " ").split(", ")) + "]", text)
-    (HERE / f"{family.name}.golden.json").write_text(re.sub(r"\s+(?=[\]\d\-])(?<=[\[, ])", " ", text) + "\n")
+    one_line = re.sub(r"\[[^\[\]{}]*\]", lambda m: "[" + " ".join(m[0][1:-1].split()) + "]", text)
+    (HERE / f"{family.name}.golden.json").write_text(one_line + "\n")
     return entries
 
 

@@ -1,6 +1,7 @@
 """From a transformers model to a GGUF file, by the conventions of llama.cpp's converter.
 
-Matrices are written as F16 (the weights are chosen so that this is exact), 1-D tensors, routers and rope factors as F32.
+Matrices are written as F16 (the weights are chosen so that this is exact), 1-D tensors, routers and rope factors as
+F32.
 GGUF lists dimensions reversed: a torch weight [out, in] becomes ne = [in, out].
 """
 
@@ -53,7 +54,8 @@ NORMS = {"gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS}
 
 def permute(weight, heads):
     """Reorders q or k rows so that rotating (i, i + d/2) becomes rotating the pair (2i, 2i + 1)."""
-    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+    split = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return split.swapaxes(1, 2).reshape(weight.shape)
 
 
 def tensors(family, state):

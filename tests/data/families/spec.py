@@ -19,14 +19,14 @@ SEEDS = {
     "llama": 9,
     "llama3": 254,
     "llama_linear": 0,
-    "mistral": 18,
+    "mistral": 1,
     "qwen2": 72,
     "qwen2_yarn": 8,
     "qwen3": 272,
     "gemma2": 26,
     "gemma3": 14,
     "phi3": 11,
-    "starcoder2": 103,
+    "starcoder2": 170,
     "glm4": 16,
     "mixtral": 2,
     "qwen2moe": 2,
@@ -41,10 +41,11 @@ class Family:
     model_class: type
     config: object
     seed: int = 0  # the first draw that `make.py --search` accepts
-    vocab: str = "bpe"  # "bpe" | "bpe_specials_first" | "spm"
+    vocab: str = "bpe"  # "bpe" | "bpe_qwen2" | "bpe_specials_first" | "spm"
     pads: int = 0  # padded vocabulary rows ([PADn], type UNUSED)
     score_std: float = 1.3  # std of q.k / sqrt(head_dim)
     head_gain: float = 4.0  # scale of the logits
+    residual: float = 1.0  # scale of the residual stream; small where a large eps is to be seen
     hf: str = ""  # "bf16" | "f16" | "bf16-sharded": also write tests/data/hf/<name>
     hf_style: str = "v4"  # config.json with rope_theta/rope_scaling ("v4") or rope_parameters ("v5")
 
@@ -111,14 +112,14 @@ def families():
         Family("llama", "llama", tf.LlamaForCausalLM,
                tf.LlamaConfig(**base(353, 64, 4, 4, 160, 3, 1e-5, False, default_rope(10000.0))), hf="f16"),
         Family("llama3", "llama", tf.LlamaForCausalLM,
-               tf.LlamaConfig(**base(384, 96, 3, 1, 128, 3, 1e-5, True, llama3))),
+               tf.LlamaConfig(**base(384, 96, 3, 1, 128, 3, 1e-5, True, llama3)), hf="bf16"),
         Family("llama_linear", "llama", tf.LlamaForCausalLM,
                tf.LlamaConfig(**base(331, 64, 4, 2, 96, 3, 1e-5, False, linear))),
         Family("mistral", "llama", tf.MistralForCausalLM,
                tf.MistralConfig(**base(419, 64, 4, 2, 128, 3, 1e-3, False, default_rope(10000.0), head_dim=32,
-                                       sliding_window=None)), vocab="spm"),
+                                       sliding_window=None)), vocab="spm", residual=0.1),
         Family("qwen2", "qwen2", tf.Qwen2ForCausalLM,
-               tf.Qwen2Config(**base(401, 64, 4, 2, 160, 3, 1e-6, True, default_rope(1e6))), pads=7,
+               tf.Qwen2Config(**base(401, 64, 4, 2, 160, 3, 1e-6, True, default_rope(1e6))), pads=7, vocab="bpe_qwen2",
                hf="bf16-sharded", hf_style="v5"),
         Family("qwen2_yarn", "qwen2", tf.Qwen2ForCausalLM,
                tf.Qwen2Config(**base(320, 128, 4, 1, 96, 3, 1e-6, False, yarn(10000.0, 4.0, 512)))),
@@ -136,7 +137,7 @@ def families():
                                     original_max_position_embeddings=256, sliding_window=None, bos_token_id=None,
                                     eos_token_id=None)), hf="bf16"),
         Family("starcoder2", "starcoder2", tf.Starcoder2ForCausalLM, tf.Starcoder2Config(**starcoder2),
-               vocab="bpe_specials_first"),
+               vocab="bpe_specials_first", residual=0.1, head_gain=6.0),
         Family("glm4", "glm4", tf.Glm4ForCausalLM,
                tf.Glm4Config(**base(343, 64, 4, 2, 128, 3, 1.5625e-7, False,
                                     default_rope(10000.0) | {"partial_rotary_factor": 0.5}, head_dim=32,
@@ -151,7 +152,7 @@ def families():
         Family("qwen3moe", "qwen3moe", tf.Qwen3MoeForCausalLM,
                tf.Qwen3MoeConfig(**base(337, 64, 4, 2, 160, 3, 1e-6, False, default_rope(1e6), head_dim=32,
                                         num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
-                                        norm_topk_prob=True))),
+                                        norm_topk_prob=True)), hf="f16", hf_style="v5"),
     ]
     return [dataclasses.replace(family, seed=SEEDS[family.name]) for family in families]
 

@@ -2,7 +2,7 @@
 
 The merges are learned from `TEXT` by the plain BPE rule (most frequent pair, ties by pair order), so the files need no
 download and never change. Token order of the BPE kinds: bytes, merges, specials, pads; `bpe_specials_first` puts the
-specials in front as starcoder2 does.
+specials in front as starcoder2 does, `bpe_qwen2` has the Qwen2 splitter.
 """
 
 import collections
@@ -14,6 +14,11 @@ from tokenizers import pre_tokenizers
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+# The splitter of the Qwen2 family: unlike GPT-2's it takes digits one by one and newlines with the punctuation before.
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -35,6 +40,7 @@ the thing to remember when you build one: it must not matter who is in front, an
 @dataclasses.dataclass
 class Vocab:
     kind: str  # "gpt2" | "llama" (tokenizer.ggml.model)
+    pre: str  # tokenizer.ggml.pre
     tokens: list
     types: list
     merges: list  # pairs
@@ -81,7 +87,7 @@ def learn(words, known, count):
     return merges
 
 
-def byte_level(size, pads, specials_first):
+def byte_level(size, pads, specials_first, pre):
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(TEXT)
     words = collections.Counter(tuple(piece) for piece, _ in split)
     alphabet = byte_alphabet()
@@ -92,7 +98,7 @@ def byte_level(size, pads, specials_first):
     real = len(tokens)
     tokens = tokens + [f"[PAD{i}]" for i in range(real, size)]
     eos = tokens.index(SPECIALS[0])
-    return Vocab("gpt2", tokens, types, merges, [], None, eos, None, real)
+    return Vocab("gpt2", pre, tokens, types, merges, [], None, eos, None, real)
 
 
 def sentence_piece(size):
@@ -103,18 +109,21 @@ def sentence_piece(size):
     pieces = [a + b for a, b in merges] + chars
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(pieces)
     scores = [0.0] * len(head) + [-float(i) for i in range(len(pieces))]
-    return Vocab("llama", head + pieces, types, [], scores, 1, 2, 0, size)
+    return Vocab("llama", "default", head + pieces, types, [], scores, 1, 2, 0, size)
 
 
 def build(kind, size, pads):
-    vocab = sentence_piece(size) if kind == "spm" else byte_level(size, pads, kind == "bpe_specials_first")
+    if kind == "spm":
+        vocab = sentence_piece(size)
+    else:
+        vocab = byte_level(size, pads, kind == "bpe_specials_first", "qwen2" if kind == "bpe_qwen2" else "gpt-2")
     assert len(vocab.tokens) == len(set(vocab.tokens)) == len(vocab.types) == size, (kind, size)
     return vocab
 
 
 def write_gguf(writer, vocab):
     writer.add_tokenizer_model(vocab.kind)
-    writer.add_tokenizer_pre("gpt-2" if vocab.kind == "gpt2" else "default")
+    writer.add_tokenizer_pre(vocab.pre)
     writer.add_token_list(vocab.tokens)
     if vocab.scores:
         writer.add_token_scores(vocab.scores)
@@ -140,14 +149,18 @@ def write_hf(folder, vocab):
          "normalized": False, "special": True}
         for t in SPECIALS
     ]
-    byte_level_step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    qwen2 = vocab.pre == "qwen2"
+    byte_level_step = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": not qwen2, "use_regex": not qwen2,
+    }
+    split = {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False}
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": sorted(added, key=lambda a: a["id"]),
-        "normalizer": None,
-        "pre_tokenizer": byte_level_step,
+        "normalizer": {"type": "NFC"} if qwen2 else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level_step]} if qwen2 else byte_level_step,
         "post_processor": byte_level_step,
         "decoder": byte_level_step,
         "model": {
@@ -173,7 +186,7 @@ def write_hf(folder, vocab):
         "clean_up_tokenization_spaces": False,
         "eos_token": SPECIALS[0],
         "model_max_length": 2048,
-        "tokenizer_class": "GPT2Tokenizer",
+        "tokenizer_class": "Qwen2Tokenizer" if qwen2 else "GPT2Tokenizer",
         "unk_token": None,
     }
     for name, value in (("tokenizer.json", tokenizer), ("tokenizer_config.json", config)):
