@@ -289,7 +289,7 @@ pub fn pow(base: f64, exponent: f64) -> f64 {
 #[allow(clippy::disallowed_methods, reason = "the platform's functions are the yardstick of the tests")]
 mod tests {
     use super::*;
-    use crate::kernels::simd::{LANES, scalar::Scalar};
+    use crate::kernels::{Isa, Kernel, simd::LANES};
 
     /// Values over the whole interesting range: a fine grid, tiny magnitudes and the edges.
     fn arguments(limit: f32) -> Vec<f32> {
@@ -361,8 +361,18 @@ mod tests {
     /// One function over lanes.
     type Lanes<S> = unsafe fn(<S as Simd>::F) -> <S as Simd>::F;
 
-    /// The lanes of `S` against the plain functions, bit for bit.
-    ///
+    /// The lanes of an instruction set against the plain functions, bit for bit.
+    struct Check;
+
+    impl Kernel for Check {
+        type Output = ();
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) {
+            // SAFETY: the caller promises the instruction set.
+            unsafe { check_lanes::<S>() }
+        }
+    }
+
     /// # Safety
     /// The instruction set of `S` must be available.
     #[inline(always)]
@@ -394,8 +404,10 @@ mod tests {
 
     #[test]
     fn lanes_equal_the_plain_functions() {
-        // SAFETY: plain Rust is always available.
-        unsafe { check_lanes::<Scalar>() };
+        for isa in Isa::available() {
+            // SAFETY: the instruction set is available.
+            unsafe { isa.dispatch(Check) };
+        }
     }
 
     #[test]

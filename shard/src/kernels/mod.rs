@@ -13,3 +13,4 @@ pub mod threads;
 pub mod vector;
 
 pub use cpu::{Cpu, Isa, Kernel};
+pub use vector::Pairing;

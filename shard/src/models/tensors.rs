@@ -65,7 +65,7 @@ pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[super::Layer]) -> Result<(
             Some((layer, name)) => {
                 layers.get(layer).is_some_and(|layer| layer.tensors.iter().any(|rule| rule.name == name))
             }
-            None => globals.iter().any(|rule| rule.name == info.name),
+            None => globals.iter().any(|rule| rule.name == &*info.name),
         };
         if !known {
             return Err(Error::unsupported(format!("tensor {} has no use in this architecture", info.name)));

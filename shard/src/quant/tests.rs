@@ -157,7 +157,7 @@ fn random_blocks(format: &Format, bytes: &[u8]) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn quantizers_stay_within_their_bound(

@@ -1,0 +1,317 @@
+//! The oracle: a forward pass written to be read, against which the executor is tested.
+//!
+//! One token at a time, plain loops over `f32`, weights dequantized, keys and values kept as they are. It shares the
+//! [`Blueprint`] with the executor and nothing else: no kernel, no packing, no page, none of the crate's elementary
+//! functions. What the blueprint itself says is checked against other implementations by the golden files.
+//!
+//! [`Arithmetic::Rounded`] rounds where profile `d1` rounds (activations to int8 in front of integer formats, keys and
+//! values to f16) by the scalar specifications of [`crate::quant`], which leaves only the order of sums and the last
+//! bits of elementary functions between it and the executor.
+//!
+//! Limits: slow by design (a whole model as `f32` in memory, no threads).
+#![allow(clippy::disallowed_methods, reason = "the oracle must not share elementary functions with the kernels")]
+
+use std::collections::HashMap;
+
+use half::f16;
+
+use crate::{
+    Result,
+    gguf::Gguf,
+    kernels::Pairing,
+    models::{
+        Activation, Attention, Blueprint, Experts, FeedForward, Frequencies, NormKind, Softmax, layer_name,
+    },
+    quant::{self, QuantizedRow},
+};
+
+/// Where values are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Nowhere: `f32` activations on dequantized weights, `f32` keys and values.
+    Float,
+    /// Where profile `d1` rounds.
+    Rounded,
+}
+
+/// A whole model, dequantized.
+pub struct Model {
+    blueprint: Blueprint,
+    frequencies: Vec<Frequencies>,
+    tensors: HashMap<String, Weights>,
+    arithmetic: Arithmetic,
+}
+
+struct Weights {
+    cols: usize,
+    format: &'static quant::Format,
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+}
+
+/// Keys and values of one session, `[layer][position][kv width]`.
+#[derive(Clone, Default)]
+pub struct Session {
+    keys: Vec<Vec<Vec<f32>>>,
+    values: Vec<Vec<Vec<f32>>>,
+}
+
+impl Model {
+    /// Reads the whole model in `gguf` for sessions of up to `context` positions.
+    ///
+    /// # Errors
+    /// Those of [`Blueprint::from_gguf`].
+    pub fn load(gguf: &Gguf, context: usize, arithmetic: Arithmetic) -> Result<Self> {
+        let blueprint = Blueprint::from_gguf(gguf)?;
+        let mut tensors = HashMap::new();
+        for info in gguf.tensors() {
+            let tensor = gguf.require(&info.name)?;
+            let (cols, format, bytes) = (tensor.cols(), tensor.format, tensor.bytes.to_vec());
+            tensors.insert(info.name.to_string(), Weights { cols, format, bytes, values: tensor.to_f32() });
+        }
+        let frequencies = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
+        Ok(Self { blueprint, frequencies, tensors, arithmetic })
+    }
+
+    /// What the model is.
+    pub fn blueprint(&self) -> &Blueprint {
+        &self.blueprint
+    }
+
+    /// A session without positions.
+    pub fn session(&self) -> Session {
+        let layers = vec![Vec::new(); self.blueprint.layers.len()];
+        Session { keys: layers.clone(), values: layers }
+    }
+
+    /// Feeds one token and returns the logits after it.
+    pub fn step(&self, session: &mut Session, token: u32) -> Vec<f32> {
+        let b = &self.blueprint;
+        let mut x = self.rows("token_embd.weight", token as usize, 1)[..b.hidden].to_vec();
+        x.iter_mut().for_each(|x| *x *= b.embedding_scale);
+        for index in 0..b.layers.len() {
+            let h = self.norm(&layer_name(index, "attn_norm"), &x);
+            let mut y = self.attention(session, index, &h);
+            self.norm_after(&layer_name(index, "post_attention_norm.weight"), &mut y);
+            add(&mut x, &y, 1.0);
+            let h = self.norm(&layer_name(index, "ffn_norm"), &x);
+            let mut y = match &b.layers[index].feed_forward {
+                FeedForward::Dense(dense) => self.dense(index, dense.width, dense.activation, &h),
+                FeedForward::Experts(experts) => self.experts(index, experts, &h),
+            };
+            self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
+            add(&mut x, &y, 1.0);
+        }
+        let h = self.norm("output_norm", &x);
+        let head = if b.head.tied { "token_embd" } else { "output" };
+        let mut logits = self.linear(head, &h);
+        for logit in &mut logits {
+            *logit *= b.head.scale;
+            if let Some(cap) = b.head.softcap {
+                *logit = cap * (*logit / cap).tanh();
+            }
+        }
+        logits
+    }
+
+    /// Feeds `tokens` and returns the logits after the last one.
+    pub fn prefill(&self, session: &mut Session, tokens: &[u32]) -> Vec<f32> {
+        tokens.iter().fold(Vec::new(), |_, &token| self.step(session, token))
+    }
+
+    fn attention(&self, session: &mut Session, index: usize, h: &[f32]) -> Vec<f32> {
+        let b = &self.blueprint;
+        let Attention::Softmax(spec) = b.layers[index].attention;
+        let (q_width, kv_width, dim) = (b.q_width(), b.kv_width(), b.head_dim);
+        let (mut q, mut k, v) = if self.tensors.contains_key(&layer_name(index, "attn_qkv.weight")) {
+            let all = self.linear(&layer_name(index, "attn_qkv"), h);
+            let (q, kv) = all.split_at(q_width);
+            (q.to_vec(), kv[..kv_width].to_vec(), kv[kv_width..].to_vec())
+        } else {
+            let part = |name| self.linear(&layer_name(index, name), h);
+            (part("attn_q"), part("attn_k"), part("attn_v"))
+        };
+        let position = session.keys[index].len();
+        for (x, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
+            for head in x.chunks_exact_mut(dim) {
+                self.norm_after(&layer_name(index, norm), head);
+                if let Some(rope) = spec.rope {
+                    self.rotate(head, rope, position);
+                }
+            }
+        }
+        session.keys[index].push(self.stored(k));
+        session.values[index].push(self.stored(v));
+        let (keys, values) = (&session.keys[index], &session.values[index]);
+        let mut out = vec![0.0; q_width];
+        for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
+            let kv_head = head / (b.heads / b.kv_heads);
+            attend(q, keys, values, kv_head * dim, spec, out);
+        }
+        self.linear(&layer_name(index, "attn_output"), &out)
+    }
+
+    fn rotate(&self, head: &mut [f32], rope: usize, position: usize) {
+        let spec = &self.blueprint.ropes[rope];
+        let Frequencies { radians, magnitude } = &self.frequencies[rope];
+        for (i, radians) in radians.iter().enumerate() {
+            let (a, b) = match spec.pairing {
+                Pairing::Adjacent => (2 * i, 2 * i + 1),
+                Pairing::Halves => (i, i + spec.dims / 2),
+            };
+            let angle = position as f64 * radians;
+            let (cos, sin) = ((angle.cos() * magnitude) as f32, (angle.sin() * magnitude) as f32);
+            (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
+        }
+    }
+
+    fn dense(&self, index: usize, width: usize, activation: Activation, h: &[f32]) -> Vec<f32> {
+        let mut up = self.linear(&layer_name(index, "ffn_up"), h);
+        let inner = match activation {
+            Activation::Gelu => up.into_iter().map(gelu).collect(),
+            Activation::GatedSilu | Activation::GatedGelu => {
+                let gate = match up.len() == 2 * width {
+                    true => up.drain(..width).collect(),
+                    false => self.linear(&layer_name(index, "ffn_gate"), h),
+                };
+                let curve = if activation == Activation::GatedSilu { silu } else { gelu };
+                gate.iter().zip(&up).map(|(&gate, up)| curve(gate) * up).collect::<Vec<_>>()
+            }
+        };
+        self.linear(&layer_name(index, "ffn_down"), &inner)
+    }
+
+    fn experts(&self, index: usize, spec: &Experts, h: &[f32]) -> Vec<f32> {
+        let scores = self.linear(&layer_name(index, "ffn_gate_inp"), h);
+        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let exps: Vec<f32> = scores.iter().map(|s| (s - largest).exp()).collect();
+        let total: f32 = exps.iter().sum();
+        let mut order: Vec<usize> = (0..spec.count).collect();
+        order.sort_by(|&a, &b| exps[b].total_cmp(&exps[a]));
+        order.truncate(spec.used);
+        let chosen: f32 = order.iter().map(|&e| exps[e]).sum();
+        let mut out = vec![0.0; h.len()];
+        for expert in order {
+            let part = |name, rows, x: &[f32]| {
+                let weights = self.slice(&layer_name(index, name), expert * rows, rows);
+                self.product(weights, x)
+            };
+            let gate = part("ffn_gate_exps.weight", spec.width, h);
+            let up = part("ffn_up_exps.weight", spec.width, h);
+            let inner: Vec<f32> = gate.iter().zip(&up).map(|(&gate, up)| silu(gate) * up).collect();
+            let weight = exps[expert] / if spec.renormalize { chosen } else { total };
+            add(&mut out, &part("ffn_down_exps.weight", h.len(), &inner), weight * spec.scale);
+        }
+        if spec.shared.is_some() {
+            let part = |name, x: &[f32]| self.linear(&layer_name(index, name), x);
+            let (gate, up) = (part("ffn_gate_shexp", h), part("ffn_up_shexp", h));
+            let inner: Vec<f32> = gate.iter().zip(&up).map(|(&gate, up)| silu(gate) * up).collect();
+            let share = part("ffn_gate_inp_shexp", h)[0];
+            add(&mut out, &part("ffn_down_shexp", &inner), 1.0 / (1.0 + (-share).exp()));
+        }
+        out
+    }
+
+    /// The norm over the residual stream whose tensors are `prefix.weight` and maybe `prefix.bias`.
+    fn norm(&self, prefix: &str, x: &[f32]) -> Vec<f32> {
+        let spec = self.blueprint.norm;
+        let mean = match spec.kind {
+            NormKind::Rms => 0.0,
+            NormKind::Layer => x.iter().sum::<f32>() / x.len() as f32,
+        };
+        let square = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / x.len() as f32;
+        let root = (square + spec.eps).sqrt();
+        let weight = &self.tensors[&format!("{prefix}.weight")].values;
+        let mut out: Vec<f32> = x.iter().zip(weight).map(|(x, weight)| (x - mean) / root * weight).collect();
+        if let Some(bias) = self.tensors.get(&format!("{prefix}.bias")) {
+            add(&mut out, &bias.values, 1.0);
+        }
+        out
+    }
+
+    /// An RMS norm in place, where the model has one of this name.
+    fn norm_after(&self, name: &str, x: &mut [f32]) {
+        if let Some(weight) = self.tensors.get(name) {
+            let square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+            let root = (square + self.blueprint.norm.eps).sqrt();
+            x.iter_mut().zip(&weight.values).for_each(|(x, weight)| *x = *x / root * weight);
+        }
+    }
+
+    fn linear(&self, prefix: &str, x: &[f32]) -> Vec<f32> {
+        let name = format!("{prefix}.weight");
+        let rows = self.tensors[&name].values.len() / x.len();
+        let mut out = self.product(self.slice(&name, 0, rows), x);
+        if let Some(bias) = self.tensors.get(&format!("{prefix}.bias")) {
+            add(&mut out, &bias.values, 1.0);
+        }
+        out
+    }
+
+    fn rows(&self, name: &str, first: usize, count: usize) -> &[f32] {
+        self.slice(name, first, count).1
+    }
+
+    /// Bytes and values of `count` rows from `first` on.
+    fn slice(&self, name: &str, first: usize, count: usize) -> (Rows<'_>, &[f32]) {
+        let Weights { cols, format, bytes, values } = &self.tensors[name];
+        let row = bytes.len() / (values.len() / cols);
+        let rows = Rows { format, bytes: &bytes[first * row..(first + count) * row], row };
+        (rows, &values[first * cols..(first + count) * cols])
+    }
+
+    fn product(&self, (rows, values): (Rows<'_>, &[f32]), x: &[f32]) -> Vec<f32> {
+        if self.arithmetic == Arithmetic::Float || !rows.format.integer {
+            return values.chunks_exact(x.len()).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
+        }
+        let (mut q, mut d, mut sums) = (vec![0; x.len()], vec![0.0; x.len() / 32], vec![0; x.len() / 16]);
+        quant::quantize_row(x, &mut q, &mut d, &mut sums);
+        let x = QuantizedRow { x, q: &q, d: &d, sums: &sums };
+        rows.bytes.chunks_exact(rows.row).map(|row| (rows.format.dot)(row, &x)).collect()
+    }
+
+    /// A key or value as the cache keeps it.
+    fn stored(&self, mut x: Vec<f32>) -> Vec<f32> {
+        if self.arithmetic == Arithmetic::Rounded {
+            x.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+        }
+        x
+    }
+}
+
+struct Rows<'a> {
+    format: &'static quant::Format,
+    bytes: &'a [u8],
+    row: usize,
+}
+
+/// One query head over all cached positions; `at` is where its key head starts in a position's row.
+fn attend(q: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], at: usize, spec: Softmax, out: &mut [f32]) {
+    let first = spec.window.map_or(0, |window| keys.len().saturating_sub(window));
+    let score = |key: &Vec<f32>| {
+        let dot: f32 = q.iter().zip(&key[at..]).map(|(q, k)| q * k).sum();
+        match spec.softcap {
+            Some(cap) => cap * (dot * spec.scale / cap).tanh(),
+            None => dot * spec.scale,
+        }
+    };
+    let scores: Vec<f32> = keys[first..].iter().map(score).collect();
+    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let exps: Vec<f32> = scores.iter().map(|s| (s - largest).exp()).collect();
+    let total: f32 = exps.iter().sum();
+    for (exp, value) in exps.iter().zip(&values[first..]) {
+        add(out, &value[at..at + q.len()], exp / total);
+    }
+}
+
+fn add(x: &mut [f32], y: &[f32], factor: f32) {
+    x.iter_mut().zip(y).for_each(|(x, y)| *x += y * factor);
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh())
+}

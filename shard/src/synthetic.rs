@@ -1,0 +1,370 @@
+//! Models with random weights, of any shape and format: for benchmarks before any download, golden hashes and tests.
+//!
+//! [`Shape`] says what the model is, [`Shape::write`] and [`Shape::to_bytes`] make a GGUF of the `llama` family that
+//! loads like any other. Weights are drawn block by block: random codes under a scale chosen so that a row of inputs
+//! of size one gives outputs of size about one. Matrices are copied at pseudo-random offsets from one pool of about a
+//! mebibyte of such blocks, which takes a second for a billion weights instead of a minute of quantization; speed does
+//! not depend on values. The same seed, shape and format give the same bytes on every machine.
+//!
+//! Limits: no tokenizer; the text of such a model is noise.
+
+use std::{
+    io::{Cursor, Seek, Write},
+    path::Path,
+};
+
+use half::f16;
+
+use crate::{
+    Error, Result,
+    gguf::{TensorWriter, Writer},
+    quant::{self, Format},
+};
+
+/// Bytes of the pool that matrices are copied from.
+const POOL: usize = 1 << 20;
+
+/// The sizes of a model of the `llama` family.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shape {
+    /// Decoder layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Width of the feed-forward network, or of one expert.
+    pub feed_forward: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+    /// Context.
+    pub context: usize,
+    /// Whether the embedding table is also the head.
+    pub tied: bool,
+    /// Experts and how many of them a token visits.
+    pub experts: Option<(usize, usize)>,
+}
+
+/// The published models whose shapes `shoal bench --shape` offers.
+pub static SHAPES: &[(&str, Shape)] = &[
+    ("llama-1b", llama(16, 2048, (32, 8, 64), 8192, 128_256, true)),
+    ("llama-3b", llama(28, 3072, (24, 8, 128), 8192, 128_256, true)),
+    ("llama-8b", llama(32, 4096, (32, 8, 128), 14_336, 128_256, false)),
+    ("qwen2-0.5b", llama(24, 896, (14, 2, 64), 4864, 151_936, true)),
+    ("tiny", llama(4, 256, (4, 2, 64), 768, 512, false)),
+];
+
+const fn llama(
+    layers: usize,
+    hidden: usize,
+    (heads, kv_heads, head_dim): (usize, usize, usize),
+    feed_forward: usize,
+    vocab: usize,
+    tied: bool,
+) -> Shape {
+    let context = 8192;
+    Shape { layers, hidden, heads, kv_heads, head_dim, feed_forward, vocab, context, tied, experts: None }
+}
+
+/// The shape called `name`.
+pub fn shape(name: &str) -> Option<&'static Shape> {
+    SHAPES.iter().find(|(known, _)| *known == name).map(|(_, shape)| shape)
+}
+
+/// How a tensor is filled.
+#[derive(Clone, Copy)]
+enum Fill {
+    /// Random blocks of the model's format, outputs of size about `gain` for inputs of size one.
+    Matrix { gain: f32 },
+    /// Normal values around one.
+    Norm,
+    /// Normal values of this size in F32 (routers).
+    Router { gain: f32 },
+}
+
+struct Planned {
+    name: String,
+    dims: Vec<u64>,
+    fill: Fill,
+}
+
+impl Shape {
+    /// Writes the model to `path`, which appears when it is complete.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when rows are not whole blocks of `format`; [`Error::Io`].
+    pub fn write(&self, path: impl AsRef<Path>, format: &'static Format, seed: u64) -> Result<()> {
+        let (writer, tensors) = self.plan(format, seed)?;
+        let mut out = writer.create(path)?;
+        fill_all(&mut out, &tensors, format, seed)?;
+        out.commit()
+    }
+
+    /// The model as the bytes of a GGUF file.
+    ///
+    /// # Errors
+    /// As for [`Shape::write`].
+    pub fn to_bytes(&self, format: &'static Format, seed: u64) -> Result<Vec<u8>> {
+        let (writer, tensors) = self.plan(format, seed)?;
+        let mut out = writer.start(Cursor::new(Vec::new()))?;
+        fill_all(&mut out, &tensors, format, seed)?;
+        Ok(out.finish()?.into_inner())
+    }
+
+    /// Number of weights.
+    pub fn weights(&self) -> u64 {
+        self.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum()
+    }
+
+    fn plan(&self, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
+        let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward];
+        if let Some(width) = widths.iter().find(|&&width| width % format.block_len != 0) {
+            let name = format.name;
+            return Err(Error::invalid(format!("rows of {width} weights are not whole blocks of {name}")));
+        }
+        let mut writer = Writer::new();
+        writer.add_str("general.architecture", "llama").add_str("general.name", "synthetic");
+        writer.add_u64("synthetic.seed", seed);
+        for (key, value) in [
+            ("context_length", self.context),
+            ("embedding_length", self.hidden),
+            ("block_count", self.layers),
+            ("feed_forward_length", self.feed_forward),
+            ("attention.head_count", self.heads),
+            ("attention.head_count_kv", self.kv_heads),
+            ("attention.key_length", self.head_dim),
+            ("attention.value_length", self.head_dim),
+            ("rope.dimension_count", self.head_dim),
+        ] {
+            writer.add_u32(&format!("llama.{key}"), value as u32);
+        }
+        if let Some((count, used)) = self.experts {
+            writer.add_u32("llama.expert_count", count as u32);
+            writer.add_u32("llama.expert_used_count", used as u32);
+        }
+        writer.add_f32("llama.attention.layer_norm_rms_epsilon", 1e-5);
+        writer.add_f32("llama.rope.freq_base", 500_000.0);
+        let tensors = self.tensors();
+        for tensor in &tensors {
+            let format = if let Fill::Matrix { .. } = tensor.fill { format } else { &quant::F32 };
+            writer.add_tensor_info(&tensor.name, &tensor.dims, format);
+        }
+        Ok((writer, tensors))
+    }
+
+    fn tensors(&self) -> Vec<Planned> {
+        let mut all = Vec::new();
+        let mut add = |name: String, dims: &[usize], fill| {
+            all.push(Planned { name, dims: dims.iter().map(|&d| d as u64).collect(), fill });
+        };
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let (hidden, inner) = (self.hidden, self.feed_forward);
+        let matrix = |gain| Fill::Matrix { gain };
+        add("token_embd.weight".into(), &[hidden, self.vocab], matrix((hidden as f32).sqrt()));
+        for layer in 0..self.layers {
+            let mut add = |name: &str, dims: &[usize], fill| add(format!("blk.{layer}.{name}"), dims, fill);
+            add("attn_norm.weight", &[hidden], Fill::Norm);
+            add("attn_q.weight", &[hidden, q], matrix(1.2));
+            add("attn_k.weight", &[hidden, kv], matrix(1.2));
+            add("attn_v.weight", &[hidden, kv], matrix(1.0));
+            add("attn_output.weight", &[q, hidden], matrix(0.7));
+            add("ffn_norm.weight", &[hidden], Fill::Norm);
+            match self.experts {
+                None => {
+                    add("ffn_gate.weight", &[hidden, inner], matrix(1.0));
+                    add("ffn_up.weight", &[hidden, inner], matrix(1.0));
+                    add("ffn_down.weight", &[inner, hidden], matrix(1.0));
+                }
+                Some((count, _)) => {
+                    add("ffn_gate_inp.weight", &[hidden, count], Fill::Router { gain: 1.5 });
+                    add("ffn_gate_exps.weight", &[hidden, inner, count], matrix(1.0));
+                    add("ffn_up_exps.weight", &[hidden, inner, count], matrix(1.0));
+                    add("ffn_down_exps.weight", &[inner, hidden, count], matrix(1.0));
+                }
+            }
+        }
+        add("output_norm.weight".into(), &[hidden], Fill::Norm);
+        if !self.tied {
+            add("output.weight".into(), &[hidden, self.vocab], matrix(2.0));
+        }
+        all
+    }
+}
+
+fn fill_all<W: Write + Seek>(
+    out: &mut TensorWriter<W>,
+    tensors: &[Planned],
+    format: &'static Format,
+    seed: u64,
+) -> Result<()> {
+    let mut random = Random(seed);
+    let mut pool = Pool::new(format, &mut random);
+    for tensor in tensors {
+        let cols = tensor.dims[0] as usize;
+        let count = tensor.dims.iter().product::<u64>() as usize;
+        match tensor.fill {
+            Fill::Norm => out.tensor(&random.normals(count, 0.2, 1.0))?,
+            Fill::Router { gain } => out.tensor(&random.normals(count, gain / (cols as f32).sqrt(), 0.0))?,
+            Fill::Matrix { gain } => {
+                pool.set_size(gain / (cols as f32).sqrt());
+                let mut left = count / format.block_len * format.block_bytes;
+                while left > 0 {
+                    let blocks = pool.bytes.len() / format.block_bytes;
+                    let at = random.below(blocks) * format.block_bytes;
+                    let part = &pool.bytes[at..(at + left).min(pool.bytes.len())];
+                    out.write(part)?;
+                    left -= part.len();
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Random blocks of one format whose weights have a chosen standard deviation.
+struct Pool {
+    format: &'static Format,
+    bytes: Vec<u8>,
+    /// Standard deviation of the weights of `bytes` if every scale were one.
+    unit: f32,
+}
+
+/// Where a block has its f16 scale, and where its f16 minimum with the ratio that makes weights average to zero.
+fn scales(format: &Format) -> Option<(usize, Option<(usize, f32)>)> {
+    Some(match format.name {
+        "q8_0" | "q4_0" | "q5_0" | "iq4_nl" => (0, None),
+        "q4_1" => (0, Some((2, -7.5))),
+        "q5_1" => (0, Some((2, -15.5))),
+        "q2_k" => (80, Some((82, 1.5))),
+        "q3_k" => (108, None),
+        "q4_k" => (0, Some((2, 7.5))),
+        "q5_k" => (0, Some((2, 15.5))),
+        "q6_k" => (208, None),
+        _ => return None,
+    })
+}
+
+impl Pool {
+    fn new(format: &'static Format, random: &mut Random) -> Self {
+        let blocks = POOL / format.block_bytes;
+        let mut bytes = vec![0; blocks * format.block_bytes];
+        let mut pool = match scales(format) {
+            Some(_) => {
+                bytes.chunks_mut(8).for_each(|to| to.copy_from_slice(&random.next().to_le_bytes()[..to.len()]));
+                Self { format, bytes, unit: 1.0 }
+            }
+            None => {
+                let encode = format.quantize.unwrap_or(|_, _| {});
+                let mut weights = vec![0.0f32; blocks * format.block_len];
+                weights.iter_mut().for_each(|weight| *weight = random.normal());
+                encode(&weights, &mut bytes);
+                Self { format, bytes, unit: 1.0 }
+            }
+        };
+        pool.set_size(1.0);
+        let sample = (1024 * 32 / format.block_len).min(blocks);
+        let mut weights = vec![0.0; sample * format.block_len];
+        (format.dequantize)(&pool.bytes[..sample * format.block_bytes], &mut weights);
+        let square: f64 = weights.iter().map(|w| f64::from(*w) * f64::from(*w)).sum();
+        pool.unit = (square / weights.len() as f64).sqrt() as f32;
+        pool
+    }
+
+    /// Gives the weights the standard deviation `size`.
+    fn set_size(&mut self, size: f32) {
+        let scale = size / self.unit;
+        let Some((d, minimum)) = scales(self.format) else {
+            return self.rescale(scale, size);
+        };
+        for block in self.bytes.chunks_exact_mut(self.format.block_bytes) {
+            block[d..d + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+            if let Some((at, ratio)) = minimum {
+                block[at..at + 2].copy_from_slice(&f16::from_f32(scale * ratio).to_le_bytes());
+            }
+        }
+    }
+
+    /// The same for formats without scales, through f32.
+    fn rescale(&mut self, factor: f32, size: f32) {
+        let mut weights = vec![0.0; self.bytes.len() / self.format.block_bytes * self.format.block_len];
+        (self.format.dequantize)(&self.bytes, &mut weights);
+        weights.iter_mut().for_each(|weight| *weight *= factor);
+        if let Some(encode) = self.format.quantize {
+            encode(&weights, &mut self.bytes);
+        }
+        self.unit = size;
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014): a counter and a mixing function.
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next 64 bits.
+    #[allow(clippy::should_implement_trait, reason = "an endless source, not an iterator")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    /// Roughly normal with mean 0 and variance 1: the sum of twelve uniform values minus 6, exact in f32.
+    pub fn normal(&mut self) -> f32 {
+        let sum: u32 = (0..3).map(|_| self.next()).flat_map(u64_parts).sum();
+        sum as f32 / 65_536.0 - 6.0
+    }
+
+    fn normals(&mut self, count: usize, size: f32, mean: f32) -> Vec<u8> {
+        (0..count).flat_map(|_| (mean + size * self.normal()).to_le_bytes()).collect()
+    }
+}
+
+/// Four 16-bit numbers.
+fn u64_parts(bits: u64) -> [u32; 4] {
+    [bits, bits >> 16, bits >> 32, bits >> 48].map(|part| (part & 0xffff) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Gguf;
+
+    #[test]
+    fn every_format_gives_weights_of_the_wanted_size() {
+        for format in quant::ALL {
+            let shape = Shape { vocab: 64, layers: 1, ..SHAPES[4].1.clone() };
+            let gguf = Gguf::from_bytes(shape.to_bytes(format, 3).unwrap()).unwrap();
+            let weights = gguf.require("blk.0.ffn_down.weight").unwrap().to_f32();
+            let mean = weights.iter().map(|w| f64::from(*w)).sum::<f64>() / weights.len() as f64;
+            let square = weights.iter().map(|w| f64::from(w * w)).sum::<f64>() / weights.len() as f64;
+            let size = square.sqrt() * (768.0f64).sqrt();
+            assert!((size - 1.0).abs() < 0.05, "{format:?}: size {size}");
+            assert!(mean.abs() * (768.0f64).sqrt() < 0.1, "{format:?}: mean {mean}");
+        }
+    }
+
+    #[test]
+    fn the_seed_decides_the_bytes() {
+        let shape = Shape { vocab: 64, layers: 1, ..SHAPES[4].1.clone() };
+        let make = |seed| shape.to_bytes(&quant::Q4_0, seed).unwrap();
+        assert!(make(1) == make(1) && make(1) != make(2));
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_blocks_are_refused() {
+        let shape = Shape { hidden: 96 + 8, ..SHAPES[4].1.clone() };
+        assert!(matches!(shape.to_bytes(&quant::Q4_0, 1), Err(Error::Invalid { .. })));
+    }
+}
