@@ -164,7 +164,8 @@ impl Session {
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
 pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
     let Some(template) = &model.template else {
-        let texts: Vec<&str> = messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
+        let texts: Vec<&str> =
+            messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
         return Ok(model.tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false })?);
     };
     let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id)).unwrap_or_default();

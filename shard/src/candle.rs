@@ -21,7 +21,8 @@ use crate::{
     gguf::Gguf,
     kernels::Pairing,
     models::{
-        Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, NormKind, Softmax, layer_name,
+        Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, NormKind, Softmax,
+        layer_name,
     },
 };
 
@@ -102,7 +103,10 @@ impl CandleShard {
     ) -> Result<Self> {
         let blueprint = Blueprint::from_gguf(gguf)?;
         if layers.end() as usize > blueprint.layers.len() {
-            return Err(Error::invalid(format!("layers {layers} of a model with {}", blueprint.layers.len())));
+            return Err(Error::invalid(format!(
+                "layers {layers} of a model with {}",
+                blueprint.layers.len()
+            )));
         }
         let mut shard = Self {
             range: layers,
@@ -219,7 +223,9 @@ impl CandleShard {
             (Input::Activations(x), None) if !x.is_empty() && x.len() % hidden == 0 => {
                 Ok(Tensor::from_slice(x, (x.len() / hidden, hidden), &self.device)?)
             }
-            _ => Err(Error::invalid("the input does not fit the shard: tokens go to the embedding, rows to the others")),
+            _ => Err(Error::invalid(
+                "the input does not fit the shard: tokens go to the embedding, rows to the others",
+            )),
         }
     }
 
@@ -273,7 +279,15 @@ impl CandleShard {
     }
 
     /// `[n][heads * dim]` to `[heads][n][dim]`, normed per head where the model does, rotated.
-    fn heads(&self, index: usize, norm: &str, x: Tensor, heads: usize, spec: Softmax, start: usize) -> Result<Tensor> {
+    fn heads(
+        &self,
+        index: usize,
+        norm: &str,
+        x: Tensor,
+        heads: usize,
+        spec: Softmax,
+        start: usize,
+    ) -> Result<Tensor> {
         let (n, dim) = (x.dim(0)?, self.blueprint.head_dim);
         let x = self.norm_after(&layer_name(index, norm), x.reshape((n, heads, dim))?)?;
         let x = x.transpose(0, 1)?.contiguous()?;
@@ -299,7 +313,11 @@ impl CandleShard {
             2 => Tensor::cat(&[&turned_a, &turned_b], 2)?,
             _ => Tensor::stack(&[&turned_a, &turned_b], 3)?.reshape((heads, n, dims))?,
         };
-        if dims == dim { Ok(turned) } else { Ok(Tensor::cat(&[&turned, &x.narrow(2, dims, dim - dims)?], 2)?) }
+        if dims == dim {
+            Ok(turned)
+        } else {
+            Ok(Tensor::cat(&[&turned, &x.narrow(2, dims, dim - dims)?], 2)?)
+        }
     }
 
     /// 0 where row `i` sees position `j`, minus infinity elsewhere, `[1][n][start + n]`.
@@ -318,10 +336,14 @@ impl CandleShard {
             Activation::Gelu => up.gelu()?,
             Activation::GatedSilu | Activation::GatedGelu => {
                 let fused = up.dim(1)? == 2 * spec.width;
-                let gate =
-                    if fused { up.narrow(1, 0, spec.width)? } else { self.linear(&layer_name(index, "ffn_gate"), h)? };
+                let gate = if fused {
+                    up.narrow(1, 0, spec.width)?
+                } else {
+                    self.linear(&layer_name(index, "ffn_gate"), h)?
+                };
                 let up = if fused { up.narrow(1, spec.width, spec.width)? } else { up };
-                let curve = if spec.activation == Activation::GatedSilu { gate.silu()? } else { gate.gelu()? };
+                let curve =
+                    if spec.activation == Activation::GatedSilu { gate.silu()? } else { gate.gelu()? };
                 (curve * up)?
             }
         };
@@ -370,7 +392,8 @@ impl CandleShard {
     fn head(&self, x: &Tensor) -> Result<Tensor> {
         let head = self.blueprint.head;
         let h = self.norm("output_norm", x)?;
-        let logits = (self.linear(if head.tied { "token_embd" } else { "output" }, &h)? * f64::from(head.scale))?;
+        let logits =
+            (self.linear(if head.tied { "token_embd" } else { "output" }, &h)? * f64::from(head.scale))?;
         Ok(match head.softcap {
             Some(cap) => ((logits / f64::from(cap))?.tanh()? * f64::from(cap))?,
             None => logits,
@@ -379,7 +402,10 @@ impl CandleShard {
 
     fn linear(&self, prefix: &str, x: &Tensor) -> Result<Tensor> {
         let name = format!("{prefix}.weight");
-        let matrix = self.matrices.get(&name).ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
+        let matrix = self
+            .matrices
+            .get(&name)
+            .ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
         let y = matrix.forward(x)?;
         match self.vectors.get(&format!("{prefix}.bias")) {
             Some(bias) => Ok(y.broadcast_add(bias)?),
@@ -389,7 +415,8 @@ impl CandleShard {
 
     fn norm(&self, prefix: &str, x: &Tensor) -> Result<Tensor> {
         let name = format!("{prefix}.weight");
-        let weight = self.vectors.get(&name).ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
+        let weight =
+            self.vectors.get(&name).ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
         let x = match self.blueprint.norm.kind {
             NormKind::Rms => x.clone(),
             NormKind::Layer => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,

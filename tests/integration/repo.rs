@@ -24,14 +24,20 @@ fn dependencies_run_one_way() {
         ("shoal-api", &[]),
         ("shoal-simulations", &["shoal-scheduler"]),
         ("shoal-node", &["shoal-api", "shoal-shard", "shoal-p2p", "shoal-scheduler"]),
-        ("shoal-tests", &["shoal-api", "shoal-shard", "shoal-p2p", "shoal-scheduler", "shoal-node", "shoal-simulations"]),
+        (
+            "shoal-tests",
+            &["shoal-api", "shoal-shard", "shoal-p2p", "shoal-scheduler", "shoal-node", "shoal-simulations"],
+        ),
     ]);
     for package in metadata()["packages"].as_array().expect("packages") {
         let name = package["name"].as_str().expect("a name");
         let may = allowed.get(name).unwrap_or_else(|| panic!("{name} is not in the picture"));
         for dependency in package["dependencies"].as_array().expect("dependencies") {
             let other = dependency["name"].as_str().expect("a name");
-            assert!(!other.starts_with("shoal-") || may.contains(&other), "{name} must not depend on {other}");
+            assert!(
+                !other.starts_with("shoal-") || may.contains(&other),
+                "{name} must not depend on {other}"
+            );
         }
     }
 }
@@ -48,7 +54,10 @@ fn heavy_libraries_stay_in_their_crates() {
     for package in metadata()["packages"].as_array().expect("packages") {
         for dependency in package["dependencies"].as_array().expect("dependencies") {
             for (library, home) in homes {
-                assert!(dependency["name"] != library || package["name"] == home, "{library} belongs to {home} alone");
+                assert!(
+                    dependency["name"] != library || package["name"] == home,
+                    "{library} belongs to {home} alone"
+                );
             }
         }
     }
@@ -66,7 +75,8 @@ const FLOORS: &[(&str, [u64; 3])] = &[
     ("half", [2, 7, 0]),
 ];
 /// Crates that must not appear, or only below a version.
-const CEILINGS: &[(&str, [u64; 3])] = &[("bincode", [3, 0, 0]), ("openssl", [0, 0, 0]), ("openssl-sys", [0, 0, 0])];
+const CEILINGS: &[(&str, [u64; 3])] =
+    &[("bincode", [3, 0, 0]), ("openssl", [0, 0, 0]), ("openssl-sys", [0, 0, 0])];
 
 #[test]
 fn the_lock_file_keeps_its_floors() {
@@ -80,7 +90,8 @@ fn the_lock_file_keeps_its_floors() {
         let (Some(name), Some(version)) = (field("name"), field("version")) else { continue };
         let source = field("source").unwrap_or_default();
         assert!(source.is_empty() || source.starts_with("registry+"), "{name} comes from {source}");
-        let numbers: Vec<u64> = version.split(['.', '-', '+']).take(3).map(|n| n.parse().unwrap_or(0)).collect();
+        let numbers: Vec<u64> =
+            version.split(['.', '-', '+']).take(3).map(|n| n.parse().unwrap_or(0)).collect();
         for (_, floor) in FLOORS.iter().filter(|(floor, _)| *floor == name) {
             assert!(numbers.as_slice() >= floor.as_slice(), "{name} {version} is below {floor:?}");
         }
@@ -107,14 +118,20 @@ fn unsafe_code_stays_in_its_rooms() {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).expect("a folder") {
             let path = entry.expect("an entry").path();
-            let inside = path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
+            let inside =
+                path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/");
             if path.is_dir() && !inside.starts_with('.') && !inside.split('/').any(|part| part == "target") {
                 folders.push(path);
-            } else if inside.ends_with(".rs") && inside.contains("/src/") && !rooms.iter().any(|r| inside.starts_with(r)) {
+            } else if inside.ends_with(".rs")
+                && inside.contains("/src/")
+                && !rooms.iter().any(|r| inside.starts_with(r))
+            {
                 read += 1;
                 let text = fs::read_to_string(&path).expect("a source file");
                 let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-                let found = code.filter(|line| line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl"));
+                let found = code.filter(|line| {
+                    line.contains("unsafe {") || line.contains("unsafe fn") || line.contains("unsafe impl")
+                });
                 assert_eq!(found.count(), 0, "{inside} has unsafe code");
             }
         }

@@ -53,7 +53,9 @@ fn render_input(mut input: Map<String, Value>, bos: String, eos: String) -> Resu
         None | Some(Value::Null) => false,
         Some(Value::Bool(add)) => add,
         Some(other) => {
-            return Err(Error::usage(format!("\"add_generation_prompt\" must be true or false, got {other}")));
+            return Err(Error::usage(format!(
+                "\"add_generation_prompt\" must be true or false, got {other}"
+            )));
         }
     };
     render.extra = input;

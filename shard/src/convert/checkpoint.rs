@@ -86,12 +86,15 @@ impl Checkpoint {
         let path = &self.files[stored.file];
         let mut bytes = vec![0; rows.len() * width];
         let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
-        file.seek(SeekFrom::Start(stored.offset + (rows.start * width) as u64)).map_err(|e| Error::io(path, e))?;
+        file.seek(SeekFrom::Start(stored.offset + (rows.start * width) as u64))
+            .map_err(|e| Error::io(path, e))?;
         file.read_exact(&mut bytes).map_err(|e| Error::io(path, e))?;
         Ok(match stored.dtype {
             Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            Dtype::Bf16 => bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
+            Dtype::Bf16 => {
+                bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect()
+            }
         })
     }
 
@@ -111,7 +114,8 @@ impl Checkpoint {
         file.read_exact(&mut header).map_err(io)?;
         let header: Value =
             serde_json::from_slice(&header).map_err(|e| Error::malformed(field("header"), e.to_string()))?;
-        let entries = header.as_object().ok_or_else(|| Error::malformed(field("header"), "it is not an object"))?;
+        let entries =
+            header.as_object().ok_or_else(|| Error::malformed(field("header"), "it is not an object"))?;
         for (name, entry) in entries.iter().filter(|(name, _)| *name != "__metadata__") {
             let stored = stored(entry, index, 8 + header_len, file_len)
                 .map_err(|why| Error::malformed(field(name), why))?;
@@ -130,7 +134,8 @@ fn stored(entry: &Value, file: usize, data: u64, file_len: u64) -> Result<Stored
         Some("BF16") => Dtype::Bf16,
         other => return Err(format!("numbers of type {} cannot be converted", other.unwrap_or("unknown"))),
     };
-    let numbers = |key: &str| -> Option<Vec<u64>> { entry[key].as_array()?.iter().map(Value::as_u64).collect() };
+    let numbers =
+        |key: &str| -> Option<Vec<u64>> { entry[key].as_array()?.iter().map(Value::as_u64).collect() };
     let shape = numbers("shape").ok_or("it has no shape")?;
     let (start, end) = match numbers("data_offsets").as_deref() {
         Some(&[start, end]) if start <= end => (start, end),
@@ -144,15 +149,20 @@ fn stored(entry: &Value, file: usize, data: u64, file_len: u64) -> Result<Stored
         Some(stop) if stop <= file_len => {}
         _ => return Err(format!("it ends at {end}, behind the end of the file")),
     }
-    Ok(Stored { file, offset: data + start, dtype, shape: shape.into_iter().map(|dim| dim as usize).collect() })
+    Ok(Stored {
+        file,
+        offset: data + start,
+        dtype,
+        shape: shape.into_iter().map(|dim| dim as usize).collect(),
+    })
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join("model.safetensors.index.json");
     let mut names: Vec<String> = if index.is_file() {
         let text = std::fs::read(&index).map_err(|e| Error::io(&index, e))?;
-        let value: Value =
-            serde_json::from_slice(&text).map_err(|e| Error::malformed(index.display().to_string(), e.to_string()))?;
+        let value: Value = serde_json::from_slice(&text)
+            .map_err(|e| Error::malformed(index.display().to_string(), e.to_string()))?;
         let map = value["weight_map"]
             .as_object()
             .ok_or_else(|| Error::malformed(index.display().to_string(), "it has no weight_map"))?;
@@ -165,7 +175,10 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     names.sort();
     names.dedup();
     if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
-        return Err(Error::malformed(index.display().to_string(), format!("\"{name}\" is not a file of the folder")));
+        return Err(Error::malformed(
+            index.display().to_string(),
+            format!("\"{name}\" is not a file of the folder"),
+        ));
     }
     if names.is_empty() {
         return Err(Error::invalid(format!("{} holds no .safetensors file", folder.display())));

@@ -43,10 +43,14 @@ impl Config {
         let nested = json["text_config"].is_object();
         let json = if nested { json["text_config"].clone() } else { json };
         let kind = json["model_type"].as_str().unwrap_or_default();
-        let arch = FAMILIES.iter().find(|(name, _)| *name == kind).map(|(_, arch)| *arch).ok_or_else(|| {
-            let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
-            Error::unsupported(format!("model_type \"{kind}\" in config.json (known: {})", known.join(", ")))
-        })?;
+        let arch =
+            FAMILIES.iter().find(|(name, _)| *name == kind).map(|(_, arch)| *arch).ok_or_else(|| {
+                let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
+                Error::unsupported(format!(
+                    "model_type \"{kind}\" in config.json (known: {})",
+                    known.join(", ")
+                ))
+            })?;
         Ok(Self { json, arch, nested })
     }
 
@@ -113,7 +117,8 @@ impl Config {
     pub fn write(&self, writer: &mut Writer, source: &Path, format: &Format) {
         let arch = self.arch;
         let key = |name: &str| format!("{arch}.{name}");
-        let name = source.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+        let name =
+            source.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
         writer.add_str("general.architecture", arch);
         writer.add_str("general.type", "model");
         writer.add_str("general.name", name.as_deref().unwrap_or("converted"));
@@ -160,7 +165,8 @@ impl Config {
 
     fn write_attention(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) {
         if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
-            && (dim * heads != hidden || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch))
+            && (dim * heads != hidden
+                || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch))
         {
             writer.add_u32(&key("attention.key_length"), dim as u32);
             writer.add_u32(&key("attention.value_length"), dim as u32);
@@ -205,16 +211,22 @@ impl Config {
             writer.add_u32(&key("rope.scaling.original_context_length"), original as u32);
             if kind != "yarn" {
                 let most = self.json["max_position_embeddings"].as_f64().unwrap_or(original as f64);
-                writer.add_f32(&key("rope.scaling.attn_factor"), longrope_attention_factor(most, original as f64));
+                writer.add_f32(
+                    &key("rope.scaling.attn_factor"),
+                    longrope_attention_factor(most, original as f64),
+                );
             }
         }
     }
 
     fn llama3_factors(&self, rope: &Value) -> Result<Vec<f32>> {
         let number = |key: &str| {
-            rope[key].as_f64().ok_or_else(|| Error::malformed(format!("config.json: rope scaling {key}"), "it is missing"))
+            rope[key]
+                .as_f64()
+                .ok_or_else(|| Error::malformed(format!("config.json: rope scaling {key}"), "it is missing"))
         };
-        let (factor, low, high) = (number("factor")?, number("low_freq_factor")?, number("high_freq_factor")?);
+        let (factor, low, high) =
+            (number("factor")?, number("low_freq_factor")?, number("high_freq_factor")?);
         let original = number("original_max_position_embeddings")?;
         let theta = rope["rope_theta"].as_f64().or(self.json["rope_theta"].as_f64()).unwrap_or(10_000.0);
         let dim = self.head_dim()?;
@@ -249,7 +261,9 @@ impl Config {
 
     fn number(&self, key: &str) -> Result<usize> {
         let n = self.json[key].as_u64().filter(|&n| n > 0 && n < 1 << 31);
-        n.map(|n| n as usize).ok_or_else(|| Error::malformed(format!("config.json: {key}"), "it is missing or no sound number"))
+        n.map(|n| n as usize).ok_or_else(|| {
+            Error::malformed(format!("config.json: {key}"), "it is missing or no sound number")
+        })
     }
 }
 
@@ -264,7 +278,8 @@ fn longrope_attention_factor(most: f64, original: f64) -> f32 {
 }
 
 fn numbers(value: &Value, name: &str) -> Result<Vec<f32>> {
-    let list: Option<Vec<f32>> = value.as_array().and_then(|v| v.iter().map(|x| Some(x.as_f64()? as f32)).collect());
+    let list: Option<Vec<f32>> =
+        value.as_array().and_then(|v| v.iter().map(|x| Some(x.as_f64()? as f32)).collect());
     list.ok_or_else(|| Error::malformed(format!("config.json: {name}"), "it is not a list of numbers"))
 }
 

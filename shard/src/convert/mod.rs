@@ -63,7 +63,8 @@ pub fn convert(
     let config = Config::read(source)?;
     let checkpoint = Checkpoint::open(source)?;
     let plan = names::plan(&config, &checkpoint)?;
-    let formats: Vec<&'static Format> = plan.iter().map(|p| choose(p, options.format, config.tied())).collect::<Result<_>>()?;
+    let formats: Vec<&'static Format> =
+        plan.iter().map(|p| choose(p, options.format, config.tied())).collect::<Result<_>>()?;
 
     let mut writer = Writer::new();
     config.write(&mut writer, source, options.format);

@@ -156,7 +156,15 @@ pub(super) fn plan(config: &Config, checkpoint: &Checkpoint) -> Result<Vec<Plann
     for (name, values) in config.rope_tensors()? {
         let cols = values.len();
         let pieces = vec![Piece::Values(values)];
-        planner.add(Planned { name: name.into(), cols, vector: true, stacked: 1, pieces, permute: None, add_one: false })?;
+        planner.add(Planned {
+            name: name.into(),
+            cols,
+            vector: true,
+            stacked: 1,
+            pieces,
+            permute: None,
+            add_one: false,
+        })?;
     }
     for name in checkpoint.names() {
         planner.tensor(name)?;
@@ -207,10 +215,15 @@ impl Planner<'_> {
         };
         let layer: usize = layer.parse().map_err(|_| unknown())?;
         if layer >= self.config.layers()? {
-            return Err(Error::unsupported(format!("tensor {full}: config.json has {} layers", self.config.layers()?)));
+            return Err(Error::unsupported(format!(
+                "tensor {full}: config.json has {} layers",
+                self.config.layers()?
+            )));
         }
         if inner.contains(".experts.") {
-            return self.expert(full, layer, inner, stored).and_then(|known| if known { Ok(()) } else { Err(unknown()) });
+            return self
+                .expert(full, layer, inner, stored)
+                .and_then(|known| if known { Ok(()) } else { Err(unknown()) });
         }
         self.layer(full, layer, inner, stored).and_then(|known| if known { Ok(()) } else { Err(unknown()) })
     }
@@ -243,7 +256,8 @@ impl Planner<'_> {
             self.check_heads(full, stored, heads)?;
             if planned.vector {
                 // A bias is permuted like the rows it belongs to: one column per row.
-                planned.pieces = vec![Piece::Values(interleave(&self.values(full, stored)?, stored.cols() / heads, 1))];
+                planned.pieces =
+                    vec![Piece::Values(interleave(&self.values(full, stored)?, stored.cols() / heads, 1))];
                 planned.permute = None;
             }
         }
@@ -275,12 +289,16 @@ impl Planner<'_> {
             let stem = projection.trim_end_matches(".weight");
             let Some((_, name)) = EXPERTS.iter().find(|(from, _)| *from == stem) else { return Ok(false) };
             let index = index.parse::<usize>().ok().filter(|&i| i < experts);
-            let index = index.ok_or_else(|| Error::malformed(full, format!("config.json has {experts} experts")))?;
+            let index =
+                index.ok_or_else(|| Error::malformed(full, format!("config.json has {experts} experts")))?;
             return self.stack(format!("blk.{layer}.{name}.weight"), full, index, stored).map(|()| true);
         }
         let &[count, rows, cols] = stored.shape.as_slice() else { return Ok(false) };
         if count != experts {
-            return Err(Error::malformed(full, format!("it stacks {count} experts, config.json has {experts}")));
+            return Err(Error::malformed(
+                full,
+                format!("it stacks {count} experts, config.json has {experts}"),
+            ));
         }
         let parts: &[(&str, Range<usize>)] = match rest.trim_end_matches(".weight") {
             "down_proj" => &[("ffn_down_exps", 0..rows)],
@@ -312,7 +330,9 @@ impl Planner<'_> {
             cols: stored.cols(),
             vector: false,
             stacked: experts,
-            pieces: (0..experts).map(|_| Piece::Rows { tensor: String::new(), rows: 0..stored.rows() }).collect(),
+            pieces: (0..experts)
+                .map(|_| Piece::Rows { tensor: String::new(), rows: 0..stored.rows() })
+                .collect(),
             permute: None,
             add_one: false,
         });
@@ -344,6 +364,9 @@ mod tests {
     #[test]
     fn halves_become_neighbors() {
         // Two heads of four rows, one column: rows 0 and 2 of a head were a pair.
-        assert_eq!(interleave(&[0., 1., 2., 3., 10., 11., 12., 13.], 4, 1), [0., 2., 1., 3., 10., 12., 11., 13.]);
+        assert_eq!(
+            interleave(&[0., 1., 2., 3., 10., 11., 12., 13.], 4, 1),
+            [0., 2., 1., 3., 10., 12., 11., 13.]
+        );
     }
 }

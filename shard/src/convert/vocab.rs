@@ -79,7 +79,8 @@ fn write_sentence_piece(
         }
     } else {
         // SentencePiece joins the pair whose result scores best; the rank of the merge says the same.
-        let ids: HashMap<&str, usize> = vocab.tokens.iter().enumerate().map(|(id, t)| (t.as_str(), id)).collect();
+        let ids: HashMap<&str, usize> =
+            vocab.tokens.iter().enumerate().map(|(id, t)| (t.as_str(), id)).collect();
         for (rank, (a, b)) in merges.iter().enumerate().rev() {
             if let Some(&id) = ids.get(format!("{a}{b}").as_str()) {
                 scores[id] = -(rank as f32);
@@ -103,13 +104,21 @@ fn write_sentence_piece(
     Ok(())
 }
 
-fn write_roles(writer: &mut Writer, json: &Value, settings: &Value, config: &Config, vocab: &Vocab, sentence_piece: bool) {
+fn write_roles(
+    writer: &mut Writer,
+    json: &Value,
+    settings: &Value,
+    config: &Config,
+    vocab: &Vocab,
+    sentence_piece: bool,
+) {
     let named = |role: &str| {
         let value = &settings[format!("{role}_token")];
         let text = value.as_str().or(value["content"].as_str())?;
         vocab.tokens.iter().position(|t| t == text).map(|id| id as u32)
     };
-    let role = |role: &str| config.token_ids(&format!("{role}_token_id")).first().copied().or_else(|| named(role));
+    let role =
+        |role: &str| config.token_ids(&format!("{role}_token_id")).first().copied().or_else(|| named(role));
     let bos = role("bos");
     for (name, id) in [
         ("bos", bos),
@@ -125,9 +134,11 @@ fn write_roles(writer: &mut Writer, json: &Value, settings: &Value, config: &Con
     let says = |key: &str| settings[key].as_bool();
     let template_adds = |role: &str| {
         let text = json["post_processor"].to_string();
-        vocab_text(settings, role).is_some_and(|token| text.contains("TemplateProcessing") && text.contains(&token))
+        vocab_text(settings, role)
+            .is_some_and(|token| text.contains("TemplateProcessing") && text.contains(&token))
     };
-    let add_bos = says("add_bos_token").unwrap_or_else(|| template_adds("bos") || (sentence_piece && bos.is_some()));
+    let add_bos =
+        says("add_bos_token").unwrap_or_else(|| template_adds("bos") || (sentence_piece && bos.is_some()));
     writer.add_bool("tokenizer.ggml.add_bos_token", add_bos && bos.is_some());
     writer.add_bool("tokenizer.ggml.add_eos_token", says("add_eos_token").unwrap_or(false));
 }
@@ -145,7 +156,8 @@ fn end_of_turn(vocab: &Vocab) -> Option<u32> {
 
 fn tokens(json: &Value, size: usize) -> Result<Vocab> {
     let entries = json["model"]["vocab"].as_object();
-    let entries = entries.ok_or_else(|| Error::malformed("tokenizer.json: model.vocab", "it is not an object"))?;
+    let entries =
+        entries.ok_or_else(|| Error::malformed("tokenizer.json: model.vocab", "it is not an object"))?;
     let added = json["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
     let id_of = |value: &Value| value.as_u64().map(|id| id as usize).filter(|&id| id < MAX_VOCAB);
     let ids = entries.values().chain(added.iter().map(|a| &a["id"])).map(|id| {
@@ -156,7 +168,8 @@ fn tokens(json: &Value, size: usize) -> Result<Vocab> {
     if len > MAX_VOCAB {
         return Err(Error::malformed("config.json: vocab_size", format!("{len} tokens are too many")));
     }
-    let mut vocab = Vocab { tokens: (0..len).map(|id| format!("[PAD{id}]")).collect(), types: vec![UNUSED; len] };
+    let mut vocab =
+        Vocab { tokens: (0..len).map(|id| format!("[PAD{id}]")).collect(), types: vec![UNUSED; len] };
     for ((token, _), &id) in entries.iter().zip(&ids) {
         vocab.tokens[id].clone_from(token);
         vocab.types[id] = NORMAL;
@@ -182,7 +195,8 @@ fn merges(model: &Value) -> Result<Vec<(String, String)>> {
         Value::Array(pair) => Some((pair.first()?.as_str()?.into(), pair.get(1)?.as_str()?.into())),
         _ => None,
     };
-    let wrong = |value: &Value| Error::malformed("tokenizer.json: model.merges", format!("{value} is no pair"));
+    let wrong =
+        |value: &Value| Error::malformed("tokenizer.json: model.merges", format!("{value} is no pair"));
     list.iter().map(|value| pair(value).ok_or_else(|| wrong(value))).collect()
 }
 
@@ -272,7 +286,9 @@ mod protobuf {
         while !bytes.is_empty() {
             match field(&mut bytes)? {
                 (2, Field::Fixed32(bits)) => piece.score = f32::from_bits(bits),
-                (3, Field::Number(kind)) => piece.kind = i32::try_from(kind).ok().filter(|k| (1..=6).contains(k))?,
+                (3, Field::Number(kind)) => {
+                    piece.kind = i32::try_from(kind).ok().filter(|k| (1..=6).contains(k))?
+                }
                 _ => {}
             }
         }

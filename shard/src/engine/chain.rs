@@ -37,7 +37,8 @@ impl Chain {
     ) -> Result<Self> {
         let count = super::whole_range(gguf)?.end();
         let ends = ranges.iter().map(|r| r.end()).chain([count]);
-        if !ranges.iter().map(|r| r.start()).chain([count]).eq([0].into_iter().chain(ends.take(ranges.len()))) {
+        if !ranges.iter().map(|r| r.start()).chain([count]).eq([0].into_iter().chain(ends.take(ranges.len())))
+        {
             return Err(Error::invalid(format!("{ranges:?} do not cover layers 0..{count} in order")));
         }
         let stage = |(index, &range): (usize, &LayerRange)| {

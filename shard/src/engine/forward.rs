@@ -261,7 +261,14 @@ impl Shard {
         match (&layer.feed_forward, spec) {
             (FeedForwardWeights::Dense(network), FeedForward::Dense(dense)) => {
                 let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch };
-                run_network(cpu, network, dense.activation, (&ws.h[..size], rows), buffers, &mut ws.y[..size]);
+                run_network(
+                    cpu,
+                    network,
+                    dense.activation,
+                    (&ws.h[..size], rows),
+                    buffers,
+                    &mut ws.y[..size],
+                );
             }
             (FeedForwardWeights::Experts(weights), FeedForward::Experts(spec)) => {
                 mix(cpu, weights, spec, ws, rows);

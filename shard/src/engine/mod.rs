@@ -171,7 +171,17 @@ impl Shard {
         };
         let tag = tag(&blueprint, layers, &frequencies, &weights);
         let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
-        Ok(Self { cpu, range: layers, context, frequencies, layers: weights, embedding, head, tag, blueprint })
+        Ok(Self {
+            cpu,
+            range: layers,
+            context,
+            frequencies,
+            layers: weights,
+            embedding,
+            head,
+            tag,
+            blueprint,
+        })
     }
 
     /// Loads the whole model with default options.

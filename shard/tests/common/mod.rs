@@ -85,7 +85,12 @@ pub fn goldens(name: &str) -> Vec<Golden> {
             logits: logits(&golden["logits_offset"]),
             logits_f16kv: logits(&golden["logits_f16kv_offset"]),
             greedy: ids(&golden["greedy"]),
-            margins: golden["margins"].as_array().expect("margins").iter().filter_map(|m| m.as_f64()).collect(),
+            margins: golden["margins"]
+                .as_array()
+                .expect("margins")
+                .iter()
+                .filter_map(|m| m.as_f64())
+                .collect(),
         })
         .collect()
 }

@@ -1,0 +1,283 @@
+//! Hashes that every machine must reproduce: what "the same bits everywhere" means, in one file.
+//!
+//! [`hashes`] computes small operations and whole random models with a given instruction set, thread count and chunk
+//! size, and hashes the bits of the results. None of the three may matter, so one list of expected hashes
+//! (`golden.txt`, written by `cargo run --release -p shoal-shard --example golden_hash`) holds for all machines. A change
+//! of the list is a change of numeric profile `d1`: machines of before and after are no longer comparable.
+//!
+//! Inputs come from a seeded generator with exact arithmetic, so they are the same bits everywhere too.
+
+use std::sync::Arc;
+
+use crate::{
+    Result,
+    engine::{Shard, fingerprint},
+    gguf::Gguf,
+    kernels::{
+        Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, page_len, threads::Pool,
+    },
+    models::{Rope, Scaling},
+    quant::{self, Format},
+    sample::{Sampler, SamplingParams},
+    synthetic::{Random, Shape},
+};
+
+static EXPECTED: &str = include_str!("golden.txt");
+
+/// One hash and what it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// What was computed.
+    pub name: String,
+    /// The first 16 hexadecimal digits of the BLAKE3 hash of the result's bits.
+    pub hash: String,
+    /// The hash of profile `d1`; empty for a name the list does not have.
+    pub expected: String,
+}
+
+impl Check {
+    /// Whether this machine agrees.
+    pub fn passed(&self) -> bool {
+        self.hash == self.expected
+    }
+}
+
+/// Computes everything with `isa` on two threads and compares with the list.
+pub fn check(isa: Isa) -> Result<Vec<Check>> {
+    let expected = |name: &str| {
+        let line = EXPECTED.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_default().to_string()
+    };
+    let cpu = Arc::new(Cpu::new(isa, Pool::new(2, false)));
+    let found = hashes(&cpu, 7)?;
+    Ok(found.into_iter().map(|(name, hash)| Check { expected: expected(&name), name, hash }).collect())
+}
+
+/// (name, hash) of every operation and model; `chunk` rows per pass through a model.
+pub fn hashes(cpu: &Arc<Cpu>, chunk: usize) -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    for (index, format) in quant::ALL.iter().enumerate() {
+        all.push((format!("matmul-{}", format.name), matmul(cpu, format, index as u64)?));
+    }
+    for (name, run) in OPERATIONS {
+        all.push((name.to_string(), run(cpu)));
+    }
+    for (name, format, experts, tokens) in MODELS {
+        all.push((name.to_string(), model(cpu, format, *experts, *tokens, chunk)?));
+    }
+    all.push(("sampler".into(), sampler()?));
+    Ok(all)
+}
+
+fn hash_f32(values: &[f32]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for value in values {
+        hasher.update(&value.to_bits().to_le_bytes());
+    }
+    hasher.finalize().to_hex()[..16].to_string()
+}
+
+fn normals(seed: u64, count: usize, size: f32) -> Vec<f32> {
+    let mut random = Random(seed);
+    (0..count).map(|_| random.normal() * size).collect()
+}
+
+/// 37 rows (two full panels and a tail) times five activations of 512 values.
+fn matmul(cpu: &Arc<Cpu>, format: &'static Format, seed: u64) -> Result<String> {
+    let (rows, cols, n) = (37, 512, 5);
+    let shape = Shape { layers: 1, hidden: cols, ..TINY };
+    let gguf = Gguf::from_bytes(shape.to_bytes(format, seed)?)?;
+    let tensor = gguf.require("blk.0.ffn_down.weight")?;
+    let row_bytes = tensor.bytes.len() / tensor.rows();
+    let bytes = &tensor.bytes[..rows * row_bytes * cols / tensor.cols()];
+    let matrix = Matrix::pack(cpu, format, rows, cols, bytes)?;
+    let x = normals(seed + 100, n * cols, 1.5);
+    let mut out = vec![0.0; n * rows];
+    let mut scratch = Activations::new(n, cols);
+    cpu.matmul(&x, n, &mut scratch, &mut [Target { matrix: &matrix, out: &mut out }]);
+    Ok(hash_f32(&out))
+}
+
+type Operation = (&'static str, fn(&Arc<Cpu>) -> String);
+
+/// Widths that are no multiple of 16, so that tails are seen.
+const OPERATIONS: &[Operation] = &[
+    ("rms-norm", |cpu| {
+        let (x, weight) = (normals(1, 3 * 203, 2.0), normals(2, 203, 1.0));
+        let mut out = vec![0.0; x.len()];
+        cpu.rms_norm(&x, 203, Some(&weight), 1e-5, &mut out);
+        hash_f32(&out)
+    }),
+    ("layer-norm", |cpu| {
+        let (x, weight, bias) = (normals(3, 3 * 203, 2.0), normals(4, 203, 1.0), normals(5, 203, 1.0));
+        let mut out = vec![0.0; x.len()];
+        cpu.layer_norm(&x, 203, Some(&weight), Some(&bias), 1e-5, &mut out);
+        hash_f32(&out)
+    }),
+    ("silu", |cpu| {
+        let (mut gate, up) = (normals(6, 1003, 6.0), normals(7, 1003, 1.0));
+        cpu.silu_mul(&mut gate, &up);
+        hash_f32(&gate)
+    }),
+    ("gelu", |cpu| {
+        let (mut gate, up) = (normals(8, 1003, 4.0), normals(9, 1003, 1.0));
+        cpu.gelu_mul(&mut gate, &up);
+        hash_f32(&gate)
+    }),
+    ("sigmoid", |cpu| {
+        let mut x = normals(10, 1003, 10.0);
+        cpu.sigmoid(&mut x);
+        hash_f32(&x)
+    }),
+    ("softcap", |cpu| {
+        let mut x = normals(11, 1003, 40.0);
+        cpu.softcap(&mut x, 30.0);
+        hash_f32(&x)
+    }),
+    ("softmax", |cpu| {
+        let mut x = normals(12, 203, 8.0);
+        cpu.softmax(&mut x);
+        hash_f32(&x)
+    }),
+    ("rope-halves", |cpu| rope(cpu, Pairing::Halves, Scaling::None)),
+    ("rope-adjacent", |cpu| rope(cpu, Pairing::Adjacent, Scaling::Linear { factor: 4.0 })),
+    ("rope-yarn", |cpu| {
+        let scaling = Scaling::Yarn { factor: 4.0, original: 1024, beta_fast: 32.0, beta_slow: 1.0 };
+        rope(cpu, Pairing::Halves, scaling)
+    }),
+    ("attention", |cpu| attention(cpu, None, None)),
+    ("attention-window", |cpu| attention(cpu, Some(100), None)),
+    ("attention-softcap", |cpu| attention(cpu, Some(300), Some(50.0))),
+];
+
+fn rope(cpu: &Arc<Cpu>, pairing: Pairing, scaling: Scaling) -> String {
+    let (heads, head_dim, dims) = (3, 80, 64);
+    let rope = Rope { pairing, dims, base: 500_000.0, scaling, magnitude: 1.0 };
+    let frequencies = rope.frequencies(8192);
+    let positions = [0usize, 1, 77, 4097, 131_071];
+    let mut table = vec![0.0; positions.len() * dims];
+    for (position, row) in positions.iter().zip(table.chunks_exact_mut(dims)) {
+        frequencies.fill(*position, row);
+    }
+    let mut x = normals(13, positions.len() * heads * head_dim, 1.0);
+    cpu.rope(&mut x, heads * head_dim, heads, head_dim, dims, pairing, &table);
+    hash_f32(&x)
+}
+
+/// Three rows at positions 597 to 599: two whole pages and a partial one behind them, three query heads per key head.
+fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>) -> String {
+    let (shape, heads, start, n) = (KvShape { kv_heads: 2, head_dim: 48 }, 6, 597, 3);
+    let width = shape.kv_heads * shape.head_dim;
+    let mut pages: Vec<_> = (0..3).map(|_| vec![0u16; page_len(shape)].into_boxed_slice()).collect();
+    let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
+    cpu.store_kv(&mut pages, shape, &k, &v, 0);
+    let q = normals(16, n * heads * shape.head_dim, 1.0);
+    let mut out = vec![0.0; q.len()];
+    let job = AttentionJob {
+        q: &q,
+        pages: &pages,
+        shape,
+        start,
+        n,
+        heads,
+        scale: 0.3,
+        softcap,
+        window,
+        out: &mut out,
+    };
+    cpu.attention(&mut [job]);
+    hash_f32(&out)
+}
+
+const TINY: Shape = Shape {
+    layers: 3,
+    hidden: 256,
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 64,
+    feed_forward: 512,
+    vocab: 320,
+    context: 512,
+    tied: false,
+    experts: None,
+};
+
+/// Name, weight format, experts (count, used), tokens.
+const MODELS: &[(&str, &str, Option<(usize, usize)>, usize)] = &[
+    ("model-q8_0", "q8_0", None, 96),
+    ("model-q4_k", "q4_k", None, 40),
+    ("model-f32", "f32", None, 40),
+    ("model-experts-q4_0", "q4_0", Some((6, 2)), 40),
+];
+
+fn model(
+    cpu: &Arc<Cpu>,
+    format: &str,
+    experts: Option<(usize, usize)>,
+    tokens: usize,
+    chunk: usize,
+) -> Result<String> {
+    let format = quant::by_name(format).unwrap_or(quant::ALL[0]);
+    let shape = Shape { experts, ..TINY };
+    let gguf = Arc::new(Gguf::from_bytes(shape.to_bytes(format, 77)?)?);
+    let shard = Shard::whole(&gguf, cpu.clone())?;
+    let mut random = Random(99);
+    let ids: Vec<u32> = (0..tokens).map(|_| random.below(shape.vocab) as u32).collect();
+    let chunk = if chunk == 0 { tokens } else { chunk };
+    Ok(fingerprint(&shard, &ids, chunk)?.to_hex()[..16].to_string())
+}
+
+/// The ids that a thousand seeded draws give.
+fn sampler() -> Result<String> {
+    let params = SamplingParams {
+        temperature: 0.8,
+        top_k: 100,
+        top_p: 0.95,
+        min_p: 0.01,
+        typical_p: 0.98,
+        repetition_penalty: 1.1,
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(params, 5, 300)?;
+    let mut history = Vec::new();
+    let mut hasher = blake3::Hasher::new();
+    for position in 0..1000u64 {
+        let mut logits = normals(1000 + position % 50, 300, 3.0);
+        let id = sampler.sample(&mut logits, &history, position)?.id;
+        history.push(id);
+        hasher.update(&id.to_le_bytes());
+    }
+    Ok(hasher.finalize().to_hex()[..16].to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_reproduces_the_list() {
+        for isa in Isa::available() {
+            for check in check(isa).unwrap() {
+                assert!(check.passed(), "{}: {check:?}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn threads_and_chunks_do_not_matter() {
+        let of = |threads, chunk| {
+            hashes(&Arc::new(Cpu::new(Isa::detect(), Pool::new(threads, false))), chunk).unwrap()
+        };
+        let one = of(1, 0);
+        assert_eq!(one, of(2, 1));
+        assert_eq!(one, of(3, 32));
+    }
+
+    #[test]
+    fn the_list_names_what_is_computed_and_nothing_else() {
+        let cpu = Arc::new(Cpu::new(Isa::detect(), Pool::new(1, false)));
+        let computed: Vec<String> = hashes(&cpu, 0).unwrap().into_iter().map(|(name, _)| name).collect();
+        let listed: Vec<&str> = EXPECTED.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(computed, listed);
+    }
+}
