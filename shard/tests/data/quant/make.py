@@ -165,11 +165,15 @@ def dot(name, blocks, x):
 
 
 def row(name):
-    """The blocks of 512 weights; scales as they come, but no infinities."""
-    if name in ("F32", "F16", "BF16"):
-        return quants.quantize(weights(512).reshape(1, -1), Type[name]).reshape(-1).view(np.uint8)
+    """The blocks of 512 weights, all scales between 0.5 and 2 so that every term shows in the last bits."""
     length, size = GGML_QUANT_SIZES[Type[name]]
-    return random_blocks(name)[-512 // length * size:]
+    if length == 1:
+        return quants.quantize(weights(512).reshape(1, -1), Type[name]).reshape(-1).view(np.uint8)
+    blocks = RNG.integers(0, 256, (512 // length, size), dtype=np.uint8)
+    for at in SCALES[name]:
+        bits = RNG.integers(0x3800, 0x4000, len(blocks), dtype=np.uint16) | RNG.integers(0, 2, len(blocks), np.uint16) << 15
+        blocks[:, at:at + 2] = bits.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(-1)
 
 
 def main():
@@ -180,7 +184,7 @@ def main():
     for name in QUANTIZED:
         w = weights(512)
         records.append(record(b"Q", name, quants.quantize(w.reshape(1, -1), Type[name]), w))
-    for name in FORMATS:
+    for name in FORMATS * 3:
         blocks, x = row(name), RNG.standard_normal(512).astype(np.float32)
         records.append(record(b"X", name, blocks, x, dot(name, blocks, x)))
     w = weights(16 * 256)
