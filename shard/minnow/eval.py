@@ -15,11 +15,13 @@ import gguf
 import torch
 from tokenizers import Tokenizer
 
-from answers import ANSWERS
+from answers import ANSWERS, GROUPS, NO, NUMBERS
+from answers import _list as LIST
 from corpus import draw_tale
 from export import load_gguf
 from model import Minnow
 from stories import used
+
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WITNESS = ["Tell me a story about a fox and a lantern.", "What is the capital of France?", "Who are you?"]
@@ -52,26 +54,39 @@ def slots(model, tokenizer, count, show):
     print(f"stories that use every slot of the prompt: {whole} of {stories}")
 
 
+def is_list(ask, got):
+    """Does `got` name as many different members of a group as `ask` wants?"""
+    group = max((g for g in GROUPS if g in ask.lower()), key=len)
+    count = next(i for i, word in enumerate(NUMBERS) if i > 1 and (f" {word} " in f" {ask} " or f" {i} " in f" {ask} "))
+    items = got.rstrip(".").replace(" and ", ", ").lower().split(", ")
+    return len(items) == len(set(items)) == count and set(items) <= {item.lower() for item in GROUPS[group]}
+
+
 def answers(model, tokenizer, count, show):
     """Share of short questions whose greedy answer is one that the grammar gives to that question."""
-    rng, right, total = random.Random("answers"), 0, 0
+    rng, right, by_kind = random.Random("answers"), 0, {}
     for _ in range(count):
-        _, kind = rng.choices(ANSWERS, [weight for weight, _ in ANSWERS])[0]
-        ask, _ = kind(rng)
-        # Questions with several right answers are drawn again and again until all of them have been seen.
-        again, possible = random.Random("again"), set()
-        for _ in range(6000):
-            other, answer = kind(again)
-            if other == ask:
-                possible.add(answer)
-        if not possible:
-            continue
+        which = rng.choices(range(len(ANSWERS)), [weight for weight, _ in ANSWERS])[0]
+        kind = ANSWERS[which][1]
+        ask, answer = kind(rng)
         got = tokenizer.decode(reply(model, tokenizer, ask, 120))
-        total += 1
-        right += got in possible
-        if got not in possible and show:
-            print(f"> {ask}\n{got}   (expected: {sorted(possible)[0]})")
-    print(f"short answers as the grammar gives them: {right} of {total}")
+        # A question may have several right answers: all that a few thousand draws give to it.
+        possible, again = {answer}, random.Random("again")
+        if kind is LIST:
+            ok = is_list(ask, got)
+        else:
+            possible |= {a for q, a in (kind(again) for _ in range(4000)) if q == ask}
+            ok = got in possible or got in NO and answer in NO
+        right += ok
+        label = kind.__name__.strip("_") + (f" {which}" if kind.__name__ == "make" else "")
+        seen = by_kind.setdefault(label, [0, 0])
+        seen[0] += ok
+        seen[1] += 1
+        if show and not ok:
+            print(f"> {ask}\n{got}   (expected: {answer})")
+    if show:
+        print({k: f"{a}/{b}" for k, (a, b) in sorted(by_kind.items())})
+    print(f"short answers as the grammar gives them: {right} of {count}")
 
 
 def witness(path, model, tokenizer):

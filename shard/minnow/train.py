@@ -15,6 +15,8 @@ import json
 import math
 import os
 import random
+import signal
+import sys
 import time
 
 import torch
@@ -226,6 +228,8 @@ class Run:
             parameter.grad = gradient
 
     def train(self):
+        # A plain kill then ends the workers, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         common = Common(self.model, self.args.threads)
         context = mp.get_context("fork")
         workers = [context.Process(target=self.work, args=(w, common), daemon=True) for w in range(1, self.args.threads)]
