@@ -92,9 +92,9 @@ fn a_file_appears_when_it_is_complete_and_can_be_forgotten() {
         assert!(!path.exists());
         out.write(&row).unwrap();
     }
-    out.commit().unwrap();
+    out.finish().unwrap();
     let gguf = Gguf::open(&path).unwrap();
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     assert_eq!((gguf.path(), gguf.data_start()), (Some(path.as_path()), 4096));
     gguf.forget("big");
     gguf.forget("absent");
@@ -111,6 +111,19 @@ fn an_unfinished_file_is_an_error() {
     assert!(out.write(&[0; 9]).is_err());
     assert!(out.tensor(&[0; 68]).is_err());
     assert!(out.finish().is_err());
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut out = sample().create(dir.path().join("model.gguf")).unwrap();
+    out.tensor(&[0; 24]).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    assert!(out.finish().is_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn an_open_file_is_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Gguf>();
 }
 
 #[test]
@@ -137,6 +150,6 @@ fn only_files_are_opened() {
     assert!(matches!(Gguf::open(dir.path()), Err(Error::Invalid { .. })));
     assert!(matches!(Gguf::open(dir.path().join("absent")), Err(Error::Io { .. })));
     let empty = dir.path().join("empty");
-    std::fs::write(&empty, []).unwrap();
+    fs::write(&empty, []).unwrap();
     assert!(matches!(Gguf::open(&empty), Err(Error::Malformed { .. })));
 }

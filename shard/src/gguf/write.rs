@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Seek, Write},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
 };
 
@@ -172,24 +172,17 @@ impl Writer {
         let header = self.header()?;
         out.write_all(&header).map_err(|error| Error::io("", error))?;
         let lens: Vec<u64> = self.tensors.iter().map(|tensor| tensor.len).collect();
-        Ok(TensorWriter { out, alignment: self.alignment, lens, next: 0, left: 0, path: None })
+        Ok(TensorWriter { out, alignment: self.alignment, lens, next: 0, left: 0, partial: None })
     }
 
     /// Starts a file that appears at `path` only when it is finished; until then it is `path` + `.partial`.
     pub fn create(self, path: impl AsRef<Path>) -> Result<TensorWriter<BufWriter<File>>> {
         let path = path.as_ref();
-        let partial = partial(path);
-        let file = File::create(&partial).map_err(|error| Error::io(&partial, error))?;
-        match self.start(BufWriter::with_capacity(1 << 20, file)) {
-            Ok(mut writer) => {
-                writer.path = Some(path.to_owned());
-                Ok(writer)
-            }
-            Err(error) => {
-                let _ = fs::remove_file(&partial);
-                Err(error)
-            }
-        }
+        let partial = Partial { path: path.to_owned(), committed: false };
+        let file = File::create(partial.here()).map_err(|error| Error::io(partial.here(), error))?;
+        let mut writer = self.start(BufWriter::with_capacity(1 << 20, file))?;
+        writer.partial = Some(partial);
+        Ok(writer)
     }
 
     fn header(&self) -> Result<Vec<u8>> {
@@ -268,10 +261,27 @@ fn put_string(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-fn partial(path: &Path) -> PathBuf {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    partial.into()
+/// A file that is not complete yet: removed when it is dropped before it got its name.
+struct Partial {
+    path: PathBuf,
+    committed: bool,
+}
+
+impl Partial {
+    /// Where the file is until it is complete.
+    fn here(&self) -> PathBuf {
+        let mut here = self.path.as_os_str().to_owned();
+        here.push(".partial");
+        here.into()
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = fs::remove_file(self.here());
+        }
+    }
 }
 
 /// Takes the data of the announced tensors, in order.
@@ -283,7 +293,7 @@ pub struct TensorWriter<W: Write> {
     next: usize,
     /// Bytes that the last begun tensor still needs.
     left: u64,
-    path: Option<PathBuf>,
+    partial: Option<Partial>,
 }
 
 impl<W: Write> TensorWriter<W> {
@@ -319,7 +329,7 @@ impl<W: Write> TensorWriter<W> {
     }
 
     fn io(&self, error: io::Error) -> Error {
-        Error::io(self.path.as_deref().map(partial).unwrap_or_default(), error)
+        Error::io(self.partial.as_ref().map(Partial::here).unwrap_or_default(), error)
     }
 
     fn check_complete(&self) -> Result<()> {
@@ -328,25 +338,19 @@ impl<W: Write> TensorWriter<W> {
         }
         Ok(())
     }
-}
 
-impl<W: Write + Seek> TensorWriter<W> {
-    /// Returns the output once all tensors are written; `Invalid` if some are missing.
+    /// Ends the file and returns the output; `Invalid` if tensors are missing. A file made by [`Writer::create`] is
+    /// synced to disk and gets its name; without this call it is removed.
     pub fn finish(mut self) -> Result<W> {
         self.check_complete()?;
         self.out.flush().map_err(|error| self.io(error))?;
+        if let Some(mut partial) = self.partial.take() {
+            let synced = File::options().write(true).open(partial.here()).and_then(|file| file.sync_all());
+            synced
+                .and_then(|()| fs::rename(partial.here(), &partial.path))
+                .map_err(|e| Error::io(&partial.path, e))?;
+            partial.committed = true;
+        }
         Ok(self.out)
-    }
-}
-
-impl TensorWriter<BufWriter<File>> {
-    /// Syncs the file to disk and gives it its name; `Invalid` if tensors are missing.
-    pub fn commit(mut self) -> Result<()> {
-        self.check_complete()?;
-        let path =
-            self.path.clone().ok_or_else(|| Error::invalid("this file was not made by Writer::create"))?;
-        self.out.flush().map_err(|error| self.io(error))?;
-        self.out.get_ref().sync_all().map_err(|error| self.io(error))?;
-        fs::rename(partial(&path), &path).map_err(|error| Error::io(&path, error))
     }
 }

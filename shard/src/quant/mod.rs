@@ -16,28 +16,53 @@
 //!
 //! Layouts are those of ggml, as the `gguf` package on PyPI decodes them; `tests/data/quant/make.py` holds the proof.
 
+mod affine;
 mod bfloat16;
 mod float16;
 mod float32;
+mod iq4_nl;
+mod q2_k;
+mod q3_k;
 mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
 mod q8_0;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
 pub use bfloat16::BF16;
 pub use float16::F16;
 pub use float32::F32;
+pub use iq4_nl::{IQ4_NL, VALUES as IQ4_NL_VALUES};
+pub use q2_k::Q2_K;
+pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
+pub use q4_1::Q4_1;
+pub use q4_k::Q4_K;
+pub use q5_0::Q5_0;
+pub use q5_1::Q5_1;
+pub use q5_k::Q5_K;
+pub use q6_k::Q6_K;
 pub use q8_0::Q8_0;
 
 /// Every format there is, in the order of the GGUF type numbers.
-pub static ALL: &[&Format] = &[&F32, &F16, &Q4_0, &Q8_0, &BF16];
+pub static ALL: &[&Format] =
+    &[&F32, &F16, &Q4_0, &Q4_1, &Q5_0, &Q5_1, &Q8_0, &Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_NL, &BF16];
 
 /// Activations share a scale per this many values, and every integer format's block is a multiple of it.
 pub const ACTIVATION_BLOCK: usize = 32;
 
 /// [`QuantizedRow::sums`] holds one sum per this many values: the finest group that has an own scale or minimum.
 pub const SUM_BLOCK: usize = 16;
+
+/// From f32 weights to the blocks of a format.
+pub type Quantizer = fn(weights: &[f32], blocks: &mut [u8]);
 
 /// One weight format: its layout and its scalar specification.
 pub struct Format {
@@ -53,7 +78,7 @@ pub struct Format {
     pub dequantize: fn(blocks: &[u8], out: &mut [f32]),
     /// f32 to blocks, where a quantizer exists; lengths as in `dequantize`. Finite weights are assumed: others
     /// give some block, never a panic.
-    pub quantize: Option<fn(weights: &[f32], blocks: &mut [u8])>,
+    pub quantize: Option<Quantizer>,
     /// One output of a matrix product, in the exact order of profile `d1`.
     pub dot: fn(row: &[u8], x: &QuantizedRow<'_>) -> f32,
     /// Whether `dot` reads the int8 activations (`true`) or the f32 ones.
@@ -108,6 +133,11 @@ impl QuantizedRow<'_> {
     /// The exact sum of `codes[i] * q[at + i]`.
     fn idot<const N: usize>(&self, at: usize, codes: &[i32; N]) -> i32 {
         codes.iter().zip(&self.q[at..at + N]).map(|(&code, &q)| code * i32::from(q)).sum()
+    }
+
+    /// The exact sum of `q[at..at + len]`; both are multiples of 16.
+    fn sum(&self, at: usize, len: usize) -> i32 {
+        self.sums[at / SUM_BLOCK..][..len / SUM_BLOCK].iter().map(|&sum| i32::from(sum)).sum()
     }
 }
 
@@ -186,6 +216,11 @@ fn each_block_mut<'a>(
 /// The value of largest magnitude with its sign, the first of equals; 0 for an empty slice.
 fn signed_max(weights: &[f32]) -> f32 {
     weights.iter().fold(0.0f32, |max, &w| if w.abs() > max.abs() { w } else { max })
+}
+
+/// The smallest and the largest weight.
+fn range(weights: &[f32]) -> (f32, f32) {
+    weights.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), &w| (min.min(w), max.max(w)))
 }
 
 /// `1 / d`, or 0 where a block has no scale.

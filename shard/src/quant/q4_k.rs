@@ -1,0 +1,85 @@
+//! Q4_K: 256 four-bit codes, a 6-bit scale and a 6-bit minimum per 32, 4.5 bits per weight.
+//!
+//! ```text
+//! byte 0..2      d            f16, unit of the scales
+//! byte 2..4      dmin         f16, unit of the minima
+//! byte 4..16     scales[12]   sc[8] and mn[8], see `affine`
+//! byte 16..144   qs[128]      code 64 p + i: low nibble of byte 32 p + i, code 64 p + 32 + i: its high nibble
+//! weight = (d * sc) * code - (dmin * mn)                                                   (p < 4, i < 32)
+//! ```
+//!
+//! d1, per 32 weights b ascending, with `scale = d * sc` and `min = dmin * mn` (both exact in f32), `idot` the
+//! exact sum of `code[i] * x.q[i]` and `xsum` that of `x.q[i]`:
+//! `acc = fma(idot as f32, scale * x.d[b], acc)`, then `acc = fma(xsum as f32, -(min * x.d[b]), acc)`.
+
+use super::{Format, QuantizedRow, affine, each_block, each_block_mut, half};
+
+const LEN: usize = 256;
+const D: usize = 0;
+const DMIN: usize = D + 2;
+const SCALES: usize = DMIN + 2;
+const QS: usize = SCALES + 12;
+const BYTES: usize = QS + LEN / 2;
+const _: () = assert!(BYTES == 144);
+
+/// 4-bit weights with 6-bit scales and minima in blocks of 256.
+pub static Q4_K: Format = Format {
+    name: "q4_k",
+    ggml_type: 12,
+    block_len: LEN,
+    block_bytes: BYTES,
+    dequantize,
+    quantize: Some(quantize),
+    dot,
+    integer: true,
+};
+
+/// The codes of group `g` of 32.
+fn codes(block: &[u8], g: usize) -> [i32; 32] {
+    std::array::from_fn(|i| i32::from(block[QS + 32 * (g / 2) + i] >> (g % 2 * 4) & 0x0f))
+}
+
+/// Scale and minimum of group `g` of 32.
+fn scale_min(block: &[u8], g: usize) -> (f32, f32) {
+    let (sc, mn) = affine::scale_min(&block[SCALES..QS], g);
+    (half(&block[D..]) * f32::from(sc), half(&block[DMIN..]) * f32::from(mn))
+}
+
+fn dequantize(blocks: &[u8], out: &mut [f32]) {
+    for (block, out) in each_block(&Q4_K, blocks, out) {
+        for (g, out) in out.chunks_exact_mut(32).enumerate() {
+            let (scale, min) = scale_min(block, g);
+            for (out, q) in out.iter_mut().zip(codes(block, g)) {
+                *out = scale * q as f32 - min;
+            }
+        }
+    }
+}
+
+/// Searches scales and minima as [`affine::fit`] says.
+fn quantize(weights: &[f32], blocks: &mut [u8]) {
+    for (weights, block) in each_block_mut(&Q4_K, weights, blocks) {
+        let fit = affine::fit(weights, 15);
+        block[D..DMIN].copy_from_slice(&fit.d);
+        block[DMIN..SCALES].copy_from_slice(&fit.dmin);
+        block[SCALES..QS].copy_from_slice(&fit.scales);
+        for (i, byte) in block[QS..].iter_mut().enumerate() {
+            let low = 64 * (i / 32) + i % 32;
+            *byte = fit.codes[low] | fit.codes[low + 32] << 4;
+        }
+    }
+}
+
+fn dot(row: &[u8], x: &QuantizedRow<'_>) -> f32 {
+    let mut acc = 0.0f32;
+    for (s, block) in row.chunks_exact(BYTES).enumerate() {
+        for g in 0..LEN / 32 {
+            let at = s * LEN + g * 32;
+            let (scale, min) = scale_min(block, g);
+            let dx = x.d[at / 32];
+            acc = (x.idot(at, &codes(block, g)) as f32).mul_add(scale * dx, acc);
+            acc = (x.sum(at, 32) as f32).mul_add(-(min * dx), acc);
+        }
+    }
+    acc
+}
