@@ -93,7 +93,7 @@ fn matmul(cpu: &Arc<Cpu>, format: &'static Format, seed: u64) -> Result<String> 
     let matrix = Matrix::pack(cpu, format, rows, cols, bytes)?;
     let x = normals(seed + 100, n * cols, 1.5);
     let mut out = vec![0.0; n * rows];
-    let mut scratch = Activations::new(n, cols);
+    let mut scratch = Activations::new();
     cpu.matmul(&x, n, &mut scratch, &mut [Target { matrix: &matrix, out: &mut out }]);
     Ok(hash_f32(&out))
 }
