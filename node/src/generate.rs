@@ -9,7 +9,7 @@
 
 use std::{
     ops::ControlFlow,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde_json::Value;
@@ -18,7 +18,7 @@ use shard::{
     kv::KvCache,
     sample::{Logprob, Sampler, SamplingParams},
     stop::StopStrings,
-    tokenizer::{Encode, chat::RenderInput},
+    tokenizer::{Encode, chat::{DateTime, RenderInput}},
 };
 
 use crate::{Error, Result, model::Model};
@@ -161,6 +161,12 @@ impl Session {
     }
 }
 
+/// The time that templates may ask for.
+pub fn now() -> DateTime {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    DateTime::from_unix(since.map_or(0, |since| since.as_secs()))
+}
+
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
 pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
     let Some(template) = &model.template else {
@@ -168,11 +174,15 @@ pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
             messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
         return Ok(model.tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false })?);
     };
-    let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id)).unwrap_or_default();
-    let mut input = RenderInput::new(messages.clone());
-    input.add_generation_prompt = true;
-    input.bos_token = text(model.tokenizer.bos());
-    input.eos_token = text(model.tokenizer.eos());
+    let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
+    let input = RenderInput {
+        messages: messages.clone(),
+        add_generation_prompt: true,
+        bos_token: text(model.tokenizer.bos()),
+        eos_token: text(model.tokenizer.eos()),
+        now: Some(now()),
+        ..RenderInput::default()
+    };
     Ok(model.tokenizer.encode_prompt(&template.render(&input)?)?)
 }
 

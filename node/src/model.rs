@@ -39,7 +39,7 @@ impl Model {
     pub fn load(args: &EngineArgs) -> Result<Self> {
         let gguf = Arc::new(library::open(&args.model)?);
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
-        let template = Template::from_gguf(gguf.metadata())?;
+        let template = Template::from_gguf(gguf.metadata(), None)?;
         let ctx = context(&gguf, args.ctx)?;
         let shard = load_whole(&gguf, cpu(args)?, ctx)?;
         Ok(Self { name: args.model.clone(), gguf, tokenizer, template, shard, ctx })

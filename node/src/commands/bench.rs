@@ -43,8 +43,8 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let shard = model::load_whole(&gguf, cpu.clone(), ctx)?;
     let load_ms = ms(started.elapsed());
 
-    let mut bench =
-        Bench { workspace: Workspace::new(&shard, CHUNK_ROWS.min(prompt)), shard: &shard, prompt, decode };
+    let workspace = Workspace::new(&shard, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
+    let mut bench = Bench { workspace, shard: &shard, prompt, decode };
     bench.warm_up()?;
     let bar = output::progress(u64::from(args.runs), "measuring", false);
     let mut runs = Vec::new();
@@ -79,8 +79,8 @@ fn subject(args: &BenchArgs) -> Result<(String, Arc<Gguf>)> {
 }
 
 fn shape_and_format(shape: &str, format: &str) -> Result<(&'static synthetic::Shape, &'static Format)> {
-    let format = shard::quant::by_name(&args.format).ok_or_else(|| {
-        Error::usage(format!("there is no format \"{}\"; known: {}", args.format, format_names()))
+    let format = shard::quant::by_name(format).ok_or_else(|| {
+        Error::usage(format!("there is no format \"{}\"; known: {}", format, format_names()))
     })?;
     let wanted = synthetic::shape(shape).ok_or_else(|| {
         let names: Vec<_> = synthetic::SHAPES.iter().map(|(name, _)| *name).collect();

@@ -187,7 +187,7 @@ fn inspect(model: &str, tensors: bool, metadata: bool, json: bool) -> Result<()>
     if metadata {
         println!("\nmetadata");
         for (key, value) in gguf.metadata().iter() {
-            println!("  {key} = {value}");
+            println!("  {key} = {}", one_line(&value.to_string()));
         }
     }
     if tensors {
@@ -197,6 +197,12 @@ fn inspect(model: &str, tensors: bool, metadata: bool, json: bool) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// The beginning of a text, without line breaks.
+fn one_line(text: &str) -> String {
+    let line: String = text.chars().take(100).map(|c| if c == '\n' { ' ' } else { c }).collect();
+    if text.chars().count() > 100 { line + " ..." } else { line }
 }
 
 fn format_name(tensor: &gguf::TensorInfo) -> String {

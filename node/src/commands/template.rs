@@ -12,7 +12,7 @@ use shard::tokenizer::{
     chat::{RenderInput, Template},
 };
 
-use crate::{Error, Result, cli::TemplateArgs, library, output};
+use crate::{Error, Result, cli::TemplateArgs, generate, library, output};
 
 pub(super) fn run(args: TemplateArgs) -> Result<()> {
     let input: Value = serde_json::from_str(&read(&args.input)?)?;
@@ -20,32 +20,32 @@ pub(super) fn run(args: TemplateArgs) -> Result<()> {
         return Err(Error::usage("the input must be a JSON object with \"messages\""));
     };
     let (template, bos, eos) = match &args.template {
-        Some(file) => (Template::new(&read(file)?)?, String::new(), String::new()),
+        Some(file) => (Template::new(&read(file)?)?, None, None),
         None => from_model(args.model.as_deref().unwrap_or(library::DEFAULT_MODEL))?,
     };
     let text = template.render(&render_input(input, bos, eos)?)?;
     if args.json { output::json_line(&json!({"text": text})) } else { output::text(&text) }
 }
 
-fn from_model(model: &str) -> Result<(Template, String, String)> {
+fn from_model(model: &str) -> Result<(Template, Option<String>, Option<String>)> {
     let gguf = library::open(model)?;
-    let template = Template::from_gguf(gguf.metadata())?.ok_or_else(|| {
+    let template = Template::from_gguf(gguf.metadata(), None)?.ok_or_else(|| {
         Error::usage(format!("{model} has no chat template; give one with --template FILE"))
     })?;
     let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
-    let piece = |id: Option<u32>| id.map(|id| tokenizer.token_text(id)).unwrap_or_default();
+    let piece = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
     Ok((template, piece(tokenizer.bos()), piece(tokenizer.eos())))
 }
 
-fn render_input(mut input: Map<String, Value>, bos: String, eos: String) -> Result<RenderInput> {
+fn render_input(mut input: Map<String, Value>, bos: Option<String>, eos: Option<String>) -> Result<RenderInput> {
     let messages =
         input.shift_remove("messages").ok_or_else(|| Error::usage("the input has no \"messages\""))?;
-    let text = |input: &mut Map<String, Value>, key: &str, otherwise: String| match input.shift_remove(key) {
+    let text = |input: &mut Map<String, Value>, key: &str, otherwise: Option<String>| match input.shift_remove(key) {
         None | Some(Value::Null) => Ok(otherwise),
-        Some(Value::String(text)) => Ok(text),
+        Some(Value::String(text)) => Ok(Some(text)),
         Some(other) => Err(Error::usage(format!("\"{key}\" must be a string, got {other}"))),
     };
-    let mut render = RenderInput::new(messages);
+    let mut render = RenderInput { messages, now: Some(generate::now()), ..RenderInput::default() };
     render.bos_token = text(&mut input, "bos_token", bos)?;
     render.eos_token = text(&mut input, "eos_token", eos)?;
     render.tools = input.shift_remove("tools").filter(|tools| !tools.is_null());

@@ -114,6 +114,36 @@ impl Value<'_> {
     }
 }
 
+/// Numbers and strings as they are; of an array the first elements and their number.
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::String(text) => f.write_str(text),
+            Self::F32(value) => value.fmt(f),
+            Self::F64(value) => value.fmt(f),
+            Self::Bool(value) => value.fmt(f),
+            Self::Array(array) => array.fmt(f),
+            _ => self.as_i128().unwrap_or_default().fmt(f),
+        }
+    }
+}
+
+/// Elements of an array that are shown.
+const SHOWN: usize = 4;
+
+impl fmt::Display for Array<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut list = f.debug_list();
+        match (self.strings(), self.scalars()) {
+            (Some(strings), _) => drop(list.entries(strings.take(SHOWN))),
+            (_, Some(values)) => drop(list.entries(values.take(SHOWN).map(|value| value.to_string()))),
+            _ => {}
+        }
+        list.finish()?;
+        if self.len > SHOWN { write!(f, " ... {} in all", self.len) } else { Ok(()) }
+    }
+}
+
 /// An array of the metadata, still encoded.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Array<'a> {
