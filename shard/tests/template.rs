@@ -45,7 +45,12 @@ fn fnv(text: &str) -> String {
 }
 
 /// Compares every conversation; `None` expected means that the template must refuse it.
-fn check(name: &str, source: &str, expected: &Map<String, Value>, keep: impl Fn(&str) -> String) -> Vec<String> {
+fn check(
+    name: &str,
+    source: &str,
+    expected: &Map<String, Value>,
+    keep: impl Fn(&str) -> String,
+) -> Vec<String> {
     let template = Template::new(source).unwrap_or_else(|error| panic!("{name}: {error}"));
     let conversations = conversations();
     assert_eq!(expected.len(), conversations.len(), "{name}");
@@ -63,7 +68,8 @@ fn check(name: &str, source: &str, expected: &Map<String, Value>, keep: impl Fn(
 
 #[test]
 fn our_templates_render_as_transformers_does() {
-    let expected: Map<String, Value> = serde_json::from_str(include_str!("data/template/expected.json")).unwrap();
+    let expected: Map<String, Value> =
+        serde_json::from_str(include_str!("data/template/expected.json")).unwrap();
     let wrong: Vec<String> = OURS
         .iter()
         .flat_map(|(name, source)| check(name, source, expected[*name].as_object().unwrap(), str::to_owned))
@@ -88,7 +94,11 @@ fn published_templates_render_as_transformers_does() {
 }
 
 fn one_message() -> RenderInput {
-    RenderInput { messages: serde_json::json!([{"role": "user", "content": "hi"}]), now: Some(NOW), ..RenderInput::default() }
+    RenderInput {
+        messages: serde_json::json!([{"role": "user", "content": "hi"}]),
+        now: Some(NOW),
+        ..RenderInput::default()
+    }
 }
 
 fn render(source: &str) -> Result<String, String> {
@@ -99,7 +109,9 @@ fn render(source: &str) -> Result<String, String> {
 /// Each of these must end with an error, soon and in bounded memory: they loop, recurse, grow or reach outside.
 fn hostile() -> Vec<String> {
     let doubling = |body: &str| format!("{{% set x = 'aaaaaaaaaaaaaaaa' %}}{}", body.repeat(64));
-    let loop_of = |body: &str| format!("{{% set ns = namespace(s='aaaa', l=[1]) %}}{{% for i in range(9999) %}}{body}{{% endfor %}}");
+    let loop_of = |body: &str| {
+        format!("{{% set ns = namespace(s='aaaa', l=[1]) %}}{{% for i in range(9999) %}}{body}{{% endfor %}}")
+    };
     let huge_text = "x".repeat(200_000);
     let mut sources: Vec<String> = [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
@@ -127,6 +139,7 @@ fn hostile() -> Vec<String> {
         "{{ ('a' * 9999).split('a') | length * 'x' * 9999 }}",
         "{{ '%999999999d' | format(1) }}",
         "{{ '%.999999999f' | format(1.5) }}",
+        "{{ '%999999999d' % 1 }}",
         "{{ '%*d' | format(999999999, 1) }}",
         "{{ '{:>999999999}'.format('x') }}",
         "{{ '{0:{1}}'.format('x', 999999999) ~ '{:99999999}'.format(1) }}",
@@ -151,7 +164,7 @@ fn hostile() -> Vec<String> {
         "{% set shoal_guard_concat = 1 %}",
         "{{ lipsum(n=999999) }}",
         "{{ open('/etc/passwd').read() }}",
-        "{{ strftime_now('%Y' * 999999) }}",
+        "{{ strftime_now('%c' * 999999) }}",
         "{{ raise_exception('no') }}",
         "{{ messages | pprint }}{{ messages | map('pprint') | list }}",
         "{% for x in none %}{% endfor %}",
@@ -190,6 +203,14 @@ fn hostile() -> Vec<String> {
         format!("{{{{ {}1{} }}}}", "[".repeat(5000), "]".repeat(5000)),
         format!("{{{{ {}1 }}}}", "not ".repeat(50_000)),
         format!("{{{{ {}1 }}}}", "-".repeat(50_000)),
+        format!("{{{{ 1{} }}}}", " + 1".repeat(50_000)),
+        format!("{{{{ x{} }}}}", ".a".repeat(50_000)),
+        format!("{{{{ x{} }}}}", "|e".repeat(50_000)),
+        format!("{{{{ 1{} }}}}", " if 1 else 1".repeat(20_000)),
+        format!("{{% if a %}}{}{{% endif %}}{{{{ nothing.at.all }}}}", "{% elif a %}".repeat(20_000)),
+        format!("{{{{ {}nothing.at.all }}}}", "not ".repeat(1_900)),
+        format!("{{{{ nothing.at.all{} }}}}", " - 1".repeat(990)),
+        format!("{{% if a %}}{}{{% endif %}}{{{{ nothing.at.all }}}}", "{% elif a %}".repeat(500)),
         format!("{{{{ 1{} }}}}", " ~ 'aaaa'".repeat(9_000)) + &"{{ 'a' * 4000000 }}".repeat(2),
         "{{".repeat(50_000),
         "{%".repeat(50_000),
@@ -248,9 +269,16 @@ fn failures_name_the_line_and_what_the_template_says() {
 fn long_conversations_have_fuel() {
     let message = |i: usize| serde_json::json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "word ".repeat(100)});
     let messages = Value::from((0..2001).map(message).collect::<Vec<_>>());
-    let input = RenderInput { messages, now: Some(NOW), bos_token: Some("<s>".into()), eos_token: Some("</s>".into()), ..RenderInput::default() };
+    let input = RenderInput {
+        messages,
+        now: Some(NOW),
+        bos_token: Some("<s>".into()),
+        eos_token: Some("</s>".into()),
+        ..RenderInput::default()
+    };
     for (name, source) in OURS.iter().filter(|(name, _)| *name != "python.jinja") {
-        let text = Template::new(source).unwrap().render(&input).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let text =
+            Template::new(source).unwrap().render(&input).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(text.len() > 1_000_000 && text.len() < MAX_OUTPUT_BYTES, "{name}");
     }
 }

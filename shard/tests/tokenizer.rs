@@ -119,7 +119,10 @@ fn special_text_is_recognized_only_where_asked() {
         for (text, expected) in strings(&data["special_strings"]).iter().zip(strings(special)) {
             assert_eq!(tokenizer.encode(text, Encode::TEMPLATE).unwrap(), ids(expected), "{name}: {text:?}");
             let plain = tokenizer.encode(text, Encode::PLAIN).unwrap();
-            assert!(plain.iter().all(|&id| tokenizer.kind(id) != Kind::Control), "{name}: {text:?}: {plain:?}");
+            assert!(
+                plain.iter().all(|&id| tokenizer.kind(id) != Kind::Control),
+                "{name}: {text:?}: {plain:?}"
+            );
             compared += 1;
         }
     });
@@ -204,7 +207,14 @@ fn phi_3_drops_space_behind_special_tokens() {
         let tokens = strings(&row["tokens"]);
         let kinds = row["types"].as_array().unwrap().iter().map(|n| Kind::from_number(n.as_i64().unwrap()));
         let scores = row["scores"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap() as f32);
-        let definition = Definition { model: "llama", tokens, kinds: kinds.collect(), scores: scores.collect(), strip_after_special, ..Definition::default() };
+        let definition = Definition {
+            model: "llama",
+            tokens,
+            kinds: kinds.collect(),
+            scores: scores.collect(),
+            strip_after_special,
+            ..Definition::default()
+        };
         Tokenizer::new(definition).unwrap()
     };
     let (plain, phi3) = (build(false), build(true));
@@ -217,7 +227,8 @@ fn phi_3_drops_space_behind_special_tokens() {
 #[test]
 fn misfits_are_refused_by_name() {
     let refused = |definition: Definition| Tokenizer::new(definition).err().expect("refused").to_string();
-    let base = Definition { model: "gpt2", tokens: vec!["a", "b"], merges: vec!["a b"], ..Definition::default() };
+    let base =
+        Definition { model: "gpt2", tokens: vec!["a", "b"], merges: vec!["a b"], ..Definition::default() };
     for (definition, part) in [
         (Definition { model: "bert", ..base.clone() }, "bert"),
         (Definition { pre: Some("nobody-knows"), ..base.clone() }, "nobody-knows"),
@@ -237,4 +248,36 @@ fn misfits_are_refused_by_name() {
     let tokenizer = Tokenizer::new(base).unwrap();
     let long = "a".repeat(shard::tokenizer::MAX_TEXT_BYTES + 1);
     assert!(matches!(tokenizer.encode(&long, Encode::PLAIN), Err(shard::Error::Invalid { .. })));
+}
+
+/// Prints what encoding costs; `cargo test --release -- --ignored --nocapture figures`.
+#[test]
+#[ignore = "prints figures, decides nothing"]
+fn figures() {
+    let prose =
+        "The quick brown fox doesn't jump over 13 lazy dogs; größe, 漢字 and 😀 too.\n  ".repeat(13_500);
+    let mut folder: Vec<PathBuf> =
+        std::fs::read_dir(published()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folder.sort();
+    for path in folder.iter().filter(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
+        let started = std::time::Instant::now();
+        let Ok(tokenizer) = open(path) else { continue };
+        let loaded = started.elapsed();
+        let time = |text: &str| {
+            let started = std::time::Instant::now();
+            let count = tokenizer.encode(text, Encode::PLAIN).unwrap().len();
+            (started.elapsed().as_secs_f64() * 1e3, count)
+        };
+        let (ms, count) = time(&prose[..1 << 20]);
+        println!(
+            "{}: load {loaded:?}, 1 MiB of prose {ms:.0} ms, {count} tokens",
+            path.file_name().unwrap().display()
+        );
+        for unit in ["a", " ", "\n", "ab", "1", "é", "漢", "'s", "😀", "a ", "<|"] {
+            let text = unit.repeat((1 << 20) / unit.len());
+            let (half, _) = time(&text[..text.len() / 24 * 12]);
+            let (full, _) = time(&text);
+            println!("    {unit:?} x 1 MiB: {full:.0} ms, {:.2} of half", full / half);
+        }
+    }
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! a ~ b ~ c              CONCAT(a, b, c)
-//! a + b    a * b         LIMIT(a + b)    LIMIT(a * b)
+//! a + b    a * b         LIMIT(a + b)    TIMES(a, b)
 //! [a, b]  {k: a}  (a, b) LIMIT([a, b])   LIMIT({k: a})   LIMIT((a, b))
 //! for x in a if b        for x in EACH(a) if b
 //! a.b[1:][0]             SLICE(a.b, 1, none, none)[0]   (the engine's own panics on empty ones)
@@ -24,6 +24,8 @@ pub const PREFIX: &str = "shoal_guard_";
 pub const CONCAT: &str = "shoal_guard_concat";
 /// Gives its argument back if it is not too large.
 pub const LIMIT: &str = "shoal_guard_limit";
+/// Multiplies its two arguments.
+pub const TIMES: &str = "shoal_guard_times";
 /// Gives its argument back if looping over it is not too much.
 pub const EACH: &str = "shoal_guard_each";
 /// Gives `value[start:stop:step]` for its four arguments.
@@ -49,6 +51,11 @@ pub struct Refused {
 
 /// Deeper brackets are refused; the engine's own parser stops at 150.
 const MAX_DEPTH: usize = 60;
+/// Longer tags are refused: the engine recurses over chains of operators, attributes and filters. The longest in
+/// published templates have some 200.
+const MAX_TOKENS: usize = 2000;
+/// More branches are refused, in all of a template: the engine nests them.
+const MAX_BRANCHES: usize = 500;
 /// Sums and products longer than this are limited only every so often, to keep the nesting of calls small.
 const LIMITED_EACH: usize = 40;
 
@@ -59,7 +66,7 @@ pub fn guard(source: &str) -> Result<Guarded, Refused> {
         return Err(refuse(at, "a reserved name"));
     }
     let mut out = String::with_capacity(source.len() * 5 / 4);
-    let (mut at, mut text_bytes) = (0, 0);
+    let (mut at, mut text_bytes, mut branches) = (0, 0, 0);
     while let Some(open) = source[at..].find('{').map(|offset| at + offset) {
         let kind = source.as_bytes().get(open + 1).copied();
         out.push_str(&source[at..open]);
@@ -82,6 +89,10 @@ pub fn guard(source: &str) -> Result<Guarded, Refused> {
                 if kind == Some(b'{') {
                     expressions.list(0..tokens.len(), &mut out);
                 } else {
+                    branches += usize::from(expressions.word(0) == Some("elif"));
+                    if branches > MAX_BRANCHES {
+                        return Err(refuse(open, "too many branches"));
+                    }
                     expressions.statement(&mut out);
                 }
                 out.push_str(&source[end..close]);
@@ -195,6 +206,9 @@ fn tokens(source: &str, start: usize) -> Result<Vec<Token>, (usize, &'static str
         if at > bytes.len() {
             return Err((begin, "a string is not closed"));
         }
+        if tokens.len() == MAX_TOKENS {
+            return Err((begin, "a tag is too long"));
+        }
         tokens.push(Token { kind, range: begin..at, partner: 0 });
     }
     Err((start, "a tag is not closed"))
@@ -206,7 +220,8 @@ struct Expressions<'s> {
 }
 
 /// Words that end an expression and begin another.
-const BETWEEN: &[&str] = &["and", "or", "not", "in", "if", "else", "elif", "recursive", "as", "import", "from", "with"];
+const BETWEEN: &[&str] =
+    &["and", "or", "not", "in", "if", "else", "elif", "recursive", "as", "import", "from", "with"];
 
 impl Expressions<'_> {
     fn text(&self, at: usize) -> &str {
@@ -344,7 +359,7 @@ impl Expressions<'_> {
 
     fn sum(&self, range: Range<usize>, out: &mut String) {
         let parts = self.operands(range, &["+", "-"]);
-        self.limited(&parts, "+", out, |range, out| self.concatenation(range, out));
+        self.limited(&parts, out, |range, out| self.concatenation(range, out));
     }
 
     fn concatenation(&self, range: Range<usize>, out: &mut String) {
@@ -367,33 +382,38 @@ impl Expressions<'_> {
 
     fn product(&self, range: Range<usize>, out: &mut String) {
         let parts = self.operands(range, &["*", "/", "//", "%"]);
-        self.limited(&parts, "*%", out, |range, out| self.operand(range, out));
+        self.limited(&parts, out, |range, out| self.operand(range, out));
     }
 
-    /// Writes `parts` with a limit behind every operator named in `growing`.
+    /// Writes `parts` with a limit behind the operators that grow what they are given.
     fn limited(
         &self,
         parts: &[(Option<usize>, Range<usize>)],
-        growing: &str,
         out: &mut String,
         part: impl Fn(Range<usize>, &mut String),
     ) {
         let every = parts.len() / LIMITED_EACH + 1;
-        let grows = |index: usize| {
-            let last = index + 1 == parts.len();
-            parts[index].0.is_some_and(|at| growing.contains(self.text(at))) && (last || index % every == 0)
+        let call = |index: usize| match parts[index].0.map(|at| self.text(at)) {
+            Some("*") => Some(TIMES),
+            Some("+" | "%") if index + 1 == parts.len() || index % every == 0 => Some(LIMIT),
+            _ => None,
         };
-        for _ in (0..parts.len()).filter(|&index| grows(index)) {
+        for name in (0..parts.len()).rev().filter_map(call) {
             out.push(' ');
-            out.push_str(LIMIT);
+            out.push_str(name);
             out.push('(');
         }
         for (index, (operator, range)) in parts.iter().enumerate() {
-            if let Some(at) = *operator {
-                self.copy(at..at + 1, out);
+            match (*operator, call(index)) {
+                (Some(at), Some(TIMES)) => {
+                    self.space(at, out);
+                    out.push(',');
+                }
+                (Some(at), _) => self.copy(at..at + 1, out),
+                (None, _) => {}
             }
             part(range.clone(), out);
-            if grows(index) {
+            if call(index).is_some() {
                 out.push(')');
             }
         }
@@ -490,19 +510,38 @@ mod tests {
     fn what_can_grow_is_wrapped() {
         check("{{ a ~ b ~ 'c ~ d' }}", "{{ $concat( a , b , 'c ~ d') }}");
         check("{{- a + b - c -}}", "{{- $limit( a + b) - c -}}");
-        check("{{ a * -b }}", "{{ $limit( a * -b) }}");
-        check("{{ a ~ b * c + d }}", "{{ $limit( $concat( a , $limit( b * c)) + d) }}");
-        check("{% if a ~ b is string and not c + d > 3 %}", "{% if $concat( a , b is string) and not $limit( c + d) > 3 %}");
+        check("{{ a * -b }}", "{{ $times( a , -b) }}");
+        check("{{ a ~ b * c + d }}", "{{ $limit( $concat( a , $times( b , c)) + d) }}");
+        check(
+            "{% if a ~ b is string and not c + d > 3 %}",
+            "{% if $concat( a , b is string) and not $limit( c + d) > 3 %}",
+        );
         check("{% for k, v in x.items() if v %}", "{% for k, v in $each( x.items()) if v %}");
         check("{% set x = [a, {'k': b ~ c}] %}", "{% set x = $limit([a, $limit({'k': $concat( b , c)})]) %}");
-        check("{% set a.b = f(x ~ y, z=(1, 2))[0] %}", "{% set a.b = f( $concat(x , y), z= $limit((1, 2)))[0] %}");
-        check("{{ x[1:] | map(attribute='a ~ b') | join(', ') }}", "{{ $slice(x, 1, none, none) | map(attribute='a ~ b') | join(', ') }}");
-        check("{{ -x.y(1)[::-1][0] + z['a:b'][a:] }}", "{{ $limit( - $slice(x.y(1), none, none, -1)[0] + $slice(z['a:b'],a, none, none)) }}");
+        check(
+            "{% set a.b = f(x ~ y, z=(1, 2))[0] %}",
+            "{% set a.b = f( $concat(x , y), z= $limit((1, 2)))[0] %}",
+        );
+        check(
+            "{{ x[1:] | map(attribute='a ~ b') | join(', ') }}",
+            "{{ $slice(x, 1, none, none) | map(attribute='a ~ b') | join(', ') }}",
+        );
+        check(
+            "{{ -x.y(1)[::-1][0] + z['a:b'][a:] }}",
+            "{{ $limit( - $slice(x.y(1), none, none, -1)[0] + $slice(z['a:b'],a, none, none)) }}",
+        );
         check("{{ (a or b)[:n - 1] }}", "{{ $slice((a or b), none,n - 1, none) }}");
         check("{%- generation -%}x{%- endgeneration %}", "{%- if true -%}x{%- endif %}");
-        check("{# a ~ b #}{ {% raw %}{{ a ~ b }}{% endraw %}", "{# a ~ b #}{ {% raw %}{{ a ~ b }}{% endraw %}");
-        check("{{ a if b is not in [1] else c ~ d }}", "{{ a if b is not in $limit([1]) else $concat( c , d) }}");
+        check(
+            "{# a ~ b #}{ {% raw %}{{ a ~ b }}{% endraw %}",
+            "{# a ~ b #}{ {% raw %}{{ a ~ b }}{% endraw %}",
+        );
+        check(
+            "{{ a if b is not in [1] else c ~ d }}",
+            "{{ a if b is not in $limit([1]) else $concat( c , d) }}",
+        );
         check("{{ {'a': {}} }}", "{{ $limit({'a': $limit({})}) }}");
+        check("{{ a * b // c * d % e }}", "{{ $limit( $times( $times(a , b) // c , d) % e) }}");
         check("{{ a - 1 }}{{ -1 }}{{ f(*a, **b) }}", "{{ a - 1 }}{{ -1 }}{{ f(*a, **b) }}");
     }
 

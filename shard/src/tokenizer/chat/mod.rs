@@ -42,7 +42,10 @@ const TEXT: u64 = 32 << 20;
 /// Bytes of intermediate text for each byte of input.
 const TEXT_PER_BYTE: u64 = 64;
 /// Values in containers the template makes.
-const VALUES: u64 = 1 << 20;
+const VALUES: u64 = 1 << 18;
+/// Room for the deepest recursion that the limits of [`guard`] leave, several times over even without optimization;
+/// only what is used becomes memory.
+const STACK: usize = 64 << 20;
 /// Nested blocks count one, nested macro calls about ten: tool schemas nest some ten macros deep.
 const RECURSION: usize = 200;
 
@@ -82,10 +85,14 @@ impl Template {
         }
         let guarded = guard::guard(source).map_err(|refused| malformed(refused.line, refused.why))?;
         let template = Self { guarded };
-        let shared = Arc::new(Budget::new(0, 0, 0));
-        let environment = template.environment(&RenderInput::default(), &shared, 0);
-        if let Err(error) = environment.template_from_str(&template.guarded.source) {
-            return Err(malformed(error.line().unwrap_or(1), &message(&error)));
+        let failure = on_own_stack(|| {
+            let environment =
+                template.environment(&RenderInput::default(), &Arc::new(Budget::new(0, 0, 0)), 0);
+            let result = environment.template_from_str(&template.guarded.source);
+            result.err().map(|error| (error.line().unwrap_or(1), message(&error)))
+        })?;
+        if let Some((line, why)) = failure {
+            return Err(malformed(line, &why));
         }
         Ok(template)
     }
@@ -100,9 +107,13 @@ impl Template {
     /// Renders a conversation. Errors: [`Error::Invalid`] with the line and what the template says, be it that the
     /// template refuses the conversation (`raise_exception`), fails, or wants too much.
     pub fn render(&self, input: &RenderInput) -> Result<String> {
+        on_own_stack(|| self.render_here(input))?
+    }
+
+    fn render_here(&self, input: &RenderInput) -> Result<String> {
         let size = Size::of(input);
         let bytes = TEXT.saturating_add(TEXT_PER_BYTE.saturating_mul(size.bytes));
-        let values = VALUES.saturating_add(1000 * size.values);
+        let values = VALUES.saturating_add(200 * size.values);
         let budget = Arc::new(Budget::new(bytes, values, MAX_OUTPUT_BYTES));
         let fuel = FUEL.saturating_add(FUEL_PER_VALUE.saturating_mul(size.values));
         let environment = self.environment(input, &budget, fuel);
@@ -113,11 +124,7 @@ impl Template {
         };
         let template = environment.template_from_str(&self.guarded.source).map_err(fail)?;
         let mut out = Capped::default();
-        // The engine is not ours: should a template find a panic in it, that is the template's failure.
-        let rendered = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            template.render_captured_to(context, &mut out).map(drop)
-        }));
-        let rendered = rendered.unwrap_or_else(|_| Err(invalid("the template engine gave up")));
+        let rendered = template.render_captured_to(context, &mut out).map(drop);
         if out.full {
             return Err(Error::invalid(format!("chat template: prints more than {MAX_OUTPUT_BYTES} bytes")));
         }
@@ -150,12 +157,23 @@ impl Template {
         add_functions(&mut env, input.now, budget, self.guarded.text_bytes);
         add_filters(&mut env, budget);
         // As in Python, None has no items and text and mappings have an order.
-        use ValueKind::{Iterable, Map, Seq, String, Undefined};
-        let among = |kinds: &'static [ValueKind]| move |value: &Value| kinds.contains(&value.kind());
-        env.add_test("iterable", among(&[Iterable, Map, Seq, String, Undefined]));
-        env.add_test("sequence", among(&[Map, Seq, String, Undefined]));
+        let ordered = |value: &Value| {
+            matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::String | ValueKind::Undefined)
+        };
+        env.add_test("sequence", ordered);
+        env.add_test("iterable", move |value: &Value| ordered(value) || value.kind() == ValueKind::Iterable);
         env
     }
+}
+
+/// Runs `work` on a thread with [`STACK`] bytes, and takes a panic for its failure: the engine recurses over what a
+/// stranger wrote, and is not ours.
+fn on_own_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work).map_err(|error| Error::io("chat template", error))?;
+        thread.join().map_err(|_| Error::invalid("chat template: the engine gave up on it"))
+    })
 }
 
 fn invalid(why: impl Into<String>) -> minijinja::Error {
@@ -178,7 +196,10 @@ fn add_functions(env: &mut Environment, now: Option<DateTime>, budget: &Arc<Budg
         Err(invalid(message))
     });
     if let Some(now) = now {
-        env.add_function("strftime_now", move |format: &str| now.strftime(format));
+        env.add_function("strftime_now", move |format: &str| match format.len() {
+            ..=1000 => Ok(now.strftime(format)),
+            _ => Err(invalid("the format of a date is too long")),
+        });
     }
     let limits = budget.clone();
     env.add_function(guard::CONCAT, move |parts: Rest<Value>| {
@@ -192,6 +213,8 @@ fn add_functions(env: &mut Environment, now: Option<DateTime>, budget: &Arc<Budg
         }
         Ok::<_, minijinja::Error>(value)
     });
+    let limits = budget.clone();
+    env.add_function(guard::TIMES, move |left: &Value, right: &Value| python::times(left, right, &limits));
     let limits = budget.clone();
     env.add_function(guard::SLICE, move |value: &Value, start: &Value, stop: &Value, step: &Value| {
         python::slice(value, start, stop, step, &limits)
@@ -213,7 +236,9 @@ fn add_functions(env: &mut Environment, now: Option<DateTime>, budget: &Arc<Budg
     });
     let limits = budget.clone();
     for name in ["dict", "namespace"] {
-        let Some(function) = env.globals().find(|(key, _)| *key == name).map(|(_, value)| value) else { continue };
+        let Some(function) = env.globals().find(|(key, _)| *key == name).map(|(_, value)| value) else {
+            continue;
+        };
         let limits = limits.clone();
         env.add_function(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
@@ -225,7 +250,7 @@ fn add_functions(env: &mut Environment, now: Option<DateTime>, budget: &Arc<Budg
 
 /// Filters as Python has them; those that can make much of little ask first, those Jinja lacks are gone.
 fn add_filters(env: &mut Environment, budget: &Arc<Budget>) {
-    for name in ["zip", "chain", "lines", "split", "bool", "pprint", "slice", "urlencode"] {
+    for name in ["zip", "chain", "lines", "split", "bool", "pprint"] {
         env.remove_filter(name);
     }
     let limits = budget.clone();
@@ -271,14 +296,26 @@ fn add_filters(env: &mut Environment, budget: &Arc<Budget>) {
         options.assert_all_used()?;
         indent(&python::str(value, &limits)?, width, first, blank, &limits)
     });
-    for name in ["format", "batch", "list", "upper", "lower", "title", "capitalize", "escape", "e"] {
+    for name in [
+        "format",
+        "batch",
+        "slice",
+        "list",
+        "upper",
+        "lower",
+        "title",
+        "capitalize",
+        "urlencode",
+        "escape",
+        "e",
+    ] {
         let Some(filter) = filter(env, name) else { continue };
         let limits = budget.clone();
         env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
             match (name, args.first().and_then(Value::as_str)) {
                 ("format", Some(text)) => python::bounded_format(text, &args[1..], &limits)?,
-                ("batch", _) => {
+                ("batch" | "slice", _) => {
                     let size = args.get(1).and_then(Value::as_usize).unwrap_or(0);
                     limits.bytes(32 * size as u64)?;
                 }
@@ -366,7 +403,8 @@ fn context(input: &RenderInput) -> Value {
         ("add_generation_prompt".into(), Value::from(input.add_generation_prompt)),
     ];
     let tokens = [("bos_token", &input.bos_token), ("eos_token", &input.eos_token)];
-    let given = tokens.into_iter().filter_map(|(name, text)| Some((name.to_owned(), Value::from(text.as_ref()?))));
+    let given =
+        tokens.into_iter().filter_map(|(name, text)| Some((name.to_owned(), Value::from(text.as_ref()?))));
     variables.extend(given);
     variables.extend(input.extra.iter().map(|(name, json)| (name.clone(), value(json))));
     Value::from_pairs(variables)
@@ -378,7 +416,8 @@ fn messages(json: &serde_json::Value) -> Value {
     let alias = |message: &serde_json::Value| {
         let Some(map) = message.as_object() else { return value(message) };
         let names = ["reasoning_content", "thinking", "reasoning"];
-        let Some(reasoning) = names.iter().find_map(|name| map.get(*name).filter(|text| !text.is_null())) else {
+        let Some(reasoning) = names.iter().find_map(|name| map.get(*name).filter(|text| !text.is_null()))
+        else {
             return value(message);
         };
         let mut aliased = serde_json::Map::new();
@@ -402,7 +441,9 @@ fn value(json: &serde_json::Value) -> Value {
         },
         serde_json::Value::String(text) => Value::from(text),
         serde_json::Value::Array(items) => Value::from_iter(items.iter().map(value)),
-        serde_json::Value::Object(map) => Value::from_pairs(map.iter().map(|(key, item)| (key.as_str(), value(item)))),
+        serde_json::Value::Object(map) => {
+            Value::from_pairs(map.iter().map(|(key, item)| (key.as_str(), value(item))))
+        }
     }
 }
 

@@ -403,7 +403,8 @@ pub fn method(
         }
         "partition" | "rpartition" => {
             let (separator,): (&str,) = from_args(args)?;
-            let found = if name == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
+            let found =
+                if name == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
             let (before, middle, after) = match found {
                 Some((before, after)) => (before, separator, after),
                 None if name == "partition" => (text, "", ""),
@@ -430,7 +431,12 @@ pub fn method(
 }
 
 /// `str.split` and `str.rsplit`, at runs of white space without a separator.
-fn split<'t>(text: &'t str, separator: Option<&str>, most: usize, right: bool) -> Result<Vec<&'t str>, Error> {
+fn split<'t>(
+    text: &'t str,
+    separator: Option<&str>,
+    most: usize,
+    right: bool,
+) -> Result<Vec<&'t str>, Error> {
     if let Some(separator) = separator {
         if separator.is_empty() {
             return Err(invalid("empty separator"));
@@ -457,7 +463,8 @@ fn split<'t>(text: &'t str, separator: Option<&str>, most: usize, right: bool) -
             break;
         };
         let width = rest[at..].chars().next().map_or(1, char::len_utf8);
-        let (part, left) = if right { (&rest[at + width..], &rest[..at]) } else { (&rest[..at], &rest[at..]) };
+        let (part, left) =
+            if right { (&rest[at + width..], &rest[..at]) } else { (&rest[..at], &rest[at..]) };
         parts.push(part);
         rest = left;
     }
@@ -471,7 +478,11 @@ fn lines(text: &str, keep: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(is_line_end) {
-        let width = if rest[at..].starts_with("\r\n") { 2 } else { rest[at..].chars().next().map_or(1, char::len_utf8) };
+        let width = if rest[at..].starts_with("\r\n") {
+            2
+        } else {
+            rest[at..].chars().next().map_or(1, char::len_utf8)
+        };
         lines.push(if keep { &rest[..at + width] } else { &rest[..at] });
         rest = &rest[at + width..];
     }
@@ -482,18 +493,51 @@ fn lines(text: &str, keep: bool) -> Vec<&str> {
 }
 
 /// `text.replace(old, new, count)`.
-pub fn replace(text: &str, old: &str, new: &str, count: Option<i64>, budget: &Budget) -> Result<String, Error> {
+pub fn replace(
+    text: &str,
+    old: &str,
+    new: &str,
+    count: Option<i64>,
+    budget: &Budget,
+) -> Result<String, Error> {
     let most = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
     let found = text.matches(old).count().min(most);
     budget.text(text.len() + found.saturating_mul(new.len()))?;
     Ok(text.replacen(old, new, most))
 }
 
+/// `left * right`: numbers, or text or a list so many times.
+pub fn times(left: &Value, right: &Value, budget: &Budget) -> Result<Value, Error> {
+    let whole = |value: &Value| value.is_integer().then(|| i128::try_from(value.clone()).ok()).flatten();
+    let (value, count) = if left.is_number() { (right, left) } else { (left, right) };
+    if !value.is_number() {
+        let count = whole(count).ok_or_else(|| invalid("can only repeat a whole number of times"))?;
+        let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
+        if let Some(text) = value.as_str() {
+            budget.text(text.len().saturating_mul(count))?;
+            return Ok(Value::from(text.repeat(count)));
+        }
+        if value.kind() != ValueKind::Seq {
+            return Err(invalid(format!("a {} cannot be repeated", value.kind())));
+        }
+        budget.bytes((value.len().unwrap_or(0).saturating_mul(count) as u64).saturating_mul(32))?;
+        let items: Vec<Value> = value.try_iter()?.collect();
+        let product = Value::from_iter(items.iter().cycle().take(items.len() * count).cloned());
+        budget.container(&product)?;
+        return Ok(product);
+    }
+    match (whole(left), whole(right)) {
+        (Some(a), Some(b)) => {
+            let product = a.checked_mul(b).ok_or_else(|| invalid("a number is too large"))?;
+            Ok(i64::try_from(product).map_or_else(|_| Value::from(product), Value::from))
+        }
+        _ => Ok(Value::from(f64::try_from(left.clone())? * f64::try_from(right.clone())?)),
+    }
+}
+
 /// Refuses formats whose widths or arguments would give too long a text.
 pub fn bounded_format(format: &str, args: &[Value], budget: &Budget) -> Result<(), Error> {
-    let digits = format
-        .split(|c: char| !c.is_ascii_digit())
-        .any(|run| run.trim_start_matches('0').len() > 3);
+    let digits = format.split(|c: char| !c.is_ascii_digit()).any(|run| run.trim_start_matches('0').len() > 3);
     if digits || format.contains('*') {
         return Err(invalid("a format asks for too much width"));
     }
@@ -529,8 +573,11 @@ pub fn slice(
         let place = |given: Option<i64>, default: i64| {
             given.map_or(default, |at| (if at < 0 { at.saturating_add(len) } else { at }).clamp(low, high))
         };
-        let (first, last) =
-            if step > 0 { (place(start, low), place(stop, high)) } else { (place(start, high), place(stop, low)) };
+        let (first, last) = if step > 0 {
+            (place(start, low), place(stop, high))
+        } else {
+            (place(start, high), place(stop, low))
+        };
         let mut at = first;
         std::iter::from_fn(move || {
             let inside = if step > 0 { at < last } else { at > last };
@@ -550,7 +597,11 @@ pub fn slice(
     budget.bytes(32 * value.len().unwrap_or(0) as u64)?;
     let items: Vec<Value> = value.try_iter()?.collect();
     let picked: Vec<Value> = pick(items.len()).map(|at| items[at].clone()).collect();
-    Ok(if value.is_tuple() { Value::from(minijinja::value::Tuple::from(picked)) } else { Value::from(picked) })
+    Ok(if value.is_tuple() {
+        Value::from(minijinja::value::Tuple::from(picked))
+    } else {
+        Value::from(picked)
+    })
 }
 
 /// A calendar date and time of day, as the caller's clock shows it.
@@ -571,7 +622,17 @@ pub struct DateTime {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
     "December",
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
@@ -587,7 +648,8 @@ impl DateTime {
             year += 1;
         }
         let mut month = 0;
-        let len = |month: usize| [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][month];
+        let len =
+            |month: usize| [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][month];
         while month < 11 && days >= len(month) {
             days -= len(month);
             month += 1;
@@ -611,8 +673,8 @@ impl DateTime {
 
     fn day_of_year(&self) -> u32 {
         let leap = self.year % 4 == 0 && (self.year % 100 != 0 || self.year % 400 == 0);
-        let before = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334]
-            [usize::from(self.month.clamp(1, 12)) - 1];
+        let before =
+            [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334][usize::from(self.month.clamp(1, 12)) - 1];
         before + u32::from(self.day) + u32::from(leap && self.month > 2)
     }
 
