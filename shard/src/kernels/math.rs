@@ -130,21 +130,25 @@ pub unsafe fn tanh_lanes<S: Simd>(x: S::F) -> S::F {
 // ---- f32 scalar, the specification ----------------------------------------------------------------------------
 
 /// `if a > b { a } else { b }`, the rule of [`Simd::max`].
+#[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
 /// `if a < b { a } else { b }`, the rule of [`Simd::min`].
+#[inline(always)]
 fn smaller(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
 }
 
 /// 2^n for n in -126..=127, 0 for -127, infinity for 128.
+#[inline(always)]
 fn exp2_int(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)
 }
 
 /// (n, e^r - 1) with `x = n ln 2 + r`.
+#[inline(always)]
 fn reduce(x: f32) -> (i32, f32) {
     let n = (x * LOG2_E).round_ties_even();
     let r = n.mul_add(-LN2_HI, x);
@@ -160,6 +164,7 @@ fn reduce(x: f32) -> (i32, f32) {
 /// assert_eq!(shard::kernels::math::exp_f32(0.0), 1.0);
 /// assert_eq!(shard::kernels::math::exp_f32(f32::NEG_INFINITY), 0.0);
 /// ```
+#[inline(always)]
 pub fn exp_f32(x: f32) -> f32 {
     let (n, p) = reduce(smaller(EXP_HIGH, larger(EXP_LOW, x)));
     (p + 1.0) * exp2_int(n)

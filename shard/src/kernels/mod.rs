@@ -12,5 +12,6 @@ pub mod simd;
 pub mod threads;
 pub mod vector;
 
+pub use attention::{AttentionJob, KvPage, KvShape, PAGE, page_len};
 pub use cpu::{Cpu, Isa, Kernel};
 pub use vector::Pairing;

@@ -20,7 +20,7 @@ use super::{
 };
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 /// Fewest elements for which waking the other threads pays: about 16 KiB of f32 take a core as long as starting a
 /// run takes (1 to 2 microseconds), so smaller calls would become slower.
