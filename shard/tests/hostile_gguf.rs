@@ -64,6 +64,9 @@ const MIB: usize = 1 << 20;
 const STRING: u32 = 8;
 const ARRAY: u32 = 9;
 
+/// The name of a field and where it is in the file.
+type Field = (String, Range<usize>);
+
 /// A file in pieces, each with the name of the field it is.
 #[derive(Clone)]
 struct Spec {
@@ -124,7 +127,7 @@ impl Spec {
     }
 
     /// The file, its fields and the length of its header.
-    fn build(&self) -> (Vec<u8>, Vec<(String, Range<usize>)>, usize) {
+    fn build(&self) -> (Vec<u8>, Vec<Field>, usize) {
         let head = [
             ("magic", b"GGUF".to_vec()),
             ("version", 3u32.to_le_bytes().to_vec()),

@@ -8,7 +8,7 @@
 //! byte 8 + j    low nibble of sc[4 + j],    high nibble: low nibble of mn[4 + j]
 //! ```
 
-use super::{half, inverse, range, to_half};
+use super::{half, inverse, nearest, range, to_half};
 
 const GROUP: usize = 32;
 const GROUPS: usize = 8;
@@ -47,120 +47,126 @@ pub(super) struct Fit {
 
 /// Quantizes 256 weights to codes `0..=max_code`.
 ///
-/// Each group's best scale and minimum is searched in f32 ([`best_line`]), all are rounded to 6 bits of the
+/// Each group's best scale and minimum is searched in f32 ([`Group::best_line`]), all are rounded to 6 bits of the
 /// block's largest, and around what rounding gives the neighbors are tried, since a scale rounded down goes well
-/// with another minimum. Errors count by [`importance`].
+/// with another minimum.
 pub(super) fn fit(weights: &[f32], max_code: u8) -> Fit {
-    let max_code = f32::from(max_code);
-    let lines: [(f32, f32); GROUPS] =
-        std::array::from_fn(|g| best_line(&weights[g * GROUP..][..GROUP], max_code));
+    let groups: [Group; GROUPS] =
+        std::array::from_fn(|g| Group::new(&weights[g * GROUP..][..GROUP], max_code));
+    let lines = groups.each_ref().map(Group::best_line);
     let largest = |of: fn(&(f32, f32)) -> f32| lines.iter().map(of).fold(0.0, f32::max);
     let (d, dmin) =
         (to_half(largest(|line| line.0) / MAX_SCALE), to_half(largest(|line| line.1) / MAX_SCALE));
-    let (unit, unit_min) = (half(&d), half(&dmin));
+    let units = (half(&d), half(&dmin));
 
     let mut scales = [(0, 0); GROUPS];
     let mut codes = [0; LEN];
     for (g, codes) in codes.chunks_exact_mut(GROUP).enumerate() {
-        let weights = &weights[g * GROUP..][..GROUP];
-        let sc = (lines[g].0 * inverse(unit)).round_ties_even();
-        let mn = (lines[g].1 * inverse(unit_min)).round_ties_even();
-        let (sc, mn) = best_neighbor(weights, max_code, (sc, mn), (unit, unit_min));
+        let (sc, mn) = groups[g].best_pair(lines[g], units);
         scales[g] = (sc as u8, mn as u8);
-        let (per_scale, min) = (inverse(unit * sc), unit_min * mn);
-        for (code, w) in codes.iter_mut().zip(weights) {
-            *code = ((w + min) * per_scale).round_ties_even().clamp(0.0, max_code) as u8;
+        let (per_scale, min) = (inverse(units.0 * sc), units.1 * mn);
+        for (code, &w) in codes.iter_mut().zip(&groups[g].weights) {
+            *code = groups[g].code(w + min, per_scale) as u8;
         }
     }
     Fit { d, dmin, scales: pack(&scales), codes }
 }
 
-/// The best of the nine pairs around `(sc, mn)`, in 0..=63.
-fn best_neighbor(
-    weights: &[f32],
+/// 32 weights, and how much an error at each counts: large weights matter more, but small ones matter.
+struct Group {
+    weights: [f32; GROUP],
+    importance: [f32; GROUP],
     max_code: f32,
-    (sc, mn): (f32, f32),
-    (unit, unit_min): (f32, f32),
-) -> (f32, f32) {
-    let rms = rms(weights);
-    let (mut best, mut least) = ((sc.clamp(0.0, MAX_SCALE), mn.clamp(0.0, MAX_SCALE)), f32::INFINITY);
-    for step in 0..9 {
-        let sc = (sc + (step % 3 - 1) as f32).clamp(0.0, MAX_SCALE);
-        let mn = (mn + (step / 3 - 1) as f32).clamp(0.0, MAX_SCALE);
-        let (scale, min) = (unit * sc, unit_min * mn);
-        let per_scale = inverse(scale);
-        let error: f32 = weights
-            .iter()
-            .map(|&w| {
-                let code = ((w + min) * per_scale).round_ties_even().clamp(0.0, max_code);
-                let off = scale * code - min - w;
-                importance(w, rms) * off * off
-            })
-            .sum();
-        if error < least {
-            (best, least) = ((sc, mn), error);
+}
+
+impl Group {
+    fn new(weights: &[f32], max_code: u8) -> Self {
+        let weights: [f32; GROUP] = std::array::from_fn(|i| weights[i]);
+        let rms = (weights.iter().map(|w| w * w).sum::<f32>() / GROUP as f32).sqrt();
+        Self { weights, importance: weights.map(|w| rms + w.abs()), max_code: max_code.into() }
+    }
+
+    /// The code of a weight that lies `above` the minimum.
+    fn code(&self, above: f32, per_scale: f32) -> f32 {
+        nearest(above * per_scale).clamp(0.0, self.max_code)
+    }
+
+    /// Scale and minimum (>= 0) so that `scale * code - minimum` comes closest to the weights.
+    ///
+    /// Tries scales around the one that spans the weights exactly; the codes that follow from each have a
+    /// least-squares line through them, and the line with the smallest error wins.
+    fn best_line(&self) -> (f32, f32) {
+        let (low, high) = range(&self.weights);
+        let low = low.min(0.0);
+        let span = high - low;
+        if !(span > 0.0 && span.is_finite()) {
+            return (0.0, -low);
         }
-    }
-    best
-}
-
-/// How much an error at weight `w` counts: large weights matter more, but small ones matter.
-fn importance(w: f32, rms: f32) -> f32 {
-    rms + w.abs()
-}
-
-fn rms(weights: &[f32]) -> f32 {
-    (weights.iter().map(|w| w * w).sum::<f32>() / weights.len() as f32).sqrt()
-}
-
-/// Scale and minimum (>= 0) so that `scale * code - minimum` comes closest to the weights.
-///
-/// Tries scales around the one that spans the weights exactly; the codes that follow from each have a
-/// least-squares line through them, and the line with the smallest error wins.
-fn best_line(weights: &[f32], max_code: f32) -> (f32, f32) {
-    let (low, high) = range(weights);
-    let low = low.min(0.0);
-    let span = high - low;
-    if !(span > 0.0 && span.is_finite()) {
-        return (0.0, -low);
-    }
-    let rms = rms(weights);
-    let (mut best, mut least) = ((span / max_code, -low), f32::INFINITY);
-    for step in -10..=10 {
-        let per_scale = (max_code + 0.1 * step as f32) / span;
-        let code = |w: f32| ((w - low) * per_scale).round_ties_even().clamp(0.0, max_code);
-        let (scale, offset) = least_squares(weights.iter().map(|&w| (importance(w, rms), code(w), w)));
-        let error: f32 = weights
-            .iter()
-            .map(|&w| {
-                let off = scale * code(w) + offset - w;
-                importance(w, rms) * off * off
-            })
-            .sum();
-        if scale > 0.0 && error < least {
-            (best, least) = ((scale, -offset), error);
+        let (mut best, mut least) = ((span / self.max_code, -low), f32::INFINITY);
+        for step in -10..=10 {
+            let per_scale = (self.max_code + 0.1 * step as f32) / span;
+            let (scale, offset, error) = self.least_squares(low, per_scale);
+            if scale > 0.0 && error < least {
+                (best, least) = ((scale, -offset), error);
+            }
         }
+        best
     }
-    best
-}
 
-/// The line `scale * code + offset` with the least squared error over `(importance, code, weight)`, among those
-/// with `offset <= 0`.
-fn least_squares(points: impl Iterator<Item = (f32, f32, f32)>) -> (f32, f32) {
-    let (mut n, mut c, mut w, mut cc, mut cw) = (0.0f32, 0.0f32, 0.0f32, 0.0f32, 0.0f32);
-    for (importance, code, weight) in points {
-        n += importance;
-        c += importance * code;
-        w += importance * weight;
-        cc += importance * code * code;
-        cw += importance * code * weight;
-    }
-    let determinant = n * cc - c * c;
-    if determinant > 0.0 {
-        let (scale, offset) = ((n * cw - c * w) / determinant, (cc * w - c * cw) / determinant);
-        if offset <= 0.0 {
-            return (scale, offset);
+    /// The line `scale * code + offset` with the least squared error among those with `offset <= 0`, and that error
+    /// less what all lines have in common. Codes are those of the weights above `low`.
+    fn least_squares(&self, low: f32, per_scale: f32) -> (f32, f32, f32) {
+        let [n, c, w, cc, cw] = self.sum(|weight, importance| {
+            let code = self.code(weight - low, per_scale);
+            let (c, w) = (importance * code, importance * weight);
+            [importance, c, w, c * code, c * weight]
+        });
+        let error = |scale: f32, offset: f32| {
+            scale * (scale * cc + 2.0 * (offset * c - cw)) + offset * (offset * n - 2.0 * w)
+        };
+        let determinant = n * cc - c * c;
+        if determinant > 0.0 {
+            let (scale, offset) = ((n * cw - c * w) / determinant, (cc * w - c * cw) / determinant);
+            if offset <= 0.0 {
+                return (scale, offset, error(scale, offset));
+            }
         }
+        let scale = cw * inverse(cc);
+        (scale, 0.0, error(scale, 0.0))
     }
-    (cw * inverse(cc), 0.0)
+
+    /// The best pair of 6-bit scale and minimum among the nine around what the line rounds to.
+    fn best_pair(&self, line: (f32, f32), units: (f32, f32)) -> (f32, f32) {
+        let (sc, mn) = (nearest(line.0 * inverse(units.0)), nearest(line.1 * inverse(units.1)));
+        let (mut best, mut least) = ((sc.clamp(0.0, MAX_SCALE), mn.clamp(0.0, MAX_SCALE)), f32::INFINITY);
+        for step in 0..9 {
+            let sc = (sc + (step % 3 - 1) as f32).clamp(0.0, MAX_SCALE);
+            let mn = (mn + (step / 3 - 1) as f32).clamp(0.0, MAX_SCALE);
+            let (scale, min) = (units.0 * sc, units.1 * mn);
+            let per_scale = inverse(scale);
+            let [error] = self.sum(|weight, importance| {
+                let off = scale * self.code(weight + min, per_scale) - min - weight;
+                [importance * off * off]
+            });
+            if error < least {
+                (best, least) = ((sc, mn), error);
+            }
+        }
+        best
+    }
+
+    /// Sums over all weights and their importance, in four partial sums that a compiler can keep in one register.
+    fn sum<const N: usize>(&self, terms: impl Fn(f32, f32) -> [f32; N]) -> [f32; N] {
+        const LANES: usize = 4;
+        let mut sums = [[0.0f32; LANES]; N];
+        for (weights, importance) in self.weights.chunks_exact(LANES).zip(self.importance.chunks_exact(LANES))
+        {
+            for lane in 0..LANES {
+                for (sum, term) in sums.iter_mut().zip(terms(weights[lane], importance[lane])) {
+                    sum[lane] += term;
+                }
+            }
+        }
+        sums.map(|lanes| lanes.iter().sum())
+    }
 }

@@ -12,7 +12,7 @@
 //! `isum = sc0 * idot0 + sc1 * idot1` (below 2^24, so exact in f32 too), `idot` over `code - 32`:
 //! `acc = fma(isum as f32, d * x.d[b], acc)`.
 
-use super::{Format, QuantizedRow, each_block, each_block_mut, half, inverse, signed_max, to_half};
+use super::{Format, QuantizedRow, each_block, each_block_mut, half, inverse, nearest, signed_max, to_half};
 
 const LEN: usize = 256;
 const QL: usize = 0;
@@ -77,11 +77,11 @@ fn quantize(weights: &[f32], blocks: &mut [u8]) {
         block[D..].copy_from_slice(&to_half(unit));
         let (unit, per_unit) = (half(&block[D..]), inverse(unit));
         for (j, weights) in weights.chunks_exact(16).enumerate() {
-            let sc = (wanted[j] * per_unit).round_ties_even() as i8;
+            let sc = nearest(wanted[j] * per_unit) as i8;
             block[SCALES + j] = sc as u8;
             let per_scale = inverse(unit * f32::from(sc));
             for (i, w) in weights.iter().enumerate() {
-                let code = ((w * per_scale).round_ties_even().clamp(-32.0, 31.0) as i8 + 32) as u8;
+                let code = (nearest(w * per_scale).clamp(-32.0, 31.0) as i8 + 32) as u8;
                 let (low, low_shift, high, high_shift) = place(16 * j + i);
                 block[low] |= (code & 0x0f) << low_shift;
                 block[high] |= (code >> 4) << high_shift;
@@ -104,7 +104,7 @@ fn best_scale(weights: &[f32]) -> f32 {
         let per_scale = -(32.0 + 0.1 * step as f32) / max;
         let (mut with_weights, mut with_codes) = (0.0f32, 0.0f32);
         for w in weights {
-            let code = (w * per_scale).round_ties_even().clamp(-32.0, 31.0);
+            let code = nearest(w * per_scale).clamp(-32.0, 31.0);
             with_weights += w * w * w * code;
             with_codes += w * w * code * code;
         }

@@ -12,6 +12,7 @@ struct Golden {
     format: &'static Format,
     blocks: &'static [u8],
     weights: Vec<f32>,
+    dot: f32,
 }
 
 fn golden() -> Vec<Golden> {
@@ -23,7 +24,7 @@ fn golden() -> Vec<Golden> {
     };
     let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap()) as usize;
     let mut records = Vec::new();
-    for _ in 0..24 {
+    for _ in 0..24 + 3 * ALL.len() {
         let head = take(2);
         let format = by_name(std::str::from_utf8(take(head[1].into())).unwrap()).unwrap();
         let (count, bytes) = (number(take(4)), number(take(4)));
@@ -31,7 +32,8 @@ fn golden() -> Vec<Golden> {
         let blocks = take(bytes);
         let weights = take(count * format.block_len * 4);
         let weights = weights.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        records.push(Golden { kind: head[0], format, blocks, weights });
+        let dot = if head[0] == b'X' { f32::from_le_bytes(take(4).try_into().unwrap()) } else { f32::NAN };
+        records.push(Golden { kind: head[0], format, blocks, weights, dot });
     }
     assert!(rest.is_empty());
     records
@@ -101,6 +103,21 @@ fn searching_quantizers_are_as_good_as_those_of_llama_cpp() {
         let theirs = error(&record.weights, &dequantized(record.format, record.blocks));
         println!("{}: relative RMSE {ours:.5}, llama.cpp {theirs:.5}", record.format.name);
         assert!(ours < 1.01 * theirs, "{}: {ours} is worse than {theirs}", record.format.name);
+    }
+}
+
+#[test]
+fn every_dot_has_the_bits_of_d1() {
+    let golden = golden();
+    for format in ALL {
+        let rows = golden.iter().filter(|record| record.kind == b'X' && record.format == *format);
+        assert_eq!(rows.clone().count(), 3, "{}", format.name);
+        for record in rows {
+            let (q, d, sums) = activations(&record.weights);
+            let dot =
+                (format.dot)(record.blocks, &QuantizedRow { x: &record.weights, q: &q, d: &d, sums: &sums });
+            assert_eq!(dot.to_bits(), record.dot.to_bits(), "{}: {dot} {}", format.name, record.dot);
+        }
     }
 }
 
@@ -249,21 +266,4 @@ fn activations_at_the_edges() {
     assert_eq!(sums[2], 127);
     x[64] = f32::NAN;
     assert!(activations(&x).1[2].is_nan());
-}
-
-#[test]
-fn dots_follow_the_order_of_d1() {
-    // Terms of 2^24, 1 and 1 per block: only ascending order with one rounding per term gives this sum.
-    let x = [1.0f32; 96];
-    let mut blocks = Vec::new();
-    for (d, q) in [(32768.0, 4), (0.25, 1), (0.25, 1)] {
-        blocks.extend(to_half(d));
-        blocks.extend([q as u8; 1]);
-        blocks.extend([0u8; 31]);
-    }
-    let (q, d, sums) = activations(&x);
-    let got = (Q8_0.dot)(&blocks, &QuantizedRow { x: &x, q: &q, d: &d, sums: &sums });
-    let dx = 1.0f32 / 127.0;
-    let terms = [(508.0f32, 32768.0 * dx), (127.0, 0.25 * dx), (127.0, 0.25 * dx)];
-    assert_eq!(got, terms.iter().fold(0.0f32, |acc, (idot, d)| idot.mul_add(*d, acc)));
 }
