@@ -1,27 +1,229 @@
-//! AMX int8 tiles: detection and, on Linux, the kernel's permission to use them.
+//! AMX: int8 matrix tiles for 16 rows of activations.
+//!
+//! A tile instruction multiplies 16 rows of 32 activation bytes with an unpacked block of a panel, which already has
+//! the order it wants. Every 32-block has its own scales, so the integer sums of each block are stored and the
+//! float steps are those of the vector kernel, lane by lane: the bits are the same.
+//!
+//! Stable Rust has no intrinsics for tiles yet; they are a few lines of inline assembly. Linux grants the tile
+//! state on request, once per process ([`available`]). A thread configures its tiles before use ([`Tiles`]).
 
-/// Whether this process may use int8 tiles; asks the operating system for permission on the first call.
-pub(super) fn available() -> bool {
-    static AVAILABLE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *AVAILABLE.get_or_init(detect)
-}
+use super::tile::Tile;
 
-#[cfg(target_os = "linux")]
-fn detect() -> bool {
-    use std::arch::x86_64::__cpuid_count;
-    const AMX_TILE: u32 = 1 << 24;
-    const AMX_INT8: u32 = 1 << 25;
-    const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-    if __cpuid_count(0, 0).eax < 7 || __cpuid_count(7, 0).edx & (AMX_TILE | AMX_INT8) != AMX_TILE | AMX_INT8 {
-        return false;
+/// Rows of activations that a tile holds.
+pub(crate) const ROWS: usize = 16;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Tiles, available, run};
+
+#[cfg(not(target_arch = "x86_64"))]
+mod elsewhere {
+    use super::Tile;
+
+    /// Nothing to configure.
+    pub(crate) struct Tiles;
+
+    impl Tiles {
+        /// Never called: the instruction set is not available here.
+        pub(crate) unsafe fn configure() -> Self {
+            unreachable!("tiles are for x86-64")
+        }
     }
-    // The call fails on kernels that do not know the tile state, so its success implies support by the system.
-    // SAFETY: the request takes two integers and touches no memory.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
-}
 
-#[cfg(not(target_os = "linux"))]
-fn detect() -> bool {
-    false
+    /// Never called: the instruction set is not available here.
+    pub(crate) unsafe fn run<const HALVES: bool, const MIN: bool>(_tile: &Tile) {
+        unreachable!("tiles are for x86-64")
+    }
+}
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use elsewhere::{Tiles, run};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::{asm, x86_64::*};
+
+    use super::{ROWS, Tile};
+    use crate::kernels::panel::{BLOCK, unpacked};
+
+    /// Whether this process may use int8 tiles; asks the operating system for permission on the first call.
+    pub(crate) fn available() -> bool {
+        static AVAILABLE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+        *AVAILABLE.get_or_init(detect)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn detect() -> bool {
+        const AMX_TILE: u32 = 1 << 24;
+        const AMX_INT8: u32 = 1 << 25;
+        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+        if __cpuid_count(0, 0).eax < 7
+            || __cpuid_count(7, 0).edx & (AMX_TILE | AMX_INT8) != AMX_TILE | AMX_INT8
+        {
+            return false;
+        }
+        // The call fails on kernels that do not know the tile state, so its success implies support by the system.
+        // SAFETY: the request takes two integers and touches no memory.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn detect() -> bool {
+        false
+    }
+
+    /// The shapes of the tile registers, as `ldtilecfg` reads them.
+    #[repr(C, align(64))]
+    struct Shapes {
+        palette: u8,
+        start_row: u8,
+        reserved: [u8; 14],
+        row_bytes: [u16; 16],
+        rows: [u8; 16],
+    }
+
+    /// The calling thread's tiles while it computes; given back when dropped.
+    pub(crate) struct Tiles(());
+
+    impl Tiles {
+        /// Configures the calling thread: tiles 0 and 1 are sums, 2 and 3 activations and weights of a block, 4 and 5
+        /// those of a half block.
+        ///
+        /// # Safety
+        /// [`available`] returned true.
+        pub(crate) unsafe fn configure() -> Self {
+            let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+            row_bytes[..6].copy_from_slice(&[64, 64, 32, 64, 16, 64]);
+            rows[..6].copy_from_slice(&[16, 16, 16, 8, 16, 4]);
+            let shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+            // SAFETY: the processor has tiles, and the operand is a valid 64-byte configuration.
+            unsafe { asm!("ldtilecfg [{0}]", in(reg) &shapes, options(nostack, readonly, preserves_flags)) };
+            Self(())
+        }
+    }
+
+    impl Drop for Tiles {
+        fn drop(&mut self) {
+            // SAFETY: tiles were configured by this thread (the type is not Send: it never leaves `configure`'s scope).
+            unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+        }
+    }
+
+    /// Integer sums of one block: 16 rows of 16, once or once per half.
+    #[repr(C, align(64))]
+    struct Sums([i32; 2 * ROWS * 16]);
+
+    #[inline(always)]
+    unsafe fn multiply<const HALVES: bool>(codes: *const u8, q: *const i8, sums: *mut i32) {
+        // SAFETY: the tiles are configured; 512 bytes of codes and of activations are read, 1 KiB of sums per half is written.
+        unsafe {
+            if HALVES {
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tileloadd tmm4, [{q} + {short}*1]",
+                    "tileloadd tmm5, [{w} + {long}*1]",
+                    "tdpbssd tmm0, tmm4, tmm5",
+                    "tileloadd tmm4, [{q} + {short}*1 + 16]",
+                    "tileloadd tmm5, [{w} + {long}*1 + 256]",
+                    "tdpbssd tmm1, tmm4, tmm5",
+                    "tilestored [{c} + {long}*1], tmm0",
+                    "tilestored [{c} + {long}*1 + 1024], tmm1",
+                    q = in(reg) q, w = in(reg) codes, c = in(reg) sums, short = in(reg) BLOCK, long = in(reg) 64_usize,
+                    out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _,
+                    options(nostack, preserves_flags)
+                );
+            } else {
+                asm!(
+                    "tilezero tmm0",
+                    "tileloadd tmm2, [{q} + {short}*1]",
+                    "tileloadd tmm3, [{w} + {long}*1]",
+                    "tdpbssd tmm0, tmm2, tmm3",
+                    "tilestored [{c} + {long}*1], tmm0",
+                    q = in(reg) q, w = in(reg) codes, c = in(reg) sums, short = in(reg) BLOCK, long = in(reg) 64_usize,
+                    out("tmm0") _, out("tmm2") _, out("tmm3") _,
+                    options(nostack, preserves_flags)
+                );
+            }
+        }
+    }
+
+    /// The float steps of one block for 16 rows.
+    #[inline(always)]
+    unsafe fn accumulate<const HALVES: bool, const MIN: bool>(
+        acc: &mut [__m512; ROWS],
+        sums: *const i32,
+        scales: *const f32,
+        dx: *const f32,
+        x_sums: *const f32,
+    ) {
+        // SAFETY: the caller has AVX-512 and the pointers of one block.
+        unsafe {
+            let zero = _mm512_setzero_ps();
+            let d = _mm512_load_ps(scales);
+            let m = if MIN { _mm512_load_ps(scales.add(16)) } else { zero };
+            let rest = scales.add(16 * (1 + MIN as usize));
+            let half = if HALVES { [_mm512_load_ps(rest), _mm512_load_ps(rest.add(16))] } else { [zero; 2] };
+            let half_min = if HALVES && MIN {
+                [_mm512_load_ps(rest.add(32)), _mm512_load_ps(rest.add(48))]
+            } else {
+                [zero; 2]
+            };
+            for r in 0..ROWS {
+                let dx = _mm512_set1_ps(*dx.add(r));
+                let mut isum = _mm512_cvtepi32_ps(_mm512_load_si512(sums.add(16 * r).cast()));
+                if HALVES {
+                    let second = _mm512_cvtepi32_ps(_mm512_load_si512(sums.add(16 * (ROWS + r)).cast()));
+                    isum = _mm512_fmadd_ps(half[1], second, _mm512_fmadd_ps(half[0], isum, zero));
+                }
+                acc[r] = _mm512_fmadd_ps(isum, _mm512_mul_ps(d, dx), acc[r]);
+                if MIN {
+                    let msum = if HALVES {
+                        let first = _mm512_fmadd_ps(half_min[0], _mm512_set1_ps(*x_sums.add(ROWS + r)), zero);
+                        _mm512_fmadd_ps(half_min[1], _mm512_set1_ps(*x_sums.add(2 * ROWS + r)), first)
+                    } else {
+                        _mm512_set1_ps(*x_sums.add(r))
+                    };
+                    acc[r] = _mm512_fmadd_ps(msum, _mm512_mul_ps(m, dx), acc[r]);
+                }
+            }
+        }
+    }
+
+    /// Products of a plain unpacked panel with 16 rows: the tile unit is one block ahead of the float steps.
+    ///
+    /// # Safety
+    /// The calling thread holds [`Tiles`]; every pointer of the tile covers what its field says for 16 rows, `codes` is
+    /// aligned to 64 bytes.
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    pub(crate) unsafe fn run<const HALVES: bool, const MIN: bool>(t: &Tile) {
+        let stride = const { unpacked::stride(HALVES, MIN) };
+        let mut sums = [const { Sums([0; 2 * ROWS * 16]) }; 2];
+        // SAFETY: blocks below `t.blocks` are covered; the caller has AVX-512 and configured tiles.
+        unsafe {
+            let mut acc = [_mm512_setzero_ps(); ROWS];
+            if !t.first {
+                for r in 0..ROWS {
+                    acc[r] = _mm512_loadu_ps(t.acc.add(16 * r));
+                }
+            }
+            let buffers = [sums[0].0.as_mut_ptr(), sums[1].0.as_mut_ptr()];
+            multiply::<HALVES>(t.codes, t.q, buffers[0]);
+            for b in 0..t.blocks {
+                let codes = t.codes.add(b * stride);
+                if b + 1 < t.blocks {
+                    multiply::<HALVES>(
+                        codes.add(stride),
+                        t.q.add((b + 1) * ROWS * BLOCK),
+                        buffers[(b + 1) % 2],
+                    );
+                }
+                let scales = codes.add(512).cast();
+                let (d, x_sums) = (t.d.add(b * ROWS), t.sums.add(b * 3 * ROWS));
+                accumulate::<HALVES, MIN>(&mut acc, buffers[b % 2], scales, d, x_sums);
+            }
+            for r in 0..ROWS {
+                _mm512_storeu_ps(t.acc.add(16 * r), acc[r]);
+            }
+        }
+    }
 }

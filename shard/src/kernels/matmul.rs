@@ -1,1 +1,405 @@
-//! (module)
+//! Matrix products: activations times the panels of one or several matrices.
+//!
+//! One call rounds the activations once and hands out the panels of all its targets to the threads in one dispatch.
+//! With few rows each panel is decoded in registers on the way (memory bandwidth decides); with many it is
+//! unpacked once into the second-level cache and all groups of activations pass over it, arranged so that a slice
+//! of the panel stays in the first-level cache while activations stream by from the second.
+//!
+//! The bits depend on neither the threads nor the number of rows nor the slices: an output is one chain of float
+//! steps over the columns, wherever it is interrupted (see [`super::tile`]).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::activations::{Activations, Groups, Quantize, View, tile_rows};
+use super::matrix::Kind;
+use super::panel::{BLOCK, FloatKind, Panels, ROWS};
+use super::tile::{FloatTile, Tile};
+use super::{Cpu, Isa, Matrix, amx};
+
+/// One product of a call.
+pub struct Target<'a> {
+    /// The weights.
+    pub matrix: &'a Matrix,
+    /// `[n][matrix.rows()]`, overwritten.
+    pub out: &'a mut [f32],
+}
+
+/// A target as the workers see it.
+#[derive(Clone, Copy)]
+pub(crate) struct Job {
+    matrix: *const Matrix,
+    out: *mut f32,
+    /// Units of work before this job and the panels of each unit.
+    first_unit: usize,
+    unit: usize,
+    starts: *const i32,
+}
+
+// SAFETY: a job is filled and used inside one call of `matmul`, whose borrows outlive it; between calls it is cleared.
+unsafe impl Send for Job {}
+// SAFETY: as above; workers write disjoint parts of `out`.
+unsafe impl Sync for Job {}
+
+/// What all workers of a call share.
+struct Call<'a> {
+    isa: Isa,
+    jobs: &'a [Job],
+    view: View,
+    /// Whether panels are unpacked first, and whether to plain bytes.
+    many: bool,
+    plain: bool,
+    float_groups: Groups,
+    floats: *const f32,
+}
+
+// SAFETY: the pointers are to activations that nobody writes during the dispatch.
+unsafe impl Sync for Call<'_> {}
+
+/// Scratch pointers of the workers.
+struct Work<'a>(&'a mut [super::activations::Buffer]);
+
+/// Bytes of unpacked panels that a unit keeps in the second-level cache.
+const UNIT_BYTES: usize = 512 << 10;
+/// Bytes of activations that stay there beside them.
+const ROWS_BYTES: usize = 640 << 10;
+/// 32-blocks of a panel that stay in the first-level cache.
+const SLICE: usize = 32;
+
+impl Cpu {
+    /// `out[i][j] = matrix row j . x row i` for every target, in the order of profile `d1`.
+    ///
+    /// `x` is `[n][cols]`; all matrices have `cols` columns.
+    ///
+    /// # Panics
+    /// When the lengths do not fit together.
+    pub fn matmul(&self, x: &[f32], n: usize, scratch: &mut Activations, targets: &mut [Target<'_>]) {
+        let Some(cols) = targets.first().map(|target| target.matrix.cols()) else { return };
+        assert_eq!(x.len(), n * cols, "activations are [n][cols]");
+        for target in targets.iter() {
+            assert_eq!(target.matrix.cols(), cols, "targets of one call share their columns");
+            assert_eq!(target.out.len(), n * target.matrix.rows(), "outputs are [n][rows]");
+        }
+        if n == 0 || cols == 0 {
+            return targets.iter_mut().for_each(|target| target.out.fill(0.0));
+        }
+        let isa = self.isa();
+        let groups = Groups::integer(isa, n);
+        let plain = groups.size > tile_rows(isa);
+        let many = plain || groups.count() > 1;
+        let float_groups = Groups::vector(isa, n);
+        let integers = targets.iter().filter_map(|target| match target.matrix.kind() {
+            Kind::Integer(panels) => Some(panels),
+            Kind::Float(_) => None,
+        });
+        let has_integers = integers.clone().next().is_some();
+        let has_floats = targets.iter().any(|target| matches!(target.matrix.kind(), Kind::Float(_)));
+        let factors = integers.map(|panels| factor(isa, panels, plain));
+        let integer_cols = if has_integers { cols } else { 0 };
+        let view = scratch.prepare(groups, integer_cols, factors);
+        let floats = scratch.floats(if has_floats { float_groups.total() } else { 0 }, cols);
+        self.arrange(x, cols, view, scratch.all_starts(), has_floats.then_some((float_groups, floats)));
+
+        let bytes = fill_jobs(scratch, targets, isa, (many, plain), self.pool().threads(), n);
+        scratch.workers(self.pool().threads(), bytes);
+        let units = scratch.jobs.last().map_or(0, |job| job.first_unit + units(job));
+        let Activations { jobs, work, .. } = scratch;
+        let call = Call { isa, jobs, view, many, plain, float_groups, floats };
+        let work = Work(work);
+        let work_start = SendPointer(work.0.as_mut_ptr());
+        let next = AtomicUsize::new(0);
+        self.pool().run(&|worker, _| {
+            let base = &work_start;
+            // SAFETY: each worker has a buffer of its own, and the units it takes are taken by nobody else.
+            unsafe { call.work(&next, units, (*base.0.add(worker)).reserve(0)) };
+        });
+        scratch.jobs.clear();
+    }
+
+    /// Rounds the activations into groups, and copies them for the float formats.
+    fn arrange(
+        &self,
+        x: &[f32],
+        cols: usize,
+        view: View,
+        starts: [(i32, *mut i32); 8],
+        floats: Option<(Groups, *mut f32)>,
+    ) {
+        let (isa, n) = (self.isa(), view.groups.n);
+        let shared = Shared { view, starts, floats };
+        let rows = |first: usize, step: usize| {
+            let Shared { view, starts, floats } = *shared.get();
+            if view.cols > 0 {
+                for row in (first..view.groups.total()).step_by(step) {
+                    let x = if row < n { x[row * cols..].as_ptr() } else { std::ptr::null() };
+                    // SAFETY: the instruction set is available (`Cpu::new`), the row lies in `x`, and its places are its own.
+                    unsafe { isa.dispatch(Quantize { view, starts, x, row }) };
+                }
+            }
+            if let Some((groups, out)) = floats {
+                for row in (first..groups.total()).step_by(step) {
+                    let (group, place) = (row / groups.size, row % groups.size);
+                    let places = groups.places(group);
+                    for k in 0..cols {
+                        let value = if row < n { x[row * cols + k] } else { 0.0 };
+                        // SAFETY: `out` has room for every place of every group.
+                        unsafe { *out.add(group * groups.size * cols + k * places + place) = value };
+                    }
+                }
+            }
+        };
+        if n == 1 {
+            rows(0, 1);
+        } else {
+            self.pool().run(&|worker, workers| rows(worker, workers));
+        }
+    }
+}
+
+/// What [`Cpu::arrange`] gives its workers.
+struct Shared {
+    view: View,
+    starts: [(i32, *mut i32); 8],
+    floats: Option<(Groups, *mut f32)>,
+}
+
+// SAFETY: each worker writes the places of its own rows only.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// Keeps closures from capturing the pointers one by one.
+    fn get(&self) -> &Self {
+        self
+    }
+}
+
+struct SendPointer(*mut super::activations::Buffer);
+// SAFETY: each worker dereferences its own element only.
+unsafe impl Sync for SendPointer {}
+
+/// What the sum of the activations is multiplied with to start an accumulator.
+fn factor(isa: Isa, panels: &Panels, plain: bool) -> i32 {
+    let bias = if matches!(isa, Isa::Avx512 | Isa::Amx) { -128 } else { 0 };
+    if plain || panels.signed { bias } else { -panels.fold }
+}
+
+/// Units of work of a job.
+fn units(job: &Job) -> usize {
+    // SAFETY: the matrix outlives the call that filled the job.
+    unsafe { &*job.matrix }.panels().div_ceil(job.unit)
+}
+
+/// Lists the jobs of a call; returns the scratch memory a worker needs.
+fn fill_jobs(
+    scratch: &mut Activations,
+    targets: &mut [Target<'_>],
+    isa: Isa,
+    (many, plain): (bool, bool),
+    workers: usize,
+    n: usize,
+) -> usize {
+    let (mut first_unit, mut most) = (0, 0);
+    scratch.jobs.clear();
+    for target in targets {
+        let matrix = target.matrix;
+        let fair = (matrix.panels() / (8 * workers)).clamp(1, 8);
+        let (unit, starts, bytes) = match matrix.kind() {
+            Kind::Integer(panels) => {
+                let panel = matrix.cols() / BLOCK * panels.stride;
+                let unit = if many { fair.min((UNIT_BYTES / panel).max(1)) } else { fair };
+                let bytes = if many { unit * panel + row_block(matrix.cols(), n) * ROWS * 4 } else { 0 };
+                (unit, scratch.starts(factor(isa, panels, plain)).cast_const(), bytes)
+            }
+            Kind::Float(_) => (fair.next_multiple_of(2), std::ptr::null(), 8 * ROWS * 4 * 8),
+        };
+        most = most.max(bytes + 64);
+        scratch.jobs.push(Job { matrix, out: target.out.as_mut_ptr(), first_unit, unit, starts });
+        first_unit += matrix.panels().div_ceil(unit);
+    }
+    most
+}
+
+/// Rows of activations that pass over a unit together: a multiple of every group size.
+fn row_block(cols: usize, n: usize) -> usize {
+    let bytes_per_row = cols + cols / BLOCK * 16;
+    (ROWS_BYTES / bytes_per_row / 16 * 16).max(16).min(n.next_multiple_of(16))
+}
+
+impl Call<'_> {
+    /// Takes units until none are left.
+    ///
+    /// # Safety
+    /// `scratch` is this worker's own, as large as [`fill_jobs`] asked for; the pointers of the call are valid.
+    unsafe fn work(&self, next: &AtomicUsize, units: usize, scratch: *mut u8) {
+        // SAFETY: plain bytes are only chosen when tiles are available.
+        let _tiles = self.plain.then(|| unsafe { amx::Tiles::configure() });
+        loop {
+            let unit = next.fetch_add(1, Ordering::Relaxed);
+            if unit >= units {
+                break;
+            }
+            let index = self.jobs.partition_point(|job| job.first_unit <= unit) - 1;
+            let job = &self.jobs[index];
+            // SAFETY: the matrix outlives the call.
+            let matrix = unsafe { &*job.matrix };
+            let first = (unit - job.first_unit) * job.unit;
+            let last = (first + job.unit).min(matrix.panels());
+            // SAFETY: the contract is the caller's; panels first..last are this worker's.
+            unsafe {
+                match matrix.kind() {
+                    Kind::Integer(panels) if self.many => {
+                        self.many_rows(job, matrix, panels, first, last, scratch);
+                    }
+                    Kind::Integer(panels) => self.few_rows(job, matrix, panels, first, last),
+                    Kind::Float(float) => self.floats(job, matrix, float, first, last, scratch),
+                }
+            }
+        }
+    }
+
+    /// The tile of group `g` from 32-block `from` on.
+    unsafe fn tile(&self, job: &Job, g: usize, from: usize, acc: *mut f32) -> Tile {
+        let View { groups, cols, q, d, sums } = self.view;
+        let (blocks, m) = (cols / BLOCK, groups.places(g));
+        let place = g * groups.size * blocks + from * m;
+        // SAFETY: the activations have room for every place and block of every group.
+        unsafe {
+            Tile {
+                codes: std::ptr::null(),
+                scales: std::ptr::null(),
+                blocks: blocks - from,
+                q: q.add(place * BLOCK),
+                d: d.add(place),
+                sums: sums.add(place * 3),
+                starts: job.starts.add(place * 3),
+                acc,
+                first: from == 0,
+            }
+        }
+    }
+
+    /// One group of activations: panels are decoded on the way.
+    unsafe fn few_rows(&self, job: &Job, matrix: &Matrix, panels: &Panels, first: usize, last: usize) {
+        let mut acc = [0.0_f32; 8 * ROWS];
+        for panel in first..last {
+            // SAFETY: a tile of all blocks of the panel and the only group.
+            unsafe {
+                let mut tile = self.tile(job, 0, 0, acc.as_mut_ptr());
+                (tile.codes, tile.scales) = matrix.panel(panel);
+                (panels.packed)(self.isa, &tile, self.view.groups.places(0));
+                store(&acc, job.out, matrix.rows(), panel, 0, self.view.groups.n);
+            }
+        }
+    }
+
+    /// Several groups: panels are unpacked once.
+    unsafe fn many_rows(
+        &self,
+        job: &Job,
+        matrix: &Matrix,
+        panels: &Panels,
+        first: usize,
+        last: usize,
+        scratch: *mut u8,
+    ) {
+        let groups = self.view.groups;
+        let blocks = self.view.cols / BLOCK;
+        let panel_bytes = blocks * panels.stride;
+        let per_block = row_block(self.view.cols, groups.n) / groups.size;
+        // SAFETY: the scratch memory holds a unit of panels and the accumulators of a block of rows; tiles stay inside
+        // the blocks of the panel and of the activations.
+        unsafe {
+            let acc = scratch.add(job.unit * panel_bytes).cast::<f32>();
+            for panel in first..last {
+                let (codes, scales) = matrix.panel(panel);
+                let out = scratch.add((panel - first) * panel_bytes);
+                (panels.unpack)(self.isa, codes, scales, blocks, out, self.plain);
+            }
+            for start in (0..groups.count()).step_by(per_block) {
+                let end = (start + per_block).min(groups.count());
+                for panel in first..last {
+                    let unpacked = scratch.add((panel - first) * panel_bytes).cast_const();
+                    let group_acc = |g: usize| acc.add((g - start) * groups.size * ROWS);
+                    for from in (0..blocks).step_by(SLICE) {
+                        for g in start..end {
+                            let mut tile = self.tile(job, g, from, group_acc(g));
+                            tile.blocks = SLICE.min(blocks - from);
+                            tile.codes = unpacked.add(from * panels.stride);
+                            tile.scales = tile.codes.add(512);
+                            self.run_unpacked(panels, &tile, groups.places(g));
+                        }
+                    }
+                    for g in start..end {
+                        let rows = groups.rows(g);
+                        let acc = std::slice::from_raw_parts(group_acc(g), rows * ROWS);
+                        store(acc, job.out, matrix.rows(), panel, g * groups.size, rows);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs the kernel of an unpacked panel for a group of `m` places.
+    unsafe fn run_unpacked(&self, panels: &Panels, tile: &Tile, m: usize) {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            if m == amx::ROWS {
+                (panels.amx)(tile);
+            } else if self.plain {
+                (panels.plain)(self.isa, tile, m);
+            } else {
+                (panels.unpacked)(self.isa, tile, m);
+            }
+        }
+    }
+
+    /// The float formats, two panels at a time over all groups.
+    unsafe fn floats(
+        &self,
+        job: &Job,
+        matrix: &Matrix,
+        float: &FloatKind,
+        first: usize,
+        last: usize,
+        scratch: *mut u8,
+    ) {
+        let (groups, cols) = (self.float_groups, matrix.cols());
+        let acc = scratch.cast::<f32>();
+        let step = if groups.count() > 1 { 2 } else { 8 };
+        for panel in (first..last).step_by(step) {
+            let count = step.min(last - panel);
+            for g in 0..groups.count() {
+                let m = groups.places(g);
+                // SAFETY: the panels are inside the matrix, the group inside the activations, 8 panels of 8 rows inside the scratch memory.
+                unsafe {
+                    let tile = FloatTile {
+                        weights: matrix.panel(panel).0,
+                        panel_bytes: matrix.panel_bytes(),
+                        panels: count,
+                        cols,
+                        x: self.floats.add(g * groups.size * cols),
+                        acc,
+                    };
+                    (float.tile)(self.isa, &tile, m);
+                    for p in 0..count {
+                        let acc = std::slice::from_raw_parts(acc.add(p * m * ROWS), m * ROWS);
+                        store(acc, job.out, matrix.rows(), panel + p, g * groups.size, groups.rows(g));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Copies `count` rows of 16 results to their places, columns `16 panel..` of rows `first..`.
+///
+/// # Safety
+/// `out` is `[first + count ..][rows]`, and nobody else touches these columns.
+unsafe fn store(acc: &[f32], out: *mut f32, rows: usize, panel: usize, first: usize, count: usize) {
+    let width = ROWS.min(rows - panel * ROWS);
+    for (r, acc) in acc.chunks_exact(ROWS).take(count).enumerate() {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(acc.as_ptr(), out.add((first + r) * rows + panel * ROWS), width);
+        }
+    }
+}

@@ -1,1 +1,181 @@
-//! (module)
+//! Weight matrices in panels, packed once when a model is loaded.
+
+use std::alloc;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::Cpu;
+use super::panel::{self, FloatKind, Panels, ROWS};
+use crate::quant::Format;
+use crate::{Error, Result};
+
+/// Memory of one matrix: aligned to cache lines, or to huge pages when large.
+struct Arena {
+    start: NonNull<u8>,
+    layout: alloc::Layout,
+}
+
+// SAFETY: the memory is owned; it is written only while the matrix is packed and shared read-only afterwards.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+/// From this size on an arena asks for huge pages.
+const LARGE: usize = 4 << 20;
+/// Size of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
+
+impl Arena {
+    /// `bytes` of memory, not initialized.
+    fn new(bytes: usize) -> Result<Self> {
+        let align = if bytes >= LARGE { HUGE_PAGE } else { 64 };
+        let layout = alloc::Layout::from_size_align(bytes.max(64), align)
+            .map_err(|_| Error::invalid("a matrix does not fit the address space"))?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { alloc::alloc(layout) })
+            .ok_or_else(|| Error::invalid(format!("no memory for a matrix of {bytes} bytes")))?;
+        #[cfg(target_os = "linux")]
+        if bytes >= LARGE {
+            // SAFETY: advice about memory just allocated; it changes no content, and failure is harmless.
+            unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+        }
+        Ok(Self { start, layout })
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `new` with this layout.
+        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// How the weights of a matrix lie in its panels.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Integer(&'static Panels),
+    Float(&'static FloatKind),
+}
+
+/// A matrix of `rows` outputs and `cols` inputs in panels of 16 rows.
+pub struct Matrix {
+    format: &'static Format,
+    rows: usize,
+    cols: usize,
+    kind: Kind,
+    /// Bytes of the codes of a panel; its scales follow.
+    code_bytes: usize,
+    panel_bytes: usize,
+    arena: Arena,
+}
+
+impl Matrix {
+    /// Packs `bytes`, which are `rows` rows of `cols` weights in `format`, on all threads of `cpu`.
+    ///
+    /// # Errors
+    /// Invalid when `cols` is no whole number of blocks, when `bytes` has another length, or without memory;
+    /// unsupported when the format has no panels.
+    pub fn pack(cpu: &Cpu, format: &'static Format, rows: usize, cols: usize, bytes: &[u8]) -> Result<Self> {
+        let kind = panel::by_format(format).map(Kind::Integer);
+        let kind = kind
+            .or_else(|| panel::float_by_format(format).map(Kind::Float))
+            .ok_or_else(|| Error::unsupported(format!("a matrix in format {}", format.name)))?;
+        let row_bytes = format
+            .row_bytes(cols)
+            .ok_or_else(|| Error::invalid(format!("{cols} columns are no whole {} blocks", format.name)))?;
+        if row_bytes.checked_mul(rows) != Some(bytes.len()) {
+            return Err(Error::invalid(format!(
+                "{rows} x {cols} in {} is not {} bytes",
+                format.name,
+                bytes.len()
+            )));
+        }
+        let (code_bytes, scale_bytes) = match kind {
+            Kind::Integer(panels) => (panels.bytes)(cols),
+            Kind::Float(float) => ((cols * ROWS * float.bytes).next_multiple_of(64), 0),
+        };
+        let panel_bytes = code_bytes + scale_bytes;
+        let panels = rows.div_ceil(ROWS);
+        let total =
+            panels.checked_mul(panel_bytes).ok_or_else(|| Error::invalid("the matrix is too large"))?;
+        let matrix = Self { format, rows, cols, kind, code_bytes, panel_bytes, arena: Arena::new(total)? };
+        let next = AtomicUsize::new(0);
+        cpu.pool().run(&|_, _| {
+            loop {
+                let panel = next.fetch_add(1, Ordering::Relaxed);
+                if panel >= panels {
+                    break;
+                }
+                // SAFETY: every panel is taken by one worker only and lies inside the arena; it is zeroed before a slice is made of it.
+                let out = unsafe {
+                    let start = matrix.arena.start().add(panel * panel_bytes);
+                    std::ptr::write_bytes(start, 0, panel_bytes);
+                    std::slice::from_raw_parts_mut(start, panel_bytes)
+                };
+                let first = panel * ROWS;
+                let mut sources = [&bytes[..0]; ROWS];
+                let count = ROWS.min(rows - first);
+                for (r, source) in sources[..count].iter_mut().enumerate() {
+                    *source = &bytes[(first + r) * row_bytes..][..row_bytes];
+                }
+                match kind {
+                    Kind::Integer(panels) => (panels.pack)(&sources[..count], cols, out),
+                    Kind::Float(float) => float.pack(&sources[..count], out),
+                }
+            }
+        });
+        Ok(matrix)
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The format the weights came in.
+    pub fn format(&self) -> &'static Format {
+        self.format
+    }
+
+    /// Bytes of memory held.
+    pub fn resident_bytes(&self) -> usize {
+        self.arena.layout.size()
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.rows.div_ceil(ROWS)
+    }
+
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.panel_bytes
+    }
+
+    /// Codes and scales of panel `index`.
+    pub(crate) fn panel(&self, index: usize) -> (*const u8, *const u8) {
+        assert!(index < self.panels());
+        // SAFETY: the panel lies inside the arena.
+        unsafe {
+            let codes = self.arena.start().add(index * self.panel_bytes).cast_const();
+            (codes, codes.add(self.code_bytes))
+        }
+    }
+}
+
+impl std::fmt::Debug for Matrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} x {} in {}", self.rows, self.cols, self.format.name)
+    }
+}

@@ -1,6 +1,6 @@
 //! Inner loops: written once over [`simd::Simd`], the same bits on every instruction set and thread count.
 
-#[cfg(target_arch = "x86_64")]
+mod activations;
 mod amx;
 pub mod attention;
 mod cpu;
@@ -10,8 +10,12 @@ pub mod matrix;
 pub mod panel;
 pub mod simd;
 pub mod threads;
+mod tile;
 pub mod vector;
 
+pub use activations::Activations;
 pub use attention::{AttentionJob, KvPage, KvShape, PAGE, page_len};
 pub use cpu::{Cpu, Isa, Kernel};
+pub use matmul::Target;
+pub use matrix::Matrix;
 pub use vector::Pairing;

@@ -1,0 +1,259 @@
+//! Activations as the tile kernels read them: rounded to int8 and arranged in groups of rows.
+//!
+//! Rows are gathered in groups of `M` (what one tile call takes); inside a group everything lies block after block, so a
+//! pass reads it in order: per 32-block `M` x 32 bytes of `q`, `M` scales, and `M` sums of 32 and of each half. The
+//! last group may be smaller, a power of two, padded with zero rows. [`Activations`] is scratch memory: it grows to the largest use
+//! and is reused, so that computing a token allocates nothing.
+
+use super::panel::BLOCK;
+use super::simd::Simd;
+use super::{Isa, Kernel, amx};
+
+/// How rows are divided into groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Groups {
+    /// Rows in all.
+    pub n: usize,
+    /// Rows of a full group.
+    pub size: usize,
+    /// Places of the last group if it is not full, zero rows included; 0 when all are full.
+    pub tail: usize,
+}
+
+/// Rows that the vector kernel takes at once.
+pub(crate) fn tile_rows(isa: Isa) -> usize {
+    match isa {
+        Isa::Avx512 | Isa::Amx => 8,
+        _ => 4,
+    }
+}
+
+impl Groups {
+    /// Groups of the vector kernel.
+    pub fn vector(isa: Isa, n: usize) -> Self {
+        Self::of(n, tile_rows(isa))
+    }
+
+    /// Groups of the integer kernels: of the tile unit where it pays.
+    pub fn integer(isa: Isa, n: usize) -> Self {
+        if isa == Isa::Amx && n > tile_rows(isa) { Self::of(n, amx::ROWS) } else { Self::vector(isa, n) }
+    }
+
+    fn of(n: usize, size: usize) -> Self {
+        let rest = n % size;
+        Self { n, size, tail: if rest == 0 { 0 } else { rest.next_power_of_two() } }
+    }
+
+    /// Number of groups.
+    pub fn count(&self) -> usize {
+        self.n.div_ceil(self.size)
+    }
+
+    /// Places of group `g`.
+    pub fn places(&self, g: usize) -> usize {
+        if (g + 1) * self.size <= self.n { self.size } else { self.tail }
+    }
+
+    /// Rows of group `g`.
+    pub fn rows(&self, g: usize) -> usize {
+        self.size.min(self.n - g * self.size)
+    }
+
+    /// Places of all groups.
+    pub fn total(&self) -> usize {
+        self.n / self.size * self.size + self.tail
+    }
+}
+
+/// A cache line, so that buffers start on one.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// Memory that only grows, aligned to cache lines and always initialized.
+#[derive(Default)]
+pub(crate) struct Buffer(Vec<Line>);
+
+impl Buffer {
+    /// At least `bytes` bytes; the content is whatever was there, at first zeros.
+    pub fn reserve(&mut self, bytes: usize) -> *mut u8 {
+        let lines = bytes.div_ceil(64);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0; 64]));
+        }
+        self.0.as_mut_ptr().cast()
+    }
+
+    fn bytes(&self) -> usize {
+        self.0.len() * 64
+    }
+}
+
+/// Scratch memory of [`super::Cpu::matmul`].
+#[derive(Default)]
+pub struct Activations {
+    q: Buffer,
+    d: Buffer,
+    sums: Buffer,
+    /// Sums times a factor, for the factors in use.
+    starts: Vec<Buffer>,
+    factors: Vec<i32>,
+    x: Buffer,
+    /// One per worker.
+    pub(crate) work: Vec<Buffer>,
+    pub(crate) jobs: Vec<super::matmul::Job>,
+}
+
+/// Pointers to activations, shared by the workers.
+#[derive(Clone, Copy)]
+pub(crate) struct View {
+    pub groups: Groups,
+    pub cols: usize,
+    pub q: *mut i8,
+    pub d: *mut f32,
+    pub sums: *mut f32,
+}
+
+impl Activations {
+    /// Empty scratch memory.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        let buffers = [&self.q, &self.d, &self.sums, &self.x];
+        buffers.into_iter().chain(&self.starts).chain(&self.work).map(Buffer::bytes).sum()
+    }
+
+    /// Makes room for `groups` of `cols` columns and the given factors.
+    pub(crate) fn prepare(
+        &mut self,
+        groups: Groups,
+        cols: usize,
+        factors: impl Iterator<Item = i32>,
+    ) -> View {
+        let (places, blocks) = (groups.total(), cols / BLOCK);
+        self.factors.clear();
+        for factor in factors {
+            if !self.factors.contains(&factor) {
+                self.factors.push(factor);
+            }
+        }
+        while self.starts.len() < self.factors.len() {
+            self.starts.push(Buffer::default());
+        }
+        for starts in &mut self.starts[..self.factors.len()] {
+            starts.reserve(places * blocks * 12);
+        }
+        View {
+            groups,
+            cols,
+            q: self.q.reserve(places * cols).cast(),
+            d: self.d.reserve(places * blocks * 4).cast(),
+            sums: self.sums.reserve(places * blocks * 12).cast(),
+        }
+    }
+
+    /// The sums times `factor`, one of those that were prepared.
+    pub(crate) fn starts(&mut self, factor: i32) -> *mut i32 {
+        let index = self.factors.iter().position(|&f| f == factor).expect("the factor was prepared");
+        self.starts[index].0.as_mut_ptr().cast()
+    }
+
+    /// The factors in use and their sums.
+    pub(crate) fn all_starts(&mut self) -> [(i32, *mut i32); 8] {
+        let mut all = [(0, std::ptr::null_mut()); 8];
+        for ((all, &factor), starts) in all.iter_mut().zip(&self.factors).zip(&mut self.starts) {
+            *all = (factor, starts.0.as_mut_ptr().cast());
+        }
+        all
+    }
+
+    /// Room for the f32 activations of the float formats.
+    pub(crate) fn floats(&mut self, places: usize, cols: usize) -> *mut f32 {
+        self.x.reserve(places * cols * 4).cast()
+    }
+
+    /// `bytes` of scratch memory for each worker.
+    pub(crate) fn workers(&mut self, workers: usize, bytes: usize) {
+        if self.work.len() < workers {
+            self.work.resize_with(workers, Buffer::default);
+        }
+        for buffer in &mut self.work {
+            buffer.reserve(bytes);
+        }
+    }
+}
+
+/// Rounds one row into its place of its group.
+pub(crate) struct Quantize {
+    pub view: View,
+    pub starts: [(i32, *mut i32); 8],
+    /// `cols` values; null for a place without a row.
+    pub x: *const f32,
+    /// The row's number.
+    pub row: usize,
+}
+
+impl Kernel for Quantize {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Groups { size, .. } = self.view.groups;
+        let (group, place) = (self.row / size, self.row % size);
+        let (m, blocks) = (self.view.groups.places(group), self.view.cols / BLOCK);
+        // SAFETY: the view has room for every place of every group; the caller has the instruction set and a row at `x`.
+        unsafe {
+            let q = self.view.q.add(group * size * self.view.cols);
+            let d = self.view.d.add(group * size * blocks);
+            let sums_at = group * size * blocks * 3;
+            for b in 0..blocks {
+                let q = q.add((b * m + place) * BLOCK);
+                let (scale, halves) = if self.x.is_null() {
+                    std::ptr::write_bytes(q, 0, BLOCK);
+                    (0.0, [0, 0])
+                } else {
+                    quantize_block::<S>(self.x.add(b * BLOCK), q)
+                };
+                *d.add(b * m + place) = scale;
+                let at = sums_at + b * 3 * m + place;
+                let all = [halves[0] + halves[1], halves[0], halves[1]];
+                for (i, &sum) in all.iter().enumerate() {
+                    *self.view.sums.add(at + i * m) = sum as f32;
+                }
+                for &(factor, starts) in &self.starts {
+                    if starts.is_null() {
+                        break;
+                    }
+                    for (i, &sum) in all.iter().enumerate() {
+                        *starts.add(at + i * m) = factor * sum;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// [`crate::quant::quantize_row`] of one block: its scale and the sums of its halves.
+#[inline(always)]
+unsafe fn quantize_block<S: Simd>(x: *const f32, q: *mut i8) -> (f32, [i32; 2]) {
+    // SAFETY: the caller has 32 readable values, 32 writable bytes and the instruction set.
+    unsafe {
+        let (a, b) = (S::load(x), S::load(x.add(16)));
+        let amax = S::max_lane(S::max(S::abs(a), S::abs(b)));
+        // v - v is zero for every finite v and NaN for the others.
+        let finite = S::sum_tree(S::add(S::sub(a, a), S::sub(b, b))) == 0.0;
+        let inverse = 127.0 / amax;
+        if !finite || inverse.is_infinite() {
+            std::ptr::write_bytes(q, 0, BLOCK);
+            return (if finite { 0.0 } else { f32::NAN }, [0, 0]);
+        }
+        let inverse = S::splat(inverse);
+        let (a, b) = (S::round_i32(S::mul(a, inverse)), S::round_i32(S::mul(b, inverse)));
+        S::store_i8(q, a);
+        S::store_i8(q.add(16), b);
+        (amax / 127.0, [S::sum_i32(a), S::sum_i32(b)])
+    }
+}

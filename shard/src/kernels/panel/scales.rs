@@ -1,0 +1,142 @@
+//! Kinds of scales: what stands beside the codes of 16 rows, and how it becomes vectors.
+
+use crate::kernels::simd::Simd;
+
+/// The scales of one 32-block of 16 rows. Fields that the kind does not have are zero and never read.
+#[derive(Clone, Copy)]
+pub struct Scales<S: Simd> {
+    /// Multiplies the integer sum.
+    pub d: S::F,
+    /// Multiplies the sum of the activations (negative where the format subtracts a minimum).
+    pub m: S::F,
+    /// Integer scales of the two halves of 16 columns.
+    pub half: [S::F; 2],
+    /// Integer minima of the two halves.
+    pub half_min: [S::F; 2],
+}
+
+/// One kind of scales.
+pub trait ScaleKind: 'static {
+    /// 32-blocks that share a record.
+    const PER: usize;
+    /// Bytes of a record for 16 rows.
+    const BYTES: usize;
+    /// Whether each half has its own integer scale.
+    const HALVES: bool;
+    /// Whether there are minima.
+    const MIN: bool;
+    /// The scales of block `i` of the record at `from`.
+    ///
+    /// # Safety
+    /// `BYTES` readable bytes; the processor has the instruction set.
+    unsafe fn load<S: Simd>(from: *const u8, i: usize) -> Scales<S>;
+}
+
+/// `d[16]` f16 per block.
+pub struct Single;
+/// `d[16]`, `m[16]` f16 per block.
+pub struct WithMin;
+/// `d[16]`, `-dmin[16]` f16 per eight blocks, then per block `sc[16]`, `mn[16]` u8.
+pub struct Affine;
+/// `d[16]` f16 per eight blocks, then per block `sc[2][16]` i8, one per half.
+pub struct Halves;
+/// `d[16]`, `-dmin[16]` f16 per eight blocks, then per block and half 16 bytes: low nibble `sc`, high nibble `mn`.
+pub struct HalvesMin;
+
+#[inline(always)]
+unsafe fn zero<S: Simd>() -> S::F {
+    // SAFETY: the caller has the instruction set.
+    unsafe { S::splat(0.0) }
+}
+
+impl ScaleKind for Single {
+    const PER: usize = 1;
+    const BYTES: usize = 32;
+    const HALVES: bool = false;
+    const MIN: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, _i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let none = [zero::<S>(); 2];
+            Scales { d: S::load_f16(from.cast()), m: zero::<S>(), half: none, half_min: none }
+        }
+    }
+}
+
+impl ScaleKind for WithMin {
+    const PER: usize = 1;
+    const BYTES: usize = 64;
+    const HALVES: bool = false;
+    const MIN: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, _i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let none = [zero::<S>(); 2];
+            let (d, m) = (S::load_f16(from.cast()), S::load_f16(from.add(32).cast()));
+            Scales { d, m, half: none, half_min: none }
+        }
+    }
+}
+
+impl ScaleKind for Affine {
+    const PER: usize = 8;
+    const BYTES: usize = 64 + 8 * 32;
+    const HALVES: bool = false;
+    const MIN: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let none = [zero::<S>(); 2];
+            let (d, m) = (S::load_f16(from.cast()), S::load_f16(from.add(32).cast()));
+            let sc = S::to_f32(S::load_u8_i32(from.add(64 + 32 * i)));
+            let mn = S::to_f32(S::load_u8_i32(from.add(64 + 32 * i + 16)));
+            Scales { d: S::mul(d, sc), m: S::mul(m, mn), half: none, half_min: none }
+        }
+    }
+}
+
+impl ScaleKind for Halves {
+    const PER: usize = 8;
+    const BYTES: usize = 32 + 8 * 32;
+    const HALVES: bool = true;
+    const MIN: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let sc = from.add(32 + 32 * i).cast();
+            let half = [S::to_f32(S::load_i8_i32(sc)), S::to_f32(S::load_i8_i32(sc.add(16)))];
+            Scales { d: S::load_f16(from.cast()), m: zero::<S>(), half, half_min: [zero::<S>(); 2] }
+        }
+    }
+}
+
+impl ScaleKind for HalvesMin {
+    const PER: usize = 8;
+    const BYTES: usize = 64 + 8 * 32;
+    const HALVES: bool = true;
+    const MIN: bool = true;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let (d, m) = (S::load_f16(from.cast()), S::load_f16(from.add(32).cast()));
+            let both = from.add(64 + 32 * i);
+            // The byte is mn * 16 + sc: the low nibble is what is left of it. All values are small integers, so exact.
+            let all = [S::to_f32(S::load_u8_i32(both)), S::to_f32(S::load_u8_i32(both.add(16)))];
+            let mn = [floor_sixteenth::<S>(all[0]), floor_sixteenth::<S>(all[1])];
+            let half = [S::fma(mn[0], S::splat(-16.0), all[0]), S::fma(mn[1], S::splat(-16.0), all[1])];
+            Scales { d, m, half, half_min: mn }
+        }
+    }
+}
+
+/// `floor(v / 16)` of integers 0..=255: no fraction of sixteenths reaches the next integer when 15/32 is taken off before rounding.
+#[inline(always)]
+unsafe fn floor_sixteenth<S: Simd>(v: S::F) -> S::F {
+    // SAFETY: the contract is the caller's.
+    unsafe { S::to_f32(S::round_i32(S::fma(v, S::splat(1.0 / 16.0), S::splat(-15.0 / 32.0)))) }
+}
