@@ -53,7 +53,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     let base = Shape { vocab: 288, layers: 2, ..synthetic::SHAPES[4].1.clone() };
     let experts = Shape { experts: Some((6, 2)), feed_forward: 256, ..base.clone() };
     let mut random = Random(96);
-    let prompt: Vec<u32> = (0..if arguments.quick { 24 } else { 96 }).map(|_| random.below(288) as u32).collect();
+    let prompt: Vec<u32> =
+        (0..if arguments.quick { 24 } else { 96 }).map(|_| random.below(288) as u32).collect();
     let mut cases: Vec<_> = quant::ALL.iter().map(|&format| (format.name, &base, format)).collect();
     cases.push(("experts", &experts, &quant::Q8_0));
     for (name, shape, format) in cases {

@@ -81,7 +81,9 @@ impl KvCache {
     pub fn reserve(&mut self, positions: usize) -> Result<()> {
         if positions > self.limit {
             let limit = self.limit;
-            return Err(Error::invalid(format!("the context of {limit} positions is full ({positions} wanted)")));
+            return Err(Error::invalid(format!(
+                "the context of {limit} positions is full ({positions} wanted)"
+            )));
         }
         let pages = positions.div_ceil(PAGE);
         for layer in &mut self.layers {
@@ -168,7 +170,8 @@ impl KvCache {
     }
 
     fn check_header(&self, bytes: &[u8]) -> Result<usize> {
-        let number = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).unwrap_or_default() as usize;
+        let number =
+            |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).unwrap_or_default() as usize;
         let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
         if bytes.len() < HEADER || &bytes[..4] != MAGIC {
             return Err(Error::malformed("snapshot: header", "is no SKV1 snapshot"));
@@ -236,7 +239,8 @@ impl PrefixCache {
             common.min(kept.kv.len()).min(tokens.len().saturating_sub(1))
         };
         let best = (0..self.kept.len()).max_by_key(|&i| (shared(&self.kept[i]), i));
-        let Some((index, common)) = best.map(|i| (i, shared(&self.kept[i]))).filter(|&(_, common)| common > 0)
+        let Some((index, common)) =
+            best.map(|i| (i, shared(&self.kept[i]))).filter(|&(_, common)| common > 0)
         else {
             self.misses += 1;
             return None;

@@ -9,7 +9,10 @@
 //! bits of elementary functions between it and the executor.
 //!
 //! Limits: slow by design (a whole model as `f32` in memory, no threads).
-#![allow(clippy::disallowed_methods, reason = "the oracle must not share elementary functions with the kernels")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the oracle must not share elementary functions with the kernels"
+)]
 
 use std::collections::HashMap;
 

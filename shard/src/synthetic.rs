@@ -254,7 +254,9 @@ impl Pool {
         let mut bytes = vec![0; blocks * format.block_bytes];
         let mut pool = match scales(format) {
             Some(_) => {
-                bytes.chunks_mut(8).for_each(|to| to.copy_from_slice(&random.next().to_le_bytes()[..to.len()]));
+                bytes
+                    .chunks_mut(8)
+                    .for_each(|to| to.copy_from_slice(&random.next().to_le_bytes()[..to.len()]));
                 Self { format, bytes, unit: 1.0 }
             }
             None => {

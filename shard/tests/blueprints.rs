@@ -47,7 +47,8 @@ fn each_missing_tensor_is_named() {
     for name in fixtures() {
         let gguf = open(&name);
         for info in gguf.tensors().iter().filter(|info| !info.name.starts_with("blk.1")) {
-            let gone = copy(&gguf, &[], |tensor| if tensor.info.name == info.name { None } else { same(tensor) });
+            let gone =
+                copy(&gguf, &[], |tensor| if tensor.info.name == info.name { None } else { same(tensor) });
             let optional = *info.name == *"output.weight"
                 || *info.name == *"rope_freqs.weight"
                 || (matches!(name.as_str(), "starcoder2" | "glm4") && info.name.ends_with(".bias"));
@@ -66,7 +67,9 @@ fn each_missing_tensor_is_named() {
 #[test]
 fn tensors_without_use_are_named() {
     let gguf = open("qwen2");
-    for added in ["blk.0.attn_sinks.weight", "blk.3.attn_norm.weight", "blk.00.attn_norm.weight", "per_layer.weight"] {
+    for added in
+        ["blk.0.attn_sinks.weight", "blk.3.attn_norm.weight", "blk.00.attn_norm.weight", "per_layer.weight"]
+    {
         let more = copy(&gguf, &[], |tensor| {
             let extra = tensor.info.name.starts_with("output_norm");
             let extra = extra.then(|| Copied { name: added.into(), ..Copied::same(tensor) });
@@ -88,7 +91,10 @@ fn a_shape_that_contradicts_the_metadata_is_named() {
         Some(copied)
     });
     let error = refusal(&bent);
-    assert!(matches!(&error, Error::Malformed { field, .. } if field.contains("blk.1.ffn_down.weight")), "{error}");
+    assert!(
+        matches!(&error, Error::Malformed { field, .. } if field.contains("blk.1.ffn_down.weight")),
+        "{error}"
+    );
     let wide = Some(Value::U32(128));
     refuse_key("llama", "llama.embedding_length", wide, "token_embd.weight");
 }
@@ -127,7 +133,12 @@ fn claims_beyond_the_limits_are_refused() {
     refuse_key("mixtral", "llama.expert_used_count", Some(Value::U32(5)), "expert_used_count");
     refuse_key("mixtral", "llama.expert_used_count", None, "expert_used_count");
     refuse_key("llama_linear", "llama.rope.scaling.factor", Some(Value::F32(-4.0)), "negative");
-    refuse_key("llama_linear", "llama.rope.scaling.type", Some(Value::String("dynamic")), "rope scaling dynamic");
+    refuse_key(
+        "llama_linear",
+        "llama.rope.scaling.type",
+        Some(Value::String("dynamic")),
+        "rope scaling dynamic",
+    );
 }
 
 #[test]

@@ -9,7 +9,9 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Copied, Golden, bytes, copy, fast, fixtures, goldens, norm_error, one_minus_cos, open, tokens, whole};
+use common::{
+    Copied, Golden, bytes, copy, fast, fixtures, goldens, norm_error, one_minus_cos, open, tokens, whole,
+};
 use shard::{
     engine::{Capacity, Workspace, argmax},
     gguf::Gguf,
@@ -154,7 +156,10 @@ fn quantized_fixtures_agree_with_their_dequantized_weights() {
             sharp += usize::from(same < SAME_ROUNDING);
         }
         assert!(compared > 0 || format.block_len > 128, "{format:?} fits no fixture");
-        assert!(2 * sharp > compared || compared == 0, "{format:?}: only {sharp} of {compared} agree with the same rounding");
+        assert!(
+            2 * sharp > compared || compared == 0,
+            "{format:?}: only {sharp} of {compared} agree with the same rounding"
+        );
     }
 }
 

@@ -261,7 +261,14 @@ impl Shard {
         match (&layer.feed_forward, spec) {
             (FeedForwardWeights::Dense(network), FeedForward::Dense(dense)) => {
                 let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch };
-                run_network(cpu, network, dense.activation, (&ws.h[..size], rows), buffers, &mut ws.y[..size]);
+                run_network(
+                    cpu,
+                    network,
+                    dense.activation,
+                    (&ws.h[..size], rows),
+                    buffers,
+                    &mut ws.y[..size],
+                );
             }
             (FeedForwardWeights::Experts(weights), FeedForward::Experts(spec)) => {
                 mix(cpu, weights, spec, ws, rows);
@@ -315,7 +322,9 @@ fn norm(cpu: &Cpu, norm: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]
     let cols = weights.weight.len();
     match norm.kind {
         NormKind::Rms => cpu.rms_norm(x, cols, Some(&weights.weight), norm.eps, out),
-        NormKind::Layer => cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out),
+        NormKind::Layer => {
+            cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out)
+        }
     }
 }
 

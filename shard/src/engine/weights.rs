@@ -72,7 +72,8 @@ impl Network {
 impl LayerWeights {
     /// Bytes of the layer's matrices in memory.
     pub fn resident_bytes(&self) -> usize {
-        let attention: usize = [&self.q, &self.k, &self.v, &self.out].iter().map(|m| m.resident_bytes()).sum();
+        let attention: usize =
+            [&self.q, &self.k, &self.v, &self.out].iter().map(|m| m.resident_bytes()).sum();
         let feed_forward = match &self.feed_forward {
             FeedForwardWeights::Dense(network) => network.resident_bytes(),
             FeedForwardWeights::Experts(experts) => {
@@ -117,11 +118,9 @@ impl Loader<'_> {
         let (q, kv) = (self.blueprint.q_width(), self.blueprint.kv_width());
         let fused = name("attn_qkv");
         let [q, k, v] = match self.gguf.info(&format!("{fused}.weight")) {
-            None => [
-                self.linear(&name("attn_q"))?,
-                self.linear(&name("attn_k"))?,
-                self.linear(&name("attn_v"))?,
-            ],
+            None => {
+                [self.linear(&name("attn_q"))?, self.linear(&name("attn_k"))?, self.linear(&name("attn_v"))?]
+            }
             Some(_) => [
                 self.linear_rows(&fused, 0..q)?,
                 self.linear_rows(&fused, q..q + kv)?,

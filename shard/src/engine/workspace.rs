@@ -40,6 +40,8 @@ pub(super) struct Span {
 }
 
 /// The buffers of forward passes of one shard; holds the results of the last pass.
+///
+/// The kernels' scratch memory inside grows with the first pass of a size; later passes that are no larger allocate nothing.
 pub struct Workspace {
     pub(super) capacity: Capacity,
     pub(super) hidden: usize,
@@ -100,7 +102,7 @@ impl Workspace {
         let hidden = blueprint.hidden;
         let logit_rows = if shard.head.is_some() { logit_rows.min(rows) } else { 0 };
         let buffer = |width: usize| vec![0.0f32; rows * width];
-        let widest = hidden.max(blueprint.q_width()).max(blueprint.widest());
+        shard.cpu.reserve_attention(blueprint.head_dim);
         let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
             .map(|index| {
@@ -143,7 +145,7 @@ impl Workspace {
             up: buffer(blueprint.widest()),
             tables: blueprint.ropes.iter().zip(&used_ropes).map(table).collect(),
             logits: vec![0.0; logit_rows * blueprint.vocab],
-            scratch: Activations::new(rows, widest),
+            scratch: Activations::new(),
             routing,
             jobs: Vec::with_capacity(items),
             spans: Vec::with_capacity(items),

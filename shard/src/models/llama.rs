@@ -20,7 +20,9 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let layers = match reader.size_opt("expert_count", limits::EXPERTS)? {
         None => {
             let dense = Dense { width: sizes.feed_forward, activation: Activation::GatedSilu };
-            layers(sizes.layers, |_| block().gated(Bias::Optional).layer(attention, FeedForward::Dense(dense)))
+            layers(sizes.layers, |_| {
+                block().gated(Bias::Optional).layer(attention, FeedForward::Dense(dense))
+            })
         }
         Some(count) => {
             let experts = Experts {
@@ -31,7 +33,9 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
                 scale: reader.cap("expert_weights_scale")?.unwrap_or(1.0),
                 shared: None,
             };
-            layers(sizes.layers, |_| block().experts(&experts).layer(attention, FeedForward::Experts(experts)))
+            layers(sizes.layers, |_| {
+                block().experts(&experts).layer(attention, FeedForward::Experts(experts))
+            })
         }
     };
     Ok(reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers))

@@ -10,8 +10,8 @@
 //! contradicts the metadata, or a metadata key that would change the numbers but is not read here.
 //! Every count is bounded by [`limits`] before anything is allocated from it.
 
-mod blueprint;
 mod block;
+mod blueprint;
 mod gemma2;
 mod gemma3;
 mod glm4;

@@ -2,9 +2,7 @@
 
 use std::{cell::RefCell, collections::BTreeSet};
 
-use super::{
-    Attention, Blueprint, Head, Layer, Norm, NormKind, Rope, Rule, Scaling, Softmax, limits,
-};
+use super::{Attention, Blueprint, Head, Layer, Norm, NormKind, Rope, Rule, Scaling, Softmax, limits};
 use crate::{
     Error, Result,
     gguf::{Gguf, Metadata},
@@ -171,7 +169,10 @@ impl<'g> Reader<'g> {
         if found.info.dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d)) != Some(len as u64)
             || len % found.format.block_len != 0
         {
-            return Err(Error::malformed(format!("tensor {tensor}: shape"), format!("must hold {len} values")));
+            return Err(Error::malformed(
+                format!("tensor {tensor}: shape"),
+                format!("must hold {len} values"),
+            ));
         }
         let mut values = vec![0.0; len];
         (found.format.dequantize)(found.bytes, &mut values);
@@ -275,7 +276,9 @@ impl<'g> Reader<'g> {
                 beta_slow: f64::from(self.cap("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0)),
             },
             Some("longrope") if short.is_some() => Scaling::None,
-            Some("longrope") => return Err(Error::unsupported("tensor rope_factors_short.weight is missing")),
+            Some("longrope") => {
+                return Err(Error::unsupported("tensor rope_factors_short.weight is missing"));
+            }
             Some(other) => return Err(Error::unsupported(format!("rope scaling {other}"))),
         };
         match (factors, short, long) {

@@ -35,7 +35,8 @@ impl Rule {
 
     /// Whether `dims` of a file are this rule's, trailing ones aside.
     fn accepts(&self, dims: &[u64]) -> bool {
-        let trim = |n: usize, one: &dyn Fn(usize) -> bool| (0..n).rev().find(|&i| !one(i)).map_or(0, |i| i + 1);
+        let trim =
+            |n: usize, one: &dyn Fn(usize) -> bool| (0..n).rev().find(|&i| !one(i)).map_or(0, |i| i + 1);
         let (a, b) = (trim(self.dims.len(), &|i| self.dims[i] == 1), trim(dims.len(), &|i| dims[i] == 1));
         a == b && (0..a).all(|i| self.dims[i] as u64 == dims[i])
     }

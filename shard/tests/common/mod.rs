@@ -6,8 +6,8 @@ use std::{fs, io::Cursor, path::PathBuf, sync::Arc};
 use shard::{
     engine::{Ends, Options, Shard, whole_range},
     gguf::{Gguf, Tensor, Value, Writer},
-    quant::Format,
     kernels::{Cpu, Isa, threads::Pool},
+    quant::Format,
 };
 
 /// Where the models and goldens of all families are.
@@ -86,7 +86,12 @@ pub fn goldens(name: &str) -> Vec<Golden> {
             logits: logits(&golden["logits_offset"]),
             logits_f16kv: logits(&golden["logits_f16kv_offset"]),
             greedy: ids(&golden["greedy"]),
-            margins: golden["margins"].as_array().expect("margins").iter().filter_map(|m| m.as_f64()).collect(),
+            margins: golden["margins"]
+                .as_array()
+                .expect("margins")
+                .iter()
+                .filter_map(|m| m.as_f64())
+                .collect(),
         })
         .collect()
 }
@@ -153,7 +158,10 @@ pub fn copy<Tensors: IntoIterator<Item = Copied>>(
             put(key, &value);
         }
     }
-    metadata.iter().filter_map(|(key, value)| Some((key, value.as_ref()?))).for_each(|(key, value)| put(key, value));
+    metadata
+        .iter()
+        .filter_map(|(key, value)| Some((key, value.as_ref()?)))
+        .for_each(|(key, value)| put(key, value));
     let tensors: Vec<Copied> =
         gguf.tensors().iter().flat_map(|info| tensor(&gguf.require(&info.name).unwrap())).collect();
     for copied in &tensors {
