@@ -7,12 +7,14 @@
 
 mod common;
 
-use std::{io::Cursor, sync::Arc};
+use std::sync::Arc;
 
-use common::{Golden, bytes, fast, fixtures, goldens, norm_error, one_minus_cos, open, tokens, whole};
+use common::{
+    Copied, Golden, bytes, copy, fast, fixtures, goldens, norm_error, one_minus_cos, open, tokens, whole,
+};
 use shard::{
     engine::{Capacity, Workspace, argmax},
-    gguf::{Gguf, Writer},
+    gguf::Gguf,
     quant::{self, Format},
     reference::{Arithmetic, Model},
     synthetic::{self, Shape},
@@ -117,43 +119,22 @@ fn every_format_agrees_with_its_dequantized_weights() {
 /// all, are held to this.
 const SAME_ROUNDING: f64 = 1e-7;
 
-/// A copy of `gguf` with all matrices whose rows are whole blocks in `format`.
+/// A copy of `gguf` with all matrices whose rows are whole blocks in `format`, and how many those are.
 fn quantized(gguf: &Gguf, format: &'static Format, encode: fn(&[f32], &mut [u8])) -> (Arc<Gguf>, usize) {
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata().iter() {
-        use shard::gguf::Value;
-        match value {
-            Value::String(text) => writer.add_str(key, text),
-            Value::U32(number) => writer.add_u32(key, number),
-            Value::F32(number) => writer.add_f32(key, number),
-            Value::Bool(truth) => writer.add_bool(key, truth),
-            _ => &mut writer,
-        };
-    }
-    let changes = |name: &str| {
-        let info = gguf.info(name).unwrap();
-        let matrix = info.dims.len() > 1 && !name.contains("ffn_gate_inp");
-        matrix && info.dims[0] as usize % format.block_len == 0
-    };
-    for info in gguf.tensors() {
-        let old = quant::by_type(info.ggml_type).unwrap();
-        writer.add_tensor_info(&info.name, &info.dims, if changes(&info.name) { format } else { old });
-    }
-    let mut out = writer.start(Cursor::new(Vec::new())).unwrap();
     let mut changed = 0;
-    for info in gguf.tensors() {
-        let tensor = gguf.require(&info.name).unwrap();
-        if changes(&info.name) {
-            let weights = tensor.to_f32();
-            let mut blocks = vec![0; weights.len() / format.block_len * format.block_bytes];
-            encode(&weights, &mut blocks);
-            out.tensor(&blocks).unwrap();
-            changed += 1;
-        } else {
-            out.tensor(tensor.bytes).unwrap();
+    let copy = copy(gguf, &[], |tensor| {
+        let info = tensor.info;
+        let matrix = info.dims.len() > 1 && !info.name.contains("ffn_gate_inp");
+        if !matrix || !tensor.cols().is_multiple_of(format.block_len) {
+            return Some(Copied::same(tensor));
         }
-    }
-    (bytes(out.finish().unwrap().into_inner()), changed)
+        let weights = tensor.to_f32();
+        let mut blocks = vec![0; weights.len() / format.block_len * format.block_bytes];
+        encode(&weights, &mut blocks);
+        changed += 1;
+        Some(Copied { format, bytes: blocks, ..Copied::same(tensor) })
+    });
+    (copy, changed)
 }
 
 #[test]
@@ -174,7 +155,11 @@ fn quantized_fixtures_agree_with_their_dequantized_weights() {
             compared += 1;
             sharp += usize::from(same < SAME_ROUNDING);
         }
-        assert!(2 * sharp > compared, "{format:?}: only {sharp} of {compared} agree with the same rounding");
+        assert!(compared > 0 || format.block_len > 128, "{format:?} fits no fixture");
+        assert!(
+            2 * sharp > compared || compared == 0,
+            "{format:?}: only {sharp} of {compared} agree with the same rounding"
+        );
     }
 }
 

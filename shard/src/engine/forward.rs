@@ -322,7 +322,9 @@ fn norm(cpu: &Cpu, norm: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]
     let cols = weights.weight.len();
     match norm.kind {
         NormKind::Rms => cpu.rms_norm(x, cols, Some(&weights.weight), norm.eps, out),
-        NormKind::Layer => cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out),
+        NormKind::Layer => {
+            cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out)
+        }
     }
 }
 

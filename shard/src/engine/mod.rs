@@ -14,8 +14,8 @@
 //! depends on that row alone (see [`crate::kernels`]); attention runs per item; experts add their outputs to a row in
 //! ascending expert order, whoever else is in the batch. So chunk sizes, batches, thread counts and cuts do not matter.
 //!
-//! All buffers live in a [`Workspace`] made once. A forward pass allocates only the pages that a growing cache needs
-//! (none after [`KvCache::reserve`]).
+//! All buffers live in a [`Workspace`] made once. After a first pass has sized the kernels' scratch memory, a pass allocates
+//! only the pages that a growing cache needs (none after [`KvCache::reserve`]).
 //!
 //! NaN and infinity are refused, coming in and going out: a pass that returns an error has not advanced any session.
 //!

@@ -40,6 +40,8 @@ pub(super) struct Span {
 }
 
 /// The buffers of forward passes of one shard; holds the results of the last pass.
+///
+/// The kernels' scratch memory inside grows with the first pass of a size; later passes that are no larger allocate nothing.
 pub struct Workspace {
     pub(super) capacity: Capacity,
     pub(super) hidden: usize,
@@ -100,6 +102,7 @@ impl Workspace {
         let hidden = blueprint.hidden;
         let logit_rows = if shard.head.is_some() { logit_rows.min(rows) } else { 0 };
         let buffer = |width: usize| vec![0.0f32; rows * width];
+        shard.cpu.reserve_attention(blueprint.head_dim);
         let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
             .map(|index| {

@@ -1,12 +1,13 @@
 //! What the engine tests share: fixtures, goldens, processors, distances.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{fs, io::Cursor, path::PathBuf, sync::Arc};
 
 use shard::{
     engine::{Ends, Options, Shard, whole_range},
-    gguf::Gguf,
+    gguf::{Gguf, Tensor, Value, Writer},
     kernels::{Cpu, Isa, threads::Pool},
+    quant::Format,
 };
 
 /// Where the models and goldens of all families are.
@@ -117,4 +118,56 @@ pub fn tokens(count: usize, vocab: usize, seed: u64) -> Vec<u32> {
 /// The bits of floats, so that comparisons are exact.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// A tensor of a copy of a model.
+pub struct Copied {
+    pub name: String,
+    pub dims: Vec<u64>,
+    pub format: &'static Format,
+    pub bytes: Vec<u8>,
+}
+
+impl Copied {
+    pub fn same(tensor: &Tensor<'_>) -> Self {
+        let (name, dims) = (tensor.info.name.to_string(), tensor.info.dims.to_vec());
+        Self { name, dims, format: tensor.format, bytes: tensor.bytes.to_vec() }
+    }
+}
+
+/// A copy of `gguf` without its tokenizer, with other metadata values (`None` removes the key, unknown keys are added)
+/// and with the tensors that `tensor` makes of its tensors.
+pub fn copy<Tensors: IntoIterator<Item = Copied>>(
+    gguf: &Gguf,
+    metadata: &[(&str, Option<Value<'_>>)],
+    mut tensor: impl FnMut(&Tensor<'_>) -> Tensors,
+) -> Arc<Gguf> {
+    let mut writer = Writer::new();
+    let mut put = |key: &str, value: &Value<'_>| {
+        match value {
+            Value::String(text) => writer.add_str(key, text),
+            Value::U32(number) => writer.add_u32(key, *number),
+            Value::U64(number) => writer.add_u64(key, *number),
+            Value::F32(number) => writer.add_f32(key, *number),
+            Value::Bool(truth) => writer.add_bool(key, *truth),
+            _ => return,
+        };
+    };
+    for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
+        if !metadata.iter().any(|(changed, _)| *changed == key) {
+            put(key, &value);
+        }
+    }
+    metadata
+        .iter()
+        .filter_map(|(key, value)| Some((key, value.as_ref()?)))
+        .for_each(|(key, value)| put(key, value));
+    let tensors: Vec<Copied> =
+        gguf.tensors().iter().flat_map(|info| tensor(&gguf.require(&info.name).unwrap())).collect();
+    for copied in &tensors {
+        writer.add_tensor_info(&copied.name, &copied.dims, copied.format);
+    }
+    let mut out = writer.start(Cursor::new(Vec::new())).unwrap();
+    tensors.iter().for_each(|copied| out.tensor(&copied.bytes).unwrap());
+    bytes(out.finish().unwrap().into_inner())
 }

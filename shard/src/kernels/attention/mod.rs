@@ -102,6 +102,13 @@ thread_local! {
     static SCRATCH: RefCell<Vec<tile::Line>> = const { RefCell::new(Vec::new()) };
 }
 
+fn reserve(scratch: &mut Vec<tile::Line>, dim: usize) {
+    let needed = tile::scratch_lines(dim);
+    if scratch.len() < needed {
+        scratch.resize(needed, tile::Line::default());
+    }
+}
+
 impl Cpu {
     /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`. f32 is rounded to the
     /// nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
@@ -133,6 +140,11 @@ impl Cpu {
             return store(0);
         }
         self.pool().run(&|worker, workers| (worker..count).step_by(workers).for_each(store));
+    }
+
+    /// Makes room in every thread for heads of `head_dim`, so that [`Cpu::attention`] need not.
+    pub fn reserve_attention(&self, head_dim: usize) {
+        self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| reserve(scratch, head_dim)));
     }
 
     /// Computes the attention of all jobs, as the module says. Keys and values of the jobs' own rows must be stored before.
@@ -177,10 +189,7 @@ impl Cpu {
                         here
                     });
                     let task = task.expect("units are counted");
-                    let needed = tile::scratch_lines(task.dim);
-                    if scratch.len() < needed {
-                        scratch.resize(needed, tile::Line::default());
-                    }
+                    reserve(scratch, task.dim);
                     self.run(tile::Unit { task, unit, scratch });
                 }
             });

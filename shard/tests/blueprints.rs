@@ -1,0 +1,208 @@
+//! A file that is not exactly what a family says is refused, by name; metadata can claim nothing absurd.
+
+mod common;
+
+use common::{Copied, copy, fixtures, open};
+use shard::{
+    Error,
+    gguf::{Gguf, Tensor, Value},
+    models::{self, Attention, Blueprint, FeedForward, Scaling},
+    quant,
+};
+
+fn same(tensor: &Tensor<'_>) -> Option<Copied> {
+    Some(Copied::same(tensor))
+}
+
+fn refusal(gguf: &Gguf) -> Error {
+    match Blueprint::from_gguf(gguf) {
+        Ok(_) => panic!("accepted"),
+        Err(error) => error,
+    }
+}
+
+/// `name` with one key changed is refused with an error that contains `what`.
+fn refuse_key(name: &str, key: &str, value: Option<Value<'_>>, what: &str) {
+    let error = refusal(&copy(&open(name), &[(key, value.clone())], same)).to_string();
+    assert!(error.contains(what), "{name} with {key} = {value:?}: {error} should mention {what}");
+}
+
+#[test]
+fn every_family_of_the_table_has_a_fixture() {
+    let seen: Vec<_> =
+        fixtures().iter().map(|name| Blueprint::from_gguf(&open(name)).unwrap().architecture).collect();
+    for architecture in models::ALL {
+        assert!(seen.contains(&architecture.name), "no fixture of {}", architecture.name);
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_named() {
+    let architecture = Some(Value::String("mamba"));
+    refuse_key("llama", "general.architecture", architecture, "not supported: architecture mamba");
+}
+
+#[test]
+fn each_missing_tensor_is_named() {
+    for name in fixtures() {
+        let gguf = open(&name);
+        for info in gguf.tensors().iter().filter(|info| !info.name.starts_with("blk.1")) {
+            let gone =
+                copy(&gguf, &[], |tensor| if tensor.info.name == info.name { None } else { same(tensor) });
+            let optional = *info.name == *"output.weight"
+                || *info.name == *"rope_freqs.weight"
+                || (matches!(name.as_str(), "starcoder2" | "glm4") && info.name.ends_with(".bias"));
+            match Blueprint::from_gguf(&gone) {
+                Ok(_) => assert!(optional && !info.name.contains("norm"), "{name} without {}", info.name),
+                Err(Error::Unsupported { what }) => {
+                    let fused = what.contains("rope_factors") || what.contains("attn_qkv");
+                    assert!(what.contains(&*info.name) || fused, "{name} without {}: {what}", info.name);
+                }
+                Err(other) => panic!("{name} without {}: {other}", info.name),
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_without_use_are_named() {
+    let gguf = open("qwen2");
+    for added in
+        ["blk.0.attn_sinks.weight", "blk.3.attn_norm.weight", "blk.00.attn_norm.weight", "per_layer.weight"]
+    {
+        let more = copy(&gguf, &[], |tensor| {
+            let extra = tensor.info.name.starts_with("output_norm");
+            let extra = extra.then(|| Copied { name: added.into(), ..Copied::same(tensor) });
+            extra.into_iter().chain(same(tensor)).collect::<Vec<_>>()
+        });
+        let error = refusal(&more).to_string();
+        assert_eq!(error, format!("not supported: tensor {added} has no use in this architecture"));
+    }
+}
+
+#[test]
+fn a_shape_that_contradicts_the_metadata_is_named() {
+    let gguf = open("llama");
+    let bent = copy(&gguf, &[], |tensor| {
+        let mut copied = Copied::same(tensor);
+        if copied.name == "blk.1.ffn_down.weight" {
+            copied.dims.reverse();
+        }
+        Some(copied)
+    });
+    let error = refusal(&bent);
+    assert!(
+        matches!(&error, Error::Malformed { field, .. } if field.contains("blk.1.ffn_down.weight")),
+        "{error}"
+    );
+    let wide = Some(Value::U32(128));
+    refuse_key("llama", "llama.embedding_length", wide, "token_embd.weight");
+}
+
+#[test]
+fn claims_beyond_the_limits_are_refused() {
+    let huge = || Some(Value::U32(u32::MAX));
+    let zero = || Some(Value::U32(0));
+    for key in [
+        "block_count",
+        "embedding_length",
+        "feed_forward_length",
+        "context_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+    ] {
+        let key = format!("llama.{key}");
+        refuse_key("mistral", &key, huge(), &key);
+        refuse_key("mistral", &key, Some(Value::U64(u64::MAX)), &key);
+        refuse_key("mistral", &key, Some(Value::String("x")), &key);
+        if !key.ends_with("head_count_kv") && !key.ends_with("key_length") {
+            refuse_key("mistral", &key, zero(), &key);
+            refuse_key("mistral", &key, None, &key);
+        }
+    }
+    refuse_key("mistral", "llama.attention.head_count_kv", Some(Value::U32(3)), "does not divide");
+    refuse_key("mistral", "llama.attention.key_length", Some(Value::U32(31)), "different width");
+    refuse_key("mistral", "llama.rope.dimension_count", Some(Value::U32(34)), "rope.dimension_count");
+    refuse_key("mistral", "llama.rope.dimension_count", Some(Value::U32(3)), "rope.dimension_count");
+    refuse_key("mistral", "llama.rope.freq_base", Some(Value::F32(0.5)), "freq_base");
+    refuse_key("mistral", "llama.rope.freq_base", Some(Value::F32(f32::NAN)), "freq_base");
+    refuse_key("mistral", "llama.attention.layer_norm_rms_epsilon", Some(Value::F32(-1.0)), "epsilon");
+    refuse_key("mistral", "llama.attention.layer_norm_rms_epsilon", None, "epsilon");
+    refuse_key("mixtral", "llama.expert_count", Some(Value::U32(5000)), "expert_count");
+    refuse_key("mixtral", "llama.expert_used_count", Some(Value::U32(5)), "expert_used_count");
+    refuse_key("mixtral", "llama.expert_used_count", None, "expert_used_count");
+    refuse_key("llama_linear", "llama.rope.scaling.factor", Some(Value::F32(-4.0)), "negative");
+    refuse_key(
+        "llama_linear",
+        "llama.rope.scaling.type",
+        Some(Value::String("dynamic")),
+        "rope scaling dynamic",
+    );
+}
+
+#[test]
+fn a_key_that_would_change_the_numbers_but_is_not_read_is_refused() {
+    let float = |value| Some(Value::F32(value));
+    refuse_key("llama", "llama.attn_logit_softcapping", float(50.0), "attn_logit_softcapping");
+    refuse_key("llama", "llama.logit_scale", float(0.25), "logit_scale");
+    refuse_key("qwen2", "qwen2.attention.sliding_window", Some(Value::U32(64)), "sliding_window");
+    refuse_key("qwen2", "qwen2.attention.causal", Some(Value::Bool(false)), "causal");
+    refuse_key("qwen3", "qwen3.expert_count", Some(Value::U32(4)), "expert_count");
+    refuse_key("qwen3moe", "qwen3moe.expert_gating_func", Some(Value::U32(2)), "expert_gating_func");
+    let neutral = [
+        ("qwen2.attention.sliding_window", Some(Value::U32(4096))),
+        ("qwen2.attention.causal", Some(Value::Bool(true))),
+        ("qwen2.logit_scale", float(1.0)),
+        ("qwen2.expert_count", Some(Value::U32(0))),
+    ];
+    Blueprint::from_gguf(&copy(&open("qwen2"), &neutral, same)).unwrap();
+}
+
+#[test]
+fn rope_factors_must_be_positive_and_complete() {
+    let gguf = open("phi3");
+    let broken = copy(&gguf, &[], |tensor| {
+        let mut copied = Copied::same(tensor);
+        if copied.name == "rope_factors_long.weight" {
+            copied.bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+        Some(copied)
+    });
+    assert!(refusal(&broken).to_string().contains("rope_factors_long.weight"));
+    let short = copy(&gguf, &[], |tensor| {
+        let mut copied = Copied::same(tensor);
+        if copied.name == "rope_factors_short.weight" {
+            (copied.dims, copied.format) = (vec![copied.dims[0] - 1], &quant::F32);
+            copied.bytes.truncate(copied.bytes.len() - 4);
+        }
+        Some(copied)
+    });
+    assert!(refusal(&short).to_string().contains("rope_factors_short.weight"));
+}
+
+#[test]
+fn blueprints_say_what_the_families_are() {
+    let read = |name: &str| Blueprint::from_gguf(&open(name)).unwrap();
+    let windows = |name: &str| {
+        let window = |layer: &models::Layer| {
+            let Attention::Softmax(attention) = layer.attention;
+            (attention.window, attention.rope)
+        };
+        read(name).layers.iter().map(window).collect::<Vec<_>>()
+    };
+    let (near, far) = ((Some(24), Some(1)), (None, Some(0)));
+    assert_eq!(windows("gemma3"), [near, near, near, near, near, far, near]);
+    assert_eq!(windows("gemma2"), [(Some(32), Some(0)), far, (Some(32), Some(0)), far]);
+    assert_eq!(windows("mistral"), [far; 3]);
+    assert!(matches!(read("llama3").ropes[0].scaling, Scaling::Factors(_)));
+    assert!(matches!(read("phi3").ropes[0].scaling, Scaling::Long { .. }));
+    assert!(matches!(read("qwen2_yarn").ropes[0].scaling, Scaling::Yarn { factor: 4.0, .. }));
+    let experts = |name: &str| match read(name).layers[0].feed_forward {
+        FeedForward::Experts(experts) => (experts.renormalize, experts.shared),
+        FeedForward::Dense(_) => panic!("{name} has no experts"),
+    };
+    assert_eq!(experts("mixtral"), (true, None));
+    assert_eq!(experts("qwen2moe"), (false, Some(96)));
+    assert_eq!(experts("qwen3moe"), (true, None));
+}
