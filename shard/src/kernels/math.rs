@@ -172,12 +172,12 @@ pub fn exp_f32(x: f32) -> f32 {
 
 /// 1 / (1 + e^-x). Relative error below 2.0e-7 for x >= -87; 0 below -88.37.
 pub fn sigmoid_f32(x: f32) -> f32 {
-    1.0 / (1.0 + exp_f32(x * -1.0))
+    1.0 / (1.0 + exp_f32(-x))
 }
 
 /// x / (1 + e^-x), "swish". Relative error below 2.0e-7 for x >= -87; -0 below -88.37.
 pub fn silu_f32(x: f32) -> f32 {
-    x / (1.0 + exp_f32(x * -1.0))
+    x / (1.0 + exp_f32(-x))
 }
 
 /// GELU in its tanh form, `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, computed as

@@ -211,6 +211,7 @@ unsafe fn scores<S: Simd, K: Source, const R: usize>(
 /// # Safety
 /// The instruction set of `S` is available; values are `stride` apart and hold D vectors; each `p` has `count` values.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "counted loops over registers, unrolled")]
 unsafe fn mix<S: Simd, V: Source, const R: usize, const D: usize>(
     values: *const V::Value,
     stride: usize,
