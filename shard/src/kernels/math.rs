@@ -363,6 +363,9 @@ mod tests {
         }
     }
 
+    /// One function per value.
+    type Plain = fn(f32) -> f32;
+
     /// One function over lanes.
     type Lanes<S> = unsafe fn(<S as Simd>::F) -> <S as Simd>::F;
 
@@ -382,7 +385,7 @@ mod tests {
     /// The instruction set of `S` must be available.
     #[inline(always)]
     unsafe fn check_lanes<S: Simd>() {
-        let table: [(Lanes<S>, fn(f32) -> f32); 5] = [
+        let table: [(Lanes<S>, Plain); 5] = [
             (exp_lanes::<S>, exp_f32),
             (sigmoid_lanes::<S>, sigmoid_f32),
             (silu_lanes::<S>, silu_f32),
