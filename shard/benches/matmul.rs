@@ -1,13 +1,16 @@
 //! Speed of the matrix products and of what limits them. No thresholds: it prints.
 //!
-//! `cargo bench -p shoal-shard --bench matmul -- [--isa NAME] [--threads N] [--format NAME]... [--rows N]... [--seconds S] [--memory MiB]`
+//! `cargo bench -p shoal-shard --bench matmul -- [--isa NAME] [--threads N] [--format NAME]... [--rows N]...
+//! [--seconds S] [--memory MiB] [--cpu-time yes]`
 //!
 //! Matrices of 4096 x 4096, as many in turn as fill `--memory` (1,200 MiB unless told, more than any last-level cache
 //! we know), best pass of `--seconds`. Limits measured first: read bandwidth (sum of a large buffer) and, on x86-64, the peak of
-//! the int8 dot-product instruction, both on all threads.
+//! the int8 dot-product instruction, both on all threads. With `--cpu-time yes` the clock is the processor time of the process
+//! per thread, which means something on a busy machine (one thread only: waiting threads burn time, too).
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
+use std::time::Instant;
 
 use shard::kernels::simd::Simd;
 use shard::kernels::threads::Pool;
@@ -21,8 +24,17 @@ struct Options {
     threads: usize,
     formats: Vec<&'static Format>,
     rows: Vec<usize>,
-    seconds: f64,
+    clock: Clock,
     memory: usize,
+}
+
+/// How to measure.
+#[derive(Clone, Copy)]
+struct Clock {
+    /// Time for one figure.
+    seconds: f64,
+    /// Count processor time instead of the time that passes.
+    cpu_time: bool,
 }
 
 fn options() -> Options {
@@ -31,7 +43,7 @@ fn options() -> Options {
         threads: Pool::physical_cores(),
         formats: Vec::new(),
         rows: Vec::new(),
-        seconds: 1.0,
+        clock: Clock { seconds: 1.0, cpu_time: false },
         memory: 1200,
     };
     let mut args = std::env::args().skip(1);
@@ -47,7 +59,8 @@ fn options() -> Options {
             "--format" => options.formats.push(quant::by_name(&value).expect("a known format")),
             "--rows" => options.rows.push(number()),
             "--memory" => options.memory = number(),
-            "--seconds" => options.seconds = value.parse().expect("seconds"),
+            "--seconds" => options.clock.seconds = value.parse().expect("seconds"),
+            "--cpu-time" => options.clock.cpu_time = value == "yes",
             _ => panic!("unknown option {arg}"),
         }
     }
@@ -60,15 +73,27 @@ fn options() -> Options {
     options
 }
 
+/// Seconds on the clock in use.
+fn now(cpu_time: bool) -> f64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    if !cpu_time {
+        return START.get_or_init(Instant::now).elapsed().as_secs_f64();
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
 /// The shortest of as many runs as fit into `seconds`, at least three.
-fn best(seconds: f64, mut run: impl FnMut()) -> Duration {
-    let start = Instant::now();
-    let mut best = Duration::MAX;
+fn best(clock: Clock, mut run: impl FnMut()) -> f64 {
+    let start = now(clock.cpu_time);
+    let mut best = f64::MAX;
     let mut count = 0;
-    while count < 3 || start.elapsed().as_secs_f64() < seconds {
-        let one = Instant::now();
+    while count < 3 || now(clock.cpu_time) - start < clock.seconds {
+        let one = now(clock.cpu_time);
         run();
-        best = best.min(one.elapsed());
+        best = best.min(now(clock.cpu_time) - one);
         count += 1;
     }
     best
@@ -117,26 +142,26 @@ impl Kernel for Dots {
 }
 
 /// GB/s of reading a large buffer on all threads.
-fn bandwidth(cpu: &Cpu, seconds: f64) -> f64 {
+fn bandwidth(cpu: &Cpu, clock: Clock) -> f64 {
     let values = vec![1.0_f32; 320 << 20];
-    let time = best(seconds, || {
+    let time = best(clock, || {
         cpu.pool().run(&|worker, workers| {
             let share = values.len() / workers;
             black_box(cpu.run(Sum(&values[worker * share..][..share])));
         });
     });
-    (values.len() * 4) as f64 / time.as_secs_f64() / 1e9
+    (values.len() * 4) as f64 / time / 1e9
 }
 
 /// GOP/s (two per product) of the vector dot product on all threads.
-fn peak(cpu: &Cpu, seconds: f64) -> f64 {
+fn peak(cpu: &Cpu, clock: Clock) -> f64 {
     const LOOPS: usize = 1_000_000;
-    let time = best(seconds, || {
+    let time = best(clock, || {
         cpu.pool().run(&|_, _| {
             black_box(cpu.run(Dots(LOOPS)));
         });
     });
-    (LOOPS * 12 * 128 * cpu.pool().threads()) as f64 / time.as_secs_f64() / 1e9
+    (LOOPS * 12 * 128 * cpu.pool().threads()) as f64 / time / 1e9
 }
 
 fn main() {
@@ -144,7 +169,7 @@ fn main() {
     let cpu = Cpu::new(options.isa, Pool::new(options.threads, true));
     cpu.pool().pin_caller();
     println!("{} threads, {}", options.threads, options.isa.name());
-    let (read, dots) = (bandwidth(&cpu, options.seconds), peak(&cpu, options.seconds));
+    let (read, dots) = (bandwidth(&cpu, options.clock), peak(&cpu, options.clock));
     println!("read {read:.1} GB/s; vector int8 dot product {dots:.0} GOP/s");
     println!(
         "{:8} {:>6} {:>9} {:>8} {:>6} {:>9} {:>6}",
@@ -162,14 +187,12 @@ fn main() {
             let mut out = vec![0.0; n * SIZE];
             let mut next = 0;
             let pass = (32 / n).max(1);
-            let time = best(options.seconds, || {
+            let time = best(options.clock, || {
                 for _ in 0..pass {
                     cpu.matmul(&x, n, &mut scratch, &mut [Target { matrix: &matrices[next], out: &mut out }]);
                     next = (next + 1) % matrices.len();
                 }
-            })
-            .as_secs_f64()
-                / pass as f64;
+            }) / pass as f64;
             let (rate, ops) = (packed / time / 1e9, (2 * n * SIZE * SIZE) as f64 / time / 1e9);
             println!(
                 "{:8} {n:6} {:9.1} {rate:8.1} {:6.1} {ops:9.0} {:6.1}",
