@@ -267,7 +267,7 @@ fn failures_name_the_line_and_what_the_template_says() {
 
 #[test]
 fn long_conversations_have_fuel() {
-    let message = |i: usize| serde_json::json!({"role": if i % 2 == 0 { "user" } else { "assistant" }, "content": "word ".repeat(100)});
+    let message = |i: usize| serde_json::json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(100)});
     let messages = Value::from((0..2001).map(message).collect::<Vec<_>>());
     let input = RenderInput {
         messages,

@@ -257,7 +257,7 @@ impl Tokenizer {
 
     /// Never: a vocabulary has tokens.
     pub fn is_empty(&self) -> bool {
-        self.vocabulary.len() == 0
+        self.vocabulary.is_empty()
     }
 
     /// The token that begins a text.

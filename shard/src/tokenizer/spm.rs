@@ -20,6 +20,9 @@ pub struct Spm {
     ranks: Vec<u32>,
     bytes: [Option<u32>; 256],
     unknown: Option<u32>,
+    /// Whether no token reaches over the end of a word, so that words can be merged one by one: the same tokens from
+    /// a heap that stays in the cache.
+    words: bool,
     options: Options,
 }
 
@@ -71,7 +74,11 @@ impl Spm {
                 bytes[usize::from(byte)].get_or_insert(id);
             }
         }
-        Self { index, ranks, bytes, unknown, options }
+        let words = vocabulary
+            .ids(|kind| matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Unused))
+            .filter_map(|id| std::str::from_utf8(vocabulary.text(id)).ok())
+            .all(|text| text.is_empty() || word_end(text) == text.len());
+        Self { index, ranks, bytes, unknown, words, options }
     }
 
     /// Appends the tokens of `text`, which has no special tokens in it. `first` says that it begins the text or
@@ -86,20 +93,31 @@ impl Spm {
     ) {
         let Scratch { text: spelled, merger } = scratch;
         self.spell(text, first, spelled);
+        let mut rest = spelled.as_str();
+        while !rest.is_empty() {
+            let end = if self.words { word_end(rest) } else { rest.len() };
+            let (word, after) = rest.split_at(end);
+            self.encode_word(vocabulary, word, merger, ids);
+            rest = after;
+        }
+    }
+
+    /// Appends the tokens of a text whose neighbors cannot matter to it.
+    fn encode_word(&self, vocabulary: &Vocabulary, word: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
         merger.clear();
         let mut buffer = [0; 4];
-        for c in spelled.chars() {
+        for c in word.chars() {
             let bytes = c.encode_utf8(&mut buffer).as_bytes();
             merger.push(self.index.find(vocabulary, bytes).unwrap_or(NO_TOKEN), bytes.len() as u32);
         }
-        merger.run(&Joins { spm: self, vocabulary, text: spelled.as_bytes() });
+        merger.run(&Joins { spm: self, vocabulary, text: word.as_bytes() });
         for symbol in merger.symbols() {
             if symbol.id != NO_TOKEN {
                 ids.push(symbol.id);
                 continue;
             }
             let start = symbol.start as usize;
-            let bytes = &spelled.as_bytes()[start..start + symbol.len as usize];
+            let bytes = &word.as_bytes()[start..start + symbol.len as usize];
             if bytes.iter().all(|&byte| self.bytes[usize::from(byte)].is_some()) {
                 ids.extend(bytes.iter().filter_map(|&byte| self.bytes[usize::from(byte)]));
             } else {
@@ -124,6 +142,12 @@ impl Spm {
             after_space = space;
         }
     }
+}
+
+/// Where the first word of `text` ends: in front of the first space that follows something else.
+fn word_end(text: &str) -> usize {
+    let begin = text.len() - text.trim_start_matches(SPACE).len();
+    text[begin..].find(SPACE).map_or(text.len(), |at| begin + at)
 }
 
 /// A number that grows as `score` does; every NaN has its place.
@@ -185,6 +209,7 @@ mod tests {
         check(GEMMA, "bab", &["b", "ab"]);
         check(GEMMA, "é", &["<0xC3>", "<0xA9>"]);
         check(GEMMA, "a!", &["a", "<unk>"]);
+        check(LLAMA, "ab  ab a", &["▁ab", "▁", "▁ab", "▁a"]);
         check(LLAMA, "", &[]);
         check(Options { remove_extra_whitespaces: true, ..LLAMA }, "  a   b ", &["▁a", "▁", "b"]);
     }

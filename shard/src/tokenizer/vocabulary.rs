@@ -67,6 +67,11 @@ impl Vocabulary {
         self.ends.len()
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
     fn range(&self, id: u32) -> Option<Range<usize>> {
         let end = *self.ends.get(id as usize)? as usize;
         let start = if id == 0 { 0 } else { self.ends[id as usize - 1] as usize };

@@ -395,7 +395,7 @@ impl Expressions<'_> {
         let every = parts.len() / LIMITED_EACH + 1;
         let call = |index: usize| match parts[index].0.map(|at| self.text(at)) {
             Some("*") => Some(TIMES),
-            Some("+" | "%") if index + 1 == parts.len() || index % every == 0 => Some(LIMIT),
+            Some("+" | "%") if index + 1 == parts.len() || index.is_multiple_of(every) => Some(LIMIT),
             _ => None,
         };
         for name in (0..parts.len()).rev().filter_map(call) {

@@ -23,11 +23,12 @@ use minijinja::{
 
 use crate::{Error, Result, gguf::Metadata};
 
+pub mod date;
 pub mod guard;
 pub mod python;
 
+pub use date::DateTime;
 use python::Budget;
-pub use python::DateTime;
 
 /// The longest prompt a template may print, in bytes; a million tokens of text.
 pub const MAX_OUTPUT_BYTES: usize = 4 << 20;

@@ -12,9 +12,10 @@
 //! sequence overlap and a failed sequence is followed by one that consumes what was looked at, so the number of
 //! characters examined is linear in the text; [`Scan::work`] counts them and a test holds the bound.
 //!
-//! Limits: an unknown name is an error, never a guess. Facts about which name means which expression are those of the
-//! models' `tokenizer.json` and of llama.cpp's table; where the two differ the model's file wins. Classes are of the
-//! Unicode version of [`unicode`].
+//! Limits: an unknown name is an error, never a guess. What a name means is llama.cpp's table, whose names GGUF files
+//! use, with the expressions of the models' own `tokenizer.json` where that table approximates them. (Falcon's
+//! tokenizer also cuts at bytes that look like numerals once spelled as Latin-1; like llama.cpp, this one does not.)
+//! Classes are of the Unicode version of [`unicode`].
 
 use std::ops::Range;
 
