@@ -3,9 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use shard::{
     gguf::Gguf,
-    tokenizer::{Encode, Tokenizer},
+    tokenizer::{Definition, Encode, Tokenizer, vocabulary::Kind},
 };
 
 /// Published vocabularies lie beside the repository, not in it.
@@ -46,5 +47,237 @@ fn published_vocabularies_agree_on_every_string() {
             assert_eq!(tokenizer.decode(&ids), *text, "{name}");
         }
         println!("{name}: {} strings", strings.len());
+    }
+}
+
+fn fixtures() -> Value {
+    serde_json::from_str(include_str!("data/tokenizer/fixtures.json")).unwrap()
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    value.as_array().unwrap().iter().map(|string| string.as_str().unwrap()).collect()
+}
+
+fn ids(value: &str) -> Vec<u32> {
+    value.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// A tokenizer from one of the fixture's vocabularies.
+fn small(vocabulary: &Value, pre: Option<&str>) -> Tokenizer {
+    let numbers = |key: &str| vocabulary[key].as_array().cloned().unwrap_or_default();
+    let definition = Definition {
+        model: vocabulary["model"].as_str().unwrap(),
+        pre,
+        tokens: strings(&vocabulary["tokens"]),
+        kinds: numbers("types").iter().map(|number| Kind::from_number(number.as_i64().unwrap())).collect(),
+        scores: numbers("scores").iter().map(|score| score.as_f64().unwrap() as f32).collect(),
+        merges: vocabulary.get("merges").map(strings).unwrap_or_default(),
+        bos: vocabulary["bos"].as_u64(),
+        eos: vocabulary["eos"].as_u64(),
+        add_space_prefix: vocabulary["add_space_prefix"].as_bool(),
+        remove_extra_whitespaces: vocabulary["remove_extra_whitespaces"].as_bool(),
+        ..Definition::default()
+    };
+    Tokenizer::new(definition).unwrap()
+}
+
+/// Every small tokenizer with its row of expected ids.
+fn each_small(mut check: impl FnMut(&str, &Tokenizer, &Value, &Value)) {
+    let data = fixtures();
+    let shared = &data["bpe"]["shared"];
+    for row in data["bpe"]["rows"].as_array().unwrap() {
+        check(row["name"].as_str().unwrap(), &small(shared, row["pre"].as_str()), row, &data);
+    }
+    for row in data["spm"].as_array().unwrap() {
+        check(row["name"].as_str().unwrap(), &small(row, None), row, &data);
+    }
+}
+
+#[test]
+fn small_vocabularies_agree_on_hard_strings() {
+    let (mut compared, mut wrong) = (0, Vec::new());
+    each_small(|name, tokenizer, row, data| {
+        for (text, expected) in strings(&data["strings"]).iter().zip(row["plain"].as_array().unwrap()) {
+            // Where the references differ from one another there is nothing to compare.
+            let Some(expected) = expected.as_str() else { continue };
+            let got = tokenizer.encode(text, Encode::PLAIN).unwrap();
+            compared += 1;
+            if got != ids(expected) {
+                wrong.push(format!("{name}: {text:?}\n  got      {got:?}\n  expected {:?}", ids(expected)));
+            }
+        }
+    });
+    assert!(compared > 3000, "{compared}");
+    assert!(wrong.is_empty(), "{} of {compared}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn special_text_is_recognized_only_where_asked() {
+    let mut compared = 0;
+    each_small(|name, tokenizer, row, data| {
+        let Some(special) = row.get("special") else { return };
+        for (text, expected) in strings(&data["special_strings"]).iter().zip(strings(special)) {
+            assert_eq!(tokenizer.encode(text, Encode::TEMPLATE).unwrap(), ids(expected), "{name}: {text:?}");
+            let plain = tokenizer.encode(text, Encode::PLAIN).unwrap();
+            assert!(
+                plain.iter().all(|&id| tokenizer.kind(id) != Kind::Control),
+                "{name}: {text:?}: {plain:?}"
+            );
+            compared += 1;
+        }
+    });
+    assert!(compared > 100, "{compared}");
+}
+
+/// What is pushed and what is finished is the lossy text of all bytes, and nothing printed is ever taken back.
+#[test]
+fn streaming_gives_the_whole_text() {
+    each_small(|name, tokenizer, row, data| {
+        let texts = strings(&data["strings"]);
+        for (text, expected) in texts.iter().zip(row["plain"].as_array().unwrap()) {
+            let Some(expected) = expected.as_str() else { continue };
+            let ids = ids(expected);
+            // Cut anywhere: the rest begins in the middle of a character.
+            for start in 0..ids.len().min(4) {
+                let mut stream = tokenizer.stream().continuing();
+                let mut got = String::new();
+                for &id in &ids[start..] {
+                    got.push_str(stream.push(id));
+                }
+                got.push_str(stream.finish());
+                let bytes: Vec<u8> = ids[start..].iter().flat_map(|&id| tokenizer.token_bytes(id)).collect();
+                assert_eq!(got, String::from_utf8_lossy(&bytes), "{name}: {text:?} from {start}");
+            }
+            let exact = !["llama", "gemma", "one-space"].contains(&name)
+                || (name != "one-space" && !text.contains('\u{2581}') && !text.contains("<tool>"));
+            if exact {
+                assert_eq!(tokenizer.decode(&ids), *text, "{name}");
+            }
+        }
+    });
+}
+
+#[test]
+fn unfinished_characters_wait_and_control_tokens_are_silent() {
+    let data = fixtures();
+    let tokenizer = small(&data["bpe"]["shared"], Some("gpt-2"));
+    let ids = tokenizer.encode("\u{10fffe}", Encode::PLAIN).unwrap();
+    assert_eq!(ids.len(), 4, "the vocabulary has no token for this character");
+    let mut stream = tokenizer.stream();
+    assert_eq!(stream.push(ids[0]), "");
+    assert_eq!(stream.push(ids[1]), "");
+    assert_eq!(stream.push(ids[2]), "");
+    assert_eq!(stream.push(ids[3]), "\u{10fffe}");
+    assert_eq!(stream.push(ids[0]), "");
+    assert_eq!(stream.push(tokenizer.bos().unwrap()), "");
+    let a = tokenizer.encode("a", Encode::PLAIN).unwrap()[0];
+    assert_eq!(stream.push(a), "\u{fffd}a");
+    assert_eq!(stream.push(ids[0]), "");
+    assert_eq!(stream.finish(), "\u{fffd}");
+    assert_eq!(stream.finish(), "");
+    let mut shown = tokenizer.stream().show_special(true);
+    assert_eq!(shown.push(tokenizer.bos().unwrap()), "<|begin|>");
+    assert_eq!(tokenizer.decode(&[u32::MAX, a]), "a");
+}
+
+#[test]
+fn ends_follow_the_metadata() {
+    let data = fixtures();
+    let llama = small(&data["spm"][0], None);
+    let hi = llama.encode("hi", Encode::PLAIN).unwrap();
+    let with_bos = [&[1], &hi[..]].concat();
+    assert_eq!(llama.encode("hi", Encode::TEXT).unwrap(), with_bos);
+    assert_eq!(llama.encode_prompt("hi").unwrap(), with_bos);
+    let twice = llama.encode_prompt("<s>hi").unwrap();
+    assert_eq!(twice, with_bos, "the template wrote BOS itself");
+    assert_eq!(llama.decode(&with_bos), "hi");
+    let end = llama.encode("<|end|>", Encode::TEMPLATE).unwrap();
+    assert!(llama.stop_ids().contains(&2) && llama.stop_ids().contains(&end[0]));
+    let gpt2 = small(&data["bpe"]["shared"], Some("gpt-2"));
+    assert!(gpt2.encode("", Encode::TEXT).unwrap().is_empty());
+    let llama3 = small(&data["bpe"]["shared"], Some("llama-bpe"));
+    assert_eq!(llama3.encode("", Encode::TEXT).unwrap(), [llama3.bos().unwrap()]);
+}
+
+#[test]
+fn phi_3_drops_space_behind_special_tokens() {
+    let data = fixtures();
+    let row = &data["spm"][0];
+    let build = |strip_after_special| {
+        let tokens = strings(&row["tokens"]);
+        let kinds = row["types"].as_array().unwrap().iter().map(|n| Kind::from_number(n.as_i64().unwrap()));
+        let scores = row["scores"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap() as f32);
+        let definition = Definition {
+            model: "llama",
+            tokens,
+            kinds: kinds.collect(),
+            scores: scores.collect(),
+            strip_after_special,
+            ..Definition::default()
+        };
+        Tokenizer::new(definition).unwrap()
+    };
+    let (plain, phi3) = (build(false), build(true));
+    let encode = |tokenizer: &Tokenizer, text| tokenizer.encode(text, Encode::TEMPLATE).unwrap();
+    assert_eq!(encode(&phi3, "<|user|>\n hi<|end|>\n"), encode(&plain, "<|user|>hi<|end|>"));
+    assert_eq!(encode(&phi3, "<s> hi"), encode(&plain, "<s> hi"));
+    assert_ne!(encode(&plain, "<|user|>\n hi"), encode(&plain, "<|user|>hi"));
+}
+
+#[test]
+fn misfits_are_refused_by_name() {
+    let refused = |definition: Definition| Tokenizer::new(definition).err().expect("refused").to_string();
+    let base =
+        Definition { model: "gpt2", tokens: vec!["a", "b"], merges: vec!["a b"], ..Definition::default() };
+    for (definition, part) in [
+        (Definition { model: "bert", ..base.clone() }, "bert"),
+        (Definition { pre: Some("nobody-knows"), ..base.clone() }, "nobody-knows"),
+        (Definition { tokens: vec![], ..base.clone() }, "tokenizer.ggml.tokens"),
+        (Definition { merges: vec![], ..base.clone() }, "tokenizer.ggml.merges"),
+        (Definition { merges: vec!["ab"], ..base.clone() }, "merges[0]"),
+        (Definition { kinds: vec![Kind::Normal], ..base.clone() }, "token_type"),
+        (Definition { scores: vec![0.0], ..base.clone() }, "scores"),
+        (
+            Definition { tokens: vec![&"x".repeat(600)], kinds: vec![Kind::Control], ..base.clone() },
+            "token 0",
+        ),
+    ] {
+        let error = refused(definition);
+        assert!(error.contains(part), "{error} should name {part}");
+    }
+    let tokenizer = Tokenizer::new(base).unwrap();
+    let long = "a".repeat(shard::tokenizer::MAX_TEXT_BYTES + 1);
+    assert!(matches!(tokenizer.encode(&long, Encode::PLAIN), Err(shard::Error::Invalid { .. })));
+}
+
+/// Prints what encoding costs; `cargo test --release -- --ignored --nocapture figures`.
+#[test]
+#[ignore = "prints figures, decides nothing"]
+fn figures() {
+    let prose =
+        "The quick brown fox doesn't jump over 13 lazy dogs; größe, 漢字 and 😀 too.\n  ".repeat(13_500);
+    let mut folder: Vec<PathBuf> =
+        std::fs::read_dir(published()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    folder.sort();
+    for path in folder.iter().filter(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
+        let started = std::time::Instant::now();
+        let Ok(tokenizer) = open(path) else { continue };
+        let loaded = started.elapsed();
+        let time = |text: &str| {
+            let started = std::time::Instant::now();
+            let count = tokenizer.encode(text, Encode::PLAIN).unwrap().len();
+            (started.elapsed().as_secs_f64() * 1e3, count)
+        };
+        let (ms, count) = time(&prose[..1 << 20]);
+        println!(
+            "{}: load {loaded:?}, 1 MiB of prose {ms:.0} ms, {count} tokens",
+            path.file_name().unwrap().display()
+        );
+        for unit in ["a", " ", "\n", "ab", "1", "é", "漢", "'s", "😀", "a ", "<|"] {
+            let text = unit.repeat((1 << 20) / unit.len());
+            let (half, _) = time(&text[..text.len() / 24 * 12]);
+            let (full, _) = time(&text);
+            println!("    {unit:?} x 1 MiB: {full:.0} ms, {:.2} of half", full / half);
+        }
     }
 }

@@ -67,7 +67,10 @@ impl Bpe {
             let field = || format!("tokenizer.ggml.merges[{rank}]");
             let space = line.bytes().skip(1).position(|byte| byte == b' ').map(|at| at + 1);
             let Some((left, right)) = space.map(|at| (&line[..at], &line[at + 1..])) else {
-                return Err(Error::malformed(field(), format!("{line:?} is not two texts with a space between")));
+                return Err(Error::malformed(
+                    field(),
+                    format!("{line:?} is not two texts with a space between"),
+                ));
             };
             text.clear();
             unspell(left, &mut text);

@@ -28,8 +28,8 @@ pub mod unicode;
 pub mod vocabulary;
 
 pub use definition::Definition;
-pub use stream::Detokenizer;
 use special::{Fragment, Specials};
+pub use stream::Detokenizer;
 use vocabulary::{Kind, Vocabulary};
 
 /// Longer texts are refused. It is about a million tokens, more than any context holds; the cost of a text this long
@@ -38,9 +38,25 @@ pub const MAX_TEXT_BYTES: usize = 4 << 20;
 
 /// Texts of control tokens that end a turn, whatever the metadata calls them.
 const END_OF_TURN: &[&str] = &[
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
-    "<|end_of_text|>", "<|user|>", "<|observation|>", "</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<turn|>",
-    "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|user|>",
+    "<|observation|>",
+    "</s>",
+    "<eos>",
+    "<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<turn|>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
 ];
 
 /// What to do with the ends of a text and the special tokens in it.

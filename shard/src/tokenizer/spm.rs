@@ -61,12 +61,10 @@ const NO_TOKEN: u32 = u32::MAX;
 impl Spm {
     /// Builds the tables. `scores` has one entry per token, the higher the better; missing ones are 0.
     pub fn new(vocabulary: &Vocabulary, scores: &[f32], unknown: Option<u32>, options: Options) -> Self {
-        let index = Index::new(vocabulary, |kind| {
-            matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Unused)
-        });
-        let ranks = (0..vocabulary.len())
-            .map(|id| !ascending(scores.get(id).copied().unwrap_or(0.0)))
-            .collect();
+        let index =
+            Index::new(vocabulary, |kind| matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Unused));
+        let ranks =
+            (0..vocabulary.len()).map(|id| !ascending(scores.get(id).copied().unwrap_or(0.0))).collect();
         let mut bytes = [None; 256];
         for id in vocabulary.ids(|kind| kind == Kind::Byte) {
             if let Some(byte) = byte_of(vocabulary.text(id)) {
@@ -151,7 +149,17 @@ mod tests {
     fn check(options: Options, text: &str, expected: &[&str]) {
         let mut vocabulary = Vocabulary::with_capacity(300);
         let mut scores = Vec::new();
-        let pieces = [("<unk>", 0.0), ("▁", -9.0), ("a", -8.0), ("b", -7.0), ("ab", -1.0), ("ba", -2.0), ("▁a", -3.0), ("▁ab", -1.5), ("▁▁", -4.0)];
+        let pieces = [
+            ("<unk>", 0.0),
+            ("▁", -9.0),
+            ("a", -8.0),
+            ("b", -7.0),
+            ("ab", -1.0),
+            ("ba", -2.0),
+            ("▁a", -3.0),
+            ("▁ab", -1.5),
+            ("▁▁", -4.0),
+        ];
         for (text, score) in pieces {
             let kind = if text == "<unk>" { Kind::Unknown } else { Kind::Normal };
             vocabulary.push(text.as_bytes(), kind).unwrap();

@@ -1,10 +1,6 @@
 //! The tokens of a model: their bytes, kinds and scores, and the way back from text to token.
 
-use std::{
-    collections::hash_map::RandomState,
-    hash::BuildHasher,
-    ops::Range,
-};
+use std::{collections::hash_map::RandomState, hash::BuildHasher, ops::Range};
 
 use crate::{Error, Result};
 
@@ -148,7 +144,9 @@ mod tests {
     #[test]
     fn text_leads_back_to_the_first_token_that_has_it() {
         let mut vocabulary = Vocabulary::with_capacity(4);
-        for (text, kind) in [("a", Kind::Normal), ("bc", Kind::Normal), ("a", Kind::Normal), ("s", Kind::Control)] {
+        for (text, kind) in
+            [("a", Kind::Normal), ("bc", Kind::Normal), ("a", Kind::Normal), ("s", Kind::Control)]
+        {
             vocabulary.push(text.as_bytes(), kind).unwrap();
         }
         let index = Index::new(&vocabulary, |kind| kind != Kind::Control);

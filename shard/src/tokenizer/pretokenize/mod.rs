@@ -249,7 +249,11 @@ mod tests {
 
     #[test]
     fn families_cut_where_their_expression_does() {
-        check("gpt-2", "Hello  world's 123!\n\n x", &["Hello", " ", " world", "'s", " 123", "!", "\n\n", " x"]);
+        check(
+            "gpt-2",
+            "Hello  world's 123!\n\n x",
+            &["Hello", " ", " world", "'s", " 123", "!", "\n\n", " x"],
+        );
         check("gpt-2", "I'LL", &["I", "'", "LL"]);
         check("llama-bpe", "I'LL 12345\r\n\n  a", &["I", "'LL", " ", "123", "45", "\r\n\n", " ", " a"]);
         check("llama-bpe", "\tfoo(bar)\n", &["\tfoo", "(bar", ")\n"]);
@@ -272,10 +276,27 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_text_and_effort_is_linear() {
-        let texts: Vec<String> = ["a", "A", " ", "\n", " \n", "'", "'s", "1", "1a", "aA", "é\u{301}", "漢", "!", "! ", "\t a", "'S1 \r\n"]
-            .iter()
-            .map(|unit| unit.repeat(4096 / unit.len()))
-            .collect();
+        let texts: Vec<String> = [
+            "a",
+            "A",
+            " ",
+            "\n",
+            " \n",
+            "'",
+            "'s",
+            "1",
+            "1a",
+            "aA",
+            "é\u{301}",
+            "漢",
+            "!",
+            "! ",
+            "\t a",
+            "'S1 \r\n",
+        ]
+        .iter()
+        .map(|unit| unit.repeat(4096 / unit.len()))
+        .collect();
         for row in ALL {
             for text in &texts {
                 let mut scan = Scan::default();
