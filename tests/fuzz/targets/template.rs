@@ -57,7 +57,9 @@ fuzz_target!(|bytes: &[u8]| {
 fn render(template: &Template, messages: Value) {
     let input = RenderInput {
         messages,
-        tools: Some(json!([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}])),
+        tools: Some(
+            json!([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]),
+        ),
         add_generation_prompt: true,
         bos_token: Some("<s>".into()),
         eos_token: Some("</s>".into()),
