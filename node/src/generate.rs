@@ -18,7 +18,10 @@ use shard::{
     kv::KvCache,
     sample::{Logprob, Sampler, SamplingParams},
     stop::StopStrings,
-    tokenizer::{Encode, chat::{DateTime, RenderInput}},
+    tokenizer::{
+        Encode,
+        chat::{DateTime, RenderInput},
+    },
 };
 
 use crate::{Error, Result, model::Model};

@@ -1,5 +1,5 @@
 //! Writes the seed corpus: `cargo run --example seeds` in this folder. Small files, each showing the fuzzer a part
-//! of a format that it would be long in finding.
+//! of a format that it would be long in finding. Inputs that once failed lie beside them as `failed-*`.
 
 use std::{fs, io::Cursor, path::Path};
 

@@ -37,10 +37,16 @@ fn from_model(model: &str) -> Result<(Template, Option<String>, Option<String>)>
     Ok((template, piece(tokenizer.bos()), piece(tokenizer.eos())))
 }
 
-fn render_input(mut input: Map<String, Value>, bos: Option<String>, eos: Option<String>) -> Result<RenderInput> {
+fn render_input(
+    mut input: Map<String, Value>,
+    bos: Option<String>,
+    eos: Option<String>,
+) -> Result<RenderInput> {
     let messages =
         input.shift_remove("messages").ok_or_else(|| Error::usage("the input has no \"messages\""))?;
-    let text = |input: &mut Map<String, Value>, key: &str, otherwise: Option<String>| match input.shift_remove(key) {
+    let text = |input: &mut Map<String, Value>, key: &str, otherwise: Option<String>| match input
+        .shift_remove(key)
+    {
         None | Some(Value::Null) => Ok(otherwise),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(other) => Err(Error::usage(format!("\"{key}\" must be a string, got {other}"))),

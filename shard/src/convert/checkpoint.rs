@@ -141,6 +141,10 @@ fn stored(entry: &Value, file: usize, data: u64, file_len: u64) -> Result<Stored
         Some(&[start, end]) if start <= end => (start, end),
         _ => return Err("it has no data_offsets".into()),
     };
+    // With a 0 among them the others could be of any size, and products of some of them overflow.
+    if shape.contains(&0) {
+        return Err(format!("shape {shape:?} holds nothing"));
+    }
     let bytes = shape.iter().try_fold(dtype.bytes() as u64, |n, &dim| n.checked_mul(dim));
     if bytes != Some(end - start) {
         return Err(format!("shape {shape:?} and offsets {start}..{end} disagree"));
@@ -184,4 +188,22 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         return Err(Error::invalid(format!("{} holds no .safetensors file", folder.display())));
     }
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_shape_of_nothing_is_refused() {
+        let entry =
+            |shape: Value, end: u64| json!({"dtype": "F32", "shape": shape, "data_offsets": [0, end]});
+        assert_eq!(stored(&entry(json!([2, 3]), 24), 0, 8, 32).unwrap().rows(), 2);
+        let huge = 1u64 << 63;
+        let why = stored(&entry(json!([0, huge, huge, huge]), 0), 0, 8, 32).unwrap_err();
+        assert!(why.contains("holds nothing"), "{why}");
+        assert!(stored(&entry(json!([2, 3]), 24), 0, 16, 32).is_err());
+    }
 }

@@ -22,6 +22,11 @@ const FAMILIES: &[(&str, &str)] = &[
     ("glm4", "glm4"),
 ];
 
+/// Largest head accepted: tables are made of its length. Those in use are up to 512.
+const MAX_HEAD_DIM: usize = 1 << 16;
+/// Most experts of a layer accepted: lists are made of their number. Those in use are up to 512.
+const MAX_EXPERTS: usize = 1 << 12;
+
 /// A checkpoint's configuration.
 pub(super) struct Config {
     json: Value,
@@ -51,7 +56,14 @@ impl Config {
                     known.join(", ")
                 ))
             })?;
-        Ok(Self { json, arch, nested })
+        let config = Self { json, arch, nested };
+        if config.experts() > MAX_EXPERTS {
+            return Err(Error::malformed(
+                "config.json: experts",
+                format!("there are more than {MAX_EXPERTS}"),
+            ));
+        }
+        Ok(config)
     }
 
     pub fn arch(&self) -> &'static str {
@@ -73,9 +85,10 @@ impl Config {
     }
 
     pub fn kv_heads(&self) -> Result<usize> {
-        match self.json["num_key_value_heads"].as_u64() {
-            Some(n) => Ok(n as usize),
-            None => self.heads(),
+        if self.json["num_key_value_heads"].is_u64() {
+            self.number("num_key_value_heads")
+        } else {
+            self.heads()
         }
     }
 
@@ -95,10 +108,14 @@ impl Config {
     }
 
     pub fn head_dim(&self) -> Result<usize> {
-        match self.json["head_dim"].as_u64() {
-            Some(n) => Ok(n as usize),
-            None => Ok(self.number("hidden_size")? / self.heads()?.max(1)),
+        let dim = match self.json["head_dim"].as_u64() {
+            Some(n) => n as usize,
+            None => self.number("hidden_size")? / self.heads()?.max(1),
+        };
+        if dim > MAX_HEAD_DIM {
+            return Err(Error::malformed("config.json: head_dim", format!("{dim} is above {MAX_HEAD_DIM}")));
         }
+        Ok(dim)
     }
 
     /// The divisors of the rotary frequencies that GGUF carries as a tensor (llama 3.1 and later, phi 3 long context).
@@ -301,5 +318,33 @@ fn file_type(format: &Format) -> u32 {
         "iq4_nl" => 25,
         "bf16" => 32,
         _ => 1024,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_that_sizes_are_made_of_are_bounded() {
+        let sound = json!({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2});
+        let with = |key: &str, value: Value| {
+            let mut json = sound.clone();
+            json[key] = value;
+            Config::new(json)
+        };
+        assert_eq!(Config::new(sound.clone()).unwrap().head_dim().unwrap(), 4);
+        assert_eq!(with("num_key_value_heads", Value::Null).unwrap().kv_heads().unwrap(), 2);
+        for huge in [json!(4_000_000_000u64), json!(1u64 << 63), json!(u64::MAX)] {
+            let message = |error: Option<Error>| error.map(|error| error.to_string()).unwrap_or_default();
+            let dim = with("head_dim", huge.clone()).unwrap();
+            assert!(message(dim.head_dim().err()).contains("head_dim"), "{huge}");
+            let heads = with("num_key_value_heads", huge.clone()).unwrap();
+            assert!(message(heads.kv_heads().err()).contains("num_key_value_heads"), "{huge}");
+            assert!(message(with("num_experts", huge.clone()).err()).contains("experts"), "{huge}");
+        }
+        assert!(with("hidden_size", json!(2_147_483_646)).unwrap().head_dim().is_err());
     }
 }
