@@ -128,6 +128,8 @@ impl Shape {
         }
         let mut writer = Writer::new();
         writer.add_str("general.architecture", "llama").add_str("general.name", "synthetic");
+        // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
+        writer.add_str("tokenizer.ggml.model", "none").add_u32("llama.vocab_size", self.vocab as u32);
         writer.add_u64("synthetic.seed", seed);
         for (key, value) in [
             ("context_length", self.context),

@@ -53,6 +53,8 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    // Before the probe, whose own memory would count.
+    let peak_rss_mb = peak_rss_bytes().map(|bytes| bytes as f64 / 1e6);
     let read_gb_s = probe::read_bandwidth(&cpu) / 1e9;
     let mut report = report(&runs, &shard, prompt + decode / 2, read_gb_s);
     report["model"] = json!(name);
@@ -65,7 +67,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     report["load_ms"] = json!(load_ms);
     report["build_ms"] = json!(build_ms);
     report["file_bytes"] = json!(gguf.file_len());
-    report["peak_rss_mb"] = json!(peak_rss_bytes().map(|b| b as f64 / 1e6));
+    report["peak_rss_mb"] = json!(peak_rss_mb);
     if args.json { output::json_line(&report) } else { print(&report) }
 }
 

@@ -1,6 +1,6 @@
 """Compares `shoal bench` with llama.cpp on the same file and threads, in turns, and prints the ratios of the medians.
 
-    python tests/compare/llama_cpp.py --shoal target/release/shoal [--rounds 5] [--threads 2] [--formats q4_0 q8_0 q4_k]
+    python tests/compare/compare.py --shoal target/release/shoal [--rounds 5] [--threads 2] [--formats q4_0 q8_0 q4_k]
                                       [--shape llama-1b | --model FILE]
 
 Needs llama-cpp-python (`pip install llama-cpp-python`, built for the processor it runs on). The machine should do nothing
