@@ -14,6 +14,9 @@ use crate::{
     models::{Activation, Attention, FeedForward, Norm, NormKind, Softmax},
 };
 
+/// Rows of a pass from which on the pages of the embedding table are given back after it.
+const MANY_ROWS: usize = 64;
+
 impl Shard {
     /// Computes all rows of all items and advances their caches; results are read from `ws` until the next pass.
     ///
@@ -140,6 +143,10 @@ impl Shard {
                     (table.format.dequantize)(table.row(id as usize), x);
                 }
             }
+        }
+        // Each row read maps a neighborhood of the file; a long prompt would keep a good part of the table in memory.
+        if rows >= MANY_ROWS {
+            embedding.gguf.forget(Embedding::NAME);
         }
         if self.blueprint.embedding_scale != 1.0 {
             self.cpu.scale(&mut ws.x[..rows * hidden], self.blueprint.embedding_scale);

@@ -162,13 +162,14 @@ impl Shard {
         }
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         let loader = weights::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
-        let weights = (layers.start()..layers.end())
-            .map(|index| loader.layer(index as usize))
-            .collect::<Result<Vec<_>>>()?;
+        // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
         let head = match ends.head {
             true => Some(HeadWeights { norm: loader.norm("output_norm")?, matrix: loader.head()? }),
             false => None,
         };
+        let weights = (layers.start()..layers.end())
+            .map(|index| loader.layer(index as usize))
+            .collect::<Result<Vec<_>>>()?;
         let tag = tag(&blueprint, layers, &frequencies, &weights);
         let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
         Ok(Self {
