@@ -7,6 +7,8 @@
 //! Stable Rust has no intrinsics for tiles yet; they are a few lines of inline assembly. Linux grants the tile
 //! state on request, once per process ([`available`]). A thread configures its tiles before use ([`Tiles`]).
 
+#![allow(clippy::needless_range_loop, reason = "a row indexes registers and pointers alike")]
+
 use super::tile::Tile;
 
 /// Rows of activations that a tile holds.
@@ -110,7 +112,7 @@ mod x86 {
 
     /// Integer sums of one block: 16 rows of 16, once or once per half.
     #[repr(C, align(64))]
-    struct Sums(#[expect(dead_code)] [i32; 2 * ROWS * 16]);
+    struct Sums([i32; 2 * ROWS * 16]);
 
     /// One tile product: zeroes `$c`, loads activations and weights, multiplies.
     macro_rules! product {
