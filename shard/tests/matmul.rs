@@ -46,7 +46,7 @@ fn weights(format: &Format, rows: usize, cols: usize, random: &mut Random) -> Ve
                 }
             }
         }
-        if format.name == "q8_0" && random.bits() % 4 == 0 {
+        if format.name == "q8_0" && random.bits().is_multiple_of(4) {
             block[2..].fill(0x80);
         }
     }

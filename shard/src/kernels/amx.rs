@@ -7,6 +7,8 @@
 //! Stable Rust has no intrinsics for tiles yet; they are a few lines of inline assembly. Linux grants the tile
 //! state on request, once per process ([`available`]). A thread configures its tiles before use ([`Tiles`]).
 
+#![allow(clippy::needless_range_loop, reason = "a row indexes registers and pointers alike")]
+
 use super::tile::Tile;
 
 /// Rows of activations that a tile holds.
@@ -24,7 +26,7 @@ mod elsewhere {
 
     impl Tiles {
         /// Never called: the instruction set is not available here.
-        pub(crate) unsafe fn configure() -> Self {
+        pub(crate) unsafe fn configure(_halves: bool) -> Self {
             unreachable!("tiles are for x86-64")
         }
     }
@@ -85,15 +87,15 @@ mod x86 {
     pub(crate) struct Tiles(());
 
     impl Tiles {
-        /// Configures the calling thread: tiles 0 and 1 are sums (6 and 7 those of second halves), 2 and 3 the
-        /// activations and weights of a block, 4 and 5 those of a half.
+        /// Configures the calling thread for whole or half blocks: tiles 0 to 3 are sums, 4 and 6 activations, 5 and 7 weights.
         ///
         /// # Safety
         /// [`available`] returned true.
-        pub(crate) unsafe fn configure() -> Self {
+        pub(crate) unsafe fn configure(halves: bool) -> Self {
             let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-            row_bytes[..8].copy_from_slice(&[64, 64, 32, 64, 16, 64, 64, 64]);
-            rows[..8].copy_from_slice(&[16, 16, 16, 8, 16, 4, 16, 16]);
+            let (bytes, groups) = if halves { (16, 4) } else { (32, 8) };
+            row_bytes[..8].copy_from_slice(&[64, 64, 64, 64, bytes, 64, bytes, 64]);
+            rows[..8].copy_from_slice(&[16, 16, 16, 16, 16, groups, 16, groups]);
             let shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
             // SAFETY: the processor has tiles, and the operand is a valid 64-byte configuration.
             unsafe { asm!("ldtilecfg [{0}]", in(reg) &shapes, options(nostack, readonly, preserves_flags)) };
@@ -110,7 +112,7 @@ mod x86 {
 
     /// Integer sums of one block: 16 rows of 16, once or once per half.
     #[repr(C, align(64))]
-    struct Sums(#[expect(dead_code)] [i32; 2 * ROWS * 16]);
+    struct Sums([i32; 2 * ROWS * 16]);
 
     /// One tile product: zeroes `$c`, loads activations and weights, multiplies.
     macro_rules! product {
@@ -144,15 +146,15 @@ mod x86 {
         // SAFETY: the tiles are configured; 512 bytes of codes and of activations are read.
         unsafe {
             match (HALVES, ODD) {
-                (false, false) => product!("tmm0", "tmm2", "tmm3", q, codes),
-                (false, true) => product!("tmm1", "tmm2", "tmm3", q, codes),
+                (false, false) => product!("tmm0", "tmm4", "tmm5", q, codes),
+                (false, true) => product!("tmm1", "tmm6", "tmm7", q, codes),
                 (true, false) => {
                     product!("tmm0", "tmm4", "tmm5", q, codes);
-                    product!("tmm6", "tmm4", "tmm5", q.add(16), codes.add(256));
+                    product!("tmm2", "tmm6", "tmm7", q.add(16), codes.add(256));
                 }
                 (true, true) => {
                     product!("tmm1", "tmm4", "tmm5", q, codes);
-                    product!("tmm7", "tmm4", "tmm5", q.add(16), codes.add(256));
+                    product!("tmm3", "tmm6", "tmm7", q.add(16), codes.add(256));
                 }
             }
         }
@@ -169,9 +171,9 @@ mod x86 {
                 store!("tmm0", sums);
             }
             if HALVES && ODD {
-                store!("tmm7", sums.add(256));
+                store!("tmm3", sums.add(256));
             } else if HALVES {
-                store!("tmm6", sums.add(256));
+                store!("tmm2", sums.add(256));
             }
         }
     }
@@ -261,7 +263,7 @@ mod x86 {
     /// Products of a plain unpacked panel with 16 rows.
     ///
     /// # Safety
-    /// The calling thread holds [`Tiles`]; every pointer of the tile covers what its field says for 16 rows, `codes` is
+    /// The calling thread holds [`Tiles`] for `HALVES`; every pointer of the tile covers what its field says for 16 rows, `codes` is
     /// aligned to 64 bytes.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(crate) unsafe fn run<const HALVES: bool, const MIN: bool>(t: &Tile) {

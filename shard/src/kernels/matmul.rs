@@ -230,8 +230,6 @@ impl Call<'_> {
     /// # Safety
     /// `scratch` is this worker's own, as large as [`fill_jobs`] asked for; the pointers of the call are valid.
     unsafe fn work(&self, next: &AtomicUsize, units: usize, scratch: *mut u8) {
-        // SAFETY: plain bytes are only chosen when tiles are available.
-        let _tiles = self.plain.then(|| unsafe { amx::Tiles::configure() });
         loop {
             let unit = next.fetch_add(1, Ordering::Relaxed);
             if unit >= units {
@@ -305,6 +303,8 @@ impl Call<'_> {
         let blocks = self.view.cols / BLOCK;
         let panel_bytes = blocks * panels.stride;
         let per_block = row_block(self.view.cols, groups.n) / groups.size;
+        // SAFETY: plain bytes are only chosen when tiles are available.
+        let _tiles = self.plain.then(|| unsafe { amx::Tiles::configure(panels.halves) });
         // SAFETY: the scratch memory holds a unit of panels and the accumulators of a block of rows; tiles stay inside
         // the blocks of the panel and of the activations.
         unsafe {
@@ -399,7 +399,12 @@ unsafe fn store(acc: &[f32], out: *mut f32, rows: usize, panel: usize, first: us
     for (r, acc) in acc.chunks_exact(ROWS).take(count).enumerate() {
         // SAFETY: the contract is the caller's.
         unsafe {
-            std::ptr::copy_nonoverlapping(acc.as_ptr(), out.add((first + r) * rows + panel * ROWS), width);
+            let to = out.add((first + r) * rows + panel * ROWS);
+            if width == ROWS {
+                to.cast::<[f32; ROWS]>().write_unaligned(*acc.as_ptr().cast());
+            } else {
+                std::ptr::copy_nonoverlapping(acc.as_ptr(), to, width);
+            }
         }
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! Activations come in groups of `M` rows, block after block ([`super::activations`]).
 
+#![allow(clippy::needless_range_loop, reason = "a row indexes registers and pointers alike")]
+
 use super::panel::{BLOCK, Dot, Float, Layout, ROWS, Source, unpacked};
 use super::simd::Simd;
 use super::{Isa, Kernel};

@@ -16,6 +16,8 @@ pub(crate) struct Panels {
     pub bytes: fn(cols: usize) -> (usize, usize),
     /// See [`pack`].
     pub pack: fn(rows: &[&[u8]], cols: usize, out: &mut [u8]),
+    /// Whether each half of a block has its own integer scale.
+    pub halves: bool,
     /// As [`Layout::SIGNED`].
     pub signed: bool,
     /// As [`Layout::FOLD`].
@@ -46,6 +48,7 @@ macro_rules! panels {
         Panels {
             bytes: panel_bytes::<$layout>,
             pack: pack::<$layout>,
+            halves: $halves,
             signed: $signed,
             fold: <$layout as Layout>::FOLD,
             stride: unpacked::stride($halves, $min),

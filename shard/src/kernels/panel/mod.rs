@@ -63,6 +63,7 @@ pub trait Layout: 'static {
 ///
 /// # Safety
 /// The methods need the instruction set of `S` and pointers to a whole block.
+#[allow(clippy::missing_safety_doc, reason = "the contract is the same for all methods and stands above")]
 pub trait Source: 'static {
     /// Which byte product the pairs go through.
     const DOT: Dot;

@@ -36,6 +36,7 @@ pub const LANES: usize = 16;
 /// # Safety
 /// The methods are unsafe because they may use instructions the processor lacks: call them only on the path of an
 /// [`super::Isa`] that was detected. Pointers must be readable or writable for the vector's full size; no alignment is needed.
+#[allow(clippy::missing_safety_doc, reason = "the contract is the same for all methods and stands above")]
 pub trait Simd: Copy + 'static {
     /// 16 f32.
     type F: Copy;
