@@ -85,15 +85,15 @@ mod x86 {
     pub(crate) struct Tiles(());
 
     impl Tiles {
-        /// Configures the calling thread: tiles 0 and 1 are sums, 2 and 3 activations and weights of a block, 4 and 5
-        /// those of a half block.
+        /// Configures the calling thread: tiles 0 and 1 are sums (6 and 7 those of second halves), 2 and 3 the
+        /// activations and weights of a block, 4 and 5 those of a half.
         ///
         /// # Safety
         /// [`available`] returned true.
         pub(crate) unsafe fn configure() -> Self {
             let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-            row_bytes[..6].copy_from_slice(&[64, 64, 32, 64, 16, 64]);
-            rows[..6].copy_from_slice(&[16, 16, 16, 8, 16, 4]);
+            row_bytes[..8].copy_from_slice(&[64, 64, 32, 64, 16, 64, 64, 64]);
+            rows[..8].copy_from_slice(&[16, 16, 16, 8, 16, 4, 16, 16]);
             let shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
             // SAFETY: the processor has tiles, and the operand is a valid 64-byte configuration.
             unsafe { asm!("ldtilecfg [{0}]", in(reg) &shapes, options(nostack, readonly, preserves_flags)) };
@@ -110,39 +110,68 @@ mod x86 {
 
     /// Integer sums of one block: 16 rows of 16, once or once per half.
     #[repr(C, align(64))]
-    struct Sums([i32; 2 * ROWS * 16]);
+    struct Sums(#[expect(dead_code)] [i32; 2 * ROWS * 16]);
 
+    /// One tile product: zeroes `$c`, loads activations and weights, multiplies.
+    macro_rules! product {
+        ($c:tt, $a:tt, $b:tt, $q:expr, $codes:expr) => {
+            asm!(
+                concat!("tilezero ", $c),
+                concat!("tileloadd ", $a, ", [{q} + {short}*1]"),
+                concat!("tileloadd ", $b, ", [{w} + {long}*1]"),
+                concat!("tdpbssd ", $c, ", ", $a, ", ", $b),
+                q = in(reg) $q, w = in(reg) $codes, short = in(reg) BLOCK, long = in(reg) 64_usize,
+                out($c) _, out($a) _, out($b) _,
+                options(nostack, preserves_flags, readonly)
+            )
+        };
+    }
+
+    /// Stores a tile of sums.
+    macro_rules! store {
+        ($c:tt, $to:expr) => {
+            asm!(
+                concat!("tilestored [{to} + {long}*1], ", $c),
+                to = in(reg) $to, long = in(reg) 64_usize,
+                options(nostack, preserves_flags)
+            )
+        };
+    }
+
+    /// Starts the products of a block in the tiles of even or odd blocks.
     #[inline(always)]
-    unsafe fn multiply<const HALVES: bool>(codes: *const u8, q: *const i8, sums: *mut i32) {
-        // SAFETY: the tiles are configured; 512 bytes of codes and of activations are read, 1 KiB of sums per half is written.
+    unsafe fn multiply<const HALVES: bool, const ODD: bool>(codes: *const u8, q: *const i8) {
+        // SAFETY: the tiles are configured; 512 bytes of codes and of activations are read.
         unsafe {
-            if HALVES {
-                asm!(
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tileloadd tmm4, [{q} + {short}*1]",
-                    "tileloadd tmm5, [{w} + {long}*1]",
-                    "tdpbssd tmm0, tmm4, tmm5",
-                    "tileloadd tmm4, [{q} + {short}*1 + 16]",
-                    "tileloadd tmm5, [{w} + {long}*1 + 256]",
-                    "tdpbssd tmm1, tmm4, tmm5",
-                    "tilestored [{c} + {long}*1], tmm0",
-                    "tilestored [{c} + {long}*1 + 1024], tmm1",
-                    q = in(reg) q, w = in(reg) codes, c = in(reg) sums, short = in(reg) BLOCK, long = in(reg) 64_usize,
-                    out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm5") _,
-                    options(nostack, preserves_flags)
-                );
+            match (HALVES, ODD) {
+                (false, false) => product!("tmm0", "tmm2", "tmm3", q, codes),
+                (false, true) => product!("tmm1", "tmm2", "tmm3", q, codes),
+                (true, false) => {
+                    product!("tmm0", "tmm4", "tmm5", q, codes);
+                    product!("tmm6", "tmm4", "tmm5", q.add(16), codes.add(256));
+                }
+                (true, true) => {
+                    product!("tmm1", "tmm4", "tmm5", q, codes);
+                    product!("tmm7", "tmm4", "tmm5", q.add(16), codes.add(256));
+                }
+            }
+        }
+    }
+
+    /// Stores the sums of a block.
+    #[inline(always)]
+    unsafe fn keep<const HALVES: bool, const ODD: bool>(sums: *mut i32) {
+        // SAFETY: the tiles are configured; 1 KiB is written per half.
+        unsafe {
+            if ODD {
+                store!("tmm1", sums);
             } else {
-                asm!(
-                    "tilezero tmm0",
-                    "tileloadd tmm2, [{q} + {short}*1]",
-                    "tileloadd tmm3, [{w} + {long}*1]",
-                    "tdpbssd tmm0, tmm2, tmm3",
-                    "tilestored [{c} + {long}*1], tmm0",
-                    q = in(reg) q, w = in(reg) codes, c = in(reg) sums, short = in(reg) BLOCK, long = in(reg) 64_usize,
-                    out("tmm0") _, out("tmm2") _, out("tmm3") _,
-                    options(nostack, preserves_flags)
-                );
+                store!("tmm0", sums);
+            }
+            if HALVES && ODD {
+                store!("tmm7", sums.add(256));
+            } else if HALVES {
+                store!("tmm6", sums.add(256));
             }
         }
     }
@@ -189,37 +218,71 @@ mod x86 {
         }
     }
 
-    /// Products of a plain unpacked panel with 16 rows: the tile unit is one block ahead of the float steps.
+    /// Step `s` of a pipeline of three: the tile unit multiplies block `s`, lanes do the float steps of block `s - 2`,
+    /// and the sums of block `s - 1`, finished meanwhile, are stored. Stores wait for products and loads for stores, so each gets a step of time.
+    #[inline(always)]
+    unsafe fn step<const HALVES: bool, const MIN: bool, const ODD: bool>(
+        t: &Tile,
+        s: usize,
+        acc: &mut [__m512; ROWS],
+        sums: [*mut i32; 2],
+    ) {
+        let stride = const { unpacked::stride(HALVES, MIN) };
+        // SAFETY: blocks below `t.blocks` are covered; the caller has AVX-512 and configured tiles.
+        unsafe {
+            if s < t.blocks {
+                multiply::<HALVES, ODD>(t.codes.add(s * stride), t.q.add(s * ROWS * BLOCK));
+                let next = t.q.wrapping_add((s + 4) * ROWS * BLOCK);
+                for line in 0..ROWS * BLOCK / 64 {
+                    _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64 * line));
+                }
+            }
+            if s >= 2 {
+                let b = s - 2;
+                let scales = t.codes.add(b * stride + 512).cast();
+                accumulate::<HALVES, MIN>(
+                    acc,
+                    sums[ODD as usize],
+                    scales,
+                    t.d.add(b * ROWS),
+                    t.sums.add(b * 3 * ROWS),
+                );
+            }
+            if s >= 1 && s <= t.blocks {
+                if ODD {
+                    keep::<HALVES, false>(sums[0]);
+                } else {
+                    keep::<HALVES, true>(sums[1]);
+                }
+            }
+        }
+    }
+
+    /// Products of a plain unpacked panel with 16 rows.
     ///
     /// # Safety
     /// The calling thread holds [`Tiles`]; every pointer of the tile covers what its field says for 16 rows, `codes` is
     /// aligned to 64 bytes.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(crate) unsafe fn run<const HALVES: bool, const MIN: bool>(t: &Tile) {
-        let stride = const { unpacked::stride(HALVES, MIN) };
-        let mut sums = [const { Sums([0; 2 * ROWS * 16]) }; 2];
-        // SAFETY: blocks below `t.blocks` are covered; the caller has AVX-512 and configured tiles.
+        let mut sums = std::mem::MaybeUninit::<[Sums; 2]>::uninit();
+        // SAFETY: steps below 2 read no sums, later ones those that an earlier step stored; the rest is the caller's contract.
         unsafe {
+            let sums = sums.as_mut_ptr().cast::<i32>();
+            let sums = [sums, sums.add(2 * ROWS * 16)];
             let mut acc = [_mm512_setzero_ps(); ROWS];
             if !t.first {
                 for r in 0..ROWS {
                     acc[r] = _mm512_loadu_ps(t.acc.add(16 * r));
                 }
             }
-            let buffers = [sums[0].0.as_mut_ptr(), sums[1].0.as_mut_ptr()];
-            multiply::<HALVES>(t.codes, t.q, buffers[0]);
-            for b in 0..t.blocks {
-                let codes = t.codes.add(b * stride);
-                if b + 1 < t.blocks {
-                    multiply::<HALVES>(
-                        codes.add(stride),
-                        t.q.add((b + 1) * ROWS * BLOCK),
-                        buffers[(b + 1) % 2],
-                    );
+            let mut s = 0;
+            while s < t.blocks + 2 {
+                step::<HALVES, MIN, false>(t, s, &mut acc, sums);
+                if s + 1 < t.blocks + 2 {
+                    step::<HALVES, MIN, true>(t, s + 1, &mut acc, sums);
                 }
-                let scales = codes.add(512).cast();
-                let (d, x_sums) = (t.d.add(b * ROWS), t.sums.add(b * 3 * ROWS));
-                accumulate::<HALVES, MIN>(&mut acc, buffers[b % 2], scales, d, x_sums);
+                s += 2;
             }
             for r in 0..ROWS {
                 _mm512_storeu_ps(t.acc.add(16 * r), acc[r]);
