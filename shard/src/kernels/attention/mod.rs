@@ -21,7 +21,7 @@
 //! Nothing here depends on how many rows are computed together, on threads, or on vector width.
 //!
 //! # How it is fast
-//! The unit of work is up to [`tile::ROWS`] pairs (query row, query head) of one key/value head; units are handed out by an atomic
+//! The unit of work is up to 64 pairs (query row, query head) of one key/value head; units are handed out by an atomic
 //! counter, the long ones first. Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
 //! in register tiles of 4 pairs (2 with few registers). A single tile (decoding) reads the f16 directly.
 //!
@@ -102,14 +102,21 @@ thread_local! {
     static SCRATCH: RefCell<Vec<tile::Line>> = const { RefCell::new(Vec::new()) };
 }
 
-fn reserve(scratch: &mut Vec<tile::Line>, dim: usize) {
-    let needed = tile::scratch_lines(dim);
+/// Makes room for units of `head_dim`.
+fn grow(scratch: &mut Vec<tile::Line>, head_dim: usize) {
+    let needed = tile::scratch_lines(head_dim);
     if scratch.len() < needed {
         scratch.resize(needed, tile::Line::default());
     }
 }
 
 impl Cpu {
+    /// Allocates the working memory of attention on the calling thread and all others, so that [`Cpu::attention`] with
+    /// heads up to `head_dim` allocates nothing when called from this thread.
+    pub fn reserve_attention(&self, head_dim: usize) {
+        self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
+    }
+
     /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`. f32 is rounded to the
     /// nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
     ///
@@ -142,14 +149,10 @@ impl Cpu {
         self.pool().run(&|worker, workers| (worker..count).step_by(workers).for_each(store));
     }
 
-    /// Makes room in every thread for heads of `head_dim`, so that [`Cpu::attention`] need not.
-    pub fn reserve_attention(&self, head_dim: usize) {
-        self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| reserve(scratch, head_dim)));
-    }
-
     /// Computes the attention of all jobs, as the module says. Keys and values of the jobs' own rows must be stored before.
     ///
-    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim than before.
+    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim than before; see
+    /// [`Cpu::reserve_attention`].
     pub fn attention(&self, jobs: &mut [AttentionJob<'_>]) {
         for batch in jobs.chunks_mut(BATCH) {
             self.attention_batch(batch);
@@ -165,10 +168,11 @@ impl Cpu {
             rows /= 2;
         }
         let mut tasks: [Option<tile::Task<'_>>; BATCH] = [const { None }; BATCH];
-        let (mut total, mut work) = (0, 0);
+        let (mut total, mut work, mut dim) = (0, 0, 0);
         for (task, job) in tasks.iter_mut().zip(jobs) {
             job.check();
             total += job.units(rows);
+            dim = dim.max(job.shape.head_dim);
             work += job.n
                 * job.heads
                 * job.shape.head_dim
@@ -178,6 +182,7 @@ impl Cpu {
         let next = AtomicUsize::new(0);
         let take_units = || {
             SCRATCH.with_borrow_mut(|scratch| {
+                grow(scratch, dim);
                 loop {
                     let mut unit = next.fetch_add(1, Relaxed);
                     if unit >= total {
@@ -189,7 +194,6 @@ impl Cpu {
                         here
                     });
                     let task = task.expect("units are counted");
-                    reserve(scratch, task.dim);
                     self.run(tile::Unit { task, unit, scratch });
                 }
             });

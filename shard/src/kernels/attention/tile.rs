@@ -18,15 +18,19 @@ pub(super) const ROWS: usize = 64;
 /// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache.
 const RUN: usize = 32;
 
+/// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
+/// together and would compete for the same sets of the first-level cache.
+const WEIGHTS: usize = PAGE + LANES;
+
 /// 64 bytes of working memory, aligned to a cache line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 pub(super) struct Line(#[expect(dead_code, reason = "used through pointers")] [f32; LANES]);
 
-/// Lines of working memory of a unit: scores, two results per pair, a group of keys, a run of values.
+/// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values.
 pub(super) fn scratch_lines(dim: usize) -> usize {
     let vectors = dim.div_ceil(LANES);
-    ROWS * PAGE / LANES + 2 * ROWS * vectors + dim + RUN * vectors
+    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors
 }
 
 /// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
@@ -207,6 +211,7 @@ unsafe fn scores<S: Simd, K: Source, const R: usize>(
 /// # Safety
 /// The instruction set of `S` is available; values are `stride` apart and hold D vectors; each `p` has `count` values.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "counted loops over registers, unrolled")]
 unsafe fn mix<S: Simd, V: Source, const R: usize, const D: usize>(
     values: *const V::Value,
     stride: usize,
@@ -259,8 +264,10 @@ struct Work<'a> {
     first: usize,
     /// Pairs.
     count: usize,
-    /// `[ROWS][PAGE]` scores, then weights.
+    /// `[ROWS][WEIGHTS]` scores, then weights.
     weights: *mut f32,
+    /// `[ROWS][padded]` queries, side by side for the same reason as [`WEIGHTS`].
+    queries: *mut f32,
     /// `[ROWS][padded]` results of the page and of all pages so far.
     page_out: *mut f32,
     all_out: *mut f32,
@@ -293,7 +300,8 @@ impl Kernel for Unit<'_> {
         // SAFETY: the parts follow each other inside the scratch, whose length was checked; the caller promises the
         // instruction set.
         unsafe {
-            let page_out = weights.add(ROWS * PAGE);
+            let queries = weights.add(ROWS * WEIGHTS);
+            let page_out = queries.add(ROWS * padded);
             let all_out = page_out.add(ROWS * padded);
             let keys = all_out.add(ROWS * padded);
             let mut work = Work {
@@ -302,6 +310,7 @@ impl Kernel for Unit<'_> {
                 first,
                 count: task.rows.min(task.pairs - first),
                 weights,
+                queries,
                 page_out,
                 all_out,
                 keys,
@@ -312,6 +321,10 @@ impl Kernel for Unit<'_> {
                 page_maximum: [0.0; ROWS],
                 page_sum: [0.0; ROWS],
             };
+            for row in 0..work.count {
+                let q = task.q.add(task.offset(work.kv_head, first + row));
+                q.copy_to_nonoverlapping(queries.add(row * padded), task.dim);
+            }
             let seen = work.union(0, work.count);
             for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
                 work.page::<S>(page);
@@ -417,15 +430,15 @@ impl Work<'_> {
         if group * LANES >= seen.end || (group + 1) * LANES <= seen.start {
             return;
         }
-        // SAFETY: as in `page`; the offset of a pair is inside the queries.
+        // SAFETY: as in `page`.
         unsafe {
-            let mut q = [self.task.q; R];
+            let mut q = [self.queries.cast_const(); R];
             for (r, q) in q.iter_mut().enumerate() {
-                *q = q.add(self.task.offset(self.kv_head, self.first + row + r));
+                *q = q.add((row + r) * self.padded);
             }
             let scores = scores::<S, K, R>(keys, self.task.dim, &q);
             for (r, scores) in scores.into_iter().enumerate() {
-                S::store(self.weights.add((row + r) * PAGE + group * LANES), scores);
+                S::store(self.weights.add((row + r) * WEIGHTS + group * LANES), scores);
             }
         }
     }
@@ -437,7 +450,7 @@ impl Work<'_> {
         let own = inside(&self.task.visible(self.first + row), base);
         // SAFETY: as in `page`.
         unsafe {
-            let weights = self.weights.add(row * PAGE);
+            let weights = self.weights.add(row * WEIGHTS);
             if own.is_empty() {
                 for group in groups {
                     S::store(weights.add(group * LANES), S::splat(0.0));
@@ -539,7 +552,7 @@ impl Work<'_> {
             let mut p = [self.weights.cast_const(); R];
             let mut o = [self.page_out; R];
             for r in 0..R {
-                p[r] = p[r].add((row + r) * PAGE + from);
+                p[r] = p[r].add((row + r) * WEIGHTS + from);
                 o[r] = o[r].add((row + r) * self.padded);
             }
             let mut d = 0;

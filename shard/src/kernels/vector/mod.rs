@@ -7,7 +7,7 @@
 //!   multiply-add where there is a product; a missing element leaves its lane as it is; the lanes are added 8, 4, 2, 1 apart.
 //!   A reduction never crosses a thread.
 //!
-//! Rows (or ranges of elements) are divided among the threads only when there is enough to do: see [`PARALLEL`].
+//! Rows (or ranges of elements) are divided among the threads only when there is enough to do: see `PARALLEL`.
 //!
 //! Limits: inputs are finite (they are checked where they enter the engine). Shapes that do not fit are a bug of the caller
 //! and panic.
@@ -351,7 +351,7 @@ impl Cpu {
 
     fn norm(&self, norm: Norm<'_>) {
         let Norm { x, out, cols, weight, bias, eps, center } = norm;
-        assert!(cols > 0 && out.len() % cols == 0, "{} elements are not rows of {cols}", out.len());
+        assert!(cols > 0 && out.len().is_multiple_of(cols), "{} elements are not rows of {cols}", out.len());
         assert!(x.is_none_or(|x| x.len() == out.len()), "operands of different lengths");
         for part in [weight, bias].into_iter().flatten() {
             assert_eq!(part.len(), cols, "a norm's weight or bias has another length than the row");
@@ -395,7 +395,7 @@ impl Cpu {
     /// `x = x + bias` for each row of `bias.len()`.
     pub fn add_bias(&self, x: &mut [f32], bias: &[f32]) {
         let cols = bias.len();
-        assert!(cols > 0 && x.len() % cols == 0, "{} elements are not rows of {cols}", x.len());
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "{} elements are not rows of {cols}", x.len());
         self.divide(x, cols, |_, x| {
             for x in x.chunks_exact_mut(cols) {
                 self.run(Map { formula: Add {}, x, y: Some(bias) });
@@ -467,7 +467,7 @@ impl Cpu {
     ) {
         assert!(heads * head_dim <= row_stride && head_dim > 0, "heads do not fit into a row");
         assert!(rot_dims <= head_dim && rot_dims.is_multiple_of(2), "cannot rotate {rot_dims} of {head_dim}");
-        assert_eq!(x.len() % row_stride, 0, "{} elements are not rows of {row_stride}", x.len());
+        assert!(x.len().is_multiple_of(row_stride), "{} elements are not rows of {row_stride}", x.len());
         assert_eq!(table.len(), x.len() / row_stride * rot_dims, "the rope table has another number of rows");
         self.divide(x, row_stride, |rows, x| {
             let table = &table[rows.start * rot_dims..rows.end * rot_dims];
