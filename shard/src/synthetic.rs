@@ -122,7 +122,7 @@ impl Shape {
 
     fn plan(&self, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
         let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward];
-        if let Some(width) = widths.iter().find(|&&width| width % format.block_len != 0) {
+        if let Some(width) = widths.iter().find(|width| !width.is_multiple_of(format.block_len)) {
             let name = format.name;
             return Err(Error::invalid(format!("rows of {width} weights are not whole blocks of {name}")));
         }

@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{Copied, copy, fixtures, open};
+use common::{Copied, copy, fast, fixtures, open};
 use shard::{
     Error,
+    engine::{Capacity, Shard, Workspace},
     gguf::{Gguf, Tensor, Value},
     models::{self, Attention, Blueprint, FeedForward, Scaling},
     quant,
@@ -157,6 +158,37 @@ fn a_key_that_would_change_the_numbers_but_is_not_read_is_refused() {
         ("qwen2.expert_count", Some(Value::U32(0))),
     ];
     Blueprint::from_gguf(&copy(&open("qwen2"), &neutral, same)).unwrap();
+}
+
+/// Every numeric key of every family with values a hostile file might hold: refused, or computed without a panic.
+#[test]
+fn no_metadata_value_makes_the_engine_panic() {
+    let integers = [0, 1, 2, 3, 31, 64, 65, 1023, 1 << 20, u32::MAX];
+    let floats = [0.0, -1.0, 1e-30, 1.5, 1e30, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+    let (mut refused, mut computed) = (0, 0);
+    for name in fixtures() {
+        let gguf = open(&name);
+        let architecture = gguf.metadata().architecture().unwrap();
+        for (key, value) in gguf.metadata().iter().filter(|(key, _)| key.starts_with(architecture)) {
+            let values: Vec<Value<'_>> = match value {
+                Value::U32(_) => integers.map(Value::U32).to_vec(),
+                Value::F32(_) => floats.map(Value::F32).to_vec(),
+                _ => continue,
+            };
+            for value in values {
+                let hostile = copy(&gguf, &[(key, Some(value))], same);
+                let Ok(shard) = Shard::whole(&hostile, fast()) else {
+                    refused += 1;
+                    continue;
+                };
+                let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
+                let outcome = shard.prefill(&mut ws, &mut shard.new_kv(), &[1, 2, 3, 4, 5]);
+                assert!(outcome.is_err() || ws.logits(0).iter().all(|logit| logit.is_finite()));
+                computed += 1;
+            }
+        }
+    }
+    assert!(refused > 500 && computed > 300, "{refused} refused, {computed} computed");
 }
 
 #[test]

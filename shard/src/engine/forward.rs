@@ -90,7 +90,7 @@ impl Shard {
                 tokens.len()
             }
             Input::Activations(x) => {
-                if x.len() % hidden != 0 {
+                if !x.len().is_multiple_of(hidden) {
                     return Err(Error::invalid(format!("activations are no rows of {hidden} values")));
                 }
                 refuse_non_finite(x, "incoming activations")?;

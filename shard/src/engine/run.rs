@@ -25,7 +25,7 @@ impl Shard {
         let hidden = self.blueprint.hidden;
         let (rows, fits) = match input {
             Input::Tokens(tokens) => (tokens.len(), true),
-            Input::Activations(x) => (x.len() / hidden, x.len() % hidden == 0),
+            Input::Activations(x) => (x.len() / hidden, x.len().is_multiple_of(hidden)),
         };
         if !fits {
             return Err(Error::invalid(format!("activations are no rows of {hidden} values")));
@@ -73,6 +73,9 @@ pub fn argmax(logits: &[f32]) -> u32 {
 /// # Errors
 /// Those of [`Shard::forward`]; [`Error::Invalid`] for a shard that is not a whole model.
 pub fn fingerprint(shard: &Shard, tokens: &[u32], chunk: usize) -> Result<blake3::Hash> {
+    if !shard.ends().head {
+        return Err(Error::invalid("a fingerprint needs a whole model"));
+    }
     let rows = chunk.clamp(1, tokens.len().max(1));
     let mut ws = Workspace::new(shard, Capacity { rows, items: 1, logit_rows: rows })?;
     let mut kv = shard.new_kv();
@@ -91,9 +94,6 @@ pub fn fingerprint(shard: &Shard, tokens: &[u32], chunk: usize) -> Result<blake3
     for _ in 0..GREEDY_STEPS {
         shard.step(&mut ws, &mut kv, next)?;
         take(&ws, &mut next);
-    }
-    if !shard.ends().head {
-        return Err(Error::invalid("a fingerprint needs a whole model"));
     }
     Ok(hasher.finalize())
 }

@@ -21,7 +21,8 @@ const LOGIT_CAP: f32 = 30.0;
 pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;
     let rope = reader.rope(&sizes, Pairing::Halves)?;
-    let window = reader.size_opt("attention.sliding_window", usize::MAX)?.unwrap_or(WINDOW);
+    let window =
+        reader.size_opt("attention.sliding_window", usize::MAX)?.unwrap_or(WINDOW).min(sizes.context);
     let softcap = reader.float_opt("attn_logit_softcapping")?.unwrap_or(SCORE_CAP);
     let final_cap = reader.float_opt("final_logit_softcapping")?.unwrap_or(LOGIT_CAP);
     let mut attention = Softmax { softcap: (softcap > 0.0).then_some(softcap), ..sizes.attention(None) };

@@ -24,7 +24,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let global = reader.rope(&sizes, Pairing::Halves)?;
     let base = reader.base("rope.freq_base_swa")?;
     let local = Rope { base, scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
-    let window = reader.size_opt("attention.sliding_window", usize::MAX)?;
+    let window = reader.size_opt("attention.sliding_window", usize::MAX)?.map(|w| w.min(sizes.context));
     let pattern = reader.flags_opt("attention.sliding_window_pattern");
     if pattern.as_ref().is_some_and(|p| p.len() < sizes.layers) {
         let key = "gemma3.attention.sliding_window_pattern";

@@ -10,8 +10,10 @@ pub const HIDDEN: usize = 1 << 16;
 pub const HEADS: usize = 1024;
 /// Width of one head.
 pub const HEAD_DIM: usize = 1024;
+/// Width of all query heads together.
+pub const QUERIES: usize = 1 << 17;
 /// Width of a feed-forward network.
-pub const FEED_FORWARD: usize = 1 << 18;
+pub const FEED_FORWARD: usize = 1 << 17;
 /// Rows of the embedding table.
 pub const VOCAB: usize = 1 << 20;
 /// Positions of the training context.

@@ -167,7 +167,7 @@ impl<'g> Reader<'g> {
     pub fn factors(&self, tensor: &str, len: usize) -> Result<Option<Vec<f32>>> {
         let Some(found) = self.gguf.tensor(tensor) else { return Ok(None) };
         if found.info.dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d)) != Some(len as u64)
-            || len % found.format.block_len != 0
+            || !len.is_multiple_of(found.format.block_len)
         {
             return Err(Error::malformed(
                 format!("tensor {tensor}: shape"),
@@ -187,13 +187,13 @@ impl<'g> Reader<'g> {
         let hidden = self.size("embedding_length", limits::HIDDEN)?;
         let heads = self.size("attention.head_count", limits::HEADS)?;
         let kv_heads = self.size_opt("attention.head_count_kv", limits::HEADS)?.unwrap_or(heads);
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             let key = self.key("attention.head_count_kv");
             return Err(Error::malformed(key, format!("{kv_heads} does not divide {heads} heads")));
         }
         let head_dim = match self.size_opt("attention.key_length", limits::HEAD_DIM)? {
             Some(head_dim) => head_dim,
-            None if hidden % heads == 0 && hidden / heads <= limits::HEAD_DIM => hidden / heads,
+            None if hidden.is_multiple_of(heads) && hidden / heads <= limits::HEAD_DIM => hidden / heads,
             None => {
                 let key = self.key("attention.head_count");
                 return Err(Error::malformed(key, format!("{heads} does not divide the width {hidden}")));
@@ -202,8 +202,12 @@ impl<'g> Reader<'g> {
         if self.size_opt("attention.value_length", limits::HEAD_DIM)?.is_some_and(|v| v != head_dim) {
             return Err(Error::unsupported("keys and values of different width"));
         }
-        if head_dim % 2 != 0 {
+        if !head_dim.is_multiple_of(2) {
             return Err(Error::malformed(self.key("attention.key_length"), "is odd"));
+        }
+        if heads * head_dim > limits::QUERIES {
+            let why = format!("{heads} heads of {head_dim}, the limit is {} in all", limits::QUERIES);
+            return Err(Error::malformed(self.key("attention.head_count"), why));
         }
         let embedding = self.gguf.require("token_embd.weight")?;
         let vocab = match embedding.info.dims[..] {
@@ -237,7 +241,7 @@ impl<'g> Reader<'g> {
     /// The rotation with whatever scaling the metadata or the factor tensors ask for.
     pub fn rope(&self, sizes: &Sizes, pairing: Pairing) -> Result<Rope> {
         let dims = self.size_opt("rope.dimension_count", limits::HEAD_DIM)?.unwrap_or(sizes.head_dim);
-        if dims > sizes.head_dim || dims % 2 != 0 {
+        if dims > sizes.head_dim || !dims.is_multiple_of(2) {
             let why = format!("is {dims}, a head has {}", sizes.head_dim);
             return Err(Error::malformed(self.key("rope.dimension_count"), why));
         }
