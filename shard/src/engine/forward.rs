@@ -3,7 +3,7 @@
 use std::mem;
 
 use super::{
-    Input, Item, Output, Shard,
+    Embedding, Input, Item, Output, Shard,
     experts::mix,
     weights::{FeedForwardWeights, LayerWeights, Linear, Network, NormWeights},
     workspace::{Span, Workspace, recycle},
