@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use crate::{
-    Result,
+    Error, Result,
     engine::{Shard, fingerprint},
     gguf::Gguf,
     kernels::{
@@ -62,8 +62,8 @@ pub fn hashes(cpu: &Arc<Cpu>, chunk: usize) -> Result<Vec<(String, String)>> {
     for (name, run) in OPERATIONS {
         all.push((name.to_string(), run(cpu)));
     }
-    for (name, format, experts, tokens) in MODELS {
-        all.push((name.to_string(), model(cpu, format, *experts, *tokens, chunk)?));
+    for case in MODELS {
+        all.push((case.name.to_string(), model(cpu, case, chunk)?));
     }
     all.push(("sampler".into(), sampler()?));
     Ok(all)
@@ -202,23 +202,24 @@ const TINY: Shape = Shape {
     experts: None,
 };
 
-/// Name, weight format, experts (count, used), tokens.
-const MODELS: &[(&str, &str, Option<(usize, usize)>, usize)] = &[
-    ("model-q8_0", "q8_0", None, 96),
-    ("model-q4_k", "q4_k", None, 40),
-    ("model-f32", "f32", None, 40),
-    ("model-experts-q4_0", "q4_0", Some((6, 2)), 40),
-];
-
-fn model(
-    cpu: &Arc<Cpu>,
-    format: &str,
+/// A whole model: its weight format, its experts (count, used per token), and how many tokens it is fed.
+struct Case {
+    name: &'static str,
+    format: &'static str,
     experts: Option<(usize, usize)>,
     tokens: usize,
-    chunk: usize,
-) -> Result<String> {
-    let format = quant::by_name(format).unwrap_or(quant::ALL[0]);
-    let shape = Shape { experts, ..TINY };
+}
+
+const MODELS: &[Case] = &[
+    Case { name: "model-q8_0", format: "q8_0", experts: None, tokens: 96 },
+    Case { name: "model-q4_k", format: "q4_k", experts: None, tokens: 40 },
+    Case { name: "model-f32", format: "f32", experts: None, tokens: 40 },
+    Case { name: "model-experts-q4_0", format: "q4_0", experts: Some((6, 2)), tokens: 40 },
+];
+
+fn model(cpu: &Arc<Cpu>, case: &Case, chunk: usize) -> Result<String> {
+    let format = quant::by_name(case.format).ok_or_else(|| Error::unsupported(case.format))?;
+    let (shape, tokens) = (Shape { experts: case.experts, ..TINY }, case.tokens);
     let gguf = Arc::new(Gguf::from_bytes(shape.to_bytes(format, 77)?)?);
     let shard = Shard::whole(&gguf, cpu.clone())?;
     let mut random = Random(99);

@@ -113,7 +113,7 @@ fn choose(planned: &Planned, wanted: &'static Format, tied: bool) -> Result<&'st
     let head = planned.name == "output.weight" || (tied && planned.name == "token_embd.weight");
     let bits = wanted.block_bytes as f64 * 8.0 / wanted.block_len as f64;
     let mut format = if head && bits < 6.5 { named("q6_k")? } else { wanted };
-    while planned.cols % format.block_len != 0 {
+    while !planned.cols.is_multiple_of(format.block_len) {
         format = fallback(format)?;
     }
     Ok(format)

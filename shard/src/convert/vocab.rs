@@ -53,9 +53,8 @@ pub(super) fn write(writer: &mut Writer, folder: &Path, config: &Config) -> Resu
         writer.add_strs("tokenizer.ggml.merges", &lines);
     }
     write_roles(writer, &json, &settings, config, &vocab, sentence_piece);
-    match chat_template(folder, &settings)? {
-        Some(template) => drop(writer.add_str("tokenizer.chat_template", &template)),
-        None => {}
+    if let Some(template) = chat_template(folder, &settings)? {
+        writer.add_str("tokenizer.chat_template", &template);
     }
     Ok(())
 }

@@ -149,7 +149,7 @@ impl Random {
             2.9802322e-8,
             6.1e-5,
             1e-7,
-            1.00048828125,
+            1.000_488_3,
         ];
         match self.bits() % 4 {
             0 => EDGES[self.bits() as usize % EDGES.len()],
@@ -181,7 +181,7 @@ fn every_primitive_equals_the_scalar_one() {
         }
         let mut x = [0_i8; 4];
         x.iter_mut()
-            .for_each(|v| *v = if random.bits() % 3 == 0 { 127 } else { (random.bits() % 255) as u8 as i8 });
+            .for_each(|v| *v = if random.bits().is_multiple_of(3) { 127 } else { (random.bits() % 255) as u8 as i8 });
         x.iter_mut().for_each(|v| *v = (*v).max(-127));
         let input = || Everything { a: &a, b: &b, c: &c, bytes: &bytes, other: &other, x: &x };
         // SAFETY: the scalar implementation needs nothing of the processor.
