@@ -35,11 +35,11 @@ pub fn binary() -> &'static Path {
             .expect("cargo runs");
         assert!(built.status.success(), "the binary does not build");
         let messages = String::from_utf8(built.stdout).expect("cargo prints UTF-8");
-        let executable = messages.lines().filter_map(|line| {
+        let mut executable = messages.lines().filter_map(|line| {
             let message: Value = serde_json::from_str(line).ok()?;
             message["executable"].as_str().map(PathBuf::from)
         });
-        executable.last().expect("cargo names the binary")
+        executable.next_back().expect("cargo names the binary")
     })
 }
 
