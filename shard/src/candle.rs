@@ -119,8 +119,10 @@ impl CandleShard {
             device: device.clone(),
             blueprint,
         };
-        for info in gguf.tensors().iter().filter(|info| shard.needs(&info.name)) {
-            shard.add(gguf, &info.name, keep)?;
+        for info in gguf.tensors() {
+            if shard.needs(&info.name) {
+                shard.add(gguf, &info.name, keep)?;
+            }
         }
         if shard.ends.embedding {
             shard.embedding = Some(shard.float(gguf, "token_embd.weight")?);

@@ -180,8 +180,9 @@ fn every_primitive_equals_the_scalar_one() {
             };
         }
         let mut x = [0_i8; 4];
-        x.iter_mut()
-            .for_each(|v| *v = if random.bits().is_multiple_of(3) { 127 } else { (random.bits() % 255) as u8 as i8 });
+        x.iter_mut().for_each(|v| {
+            *v = if random.bits().is_multiple_of(3) { 127 } else { (random.bits() % 255) as u8 as i8 }
+        });
         x.iter_mut().for_each(|v| *v = (*v).max(-127));
         let input = || Everything { a: &a, b: &b, c: &c, bytes: &bytes, other: &other, x: &x };
         // SAFETY: the scalar implementation needs nothing of the processor.
