@@ -1,6 +1,6 @@
 //! What a session remembers: keys and values of every position, per layer, in pages.
 //!
-//! A [`KvCache`] belongs to one session and to one shard's layers. It grows by pages of [`PAGE`] positions,
+//! A [`KvCache`] belongs to one session and to one shard's layers. It grows by pages of [`crate::kernels::PAGE`] positions,
 //! whose inner layout is the attention kernel's (f16; keys by groups of 16 positions, values position by position).
 //! Positions can be cut off again ([`KvCache::truncate`]): rejected speculation, a shared prefix, an edited chat.
 //! Cutting frees the pages that no longer hold anything; what stays beyond `len` inside a page is overwritten before
