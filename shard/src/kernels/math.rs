@@ -130,21 +130,25 @@ pub unsafe fn tanh_lanes<S: Simd>(x: S::F) -> S::F {
 // ---- f32 scalar, the specification ----------------------------------------------------------------------------
 
 /// `if a > b { a } else { b }`, the rule of [`Simd::max`].
+#[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
 /// `if a < b { a } else { b }`, the rule of [`Simd::min`].
+#[inline(always)]
 fn smaller(a: f32, b: f32) -> f32 {
     if a < b { a } else { b }
 }
 
 /// 2^n for n in -126..=127, 0 for -127, infinity for 128.
+#[inline(always)]
 fn exp2_int(n: i32) -> f32 {
     f32::from_bits(((n + 127) as u32) << 23)
 }
 
 /// (n, e^r - 1) with `x = n ln 2 + r`.
+#[inline(always)]
 fn reduce(x: f32) -> (i32, f32) {
     let n = (x * LOG2_E).round_ties_even();
     let r = n.mul_add(-LN2_HI, x);
@@ -160,6 +164,7 @@ fn reduce(x: f32) -> (i32, f32) {
 /// assert_eq!(shard::kernels::math::exp_f32(0.0), 1.0);
 /// assert_eq!(shard::kernels::math::exp_f32(f32::NEG_INFINITY), 0.0);
 /// ```
+#[inline(always)]
 pub fn exp_f32(x: f32) -> f32 {
     let (n, p) = reduce(smaller(EXP_HIGH, larger(EXP_LOW, x)));
     (p + 1.0) * exp2_int(n)
@@ -167,12 +172,12 @@ pub fn exp_f32(x: f32) -> f32 {
 
 /// 1 / (1 + e^-x). Relative error below 2.0e-7 for x >= -87; 0 below -88.37.
 pub fn sigmoid_f32(x: f32) -> f32 {
-    1.0 / (1.0 + exp_f32(x * -1.0))
+    1.0 / (1.0 + exp_f32(-x))
 }
 
 /// x / (1 + e^-x), "swish". Relative error below 2.0e-7 for x >= -87; -0 below -88.37.
 pub fn silu_f32(x: f32) -> f32 {
-    x / (1.0 + exp_f32(x * -1.0))
+    x / (1.0 + exp_f32(-x))
 }
 
 /// GELU in its tanh form, `0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`, computed as
@@ -289,7 +294,7 @@ pub fn pow(base: f64, exponent: f64) -> f64 {
 #[allow(clippy::disallowed_methods, reason = "the platform's functions are the yardstick of the tests")]
 mod tests {
     use super::*;
-    use crate::kernels::simd::{LANES, scalar::Scalar};
+    use crate::kernels::{Isa, Kernel, simd::LANES};
 
     /// Values over the whole interesting range: a fine grid, tiny magnitudes and the edges.
     fn arguments(limit: f32) -> Vec<f32> {
@@ -358,16 +363,29 @@ mod tests {
         }
     }
 
+    /// One function per value.
+    type Plain = fn(f32) -> f32;
+
     /// One function over lanes.
     type Lanes<S> = unsafe fn(<S as Simd>::F) -> <S as Simd>::F;
 
-    /// The lanes of `S` against the plain functions, bit for bit.
-    ///
+    /// The lanes of an instruction set against the plain functions, bit for bit.
+    struct Check;
+
+    impl Kernel for Check {
+        type Output = ();
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) {
+            // SAFETY: the caller promises the instruction set.
+            unsafe { check_lanes::<S>() }
+        }
+    }
+
     /// # Safety
     /// The instruction set of `S` must be available.
     #[inline(always)]
     unsafe fn check_lanes<S: Simd>() {
-        let table: [(Lanes<S>, fn(f32) -> f32); 5] = [
+        let table: [(Lanes<S>, Plain); 5] = [
             (exp_lanes::<S>, exp_f32),
             (sigmoid_lanes::<S>, sigmoid_f32),
             (silu_lanes::<S>, silu_f32),
@@ -394,8 +412,10 @@ mod tests {
 
     #[test]
     fn lanes_equal_the_plain_functions() {
-        // SAFETY: plain Rust is always available.
-        unsafe { check_lanes::<Scalar>() };
+        for isa in Isa::available() {
+            // SAFETY: the instruction set is available.
+            unsafe { isa.dispatch(Check) };
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ mod tile;
 pub mod vector;
 
 pub use activations::Activations;
+pub use attention::{AttentionJob, KvPage, KvShape, PAGE, page_len};
 pub use cpu::{Cpu, Isa, Kernel};
 pub use matmul::Target;
 pub use matrix::Matrix;
+pub use vector::Pairing;

@@ -87,7 +87,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn round_i32(a: Self::F) -> Self::I;
     /// i32 to f32.
     unsafe fn to_f32(a: Self::I) -> Self::F;
-    /// `2^a` for `a` in `-126..=127`, by building the exponent bits.
+    /// `2^a` for `a` in `-126..=127`, by building the exponent bits; so -127 gives 0 and 128 infinity.
     unsafe fn exp2_int(a: Self::I) -> Self::F;
 
     // ---- i32 lanes -------------------------------------------------------------------------------------------

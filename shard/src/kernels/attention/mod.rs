@@ -1,0 +1,301 @@
+//! Attention over a paged f16 key/value cache, and the layout of its pages.
+//!
+//! # Pages
+//! A [`KvPage`] holds 256 absolute positions ([`PAGE`]) of one layer. For each key/value head it has the keys as
+//! `[256 / 16][head_dim][16]` (sixteen positions side by side: they are the lanes of q.k) and then the values as
+//! `[256][head_dim]` (dimensions side by side: they are the lanes of p.v), all f16. Position `t` is number `t % 256` of page
+//! `t / 256`, so appending, truncating and chunking never move anything.
+//!
+//! # What is computed, in this order (profile d1)
+//! Query row `i` has position `t = start + i` and sees positions `max(0, t + 1 - window) ..= t`. For each page with a visible
+//! position, in page order:
+//! 1. `s_j`: 16 partial sums of `q_d * k_jd` by `d mod 16`, fused multiply-add, dimensions ascending, added 8, 4, 2, 1 apart;
+//!    then `s_j = s_j * scale`; then, with a softcap c, `s_j = tanh(s_j / c) * c`.
+//! 2. `m = max s_j`, `p_j = exp(s_j - m)` over the visible positions of the page.
+//! 3. `l`: sum of `p_j`, lane `j mod 16`, positions ascending, lanes added 8, 4, 2, 1 apart.
+//! 4. `o_d`: `fma(p_j, v_jd, o_d)` from 0, visible positions ascending.
+//! 5. The first page sets `M = m, L = l, O = o`. A later one sets `M' = max(M, m)`, `a = exp(M - M')`, `b = exp(m - M')`,
+//!    `L' = L * a + l * b`, `O' = O * a + o * b`, each operation rounded by itself.
+//!
+//! The result is `O / L + 0` (the addition turns -0 into 0, so that skipping a position and adding `0 * v` are the same).
+//! Nothing here depends on how many rows are computed together, on threads, or on vector width.
+//!
+//! # How it is fast
+//! The unit of work is up to 64 pairs (query row, query head) of one key/value head; units are handed out by an atomic
+//! counter, the long ones first. Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
+//! in register tiles of 4 pairs (2 with few registers). A single tile (decoding) reads the f16 directly.
+//!
+//! Limits: keys and values have the same head_dim; one unit is one thread's, so decoding one short prompt cannot use more threads than
+//! query heads.
+
+mod tile;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    cell::RefCell,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use super::{
+    Cpu, Kernel,
+    simd::{LANES, Simd},
+    vector::{Shared, load_part},
+};
+
+/// Positions of one page. Part of the numerics (pages are combined in page order): changing it changes every result.
+pub const PAGE: usize = 256;
+
+/// Largest finite f16; keys and values beyond are stored as this.
+const F16_MAX: f32 = 65_504.0;
+
+/// Jobs whose description is kept on the stack for one run of the threads; more jobs take several runs.
+const BATCH: usize = 32;
+
+/// Fewest multiply-adds for which waking the threads pays (about 5 microseconds of one core).
+const PARALLEL: usize = 200_000;
+
+/// The heads of a key/value cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Key/value heads of the layer.
+    pub kv_heads: usize,
+    /// Values per head.
+    pub head_dim: usize,
+}
+
+/// [`PAGE`] positions of one layer, [`page_len`] f16 bit patterns, laid out as the module says. New pages are zeros.
+pub type KvPage = Box<[u16]>;
+
+/// f16 values in one page of `shape`.
+pub fn page_len(shape: KvShape) -> usize {
+    2 * PAGE * shape.kv_heads * shape.head_dim
+}
+
+/// The attention of some consecutive query rows of one session and layer.
+pub struct AttentionJob<'a> {
+    /// Queries, `[n][heads * head_dim]`.
+    pub q: &'a [f32],
+    /// Pages holding at least positions `0..start + n` as far as the window reaches back.
+    pub pages: &'a [KvPage],
+    /// Heads of the cache.
+    pub shape: KvShape,
+    /// Position of the first query row.
+    pub start: usize,
+    /// Query rows.
+    pub n: usize,
+    /// Query heads, a multiple of `shape.kv_heads`; consecutive ones share a key/value head.
+    pub heads: usize,
+    /// Factor of q.k.
+    pub scale: f32,
+    /// Scores become `tanh(s / c) * c`.
+    pub softcap: Option<f32>,
+    /// A row sees itself and `window - 1` positions before it; at least 1.
+    pub window: Option<usize>,
+    /// Result, `[n][heads * head_dim]`.
+    pub out: &'a mut [f32],
+}
+
+thread_local! {
+    /// Working memory of [`tile::Unit`]; grows to the largest head_dim seen by the thread and is then reused.
+    static SCRATCH: RefCell<Vec<tile::Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes room for units of `head_dim`.
+fn grow(scratch: &mut Vec<tile::Line>, head_dim: usize) {
+    let needed = tile::scratch_lines(head_dim);
+    if scratch.len() < needed {
+        scratch.resize(needed, tile::Line::default());
+    }
+}
+
+impl Cpu {
+    /// Allocates the working memory of attention on the calling thread and all others, so that [`Cpu::attention`] with
+    /// heads up to `head_dim` allocates nothing when called from this thread.
+    pub fn reserve_attention(&self, head_dim: usize) {
+        self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
+    }
+
+    /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`. f32 is rounded to the
+    /// nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
+    ///
+    /// Panics when the pages do not reach that far.
+    pub fn store_kv(&self, pages: &mut [KvPage], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
+        let width = shape.kv_heads * shape.head_dim;
+        assert_eq!(k.len(), v.len(), "as many keys as values");
+        assert!(width > 0 && k.len().is_multiple_of(width), "{} keys are not rows of {width}", k.len());
+        let end = start + k.len() / width;
+        assert!(end <= pages.len() * PAGE, "{} pages do not hold {end} positions", pages.len());
+        if k.is_empty() {
+            return;
+        }
+        let first = start / PAGE;
+        let touched = &mut pages[first..end.div_ceil(PAGE)];
+        assert!(touched.iter().all(|page| page.len() == page_len(shape)), "a page has another shape");
+        let count = touched.len();
+        let shared = Shared(touched.as_mut_ptr());
+        let store = |index: usize| {
+            let base = (first + index) * PAGE;
+            let (from, to) = (start.max(base), end.min(base + PAGE));
+            let rows = (from - start) * width..(to - start) * width;
+            // SAFETY: each index is taken by one thread, and the pages outlive the run.
+            let page = unsafe { &mut shared.part(index..index + 1)[0] };
+            self.run(Store { page, shape, k: &k[rows.clone()], v: &v[rows], at: from - base });
+        };
+        if count == 1 {
+            return store(0);
+        }
+        self.pool().run(&|worker, workers| (worker..count).step_by(workers).for_each(store));
+    }
+
+    /// Computes the attention of all jobs, as the module says. Keys and values of the jobs' own rows must be stored before.
+    ///
+    /// Panics when the slices or pages do not fit the shapes. Allocates only when a thread meets a larger head_dim than before; see
+    /// [`Cpu::reserve_attention`].
+    pub fn attention(&self, jobs: &mut [AttentionJob<'_>]) {
+        for batch in jobs.chunks_mut(BATCH) {
+            self.attention_batch(batch);
+        }
+    }
+
+    fn attention_batch(&self, jobs: &mut [AttentionJob<'_>]) {
+        let threads = self.pool().threads();
+        let fewer = |rows: usize| jobs.iter().map(|job| job.units(rows)).sum::<usize>() < threads;
+        // Smaller units share less, so they shrink only when some thread would have none.
+        let mut rows = tile::ROWS;
+        while rows > 1 && fewer(rows) {
+            rows /= 2;
+        }
+        let mut tasks: [Option<tile::Task<'_>>; BATCH] = [const { None }; BATCH];
+        let (mut total, mut work, mut dim) = (0, 0, 0);
+        for (task, job) in tasks.iter_mut().zip(jobs) {
+            job.check();
+            total += job.units(rows);
+            dim = dim.max(job.shape.head_dim);
+            work += job.n
+                * job.heads
+                * job.shape.head_dim
+                * (job.start + job.n).min(job.window.unwrap_or(usize::MAX));
+            *task = Some(tile::Task::new(job, rows));
+        }
+        let next = AtomicUsize::new(0);
+        let take_units = || {
+            SCRATCH.with_borrow_mut(|scratch| {
+                grow(scratch, dim);
+                loop {
+                    let mut unit = next.fetch_add(1, Relaxed);
+                    if unit >= total {
+                        return;
+                    }
+                    let task = tasks.iter().flatten().find(|task| {
+                        let here = unit < task.units;
+                        unit = if here { unit } else { unit - task.units };
+                        here
+                    });
+                    let task = task.expect("units are counted");
+                    self.run(tile::Unit { task, unit, scratch });
+                }
+            });
+        };
+        if threads == 1 || total == 1 || work < PARALLEL {
+            take_units();
+        } else {
+            self.pool().run(&|_, _| take_units());
+        }
+    }
+}
+
+impl AttentionJob<'_> {
+    /// Units of `rows` (query row, query head) pairs.
+    fn units(&self, rows: usize) -> usize {
+        self.shape.kv_heads * (self.n * (self.heads / self.shape.kv_heads)).div_ceil(rows)
+    }
+
+    fn check(&self) {
+        let Self { shape: KvShape { kv_heads, head_dim }, heads, n, .. } = *self;
+        assert!(kv_heads > 0 && head_dim > 0 && heads > 0, "attention without heads");
+        assert!(
+            heads.is_multiple_of(kv_heads),
+            "{heads} query heads do not share {kv_heads} key/value heads"
+        );
+        assert_eq!(self.q.len(), n * heads * head_dim, "queries have another shape");
+        assert_eq!(self.out.len(), self.q.len(), "the result has another shape");
+        assert!(self.window != Some(0), "a window of 0 positions sees nothing");
+        assert!(self.start + n <= self.pages.len() * PAGE, "the pages end before the queries");
+        assert!(self.pages.iter().all(|page| page.len() == page_len(self.shape)), "a page has another shape");
+    }
+}
+
+/// Stores rows of keys and values into one page from local position `at`.
+struct Store<'a> {
+    page: &'a mut [u16],
+    shape: KvShape,
+    k: &'a [f32],
+    v: &'a [f32],
+    at: usize,
+}
+
+/// Sixteen f32 as f16.
+///
+/// # Safety
+/// The instruction set of `S` is available.
+#[inline(always)]
+unsafe fn halves<S: Simd>(x: S::F) -> [u16; LANES] {
+    let mut out = [0; LANES];
+    // SAFETY: the array holds a full vector; constants first, so that a NaN stays one.
+    unsafe {
+        let x = S::min(S::splat(F16_MAX), S::max(S::splat(-F16_MAX), x));
+        S::store_f16(out.as_mut_ptr(), x);
+    }
+    out
+}
+
+impl Kernel for Store<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let KvShape { kv_heads, head_dim } = self.shape;
+        let width = kv_heads * head_dim;
+        let n = self.k.len() / width;
+        for (head, page) in self.page.chunks_exact_mut(2 * PAGE * head_dim).enumerate() {
+            let (keys, values) = page.split_at_mut(PAGE * head_dim);
+            let mut i = 0;
+            while i < n {
+                let j = self.at + i;
+                let group = &mut keys[j / LANES * LANES * head_dim..][..LANES * head_dim];
+                if j.is_multiple_of(LANES) && i + LANES <= n {
+                    for (d, lanes) in group.chunks_exact_mut(LANES).enumerate() {
+                        let mut column = [0.0; LANES];
+                        for (lane, value) in column.iter_mut().enumerate() {
+                            *value = self.k[(i + lane) * width + head * head_dim + d];
+                        }
+                        // SAFETY: the array is a full vector; the caller promises the instruction set.
+                        lanes.copy_from_slice(&unsafe { halves::<S>(S::load(column.as_ptr())) });
+                    }
+                    i += LANES;
+                } else {
+                    let row = &self.k[i * width + head * head_dim..][..head_dim];
+                    for d in (0..head_dim).step_by(LANES) {
+                        // SAFETY: d is inside the row; the caller promises the instruction set.
+                        let half = unsafe { halves::<S>(load_part::<S>(row, d, 0.0)) };
+                        for (offset, half) in half.iter().enumerate().take(head_dim - d) {
+                            group[(d + offset) * LANES + j % LANES] = *half;
+                        }
+                    }
+                    i += 1;
+                }
+            }
+            for i in 0..n {
+                let row = &self.v[i * width + head * head_dim..][..head_dim];
+                let to = &mut values[(self.at + i) * head_dim..][..head_dim];
+                for d in (0..head_dim).step_by(LANES) {
+                    // SAFETY: d is inside the row; the caller promises the instruction set.
+                    let half = unsafe { halves::<S>(load_part::<S>(row, d, 0.0)) };
+                    let len = LANES.min(head_dim - d);
+                    to[d..d + len].copy_from_slice(&half[..len]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! Attention against a plain twin that follows the module's order word by word, bit for bit, and against f64.
+
+use half::f16;
+
+use super::*;
+use crate::kernels::{
+    Isa, math,
+    threads::Pool,
+    vector::tests::{assert_same, noise, on_every_cpu, tree},
+};
+
+/// One case: `n` queries after `start` earlier positions.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    kv_heads: usize,
+    group: usize,
+    dim: usize,
+    start: usize,
+    n: usize,
+    softcap: Option<f32>,
+    window: Option<usize>,
+}
+
+impl Case {
+    const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
+        Self { kv_heads, group, dim, start, n, softcap: None, window: None }
+    }
+
+    fn shape(&self) -> KvShape {
+        KvShape { kv_heads: self.kv_heads, head_dim: self.dim }
+    }
+
+    fn width(&self) -> usize {
+        self.kv_heads * self.group * self.dim
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.dim as f32).sqrt()
+    }
+
+    /// Queries of the n rows, keys and values of all positions.
+    fn data(&self) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+        let all = (self.start + self.n) * self.kv_heads * self.dim;
+        (noise(11, self.n * self.width(), 4.0), noise(12, all, 2.0), noise(13, all, 1.0))
+    }
+}
+
+/// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
+const CASES: [Case; 15] = [
+    Case::new(1, 1, 16, 0, 1),
+    Case::new(2, 3, 2, 0, 19),
+    Case::new(1, 2, 6, 250, 9),
+    Case::new(2, 1, 24, 0, 40),
+    Case::new(1, 5, 32, 300, 3),
+    Case::new(2, 4, 64, 0, 70),
+    Case::new(2, 4, 64, 600, 1),
+    Case::new(1, 7, 80, 255, 2),
+    Case::new(1, 2, 96, 510, 5),
+    Case::new(1, 1, 112, 256, 33),
+    Case::new(1, 4, 128, 200, 130),
+    Case::new(1, 2, 256, 31, 17),
+    Case { window: Some(40), ..Case::new(2, 2, 16, 500, 60) },
+    Case { window: Some(1), softcap: Some(50.0), ..Case::new(1, 3, 8, 250, 20) },
+    Case { window: Some(300), softcap: Some(20.0), ..Case::new(1, 2, 64, 700, 90) },
+];
+
+fn pages(shape: KvShape, positions: usize) -> Vec<KvPage> {
+    // NaN in place of the zeros of a new page: whatever is read before it is stored would be seen in the results.
+    (0..positions.div_ceil(PAGE)).map(|_| vec![0x7e00; page_len(shape)].into_boxed_slice()).collect()
+}
+
+/// Stores everything at once and computes the rows in chunks.
+fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
+    let (q, k, v) = case.data();
+    let (kv_width, width) = (case.kv_heads * case.dim, case.width());
+    let mut pages = pages(case.shape(), case.start + case.n);
+    let before = case.start * kv_width;
+    cpu.store_kv(&mut pages, case.shape(), &k[..before], &v[..before], 0);
+    let mut out = vec![f32::NAN; q.len()];
+    let mut done = 0;
+    while done < case.n {
+        let n = chunk.min(case.n - done);
+        let rows = done * width..(done + n) * width;
+        let start = case.start + done;
+        let stored = start * kv_width..(start + n) * kv_width;
+        cpu.store_kv(&mut pages, case.shape(), &k[stored.clone()], &v[stored], start);
+        cpu.attention(&mut [AttentionJob {
+            q: &q[rows.clone()],
+            pages: &pages,
+            shape: case.shape(),
+            start,
+            n,
+            heads: case.kv_heads * case.group,
+            scale: case.scale(),
+            softcap: case.softcap,
+            window: case.window,
+            out: &mut out[rows],
+        }]);
+        done += n;
+    }
+    out
+}
+
+fn rounded(x: f32) -> f32 {
+    f16::from_f32(x).to_f32()
+}
+
+/// The specification, one (row, head) at a time.
+fn twin(case: &Case) -> Vec<f32> {
+    let (q, k, v) = case.data();
+    let mut out = Vec::new();
+    for i in 0..case.n {
+        let t = case.start + i;
+        let first = case.window.map_or(0, |w| (t + 1).saturating_sub(w));
+        for head in 0..case.kv_heads * case.group {
+            let q = &q[i * case.width() + head * case.dim..][..case.dim];
+            let row = |x: &[f32], j: usize, d: usize| {
+                rounded(x[(j * case.kv_heads + head / case.group) * case.dim + d])
+            };
+            let mut state: Option<(f32, f32, Vec<f32>)> = None;
+            for page in first / PAGE..=t / PAGE {
+                let positions = first.max(page * PAGE)..(t + 1).min((page + 1) * PAGE);
+                let s = positions.clone().map(|j| {
+                    let mut lanes = [0.0_f32; LANES];
+                    for d in 0..case.dim {
+                        lanes[d % LANES] = q[d].mul_add(row(&k, j, d), lanes[d % LANES]);
+                    }
+                    let s = tree(lanes) * case.scale();
+                    case.softcap.map_or(s, |cap| math::tanh_f32(s / cap) * cap)
+                });
+                let s = s.collect::<Vec<_>>();
+                let m = s.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let mut lanes = [0.0; LANES];
+                let mut o = vec![0.0_f32; case.dim];
+                for (j, s) in positions.zip(s) {
+                    let p = math::exp_f32(s - m);
+                    lanes[j % LANES] += p;
+                    for (d, o) in o.iter_mut().enumerate() {
+                        *o = p.mul_add(row(&v, j, d), *o);
+                    }
+                }
+                let l = tree(lanes);
+                state = Some(match state {
+                    None => (m, l, o),
+                    Some((m0, l0, o0)) => {
+                        let joint = m0.max(m);
+                        let (a, b) = (math::exp_f32(m0 - joint), math::exp_f32(m - joint));
+                        let o = o0.iter().zip(&o).map(|(o0, o)| o0 * a + o * b).collect();
+                        (joint, l0 * a + l * b, o)
+                    }
+                });
+            }
+            let (_, l, o) = state.expect("a row sees itself");
+            out.extend(o.iter().map(|o| o / l + 0.0));
+        }
+    }
+    out
+}
+
+/// Textbook softmax attention in f64 on the stored values.
+#[allow(clippy::disallowed_methods, reason = "the platform's functions are the yardstick of the tests")]
+fn textbook(case: &Case) -> Vec<f64> {
+    let (q, k, v) = case.data();
+    let mut out = Vec::new();
+    for i in 0..case.n {
+        let t = case.start + i;
+        let first = case.window.map_or(0, |w| (t + 1).saturating_sub(w));
+        for head in 0..case.kv_heads * case.group {
+            let q = &q[i * case.width() + head * case.dim..][..case.dim];
+            let row = |x: &[f32], j: usize, d: usize| {
+                f64::from(rounded(x[(j * case.kv_heads + head / case.group) * case.dim + d]))
+            };
+            let scores = (first..=t).map(|j| {
+                let s = (0..case.dim).map(|d| f64::from(q[d]) * row(&k, j, d)).sum::<f64>()
+                    * f64::from(case.scale());
+                case.softcap.map_or(s, |cap| (s / f64::from(cap)).tanh() * f64::from(cap)).exp()
+            });
+            let scores = scores.collect::<Vec<_>>();
+            let total = scores.iter().sum::<f64>();
+            for d in 0..case.dim {
+                let sum = (first..=t).zip(&scores).map(|(j, p)| p * row(&v, j, d)).sum::<f64>();
+                out.push(sum / total);
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn every_case_equals_the_twin_everywhere() {
+    for case in CASES {
+        let expected = twin(&case);
+        on_every_cpu(|cpu, name| {
+            for chunk in [1, 5, 7, 32, usize::MAX] {
+                let what = format!("{case:?} in chunks of {chunk} on {name}");
+                assert_same(&compute(cpu, &case, chunk.min(case.n)), &expected, &what);
+            }
+        });
+    }
+}
+
+#[test]
+fn the_twin_is_attention() {
+    for case in CASES {
+        for (at, (own, truth)) in twin(&case).iter().zip(textbook(&case)).enumerate() {
+            assert!((f64::from(*own) - truth).abs() < 2e-6, "{case:?}, element {at}: {own} is not {truth}");
+        }
+    }
+}
+
+#[test]
+fn many_jobs_equal_single_jobs() {
+    let cpu = Cpu::new(Isa::detect(), Pool::new(3, false));
+    // More jobs than one batch, decoding and prefilling at once.
+    let cases = (0..40).map(|i| Case::new(2, 2, 64, 37 * i, 1 + i % 3)).collect::<Vec<_>>();
+    let stores = cases.iter().map(|case| {
+        let (_, k, v) = case.data();
+        let mut pages = pages(case.shape(), case.start + case.n);
+        cpu.store_kv(&mut pages, case.shape(), &k, &v, 0);
+        pages
+    });
+    let stores = stores.collect::<Vec<_>>();
+    let queries = cases.iter().map(|case| case.data().0).collect::<Vec<_>>();
+    let mut outs = queries.iter().map(|q| vec![0.0; q.len()]).collect::<Vec<_>>();
+    let mut jobs = Vec::new();
+    for (((case, pages), q), out) in cases.iter().zip(&stores).zip(&queries).zip(&mut outs) {
+        let (shape, heads, scale) = (case.shape(), case.kv_heads * case.group, case.scale());
+        let Case { start, n, softcap, window, .. } = *case;
+        jobs.push(AttentionJob { q, pages, shape, start, n, heads, scale, softcap, window, out });
+    }
+    cpu.attention(&mut jobs);
+    for (case, out) in cases.iter().zip(&outs) {
+        assert_same(out, &twin(case), &format!("{case:?}"));
+    }
+}
+
+#[test]
+fn storing_rounds_saturates_and_touches_nothing_else() {
+    on_every_cpu(|cpu, name| {
+        for (kv_heads, dim, start, n) in [(2, 6, 0, 3), (1, 16, 13, 40), (3, 20, 250, 300), (2, 64, 256, 256)]
+        {
+            let shape = KvShape { kv_heads, head_dim: dim };
+            let width = kv_heads * dim;
+            let (mut k, v) = (noise(1, n * width, 1e-3), noise(2, n * width, 9.0));
+            k[0] = 1e9;
+            k[n * width - 1] = -1e9;
+            let mut expected = pages(shape, start + n);
+            let mut own = expected.clone();
+            for (at, (&k, &v)) in k.iter().zip(&v).enumerate() {
+                let (t, head, d) = (start + at / width, at % width / dim, at % dim);
+                let page = &mut expected[t / PAGE][2 * PAGE * dim * head..][..2 * PAGE * dim];
+                let j = t % PAGE;
+                page[(j / LANES * dim + d) * LANES + j % LANES] =
+                    f16::from_f32(k.clamp(-65504.0, 65504.0)).to_bits();
+                page[PAGE * dim + j * dim + d] = f16::from_f32(v).to_bits();
+            }
+            cpu.store_kv(&mut own, shape, &k, &v, start);
+            assert!(own == expected, "{kv_heads} x {dim}, {n} from {start} on {name}");
+        }
+    });
+}
+
+#[test]
+#[should_panic(expected = "pages end before")]
+fn missing_pages_are_refused() {
+    let cpu = Cpu::new(Isa::Scalar, Pool::new(1, false));
+    let case = Case::new(1, 1, 8, 255, 2);
+    let stored = pages(case.shape(), 256);
+    cpu.attention(&mut [AttentionJob {
+        q: &[0.0; 16],
+        pages: &stored,
+        shape: case.shape(),
+        start: 255,
+        n: 2,
+        heads: 1,
+        scale: 1.0,
+        softcap: None,
+        window: None,
+        out: &mut [0.0; 16],
+    }]);
+}

@@ -1,0 +1,637 @@
+//! One unit of attention: some (query row, query head) pairs that share a key/value head.
+
+use std::{marker::PhantomData, ops::Range};
+
+use half::f16;
+
+use super::{AttentionJob, KvPage, KvShape, PAGE};
+use crate::kernels::{
+    Kernel, math,
+    simd::{LANES, Simd},
+    vector::store_part,
+};
+
+/// Most pairs of one unit: the scores of a page (64 KiB) and the results stay in the second-level cache, and
+/// a group of keys widened to f32 serves 16 register tiles.
+pub(super) const ROWS: usize = 64;
+
+/// Positions of values widened to f32 at once: 16 KiB for a head_dim of 128, half of a first-level cache.
+const RUN: usize = 32;
+
+/// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
+/// together and would compete for the same sets of the first-level cache.
+const WEIGHTS: usize = PAGE + LANES;
+
+/// 64 bytes of working memory, aligned to a cache line.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+pub(super) struct Line(#[expect(dead_code, reason = "used through pointers")] [f32; LANES]);
+
+/// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values.
+pub(super) fn scratch_lines(dim: usize) -> usize {
+    let vectors = dim.div_ceil(LANES);
+    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors
+}
+
+/// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
+pub(super) struct Task<'a> {
+    q: *const f32,
+    out: *mut f32,
+    pages: &'a [KvPage],
+    pub(super) dim: usize,
+    kv_heads: usize,
+    /// Query heads per key/value head.
+    group: usize,
+    start: usize,
+    /// (query row, query head) pairs per key/value head.
+    pairs: usize,
+    scale: f32,
+    softcap: Option<f32>,
+    window: usize,
+    /// Pairs per unit.
+    rows: usize,
+    pub(super) units: usize,
+    job: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: q and pages are only read; units write disjoint parts of out (a unit owns its pairs, a pair owns its
+// head_dim values).
+unsafe impl Sync for Task<'_> {}
+
+impl<'a> Task<'a> {
+    /// The job, which was checked, in units of at most `rows` pairs.
+    pub(super) fn new(job: &'a mut AttentionJob<'_>, rows: usize) -> Self {
+        let KvShape { kv_heads, head_dim } = job.shape;
+        let group = job.heads / kv_heads;
+        Self {
+            q: job.q.as_ptr(),
+            units: job.units(rows),
+            out: job.out.as_mut_ptr(),
+            pages: job.pages,
+            dim: head_dim,
+            kv_heads,
+            group,
+            start: job.start,
+            pairs: job.n * group,
+            scale: job.scale,
+            softcap: job.softcap,
+            window: job.window.unwrap_or(usize::MAX),
+            rows,
+            job: PhantomData,
+        }
+    }
+
+    /// Positions that pair number `pair` sees.
+    #[inline(always)]
+    fn visible(&self, pair: usize) -> Range<usize> {
+        let end = self.start + pair / self.group + 1;
+        end.saturating_sub(self.window)..end
+    }
+
+    /// Where the values of a pair begin in queries and result.
+    #[inline(always)]
+    fn offset(&self, kv_head: usize, pair: usize) -> usize {
+        let head = kv_head * self.group + pair % self.group;
+        (pair / self.group * self.kv_heads * self.group + head) * self.dim
+    }
+}
+
+/// `range` as positions inside the page that begins at `base`; may be empty.
+#[inline(always)]
+fn inside(range: &Range<usize>, base: usize) -> Range<usize> {
+    range.start.clamp(base, base + PAGE) - base..range.end.clamp(base, base + PAGE) - base
+}
+
+/// How keys and values are read: widened before, or as they are stored. The bits are the same.
+trait Source {
+    type Value: Copy;
+    /// # Safety
+    /// The instruction set is available and 16 values are readable.
+    unsafe fn load<S: Simd>(from: *const Self::Value) -> S::F;
+}
+
+struct Widened;
+struct Stored;
+
+impl Source for Widened {
+    type Value = f32;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const f32) -> S::F {
+        // SAFETY: promised by the caller.
+        unsafe { S::load(from) }
+    }
+}
+
+impl Source for Stored {
+    type Value = u16;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u16) -> S::F {
+        // SAFETY: promised by the caller.
+        unsafe { S::load_f16(from) }
+    }
+}
+
+// ---- register tiles --------------------------------------------------------------------------------------------------
+
+/// Partial sums `residue` and `residue + 8` of q.k for 16 positions and R queries, added.
+///
+/// # Safety
+/// As [`scores`].
+#[inline(always)]
+unsafe fn residues<S: Simd, K: Source, const R: usize>(
+    keys: *const K::Value,
+    dim: usize,
+    q: &[*const f32; R],
+    residue: usize,
+) -> [S::F; R] {
+    // SAFETY: d stays below dim.
+    unsafe {
+        let mut low = [S::splat(0.0); R];
+        let mut high = [S::splat(0.0); R];
+        let mut d = residue;
+        while d + 8 < dim {
+            let (k_low, k_high) =
+                (K::load::<S>(keys.add(d * LANES)), K::load::<S>(keys.add((d + 8) * LANES)));
+            for r in 0..R {
+                low[r] = S::fma(k_low, S::splat(*q[r].add(d)), low[r]);
+                high[r] = S::fma(k_high, S::splat(*q[r].add(d + 8)), high[r]);
+            }
+            d += 16;
+        }
+        if d < dim {
+            let k = K::load::<S>(keys.add(d * LANES));
+            for r in 0..R {
+                low[r] = S::fma(k, S::splat(*q[r].add(d)), low[r]);
+            }
+        }
+        sum::<S, R>(low, high)
+    }
+}
+
+/// Lane by lane sums.
+///
+/// # Safety
+/// The instruction set of `S` is available.
+#[inline(always)]
+unsafe fn sum<S: Simd, const R: usize>(mut a: [S::F; R], b: [S::F; R]) -> [S::F; R] {
+    for r in 0..R {
+        // SAFETY: promised by the caller.
+        a[r] = unsafe { S::add(a[r], b[r]) };
+    }
+    a
+}
+
+/// q.k of R queries with 16 keys. The tree 8-4-2-1 over the sixteen partial sums is walked depth first, so that few of them are
+/// alive at a time.
+///
+/// # Safety
+/// The instruction set of `S` is available; `keys` is `[dim][16]`, each query has `dim` values.
+#[inline(always)]
+unsafe fn scores<S: Simd, K: Source, const R: usize>(
+    keys: *const K::Value,
+    dim: usize,
+    q: &[*const f32; R],
+) -> [S::F; R] {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let even = sum::<S, R>(
+            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 0), residues::<S, K, R>(keys, dim, q, 4)),
+            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 2), residues::<S, K, R>(keys, dim, q, 6)),
+        );
+        let odd = sum::<S, R>(
+            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 1), residues::<S, K, R>(keys, dim, q, 5)),
+            sum::<S, R>(residues::<S, K, R>(keys, dim, q, 3), residues::<S, K, R>(keys, dim, q, 7)),
+        );
+        sum::<S, R>(even, odd)
+    }
+}
+
+/// Adds `count` positions of values to D vectors of R results.
+///
+/// # Safety
+/// The instruction set of `S` is available; values are `stride` apart and hold D vectors; each `p` has `count` values.
+#[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "counted loops over registers, unrolled")]
+unsafe fn mix<S: Simd, V: Source, const R: usize, const D: usize>(
+    values: *const V::Value,
+    stride: usize,
+    count: usize,
+    p: &[*const f32; R],
+    o: &[*mut f32; R],
+) {
+    // SAFETY: promised by the caller.
+    unsafe {
+        let mut sums = [[S::splat(0.0); D]; R];
+        for r in 0..R {
+            for d in 0..D {
+                sums[r][d] = S::load(o[r].add(d * LANES));
+            }
+        }
+        for j in 0..count {
+            let mut v = [S::splat(0.0); D];
+            for d in 0..D {
+                v[d] = V::load::<S>(values.add(j * stride + d * LANES));
+            }
+            for r in 0..R {
+                let weight = S::splat(*p[r].add(j));
+                for d in 0..D {
+                    sums[r][d] = S::fma(weight, v[d], sums[r][d]);
+                }
+            }
+        }
+        for r in 0..R {
+            for d in 0..D {
+                S::store(o[r].add(d * LANES), sums[r][d]);
+            }
+        }
+    }
+}
+
+// ---- a unit ------------------------------------------------------------------------------------------------------------
+
+/// Unit number `unit` of a task; `scratch` has at least [`scratch_lines`].
+pub(super) struct Unit<'a> {
+    pub(super) task: &'a Task<'a>,
+    pub(super) unit: usize,
+    pub(super) scratch: &'a mut [Line],
+}
+
+/// The working memory and place of a unit.
+struct Work<'a> {
+    task: &'a Task<'a>,
+    kv_head: usize,
+    /// First pair.
+    first: usize,
+    /// Pairs.
+    count: usize,
+    /// `[ROWS][WEIGHTS]` scores, then weights.
+    weights: *mut f32,
+    /// `[ROWS][padded]` queries, side by side for the same reason as [`WEIGHTS`].
+    queries: *mut f32,
+    /// `[ROWS][padded]` results of the page and of all pages so far.
+    page_out: *mut f32,
+    all_out: *mut f32,
+    /// `[dim][16]` keys, widened.
+    keys: *mut f32,
+    /// `[RUN][padded]` values, widened.
+    values: *mut f32,
+    /// head_dim rounded up to whole vectors.
+    padded: usize,
+    /// Maximum and sum of all pages so far.
+    maximum: [f32; ROWS],
+    sum: [f32; ROWS],
+    /// The same of the current page.
+    page_maximum: [f32; ROWS],
+    page_sum: [f32; ROWS],
+}
+
+impl Kernel for Unit<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Unit { task, unit, scratch } = self;
+        assert!(scratch.len() >= scratch_lines(task.dim), "too little working memory");
+        let blocks = task.units / task.kv_heads;
+        // The last rows see most positions: they go first.
+        let block = blocks - 1 - unit / task.kv_heads;
+        let first = block * task.rows;
+        let padded = task.dim.next_multiple_of(LANES);
+        let weights = scratch.as_mut_ptr().cast::<f32>();
+        // SAFETY: the parts follow each other inside the scratch, whose length was checked; the caller promises the
+        // instruction set.
+        unsafe {
+            let queries = weights.add(ROWS * WEIGHTS);
+            let page_out = queries.add(ROWS * padded);
+            let all_out = page_out.add(ROWS * padded);
+            let keys = all_out.add(ROWS * padded);
+            let mut work = Work {
+                task,
+                kv_head: unit % task.kv_heads,
+                first,
+                count: task.rows.min(task.pairs - first),
+                weights,
+                queries,
+                page_out,
+                all_out,
+                keys,
+                values: keys.add(task.dim * LANES),
+                padded,
+                maximum: [0.0; ROWS],
+                sum: [0.0; ROWS],
+                page_maximum: [0.0; ROWS],
+                page_sum: [0.0; ROWS],
+            };
+            for row in 0..work.count {
+                let q = task.q.add(task.offset(work.kv_head, first + row));
+                q.copy_to_nonoverlapping(queries.add(row * padded), task.dim);
+            }
+            let seen = work.union(0, work.count);
+            for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
+                work.page::<S>(page);
+            }
+            work.finish::<S>();
+        }
+    }
+}
+
+impl Work<'_> {
+    /// Pairs per register tile.
+    const fn tile<S: Simd>() -> usize {
+        if S::TILE >= 8 { 4 } else { 2 }
+    }
+
+    /// Positions seen by any of `count` pairs from `row` on.
+    #[inline(always)]
+    fn union(&self, row: usize, count: usize) -> Range<usize> {
+        let (first, last) = (self.first + row, self.first + row + count - 1);
+        self.task.visible(first).start..self.task.visible(last).end
+    }
+
+    /// Adds page number `page`.
+    #[inline(always)]
+    unsafe fn page<S: Simd>(&mut self, page: usize) {
+        let base = page * PAGE;
+        let dim = self.task.dim;
+        let seen = inside(&self.union(0, self.count), base);
+        // A single tile reads everything once, so widening would only cost; but a partial vector of the last row
+        // must not be read past the page.
+        let stored = self.count <= Self::tile::<S>() && dim.is_multiple_of(LANES);
+        // SAFETY: the page has the task's shape (checked), so the head's keys and values are inside it; rows and
+        // positions are inside the working memory; the caller promises the instruction set.
+        unsafe {
+            let keys = self.task.pages[page].as_ptr().add(self.kv_head * 2 * PAGE * dim);
+            let values = keys.add(PAGE * dim);
+            for group in seen.start / LANES..seen.end.div_ceil(LANES) {
+                let keys = keys.add(group * LANES * dim);
+                if stored {
+                    self.score_group::<S, Stored>(keys, group, base);
+                } else {
+                    for d in 0..dim {
+                        S::store(self.keys.add(d * LANES), S::load_f16(keys.add(d * LANES)));
+                    }
+                    self.score_group::<S, Widened>(self.keys, group, base);
+                }
+            }
+            for row in 0..self.count {
+                self.weigh::<S>(row, base, seen.clone());
+                for d in (0..self.padded).step_by(LANES) {
+                    S::store(self.page_out.add(row * self.padded + d), S::splat(0.0));
+                }
+            }
+            let mut at = seen.start;
+            while at < seen.end {
+                let run = at..seen.end.min(at + RUN);
+                let values = values.add(at * dim);
+                if stored {
+                    self.mix_run::<S, Stored>(values, dim, run.clone(), base);
+                } else {
+                    self.widen_values::<S>(values, run.len());
+                    self.mix_run::<S, Widened>(self.values, self.padded, run.clone(), base);
+                }
+                at = run.end;
+            }
+            for row in 0..self.count {
+                self.combine::<S>(row, base);
+            }
+        }
+    }
+
+    /// Scores of 16 positions for all pairs that see any of them.
+    #[inline(always)]
+    unsafe fn score_group<S: Simd, K: Source>(&self, keys: *const K::Value, group: usize, base: usize) {
+        let mut row = 0;
+        // SAFETY: as in `page`.
+        unsafe {
+            if S::TILE >= 8 {
+                while row + 4 <= self.count {
+                    self.score_tile::<S, K, 4>(keys, group, base, row);
+                    row += 4;
+                }
+            }
+            while row + 2 <= self.count {
+                self.score_tile::<S, K, 2>(keys, group, base, row);
+                row += 2;
+            }
+            if row < self.count {
+                self.score_tile::<S, K, 1>(keys, group, base, row);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn score_tile<S: Simd, K: Source, const R: usize>(
+        &self,
+        keys: *const K::Value,
+        group: usize,
+        base: usize,
+        row: usize,
+    ) {
+        let seen = inside(&self.union(row, R), base);
+        if group * LANES >= seen.end || (group + 1) * LANES <= seen.start {
+            return;
+        }
+        // SAFETY: as in `page`.
+        unsafe {
+            let mut q = [self.queries.cast_const(); R];
+            for (r, q) in q.iter_mut().enumerate() {
+                *q = q.add((row + r) * self.padded);
+            }
+            let scores = scores::<S, K, R>(keys, self.task.dim, &q);
+            for (r, scores) in scores.into_iter().enumerate() {
+                S::store(self.weights.add((row + r) * WEIGHTS + group * LANES), scores);
+            }
+        }
+    }
+
+    /// Turns the scores of a pair into weights; those of positions it does not see become 0. Sets maximum and sum.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&mut self, row: usize, base: usize, seen: Range<usize>) {
+        let groups = seen.start / LANES..seen.end.div_ceil(LANES);
+        let own = inside(&self.task.visible(self.first + row), base);
+        // SAFETY: as in `page`.
+        unsafe {
+            let weights = self.weights.add(row * WEIGHTS);
+            if own.is_empty() {
+                for group in groups {
+                    S::store(weights.add(group * LANES), S::splat(0.0));
+                }
+                return;
+            }
+            let hidden = S::splat(f32::NEG_INFINITY);
+            let mut maximum = hidden;
+            for group in groups.clone() {
+                let at = group * LANES;
+                let mut s = S::mul(S::load(weights.add(at)), S::splat(self.task.scale));
+                if let Some(cap) = self.task.softcap {
+                    s = S::mul(math::tanh_lanes::<S>(S::div(s, S::splat(cap))), S::splat(cap));
+                }
+                if at < own.start || at + LANES > own.end {
+                    s = S::select_below(own.end.saturating_sub(at), s, hidden);
+                    s = S::select_below(own.start.saturating_sub(at), hidden, s);
+                }
+                maximum = S::max(maximum, s);
+                S::store(weights.add(at), s);
+            }
+            let maximum = S::max_lane(maximum);
+            let mut sums = S::splat(0.0);
+            for group in groups {
+                let s = S::load(weights.add(group * LANES));
+                let p = math::exp_lanes::<S>(S::sub(s, S::splat(maximum)));
+                sums = S::add(sums, p);
+                S::store(weights.add(group * LANES), p);
+            }
+            self.page_maximum[row] = maximum;
+            self.page_sum[row] = S::sum_tree(sums);
+        }
+    }
+
+    /// Widens `count` rows of values; the padding of a row becomes 0.
+    #[inline(always)]
+    unsafe fn widen_values<S: Simd>(&self, values: *const u16, count: usize) {
+        let dim = self.task.dim;
+        let whole = dim / LANES * LANES;
+        // SAFETY: as in `page`; vectors are read only where 16 values of the row follow.
+        unsafe {
+            for j in 0..count {
+                let (from, to) = (values.add(j * dim), self.values.add(j * self.padded));
+                for d in (0..whole).step_by(LANES) {
+                    S::store(to.add(d), S::load_f16(from.add(d)));
+                }
+                for d in whole..self.padded {
+                    *to.add(d) = if d < dim { f16::from_bits(*from.add(d)).to_f32() } else { 0.0 };
+                }
+            }
+        }
+    }
+
+    /// Adds the values of positions `run` to the page's results of all pairs that see any of them.
+    #[inline(always)]
+    unsafe fn mix_run<S: Simd, V: Source>(
+        &self,
+        values: *const V::Value,
+        stride: usize,
+        run: Range<usize>,
+        base: usize,
+    ) {
+        let mut row = 0;
+        // SAFETY: as in `page`.
+        unsafe {
+            if S::TILE >= 8 {
+                while row + 4 <= self.count {
+                    self.mix_tile::<S, V, 4>(values, stride, &run, base, row);
+                    row += 4;
+                }
+            }
+            while row + 2 <= self.count {
+                self.mix_tile::<S, V, 2>(values, stride, &run, base, row);
+                row += 2;
+            }
+            if row < self.count {
+                self.mix_tile::<S, V, 1>(values, stride, &run, base, row);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mix_tile<S: Simd, V: Source, const R: usize>(
+        &self,
+        values: *const V::Value,
+        stride: usize,
+        run: &Range<usize>,
+        base: usize,
+        row: usize,
+    ) {
+        let seen = inside(&self.union(row, R), base);
+        let (from, to) = (run.start.max(seen.start), run.end.min(seen.end));
+        if from >= to {
+            return;
+        }
+        // SAFETY: as in `page`.
+        unsafe {
+            let values = values.add((from - run.start) * stride);
+            let mut p = [self.weights.cast_const(); R];
+            let mut o = [self.page_out; R];
+            for r in 0..R {
+                p[r] = p[r].add((row + r) * WEIGHTS + from);
+                o[r] = o[r].add((row + r) * self.padded);
+            }
+            let mut d = 0;
+            if S::TILE >= 8 {
+                while d + 4 * LANES <= self.padded {
+                    mix::<S, V, R, 4>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                    d += 4 * LANES;
+                }
+            }
+            while d + 2 * LANES <= self.padded {
+                mix::<S, V, R, 2>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                d += 2 * LANES;
+            }
+            if d < self.padded {
+                mix::<S, V, R, 1>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+            }
+        }
+    }
+
+    /// Joins the page's result of a pair with those before it.
+    #[inline(always)]
+    unsafe fn combine<S: Simd>(&mut self, row: usize, base: usize) {
+        let visible = self.task.visible(self.first + row);
+        if inside(&visible, base).is_empty() {
+            return;
+        }
+        let (m, l) = (self.page_maximum[row], self.page_sum[row]);
+        let is_first = visible.start >= base;
+        let (mut a, mut b) = (0.0, 1.0);
+        if is_first {
+            (self.maximum[row], self.sum[row]) = (m, l);
+        } else {
+            let before = self.maximum[row];
+            let joint = if before > m { before } else { m };
+            (a, b) = (math::exp_f32(before - joint), math::exp_f32(m - joint));
+            self.maximum[row] = joint;
+            self.sum[row] = self.sum[row] * a + l * b;
+        }
+        // SAFETY: as in `page`.
+        unsafe {
+            for d in (0..self.padded).step_by(LANES) {
+                let at = row * self.padded + d;
+                let mut o = S::load(self.page_out.add(at));
+                if !is_first {
+                    let before = S::load(self.all_out.add(at));
+                    o = S::add(S::mul(before, S::splat(a)), S::mul(o, S::splat(b)));
+                }
+                S::store(self.all_out.add(at), o);
+            }
+        }
+    }
+
+    /// Writes the results.
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self) {
+        for row in 0..self.count {
+            // SAFETY: as in `page`; a pair's place in the result belongs to this unit alone.
+            unsafe {
+                let to = self.task.out.add(self.task.offset(self.kv_head, self.first + row));
+                let to = std::slice::from_raw_parts_mut(to, self.task.dim);
+                for d in (0..self.task.dim).step_by(LANES) {
+                    let o = S::div(S::load(self.all_out.add(row * self.padded + d)), S::splat(self.sum[row]));
+                    store_part::<S>(to, d, S::add(o, S::splat(0.0)));
+                }
+            }
+        }
+    }
+}
+
+/// The pointers, `by` further.
+///
+/// # Safety
+/// The results stay inside what the pointers point to.
+#[inline(always)]
+unsafe fn shifted<const R: usize>(pointers: &[*mut f32; R], by: usize) -> [*mut f32; R] {
+    let mut moved = *pointers;
+    for pointer in &mut moved {
+        // SAFETY: promised by the caller.
+        *pointer = unsafe { pointer.add(by) };
+    }
+    moved
+}
