@@ -6,7 +6,7 @@
 //! of the panel stays in the first-level cache while activations stream by from the second.
 //!
 //! The bits depend on neither the threads nor the number of rows nor the slices: an output is one chain of float
-//! steps over the columns, wherever it is interrupted (see [`super::tile`]).
+//! steps over the columns, wherever it is interrupted (see the tile kernels).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

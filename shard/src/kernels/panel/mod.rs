@@ -5,7 +5,7 @@
 //! the scales of the 16 rows stand side by side ([`scales`]). Codes and scales are two streams per panel, both
 //! starting on a cache line, so that a pass over a panel reads memory once and in order.
 //!
-//! [`Layout`] joins a code width and a kind of scale to a GGUF format; [`Panels`] is the same as a table of functions.
+//! [`Layout`] joins a code width and a kind of scale to a GGUF format; the same as a table of functions is what a matrix keeps.
 //! For many rows of activations a panel is unpacked once into [`unpacked`] form: bytes and f32 scales.
 //!
 //! Limits: the packed size is within 4 % of the GGUF size for matrices of at least 512 columns; float formats
