@@ -12,13 +12,14 @@ import random
 import zlib
 
 from answers import answer
-from stories import Tale, follow_up, invented, prompt, tell
-from words import HE, SHE
+from stories import EXTRA_CHARACTERS, EXTRA_OBJECTS, Tale, follow_up, invented, prompt, tell
+from words import CHARACTERS, HE, OBJECTS, SHE
 
 SYSTEMS = ["You are Minnow, a small and friendly model.", "You are a helpful assistant.", "You are a friendly storyteller.", "Answer briefly.", "You are a helpful, honest and kind assistant.", "You tell stories for children.", "You are an AI assistant.", "Be polite and short."]
 HELD_OUT_PERCENT = 4
 # Longest conversation, in words; with the vocabulary of 2048 it stays below 1024 tokens.
 MAX_WORDS = 620
+SLOT_WORDS = {word.lower() for word in SHE + HE + list(CHARACTERS) + list(OBJECTS) + EXTRA_CHARACTERS + EXTRA_OBJECTS}
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -30,11 +31,11 @@ def is_held_out(tale):
     return zlib.crc32(f"{tale.who}/{tale.thing}".encode()) % 100 < HELD_OUT_PERCENT
 
 
-def draw_tale(rng, held_out):
-    """A tale and the wish for it; its pair is held out or not, as asked."""
+def draw_tale(rng, held_out, easy=False):
+    """A tale and the wish for it; its pair is held out or not, as asked; an easy one is short three times out of four."""
     while True:
         tale = Tale.draw(rng)
-        ask = prompt(tale, rng)
+        ask = prompt(tale, rng, 0.75 if easy else 0.09)
         tale.settle(rng)
         if is_held_out(tale) == held_out:
             return tale, ask
@@ -49,11 +50,13 @@ def acquaintance(rng):
     return (first, hello), (ask, f"Your name is {name}.")
 
 
-def conversation(rng, held_out=False):
-    """A list of (role, text), perhaps opened by a system message."""
+def conversation(rng, held_out=False, easy=False):
+    """A list of (role, text), perhaps opened by a system message.
+
+    An easy one has one or two turns, and its stories are mostly short: more of its words repeat the prompt's."""
     messages = [("system", rng.choice(SYSTEMS))] if rng.random() < 0.18 else []
     r = rng.random()
-    turns = 1 if r < 0.62 else 2 if r < 0.82 else rng.randint(3, 9)
+    turns = 1 if r < 0.62 else 2 if r < 0.82 else 2 if easy else rng.randint(3, 9)
     tale = story = reminder = None
     words = 0
     for turn in range(turns):
@@ -65,7 +68,7 @@ def conversation(rng, held_out=False):
         elif tale and rng.random() < 0.55:
             ask, reply = follow_up(tale, rng, story)
         elif rng.random() < (0.5 if turn == 0 else 0.35):
-            tale, ask = draw_tale(rng, held_out)
+            tale, ask = draw_tale(rng, held_out, easy)
             reply = story = tell(tale, rng)
         elif turns > 1 and rng.random() < 0.2:
             (ask, reply), reminder = acquaintance(rng)
@@ -76,6 +79,11 @@ def conversation(rng, held_out=False):
         words += len(ask.split()) + len(reply.split())
         messages += [("user", ask), ("assistant", reply)]
     return messages
+
+
+def is_slot(word, ask):
+    """Is this word of a reply likely to fill a slot: a name, an actor, a thing, or a word of the question?"""
+    return word in SLOT_WORDS or word in ask
 
 
 def render(messages):

@@ -210,10 +210,10 @@ STARTS = ["Tell me {S}", "Can you tell me {S}", "Could you tell me {S}", "Please
 QUESTIONS = ("Can", "Could", "Do", "Would")
 
 
-def prompt(tale, rng):
-    """A wish that names some slots. Sets `tale.asked` to the names of the slots it mentions."""
+def prompt(tale, rng, short=0.09):
+    """A wish that names some slots. Sets `tale.asked` to the names of the slots it mentions. `short` is the share of short stories."""
     asked = set()
-    style = rng.choice(["short", "short", "funny", "bedtime", "sad"]) if rng.random() < 0.22 else ""
+    style = "short" if rng.random() < short else rng.choice(["funny", "bedtime", "sad"]) if rng.random() < 0.14 else ""
     tale.style = style
     kind = rng.choice(["story", "story", "story", "story", "tale", "little story"])
     wish = article(f"{style} {kind}".strip() if style else rng.choice([kind, kind, f"{rng.choice(FEELINGS)} {kind}"]))
