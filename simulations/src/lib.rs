@@ -1,0 +1,2 @@
+//! Imagines swarms: reads routing and allocation cases and drives the scheduler's own code over them.
+#![forbid(unsafe_code)]
