@@ -24,7 +24,7 @@ use std::fmt;
 use std::ops::AddAssign;
 
 use crate::route::NoRoute;
-use crate::snapshot::{Host, Hops, Snapshot};
+use crate::snapshot::{Hops, Host, Snapshot};
 use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
 
 /// Predicted milliseconds of one request, term by term. See the module's page for each.
@@ -124,6 +124,14 @@ pub(crate) struct NodePrice {
     pub into: f64,
 }
 
+/// What lies beyond an end of the layers searched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    pub host: u32,
+    /// Whether activations cross (inside a pipeline) or only token ids (at its ends).
+    pub carries: bool,
+}
+
 /// A snapshot priced for one request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Price {
@@ -135,7 +143,9 @@ pub(crate) struct Price {
     pub cap: Vec<u32>,
     pub capped: bool,
     pub home: Option<u32>,
-    pub closing: bool,
+    /// Where the token comes from before the first layer, and goes after the last.
+    pub entry_from: Option<End>,
+    pub exit_to: Option<End>,
     /// Layers below `head` and from `tail_from` on belong to the requester.
     pub head: usize,
     pub tail_from: usize,
@@ -150,8 +160,10 @@ impl Price {
             Some(id) => snapshot.index_of(id),
             None => None,
         };
-        self.closing = policy.closing_hop && request.requester.is_some();
-        if self.home.is_none() && (self.closing || policy.boomerang.is_some()) {
+        let closing = policy.closing_hop && request.requester.is_some();
+        let end = self.home.filter(|_| closing).map(|host| End { host, carries: false });
+        (self.entry_from, self.exit_to) = (end, end);
+        if self.home.is_none() && (closing || policy.boomerang.is_some()) {
             return Err(NoRoute::UnknownRequester);
         }
         (self.head, self.tail_from) = match policy.boomerang {
@@ -190,10 +202,29 @@ impl Price {
             self.cap.push(cap);
         }
         self.correct_few(snapshot, request);
+        for (price, cap) in self.node.iter_mut().zip(&self.cap) {
+            if *cap == 0 {
+                price.enter = f64::INFINITY;
+            }
+        }
         self.cold.clear();
         if !snapshot.cold.is_empty() {
             self.cold.extend(snapshot.hosts.iter().map(|host| host.load_ms));
         }
+        Ok(())
+    }
+
+    /// As [`Self::refill`], as if every host had room for everything.
+    fn refill_unbounded(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        self.refill(snapshot, request)?;
+        for (i, cap) in self.cap.iter_mut().enumerate() {
+            if *cap == 0 && !request.policy.deny.contains(&snapshot.hosts[i].id) {
+                let host = &snapshot.hosts[i];
+                self.node[i].enter = self.passes * (host.visit_ms + host.queue_ms);
+            }
+            *cap = u32::MAX;
+        }
+        self.capped = false;
         Ok(())
     }
 
@@ -223,11 +254,6 @@ impl Price {
                 self.node[i as usize].enter = f64::INFINITY;
             }
         }
-        for (price, cap) in self.node.iter_mut().zip(&self.cap) {
-            if *cap == 0 {
-                price.enter = f64::INFINITY;
-            }
-        }
     }
 
     /// Whether only the requester may run `layer`.
@@ -243,17 +269,19 @@ impl Price {
 
     /// From the requester to the first node.
     pub fn entry(&self, snapshot: &Snapshot, first: u32) -> f64 {
-        match self.home {
-            Some(home) if self.closing => self.passes * snapshot.link_ms(home, first),
-            _ => 0.0,
+        match self.entry_from {
+            None => 0.0,
+            Some(End { host, carries: true }) => self.hop(snapshot, host, first),
+            Some(End { host, .. }) => self.passes * snapshot.link_ms(host, first),
         }
     }
 
     /// From the last node to the requester.
     pub fn exit(&self, snapshot: &Snapshot, last: u32) -> f64 {
-        match self.home {
-            Some(home) if self.closing => self.passes * snapshot.link_ms(last, home),
-            _ => 0.0,
+        match self.exit_to {
+            None => 0.0,
+            Some(End { host, carries: true }) => self.hop(snapshot, last, host),
+            Some(End { host, .. }) => self.passes * snapshot.link_ms(last, host),
         }
     }
 
@@ -301,6 +329,17 @@ pub fn explain(snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> R
 /// As [`explain`].
 pub fn price(snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Result<Cost, NoRoute> {
     explain(snapshot, request, pipeline).map(|legs| total(&legs))
+}
+
+/// As [`price`] without the bounds on KV room, for pipelines whose room has been charged already.
+pub(crate) fn price_unbounded(
+    snapshot: &Snapshot,
+    request: &Request,
+    pipeline: &Pipeline,
+) -> Result<Cost, NoRoute> {
+    let mut price = Price::default();
+    price.refill_unbounded(snapshot, request)?;
+    explain_priced(snapshot, request, &price, pipeline).map(|legs| total(&legs))
 }
 
 /// The sum over all legs.
@@ -357,7 +396,8 @@ fn may_run(snapshot: &Snapshot, price: &Price, i: u32, layers: LayerRange) -> bo
         .state_at(i, layers.start() as usize)
         .is_some_and(|state| snapshot.run_end[state] >= layers.end());
     let home = price.home == Some(i);
-    let ends_at_home = home || (layers.start() as usize >= price.head && layers.end() as usize <= price.tail_from);
+    let ends_at_home =
+        home || (layers.start() as usize >= price.head && layers.end() as usize <= price.tail_from);
     held && ends_at_home && price.node[i as usize].enter.is_finite()
 }
 

@@ -9,6 +9,7 @@ mod pipeline;
 mod policy;
 pub mod route;
 pub mod snapshot;
+pub mod standby;
 mod time;
 
 pub use id::{ModelId, NodeId, OperatorId, SessionId};

@@ -33,7 +33,11 @@ impl Pipeline {
             }
             at = segment.layers.end();
         }
-        if at == num_layers && !segments.is_empty() { Ok(Self(segments)) } else { Err(Gap { layer: at.min(num_layers) }) }
+        if at == num_layers && !segments.is_empty() {
+            Ok(Self(segments))
+        } else {
+            Err(Gap { layer: at.min(num_layers) })
+        }
     }
 
     /// The segments in the order a token visits them.

@@ -65,7 +65,8 @@ pub struct Shape {
 
 impl Shape {
     /// One decoded token, nothing else: the unit the published cases are priced in.
-    pub const ONE_TOKEN: Self = Self { prompt_tokens: 0, output_tokens: 1, prefill_chunk: 64, activation_bytes: 0 };
+    pub const ONE_TOKEN: Self =
+        Self { prompt_tokens: 0, output_tokens: 1, prefill_chunk: 64, activation_bytes: 0 };
 
     /// Times a pipeline is walked from end to end. The last chunk of the prompt already yields the first token.
     pub fn passes(self) -> u32 {
@@ -107,7 +108,13 @@ pub struct Request {
 impl Request {
     /// A request by `requester` of the given shape under the default policy.
     pub fn new(requester: NodeId, shape: Shape) -> Self {
-        Self { requester: Some(requester), shape, policy: RoutePolicy::default(), in_flight: Vec::new(), seed: 0 }
+        Self {
+            requester: Some(requester),
+            shape,
+            policy: RoutePolicy::default(),
+            in_flight: Vec::new(),
+            seed: 0,
+        }
     }
 }
 

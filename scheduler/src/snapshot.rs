@@ -78,7 +78,8 @@ impl Host {
     }
 
     fn check(&self, num_layers: u32) -> Result<(), BadSnapshot> {
-        let times = [self.access_ms, self.decode_ms, self.prefill_ms, self.visit_ms, self.queue_ms, self.load_ms];
+        let times =
+            [self.access_ms, self.decode_ms, self.prefill_ms, self.visit_ms, self.queue_ms, self.load_ms];
         let rates = [self.up_bytes_per_ms, self.down_bytes_per_ms];
         let fits = self.loaded.end() <= num_layers && self.on_disk.end() <= num_layers;
         let sane = times.iter().all(|ms| ms.is_finite() && *ms >= 0.0)
@@ -135,8 +136,18 @@ impl std::error::Error for BadSnapshot {}
 /// Hop costs in internal order.
 #[derive(Clone, Debug)]
 pub(crate) enum Hops {
-    Matrix { ms: Vec<f64>, least_out: Vec<f64> },
-    Regions { base: Vec<f64>, regions: usize, pair_off: Vec<u32>, pair_to: Vec<u32>, pair_ms: Vec<f64>, least_pair: Vec<f64> },
+    Matrix {
+        ms: Vec<f64>,
+        least_out: Vec<f64>,
+    },
+    Regions {
+        base: Vec<f64>,
+        regions: usize,
+        pair_off: Vec<u32>,
+        pair_to: Vec<u32>,
+        pair_ms: Vec<f64>,
+        least_pair: Vec<f64>,
+    },
 }
 
 /// One model, its hosts and the links between them. See the module's page.
@@ -241,7 +252,8 @@ impl Snapshot {
                 let states = self.states(layer);
                 let region = |state: &u32| self.hosts[*state as usize].region as usize;
                 self.region_off.extend((0..*regions).map(|r| {
-                    (states.start + self.host_of[states.clone()].partition_point(|host| region(host) < r)) as u32
+                    (states.start + self.host_of[states.clone()].partition_point(|host| region(host) < r))
+                        as u32
                 }));
             }
             self.region_off.push(self.host_of.len() as u32);
@@ -339,7 +351,8 @@ fn index_links(links: &Links, hosts: &[Host], order: &[usize], place: &[u32]) ->
             for &i in order {
                 ms.extend(order.iter().map(|&j| if i == j { 0.0 } else { given[i * n + j] }));
             }
-            let least = |i: usize| (0..n).filter(|&j| j != i).map(|j| ms[i * n + j]).fold(f64::INFINITY, f64::min);
+            let least =
+                |i: usize| (0..n).filter(|&j| j != i).map(|j| ms[i * n + j]).fold(f64::INFINITY, f64::min);
             let least_out = (0..n).map(least).collect();
             Ok(Hops::Matrix { ms, least_out })
         }
@@ -371,7 +384,10 @@ fn index_links(links: &Links, hosts: &[Host], order: &[usize], place: &[u32]) ->
             pairs.iter().for_each(|&(i, ..)| pair_off[i as usize + 1] += 1);
             (0..n).for_each(|i| pair_off[i + 1] += pair_off[i]);
             let least = |i: usize| {
-                pairs[pair_off[i] as usize..pair_off[i + 1] as usize].iter().map(|p| p.2).fold(f64::INFINITY, f64::min)
+                pairs[pair_off[i] as usize..pair_off[i + 1] as usize]
+                    .iter()
+                    .map(|p| p.2)
+                    .fold(f64::INFINITY, f64::min)
             };
             Ok(Hops::Regions {
                 least_pair: (0..n).map(least).collect(),

@@ -36,7 +36,7 @@ pub(super) struct Found {
 /// The best route within KV room, given the table of the unbounded problem and its optimum.
 pub(super) fn search(snapshot: &Snapshot, table: &Table, free_ms: f64) -> Option<Found> {
     let pairs: usize =
-        (1..snapshot.layers).map(|l| snapshot.states(l - 1).len() * snapshot.states(l).len()).sum();
+        (table.first + 1..table.end).map(|l| snapshot.states(l - 1).len() * snapshot.states(l).len()).sum();
     if pairs > MAX_PAIRS {
         return leave_out(snapshot, table);
     }
@@ -74,16 +74,17 @@ impl Bounds {
             leave_to: vec![NONE; n],
         };
         let price = &table.price;
-        for layer in (0..snapshot.layers).rev() {
+        for layer in (table.first..table.end).rev() {
             for state in snapshot.states(layer) {
                 let host = snapshot.host_of[state];
                 if price.home_only(layer) && price.home != Some(host) {
                     continue;
                 }
                 bounds.leave(snapshot, table, layer, state);
-                let room = cap[host as usize].min(snapshot.run_end[state] - layer as u32);
+                let held = (snapshot.run_end[state] as usize).min(table.end) - layer;
+                let room = (cap[host as usize] as usize).min(held);
                 let (mut at, mut ms) = (state, 0.0);
-                for end in layer + 1..=layer + room as usize {
+                for end in layer + 1..=layer + room {
                     ms += price.layer(snapshot, at, end - 1);
                     let whole = ms + bounds.leave_ms[at];
                     if whole < bounds.start_ms[state] {
@@ -99,7 +100,7 @@ impl Bounds {
 
     fn leave(&mut self, snapshot: &Snapshot, table: &Table, layer: usize, state: usize) {
         let host = snapshot.host_of[state];
-        if layer + 1 == snapshot.layers {
+        if layer + 1 == table.end {
             self.leave_ms[state] = table.price.exit(snapshot, host);
             return;
         }
@@ -122,17 +123,19 @@ impl Bounds {
             let host = snapshot.host_of[state];
             price.entry(snapshot, host) + price.node[host as usize].enter + self.start_ms[state]
         };
-        let best = snapshot.states(0).map(|s| (s, from(s))).min_by(|a, b| a.1.total_cmp(&b.1));
+        let best = snapshot.states(table.first).map(|s| (s, from(s))).min_by(|a, b| a.1.total_cmp(&b.1));
         best.filter(|found| found.1.is_finite())
     }
 
-    fn follow(&self, snapshot: &Snapshot, start: usize) -> Vec<Visit> {
+    fn follow(&self, snapshot: &Snapshot, first: u32, start: usize) -> Vec<Visit> {
         let mut visits = Vec::new();
-        let (mut state, mut layer) = (start, 0);
+        let (mut state, mut layer) = (start, first);
         loop {
             let end = self.end[state];
             visits.push((snapshot.host_of[state], layer, end));
-            let Some(last) = snapshot.state_at(snapshot.host_of[state], end as usize - 1) else { return visits };
+            let Some(last) = snapshot.state_at(snapshot.host_of[state], end as usize - 1) else {
+                return visits;
+            };
             if self.leave_to[last] == NONE {
                 return visits;
             }
@@ -197,10 +200,10 @@ fn best_first(snapshot: &Snapshot, table: &Table, bounds: &Bounds, free_ms: f64)
         best_ms: f64::INFINITY,
         best: NONE,
     };
-    for state in snapshot.states(0) {
+    for state in snapshot.states(table.first) {
         let host = snapshot.host_of[state];
         let spent = table.price.entry(snapshot, host) + table.price.node[host as usize].enter;
-        search.push(NONE, state as u32, 0, spent, Vec::new(), bounds.start_ms[state]);
+        search.push(NONE, state as u32, table.first as u32, spent, Vec::new(), bounds.start_ms[state]);
     }
     let mut settled: Vec<Vec<u32>> = vec![Vec::new(); snapshot.host_of.len()];
     let mut expanded = 0;
@@ -253,7 +256,8 @@ impl Search<'_> {
         let mut state = state as usize;
         let host = snapshot.host_of[state];
         let before = used_on(&used, host);
-        let room = price.cap[host as usize].saturating_sub(before).min(snapshot.run_end[state] - layer);
+        let held = snapshot.run_end[state].min(table.end as u32) - layer;
+        let room = price.cap[host as usize].saturating_sub(before).min(held);
         let mut ms = spent;
         for end in layer + 1..=layer + room {
             if price.home_only(end as usize - 1) && price.home != Some(host) {
@@ -262,7 +266,7 @@ impl Search<'_> {
             ms += price.layer(snapshot, state, end as usize - 1);
             if ms + bounds.leave_ms[state] < self.best_ms {
                 let used = with_used(&used, host, end - layer, price.cap[host as usize]);
-                if end as usize == snapshot.layers {
+                if end as usize == table.end {
                     self.push(at, NONE, end, ms + price.exit(snapshot, host), used, 0.0);
                 } else {
                     self.switch(at, host, end, ms, &used);
@@ -293,7 +297,7 @@ impl Search<'_> {
             return None;
         }
         let mut visits = Vec::new();
-        let (mut at, mut end) = (self.labels[self.best as usize].parent, self.snapshot.layers as u32);
+        let (mut at, mut end) = (self.labels[self.best as usize].parent, self.table.end as u32);
         while at != NONE {
             let label = &self.labels[at as usize];
             visits.push((self.snapshot.host_of[label.state as usize], label.layer, end));
@@ -324,7 +328,7 @@ fn lower_rooms(snapshot: &Snapshot, table: &Table, cap: &mut [u32]) -> Option<Fo
     for _ in 0..MAX_ROUNDS {
         let bounds = Bounds::sweep(snapshot, table, cap);
         let (start, ms) = bounds.best_start(snapshot, table)?;
-        let visits = bounds.follow(snapshot, start);
+        let visits = bounds.follow(snapshot, table.first as u32, start);
         if fits(&table.price, &visits) {
             return Some(Found { visits, ms, exact: false });
         }
@@ -354,7 +358,7 @@ fn leave_out(snapshot: &Snapshot, table: &Table) -> Option<Found> {
                 table.price.node[host as usize].enter = f64::INFINITY;
             }
         }
-        table.sweep(snapshot);
+        table.sweep(snapshot, table.first, table.end);
     }
     None
 }

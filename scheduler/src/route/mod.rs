@@ -34,9 +34,10 @@ mod table;
 
 use std::fmt;
 
-use crate::cost::{self, Cost, Leg, Price};
+use crate::cost::{self, Cost, End, Leg, Price};
 use crate::snapshot::{NONE, Snapshot};
-use crate::{LayerRange, Pipeline, Request, Segment};
+use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
+use caps::Found;
 use table::Table;
 
 /// Why there is no pipeline.
@@ -72,7 +73,9 @@ impl fmt::Display for NoRoute {
             Self::Hole { layer } => write!(f, "nobody eligible holds layer {layer}"),
             Self::EndsNotHeld => f.write_str("boomerang needs the first and last layers at the requester"),
             Self::Unreachable => f.write_str("no chain of links with enough room covers all layers"),
-            Self::TooSlow { predicted_ms } => write!(f, "the best route takes {predicted_ms:.0} ms, past the deadline"),
+            Self::TooSlow { predicted_ms } => {
+                write!(f, "the best route takes {predicted_ms:.0} ms, past the deadline")
+            }
             Self::Broken { layer } => write!(f, "the segment at layer {layer} cannot be served"),
         }
     }
@@ -114,7 +117,7 @@ impl Router {
         if request.policy.boomerang.is_some() && !ends_held(snapshot, &self.table.price) {
             return Err(NoRoute::EndsNotHeld);
         }
-        self.table.sweep(snapshot);
+        self.table.sweep(snapshot, 0, snapshot.layers);
         Ok(())
     }
 
@@ -125,16 +128,7 @@ impl Router {
     /// [`NoRoute`] says what the requester could change.
     pub fn route(&self, snapshot: &Snapshot, request: &Request) -> Result<Route, NoRoute> {
         let table = &self.table;
-        let Some((start, free_ms)) = table.best_start(snapshot) else {
-            return Err(why_none(snapshot, &table.price));
-        };
-        let best = follow(snapshot, table, start);
-        let (best, optimum_ms, exact) = if fits(&table.price, &best) {
-            (best, free_ms, true)
-        } else {
-            let found = caps::search(snapshot, table, free_ms).ok_or(NoRoute::Unreachable)?;
-            (found.visits, found.ms, found.exact)
-        };
+        let Found { visits: best, ms: optimum_ms, exact } = best(snapshot, table)?;
         if request.policy.deadline_ms.is_some_and(|limit| optimum_ms > limit) {
             return Err(NoRoute::TooSlow { predicted_ms: optimum_ms });
         }
@@ -147,6 +141,44 @@ impl Router {
         let legs = cost::explain_priced(snapshot, request, &table.price, &pipeline)?;
         Ok(Route { cost: cost::total(&legs), pipeline, legs, optimum_ms, exact })
     }
+}
+
+impl Router {
+    /// The cheapest way to run only `range`, entered from `from` and left to `to`; the milliseconds include the hops
+    /// to both. The requester's own ends carry token ids, inner neighbors activations.
+    pub(crate) fn between(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request,
+        range: LayerRange,
+        from: Option<NodeId>,
+        to: Option<NodeId>,
+    ) -> Option<(Vec<Segment>, f64)> {
+        let price = &mut self.table.price;
+        price.refill(snapshot, request).ok()?;
+        let end = |id: Option<NodeId>| id.and_then(|id| snapshot.index_of(id));
+        if range.start() > 0 {
+            price.entry_from = end(from).map(|host| End { host, carries: true });
+        }
+        if range.end() < snapshot.num_layers() {
+            price.exit_to = end(to).map(|host| End { host, carries: true });
+        }
+        self.table.sweep(snapshot, range.start() as usize, range.end() as usize);
+        let found = best(snapshot, &self.table).ok()?;
+        Some((to_segments(snapshot, &found.visits), found.ms))
+    }
+}
+
+/// The best route of a swept table.
+fn best(snapshot: &Snapshot, table: &Table) -> Result<Found, NoRoute> {
+    let Some((start, ms)) = table.best_start(snapshot) else {
+        return Err(why_none(snapshot, &table.price));
+    };
+    let visits = follow(snapshot, table, start);
+    if fits(&table.price, &visits) {
+        return Ok(Found { visits, ms, exact: true });
+    }
+    caps::search(snapshot, table, ms).ok_or(NoRoute::Unreachable)
 }
 
 /// Routes one request from scratch.
@@ -196,7 +228,8 @@ pub fn compare(snapshot: &Snapshot, request: &Request) -> Comparison {
     open.policy.boomerang = None;
     let plain = if request.policy.boomerang.is_some() { route(snapshot, &open) } else { asked.clone() };
     open.policy.allow = Some(Default::default());
-    let local = if request.requester.is_some() { route(snapshot, &open) } else { Err(NoRoute::UnknownRequester) };
+    let local =
+        if request.requester.is_some() { route(snapshot, &open) } else { Err(NoRoute::UnknownRequester) };
     Comparison { asked, plain, local }
 }
 
@@ -207,8 +240,8 @@ pub(crate) type Visit = (u32, u32, u32);
 fn follow(snapshot: &Snapshot, table: &Table, start: usize) -> Vec<Visit> {
     let mut visits = Vec::new();
     let mut state = start;
-    let mut layer = 0;
-    visits.push((snapshot.host_of[start], 0, 1));
+    let mut layer = table.first as u32;
+    visits.push((snapshot.host_of[start], layer, layer + 1));
     while table.step[state] != NONE {
         state = table.step[state] as usize;
         layer += 1;
@@ -235,11 +268,16 @@ fn fits(price: &Price, visits: &[Visit]) -> bool {
 }
 
 fn to_pipeline(snapshot: &Snapshot, visits: &[Visit]) -> Result<Pipeline, NoRoute> {
+    let segments = to_segments(snapshot, visits);
+    Pipeline::new(segments, snapshot.num_layers()).map_err(|gap| NoRoute::Hole { layer: gap.layer })
+}
+
+fn to_segments(snapshot: &Snapshot, visits: &[Visit]) -> Vec<Segment> {
     let segments = visits.iter().filter_map(|&(host, start, end)| {
         let node = snapshot.hosts[host as usize].id;
         LayerRange::new(start, end).map(|layers| Segment { node, layers })
     });
-    Pipeline::new(segments.collect(), snapshot.num_layers()).map_err(|gap| NoRoute::Hole { layer: gap.layer })
+    segments.collect()
 }
 
 fn ends_held(snapshot: &Snapshot, price: &Price) -> bool {

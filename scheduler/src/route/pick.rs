@@ -7,9 +7,9 @@
 
 use super::table::Table;
 use super::{Visit, extend};
+use crate::Request;
 use crate::chance::{Chance, mix};
 use crate::snapshot::{NONE, Snapshot};
-use crate::Request;
 
 /// How sharply cheaper routes are preferred; lower spreads wider and pays more, at 0 all near-equals are alike.
 const SHARPNESS: i32 = 8;
@@ -44,7 +44,8 @@ pub(super) fn near_equal(
             let mut drawn = Drawn::default();
             for other in snapshot.states(layer).filter(|&s| spent + table.to_go[s] <= limit) {
                 let host = snapshot.host_of[other];
-                let before = spent + table.price.hop(snapshot, here, host) + table.price.node[host as usize].enter;
+                let before =
+                    spent + table.price.hop(snapshot, here, host) + table.price.node[host as usize].enter;
                 let ms = before + table.to_go[other];
                 if host != here && ms <= limit {
                     drawn.offer(other, weight(ms), &mut chance);

@@ -29,6 +29,9 @@ pub(crate) struct Table {
     pub to_go: Vec<f64>,
     /// The state at the next layer on the best way on, [`NONE`] at the last layer.
     pub step: Vec<u32>,
+    /// The layers searched.
+    pub first: usize,
+    pub end: usize,
     entered: [Vec<Entered>; 2],
 }
 
@@ -64,8 +67,9 @@ impl Best {
 }
 
 impl Table {
-    /// Fills `to_go` and `step` under the current prices.
-    pub fn sweep(&mut self, snapshot: &Snapshot) {
+    /// Fills `to_go` and `step` of layers `[first, end)` under the current prices.
+    pub fn sweep(&mut self, snapshot: &Snapshot, first: usize, end: usize) {
+        (self.first, self.end) = (first, end);
         let states = snapshot.host_of.len();
         self.to_go.clear();
         self.to_go.resize(states, f64::INFINITY);
@@ -79,7 +83,7 @@ impl Table {
     }
 
     fn last_layer(&mut self, snapshot: &Snapshot) {
-        let layer = snapshot.layers - 1;
+        let layer = self.end - 1;
         for state in snapshot.states(layer) {
             let host = snapshot.host_of[state];
             if !self.price.home_only(layer) || self.price.home == Some(host) {
@@ -94,7 +98,7 @@ impl Table {
         let n = snapshot.hosts.len();
         let passes = self.price.passes;
         let mut entry = vec![f64::INFINITY; n];
-        for layer in (0..snapshot.layers - 1).rev() {
+        for layer in (self.first..self.end - 1).rev() {
             entry.fill(f64::INFINITY);
             let mut least = f64::INFINITY;
             for state in snapshot.states(layer + 1) {
@@ -138,9 +142,9 @@ impl Table {
             side.resize(n, Entered { ms: f64::INFINITY, state: NONE });
         }
         let mut bests = vec![Best::EMPTY; regions];
-        let mut least = self.collect_entries(snapshot, snapshot.layers - 1, &mut bests);
+        let mut least = self.collect_entries(snapshot, self.end - 1, &mut bests);
         let mut switch = vec![(f64::INFINITY, NONE); regions];
-        for layer in (0..snapshot.layers - 1).rev() {
+        for layer in (self.first..self.end - 1).rev() {
             for (r, slot) in switch.iter_mut().enumerate() {
                 *slot = (f64::INFINITY, NONE);
                 for (to, best) in bests.iter().enumerate() {
@@ -257,7 +261,7 @@ impl Table {
         passes * ms + (self.price.node[i].out + self.price.node[j].into - access)
     }
 
-    /// Cost of entering `state` of layer 0 and finishing from there.
+    /// Cost of entering `state` of the first layer and finishing from there.
     pub fn from_start(&self, snapshot: &Snapshot, state: usize) -> f64 {
         let host = snapshot.host_of[state];
         self.to_go[state] + self.price.node[host as usize].enter + self.price.entry(snapshot, host)
@@ -266,7 +270,7 @@ impl Table {
     /// The best first state and the cost of the whole route, if there is one.
     pub fn best_start(&self, snapshot: &Snapshot) -> Option<(usize, f64)> {
         let mut best: Option<(usize, f64)> = None;
-        for state in snapshot.states(0) {
+        for state in snapshot.states(self.first) {
             // The entry hop is looked up only where it could matter.
             if !self.to_go[state].is_finite() || best.is_some_and(|(_, ms)| ms <= self.to_go[state]) {
                 continue;

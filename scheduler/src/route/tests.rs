@@ -9,8 +9,12 @@ fn host(id: u64, start: u32, end: u32, decode_ms: f64, visit_ms: f64) -> Host {
 
 /// The example of the module's page; R, A, B, C are 1, 2, 3, 4.
 fn example() -> Snapshot {
-    let hosts =
-        vec![host(1, 0, 2, 5.0, 0.0), host(2, 0, 5, 2.0, 3.0), host(3, 4, 8, 1.0, 4.0), host(4, 0, 8, 3.0, 1.0)];
+    let hosts = vec![
+        host(1, 0, 2, 5.0, 0.0),
+        host(2, 0, 5, 2.0, 3.0),
+        host(3, 4, 8, 1.0, 4.0),
+        host(4, 0, 8, 3.0, 1.0),
+    ];
     let ms = [[0, 10, 20, 40], [10, 0, 8, 30], [20, 8, 0, 30], [40, 30, 30, 0]];
     let links = Links::Matrix(ms.iter().flatten().map(|&ms| f64::from(ms)).collect());
     Snapshot::new(ModelId::default(), 8, None, hosts, &links).unwrap()
@@ -51,7 +55,9 @@ fn what_is_missing_is_named() {
 
     let mut late = request();
     late.policy.deadline_ms = Some(50.0);
-    assert!(matches!(route(&example(), &late), Err(NoRoute::TooSlow { predicted_ms }) if predicted_ms > 56.0));
+    assert!(
+        matches!(route(&example(), &late), Err(NoRoute::TooSlow { predicted_ms }) if predicted_ms > 56.0)
+    );
 
     let mut stranger = request();
     stranger.requester = Some(NodeId::numbered(9));
@@ -71,7 +77,8 @@ fn home_and_privacy_are_compared() {
     assert!(!compared.local_wins());
     assert!((compared.local.as_ref().unwrap().cost.total_ms() - 160.0).abs() < 1e-9);
     let asked = compared.asked.as_ref().unwrap();
-    let ends = (asked.pipeline.segments().first().unwrap().node, asked.pipeline.segments().last().unwrap().node);
+    let ends =
+        (asked.pipeline.segments().first().unwrap().node, asked.pipeline.segments().last().unwrap().node);
     assert_eq!(ends, (NodeId::numbered(1), NodeId::numbered(1)));
     // R[0..1] A[1..4] B[4..7] R[7..8] = 20 + 10 + 9 + 8 + 7 + 20 + 20
     assert!((asked.cost.total_ms() - 94.0).abs() < 1e-9, "{}", asked.cost);
