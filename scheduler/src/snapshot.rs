@@ -136,10 +136,8 @@ impl std::error::Error for BadSnapshot {}
 /// Hop costs in internal order.
 #[derive(Clone, Debug)]
 pub(crate) enum Hops {
-    Matrix {
-        ms: Vec<f64>,
-        least_out: Vec<f64>,
-    },
+    /// `ms_to[to * n + from]`.
+    Matrix { ms_to: Vec<f64> },
     Regions {
         base: Vec<f64>,
         regions: usize,
@@ -322,7 +320,7 @@ impl Snapshot {
         }
         let (i, j) = (from as usize, to as usize);
         match &self.hops {
-            Hops::Matrix { ms, .. } => ms[i * self.hosts.len() + j],
+            Hops::Matrix { ms_to } => ms_to[j * self.hosts.len() + i],
             Hops::Regions { base, regions, .. } => match self.measured_ms(from, to) {
                 Some(ms) => ms,
                 None => {
@@ -347,14 +345,11 @@ fn index_links(links: &Links, hosts: &[Host], order: &[usize], place: &[u32]) ->
             if given.len() != n * n || given.iter().any(|ms| ms.is_nan() || *ms < 0.0) {
                 return Err(BadSnapshot::Links);
             }
-            let mut ms = Vec::with_capacity(n * n);
-            for &i in order {
-                ms.extend(order.iter().map(|&j| if i == j { 0.0 } else { given[i * n + j] }));
+            let mut ms_to = Vec::with_capacity(n * n);
+            for &to in order {
+                ms_to.extend(order.iter().map(|&from| if from == to { 0.0 } else { given[from * n + to] }));
             }
-            let least =
-                |i: usize| (0..n).filter(|&j| j != i).map(|j| ms[i * n + j]).fold(f64::INFINITY, f64::min);
-            let least_out = (0..n).map(least).collect();
-            Ok(Hops::Matrix { ms, least_out })
+            Ok(Hops::Matrix { ms_to })
         }
         Links::Regions { base_ms, regions, measured } => {
             let fits = base_ms.len() == regions * regions

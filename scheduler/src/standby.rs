@@ -126,7 +126,8 @@ fn tile(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize
         lenient.policy.deny.remove(&s.node);
     });
     // The nodes that stay have their room charged already, so the sum is priced without that bound.
-    let total_ms = crate::cost::price_unbounded(snapshot, &lenient, &whole).map_or(part_ms, |cost| cost.total_ms());
+    let total_ms =
+        crate::cost::price_unbounded(snapshot, &lenient, &whole).map_or(part_ms, |cost| cost.total_ms());
     Some(Cover { index, segments, total_ms })
 }
 

@@ -240,14 +240,15 @@ pub(crate) type Visit = (u32, u32, u32);
 fn follow(snapshot: &Snapshot, table: &Table, start: usize) -> Vec<Visit> {
     let mut visits = Vec::new();
     let mut state = start;
-    let mut layer = table.first as u32;
-    visits.push((snapshot.host_of[start], layer, layer + 1));
-    while table.step[state] != NONE {
-        state = table.step[state] as usize;
+    let mut layer = table.first;
+    loop {
+        extend(&mut visits, snapshot.host_of[state], layer as u32);
+        match table.step(snapshot, state, layer) {
+            NONE => return visits,
+            next => state = next as usize,
+        }
         layer += 1;
-        extend(&mut visits, snapshot.host_of[state], layer);
     }
-    visits
 }
 
 /// Adds `layer` on `host` to the visits.

@@ -32,10 +32,14 @@ pub(super) fn near_equal(
     }
     let mut state = drawn.state?;
     let mut spent = table.from_start(snapshot, state) - table.to_go[state];
-    let mut visits = vec![(snapshot.host_of[state], 0, 1)];
+    let mut visits = Vec::new();
     let mut layer = 0;
-    while table.step[state] != NONE {
-        let best = table.step[state] as usize;
+    loop {
+        extend(&mut visits, snapshot.host_of[state], layer as u32);
+        let best = match table.step(snapshot, state, layer) {
+            NONE => return Some(visits),
+            best => best as usize,
+        };
         let (here, there) = (snapshot.host_of[state], snapshot.host_of[best]);
         spent += table.price.layer(snapshot, state, layer);
         layer += 1;
@@ -56,9 +60,7 @@ pub(super) fn near_equal(
             spent += table.price.hop(snapshot, here, host) + table.price.node[host as usize].enter;
         }
         state = next;
-        extend(&mut visits, snapshot.host_of[state], layer as u32);
     }
-    Some(visits)
 }
 
 /// One weighted draw over a stream of candidates (reservoir of one).

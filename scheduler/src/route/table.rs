@@ -11,8 +11,8 @@
 //! The inner minimum is what costs. With regional links `hop(i, j) = out(i) + base(region, region) + into(j)`, so one
 //! minimum per region serves all of its nodes and a layer costs O(hosts + regions^2). Measured pairs break that
 //! form; a node that has some looks at each of them, and at the best entry per region *not* among them (three are
-//! kept; a full scan when all three are measured). With a matrix, a switch is looked for only when the cheapest
-//! entry of the next layer plus the node's shortest link could beat staying.
+//! kept; a full scan when all three are measured). With a matrix a layer is one min-plus product
+//! over whole rows, which compilers turn into vector code, and the step is found when the route is read.
 //!
 //! Staying wins ties, then the lower (region, id): every node computes the same route from the same snapshot.
 
@@ -27,8 +27,8 @@ const KEPT: usize = 3;
 pub(crate) struct Table {
     pub price: Price,
     pub to_go: Vec<f64>,
-    /// The state at the next layer on the best way on, [`NONE`] at the last layer.
-    pub step: Vec<u32>,
+    /// With regional links, the state at the next layer on the best way on.
+    steps: Vec<u32>,
     /// The layers searched.
     pub first: usize,
     pub end: usize,
@@ -73,8 +73,10 @@ impl Table {
         let states = snapshot.host_of.len();
         self.to_go.clear();
         self.to_go.resize(states, f64::INFINITY);
-        self.step.clear();
-        self.step.resize(states, NONE);
+        self.steps.clear();
+        if matches!(snapshot.hops, Hops::Regions { .. }) {
+            self.steps.resize(states, NONE);
+        }
         self.last_layer(snapshot);
         match snapshot.hops {
             Hops::Matrix { .. } => self.sweep_matrix(snapshot),
@@ -94,18 +96,22 @@ impl Table {
     }
 
     fn sweep_matrix(&mut self, snapshot: &Snapshot) {
-        let Hops::Matrix { ms, least_out } = &snapshot.hops else { return };
+        let Hops::Matrix { ms_to } = &snapshot.hops else { return };
         let n = snapshot.hosts.len();
         let passes = self.price.passes;
-        let mut entry = vec![f64::INFINITY; n];
+        let mut switch = vec![f64::INFINITY; n];
         for layer in (self.first..self.end - 1).rev() {
-            entry.fill(f64::INFINITY);
-            let mut least = f64::INFINITY;
+            switch.fill(f64::INFINITY);
             for state in snapshot.states(layer + 1) {
                 let host = snapshot.host_of[state] as usize;
-                let node = &self.price.node[host];
-                entry[host] = self.to_go[state] + node.enter + node.into;
-                least = least.min(entry[host]);
+                let entry = self.entry(snapshot, state);
+                if entry.is_finite() {
+                    let column = &ms_to[host * n..(host + 1) * n];
+                    for (best, ms) in switch.iter_mut().zip(column) {
+                        let sum = entry + passes * ms;
+                        *best = if sum < *best { sum } else { *best };
+                    }
+                }
             }
             let home_only = self.price.home_only(layer);
             for state in snapshot.states(layer) {
@@ -113,22 +119,41 @@ impl Table {
                 if home_only && self.price.home != Some(host) {
                     continue;
                 }
-                let i = host as usize;
                 let next = snapshot.next[state];
-                let mut best = if next == NONE { f64::INFINITY } else { self.to_go[next as usize] };
-                let mut step = next;
-                let out = self.price.node[i].out;
-                if least + passes * least_out[i] + out < best {
-                    let (found, j) = least_sum(&entry, &ms[i * n..(i + 1) * n], passes);
-                    if found + out < best {
-                        best = found + out;
-                        step = snapshot.state_at(j as u32, layer + 1).map_or(NONE, |s| s as u32);
-                    }
-                }
-                self.to_go[state] = best + self.price.layer(snapshot, state, layer);
-                self.step[state] = step;
+                let stay = if next == NONE { f64::INFINITY } else { self.to_go[next as usize] };
+                let leave = switch[host as usize] + self.price.node[host as usize].out;
+                self.to_go[state] =
+                    (if leave < stay { leave } else { stay }) + self.price.layer(snapshot, state, layer);
             }
         }
+    }
+
+    /// What entering a state from any other node costs, up to the end of the route.
+    fn entry(&self, snapshot: &Snapshot, state: usize) -> f64 {
+        let node = &self.price.node[snapshot.host_of[state] as usize];
+        self.to_go[state] + node.enter + node.into
+    }
+
+    /// The state at the next layer on the best way on from `state`, [`NONE`] at the last layer. With a matrix it is
+    /// found here, for the few states a route visits, rather than stored for all.
+    pub fn step(&self, snapshot: &Snapshot, state: usize, layer: usize) -> u32 {
+        let Hops::Matrix { ms_to, .. } = &snapshot.hops else { return self.steps[state] };
+        if layer + 1 >= self.end {
+            return NONE;
+        }
+        let n = snapshot.hosts.len();
+        let host = snapshot.host_of[state] as usize;
+        let mut step = snapshot.next[state];
+        let mut best = if step == NONE { f64::INFINITY } else { self.to_go[step as usize] };
+        let out = self.price.node[host].out;
+        for other in snapshot.states(layer + 1) {
+            let ms = self.price.passes * ms_to[snapshot.host_of[other] as usize * n + host];
+            let leave = self.entry(snapshot, other) + ms + out;
+            if leave < best {
+                (best, step) = (leave, other as u32);
+            }
+        }
+        step
     }
 
     fn sweep_regions(&mut self, snapshot: &Snapshot) {
@@ -174,13 +199,14 @@ impl Table {
                             (best, step) = (switch[r].0 + out, switch[r].1);
                         }
                     } else if (switch[r].0 + out).min(least + passes * least_pair[i]) < stay {
-                        let found = self.measured_switch(snapshot, layer, i, &base[r * regions..], &bests);
+                        let found =
+                            self.measured_switch(snapshot, layer, i, &base[r * regions..], &bests, switch[r]);
                         if found.0 < best {
                             (best, step) = found;
                         }
                     }
                     self.to_go[state] = best + self.price.layer(snapshot, state, layer);
-                    self.step[state] = step;
+                    self.steps[state] = step;
                 }
             }
             least = self.collect_entries(snapshot, layer, &mut bests);
@@ -208,7 +234,8 @@ impl Table {
         least
     }
 
-    /// The best switch of node `i` after `layer` when some of its links are measured.
+    /// The best switch of node `i` after `layer` when some of its links are measured. `unmeasured` is the best one by
+    /// region, which stands unless it happens to be a measured pair.
     fn measured_switch(
         &self,
         snapshot: &Snapshot,
@@ -216,13 +243,14 @@ impl Table {
         i: usize,
         base: &[f64],
         bests: &[Best],
+        unmeasured: (f64, u32),
     ) -> (f64, u32) {
         let Hops::Regions { pair_off, pair_to, pair_ms, .. } = &snapshot.hops else {
             return (f64::INFINITY, NONE);
         };
         let span = pair_off[i] as usize..pair_off[i + 1] as usize;
         let pairs = &pair_to[span.clone()];
-        let measured = |state: u32| pairs.binary_search(&snapshot.host_of[state as usize]).is_ok();
+        let measured = |state: u32| pairs.contains(&snapshot.host_of[state as usize]);
         let out = self.price.node[i].out;
         let mut found = (f64::INFINITY, NONE);
         let mut offer = |ms: f64, state: u32| {
@@ -230,7 +258,11 @@ impl Table {
                 found = (ms, state);
             }
         };
-        for (to, best) in bests.iter().enumerate() {
+        let usual = unmeasured.1 != NONE && !measured(unmeasured.1);
+        if usual {
+            offer(out + unmeasured.0, unmeasured.1);
+        }
+        for (to, best) in bests.iter().enumerate().filter(|_| !usual) {
             match (0..KEPT).find(|&k| best.state[k] == NONE || !measured(best.state[k])) {
                 Some(k) => offer(out + base[to] + best.ms[k], best.state[k]),
                 None => {
@@ -282,22 +314,4 @@ impl Table {
         }
         best
     }
-}
-
-/// The least `a[j] + scale * b[j]` and where, the first of equals.
-fn least_sum(a: &[f64], b: &[f64], scale: f64) -> (f64, usize) {
-    const LANES: usize = 8;
-    let mut lanes = [f64::INFINITY; LANES];
-    let (a_body, a_tail) = a.as_chunks::<LANES>();
-    let (b_body, b_tail) = b.as_chunks::<LANES>();
-    for (x, y) in a_body.iter().zip(b_body) {
-        for lane in 0..LANES {
-            let sum = x[lane] + scale * y[lane];
-            lanes[lane] = if sum < lanes[lane] { sum } else { lanes[lane] };
-        }
-    }
-    let tail = a_tail.iter().zip(b_tail).map(|(x, y)| x + scale * y);
-    let least = lanes.into_iter().chain(tail).fold(f64::INFINITY, f64::min);
-    let at = a.iter().zip(b).position(|(x, y)| x + scale * y == least).unwrap_or(0);
-    (least, at)
 }
