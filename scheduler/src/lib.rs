@@ -6,6 +6,7 @@ pub mod cost;
 mod id;
 mod layers;
 mod pipeline;
+pub mod place;
 mod policy;
 pub mod route;
 pub mod snapshot;

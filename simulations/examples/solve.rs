@@ -7,9 +7,9 @@
 use std::error::Error;
 use std::time::Instant;
 
-use scheduler::{route::Router, standby};
+use scheduler::{place, route::Router, standby};
 use serde_json::{Map, Value, json};
-use simulations::cases::RoutingCase;
+use simulations::cases::{AllocationCase, RoutingCase};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut files = Vec::new();
@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cases: Value = serde_json::from_slice(&std::fs::read(cases)?)?;
     let mut answers = Map::new();
     answers.insert("routing".into(), routing(&cases["routing"], repeat)?);
+    answers.insert("allocation".into(), allocation(&cases["allocation"], repeat.min(3))?);
     if let Some(file) = large {
         let cases: Value = serde_json::from_slice(&std::fs::read(file)?)?;
         answers.insert("large".into(), routing(&cases["routing"], repeat)?);
@@ -58,6 +59,17 @@ fn routing(cases: &Value, repeat: usize) -> Result<Value, Box<dyn Error>> {
             Err(_) => json!({"infeasible": true}),
         };
         answer["decision_us"] = json!(ms * 1000.0);
+        answers.insert(case.id, answer);
+    }
+    Ok(Value::Object(answers))
+}
+
+fn allocation(cases: &Value, repeat: usize) -> Result<Value, Box<dyn Error>> {
+    let mut answers = Map::new();
+    for case in cases.as_array().into_iter().flatten() {
+        let case = AllocationCase::read(case)?;
+        let (placement, ms) = timed(repeat, || place::place(&case.ground));
+        let answer = json!({"pipelines": case.pipelines(&placement), "alloc_ms": ms});
         answers.insert(case.id, answer);
     }
     Ok(Value::Object(answers))

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use scheduler::place::{Ground, Placement, Site};
 use scheduler::snapshot::{Host, Links};
 use scheduler::{
     Boomerang, LayerRange, LayerSet, ModelId, NodeId, Pipeline, Request, Segment, Shape, Snapshot,
@@ -130,6 +131,47 @@ impl RoutingCase {
     /// A pipeline in the answer format.
     pub fn path(&self, pipeline: &Pipeline) -> Value {
         self.names.segments(pipeline.segments())
+    }
+}
+
+/// An allocation case, ready to place.
+pub struct AllocationCase {
+    /// Its name in the file.
+    pub id: String,
+    /// Its sites and hops.
+    pub ground: Ground,
+    names: Names,
+}
+
+impl AllocationCase {
+    /// Reads one element of the `allocation` list.
+    ///
+    /// # Errors
+    /// [`BadCase`] when a field is missing or makes no sense.
+    pub fn read(case: &Value) -> Result<Self, BadCase> {
+        let nodes = list(&case["nodes"])?;
+        let names = Names::read(nodes)?;
+        let mut sites = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            sites.push(Site {
+                id: names.id(text(&node["id"])?)?,
+                layer_ms: number(&node["ms_per_layer"])?,
+                cap_mid: index(&node["cap_mid"])?,
+                cap_first: index(&node["cap_first"])?,
+                cap_last: index(&node["cap_last"])?,
+                cap_both: index(&node["cap_both"])?,
+            });
+        }
+        let hops = read_matrix(list(&case["rtt_ms"])?, nodes.len())?;
+        let num_layers = index(&case["model"]["num_layers"])?;
+        let ground = Ground::new(num_layers, number(&case["concurrency"])?, sites, &hops)
+            .map_err(|error| BadCase(error.to_string()))?;
+        Ok(Self { id: text(&case["id"])?.to_owned(), ground, names })
+    }
+
+    /// A placement in the answer format.
+    pub fn pipelines(&self, placement: &Placement) -> Value {
+        placement.pipelines.iter().map(|pipeline| self.names.segments(pipeline.segments())).collect()
     }
 }
 
