@@ -144,7 +144,10 @@ pub(crate) enum Hops {
         pair_off: Vec<u32>,
         pair_to: Vec<u32>,
         pair_ms: Vec<f64>,
-        least_pair: Vec<f64>,
+        /// `pair_ms` less both accesses, so that it adds to the same prices as a regional base.
+        pair_net: Vec<f64>,
+        /// The least `pair_net` of each node.
+        least_net: Vec<f64>,
     },
 }
 
@@ -378,16 +381,19 @@ fn index_links(links: &Links, hosts: &[Host], order: &[usize], place: &[u32]) ->
             let mut pair_off = vec![0u32; n + 1];
             pairs.iter().for_each(|&(i, ..)| pair_off[i as usize + 1] += 1);
             (0..n).for_each(|i| pair_off[i + 1] += pair_off[i]);
+            let access = |i: u32| hosts[order[i as usize]].access_ms;
+            let net: Vec<f64> = pairs.iter().map(|&(i, j, ms)| ms - access(i) - access(j)).collect();
             let least = |i: usize| {
-                pairs[pair_off[i] as usize..pair_off[i + 1] as usize]
+                net[pair_off[i] as usize..pair_off[i + 1] as usize]
                     .iter()
-                    .map(|p| p.2)
+                    .copied()
                     .fold(f64::INFINITY, f64::min)
             };
             Ok(Hops::Regions {
-                least_pair: (0..n).map(least).collect(),
                 base: base_ms.clone(),
                 regions: *regions,
+                least_net: (0..n).map(least).collect(),
+                pair_net: net,
                 pair_to: pairs.iter().map(|pair| pair.1).collect(),
                 pair_ms: pairs.iter().map(|pair| pair.2).collect(),
                 pair_off,

@@ -1,15 +1,17 @@
 //! Answers routing and allocation cases with the scheduler, for scoring.
 //!
-//! `solve CASES.json [--large FILE] [--repeat N] > answers.json`. `decision_us` is the median over N (default 9) whole decisions (price,
+//! `solve CASES.json [--large FILE] [--repeat N] > answers.json`, or `solve --scale` for a table of times on drawn swarms. `decision_us` is the median over N (default 9) whole decisions (price,
 //! sweep, read the route) on a snapshot that is already indexed, with one router whose memory is reused, as a node
 //! would; `alloc_ms` is the median over as many placements, at most three.
 
 use std::error::Error;
 use std::time::Instant;
 
-use scheduler::{place, route::Router, standby};
+use scheduler::route::Router;
+use scheduler::{NodeId, Request, Shape, place, standby};
 use serde_json::{Map, Value, json};
 use simulations::cases::{AllocationCase, RoutingCase};
+use simulations::scale;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut files = Vec::new();
@@ -20,6 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         match arg.as_str() {
             "--large" => large = args.next(),
             "--repeat" => repeat = args.next().ok_or("--repeat needs a number")?.parse()?,
+            "--scale" => return scale(repeat),
             _ => files.push(arg),
         }
     }
@@ -35,6 +38,38 @@ fn main() -> Result<(), Box<dyn Error>> {
         answers.insert("large".into(), routing(&cases["routing"], repeat)?);
     }
     println!("{}", Value::Object(answers));
+    Ok(())
+}
+
+/// Times decisions on drawn swarms.
+fn scale(repeat: usize) -> Result<(), Box<dyn Error>> {
+    println!("| nodes x layers | index ms | cold us | warm us | standby us | place ms |");
+    println!("|---|---|---|---|---|---|");
+    for (nodes, layers) in [(64, 80), (256, 32), (1_024, 80), (4_096, 64), (10_240, 80)] {
+        let (snapshot, index_ms) = timed(1, || scale::volunteers(nodes, layers, 1));
+        let snapshot = snapshot?;
+        let mut request = Request::new(NodeId::numbered(0), Shape::ONE_TOKEN);
+        let mut router = Router::default();
+        let (route, cold) = timed(repeat, || {
+            router.prepare(&snapshot, &request)?;
+            router.route(&snapshot, &request)
+        });
+        let route = route?;
+        let (_, warm) = timed(repeat, || {
+            request.seed += 1;
+            router.route(&snapshot, &request)
+        });
+        let (_, second) = timed(repeat.min(3), || standby::disjoint(&snapshot, &request, &route.pipeline));
+        let placed = if nodes <= 1_024 {
+            let ground = scale::sites(nodes, layers, 1)?;
+            let (placement, ms) = timed(1, || place::place(&ground));
+            format!("{ms:.0} ({} pipelines, {:.0} tok/s)", placement.pipelines.len(), placement.goodput_tps)
+        } else {
+            "-".into()
+        };
+        let (cold, warm, second) = (cold * 1000.0, warm * 1000.0, second * 1000.0);
+        println!("| {nodes} x {layers} | {index_ms:.1} | {cold:.0} | {warm:.1} | {second:.0} | {placed} |");
+    }
     Ok(())
 }
 

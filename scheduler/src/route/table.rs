@@ -157,7 +157,7 @@ impl Table {
     }
 
     fn sweep_regions(&mut self, snapshot: &Snapshot) {
-        let Hops::Regions { base, regions, pair_off, least_pair, .. } = &snapshot.hops else { return };
+        let Hops::Regions { base, regions, pair_off, least_net, .. } = &snapshot.hops else { return };
         let regions = *regions;
         let passes = self.price.passes;
         let base: Vec<f64> = base.iter().map(|ms| ms * passes).collect();
@@ -198,7 +198,7 @@ impl Table {
                         if switch[r].0 + out < best {
                             (best, step) = (switch[r].0 + out, switch[r].1);
                         }
-                    } else if (switch[r].0 + out).min(least + passes * least_pair[i]) < stay {
+                    } else if switch[r].0.min(least + passes * least_net[i]) + out < stay {
                         let found =
                             self.measured_switch(snapshot, layer, i, &base[r * regions..], &bests, switch[r]);
                         if found.0 < best {
@@ -213,8 +213,7 @@ impl Table {
         }
     }
 
-    /// What entering each node at `layer` costs: the best per region, all by node, and the least of all
-    /// (without `into`).
+    /// What entering each node at `layer` costs: the best per region, all by node, and the least of all.
     fn collect_entries(&mut self, snapshot: &Snapshot, layer: usize, bests: &mut [Best]) -> f64 {
         let regions = bests.len();
         let mut least = f64::INFINITY;
@@ -225,10 +224,10 @@ impl Table {
             for state in run {
                 let host = snapshot.host_of[state] as usize;
                 let node = &self.price.node[host];
-                let ms = self.to_go[state] + node.enter;
-                least = least.min(ms);
+                let ms = self.to_go[state] + node.enter + node.into;
+                least = if ms < least { ms } else { least };
                 self.entered[layer & 1][host] = Entered { ms, state: state as u32 };
-                best.add(ms + node.into, state as u32);
+                best.add(ms, state as u32);
             }
         }
         least
@@ -245,13 +244,13 @@ impl Table {
         bests: &[Best],
         unmeasured: (f64, u32),
     ) -> (f64, u32) {
-        let Hops::Regions { pair_off, pair_to, pair_ms, .. } = &snapshot.hops else {
+        let Hops::Regions { pair_off, pair_to, pair_net, .. } = &snapshot.hops else {
             return (f64::INFINITY, NONE);
         };
         let span = pair_off[i] as usize..pair_off[i + 1] as usize;
         let pairs = &pair_to[span.clone()];
         let measured = |state: u32| pairs.contains(&snapshot.host_of[state as usize]);
-        let out = self.price.node[i].out;
+        let (out, passes) = (self.price.node[i].out, self.price.passes);
         let mut found = (f64::INFINITY, NONE);
         let mut offer = |ms: f64, state: u32| {
             if ms < found.0 {
@@ -277,20 +276,13 @@ impl Table {
             }
         }
         let below = snapshot.states(layer + 1);
-        for (&j, &ms) in pairs.iter().zip(&pair_ms[span]) {
+        for (&j, &ms) in pairs.iter().zip(&pair_net[span]) {
             let entered = self.entered[(layer + 1) & 1][j as usize];
             if below.contains(&(entered.state as usize)) {
-                offer(entered.ms + self.measured_hop(snapshot, i, j as usize, ms), entered.state);
+                offer(entered.ms + passes * ms + out, entered.state);
             }
         }
         found
-    }
-
-    /// A measured link in place of base and access, serialization kept.
-    fn measured_hop(&self, snapshot: &Snapshot, i: usize, j: usize, ms: f64) -> f64 {
-        let passes = self.price.passes;
-        let access = passes * (snapshot.hosts[i].access_ms + snapshot.hosts[j].access_ms);
-        passes * ms + (self.price.node[i].out + self.price.node[j].into - access)
     }
 
     /// Cost of entering `state` of the first layer and finishing from there.
