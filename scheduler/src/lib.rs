@@ -1,7 +1,8 @@
 //! Decides who runs which layers of what. Pure: no clock, no I/O, no async, no serde.
 #![forbid(unsafe_code)]
 
-mod capability;
+pub mod admit;
+pub mod capability;
 pub mod chance;
 pub mod cost;
 mod id;
