@@ -189,7 +189,8 @@ pub(crate) mod tests {
     #[test]
     fn hostile_numbers_are_refused() {
         assert!(Capability::try_from(claim(1, 1)).is_ok());
-        let spoils: [(&str, fn(&mut Claim)); 12] = [
+        type Spoil = (&'static str, fn(&mut Claim));
+        let spoils: [Spoil; 12] = [
             ("position", |c| c.access_ms = f64::NAN),
             ("position", |c| c.region = u16::MAX),
             ("bandwidth", |c| c.up_bytes_per_ms = 0.0),

@@ -194,7 +194,7 @@ impl Detector {
         self.step.add(ms);
     }
 
-    /// Whether it has been over three times slower than it used to be for [`GRAY_STEPS`] steps running.
+    /// Whether it has been over three times slower than it used to be for eight steps running.
     pub fn is_gray(&self) -> bool {
         self.slow_steps >= GRAY_STEPS
     }

@@ -230,12 +230,14 @@ impl Snapshot {
         for range in held.iter().flat_map(LayerSet::ranges) {
             (range.start()..range.end()).for_each(|layer| count[layer as usize] += 1);
         }
-        self.off = Vec::with_capacity(self.layers + 1);
         let mut total = 0;
-        for layer in 0..=self.layers {
-            self.off.push(total);
-            total += count[layer];
-        }
+        self.off = count
+            .iter()
+            .map(|held| {
+                total += held;
+                total - held
+            })
+            .collect();
         let mut fill = self.off.clone();
         self.host_of = vec![0; total as usize];
         self.next = vec![NONE; total as usize];

@@ -307,12 +307,11 @@ impl World {
             Message::Feed { node, layers, from, inputs } => {
                 if self.awake(node)
                     && let Some(served) = self.served.get_mut(&(node, layers.start()))
+                    && served.kv.inputs.len() as u32 == from
                 {
-                    if served.kv.inputs.len() as u32 == from {
-                        inputs.iter().for_each(|input| {
-                            served.kv.compute(layers, *input);
-                        });
-                    }
+                    inputs.iter().for_each(|input| {
+                        served.kv.compute(layers, *input);
+                    });
                 }
                 return;
             }

@@ -25,13 +25,13 @@ pub(super) fn near_equal(
     let weight = |ms: f64| (optimum_ms / ms).min(1.0).powi(SHARPNESS);
     let mut drawn = Drawn::default();
     for state in snapshot.states(0).filter(|&state| table.to_go[state] <= limit) {
-        let ms = table.from_start(snapshot, state);
+        let ms = table.whole_from(snapshot, state);
         if ms <= limit {
             drawn.offer(state, weight(ms), &mut chance);
         }
     }
     let mut state = drawn.state?;
-    let mut spent = table.from_start(snapshot, state) - table.to_go[state];
+    let mut spent = table.whole_from(snapshot, state) - table.to_go[state];
     let mut visits = Vec::new();
     let mut layer = 0;
     loop {

@@ -286,7 +286,7 @@ impl Table {
     }
 
     /// Cost of entering `state` of the first layer and finishing from there.
-    pub fn from_start(&self, snapshot: &Snapshot, state: usize) -> f64 {
+    pub fn whole_from(&self, snapshot: &Snapshot, state: usize) -> f64 {
         let host = snapshot.host_of[state];
         self.to_go[state] + self.price.node[host as usize].enter + self.price.entry(snapshot, host)
     }
@@ -299,7 +299,7 @@ impl Table {
             if !self.to_go[state].is_finite() || best.is_some_and(|(_, ms)| ms <= self.to_go[state]) {
                 continue;
             }
-            let ms = self.from_start(snapshot, state);
+            let ms = self.whole_from(snapshot, state);
             if ms.is_finite() && best.is_none_or(|(_, least)| ms < least) {
                 best = Some((state, ms));
             }
