@@ -34,6 +34,10 @@ const ANNOUNCE_MS: f64 = 5_000.0;
 const SNAPSHOT_MS: f64 = 1_000.0;
 /// After healing, everything must end within this, ms.
 const LIVENESS_MS: f64 = 600_000.0;
+/// Times a requester looks again when a node turns out busier than it announced.
+const LOOKS: usize = 4;
+/// How long an answer to a lease request counts, ms: until the next announcement.
+const ACK_MS: f64 = 5_000.0;
 /// One route in so many is compared with what a clairvoyant would have chosen.
 const REGRET_EVERY: usize = 16;
 
@@ -122,6 +126,8 @@ struct Live {
     budget: Budget,
     failed: Vec<NodeId>,
     over: bool,
+    /// Round trips of lease requests, spent before the next step starts, ms.
+    delay_ms: f64,
 }
 
 struct Server {
@@ -149,6 +155,8 @@ struct Run<'a> {
     fixed: Vec<Pipeline>,
     cursor: usize,
     running: BTreeMap<(usize, NodeId), u32>,
+    /// What nodes said of their sessions when a requester last asked them for one, and when.
+    acks: BTreeMap<(usize, NodeId), (f64, u32)>,
     healed: bool,
     outcome: Outcome,
 }
@@ -184,6 +192,7 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
         fixed,
         cursor: 0,
         running: BTreeMap::new(),
+        acks: BTreeMap::new(),
         healed: false,
         outcome: Outcome { tokens_by_second: vec![0; scenario.seconds as usize + 1], ..Outcome::default() },
     };
@@ -321,6 +330,7 @@ impl Run<'_> {
             budget: Budget::default(),
             failed: Vec::new(),
             over: false,
+            delay_ms: 0.0,
         });
         self.route_again(self.live.len() - 1);
     }
@@ -340,10 +350,37 @@ impl Run<'_> {
             ask.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
         }
         ask.policy.deny = live.failed.iter().copied().collect();
-        let own =
-            self.running.range((live.requester, NodeId::default())..).take_while(|e| e.0.0 == live.requester);
-        ask.in_flight = own.map(|(key, count)| (key.1, *count)).filter(|entry| entry.1 > 0).collect();
+        let home = live.requester;
+        let acks = self.acks.range((home, NodeId::default())..).take_while(|entry| entry.0.0 == home);
+        let recent = acks.filter(|(_, (at, _))| self.now - at < ACK_MS);
+        ask.in_flight = recent
+            .map(|(key, (_, sessions))| (key.1, sessions.saturating_sub(self.announced(key.1))))
+            .filter(|entry| entry.1 > 0)
+            .collect();
         ask
+    }
+
+    fn announced(&self, node: NodeId) -> u32 {
+        let holding = self.view.get(node).and_then(|capability| capability.holding(ModelId::default()));
+        holding.map_or(0, |holding| holding.active)
+    }
+
+    /// Asks the nodes of a pipeline for a lease; they answer with the sessions they have. Whether any has clearly
+    /// more than was believed, so that looking again may find a better one.
+    fn surprised(&mut self, request: usize, pipeline: &Pipeline) -> bool {
+        let home = self.live[request].requester;
+        let (mut surprised, mut asked_ms) = (false, 0f64);
+        for segment in pipeline.segments() {
+            let at = index(segment.node);
+            let sessions = self.world.machines[at].sessions;
+            let before = self.acks.insert((home, segment.node), (self.now, sessions));
+            let ack = before.filter(|(at, _)| self.now - at < ACK_MS).map_or(0, |ack| ack.1);
+            let lanes = self.world.machines[at].lanes as u32;
+            surprised |= sessions >= lanes && sessions > ack.max(self.announced(segment.node)) + lanes / 2;
+            asked_ms = asked_ms.max(2.0 * self.world.hop_ms(home, at));
+        }
+        self.live[request].delay_ms += asked_ms;
+        surprised
     }
 
     fn choose(&mut self, request: usize) -> Option<(Pipeline, Vec<Cover>)> {
@@ -352,10 +389,16 @@ impl Run<'_> {
         match self.policy {
             Policy::Ours => {
                 self.refresh(requester);
-                let ask = self.ask(request);
+                let mut ask = self.ask(request);
+                let mut found = self.look(requester, &ask)?;
+                for _ in 1..LOOKS {
+                    if !self.surprised(request, &found.pipeline) {
+                        break;
+                    }
+                    ask = self.ask(request);
+                    found = self.look(requester, &ask)?;
+                }
                 let snapshot = &self.snapshots.get(&requester)?.1;
-                self.router.prepare(snapshot, &ask).ok()?;
-                let found = self.router.route(snapshot, &ask).ok()?;
                 let covers = if self.scenario.churn_per_hour > 0.0 {
                     standby::covers(snapshot, &ask, &found.pipeline)
                 } else {
@@ -387,6 +430,12 @@ impl Run<'_> {
         }
     }
 
+    fn look(&mut self, requester: usize, ask: &Request) -> Option<route::Route> {
+        let snapshot = &self.snapshots.get(&requester)?.1;
+        self.router.prepare(snapshot, ask).ok()?;
+        self.router.route(snapshot, ask).ok()
+    }
+
     fn refresh(&mut self, requester: usize) {
         // Nodes beyond a thousand share one snapshot: only the requester's own row would differ.
         let fresh = self.snapshots.get(&requester).is_some_and(|(at, _)| self.now - at < SNAPSHOT_MS);
@@ -410,17 +459,26 @@ impl Run<'_> {
         live.have = pipeline.segments().iter().map(kept).collect();
         live.segments = pipeline.segments().to_vec();
         live.covers = covers;
-        for segment in pipeline.segments() {
-            *self.running.entry((self.live[request].requester, segment.node)).or_insert(0) += 1;
-        }
+        self.occupy(request);
         self.restart(request);
+    }
+
+    fn occupy(&mut self, request: usize) {
+        let live = &self.live[request];
+        for segment in &live.segments {
+            *self.running.entry((live.requester, segment.node)).or_insert(0) += 1;
+            self.world.machines[index(segment.node)].sessions += 1;
+        }
     }
 
     fn release(&mut self, request: usize) {
         let live = &self.live[request];
         for segment in &live.segments {
             match self.running.get_mut(&(live.requester, segment.node)) {
-                Some(count) if *count > 0 => *count -= 1,
+                Some(count) if *count > 0 => {
+                    *count -= 1;
+                    self.world.machines[index(segment.node)].sessions -= 1;
+                }
                 _ => self.outcome.violations.unbalanced += 1,
             }
         }
@@ -483,7 +541,8 @@ impl Run<'_> {
     }
 
     fn travel(&mut self, from: usize, to: usize, request: usize, attempt: u32) {
-        let ms = self.world.hop_ms(from, to) * (1.0 + self.scenario.jitter * self.chance.unit());
+        let asked = std::mem::take(&mut self.live[request].delay_ms);
+        let ms = asked + self.world.hop_ms(from, to) * (1.0 + self.scenario.jitter * self.chance.unit());
         self.at(self.now + ms, Event::Reach { request, attempt });
     }
 
@@ -587,9 +646,7 @@ impl Run<'_> {
                 let fresh = vec![0; segments.len()];
                 live.segments.splice(stage..=stage, segments);
                 live.have.splice(stage..=stage, fresh);
-                for segment in &live.segments {
-                    *self.running.entry((live.requester, segment.node)).or_insert(0) += 1;
-                }
+                self.occupy(request);
                 self.restart(request);
             }
             Recovery::GiveUp(_) => self.end(request, false),

@@ -28,6 +28,8 @@ pub struct Machine {
     pub up: bool,
     /// Visits being served and waiting.
     pub load: usize,
+    /// Sessions that count on it.
+    pub sessions: u32,
     /// Visits served at once at full speed.
     pub lanes: usize,
     /// Announcements sent.
@@ -82,6 +84,7 @@ impl World {
                 held: if asks { home(scenario) } else { Vec::new() },
                 up: true,
                 load: 0,
+                sessions: 0,
                 lanes: 4,
                 sequence: 0,
             });
@@ -135,7 +138,7 @@ impl World {
                 visit_ms: VISIT_MS,
                 queue_ms: waiting * decode_ms * f64::from(layers.max(1)),
                 load_ms: 0.0,
-                active: machine.load.min(machine.lanes) as u32,
+                active: machine.sessions,
                 batch_knee: machine.lanes as u32,
                 kv_layer_positions: 1 << 32,
             }],
