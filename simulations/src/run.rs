@@ -32,6 +32,8 @@ use crate::world::{World, id, index};
 const ANNOUNCE_MS: f64 = 5_000.0;
 /// A snapshot serves this long, ms.
 const SNAPSHOT_MS: f64 = 1_000.0;
+/// Above this many nodes requesters share a snapshot, taken once per round of announcements.
+const SHARE_FROM: usize = 1_024;
 /// After healing, everything must end within this, ms.
 const LIVENESS_MS: f64 = 600_000.0;
 /// Times a requester looks again when a node turns out busier than it announced.
@@ -398,7 +400,7 @@ impl Run<'_> {
                     ask = self.ask(request);
                     found = self.look(requester, &ask)?;
                 }
-                let snapshot = &self.snapshots.get(&requester)?.1;
+                let snapshot = &self.snapshots.get(&self.shared(requester))?.1;
                 let covers = if self.scenario.churn_per_hour > 0.0 {
                     standby::covers(snapshot, &ask, &found.pipeline)
                 } else {
@@ -431,18 +433,25 @@ impl Run<'_> {
     }
 
     fn look(&mut self, requester: usize, ask: &Request) -> Option<route::Route> {
-        let snapshot = &self.snapshots.get(&requester)?.1;
+        let snapshot = &self.snapshots.get(&self.shared(requester))?.1;
         self.router.prepare(snapshot, ask).ok()?;
         self.router.route(snapshot, ask).ok()
     }
 
+    /// Whose snapshot a requester routes on. In a large swarm all share one: only what they believe of themselves
+    /// would differ.
+    fn shared(&self, requester: usize) -> usize {
+        if self.world.nodes > SHARE_FROM { self.world.nodes } else { requester }
+    }
+
     fn refresh(&mut self, requester: usize) {
-        // Nodes beyond a thousand share one snapshot: only the requester's own row would differ.
-        let fresh = self.snapshots.get(&requester).is_some_and(|(at, _)| self.now - at < SNAPSHOT_MS);
+        let key = self.shared(requester);
+        let lasts = if self.world.nodes > SHARE_FROM { ANNOUNCE_MS } else { SNAPSHOT_MS };
+        let fresh = self.snapshots.get(&key).is_some_and(|(at, _)| self.now - at < lasts);
         if !fresh {
             self.view.expire(Millis(self.now as u64));
-            if let Ok(snapshot) = self.view.snapshot(ModelId::default(), self.world.layers, id(requester)) {
-                self.snapshots.insert(requester, (self.now, snapshot));
+            if let Ok(snapshot) = self.view.snapshot(ModelId::default(), self.world.layers, id(key)) {
+                self.snapshots.insert(key, (self.now, snapshot));
             }
         }
     }
@@ -495,7 +504,10 @@ impl Run<'_> {
         let abroad = ends.into_iter().flatten().any(|segment| segment.node != home);
         let bound = self.scenario.boomerang && self.policy == Policy::Ours;
         self.outcome.violations.ends_abroad += u64::from(bound && abroad);
-        if request % REGRET_EVERY == 0 && self.world.nodes <= 2_000 && self.live[request].attempt == 0 {
+        if request.is_multiple_of(REGRET_EVERY)
+            && self.world.nodes <= 2_000
+            && self.live[request].attempt == 0
+        {
             self.note_regret(request, pipeline);
         }
     }
