@@ -1,0 +1,428 @@
+//! What a pipeline costs a request, each term named once.
+//!
+//! ```text
+//! segment on node i, layers [a, b):
+//!   decode    steps  x decode_i  x weight(a, b)
+//!   prefill   prompt x prefill_i x weight(a, b)
+//!   crowding  (decode + prefill) x (busy_i - 1)       busy_i  = max(1, (running there + this one) / knee_i)
+//!   doubt     all compute so far x (1 / trust_i - 1)  expected retries of a node that answers with probability trust_i
+//!   visit     passes x visit_i
+//!   queue     passes x queue_i
+//!   load      load_i x layers still on its disk
+//! hop i -> j:
+//!   hop       passes x link(i, j)
+//!   transfer  tokens x bytes x (1 / up_i + 1 / down_j)
+//! ends:
+//!   closing   passes x (link(requester, first) + link(last, requester)); token ids only, no activation bytes
+//! ```
+//!
+//! Every term belongs to one layer, one entry or one hop, so a shortest path is exact. Crowding is convex in the
+//! load: free until the batch knee, then as many times slower as there are batches. Transfer counts the slower side
+//! and the faster one after the other (store and forward), which over-prices by at most two.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+use crate::route::NoRoute;
+use crate::snapshot::{Hops, Host, Snapshot};
+use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
+
+/// Predicted milliseconds of one request, term by term. See the module's page for each.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Cost {
+    /// Decoding on idle nodes.
+    pub decode_ms: f64,
+    /// Prefill on idle nodes.
+    pub prefill_ms: f64,
+    /// What the load of others adds to compute.
+    pub crowding_ms: f64,
+    /// What expected retries add to compute.
+    pub doubt_ms: f64,
+    /// Entering nodes.
+    pub visit_ms: f64,
+    /// Waiting behind others.
+    pub queue_ms: f64,
+    /// Loading layers from disk.
+    pub load_ms: f64,
+    /// Latency between nodes.
+    pub hop_ms: f64,
+    /// Bytes between nodes.
+    pub transfer_ms: f64,
+    /// From the requester to the first node and back from the last.
+    pub closing_ms: f64,
+}
+
+impl Cost {
+    /// All terms, by name, in the order of the module's page.
+    pub fn terms(&self) -> [(&'static str, f64); 10] {
+        [
+            ("decode", self.decode_ms),
+            ("prefill", self.prefill_ms),
+            ("crowding", self.crowding_ms),
+            ("doubt", self.doubt_ms),
+            ("visit", self.visit_ms),
+            ("queue", self.queue_ms),
+            ("load", self.load_ms),
+            ("hop", self.hop_ms),
+            ("transfer", self.transfer_ms),
+            ("closing", self.closing_ms),
+        ]
+    }
+
+    /// The sum of all terms, ms.
+    pub fn total_ms(&self) -> f64 {
+        self.terms().iter().map(|term| term.1).sum()
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.decode_ms += other.decode_ms;
+        self.prefill_ms += other.prefill_ms;
+        self.crowding_ms += other.crowding_ms;
+        self.doubt_ms += other.doubt_ms;
+        self.visit_ms += other.visit_ms;
+        self.queue_ms += other.queue_ms;
+        self.load_ms += other.load_ms;
+        self.hop_ms += other.hop_ms;
+        self.transfer_ms += other.transfer_ms;
+        self.closing_ms += other.closing_ms;
+    }
+}
+
+impl fmt::Display for Cost {
+    /// `152.3 ms = decode 120.0 + visit 12.3 + hop 20.0`; terms below a microsecond are left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} ms", self.total_ms())?;
+        let shown = self.terms().into_iter().filter(|term| term.1 >= 0.001);
+        for (i, (name, ms)) in shown.enumerate() {
+            write!(f, " {} {name} {ms:.1}", if i == 0 { "=" } else { "+" })?;
+        }
+        Ok(())
+    }
+}
+
+/// One segment and what it costs, the hop into it included (the closing hops belong to the first and the last leg).
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Leg {
+    /// Who runs what.
+    pub segment: Segment,
+    /// Its share of the cost.
+    pub cost: Cost,
+}
+
+/// The prices one node contributes; 32 bytes so that the search touches half a cache line per state.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodePrice {
+    /// Per unit of layer weight.
+    pub rate: f64,
+    /// Per entry; infinite when the node may not serve.
+    pub enter: f64,
+    /// Leaving towards another node: serialization, and access with regional links.
+    pub out: f64,
+    /// Arriving from another node.
+    pub into: f64,
+}
+
+/// What lies beyond an end of the layers searched.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    pub host: u32,
+    /// Whether activations cross (inside a pipeline) or only token ids (at its ends).
+    pub carries: bool,
+}
+
+/// A snapshot priced for one request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Price {
+    pub passes: f64,
+    pub node: Vec<NodePrice>,
+    /// Per cold layer, by node; empty when nothing is cold.
+    pub cold: Vec<f64>,
+    /// Most layers a node may run for this request.
+    pub cap: Vec<u32>,
+    pub capped: bool,
+    pub home: Option<u32>,
+    /// Where the token comes from before the first layer, and goes after the last.
+    pub entry_from: Option<End>,
+    pub exit_to: Option<End>,
+    /// Layers below `head` and from `tail_from` on belong to the requester.
+    pub head: usize,
+    pub tail_from: usize,
+}
+
+impl Price {
+    /// Prices every host of `snapshot` for `request`, reusing this value's memory.
+    pub fn refill(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        let policy = &request.policy;
+        let shape = request.shape;
+        self.home = match request.requester {
+            Some(id) => snapshot.index_of(id),
+            None => None,
+        };
+        let closing = policy.closing_hop && request.requester.is_some();
+        let end = self.home.filter(|_| closing).map(|host| End { host, carries: false });
+        (self.entry_from, self.exit_to) = (end, end);
+        if self.home.is_none() && (closing || policy.boomerang.is_some()) {
+            return Err(NoRoute::UnknownRequester);
+        }
+        (self.head, self.tail_from) = match policy.boomerang {
+            Some(ends) => {
+                (ends.head.max(1) as usize, snapshot.layers.saturating_sub(ends.tail.max(1) as usize))
+            }
+            None => (0, snapshot.layers),
+        };
+        self.passes = f64::from(shape.passes().max(1));
+        let regional = matches!(snapshot.hops, Hops::Regions { .. });
+        let bytes = f64::from(shape.tokens_carried()) * f64::from(shape.activation_bytes);
+        let positions = u64::from(shape.positions().max(1));
+        self.node.clear();
+        self.cap.clear();
+        self.capped = false;
+        for host in &snapshot.hosts {
+            let access = if regional { self.passes * host.access_ms } else { 0.0 };
+            self.node.push(NodePrice {
+                rate: (f64::from(shape.decode_steps()) * host.decode_ms
+                    + f64::from(shape.prompt_tokens) * host.prefill_ms)
+                    * busy(host, 0)
+                    / host.trust,
+                enter: if host.trust < policy.trust_floor {
+                    f64::INFINITY
+                } else {
+                    self.passes * (host.visit_ms + host.queue_ms)
+                },
+                out: access + bytes / host.up_bytes_per_ms,
+                into: access + bytes / host.down_bytes_per_ms,
+            });
+            let cap = match host.kv_layer_positions {
+                None => u32::MAX,
+                Some(room) => u32::try_from(room / positions).unwrap_or(u32::MAX),
+            };
+            self.capped |= cap != u32::MAX;
+            self.cap.push(cap);
+        }
+        self.correct_few(snapshot, request);
+        for (price, cap) in self.node.iter_mut().zip(&self.cap) {
+            if *cap == 0 {
+                price.enter = f64::INFINITY;
+            }
+        }
+        self.cold.clear();
+        if !snapshot.cold.is_empty() {
+            self.cold.extend(snapshot.hosts.iter().map(|host| host.load_ms));
+        }
+        Ok(())
+    }
+
+    /// As [`Self::refill`], as if every host had room for everything.
+    fn refill_unbounded(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        self.refill(snapshot, request)?;
+        for (i, cap) in self.cap.iter_mut().enumerate() {
+            if *cap == 0 && !request.policy.deny.contains(&snapshot.hosts[i].id) {
+                let host = &snapshot.hosts[i];
+                self.node[i].enter = self.passes * (host.visit_ms + host.queue_ms);
+            }
+            *cap = u32::MAX;
+        }
+        self.capped = false;
+        Ok(())
+    }
+
+    /// The hosts that the policy or the requester's own running requests treat apart.
+    fn correct_few(&mut self, snapshot: &Snapshot, request: &Request) {
+        let policy = &request.policy;
+        for &(id, running) in &request.in_flight {
+            if let Some(i) = snapshot.index_of(id) {
+                let host = &snapshot.hosts[i as usize];
+                self.node[i as usize].rate *= busy(host, running) / busy(host, 0);
+            }
+        }
+        if let Some(home) = self.home {
+            let host = &snapshot.hosts[home as usize];
+            self.node[home as usize].enter = self.passes * (host.visit_ms + host.queue_ms);
+            self.node[home as usize].rate *= host.trust;
+        }
+        if let Some(allow) = &policy.allow {
+            for (i, host) in snapshot.hosts.iter().enumerate() {
+                if !allow.contains(&host.id) && self.home != Some(i as u32) {
+                    self.node[i].enter = f64::INFINITY;
+                }
+            }
+        }
+        for id in &policy.deny {
+            if let Some(i) = snapshot.index_of(*id) {
+                self.node[i as usize].enter = f64::INFINITY;
+            }
+        }
+    }
+
+    /// Whether only the requester may run `layer`.
+    pub fn home_only(&self, layer: usize) -> bool {
+        layer < self.head || layer >= self.tail_from
+    }
+
+    /// Leaving `from` for `to`, without entering it.
+    pub fn hop(&self, snapshot: &Snapshot, from: u32, to: u32) -> f64 {
+        let link = self.passes * snapshot.link_ms(from, to);
+        link + snapshot.transfer(self, from, to)
+    }
+
+    /// From the requester to the first node.
+    pub fn entry(&self, snapshot: &Snapshot, first: u32) -> f64 {
+        match self.entry_from {
+            None => 0.0,
+            Some(End { host, carries: true }) => self.hop(snapshot, host, first),
+            Some(End { host, .. }) => self.passes * snapshot.link_ms(host, first),
+        }
+    }
+
+    /// From the last node to the requester.
+    pub fn exit(&self, snapshot: &Snapshot, last: u32) -> f64 {
+        match self.exit_to {
+            None => 0.0,
+            Some(End { host, carries: true }) => self.hop(snapshot, last, host),
+            Some(End { host, .. }) => self.passes * snapshot.link_ms(last, host),
+        }
+    }
+
+    /// Compute and loading of one state (a node at a layer).
+    pub fn layer(&self, snapshot: &Snapshot, state: usize, layer: usize) -> f64 {
+        let host = snapshot.host_of[state] as usize;
+        let cold = if snapshot.cold.get(state) == Some(&true) { self.cold[host] } else { 0.0 };
+        self.node[host].rate * snapshot.weight[layer] + cold
+    }
+}
+
+impl Snapshot {
+    /// Serialization of a hop: the parts of `out` and `into` that are not access.
+    fn transfer(&self, price: &Price, from: u32, to: u32) -> f64 {
+        let access = match self.hops {
+            Hops::Regions { .. } => {
+                price.passes * (self.hosts[from as usize].access_ms + self.hosts[to as usize].access_ms)
+            }
+            Hops::Matrix { .. } => 0.0,
+        };
+        price.node[from as usize].out + price.node[to as usize].into - access
+    }
+}
+
+/// How many times slower a step is there once this request has joined.
+fn busy(host: &Host, running: u32) -> f64 {
+    let together = f64::from(host.active) + f64::from(running) + 1.0;
+    (together / f64::from(host.batch_knee.max(1))).max(1.0)
+}
+
+/// Prices a given pipeline, leg by leg, checking that it may run at all.
+///
+/// # Errors
+/// [`NoRoute::Broken`] names the first layer whose node is unknown, does not hold it, may not serve it, cannot be
+/// reached, or lacks KV room for it.
+pub fn explain(snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Result<Vec<Leg>, NoRoute> {
+    let mut price = Price::default();
+    price.refill(snapshot, request)?;
+    explain_priced(snapshot, request, &price, pipeline)
+}
+
+/// As [`explain`], summed.
+///
+/// # Errors
+/// As [`explain`].
+pub fn price(snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Result<Cost, NoRoute> {
+    explain(snapshot, request, pipeline).map(|legs| total(&legs))
+}
+
+/// As [`price`] without the bounds on KV room, for pipelines whose room has been charged already.
+pub(crate) fn price_unbounded(
+    snapshot: &Snapshot,
+    request: &Request,
+    pipeline: &Pipeline,
+) -> Result<Cost, NoRoute> {
+    let mut price = Price::default();
+    price.refill_unbounded(snapshot, request)?;
+    explain_priced(snapshot, request, &price, pipeline).map(|legs| total(&legs))
+}
+
+/// The sum over all legs.
+pub fn total(legs: &[Leg]) -> Cost {
+    legs.iter().fold(Cost::default(), |mut sum, leg| {
+        sum += leg.cost;
+        sum
+    })
+}
+
+pub(crate) fn explain_priced(
+    snapshot: &Snapshot,
+    request: &Request,
+    price: &Price,
+    pipeline: &Pipeline,
+) -> Result<Vec<Leg>, NoRoute> {
+    let last = pipeline.segments().len() - 1;
+    let mut legs = Vec::with_capacity(pipeline.segments().len());
+    let mut used: Vec<(u32, u32)> = Vec::new();
+    let mut before: Option<u32> = None;
+    for (at, segment) in pipeline.segments().iter().enumerate() {
+        let broken = NoRoute::Broken { layer: segment.layers.start() };
+        let Some(i) = snapshot.index_of(segment.node) else { return Err(broken) };
+        if pipeline.num_layers() != snapshot.num_layers() || !may_run(snapshot, price, i, segment.layers) {
+            return Err(broken);
+        }
+        let mut cost = segment_cost(snapshot, request, price, i, segment.layers);
+        if let Some(from) = before {
+            cost.hop_ms = price.passes * snapshot.link_ms(from, i);
+            cost.transfer_ms = if from == i { 0.0 } else { snapshot.transfer(price, from, i) };
+        }
+        if at == 0 {
+            cost.closing_ms += price.entry(snapshot, i);
+        }
+        if at == last {
+            cost.closing_ms += price.exit(snapshot, i);
+        }
+        match used.iter_mut().find(|entry| entry.0 == i) {
+            Some(entry) => entry.1 += segment.layers.len(),
+            None => used.push((i, segment.layers.len())),
+        }
+        let fits = used.iter().all(|&(i, layers)| layers <= price.cap[i as usize]);
+        if !fits || !cost.total_ms().is_finite() {
+            return Err(broken);
+        }
+        legs.push(Leg { segment: *segment, cost });
+        before = Some(i);
+    }
+    Ok(legs)
+}
+
+fn may_run(snapshot: &Snapshot, price: &Price, i: u32, layers: LayerRange) -> bool {
+    let held = snapshot
+        .state_at(i, layers.start() as usize)
+        .is_some_and(|state| snapshot.run_end[state] >= layers.end());
+    let home = price.home == Some(i);
+    let ends_at_home =
+        home || (layers.start() as usize >= price.head && layers.end() as usize <= price.tail_from);
+    held && ends_at_home && price.node[i as usize].enter.is_finite()
+}
+
+fn segment_cost(snapshot: &Snapshot, request: &Request, price: &Price, i: u32, layers: LayerRange) -> Cost {
+    let host = &snapshot.hosts[i as usize];
+    let weight = snapshot.weight_of(layers);
+    let decode_ms = f64::from(request.shape.decode_steps()) * host.decode_ms * weight;
+    let prefill_ms = f64::from(request.shape.prompt_tokens) * host.prefill_ms * weight;
+    let running: u32 = running_on(request, host.id);
+    let crowding_ms = (decode_ms + prefill_ms) * (busy(host, running) - 1.0);
+    let trust = if price.home == Some(i) { 1.0 } else { host.trust };
+    let doubt_ms = (decode_ms + prefill_ms + crowding_ms) * (1.0 / trust - 1.0);
+    let missing = (layers.start()..layers.end()).filter(|layer| !host.loaded.contains(*layer)).count();
+    Cost {
+        decode_ms,
+        prefill_ms,
+        crowding_ms,
+        doubt_ms,
+        visit_ms: price.passes * host.visit_ms,
+        queue_ms: price.passes * host.queue_ms,
+        load_ms: host.load_ms * missing as f64,
+        ..Cost::default()
+    }
+}
+
+fn running_on(request: &Request, id: NodeId) -> u32 {
+    request.in_flight.iter().find(|entry| entry.0 == id).map_or(0, |entry| entry.1)
+}

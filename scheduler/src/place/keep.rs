@@ -1,0 +1,176 @@
+//! When advice is worth following, and what to do without moving anybody else.
+//!
+//! Loading layers costs minutes and takes the node away meanwhile, so a node moves only when the swarm would gain a
+//! third ([`MIN_GAIN`]), said so on three ticks running ([`CONFIRMATIONS`]), the node has not moved for ten minutes
+//! ([`MIN_DWELL_MS`]), it is its turn among the would-be movers of its region, and every layer it leaves is still
+//! held by somebody else. Readings that flicker (a transient load, a late announcement) therefore move nobody.
+
+use super::{Ground, Placement, anneal, effort, finish};
+use crate::chance::mix;
+use crate::{LayerRange, LayerSet, Millis, NodeId, Pipeline};
+
+/// Advised over present goodput; lower and ordinary noise reloads gigabytes.
+pub const MIN_GAIN: f64 = 1.33;
+/// Ticks in a row that must agree; lower and one stale snapshot is enough.
+pub const CONFIRMATIONS: u32 = 3;
+/// Time a node keeps what it loaded; lower and loading eats what placement gains.
+pub const MIN_DWELL_MS: u64 = 600_000;
+
+/// What a node knows when it considers moving.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Move<'a> {
+    /// The node itself.
+    pub node: NodeId,
+    /// What it holds.
+    pub held: &'a LayerSet,
+    /// What the placement wants it to hold, if anything.
+    pub advised: Option<LayerRange>,
+    /// Tokens per second as things are.
+    pub present_tps: f64,
+    /// Tokens per second once everybody followed the advice.
+    pub advised_tps: f64,
+    /// Other live holders of each layer.
+    pub others: &'a [u32],
+    /// Nodes of the same region that the advice wants elsewhere, this one included.
+    pub movers: &'a [NodeId],
+    /// The number of this tick, the same for all nodes (for example minutes of the gossip clock).
+    pub tick: u64,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Advice {
+    /// Keep what is held.
+    Stay,
+    /// Load these layers, then drop the others.
+    Hold(LayerRange),
+}
+
+/// A node's memory of past ticks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Keeper {
+    moved: Option<Millis>,
+    wanted: Option<LayerRange>,
+    agreed: u32,
+}
+
+impl Keeper {
+    /// One tick. Answering [`Advice::Hold`] counts as having moved.
+    pub fn tick(&mut self, now: Millis, choice: &Move<'_>) -> Advice {
+        let worth = choice.advised_tps >= MIN_GAIN * choice.present_tps && choice.advised_tps > 0.0;
+        let elsewhere = choice.advised.filter(|range| worth && LayerSet::from(*range) != *choice.held);
+        let Some(target) = elsewhere else {
+            (self.wanted, self.agreed) = (None, 0);
+            return Advice::Stay;
+        };
+        if self.wanted != Some(target) {
+            (self.wanted, self.agreed) = (Some(target), 0);
+        }
+        self.agreed += 1;
+        let dwelt = self.moved.is_none_or(|moved| now.since(moved) >= MIN_DWELL_MS);
+        if self.agreed < CONFIRMATIONS || !dwelt || !is_turn(choice) || bares(choice, target) {
+            return Advice::Stay;
+        }
+        *self = Self { moved: Some(now), wanted: None, agreed: 0 };
+        Advice::Hold(target)
+    }
+}
+
+/// One mover per region and tick: a lottery everybody draws alike.
+fn is_turn(choice: &Move<'_>) -> bool {
+    let ticket = |node: &NodeId| {
+        let words = node.as_bytes().chunks_exact(8);
+        let hash = words.fold(mix(choice.tick), |hash, word| {
+            mix(hash ^ word.iter().fold(0, |sum, byte| (sum << 8) | u64::from(*byte)))
+        });
+        (hash, *node)
+    };
+    choice.movers.iter().all(|other| ticket(other) >= ticket(&choice.node))
+}
+
+/// Whether a layer that is left would have no holder.
+fn bares(choice: &Move<'_>, target: LayerRange) -> bool {
+    let left = choice.held.ranges().iter().flat_map(|range| range.start()..range.end());
+    left.filter(|layer| !target.contains(*layer))
+        .any(|layer| choice.others.get(layer as usize).is_none_or(|holders| *holders == 0))
+}
+
+/// Keeps the pipelines of `current` that still stand and builds more from the sites that are in none.
+///
+/// For joins and leaves: survivors of a broken pipeline and idle newcomers are put together, nobody else moves.
+pub fn restitch(ground: &Ground, current: &[Pipeline]) -> Placement {
+    let standing: Vec<&Pipeline> =
+        current.iter().filter(|pipeline| ground.pace(pipeline).is_some()).collect();
+    let used = |id: NodeId| standing.iter().any(|pipeline| pipeline.visits(id));
+    let free: Vec<usize> = (0..ground.sites.len()).filter(|&i| !used(ground.sites[i].id)).collect();
+    let occupied: f64 = standing
+        .iter()
+        .filter_map(|pipeline| ground.pace(pipeline))
+        .map(|pace| pace.latency_ms / pace.slowest_ms)
+        .sum();
+    let rest = Ground {
+        num_layers: ground.num_layers,
+        concurrency: (ground.concurrency - occupied).max(1.0),
+        sites: free.iter().map(|&i| ground.sites[i].clone()).collect(),
+        hop_ms: free
+            .iter()
+            .flat_map(|&i| free.iter().map(move |&j| ground.hop(i as u32, j as u32)))
+            .collect(),
+    };
+    let pool: Vec<u32> = (0..rest.sites.len() as u32).collect();
+    let chains = anneal::improve(&rest, anneal::grow_best(&rest, &pool), effort(pool.len()));
+    let added = finish(&rest, &chains);
+    let mut pipelines: Vec<Pipeline> = standing.into_iter().cloned().collect();
+    pipelines.extend(added.pipelines);
+    let paces: Vec<_> = pipelines.iter().filter_map(|pipeline| ground.pace(pipeline)).collect();
+    Placement { goodput_tps: super::goodput_tps(&paces, ground.concurrency), pipelines, idle: added.idle }
+}
+
+/// What a joining node should hold first: its part of a new pipeline if it completes one with idle nodes, else the
+/// window of layers with the fewest holders, the one nearest to their pipelines if several are equal. `None` when it
+/// has room for no layer.
+pub fn first_holding(ground: &Ground, current: &[Pipeline], node: NodeId) -> Option<LayerRange> {
+    let site = &ground.sites[ground.index_of(node)? as usize];
+    if let Some(segment) = restitch(ground, current).of(node) {
+        return Some(segment.layers);
+    }
+    let mut holders = vec![0u32; ground.num_layers as usize];
+    for range in current.iter().flat_map(Pipeline::segments).map(|segment| segment.layers) {
+        (range.start()..range.end()).for_each(|layer| holders[layer as usize] += 1);
+    }
+    let mut best: Option<(f64, f64, LayerRange)> = None;
+    for start in 0..ground.num_layers {
+        let longest = site.cap_mid.min(ground.num_layers - start);
+        let ends = |len: u32| site.cap(start == 0, start + len == ground.num_layers);
+        let Some(window) = (1..=longest).rev().find(|&len| len <= ends(len)) else { continue };
+        let Some(window) = LayerRange::new(start, start + window) else { continue };
+        let need: f64 = (window.start()..window.end()).map(|layer| scarcity(holders[layer as usize])).sum();
+        let away = distance(ground, current, node, window);
+        let better = best.is_none_or(|(most, least, _)| need > most || (need == most && away < least));
+        if better {
+            best = Some((need, away, window));
+        }
+    }
+    best.map(|found| found.2)
+}
+
+/// How much one more holder helps: a bare layer stops everything, a second holder makes failover possible.
+fn scarcity(holders: u32) -> f64 {
+    match holders {
+        0 => 1e6,
+        held => 1.0 / f64::from(held * held),
+    }
+}
+
+/// Least hop from `node` to whoever holds the layers around `window`, ms.
+fn distance(ground: &Ground, current: &[Pipeline], node: NodeId, window: LayerRange) -> f64 {
+    let Some(i) = ground.index_of(node) else { return f64::INFINITY };
+    let around = |segment: &&crate::Segment| {
+        segment.layers.end() >= window.start() && segment.layers.start() <= window.end()
+    };
+    let segments = current.iter().flat_map(Pipeline::segments).filter(around);
+    segments
+        .filter_map(|segment| ground.index_of(segment.node))
+        .map(|j| ground.hop(i, j).min(ground.hop(j, i)))
+        .fold(f64::INFINITY, f64::min)
+}

@@ -1,0 +1,159 @@
+use super::{Advice, Ground, Keeper, Move, Pace, Site, first_holding, goodput_tps, place, restitch, split};
+use crate::chance::Chance;
+use crate::{LayerRange, LayerSet, Millis, NodeId};
+
+fn site(id: u64, layer_ms: f64, cap: u32) -> Site {
+    Site {
+        id: NodeId::numbered(id),
+        layer_ms,
+        cap_mid: cap,
+        cap_first: cap.saturating_sub(1),
+        cap_last: cap.saturating_sub(1),
+        cap_both: cap.saturating_sub(2),
+    }
+}
+
+fn ground(num_layers: u32, concurrency: f64, sites: Vec<Site>, hop: f64) -> Ground {
+    let n = sites.len();
+    Ground::new(num_layers, concurrency, sites, &vec![hop; n * n]).unwrap()
+}
+
+#[test]
+fn goodput_by_hand() {
+    // 2 requests saturate the near one (100 ms / 50 ms), the third runs alone on the far one.
+    let near = Pace { latency_ms: 100.0, slowest_ms: 50.0 };
+    let far = Pace { latency_ms: 200.0, slowest_ms: 50.0 };
+    assert!((goodput_tps(&[far, near], 3.0) - 25.0).abs() < 1e-9);
+    assert_eq!(goodput_tps(&[], 3.0), 0.0);
+}
+
+#[test]
+fn the_balanced_split_equals_brute_force() {
+    fn least(left: u32, cap: &[u32], ms: &[f64]) -> f64 {
+        match cap {
+            [] => {
+                if left == 0 {
+                    0.0
+                } else {
+                    f64::INFINITY
+                }
+            }
+            [cap, rest @ ..] => (1..=left.min(*cap))
+                .map(|len| (f64::from(len) * ms[0]).max(least(left - len, rest, &ms[1..])))
+                .fold(f64::INFINITY, f64::min),
+        }
+    }
+    let mut chance = Chance::new(3);
+    for _ in 0..400 {
+        let n = 1 + chance.below(4);
+        let cap: Vec<u32> = (0..n).map(|_| 1 + chance.below(7) as u32).collect();
+        let ms: Vec<f64> = (0..n).map(|_| chance.between(0.1, 3.0)).collect();
+        let layers = n as u32 + chance.below((cap.iter().sum::<u32>() as usize + 1 - n).max(1)) as u32;
+        let plan = split::balanced(layers, &cap, &ms, 0.0);
+        assert_eq!(plan.layers().iter().sum::<u32>(), layers);
+        assert!(plan.layers().iter().zip(&cap).all(|(len, cap)| (1..=*cap).contains(len)));
+        assert!((plan.pace.slowest_ms - least(layers, &cap, &ms)).abs() < 1e-9, "{layers} {cap:?} {ms:?}");
+    }
+}
+
+#[test]
+fn the_order_of_sites_does_not_matter() {
+    let mut chance = Chance::new(9);
+    let sites: Vec<Site> =
+        (0..14).map(|id| site(id, chance.between(0.2, 2.0), 4 + chance.below(12) as u32)).collect();
+    let spots: Vec<f64> = (0..14).map(|_| chance.between(0.0, 60.0)).collect();
+    let lay = |order: &[usize]| {
+        let hops: Vec<f64> = order
+            .iter()
+            .flat_map(|&i| order.iter().map(move |&j| (i, j)))
+            .map(|(i, j)| (spots[i] - spots[j]).abs())
+            .collect();
+        Ground::new(24, 7.0, order.iter().map(|&i| sites[i].clone()).collect(), &hops).unwrap()
+    };
+    let mut order: Vec<usize> = (0..14).collect();
+    let first = place(&lay(&order));
+    assert!(first.goodput_tps > 0.0 && !first.pipelines.is_empty());
+    for _ in 0..5 {
+        (1..14).rev().for_each(|i| order.swap(i, chance.below(i + 1)));
+        assert_eq!(place(&lay(&order)), first);
+    }
+    let ground = lay(&order);
+    let paces: Vec<Pace> = first.pipelines.iter().map(|p| ground.pace(p).expect("within capacity")).collect();
+    assert!((goodput_tps(&paces, 7.0) - first.goodput_tps).abs() < 1e-9);
+}
+
+#[test]
+fn too_little_memory_is_no_placement_not_a_panic() {
+    assert!(place(&ground(40, 2.0, vec![site(1, 1.0, 10), site(2, 1.0, 20)], 1.0)).pipelines.is_empty());
+    assert!(place(&ground(40, 2.0, vec![], 1.0)).pipelines.is_empty());
+    assert!(place(&ground(4, 2.0, vec![site(1, 1.0, 0), site(2, 1.0, 1)], 1.0)).pipelines.is_empty());
+    assert!(
+        place(&ground(40, 2.0, vec![site(1, 1.0, 30), site(2, 1.0, 30)], f64::INFINITY)).pipelines.is_empty()
+    );
+}
+
+#[test]
+fn a_leave_is_stitched_from_what_is_left() {
+    let sites: Vec<Site> = (0..6).map(|id| site(id, 1.0, 7)).collect();
+    let before = place(&ground(12, 6.0, sites.clone(), 1.0));
+    assert_eq!(before.pipelines.len(), 3);
+    let lost: Vec<NodeId> = before.pipelines[..2].iter().map(|p| p.segments()[0].node).collect();
+    let left: Vec<Site> = sites.into_iter().filter(|site| !lost.contains(&site.id)).collect();
+    let after = restitch(&ground(12, 6.0, left, 1.0), &before.pipelines);
+    assert_eq!(after.pipelines.len(), 2, "two widows make a pipeline");
+    assert!(after.pipelines.contains(&before.pipelines[2]), "the whole one is left alone");
+}
+
+#[test]
+fn a_newcomer_fills_the_barest_window() {
+    let mut sites: Vec<Site> = (0..3).map(|id| site(id, 1.0, 9)).collect();
+    let before = place(&ground(16, 2.0, sites[..2].to_vec(), 1.0));
+    assert_eq!(before.pipelines.len(), 1);
+    sites[2].cap_mid = 4;
+    let range = first_holding(&ground(16, 2.0, sites.clone(), 1.0), &before.pipelines, NodeId::numbered(2));
+    assert_eq!(range.unwrap().len(), 4);
+    let bare = first_holding(&ground(16, 2.0, sites, 1.0), &[], NodeId::numbered(2)).unwrap();
+    assert!(bare.len() <= 9);
+}
+
+#[test]
+fn moving_takes_gain_agreement_dwell_turn_and_cover() {
+    let me = NodeId::numbered(1);
+    let held = LayerSet::from(LayerRange::new(0, 4).unwrap());
+    let target = LayerRange::new(4, 8).unwrap();
+    let choice = Move {
+        node: me,
+        held: &held,
+        advised: Some(target),
+        present_tps: 10.0,
+        advised_tps: 14.0,
+        others: &[1, 1, 1, 1, 0, 0, 0, 0],
+        movers: &[me],
+        tick: 1,
+    };
+    let run = |choice: &Move<'_>, keeper: &mut Keeper, from: u64| {
+        (0..3).map(|t| keeper.tick(Millis(from + t * 60_000), choice)).collect::<Vec<_>>()
+    };
+    let mut keeper = Keeper::default();
+    assert_eq!(run(&choice, &mut keeper, 0), [Advice::Stay, Advice::Stay, Advice::Hold(target)]);
+    assert_eq!(run(&choice, &mut keeper, 180_000), [Advice::Stay; 3], "has just moved");
+    assert_eq!(keeper.tick(Millis(720_000), &choice), Advice::Hold(target));
+
+    let mut keeper = Keeper::default();
+    let small = Move { advised_tps: 13.0, ..choice.clone() };
+    assert_eq!(run(&small, &mut keeper, 0), [Advice::Stay; 3], "30 % is not worth it");
+    let bared = Move { others: &[1, 1, 0, 1, 0, 0, 0, 0], ..choice.clone() };
+    assert_eq!(run(&bared, &mut Keeper::default(), 0), [Advice::Stay; 3], "layer 2 would be bare");
+    let mut keeper = Keeper::default();
+    let flicker = [&choice, &choice, &small, &choice, &choice];
+    assert!(flicker.iter().enumerate().all(|(t, c)| keeper.tick(Millis(t as u64), c) == Advice::Stay));
+
+    let movers: Vec<NodeId> = (1..=8).map(NodeId::numbered).collect();
+    for tick in 0..50 {
+        let turns = movers.iter().filter(|node| {
+            let choice = Move { node: **node, movers: &movers, tick, ..choice.clone() };
+            run(&choice, &mut Keeper::default(), 0).contains(&Advice::Hold(target))
+        });
+        assert_eq!(turns.count(), 1, "one mover a tick");
+    }
+}

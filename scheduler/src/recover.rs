@@ -1,0 +1,266 @@
+//! What to do when a stage misbehaves: wait, hedge, switch, retry, reroute or give up.
+//!
+//! Being late is not being dead. A late stage is *hedged*: its shadow gets the same frame and the first answer wins;
+//! since all honest nodes compute the same bits, hedging risks nothing, and a difference is evidence. Hedges are
+//! paid from a bucket of one per twenty steps, so a slow swarm is not loaded double. A dead stage is *switched* to
+//! its shadow (warm) or its cover (replayed from the requester's log), else the rest of the request is *rerouted*
+//! without the nodes that failed. Everything has a budget, so every request ends.
+//!
+//! [`Detector`] says when a stage is late or silent, from its own past.
+
+use crate::latency::{Ema, RoundTrip};
+use crate::{Millis, NodeId, Segment};
+
+/// A computing stage says so this often.
+pub const BEACON_MS: u64 = 100;
+/// Least silence that makes a stage suspect: three beacons and a little; lower and jitter alone triggers hedges.
+pub const SILENCE_MS: u64 = 350;
+/// Bounds of the deadline of one step.
+pub const STEP_MS: (u64, u64) = (250, 3_000);
+/// Deadline of a step whose stage has no past.
+pub const COLD_STEP_MS: u64 = 2_000;
+/// Steps that pay for one hedge: 5 % of steps.
+const STEPS_PER_HEDGE: f64 = 20.0;
+/// Hedges that can be saved up.
+const MOST_HEDGES: f64 = 3.0;
+/// Steps in a row that must be slow before a stage is left for it.
+const GRAY_STEPS: u32 = 8;
+
+/// What is wrong with a stage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// Past its deadline, or silent; may still answer.
+    Late,
+    /// Its transport closed.
+    Closed,
+    /// It will not serve (any more): no room, draining, unknown session.
+    Refused,
+    /// It answered something that cannot be, or was proven wrong.
+    Corrupt,
+    /// Its worker died on this very session.
+    Crashed,
+    /// It answers, but far slower than it used to.
+    Gray,
+}
+
+/// Why a request was given up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GiveUp {
+    /// Nobody else can serve its layers.
+    NoRoute,
+    /// It has been moved as often as one request may be.
+    Exhausted,
+    /// It killed two workers; it will not get a third.
+    Poison,
+}
+
+/// The next move.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Recovery {
+    /// Nothing yet.
+    Wait,
+    /// Send the pending frame to this node too.
+    Hedge(NodeId),
+    /// These run the segment from now on.
+    Switch(Vec<Segment>),
+    /// Ask the same nodes again under a new epoch.
+    Retry,
+    /// Find another pipeline without the nodes that failed.
+    Reroute,
+    /// End the request.
+    GiveUp(GiveUp),
+}
+
+/// Who could take over the segment.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Options {
+    /// Follows the segment already.
+    pub shadow: Option<Segment>,
+    /// Would have to replay.
+    pub cover: Vec<Segment>,
+}
+
+/// What one request may still cost the swarm.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Budget {
+    hedges: f64,
+    switches: u32,
+    retries: u32,
+    reroutes: u32,
+    crashes: u32,
+}
+
+impl Default for Budget {
+    /// One hedge in hand, eight switches, three retries, four reroutes.
+    fn default() -> Self {
+        Self { hedges: 1.0, switches: 8, retries: 3, reroutes: 4, crashes: 0 }
+    }
+}
+
+impl Budget {
+    /// A step ended well: it pays its part of a hedge.
+    pub fn step_done(&mut self) {
+        self.hedges = (self.hedges + 1.0 / STEPS_PER_HEDGE).min(MOST_HEDGES);
+    }
+
+    /// The next move after `failure`. `hedged` says that this step has been hedged already.
+    pub fn next(&mut self, failure: Failure, options: &Options, hedged: bool) -> Recovery {
+        match failure {
+            Failure::Crashed => {
+                self.crashes += 1;
+                if self.crashes >= 2 {
+                    return Recovery::GiveUp(GiveUp::Poison);
+                }
+            }
+            Failure::Gray => {
+                // A planned move: only to somebody who is warm, and never at the price of the last switch.
+                return match options.shadow {
+                    Some(shadow) if self.switches > 1 => self.switch(vec![shadow]),
+                    _ => Recovery::Wait,
+                };
+            }
+            Failure::Late if !hedged => {
+                if let Some(shadow) = options.shadow.filter(|_| self.hedges >= 1.0) {
+                    self.hedges -= 1.0;
+                    return Recovery::Hedge(shadow.node);
+                }
+            }
+            _ => {}
+        }
+        if let Some(shadow) = options.shadow.filter(|_| self.switches > 0) {
+            return self.switch(vec![shadow]);
+        }
+        if !options.cover.is_empty() && self.switches > 0 {
+            return self.switch(options.cover.clone());
+        }
+        if failure == Failure::Late && self.retries > 0 {
+            self.retries -= 1;
+            return Recovery::Retry;
+        }
+        self.reroute()
+    }
+
+    fn switch(&mut self, to: Vec<Segment>) -> Recovery {
+        self.switches -= 1;
+        Recovery::Switch(to)
+    }
+
+    /// Pays for another pipeline.
+    fn reroute(&mut self) -> Recovery {
+        if self.reroutes == 0 {
+            return Recovery::GiveUp(GiveUp::Exhausted);
+        }
+        self.reroutes -= 1;
+        Recovery::Reroute
+    }
+}
+
+/// When one stage is late, from its own past.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Detector {
+    /// Time per token and step, as a round trip with variation: its p99 bounds ordinary steps.
+    step: RoundTrip,
+    baseline: Ema,
+    slow_steps: u32,
+}
+
+impl Default for Detector {
+    fn default() -> Self {
+        Self { step: RoundTrip::default(), baseline: Ema::new(crate::latency::SPEED_TAU_MS), slow_steps: 0 }
+    }
+}
+
+impl Detector {
+    /// How long a frame of `tokens` tokens may take before the stage is late; `rtt_p99_ms` is the network's part.
+    pub fn patience_ms(&self, tokens: u32, rtt_p99_ms: f64) -> u64 {
+        let (least, most) = STEP_MS;
+        let own = match self.step.p99_ms() {
+            Some(p99) => (3.0 * p99 + rtt_p99_ms).clamp(least as f64, most as f64),
+            None => COLD_STEP_MS as f64 + rtt_p99_ms,
+        };
+        // A prompt's tokens are computed together, at a few times the speed of single ones.
+        (own * (1.0 + f64::from(tokens.saturating_sub(1)) / 4.0)) as u64
+    }
+
+    /// Notes a step that took `ms` for one token.
+    pub fn note(&mut self, now: Millis, ms: f64) {
+        let usual = self.baseline.value();
+        if usual.is_some_and(|usual| ms > 3.0 * usual) {
+            self.slow_steps += 1;
+        } else {
+            self.slow_steps = 0;
+            self.baseline.add(now, ms);
+        }
+        self.step.add(ms);
+    }
+
+    /// Whether it has been over three times slower than it used to be for eight steps running.
+    pub fn is_gray(&self) -> bool {
+        self.slow_steps >= GRAY_STEPS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Budget, Detector, Failure, GiveUp, Options, Recovery};
+    use crate::{LayerRange, Millis, NodeId, Segment};
+
+    fn segment(node: u64) -> Segment {
+        Segment { node: NodeId::numbered(node), layers: LayerRange::new(2, 5).unwrap() }
+    }
+
+    fn both() -> Options {
+        Options { shadow: Some(segment(1)), cover: vec![segment(2)] }
+    }
+
+    #[test]
+    fn late_is_hedged_once_and_dead_is_switched() {
+        let mut budget = Budget::default();
+        assert_eq!(budget.next(Failure::Late, &both(), false), Recovery::Hedge(NodeId::numbered(1)));
+        assert_eq!(budget.next(Failure::Late, &both(), true), Recovery::Switch(vec![segment(1)]));
+        assert_eq!(budget.next(Failure::Closed, &both(), false), Recovery::Switch(vec![segment(1)]));
+        let cover = Options { shadow: None, ..both() };
+        assert_eq!(budget.next(Failure::Refused, &cover, false), Recovery::Switch(vec![segment(2)]));
+        assert_eq!(budget.next(Failure::Late, &Options::default(), false), Recovery::Retry);
+        assert_eq!(budget.next(Failure::Closed, &Options::default(), false), Recovery::Reroute);
+        assert_eq!(budget.next(Failure::Gray, &cover, false), Recovery::Wait);
+    }
+
+    #[test]
+    fn hedges_are_one_in_twenty_steps() {
+        let mut budget = Budget::default();
+        let hedges = (0..2_000).filter(|_| {
+            budget.step_done();
+            budget.hedges >= 1.0 && matches!(budget.next(Failure::Late, &both(), false), Recovery::Hedge(_))
+        });
+        assert!((100..=101).contains(&hedges.count()));
+    }
+
+    #[test]
+    fn every_budget_ends() {
+        for failure in [Failure::Late, Failure::Closed, Failure::Refused, Failure::Corrupt, Failure::Crashed]
+        {
+            let mut budget = Budget::default();
+            let moves = (0..100).find(|_| matches!(budget.next(failure, &both(), true), Recovery::GiveUp(_)));
+            assert!(moves.is_some_and(|moves| moves <= 16), "{failure:?} {moves:?}");
+        }
+        let mut budget = Budget::default();
+        assert!(matches!(budget.next(Failure::Crashed, &both(), false), Recovery::Switch(_)));
+        assert_eq!(budget.next(Failure::Crashed, &both(), false), Recovery::GiveUp(GiveUp::Poison));
+    }
+
+    #[test]
+    fn patience_follows_the_past() {
+        let mut stage = Detector::default();
+        assert_eq!(stage.patience_ms(1, 0.0), 2_000);
+        (0..50).for_each(|t| stage.note(Millis(t * 20), 20.0));
+        assert_eq!(stage.patience_ms(1, 0.0), 250);
+        assert!(stage.patience_ms(65, 0.0) > 4_000);
+        (0..7).for_each(|t| stage.note(Millis(1_000 + t * 100), 200.0));
+        assert!(!stage.is_gray());
+        stage.note(Millis(3_000), 200.0);
+        assert!(stage.is_gray() && stage.patience_ms(1, 0.0) > 500);
+        stage.note(Millis(3_100), 21.0);
+        assert!(!stage.is_gray());
+    }
+}

@@ -1,0 +1,301 @@
+//! Chooses the pipeline for one request: an exact shortest path over (layer, node).
+//!
+//! Four nodes, eight layers, one decoded token; the numbers are the first test below.
+//!
+//! ```text
+//!            layers   ms/layer  visit          ms between
+//!   home R   0..2       5        0               R    A    B    C
+//!   A        0..5       2        3          R    -   10   20   40
+//!   B        4..8       1        4          A   10    -    8   30
+//!   C        0..8       3        1          B   20    8    -   30
+//!                                           C   40   30   30    -
+//!
+//!   R[0..2] ──10── A[2..4] ──8── B[4..8] ──20── R      C[0..8] alone: 40 + 1 + 24 + 40 = 105
+//!     10        3 + 4         4 + 4                    R keeps 2 layers:  10 + 10 + 7 + 8 + 8 + 20 = 63
+//!   R ──10── A[0..4] ──8── B[4..8] ──20── R            everything abroad: 10 + 11 + 8 + 8 + 20     = 57  <- best
+//! ```
+//!
+//! The switch from A to B is tried at every layer they share (after layer 4 A would run one layer more: 58), so a
+//! boundary is never assumed to lie where somebody's range ends. Under boomerang with one layer at each end, R would
+//! have to hold layer 7 too; it does not, so there is no route and [`NoRoute::EndsNotHeld`] says why.
+//!
+//! [`table`](self) sweeps cost-to-go backwards (one O(layers held) pass), then the route is read off forwards. The
+//! same table answers every request of the same requester, shape and policy until the snapshot changes: that is
+//! [`Router`]. KV room bounds the *sum* of the layers a node runs, which a shortest path cannot see; when the best
+//! route breaks such a bound, a best-first search with an admissible bound takes over (`caps.rs`), and if even that runs out
+//! of budget the answer is still valid and marked `exact: false`.
+//!
+//! Limits: one route at a time (no joint optimization over requests); load is what was gossiped plus what this
+//! requester itself has running.
+
+mod caps;
+mod pick;
+mod table;
+
+use std::fmt;
+
+use crate::cost::{self, Cost, End, Leg, Price};
+use crate::snapshot::{NONE, Snapshot};
+use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
+use caps::Found;
+use table::Table;
+
+/// Why there is no pipeline.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum NoRoute {
+    /// The requester is not among the hosts, so its hops cannot be priced; list it, with no layers if need be.
+    UnknownRequester,
+    /// No eligible node holds this layer: wait, place, or relax the policy.
+    Hole {
+        /// The first such layer.
+        layer: u32,
+    },
+    /// Boomerang was asked for and the requester does not hold its ends: load them, or turn it off.
+    EndsNotHeld,
+    /// Every layer is held, but no chain of links and KV room joins them.
+    Unreachable,
+    /// The best route is predicted to miss the deadline.
+    TooSlow {
+        /// Its predicted time, ms.
+        predicted_ms: f64,
+    },
+    /// A given pipeline cannot run: its segment at this layer is not served any more.
+    Broken {
+        /// First layer of the segment.
+        layer: u32,
+    },
+}
+
+impl fmt::Display for NoRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownRequester => f.write_str("the requester is not part of the snapshot"),
+            Self::Hole { layer } => write!(f, "nobody eligible holds layer {layer}"),
+            Self::EndsNotHeld => f.write_str("boomerang needs the first and last layers at the requester"),
+            Self::Unreachable => f.write_str("no chain of links with enough room covers all layers"),
+            Self::TooSlow { predicted_ms } => {
+                write!(f, "the best route takes {predicted_ms:.0} ms, past the deadline")
+            }
+            Self::Broken { layer } => write!(f, "the segment at layer {layer} cannot be served"),
+        }
+    }
+}
+
+impl std::error::Error for NoRoute {}
+
+/// A chosen pipeline and what it is predicted to cost.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Route {
+    /// Who runs what.
+    pub pipeline: Pipeline,
+    /// What each segment costs, hops included.
+    pub legs: Vec<Leg>,
+    /// The sum of the legs.
+    pub cost: Cost,
+    /// The least possible cost, ms; below `cost` when a near-equal route was picked to spread load.
+    pub optimum_ms: f64,
+    /// Whether `optimum_ms` is proven; false only when the search for KV room ran out of budget.
+    pub exact: bool,
+}
+
+/// Routes requests of one requester, shape and policy over one snapshot.
+///
+/// `Router::default()` then [`Router::prepare`] sweeps the table (cold: milliseconds at 10,000 nodes), after which
+/// [`Router::route`] only reads it (warm: microseconds). Keep one and prepare it again: it reuses its memory.
+#[derive(Clone, Debug, Default)]
+pub struct Router {
+    table: Table,
+}
+
+impl Router {
+    /// Prices `snapshot` for `request` and sweeps the cost-to-go table.
+    ///
+    /// # Errors
+    /// [`NoRoute::UnknownRequester`], or [`NoRoute::EndsNotHeld`] before any search is done.
+    pub fn prepare(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        self.table.price.refill(snapshot, request)?;
+        if request.policy.boomerang.is_some() && !ends_held(snapshot, &self.table.price) {
+            return Err(NoRoute::EndsNotHeld);
+        }
+        self.table.sweep(snapshot, 0, snapshot.layers);
+        Ok(())
+    }
+
+    /// Reads a route for `request` off the table. `snapshot` must be the one prepared for, and `request` may differ
+    /// from the prepared one only in `seed`, `near_equal` and `deadline_ms`.
+    ///
+    /// # Errors
+    /// [`NoRoute`] says what the requester could change.
+    pub fn route(&self, snapshot: &Snapshot, request: &Request) -> Result<Route, NoRoute> {
+        let table = &self.table;
+        let Found { visits: best, ms: optimum_ms, exact } = best(snapshot, table)?;
+        if request.policy.deadline_ms.is_some_and(|limit| optimum_ms > limit) {
+            return Err(NoRoute::TooSlow { predicted_ms: optimum_ms });
+        }
+        let picked = if request.policy.near_equal > 0.0 {
+            pick::near_equal(snapshot, table, optimum_ms, request).filter(|visits| fits(&table.price, visits))
+        } else {
+            None
+        };
+        let pipeline = to_pipeline(snapshot, &picked.unwrap_or(best))?;
+        let legs = cost::explain_priced(snapshot, request, &table.price, &pipeline)?;
+        Ok(Route { cost: cost::total(&legs), pipeline, legs, optimum_ms, exact })
+    }
+}
+
+impl Router {
+    /// The cheapest way to run only `range`, entered from `from` and left to `to`; the milliseconds include the hops
+    /// to both. The requester's own ends carry token ids, inner neighbors activations.
+    pub(crate) fn between(
+        &mut self,
+        snapshot: &Snapshot,
+        request: &Request,
+        range: LayerRange,
+        from: Option<NodeId>,
+        to: Option<NodeId>,
+    ) -> Option<(Vec<Segment>, f64)> {
+        let price = &mut self.table.price;
+        price.refill(snapshot, request).ok()?;
+        let end = |id: Option<NodeId>| id.and_then(|id| snapshot.index_of(id));
+        if range.start() > 0 {
+            price.entry_from = end(from).map(|host| End { host, carries: true });
+        }
+        if range.end() < snapshot.num_layers() {
+            price.exit_to = end(to).map(|host| End { host, carries: true });
+        }
+        self.table.sweep(snapshot, range.start() as usize, range.end() as usize);
+        let found = best(snapshot, &self.table).ok()?;
+        Some((to_segments(snapshot, &found.visits), found.ms))
+    }
+}
+
+/// The best route of a swept table.
+fn best(snapshot: &Snapshot, table: &Table) -> Result<Found, NoRoute> {
+    let Some((start, ms)) = table.best_start(snapshot) else {
+        return Err(why_none(snapshot, &table.price));
+    };
+    let visits = follow(snapshot, table, start);
+    if fits(&table.price, &visits) {
+        return Ok(Found { visits, ms, exact: true });
+    }
+    caps::search(snapshot, table, ms).ok_or(NoRoute::Unreachable)
+}
+
+/// Routes one request from scratch.
+///
+/// # Errors
+/// As [`Router::prepare`] and [`Router::route`].
+pub fn route(snapshot: &Snapshot, request: &Request) -> Result<Route, NoRoute> {
+    let mut router = Router::default();
+    router.prepare(snapshot, request)?;
+    router.route(snapshot, request)
+}
+
+/// What the requester's wishes cost it: the same request routed three ways.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Comparison {
+    /// Under the policy as given.
+    pub asked: Result<Route, NoRoute>,
+    /// Without boomerang; equal to `asked` when it was not set. The difference is the price of privacy.
+    pub plain: Result<Route, NoRoute>,
+    /// Everything at the requester.
+    pub local: Result<Route, NoRoute>,
+}
+
+impl Comparison {
+    /// Which wins: local unless going abroad is faster.
+    pub fn local_wins(&self) -> bool {
+        match (&self.local, &self.asked) {
+            (Ok(local), Ok(asked)) => local.cost.total_ms() <= asked.cost.total_ms(),
+            (Ok(_), Err(_)) => true,
+            (Err(_), _) => false,
+        }
+    }
+
+    /// Milliseconds that keeping the ends at home adds, when both routes exist.
+    pub fn privacy_ms(&self) -> Option<f64> {
+        match (&self.asked, &self.plain) {
+            (Ok(asked), Ok(plain)) => Some(asked.optimum_ms - plain.optimum_ms),
+            _ => None,
+        }
+    }
+}
+
+/// Routes `request` as asked, without boomerang, and all at home.
+pub fn compare(snapshot: &Snapshot, request: &Request) -> Comparison {
+    let asked = route(snapshot, request);
+    let mut open = request.clone();
+    open.policy.boomerang = None;
+    let plain = if request.policy.boomerang.is_some() { route(snapshot, &open) } else { asked.clone() };
+    open.policy.allow = Some(Default::default());
+    let local =
+        if request.requester.is_some() { route(snapshot, &open) } else { Err(NoRoute::UnknownRequester) };
+    Comparison { asked, plain, local }
+}
+
+/// One visit: host, first layer, one past the last.
+pub(crate) type Visit = (u32, u32, u32);
+
+/// Reads the best way on from `start` off the table.
+fn follow(snapshot: &Snapshot, table: &Table, start: usize) -> Vec<Visit> {
+    let mut visits = Vec::new();
+    let mut state = start;
+    let mut layer = table.first;
+    loop {
+        extend(&mut visits, snapshot.host_of[state], layer as u32);
+        match table.step(snapshot, state, layer) {
+            NONE => return visits,
+            next => state = next as usize,
+        }
+        layer += 1;
+    }
+}
+
+/// Adds `layer` on `host` to the visits.
+fn extend(visits: &mut Vec<Visit>, host: u32, layer: u32) {
+    match visits.last_mut() {
+        Some(last) if last.0 == host => last.2 = layer + 1,
+        _ => visits.push((host, layer, layer + 1)),
+    }
+}
+
+/// Whether no node runs more layers than it has room for.
+fn fits(price: &Price, visits: &[Visit]) -> bool {
+    !price.capped
+        || visits.iter().all(|&(host, ..)| {
+            let layers: u32 = visits.iter().filter(|v| v.0 == host).map(|v| v.2 - v.1).sum();
+            layers <= price.cap[host as usize]
+        })
+}
+
+fn to_pipeline(snapshot: &Snapshot, visits: &[Visit]) -> Result<Pipeline, NoRoute> {
+    let segments = to_segments(snapshot, visits);
+    Pipeline::new(segments, snapshot.num_layers()).map_err(|gap| NoRoute::Hole { layer: gap.layer })
+}
+
+fn to_segments(snapshot: &Snapshot, visits: &[Visit]) -> Vec<Segment> {
+    let segments = visits.iter().filter_map(|&(host, start, end)| {
+        let node = snapshot.hosts[host as usize].id;
+        LayerRange::new(start, end).map(|layers| Segment { node, layers })
+    });
+    segments.collect()
+}
+
+fn ends_held(snapshot: &Snapshot, price: &Price) -> bool {
+    let held = |layer: usize| price.home.is_some_and(|home| snapshot.state_at(home, layer).is_some());
+    (0..snapshot.layers).filter(|&layer| price.home_only(layer)).all(held)
+}
+
+/// The most useful reason for an infinite cost.
+fn why_none(snapshot: &Snapshot, price: &Price) -> NoRoute {
+    let served = |layer: usize| {
+        snapshot.states(layer).any(|state| price.node[snapshot.host_of[state] as usize].enter.is_finite())
+    };
+    match (0..snapshot.layers).find(|&layer| !served(layer)) {
+        Some(layer) => NoRoute::Hole { layer: layer as u32 },
+        None => NoRoute::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests;

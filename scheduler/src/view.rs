@@ -1,0 +1,326 @@
+//! What this node believes of everyone.
+//!
+//! Announcements are merged by sequence (the newest of a node wins, in whatever order they arrive, so all nodes that
+//! heard the same announcements believe the same) and forgotten when they grow old. Age is counted from *arrival on
+//! our own clock*: a stranger's clock, fast, slow or lying, changes nothing. Own measurements are kept beside the
+//! claims and bound them. [`SwarmView::snapshot`] freezes one model for the router.
+//!
+//! Limits: [`MAX_NODES`] nodes and [`MAX_LINKS`] measured links per node; beyond, newcomers are refused and the
+//! slowest link is dropped, so a flood of identities costs memory once and never evicts who is known.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::latency::{Ema, RoundTrip, SPEED_TAU_MS, bounded_claim};
+use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
+use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId};
+
+/// Two missed 5 s announcements plus one slow gossip round; lower and a busy peer flaps in and out of pipelines.
+pub const EXPIRY_MS: u64 = 15_000;
+/// Nodes remembered; at some 1 KiB each this bounds the view at about 50 MiB.
+pub const MAX_NODES: usize = 50_000;
+/// Measured links kept per node.
+pub const MAX_LINKS: usize = 32;
+/// What an unknown machine is assumed to need per layer and token, ms: pessimistic, so that claims alone win nothing.
+pub const PRIOR_LAYER_MS: f64 = 1.0;
+
+/// What came of an announcement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Merged {
+    /// New or newer: the view changed.
+    Fresh,
+    /// Known already, or older than what is known.
+    Stale,
+    /// Two different announcements under one sequence: the node is lying to somebody. The first is kept.
+    Equivocation,
+    /// No room for another identity.
+    Full,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    capability: Capability,
+    heard: Millis,
+    /// Own measurements of its speed, ms per layer.
+    speed: Ema,
+    trust: f64,
+}
+
+/// Region-to-region round trips assumed where nothing was measured.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Geography {
+    regions: usize,
+    base_ms: Vec<f64>,
+}
+
+impl Geography {
+    /// `base_ms[from * regions + to]`; `None` unless it is square and all finite and non-negative.
+    pub fn new(regions: usize, base_ms: Vec<f64>) -> Option<Self> {
+        let fits = base_ms.len() == regions * regions && regions > 0;
+        (fits && base_ms.iter().all(|ms| ms.is_finite() && *ms >= 0.0)).then_some(Self { regions, base_ms })
+    }
+
+    /// One region, `ms` apart.
+    pub fn flat(ms: f64) -> Self {
+        Self { regions: 1, base_ms: vec![if ms.is_finite() { ms.max(0.0) } else { 0.0 }] }
+    }
+}
+
+/// The merged belief about the swarm.
+#[derive(Clone, Debug)]
+pub struct SwarmView {
+    known: BTreeMap<NodeId, Known>,
+    links: BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>,
+    geography: Geography,
+    epoch: u64,
+}
+
+impl SwarmView {
+    /// Knows nobody yet.
+    pub fn new(geography: Geography) -> Self {
+        Self { known: BTreeMap::new(), links: BTreeMap::new(), geography, epoch: 0 }
+    }
+
+    /// Counts up whenever a snapshot would come out differently.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Number of nodes believed alive.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether nobody is known.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// What is believed of `node`.
+    pub fn get(&self, node: NodeId) -> Option<&Capability> {
+        self.known.get(&node).map(|known| &known.capability)
+    }
+
+    /// Takes in an announcement that arrived at `now`.
+    pub fn merge(&mut self, capability: Capability, now: Millis) -> Merged {
+        let full = self.known.len() >= MAX_NODES;
+        match self.known.get_mut(&capability.node()) {
+            None if full => return Merged::Full,
+            None => {
+                let (heard, speed) = (now, Ema::new(SPEED_TAU_MS));
+                self.known.insert(capability.node(), Known { capability, heard, speed, trust: 1.0 });
+            }
+            Some(known) => {
+                let (old, new) = (known.capability.claim().sequence, capability.claim().sequence);
+                if new < old || known.capability == capability {
+                    return Merged::Stale;
+                }
+                if new == old {
+                    return Merged::Equivocation;
+                }
+                known.capability = capability;
+                known.heard = known.heard.max(now);
+            }
+        }
+        self.epoch += 1;
+        Merged::Fresh
+    }
+
+    /// Forgets everybody not heard of for [`EXPIRY_MS`]; returns them.
+    pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
+        let old = |known: &Known| now.since(known.heard) > EXPIRY_MS;
+        let gone: Vec<NodeId> = self.known.iter().filter(|(_, k)| old(k)).map(|(id, _)| *id).collect();
+        gone.iter().for_each(|id| self.forget(*id));
+        gone
+    }
+
+    /// Forgets a node at once: its transport closed, or it said good-bye.
+    pub fn forget(&mut self, node: NodeId) {
+        if self.known.remove(&node).is_some() {
+            self.links.remove(&node);
+            self.epoch += 1;
+        }
+    }
+
+    /// Notes a measured speed of a node, ms per layer and token.
+    pub fn observe_speed(&mut self, node: NodeId, now: Millis, layer_ms: f64) {
+        if let Some(known) = self.known.get_mut(&node) {
+            known.speed.add(now, layer_ms);
+            self.epoch += 1;
+        }
+    }
+
+    /// Notes a measured (or gossiped) round trip between two known nodes; one way counts as half of it.
+    pub fn observe_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64) {
+        if from == to || !self.known.contains_key(&from) || !self.known.contains_key(&to) {
+            return;
+        }
+        let links = self.links.entry(from).or_default();
+        let at = links.iter().position(|link| link.0 == to).unwrap_or_else(|| {
+            links.push((to, RoundTrip::default()));
+            links.len() - 1
+        });
+        links[at].1.add(round_trip_ms);
+        if links.len() > MAX_LINKS {
+            let slowest = |a: &(NodeId, RoundTrip), b: &(NodeId, RoundTrip)| {
+                a.1.mean_ms().unwrap_or(f64::MAX).total_cmp(&b.1.mean_ms().unwrap_or(f64::MAX))
+            };
+            if let Some(worst) = (0..links.len()).max_by(|&a, &b| slowest(&links[a], &links[b])) {
+                links.swap_remove(worst);
+            }
+        }
+        self.epoch += 1;
+    }
+
+    /// Sets how far a node is trusted, in `(0, 1]`; see [`crate::trust`].
+    pub fn set_trust(&mut self, node: NodeId, trust: f64) {
+        if let Some(known) = self.known.get_mut(&node) {
+            known.trust = trust.clamp(1e-3, 1.0);
+            self.epoch += 1;
+        }
+    }
+
+    /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out. `myself` is listed
+    /// even when it holds nothing, so that its hops can be priced.
+    ///
+    /// # Errors
+    /// [`BadSnapshot::Layers`] for a model of no layers; checked capabilities cannot cause the others.
+    pub fn snapshot(&self, model: ModelId, num_layers: u32, myself: NodeId) -> Result<Snapshot, BadSnapshot> {
+        let mut index = BTreeMap::new();
+        let mut hosts = Vec::new();
+        for (id, known) in &self.known {
+            let claim = known.capability.claim();
+            let holding = known.capability.holding(model).filter(|_| !claim.draining);
+            if holding.is_none() && *id != myself {
+                continue;
+            }
+            let within = |set: LayerSet| -> LayerSet {
+                let model = LayerRange::new(0, num_layers);
+                set.ranges()
+                    .iter()
+                    .filter_map(|range| model.and_then(|model| range.intersect(model)))
+                    .collect()
+            };
+            let mut host = Host::new(*id, LayerSet::default(), PRIOR_LAYER_MS);
+            host.operator = claim.operator;
+            host.region = if (claim.region as usize) < self.geography.regions { claim.region } else { 0 };
+            host.access_ms = claim.access_ms;
+            host.up_bytes_per_ms = claim.up_bytes_per_ms;
+            host.down_bytes_per_ms = claim.down_bytes_per_ms;
+            host.trust = known.trust;
+            if let Some(holding) = holding {
+                host.loaded = within(holding.loaded_set());
+                host.on_disk = within(holding.on_disk_set());
+                let prior = if *id == myself { 0.0 } else { PRIOR_LAYER_MS };
+                host.decode_ms = bounded_claim(holding.decode_ms, &known.speed, prior);
+                host.prefill_ms = holding.prefill_ms;
+                host.visit_ms = holding.visit_ms;
+                host.queue_ms = holding.queue_ms;
+                host.load_ms = holding.load_ms;
+                host.active = holding.active;
+                host.batch_knee = holding.batch_knee;
+                host.kv_layer_positions = Some(holding.kv_layer_positions);
+            }
+            index.insert(*id, hosts.len() as u32);
+            hosts.push(host);
+        }
+        let links = Links::Regions {
+            base_ms: self.geography.base_ms.clone(),
+            regions: self.geography.regions,
+            measured: self.measured(&index),
+        };
+        Snapshot::new(model, num_layers, None, hosts, &links)
+    }
+
+    /// Measured one-way times between indexed nodes; a pair measured one way only counts both ways.
+    fn measured(&self, index: &BTreeMap<NodeId, u32>) -> Vec<(u32, u32, f64)> {
+        let mut pairs = Vec::new();
+        let mut direct = BTreeSet::new();
+        for (from, links) in &self.links {
+            for (to, round_trip) in links {
+                if let (Some(&i), Some(&j), Some(ms)) = (index.get(from), index.get(to), round_trip.mean_ms())
+                {
+                    direct.insert((i, j));
+                    pairs.push((i, j, ms / 2.0));
+                }
+            }
+        }
+        let back: Vec<_> = pairs
+            .iter()
+            .filter(|(i, j, _)| !direct.contains(&(*j, *i)))
+            .map(|&(i, j, ms)| (j, i, ms))
+            .collect();
+        pairs.extend(back);
+        pairs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{EXPIRY_MS, Geography, Merged, PRIOR_LAYER_MS, SwarmView};
+    use crate::capability::tests::claim;
+    use crate::{Capability, Millis, ModelId, NodeId};
+
+    fn said(node: u64, sequence: u64) -> Capability {
+        Capability::try_from(claim(node, sequence)).unwrap()
+    }
+
+    #[test]
+    fn the_newest_wins_in_any_order() {
+        let orders = [[1, 2, 3], [3, 2, 1], [2, 3, 1], [1, 3, 2]];
+        for order in orders {
+            let mut view = SwarmView::new(Geography::flat(10.0));
+            for sequence in order {
+                view.merge(said(7, sequence), Millis(sequence));
+                view.merge(said(7, sequence), Millis(100 + sequence));
+            }
+            assert_eq!(view.get(NodeId::numbered(7)), Some(&said(7, 3)));
+        }
+        let mut view = SwarmView::new(Geography::flat(10.0));
+        assert_eq!(view.merge(said(7, 1), Millis(0)), Merged::Fresh);
+        assert_eq!(view.merge(said(7, 1), Millis(1)), Merged::Stale);
+        let mut other = claim(7, 1);
+        other.access_ms = 1.0;
+        assert_eq!(view.merge(Capability::try_from(other).unwrap(), Millis(1)), Merged::Equivocation);
+        assert_eq!(view.epoch(), 1);
+    }
+
+    #[test]
+    fn silence_expires_whatever_the_sequence_says() {
+        let mut view = SwarmView::new(Geography::flat(10.0));
+        view.merge(said(1, u64::MAX), Millis(0));
+        view.merge(said(2, 1), Millis(10_000));
+        assert_eq!(view.expire(Millis(EXPIRY_MS)), []);
+        assert_eq!(view.expire(Millis(EXPIRY_MS + 1)), [NodeId::numbered(1)]);
+        assert_eq!(view.len(), 1);
+    }
+
+    #[test]
+    fn a_snapshot_bounds_claims_and_keeps_myself() {
+        let mut view = SwarmView::new(Geography::flat(10.0));
+        let mut boaster = claim(1, 1);
+        boaster.holdings[0].decode_ms = 1e-9;
+        view.merge(Capability::try_from(boaster).unwrap(), Millis(0));
+        let mut nothing = claim(2, 1);
+        nothing.holdings.clear();
+        view.merge(Capability::try_from(nothing.clone()).unwrap(), Millis(0));
+        nothing.node = NodeId::numbered(3);
+        view.merge(Capability::try_from(nothing).unwrap(), Millis(0));
+        let mut leaving = claim(4, 1);
+        leaving.draining = true;
+        view.merge(Capability::try_from(leaving).unwrap(), Millis(0));
+
+        let me = NodeId::numbered(2);
+        let snapshot = view.snapshot(ModelId::default(), 6, me).unwrap();
+        assert_eq!(snapshot.hosts().len(), 2);
+        let one = snapshot.host(NodeId::numbered(1)).unwrap();
+        assert_eq!((one.decode_ms, one.loaded.end()), (PRIOR_LAYER_MS, 6));
+        assert!(snapshot.host(me).unwrap().loaded.is_empty());
+
+        (0..5).for_each(|t| view.observe_speed(NodeId::numbered(1), Millis(t), 40.0));
+        view.observe_link(me, NodeId::numbered(1), 50.0);
+        let snapshot = view.snapshot(ModelId::default(), 6, me).unwrap();
+        assert_eq!(snapshot.host(NodeId::numbered(1)).unwrap().decode_ms, 20.0);
+        let (i, j) = (snapshot.index_of(me).unwrap(), snapshot.index_of(NodeId::numbered(1)).unwrap());
+        assert_eq!((snapshot.link_ms(i, j), snapshot.link_ms(j, i)), (25.0, 25.0));
+    }
+}

@@ -1,0 +1,232 @@
+//! What must hold of every route, on drawn swarms against slow twins that share no code with the router.
+
+mod oracle;
+
+use std::collections::BTreeSet;
+
+use oracle::{Case, case, id};
+use proptest::prelude::*;
+use scheduler::route::{Router, compare, route};
+use scheduler::{NodeId, cost, standby};
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1.0)
+}
+
+fn optimum(case: &Case) -> Option<f64> {
+    route(&case.snapshot(), &case.request()).ok().map(|found| found.optimum_ms)
+}
+
+/// No worse than before: a route that existed still does, and costs no more.
+fn no_worse(after: Option<f64>, before: Option<f64>) -> bool {
+    match (after, before) {
+        (Some(after), Some(before)) => after <= before * (1.0 + 1e-9) + 1e-9,
+        (None, Some(_)) => false,
+        _ => true,
+    }
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config(10_000))]
+
+    /// The optimum is the optimum, under all rules at once, and its parts add up to it.
+    #[test]
+    fn the_router_equals_brute_force(case in case(5, 7)) {
+        let expected = case.brute_force(&[]);
+        let found = route(&case.snapshot(), &case.request()).ok();
+        prop_assert_eq!(found.is_some(), expected.is_some(), "{:?} but {:?}", found, expected);
+        if let (Some(found), Some(expected)) = (found, expected) {
+            prop_assert!(found.exact);
+            prop_assert!(close(found.optimum_ms, expected), "{} but {}", found.optimum_ms, expected);
+            prop_assert!(close(found.cost.total_ms(), expected), "{} but {}", found.cost, expected);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(400))]
+
+    #[test]
+    fn the_router_equals_dijkstra_on_larger_swarms(mut case in case(40, 30)) {
+        case.peers.iter_mut().for_each(|peer| peer.room = None);
+        let (found, expected) = (optimum(&case), case.dijkstra());
+        prop_assert_eq!(found.is_some(), expected.is_some());
+        prop_assert!(found.zip(expected).is_none_or(|(a, b)| close(a, b)), "{:?} but {:?}", found, expected);
+    }
+
+    /// A router used before, on whatever, answers like a new one.
+    #[test]
+    fn warm_equals_cold(first in case(6, 8), second in case(6, 8)) {
+        let mut router = Router::default();
+        let _ = router.prepare(&first.snapshot(), &first.request());
+        let (snapshot, request) = (second.snapshot(), second.request());
+        let warm = router.prepare(&snapshot, &request).and_then(|()| router.route(&snapshot, &request));
+        prop_assert_eq!(&warm, &route(&snapshot, &request));
+        if warm.is_ok() {
+            prop_assert_eq!(warm, router.route(&snapshot, &request));
+        }
+    }
+
+    #[test]
+    fn the_order_of_hosts_is_irrelevant(case in case(6, 8), shift in 0usize..6) {
+        let mut order: Vec<usize> = (0..case.peers.len()).rev().collect();
+        let n = order.len();
+        order.rotate_left(shift % n);
+        prop_assert_eq!(route(&case.snapshot(), &case.request()), route(&case.snapshot_in(&order), &case.request()));
+    }
+
+    /// More nodes, more layers held, more room, lower prices: never a dearer route.
+    #[test]
+    fn more_never_hurts(case in case(5, 7), which in 0usize..5, how in 0u8..7) {
+        let before = optimum(&case);
+        let mut better = case.clone();
+        let i = which % better.peers.len();
+        let peer = &mut better.peers[i];
+        match how {
+            0 => peer.loaded = (1 << case.layers) - 1,
+            1 => peer.room = None,
+            2 => peer.decode /= 2.0,
+            3 => (peer.visit, peer.queue) = (0.0, 0.0),
+            4 => better.matrix.iter_mut().for_each(|ms| *ms = ms.map(|ms| ms / 2.0)),
+            5 => peer.active = 0,
+            _ => better.floor = 0.0,
+        }
+        prop_assert!(no_worse(optimum(&better), before), "{:?} then {:?}", before, optimum(&better));
+    }
+
+    /// Denying a node that the best route does not use changes nothing; denying one that it uses never helps.
+    #[test]
+    fn only_used_nodes_matter(case in case(5, 7), which in 0usize..5) {
+        let snapshot = case.snapshot();
+        if let Ok(found) = route(&snapshot, &case.request()) {
+            let node = id(which % case.peers.len());
+            let mut without = case.request();
+            without.policy.deny.insert(node);
+            let after = route(&snapshot, &without).ok().map(|route| route.optimum_ms);
+            let gone = case.brute_force(&[which % case.peers.len()]);
+            prop_assert!(after.zip(gone).is_none_or(|(a, b)| close(a, b)));
+            prop_assert_eq!(after.is_some(), gone.is_some());
+            if found.pipeline.visits(node) {
+                prop_assert!(no_worse(Some(found.optimum_ms), after));
+            } else {
+                prop_assert!(after.is_some_and(|after| close(after, found.optimum_ms)));
+            }
+        }
+    }
+
+    #[test]
+    fn scaling_all_prices_scales_the_answer(mut case in case(5, 7)) {
+        let before = optimum(&case);
+        for peer in &mut case.peers {
+            for ms in [&mut peer.decode, &mut peer.prefill, &mut peer.visit, &mut peer.queue, &mut peer.load, &mut peer.access] {
+                *ms *= 4.0;
+            }
+            peer.up /= 4.0;
+        }
+        case.matrix.iter_mut().for_each(|ms| *ms = ms.map(|ms| ms * 4.0));
+        case.base.iter_mut().for_each(|ms| *ms *= 4.0);
+        case.measured.iter_mut().for_each(|pair| pair.2 *= 4.0);
+        let after = optimum(&case);
+        prop_assert!(before.zip(after).is_none_or(|(a, b)| close(4.0 * a, b)));
+        prop_assert_eq!(before.is_some(), after.is_some());
+    }
+
+    /// Nobody but the requester runs an end; room is never oversold; explain agrees with the router.
+    #[test]
+    fn rules_are_kept(case in case(6, 8), seed in any::<u64>()) {
+        let snapshot = case.snapshot();
+        let mut request = case.request();
+        request.policy.near_equal = 0.05;
+        request.seed = seed;
+        if let Ok(found) = route(&snapshot, &request) {
+            prop_assert!(found.cost.total_ms() <= 1.05 * found.optimum_ms * (1.0 + 1e-9) + 1e-9);
+            let segments = found.pipeline.segments();
+            if case.boomerang.is_some() {
+                prop_assert_eq!(Some(segments[0].node), request.requester);
+                prop_assert_eq!(Some(segments[segments.len() - 1].node), request.requester);
+            }
+            let positions = u64::from(case.shape.positions().max(1));
+            for (i, peer) in case.peers.iter().enumerate() {
+                let layers = found.pipeline.layers_on(id(i));
+                prop_assert!(peer.room.is_none_or(|room| u64::from(layers) * positions <= room));
+            }
+            let legs = cost::explain(&snapshot, &request, &found.pipeline).unwrap();
+            prop_assert_eq!(legs, found.legs);
+        }
+    }
+
+    #[test]
+    fn privacy_costs_and_home_is_an_option(case in case(5, 7)) {
+        let compared = compare(&case.snapshot(), &case.request());
+        if let Ok(plain) = &compared.plain {
+            if let Ok(asked) = &compared.asked {
+                prop_assert!(no_worse(Some(plain.optimum_ms), Some(asked.optimum_ms)));
+            }
+            if let Ok(local) = &compared.local {
+                prop_assert!(no_worse(Some(plain.optimum_ms), Some(local.optimum_ms)));
+            }
+        }
+    }
+
+    /// A disjoint standby is found if and only if the other nodes can serve, and other operators come first.
+    #[test]
+    fn standbys_are_disjoint_and_found(case in case(6, 6)) {
+        let (snapshot, request) = (case.snapshot(), case.request());
+        let Ok(primary) = route(&snapshot, &request) else { return Ok(()) };
+        let home = request.requester.filter(|_| case.closing || case.boomerang.is_some());
+        let used: BTreeSet<NodeId> =
+            primary.pipeline.segments().iter().map(|s| s.node).filter(|node| Some(*node) != home).collect();
+        let gone: Vec<usize> = (0..case.peers.len()).filter(|&i| used.contains(&id(i))).collect();
+        let expected = case.brute_force(&gone);
+        let second = standby::disjoint(&snapshot, &request, &primary.pipeline).ok();
+        prop_assert_eq!(second.is_some(), expected.is_some());
+        if let (Some(second), Some(expected)) = (second, expected) {
+            prop_assert!(used.iter().all(|node| !second.pipeline.visits(*node)));
+            prop_assert!(no_worse(Some(expected), Some(second.optimum_ms)));
+            let operators = |i: &usize| case.peers[*i].operator;
+            let kin: Vec<usize> = (0..case.peers.len())
+                .filter(|i| gone.iter().any(|g| operators(g) == operators(i)) && Some(id(*i)) != home)
+                .collect();
+            let apart = case.brute_force(&kin).unwrap_or(expected);
+            prop_assert!(close(second.optimum_ms, apart), "{} but {}", second.optimum_ms, apart);
+        }
+    }
+
+    /// Covers run exactly the layers of their segment, on other nodes, within the room that is left.
+    #[test]
+    fn covers_fit(case in case(6, 6)) {
+        let (snapshot, request) = (case.snapshot(), case.request());
+        let Ok(primary) = route(&snapshot, &request) else { return Ok(()) };
+        let covers = standby::covers(&snapshot, &request, &primary.pipeline);
+        let positions = u64::from(case.shape.positions().max(1));
+        let mut taken = vec![0u64; case.peers.len()];
+        for cover in &covers {
+            if cover.segments.is_empty() {
+                prop_assert!(cover.total_ms.is_infinite());
+                continue;
+            }
+            prop_assert!(primary.pipeline.replaced(cover.index, &cover.segments).is_ok());
+            for segment in &cover.segments {
+                prop_assert!(!primary.pipeline.visits(segment.node) && Some(segment.node) != request.requester);
+                let i = (0..case.peers.len()).find(|&i| id(i) == segment.node).unwrap();
+                taken[i] += u64::from(segment.layers.len()) * positions;
+                prop_assert!(oracle::set(case.peers[i].loaded | case.peers[i].on_disk).covers(segment.layers));
+            }
+        }
+        for (peer, taken) in case.peers.iter().zip(taken) {
+            prop_assert!(peer.room.is_none_or(|room| taken <= room));
+        }
+        for (index, segment) in primary.pipeline.segments().iter().enumerate() {
+            if let Some(shadow) = standby::shadow(&snapshot, &request, &primary.pipeline, index) {
+                prop_assert!(!primary.pipeline.visits(shadow));
+                let host = snapshot.host(shadow).unwrap();
+                prop_assert!(host.loaded.covers(segment.layers));
+                prop_assert!(host.operator != snapshot.host(segment.node).unwrap().operator);
+            }
+        }
+    }
+}

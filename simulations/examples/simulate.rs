@@ -1,0 +1,77 @@
+//! `simulate SCENARIO [--seed N] [--seeds K] [--policy NAME] [--json] [--svg FILE]`
+//!
+//! Runs a scenario (a name of `scenarios/`, or a path to a TOML file) under every policy, prints the seed and the
+//! scenario first, then a table, and writes a plot beside it. Exits with 1 when anything happened that must not.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use simulations::policy::{self, Policy};
+use simulations::report;
+use simulations::run::run;
+use simulations::scenario::Scenario;
+
+struct Options {
+    scenario: String,
+    seed: u64,
+    seeds: u64,
+    policy: Option<String>,
+    json: bool,
+    svg: Option<PathBuf>,
+}
+
+fn options() -> Result<Options, Box<dyn Error>> {
+    let mut found =
+        Options { scenario: String::new(), seed: 1, seeds: 1, policy: None, json: false, svg: None };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or(format!("{arg} needs a value"));
+        match arg.as_str() {
+            "--seed" => found.seed = value()?.parse()?,
+            "--seeds" => found.seeds = value()?.parse()?,
+            "--policy" => found.policy = Some(value()?),
+            "--json" => found.json = true,
+            "--svg" => found.svg = Some(value()?.into()),
+            _ => found.scenario = arg,
+        }
+    }
+    if found.scenario.is_empty() {
+        return Err(
+            "usage: simulate SCENARIO [--seed N] [--seeds K] [--policy NAME] [--json] [--svg FILE]".into()
+        );
+    }
+    Ok(found)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = options()?;
+    let mut path = PathBuf::from(&options.scenario);
+    if !path.exists() {
+        path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("scenarios")
+            .join(&options.scenario)
+            .with_extension("toml");
+    }
+    let scenario = Scenario::parse(&std::fs::read_to_string(path)?)?;
+    let mut violations = 0;
+    for seed in options.seed..options.seed + options.seeds {
+        if !options.json {
+            println!("seed {seed}, {scenario:?}\n");
+        }
+        let chosen = policy::ALL.into_iter().filter(|policy| match &options.policy {
+            Some(name) => policy.name() == name,
+            None => *policy != Policy::Local || scenario.local_layer_ms.is_some(),
+        });
+        let runs: Vec<_> = chosen.map(|policy| (policy, run(&scenario, policy, seed))).collect();
+        violations += runs.iter().map(|(_, run)| run.violations.total()).sum::<u64>();
+        if options.json {
+            println!("{}", report::json(&scenario, seed, &runs));
+        } else {
+            println!("{}", report::table(&scenario, &runs));
+        }
+        if let Some(file) = &options.svg {
+            std::fs::write(file, report::svg(&scenario, seed, &runs))?;
+        }
+    }
+    if violations > 0 { Err(format!("{violations} violations").into()) } else { Ok(()) }
+}

@@ -1,0 +1,14 @@
+//! Imagines swarms: thousands of machines in virtual time, driving the scheduler's own code.
+//!
+//! [`run`](mod@run) takes one [`policy`] through one [`scenario`] on one seed; the same seed draws the same machines,
+//! arrivals and faults for every policy, so outcomes compare. [`cases`] reads published routing and allocation cases,
+//! [`scale`] draws large swarms for timing.
+#![forbid(unsafe_code)]
+
+pub mod cases;
+pub mod policy;
+pub mod report;
+pub mod run;
+pub mod scale;
+pub mod scenario;
+pub mod world;

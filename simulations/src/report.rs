@@ -1,0 +1,120 @@
+//! Outcomes as a table, JSON and a picture.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use crate::policy::Policy;
+use crate::run::{Outcome, percentile};
+use crate::scenario::Scenario;
+
+const COLORS: [&str; 5] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666"];
+
+/// One row per policy, in Markdown.
+pub fn table(scenario: &Scenario, runs: &[(Policy, Outcome)]) -> String {
+    let mut out = String::from(
+        "| policy | whole / asked | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p99 ms | regret p50 / p99 | busiest / mean | announcements /node/s | violations |\n|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for (policy, run) in runs {
+        let p = |samples: &[f64], q| percentile(samples, q);
+        let machines = f64::from(scenario.nodes + scenario.requesters);
+        let _ = writeln!(
+            out,
+            "| {} | {} / {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {:.0} | {:.2} / {:.2} | {:.1} | {:.2} | {} |",
+            policy.name(),
+            run.requests.1,
+            run.requests.0,
+            run.tokens as f64 / scenario.seconds,
+            p(&run.first_ms, 0.5),
+            p(&run.first_ms, 0.99),
+            p(&run.each_ms, 0.5),
+            p(&run.each_ms, 0.99),
+            p(&run.stall_ms, 0.99),
+            p(&run.regret, 0.5),
+            p(&run.regret, 0.99),
+            run.skew,
+            run.announcements as f64 / machines / scenario.seconds,
+            run.violations.total(),
+        );
+    }
+    out
+}
+
+/// The same numbers for machines.
+pub fn json(scenario: &Scenario, seed: u64, runs: &[(Policy, Outcome)]) -> Value {
+    let rows = runs.iter().map(|(policy, run)| {
+        json!({
+            "policy": policy.name(),
+            "asked": run.requests.0,
+            "whole": run.requests.1,
+            "given_up": run.requests.2,
+            "tokens_per_second": run.tokens as f64 / scenario.seconds,
+            "ttft_ms": [percentile(&run.first_ms, 0.5), percentile(&run.first_ms, 0.99)],
+            "per_token_ms": [percentile(&run.each_ms, 0.5), percentile(&run.each_ms, 0.99)],
+            "stall_p99_ms": percentile(&run.stall_ms, 0.99),
+            "regret": [percentile(&run.regret, 0.5), percentile(&run.regret, 0.99)],
+            "skew": run.skew,
+            "violations": run.violations.total(),
+        })
+    });
+    json!({"scenario": scenario.name, "seed": seed, "runs": rows.collect::<Vec<_>>()})
+}
+
+/// Tokens per second over virtual time, one line per policy, as SVG.
+pub fn svg(scenario: &Scenario, seed: u64, runs: &[(Policy, Outcome)]) -> String {
+    let (width, height, left, top) = (720.0, 300.0, 56.0, 40.0);
+    let buckets = 120usize;
+    let lines: Vec<Vec<f64>> = runs
+        .iter()
+        .map(|(_, run)| {
+            let n = run.tokens_by_second.len().max(1);
+            let size = n.div_ceil(buckets);
+            run.tokens_by_second
+                .chunks(size)
+                .map(|chunk| chunk.iter().map(|count| f64::from(*count)).sum::<f64>() / chunk.len() as f64)
+                .collect()
+        })
+        .collect();
+    let most = lines.iter().flatten().copied().fold(1.0, f64::max);
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{left}\" y=\"20\" font-size=\"15\">{}, seed {seed}: tokens per second over {} s</text>\n",
+        width + left + 20.0,
+        height + top + 60.0,
+        scenario.name,
+        scenario.seconds,
+    );
+    for step in 0..=4 {
+        let y = top + height * (1.0 - f64::from(step) / 4.0);
+        let _ = writeln!(
+            out,
+            "<line x1=\"{left}\" y1=\"{y}\" x2=\"{}\" y2=\"{y}\" stroke=\"#ddd\"/><text x=\"{}\" y=\"{}\" text-anchor=\"end\">{:.0}</text>",
+            left + width,
+            left - 6.0,
+            y + 4.0,
+            most * f64::from(step) / 4.0
+        );
+    }
+    for (k, (line, (policy, _))) in lines.iter().zip(runs).enumerate() {
+        let color = COLORS[k % COLORS.len()];
+        let points: Vec<String> = line
+            .iter()
+            .enumerate()
+            .map(|(i, value)| {
+                let x = left + width * i as f64 / (line.len().max(2) - 1) as f64;
+                format!("{x:.1},{:.1}", top + height * (1.0 - value / most))
+            })
+            .collect();
+        let x = left + 110.0 * k as f64;
+        let _ = writeln!(
+            out,
+            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.8\" points=\"{}\"/>\n<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{color}\"/><text x=\"{}\" y=\"{}\">{}</text>",
+            points.join(" "),
+            top + height + 24.0,
+            x + 18.0,
+            top + height + 34.0,
+            policy.name()
+        );
+    }
+    out.push_str("</svg>\n");
+    out
+}

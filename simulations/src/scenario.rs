@@ -1,0 +1,140 @@
+//! Scenarios as data: what swarm, what load, what goes wrong. Read from `scenarios/*.toml`.
+
+use std::fmt;
+
+use toml::Table;
+
+/// Who is in the swarm, what they are asked, and what happens to them. Times in virtual seconds.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scenario {
+    /// Shown in the report.
+    pub name: String,
+    /// Machines that hold layers.
+    pub nodes: u32,
+    /// Machines that ask; they hold nothing unless `local_layer_ms` is set.
+    pub requesters: u32,
+    /// Regions of `scale::REGIONS_MS` in use, 1 to 5.
+    pub regions: u32,
+    /// Layers of the model.
+    pub layers: u32,
+    /// Fastest and slowest machine, ms per layer and token.
+    pub layer_ms: (f64, f64),
+    /// Least and most layers a machine has room for.
+    pub room: (u32, u32),
+    /// Mean of the exponentially distributed share of a hop that is a machine's own, ms.
+    pub access_ms: f64,
+    /// Requests per second, Poisson.
+    pub rate: f64,
+    /// A crowd: from this second, for that many seconds, so many times the rate.
+    pub flash: Option<(f64, f64, f64)>,
+    /// Prompt and answer, tokens.
+    pub tokens: (u32, u32),
+    /// How long requests arrive.
+    pub seconds: f64,
+    /// Share of machines that leave per hour; they come back after a minute on average.
+    pub churn_per_hour: f64,
+    /// Share of machines that announce a fifth of their true time.
+    pub liars: f64,
+    /// Share of machines that turn ten times slower in the middle of the run, and back after half of the rest.
+    pub gray: f64,
+    /// Jitter of a hop: up to this share is added.
+    pub jitter: f64,
+    /// Keep the first and last layer at the requester (every requester then holds them).
+    pub boomerang: bool,
+    /// A requester's own speed if it can run everything, ms per layer.
+    pub local_layer_ms: Option<f64>,
+}
+
+/// What is wrong with a scenario file.
+#[derive(Debug)]
+pub struct BadScenario(String);
+
+impl fmt::Display for BadScenario {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadScenario {}
+
+struct Reader(Table);
+
+impl Reader {
+    fn number(&mut self, key: &str, default: Option<f64>) -> Result<f64, BadScenario> {
+        let found = match self.0.remove(key) {
+            Some(toml::Value::Float(value)) => Some(value),
+            Some(toml::Value::Integer(value)) => Some(value as f64),
+            Some(other) => return Err(BadScenario(format!("{key} should be a number, not {other:?}"))),
+            None => None,
+        };
+        let value = found.or(default).ok_or_else(|| BadScenario(format!("{key} is missing")))?;
+        if value.is_finite() && value >= 0.0 {
+            Ok(value)
+        } else {
+            Err(BadScenario(format!("{key} cannot be {value}")))
+        }
+    }
+
+    fn list<const N: usize>(&mut self, key: &str) -> Result<Option<[f64; N]>, BadScenario> {
+        let Some(value) = self.0.remove(key) else { return Ok(None) };
+        let wrong = || BadScenario(format!("{key} should be {N} numbers"));
+        let items = value.as_array().ok_or_else(wrong)?;
+        let numbers: Option<Vec<f64>> =
+            items.iter().map(|item| item.as_float().or(item.as_integer().map(|i| i as f64))).collect();
+        numbers.and_then(|numbers| numbers.try_into().ok()).map(Some).ok_or_else(wrong)
+    }
+}
+
+impl Scenario {
+    /// Reads a scenario.
+    ///
+    /// # Errors
+    /// [`BadScenario`] names the key that is missing, unknown or senseless.
+    pub fn parse(text: &str) -> Result<Self, BadScenario> {
+        let table: Table = text.parse().map_err(|error: toml::de::Error| BadScenario(error.to_string()))?;
+        let mut reader = Reader(table);
+        let name = match reader.0.remove("name") {
+            Some(toml::Value::String(name)) => name,
+            _ => return Err(BadScenario("name is missing".into())),
+        };
+        let pair = |found: Option<[f64; 2]>, key: &str| {
+            found.map(|[a, b]| (a, b)).ok_or_else(|| BadScenario(format!("{key} is missing")))
+        };
+        let layer_ms = pair(reader.list("layer_ms")?, "layer_ms")?;
+        let room = pair(reader.list("room")?, "room")?;
+        let tokens = pair(reader.list("tokens")?, "tokens")?;
+        let flash = reader.list::<3>("flash")?.map(|[from, long, times]| (from, long, times));
+        let boomerang = reader.0.remove("boomerang").and_then(|value| value.as_bool()).unwrap_or(false);
+        let local = reader.number("local_layer_ms", Some(0.0))?;
+        let scenario = Self {
+            name,
+            nodes: reader.number("nodes", None)? as u32,
+            requesters: reader.number("requesters", None)?.max(1.0) as u32,
+            regions: (reader.number("regions", Some(1.0))? as u32).clamp(1, 5),
+            layers: reader.number("layers", None)? as u32,
+            layer_ms,
+            room: (room.0 as u32, room.1 as u32),
+            access_ms: reader.number("access_ms", Some(1.0))?,
+            rate: reader.number("rate", None)?,
+            flash,
+            tokens: (tokens.0 as u32, (tokens.1 as u32).max(1)),
+            seconds: reader.number("seconds", None)?,
+            churn_per_hour: reader.number("churn_per_hour", Some(0.0))?,
+            liars: reader.number("liars", Some(0.0))?,
+            gray: reader.number("gray", Some(0.0))?,
+            jitter: reader.number("jitter", Some(0.1))?,
+            boomerang,
+            local_layer_ms: (local > 0.0).then_some(local),
+        };
+        if let Some(key) = reader.0.keys().next() {
+            return Err(BadScenario(format!("{key} is not a setting")));
+        }
+        if scenario.layers < 3
+            || scenario.room.0 > scenario.room.1
+            || scenario.layer_ms.0 > scenario.layer_ms.1
+        {
+            return Err(BadScenario("layers, room or layer_ms make no sense".into()));
+        }
+        Ok(scenario)
+    }
+}

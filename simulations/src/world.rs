@@ -1,0 +1,159 @@
+//! The true state of a simulated swarm: machines, distances, who is up.
+
+use scheduler::capability::{Claim, Holding};
+use scheduler::chance::Chance;
+use scheduler::{Capability, LayerRange, ModelId, NodeId, OperatorId};
+
+use crate::scale::REGIONS_MS;
+use crate::scenario::Scenario;
+
+/// One machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Where it is.
+    pub region: usize,
+    /// Its share of a hop, ms.
+    pub access_ms: f64,
+    /// True time per layer and token, ms.
+    pub layer_ms: f64,
+    /// What it claims to need, over what it needs.
+    pub claims: f64,
+    /// Slowdown at the moment.
+    pub slow: f64,
+    /// Layers it has room for.
+    pub room: u32,
+    /// What it holds.
+    pub held: Vec<LayerRange>,
+    /// Whether it is up.
+    pub up: bool,
+    /// Visits being served and waiting.
+    pub load: usize,
+    /// Sessions that count on it.
+    pub sessions: u32,
+    /// Visits served at once at full speed.
+    pub lanes: usize,
+    /// Announcements sent.
+    pub sequence: u64,
+}
+
+/// Fixed part of every visit, ms.
+pub const VISIT_MS: f64 = 1.0;
+/// Prompt tokens computed in the time of one decoded token.
+pub const PREFILL_GAIN: f64 = 5.0;
+
+/// All machines; requesters come after the nodes.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// By index; `NodeId::numbered(index + 1)`.
+    pub machines: Vec<Machine>,
+    /// How many of them serve; the rest ask.
+    pub nodes: usize,
+    /// Layers of the model.
+    pub layers: u32,
+}
+
+/// The name of a machine.
+pub fn id(index: usize) -> NodeId {
+    NodeId::numbered(index as u64 + 1)
+}
+
+/// The machine of a name.
+pub fn index(id: NodeId) -> usize {
+    let head = &id.as_bytes()[..8];
+    head.iter().fold(0usize, |sum, byte| (sum << 8) | usize::from(*byte)).saturating_sub(1)
+}
+
+impl World {
+    /// Draws the machines of a scenario, holding nothing yet.
+    pub fn draw(scenario: &Scenario, chance: &mut Chance) -> Self {
+        let mut machines = Vec::new();
+        for i in 0..scenario.nodes + scenario.requesters {
+            let asks = i >= scenario.nodes;
+            let spread = scenario.layer_ms.1 / scenario.layer_ms.0;
+            let drawn = scenario.layer_ms.0 * spread.powf(chance.unit());
+            let room =
+                scenario.room.0 + chance.below((scenario.room.1 - scenario.room.0 + 1) as usize) as u32;
+            let lies = chance.happens(scenario.liars) && !asks;
+            machines.push(Machine {
+                region: chance.below(scenario.regions as usize),
+                access_ms: chance.exponential(scenario.access_ms),
+                layer_ms: if asks { scenario.local_layer_ms.unwrap_or(scenario.layer_ms.1) } else { drawn },
+                claims: if lies { 0.2 } else { 1.0 },
+                slow: 1.0,
+                room: if asks { 0 } else { room.min(scenario.layers) },
+                held: if asks { home(scenario) } else { Vec::new() },
+                up: true,
+                load: 0,
+                sessions: 0,
+                lanes: 4,
+                sequence: 0,
+            });
+        }
+        Self { machines, nodes: scenario.nodes as usize, layers: scenario.layers }
+    }
+
+    /// One way between two machines, ms.
+    pub fn hop_ms(&self, from: usize, to: usize) -> f64 {
+        if from == to {
+            return 0.0;
+        }
+        let (a, b) = (&self.machines[from], &self.machines[to]);
+        REGIONS_MS[a.region][b.region] + a.access_ms + b.access_ms
+    }
+
+    /// True time of a visit over `layers` layers for `tokens` tokens, without waiting, ms.
+    pub fn visit_ms(&self, at: usize, layers: u32, tokens: u32) -> f64 {
+        let machine = &self.machines[at];
+        let each = if tokens > 1 { f64::from(tokens) / PREFILL_GAIN } else { 1.0 };
+        VISIT_MS + machine.layer_ms * machine.slow * f64::from(layers) * each.max(1.0)
+    }
+
+    /// Whether a machine holds all of a range.
+    pub fn holds(&self, at: usize, range: LayerRange) -> bool {
+        self.machines[at].held.iter().any(|held| held.covers(range))
+    }
+
+    /// What a machine would announce now.
+    pub fn announce(&mut self, at: usize) -> Option<Capability> {
+        let machine = &mut self.machines[at];
+        machine.sequence += 1;
+        let decode_ms = machine.layer_ms * machine.slow * machine.claims;
+        let waiting = machine.load.saturating_sub(machine.lanes) as f64 / machine.lanes as f64;
+        let layers: u32 = machine.held.iter().map(|range| range.len()).sum();
+        let claim = Claim {
+            node: id(at),
+            operator: OperatorId::numbered(at as u64),
+            sequence: machine.sequence,
+            region: machine.region as u16,
+            access_ms: machine.access_ms,
+            up_bytes_per_ms: 1e5,
+            down_bytes_per_ms: 1e5,
+            draining: false,
+            holdings: vec![Holding {
+                model: ModelId::default(),
+                loaded: machine.held.clone(),
+                on_disk: Vec::new(),
+                decode_ms,
+                prefill_ms: decode_ms / PREFILL_GAIN,
+                visit_ms: VISIT_MS,
+                queue_ms: waiting * decode_ms * f64::from(layers.max(1)),
+                load_ms: 0.0,
+                active: machine.sessions,
+                batch_knee: machine.lanes as u32,
+                kv_layer_positions: 1 << 32,
+            }],
+        };
+        Capability::try_from(claim).ok()
+    }
+}
+
+/// What a requester holds: everything, the ends, or nothing.
+fn home(scenario: &Scenario) -> Vec<LayerRange> {
+    let n = scenario.layers;
+    let ranges = match (scenario.local_layer_ms, scenario.boomerang) {
+        (Some(_), _) => vec![LayerRange::new(0, n)],
+        (None, true) => vec![LayerRange::new(0, 1), LayerRange::new(n - 1, n)],
+        (None, false) => Vec::new(),
+    };
+    ranges.into_iter().flatten().collect()
+}

@@ -1,0 +1,75 @@
+//! Every scenario, shortened, on fixed seeds and under every policy: nothing that must not happen happens.
+
+use simulations::policy::{self, Policy};
+use simulations::run::{percentile, run};
+use simulations::scenario::Scenario;
+
+const SCENARIOS: [&str; 7] = [
+    include_str!("../scenarios/home_cluster.toml"),
+    include_str!("../scenarios/two_continents.toml"),
+    include_str!("../scenarios/thousand_strangers.toml"),
+    include_str!("../scenarios/churn_storm.toml"),
+    include_str!("../scenarios/liars.toml"),
+    include_str!("../scenarios/flash_crowd.toml"),
+    include_str!("../scenarios/ten_thousand_nodes.toml"),
+];
+
+fn short(text: &str) -> Scenario {
+    let mut scenario = Scenario::parse(text).unwrap();
+    scenario.nodes = scenario.nodes.min(60);
+    scenario.requesters = scenario.requesters.min(4);
+    scenario.rate = scenario.rate.min(2.0);
+    scenario.tokens = (16, 12);
+    scenario.seconds = 20.0;
+    scenario.flash = scenario.flash.map(|_| (5.0, 5.0, 6.0));
+    scenario.room.1 = scenario.room.1.max(scenario.layers / 2);
+    scenario
+}
+
+#[test]
+fn nothing_forbidden_happens() {
+    for text in SCENARIOS {
+        let scenario = short(text);
+        for seed in 0..6 {
+            for policy in policy::ALL.into_iter().filter(|policy| *policy != Policy::Local) {
+                let outcome = run(&scenario, policy, seed);
+                assert_eq!(
+                    outcome.violations.total(),
+                    0,
+                    "{} {policy:?} {seed}: {:?}",
+                    scenario.name,
+                    outcome.violations
+                );
+                let (asked, whole, given_up) = outcome.requests;
+                assert_eq!(asked, whole + given_up, "{} {policy:?} {seed}", scenario.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let scenario = short(SCENARIOS[3]);
+    assert_eq!(run(&scenario, Policy::Ours, 3), run(&scenario, Policy::Ours, 3));
+    assert_ne!(run(&scenario, Policy::Ours, 3), run(&scenario, Policy::Ours, 4));
+}
+
+#[test]
+fn a_lone_request_takes_as_long_as_computed() {
+    let text = "name = \"one\"\nnodes = 1\nrequesters = 1\nlayers = 10\nlayer_ms = [2, 2]\nroom = [10, 10]\naccess_ms = 0\nrate = 0.01\ntokens = [1, 11]\nseconds = 100\njitter = 0";
+    let scenario = Scenario::parse(text).unwrap();
+    let outcome = run(&scenario, Policy::Ours, 4);
+    assert!(outcome.requests.1 > 0);
+    // One visit of 1 + 10 x 2 ms and two hops of 1 ms.
+    assert!((percentile(&outcome.each_ms, 0.5) - 23.0).abs() < 0.01, "{:?}", outcome.each_ms);
+}
+
+#[test]
+fn bad_scenarios_are_named() {
+    for (spoil, said) in [("nodes = \"x\"", "nodes"), ("speed = 3", "speed is not"), ("rate = -1", "rate")] {
+        let key = spoil.split(' ').next().unwrap();
+        let kept = SCENARIOS[0].lines().filter(|line| !line.starts_with(key)).collect::<Vec<_>>().join("\n");
+        let error = Scenario::parse(&format!("{kept}\n{spoil}")).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
