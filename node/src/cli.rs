@@ -78,7 +78,7 @@ pub struct EngineArgs {
     /// Most tokens a session may hold [default: what the model was made for, at most 4096]
     #[arg(long)]
     pub ctx: Option<usize>,
-    /// Instruction set: scalar, avx2, avx512 or neon [default: the fastest here]
+    /// Instruction set: scalar, avx2, avx512, amx or neon [default: the fastest here]
     #[arg(long, env = "SHOAL_ISA")]
     pub isa: Option<String>,
     /// Let the system move compute threads between cores
@@ -313,7 +313,7 @@ pub struct EvalArgs {
     /// Cut the model there: layers before, inside and after a..b run as separate shards
     #[arg(long, value_name = "A..B")]
     pub layers: Option<String>,
-    /// Tokens per forward pass of the prompt [default: 256]
+    /// Tokens per forward pass of the prompt [default: 128]
     #[arg(long)]
     pub chunk: Option<usize>,
     /// The result as one JSON object on the last line

@@ -62,6 +62,11 @@ pub enum Event<'a> {
         /// The likeliest tokens at this position, when asked for.
         top: &'a [Logprob],
     },
+    /// The end is reached, and text that was held back turned out to belong to it.
+    Text {
+        /// The rest of the text.
+        text: &'a str,
+    },
 }
 
 /// Why generation ended.
@@ -278,9 +283,8 @@ pub fn generate(
         let mut rest = stops.push(detokenizer.finish()).to_string();
         rest.push_str(stops.finish());
         summary.text.push_str(&rest);
-        if let (Some(&id), false) = (summary.ids.last(), rest.is_empty()) {
-            // The id was reported with the text that was certain then; only text is new here.
-            let _ = on_event(Event::Token { id, text: &rest, logprob: None, top: &[] });
+        if !rest.is_empty() {
+            let _ = on_event(Event::Text { text: &rest });
         }
     }
     Ok(summary)

@@ -55,7 +55,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     bar.finish_and_clear();
     // Before the probe, whose own memory would count.
     let peak_rss_mb = peak_rss_bytes().map(|bytes| bytes as f64 / 1e6);
-    let read_gb_s = probe::read_bandwidth(&cpu) / 1e9;
+    let read_gb_s = probe::read_bandwidth(&cpu)? / 1e9;
     let mut report = report(&runs, &shard, prompt + decode / 2, read_gb_s);
     report["model"] = json!(name);
     report["format"] = json!(main_format(&gguf));

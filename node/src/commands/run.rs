@@ -82,13 +82,17 @@ fn prompt_text(argument: Option<String>) -> Result<String> {
 
 pub(super) fn show_text(event: &Event<'_>) -> Result<()> {
     match event {
-        Event::Token { text, .. } if !text.is_empty() => output::text(text),
+        Event::Token { text, .. } | Event::Text { text } if !text.is_empty() => output::text(text),
         _ => Ok(()),
     }
 }
 
 pub(super) fn show_json(model: &Model, event: &Event<'_>) -> Result<()> {
-    let Event::Token { id, text, logprob, top } = event else { return Ok(()) };
+    let (id, text, logprob, top) = match event {
+        Event::Prefill { .. } => return Ok(()),
+        Event::Text { text } => return output::json_line(&json!({"event": "text", "text": text})),
+        Event::Token { id, text, logprob, top } => (id, text, logprob, top),
+    };
     let mut line = json!({"event": "token", "id": id, "text": text});
     if let Some(logprob) = logprob {
         let name =

@@ -10,7 +10,7 @@ use crate::quant::Format;
 use crate::{Error, Result};
 
 /// Memory of one matrix: aligned to cache lines, or to huge pages when large.
-struct Arena {
+pub(super) struct Arena {
     start: NonNull<u8>,
     layout: alloc::Layout,
 }
@@ -27,7 +27,7 @@ const HUGE_PAGE: usize = 2 << 20;
 
 impl Arena {
     /// `bytes` of memory, not initialized.
-    fn new(bytes: usize) -> Result<Self> {
+    pub(super) fn new(bytes: usize) -> Result<Self> {
         let align = if bytes >= LARGE { HUGE_PAGE } else { 64 };
         let layout = alloc::Layout::from_size_align(bytes.max(64), align)
             .map_err(|_| Error::invalid("a matrix does not fit the address space"))?;
@@ -42,7 +42,7 @@ impl Arena {
         Ok(Self { start, layout })
     }
 
-    fn start(&self) -> *mut u8 {
+    pub(super) fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 }

@@ -8,6 +8,7 @@ pub mod math;
 pub mod matmul;
 pub mod matrix;
 pub mod panel;
+mod read;
 pub mod simd;
 pub mod threads;
 mod tile;
