@@ -119,6 +119,11 @@ impl LayerSet {
         Self::new(self.0.iter().chain(&other.0).copied())
     }
 
+    /// The first layer held, `u32::MAX` for the empty set.
+    pub fn start(&self) -> u32 {
+        self.0.first().map_or(u32::MAX, |range| range.start)
+    }
+
     /// One past the last layer held, zero for the empty set.
     pub fn end(&self) -> u32 {
         self.0.last().map_or(0, |range| range.end)

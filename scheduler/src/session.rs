@@ -34,6 +34,8 @@ use crate::{Millis, NodeId, Pipeline, Segment, SessionId};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
 const STALLING: u64 = 8;
+/// A stage that asks for replays more often than this within one step does not keep what it gets.
+const MOST_REPLAYS: u32 = 8;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
 
@@ -230,6 +232,7 @@ pub struct Session {
     /// When beacons stop helping.
     last_due: Millis,
     hedged: bool,
+    replays: u32,
     budget: Budget,
     detectors: BTreeMap<NodeId, Detector>,
     failed: BTreeSet<NodeId>,
@@ -262,6 +265,7 @@ impl Session {
             step_tokens: 1,
             last_due: now,
             hedged: false,
+            replays: 0,
             budget: Budget::default(),
             detectors: BTreeMap::new(),
             failed: BTreeSet::new(),
@@ -332,10 +336,8 @@ impl Session {
                 }
             }
             Event::NeedReplay { stage, epoch, have } => {
-                let shorter = self.live(stage, epoch) && self.stages[stage].have.is_none_or(|h| have < h);
-                if shorter && self.phase == Phase::Stepping {
-                    self.stages[stage].have = Some(have);
-                    self.send_missing(now, &mut actions);
+                if self.live(stage, epoch) && self.phase == Phase::Stepping {
+                    self.need_replay(now, stage, have, &mut actions);
                 }
             }
             Event::Boundary { stage, epoch, to } => {
@@ -363,6 +365,20 @@ impl Session {
     /// I2: an event counts only under the current epoch.
     fn live(&self, stage: usize, epoch: u32) -> bool {
         epoch == self.epoch && stage < self.stages.len()
+    }
+
+    /// A stage lacks KV for a frame: it lost some, or the frame overtook the replay sent before it.
+    fn need_replay(&mut self, now: Millis, stage: usize, have: u32, actions: &mut Vec<Action>) {
+        if self.stages[stage].done >= self.known() {
+            return;
+        }
+        self.replays += 1;
+        if self.replays > MOST_REPLAYS {
+            return self.recover(now, stage, Failure::Refused, actions);
+        }
+        let believed = self.stages[stage].have.unwrap_or(0);
+        self.stages[stage].have = Some(have.min(believed));
+        self.send_missing(now, actions);
     }
 
     fn boundary(&mut self, now: Millis, stage: usize, to: u32) {
@@ -416,6 +432,7 @@ impl Session {
             self.finish(End::Length, actions);
         } else {
             self.hedged = false;
+            self.replays = 0;
             self.step_began = now;
             let gray = self
                 .stages
@@ -589,6 +606,7 @@ impl Session {
     fn open_all(&mut self, now: Millis, actions: &mut Vec<Action>) {
         self.epoch += 1;
         self.hedged = false;
+        self.replays = 0;
         self.phase = Phase::Opening;
         self.due = now + OPEN_MS + self.rtt_p99_ms as u64;
         self.step_began = now;

@@ -402,6 +402,11 @@ fn run(seed: u64, faults: Faults) -> (End, u64, World) {
     (world.end.unwrap(), world.now, world)
 }
 
+/// Seeds per test; `SHOAL_SEEDS=1000000` runs that many instead.
+fn seeds(usual: u64) -> u64 {
+    std::env::var("SHOAL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(usual)
+}
+
 const CALM: Faults = Faults { loss: 0.0, duplicate: 0.0, kills: 0, freezes: 0, slow: 0, notice: true };
 
 #[test]
@@ -416,7 +421,7 @@ fn without_faults_nothing_is_recovered() {
 /// Kills are noticed by the transport: the stream goes on, the same stream, always.
 #[test]
 fn kills_lose_no_token() {
-    for seed in 0..1_500 {
+    for seed in 0..seeds(4_000) {
         let (end, _, world) = run(seed, Faults { kills: 1 + seed as usize % 3, ..CALM });
         assert_eq!((end, world.tokens.len() as u32), (End::Length, PROMPT + WANTED), "seed {seed}");
         let worst = world.stalls.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
@@ -427,7 +432,7 @@ fn kills_lose_no_token() {
 /// Silent deaths and freezes are found by deadline.
 #[test]
 fn freezes_and_silent_deaths_lose_no_token() {
-    for seed in 0..1_000 {
+    for seed in 0..seeds(4_000) {
         let faults =
             Faults { kills: seed as usize % 2, freezes: 1 + seed as usize % 2, notice: false, ..CALM };
         let (end, _, world) = run(seed, faults);
@@ -439,7 +444,7 @@ fn freezes_and_silent_deaths_lose_no_token() {
 /// (a request may run out of budget, never out of bounds).
 #[test]
 fn storms_are_survived_or_given_up_in_order() {
-    let runs = 1_500;
+    let runs = seeds(8_000);
     let whole = (0..runs).filter(|&seed| {
         let faults = Faults {
             loss: 0.01,

@@ -14,7 +14,7 @@
 //! kept; a full scan when all three are measured). With a matrix a layer is one min-plus product
 //! over whole rows, which compilers turn into vector code, and the step is found when the route is read.
 //!
-//! Staying wins ties, then the lower (region, id): every node computes the same route from the same snapshot.
+//! Staying wins ties, then the lower (region, first layer, id): every node computes the same route from the same snapshot.
 
 use crate::cost::Price;
 use crate::snapshot::{Hops, NONE, Snapshot};

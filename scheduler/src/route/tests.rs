@@ -9,12 +9,12 @@ fn host(id: u64, start: u32, end: u32, decode_ms: f64, visit_ms: f64) -> Host {
 
 /// The example of the module's page; R, A, B, C are 1, 2, 3, 4.
 fn example() -> Snapshot {
-    let hosts = vec![
-        host(1, 0, 2, 5.0, 0.0),
-        host(2, 0, 5, 2.0, 3.0),
-        host(3, 4, 8, 1.0, 4.0),
-        host(4, 0, 8, 3.0, 1.0),
-    ];
+    example_with(host(1, 0, 2, 5.0, 0.0))
+}
+
+/// The same with another R.
+fn example_with(home: Host) -> Snapshot {
+    let hosts = vec![home, host(2, 0, 5, 2.0, 3.0), host(3, 4, 8, 1.0, 4.0), host(4, 0, 8, 3.0, 1.0)];
     let ms = [[0, 10, 20, 40], [10, 0, 8, 30], [20, 8, 0, 30], [40, 30, 30, 0]];
     let links = Links::Matrix(ms.iter().flatten().map(|&ms| f64::from(ms)).collect());
     Snapshot::new(ModelId::default(), 8, None, hosts, &links).unwrap()
@@ -66,11 +66,7 @@ fn what_is_missing_is_named() {
 
 #[test]
 fn home_and_privacy_are_compared() {
-    let mut hosts = example().hosts().to_vec();
-    hosts[0] = host(1, 0, 8, 20.0, 0.0);
-    let ms = [[0, 10, 20, 40], [10, 0, 8, 30], [20, 8, 0, 30], [40, 30, 30, 0]];
-    let links = Links::Matrix(ms.iter().flatten().map(|&ms| f64::from(ms)).collect());
-    let snapshot = Snapshot::new(ModelId::default(), 8, None, hosts, &links).unwrap();
+    let snapshot = example_with(host(1, 0, 8, 20.0, 0.0));
     let mut asked = request();
     asked.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
     let compared = compare(&snapshot, &asked);
