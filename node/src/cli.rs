@@ -91,22 +91,22 @@ pub struct EngineArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// 0 always takes the likeliest token; higher is more varied
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,
     /// Choose among the k likeliest tokens only (0: all)
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
     /// Choose among the likeliest tokens that together reach this probability
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub min_p: f32,
     /// Locally typical sampling: how much probability to keep
     #[arg(long, default_value_t = 1.0)]
     pub typical: f32,
     /// Divide the logits of tokens already seen
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub repetition_penalty: f32,
     /// Subtract once from the logit of every token already seen
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
@@ -140,7 +140,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub system: Option<String>,
     /// Continue the text as it is, without the model's chat template
-    #[arg(long)]
+    #[arg(long, conflicts_with = "system")]
     pub raw: bool,
     #[command(flatten)]
     #[allow(missing_docs)]

@@ -16,6 +16,8 @@ pub enum Error {
     Usage(String),
     /// A check the user asked for did not pass.
     Failed(String),
+    /// The user stopped it; what was done so far has been shown.
+    Interrupted,
 }
 
 impl Error {
@@ -33,22 +35,21 @@ impl Error {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Engine(shard::Error::Malformed { .. }) => {
-                Some("the file is damaged or not a GGUF model; fetch it again or check its checksum")
+                Some("the file is damaged or not what it should be; fetch it again or check its checksum")
             }
             Self::Engine(shard::Error::Unsupported { .. }) => Some(
                 "`shoal model inspect FILE` shows what the file asks for; the README lists what is supported",
             ),
-            Self::Engine(shard::Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                Some("give a path to a .gguf file or a name from `shoal model list`")
-            }
             _ => None,
         }
     }
 
-    /// 2 for a wrong command line, 1 for everything else.
+    /// 2 for a wrong command line, 130 after Ctrl-C, 1 for everything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
+            // 128 + SIGINT, as shells report it.
+            Self::Interrupted => 130,
             _ => 1,
         }
     }
@@ -60,6 +61,7 @@ impl fmt::Display for Error {
             Self::Engine(e) => e.fmt(f),
             Self::Io(e) => e.fmt(f),
             Self::Usage(why) | Self::Failed(why) => f.write_str(why),
+            Self::Interrupted => f.write_str("stopped before the end"),
         }
     }
 }

@@ -177,7 +177,12 @@ pub fn now() -> DateTime {
 
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
 pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
-    let Some(template) = &model.template else {
+    let template = model.template.as_ref().map_err(|why| {
+        Error::usage(format!(
+            "the model's chat template cannot be used ({why}); `shoal run --raw` does without"
+        ))
+    })?;
+    let Some(template) = template else {
         let texts: Vec<&str> =
             messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
         return Ok(model.tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false })?);
@@ -207,9 +212,10 @@ pub fn generate(
     }
     if prompt.len() > model.ctx {
         return Err(Error::usage(format!(
-            "the prompt has {} tokens, the context holds {}; shorten it or raise --ctx",
+            "the prompt has {} tokens, the context holds {}; shorten it or raise --ctx (this model: at most {})",
             prompt.len(),
-            model.ctx
+            model.ctx,
+            model.shard.blueprint().context
         )));
     }
     let vocab = model.shard.blueprint().vocab;

@@ -55,11 +55,11 @@ pub fn open(model: &str) -> Result<Gguf> {
         return Ok(Gguf::from_bytes(EMBEDDED)?);
     }
     if looks_like_a_path(model) {
-        return Ok(Gguf::open(model)?);
+        return open_file(Path::new(model));
     }
     let library = Library::load(&home()?)?;
     match library.get(model) {
-        Some(entry) => Ok(Gguf::open(&entry.path)?),
+        Some(entry) => open_file(&entry.path),
         None => Err(Error::usage(format!(
             "no model is called \"{model}\" here; known: {}",
             std::iter::once(DEFAULT_MODEL)
@@ -68,6 +68,20 @@ pub fn open(model: &str) -> Result<Gguf> {
                 .join(", ")
         ))),
     }
+}
+
+/// Errors name the file: the engine's say only what is wrong in it.
+fn open_file(path: &Path) -> Result<Gguf> {
+    Gguf::open(path).map_err(|error| match error {
+        shard::Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Error::usage(format!(
+            "there is no file {}; give a path to a .gguf file or a name from `shoal model list`",
+            path.display()
+        )),
+        shard::Error::Malformed { field, why } => {
+            shard::Error::malformed(format!("{}: {field}", path.display()), why).into()
+        }
+        other => other.into(),
+    })
 }
 
 fn looks_like_a_path(model: &str) -> bool {
@@ -107,6 +121,15 @@ impl Library {
     /// The file called `name`.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.name == name)
+    }
+
+    /// Reads the list, changes it and saves it while no other process does.
+    pub fn change<T>(home: &Path, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        fs::create_dir_all(home).map_err(|e| shard::Error::io(home, e))?;
+        let path = home.join("models.lock");
+        let lock = fs::File::create(&path).map_err(|e| shard::Error::io(&path, e))?;
+        lock.lock().map_err(|e| shard::Error::io(&path, e))?;
+        work(&mut Self::load(home)?)
     }
 
     /// Adds a file under a free name and saves the list.
@@ -177,7 +200,7 @@ impl Entry {
 
     /// The entry as `shoal model list --json` prints it.
     pub fn to_json(&self) -> Value {
-        json!({"name": self.name, "path": self.path, "id": self.id, "bytes": self.bytes})
+        json!({"name": self.name, "path": self.path.to_string_lossy(), "id": self.id, "bytes": self.bytes})
     }
 }
 

@@ -26,8 +26,8 @@ pub struct Model {
     pub gguf: Arc<Gguf>,
     /// Text to ids and back.
     pub tokenizer: Tokenizer,
-    /// How messages become a prompt, if the file says.
-    pub template: Option<Template>,
+    /// How messages become a prompt, if the file says; or what is wrong with it, which matters only when it is used.
+    pub template: Result<Option<Template>, String>,
     /// All layers and both ends.
     pub shard: Shard,
     /// Most positions a session may hold.
@@ -39,7 +39,7 @@ impl Model {
     pub fn load(args: &EngineArgs) -> Result<Self> {
         let gguf = Arc::new(library::open(&args.model)?);
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
-        let template = Template::from_gguf(gguf.metadata(), None)?;
+        let template = Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string());
         let ctx = context(&gguf, args.ctx)?;
         let shard = load_whole(&gguf, cpu(args)?, ctx)?;
         Ok(Self { name: args.model.clone(), gguf, tokenizer, template, shard, ctx })
@@ -71,7 +71,10 @@ pub fn context(gguf: &Gguf, asked: Option<usize>) -> Result<usize> {
 pub fn cpu(args: &EngineArgs) -> Result<Arc<Cpu>> {
     let isa = args.isa.as_deref().map_or(Ok(Isa::detect()), isa)?;
     let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
-    Ok(Arc::new(Cpu::new(isa, Pool::new(threads, !args.no_pin))))
+    let pool = Pool::new(threads, !args.no_pin);
+    // This thread loads, computes and prints: it is worker 0.
+    pool.pin_caller();
+    Ok(Arc::new(Cpu::new(isa, pool)))
 }
 
 /// An instruction set by name, if this machine has it.

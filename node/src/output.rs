@@ -43,6 +43,12 @@ pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
     bar
 }
 
+/// Prints a line like `println!`, but ends the function with an error when standard output is closed or full.
+macro_rules! say {
+    ($($words:tt)*) => { $crate::output::text(&(format!($($words)*) + "\n"))? };
+}
+pub(crate) use say;
+
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// From now on the first Ctrl-C only raises a flag, so that the work at hand can end cleanly; the second one exits.

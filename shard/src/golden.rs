@@ -9,9 +9,11 @@
 
 use std::sync::Arc;
 
+use scheduler::LayerRange;
+
 use crate::{
     Error, Result,
-    engine::{Shard, fingerprint},
+    engine::{Chain, Options, Shard, fingerprint},
     gguf::Gguf,
     kernels::{
         Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, page_len, threads::Pool,
@@ -65,6 +67,9 @@ pub fn hashes(cpu: &Arc<Cpu>, chunk: usize) -> Result<Vec<(String, String)>> {
     for case in MODELS {
         all.push((case.name.to_string(), model(cpu, case, chunk)?));
     }
+    // The same hash twice: cuts must not matter.
+    all.push(("model-whole".into(), chain(cpu, &[(0, 3)], chunk)?));
+    all.push(("model-cut".into(), chain(cpu, &[(0, 1), (1, 2), (2, 3)], chunk)?));
     all.push(("sampler".into(), sampler()?));
     Ok(all)
 }
@@ -226,6 +231,22 @@ fn model(cpu: &Arc<Cpu>, case: &Case, chunk: usize) -> Result<String> {
     let ids: Vec<u32> = (0..tokens).map(|_| random.below(shape.vocab) as u32).collect();
     let chunk = if chunk == 0 { tokens } else { chunk };
     Ok(fingerprint(&shard, &ids, chunk)?.to_hex()[..16].to_string())
+}
+
+/// The logits after a prompt and after each of four more tokens, through one shard per range of layers.
+fn chain(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String> {
+    let format = quant::by_name("q6_k").ok_or_else(|| Error::unsupported("q6_k"))?;
+    let gguf = Arc::new(Gguf::from_bytes(TINY.to_bytes(format, 78)?)?);
+    let ranges: Vec<LayerRange> = ranges.iter().filter_map(|&(a, b)| LayerRange::new(a, b)).collect();
+    let chunk = if chunk == 0 { 24 } else { chunk };
+    let mut chain = Chain::load(&gguf, cpu, &ranges, Options::default(), chunk)?;
+    let mut random = Random(98);
+    let ids: Vec<u32> = (0..28).map(|_| random.below(TINY.vocab) as u32).collect();
+    let mut all = chain.forward(&ids[..24])?.to_vec();
+    for id in &ids[24..] {
+        all.extend_from_slice(chain.forward(&[*id])?);
+    }
+    Ok(hash_f32(&all))
 }
 
 /// The ids that a thousand seeded draws give.

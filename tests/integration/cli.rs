@@ -169,10 +169,10 @@ fn mistakes_are_answered_with_what_to_do() {
     fs::write(&damaged, &whole[..whole.len() / 2]).unwrap();
     let cases: &[(&[&str], i32, &str)] = &[
         (&["run", ""], 2, "empty"),
-        (&["run", "--model", "nowhere.gguf", "hi"], 1, "shoal model list"),
+        (&["run", "--model", "nowhere.gguf", "hi"], 2, "shoal model list"),
         (&["run", "--model", damaged.to_str().unwrap(), "hi"], 1, "malformed"),
-        (&["run", "--temperature", "-1", "hi"], 2, ""),
-        (&["run", "--top-p", "7", "hi"], 1, "top_p"),
+        (&["run", "--temperature", "-1", "hi"], 2, "temperature"),
+        (&["run", "--top-p", "7", "hi"], 2, "top_p"),
         (&["run", "--isa", "mmx", "hi"], 2, "scalar"),
         (&["eval", "--tokens", "99999999"], 2, "vocabulary"),
         (&["eval", "--tokens", "1 x"], 2, "not a token id"),

@@ -40,7 +40,8 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
             break;
         }
     }
-    Ok(())
+    let unnoticed = chat.failed && !lines.interactive();
+    if unnoticed { Err(Error::Failed("not every message was answered".into())) } else { Ok(()) }
 }
 
 struct Chat<'a> {
@@ -49,12 +50,14 @@ struct Chat<'a> {
     session: Session,
     messages: Vec<Value>,
     stats: String,
+    failed: bool,
 }
 
 impl<'a> Chat<'a> {
     fn new(model: &'a Model, args: ChatArgs) -> Result<Self> {
         let session = Session::new(model)?;
-        let mut chat = Self { model, args, session, messages: Vec::new(), stats: "no answer yet".into() };
+        let mut chat =
+            Self { model, args, session, messages: Vec::new(), stats: "no answer yet".into(), failed: false };
         chat.reset();
         Ok(chat)
     }
@@ -102,8 +105,13 @@ impl<'a> Chat<'a> {
         }
         match result {
             Err(Error::Usage(why)) => {
+                self.failed = true;
                 eprintln!("{why} (/reset starts over)");
-                Ok(())
+                if self.args.json {
+                    output::json_line(&json!({"event": "error", "message": why}))
+                } else {
+                    Ok(())
+                }
             }
             other => other,
         }

@@ -11,7 +11,7 @@ use shard::{
 use crate::{
     Error, Result,
     cli::ConvertArgs,
-    output::{self, human_bytes},
+    output::{self, human_bytes, say},
 };
 
 pub(super) fn run(args: ConvertArgs) -> Result<()> {
@@ -46,7 +46,7 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
         return output::json_line(&json!({
-            "output": output,
+            "output": output.to_string_lossy(),
             "architecture": done.architecture,
             "format": format.name,
             "tensors": done.tensors,
@@ -54,13 +54,13 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
             "seconds": seconds,
         }));
     }
-    println!(
+    say!(
         "wrote {}: {} with {} tensors, {} in {seconds:.1} s",
         output.display(),
         done.architecture,
         done.tensors,
         human_bytes(done.bytes)
     );
-    println!("try: shoal run --model {} \"Hello\"", output.display());
+    say!("try: shoal run --model {} \"Hello\"", output.display());
     Ok(())
 }

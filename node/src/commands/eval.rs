@@ -15,7 +15,12 @@ use shard::{
 };
 
 use super::tokenize::parse_ids;
-use crate::{Error, Result, cli::EvalArgs, library, model, output};
+use crate::{
+    Error, Result,
+    cli::EvalArgs,
+    library, model,
+    output::{self, say},
+};
 
 pub(super) fn run(args: EvalArgs) -> Result<()> {
     let tokens = parse_ids(&tokens_text(&args.tokens)?)?;
@@ -23,9 +28,14 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
     // The context is what the request needs, unless said otherwise: some models rotate positions differently in long contexts.
     let needed = tokens.len() + args.greedy;
     let ctx = model::context(&gguf, Some(args.engine.ctx.unwrap_or(needed.max(1))))?;
-    if tokens.is_empty() || needed > ctx + 1 {
+    if tokens.is_empty() {
+        return Err(Error::usage("--tokens is empty; at least one token id is needed"));
+    }
+    // The last token that is generated needs no place of its own.
+    let places = tokens.len() + args.greedy.saturating_sub(1);
+    if places > ctx {
         return Err(Error::usage(format!(
-            "{} tokens and {} to generate do not fit a context of {ctx}; at least one token is needed",
+            "{} tokens and {} to generate need a context of {places}, it holds {ctx}; raise --ctx or choose a model made for more",
             tokens.len(),
             args.greedy
         )));
@@ -66,9 +76,9 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
             "prefill_ms": prefill_ms,
         }));
     }
-    println!("likeliest next token: {best} (logit {top:.4})");
+    say!("likeliest next token: {best} (logit {top:.4})");
     if !greedy.is_empty() {
-        println!("greedy: {}", greedy.iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
+        say!("greedy: {}", greedy.iter().map(u32::to_string).collect::<Vec<_>>().join(" "));
     }
     Ok(())
 }

@@ -57,6 +57,6 @@ fn request(prompt: Vec<u32>, args: &SamplingArgs) -> Result<Request> {
         top_logprobs: args.logprobs.unwrap_or(0),
         ..SamplingParams::default()
     };
-    sampling.validate()?;
+    sampling.validate().map_err(|error| Error::usage(error.to_string()))?;
     Ok(Request { prompt, sampling, seed: args.seed, max_tokens: args.max_tokens, stop: args.stop.clone() })
 }

@@ -13,7 +13,7 @@ use crate::{
     Result,
     cli::ModelCommand,
     library::{self, DEFAULT_MODEL, Entry, Library},
-    output::{self, human_bytes},
+    output::{self, human_bytes, say},
 };
 
 pub(super) fn run(command: ModelCommand) -> Result<()> {
@@ -21,8 +21,8 @@ pub(super) fn run(command: ModelCommand) -> Result<()> {
         ModelCommand::List { json } => list(json),
         ModelCommand::Add { file, name, json } => add(&file, name, json),
         ModelCommand::Rm { name } => {
-            let entry = Library::load(&library::home()?)?.remove(&name)?;
-            println!("forgot {}; the file {} stays where it is", entry.name, entry.path.display());
+            let entry = Library::change(&library::home()?, |library| library.remove(&name))?;
+            say!("forgot {}; the file {} stays where it is", entry.name, entry.path.display());
             Ok(())
         }
         ModelCommand::Inspect { model, tensors, metadata, json } => inspect(&model, tensors, metadata, json),
@@ -37,11 +37,11 @@ fn list(json: bool) -> Result<()> {
     if json {
         return output::json_line(&all.map(Entry::to_json).collect());
     }
-    println!("{:24} {:>11}  {:12}  FILE", "NAME", "SIZE", "ID");
+    say!("{:24} {:>11}  {:12}  FILE", "NAME", "SIZE", "ID");
     for entry in all {
         let gone = if entry.name == DEFAULT_MODEL || entry.path.is_file() { "" } else { "  (missing)" };
         let (name, size, id) = (&entry.name, human_bytes(entry.bytes), &entry.id[..12.min(entry.id.len())]);
-        println!("{name:24} {size:>11}  {id:12}  {}{gone}", entry.path.display());
+        say!("{name:24} {size:>11}  {id:12}  {}{gone}", entry.path.display());
     }
     Ok(())
 }
@@ -58,12 +58,12 @@ fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
     io::copy(&mut reader, &mut hasher)?;
     bar.finish_and_clear();
     let entry = Entry { name: name.unwrap_or(stem), path, id: hasher.finalize().to_hex().to_string(), bytes };
-    Library::load(&library::home()?)?.add(entry.clone())?;
+    Library::change(&library::home()?, |library| library.add(entry.clone()))?;
     if json {
         return output::json_line(&entry.to_json());
     }
-    println!("added {} ({}, id {})", entry.name, human_bytes(bytes), &entry.id[..12]);
-    println!("try: shoal run --model {} \"Hello\"", entry.name);
+    say!("added {} ({}, id {})", entry.name, human_bytes(bytes), &entry.id[..12]);
+    say!("try: shoal run --model {} \"Hello\"", entry.name);
     Ok(())
 }
 
@@ -85,7 +85,7 @@ impl<'a> Report<'a> {
             let row = formats.entry(name).or_default();
             *row = (row.0 + 1, row.1 + tensor.len);
         }
-        let weights = gguf.tensors().iter().map(|t| t.dims.iter().product::<u64>()).sum();
+        let weights = gguf.tensors().iter().fold(0u64, |sum, t| sum.saturating_add(t.elements()));
         let (blueprint, tokenizer) = (Blueprint::from_gguf(gguf), Tokenizer::from_gguf(gguf.metadata()));
         Self { gguf, formats, weights, blueprint, tokenizer }
     }
@@ -127,45 +127,46 @@ impl<'a> Report<'a> {
         value
     }
 
-    fn print(&self) {
+    fn print(&self) -> Result<()> {
         let metadata = self.gguf.metadata();
         let text = |key| metadata.str(key).unwrap_or("not said");
-        println!("architecture   {}", text("general.architecture"));
-        println!("name           {}", text("general.name"));
-        println!("license        {}", text("general.license"));
-        println!(
+        say!("architecture   {}", text("general.architecture"));
+        say!("name           {}", text("general.name"));
+        say!("license        {}", text("general.license"));
+        say!(
             "size           {} ({} weights in {} tensors)",
             human_bytes(self.gguf.file_len()),
             self.weights,
             self.gguf.tensors().len()
         );
         for (name, (tensors, bytes)) in &self.formats {
-            println!("  {name:12} {tensors:5} tensors  {}", human_bytes(*bytes));
+            say!("  {name:12} {tensors:5} tensors  {}", human_bytes(*bytes));
         }
         match &self.blueprint {
             Ok(b) => {
-                println!("layers         {}, hidden {}, vocabulary {}", b.layers.len(), b.hidden, b.vocab);
-                println!(
+                say!("layers         {}, hidden {}, vocabulary {}", b.layers.len(), b.hidden, b.vocab);
+                say!(
                     "context        {} tokens, {} of KV cache each",
                     b.context,
                     human_bytes(b.kv_bytes_per_token() as u64)
                 );
             }
-            Err(e) => println!("cannot run     {e}"),
+            Err(e) => say!("cannot run     {e}"),
         }
         match &self.tokenizer {
-            Ok(t) => println!(
+            Ok(t) => say!(
                 "tokenizer      {} ({}), {} tokens",
                 text("tokenizer.ggml.model"),
                 metadata.str("tokenizer.ggml.pre").unwrap_or("-"),
                 t.len()
             ),
-            Err(e) => println!("tokenizer      {e}"),
+            Err(e) => say!("tokenizer      {e}"),
         }
-        println!(
+        say!(
             "chat template  {}",
             if metadata.str("tokenizer.chat_template").is_some() { "yes" } else { "no" }
         );
+        Ok(())
     }
 }
 
@@ -183,17 +184,17 @@ fn inspect(model: &str, tensors: bool, metadata: bool, json: bool) -> Result<()>
         }
         return output::json_line(&value);
     }
-    report.print();
+    report.print()?;
     if metadata {
-        println!("\nmetadata");
+        say!("\nmetadata");
         for (key, value) in gguf.metadata().iter() {
-            println!("  {key} = {}", one_line(&value.to_string()));
+            say!("  {key} = {}", one_line(&value.to_string()));
         }
     }
     if tensors {
-        println!("\ntensors");
+        say!("\ntensors");
         for t in gguf.tensors() {
-            println!("  {:40} {:8} {:?}", t.name, format_name(t), t.dims);
+            say!("  {:40} {:8} {:?}", t.name, format_name(t), t.dims);
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use super::request;
 use crate::{
     Error, Result,
     cli::RunArgs,
-    generate::{self, Event, Session, Summary},
+    generate::{self, Event, Finish, Session, Summary},
     model::Model,
     output,
 };
@@ -50,13 +50,19 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         let mut line = summary_json(&summary);
         line["model"] = json!(model.name);
         line["load_ms"] = json!(load_ms);
-        return output::json_line(&line);
+        output::json_line(&line)?;
+        return ended(summary.finish);
     }
     output::text("\n")?;
     if io::stderr().is_terminal() {
         eprintln!("\n{}", summary_text(&summary));
     }
-    Ok(())
+    ended(summary.finish)
+}
+
+/// A cut answer must not look like a whole one to the program that asked.
+fn ended(finish: Finish) -> Result<()> {
+    if finish == Finish::Cancelled { Err(Error::Interrupted) } else { Ok(()) }
 }
 
 /// The messages of a conversation's first turn.

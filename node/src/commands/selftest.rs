@@ -5,7 +5,12 @@ use std::time::Instant;
 use serde_json::json;
 use shard::{golden, kernels::Isa};
 
-use crate::{Error, Result, cli::SelftestArgs, model, output};
+use crate::{
+    Error, Result,
+    cli::SelftestArgs,
+    model,
+    output::{self, say},
+};
 
 pub(super) fn run(args: SelftestArgs) -> Result<()> {
     let isas = match &args.isa {
@@ -20,7 +25,7 @@ pub(super) fn run(args: SelftestArgs) -> Result<()> {
             failed += usize::from(!check.passed());
             if !args.json {
                 let word = if check.passed() { "ok" } else { "DIFFERS" };
-                println!("{:7} {:24} {word:8} {}", isa.name(), check.name, check.hash);
+                say!("{:7} {:24} {word:8} {}", isa.name(), check.name, check.hash);
             }
             rows.push(json!({"isa": isa.name(), "check": check.name, "hash": check.hash, "expected": check.expected, "passed": check.passed()}));
         }
@@ -32,7 +37,7 @@ pub(super) fn run(args: SelftestArgs) -> Result<()> {
             &json!({"class": class, "passed": failed == 0, "checks": rows, "elapsed_ms": elapsed_ms}),
         )?;
     } else {
-        println!("numerics class {class}, {} checks in {elapsed_ms:.0} ms", rows.len());
+        say!("numerics class {class}, {} checks in {elapsed_ms:.0} ms", rows.len());
     }
     if failed > 0 {
         return Err(Error::Failed(format!(

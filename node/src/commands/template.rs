@@ -20,11 +20,18 @@ pub(super) fn run(args: TemplateArgs) -> Result<()> {
         return Err(Error::usage("the input must be a JSON object with \"messages\""));
     };
     let (template, bos, eos) = match &args.template {
-        Some(file) => (Template::new(&read(file)?)?, None, None),
+        Some(file) => (template_file(file)?, None, None),
         None => from_model(args.model.as_deref().unwrap_or(library::DEFAULT_MODEL))?,
     };
     let text = template.render(&render_input(input, bos, eos)?)?;
     if args.json { output::json_line(&json!({"text": text})) } else { output::text(&text) }
+}
+
+fn template_file(file: &Path) -> Result<Template> {
+    Template::new(&read(file)?).map_err(|error| match error {
+        shard::Error::Malformed { why, .. } => Error::usage(format!("{}: {why}", file.display())),
+        other => other.into(),
+    })
 }
 
 fn from_model(model: &str) -> Result<(Template, Option<String>, Option<String>)> {

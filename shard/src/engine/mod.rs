@@ -170,7 +170,7 @@ impl Shard {
         let weights = (layers.start()..layers.end())
             .map(|index| loader.layer(index as usize))
             .collect::<Result<Vec<_>>>()?;
-        let tag = tag(&blueprint, layers, &frequencies, &weights);
+        let tag = tag(gguf, &blueprint, layers, &frequencies);
         let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
         Ok(Self {
             cpu,
@@ -238,8 +238,8 @@ impl Shard {
         layers + head + positions * 4 * self.blueprint.kv_width()
     }
 
-    /// What caches of this shard are marked with: a digest of the architecture, the layers, the rotation and a sample
-    /// of the weights. Equal for every machine that loads the same layers of the same file with the same context choice.
+    /// What caches of this shard are marked with: a digest of the blueprint, the layers, the rotation and a sample of
+    /// every tensor's bytes. Equal for every machine that loads the same layers of the same file with the same context choice.
     pub fn kv_tag(&self) -> u64 {
         self.tag
     }
@@ -260,21 +260,27 @@ pub fn whole_range(gguf: &Gguf) -> Result<LayerRange> {
     LayerRange::new(0, layers).ok_or_else(|| Error::malformed("block_count", "is zero"))
 }
 
-fn tag(blueprint: &Blueprint, range: LayerRange, ropes: &[Frequencies], layers: &[LayerWeights]) -> u64 {
+/// Bytes of each tensor that enter the tag: enough that two quantizations or fine-tunes of a model never agree.
+const SAMPLE: usize = 256;
+
+fn tag(gguf: &Gguf, blueprint: &Blueprint, range: LayerRange, ropes: &[Frequencies]) -> u64 {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(blueprint.architecture.as_bytes());
-    for number in [blueprint.hidden, blueprint.heads, blueprint.kv_heads, blueprint.head_dim] {
-        hasher.update(&(number as u64).to_le_bytes());
-    }
-    hasher.update(&range.start().to_le_bytes()).update(&range.end().to_le_bytes());
+    // The debug form names every field of the blueprint: sizes, norms, windows, scales, softcaps, experts.
+    hasher.update(format!("{blueprint:?} {range}").as_bytes());
     for rope in ropes {
         hasher.update(&rope.magnitude.to_bits().to_le_bytes());
         rope.radians.iter().for_each(|r| {
             hasher.update(&r.to_bits().to_le_bytes());
         });
     }
-    for weight in layers.iter().flat_map(|layer| layer.sample()) {
-        hasher.update(&weight.to_bits().to_le_bytes());
+    let prefixes: Vec<String> = (range.start()..range.end()).map(|layer| format!("blk.{layer}.")).collect();
+    for info in
+        gguf.tensors().iter().filter(|info| prefixes.iter().any(|prefix| info.name.starts_with(prefix)))
+    {
+        let Some(tensor) = gguf.tensor(&info.name) else { continue };
+        hasher.update(info.name.as_bytes()).update(&info.ggml_type.to_le_bytes());
+        let middle = tensor.bytes.len() / 2;
+        hasher.update(&tensor.bytes[middle..(middle + SAMPLE).min(tensor.bytes.len())]);
     }
     let digest = *hasher.finalize().as_bytes();
     u64::from_le_bytes(std::array::from_fn(|i| digest[i]))

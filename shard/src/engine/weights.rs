@@ -92,11 +92,6 @@ impl LayerWeights {
         let all: usize = experts.experts.iter().map(Network::resident_bytes).sum();
         self.resident_bytes() - all + all / experts.experts.len().max(1) * used
     }
-
-    /// Some weights that two models hardly have in common.
-    pub fn sample(&self) -> impl Iterator<Item = f32> {
-        self.attention_norm.weight.iter().chain(&self.feed_forward_norm.weight).copied()
-    }
 }
 
 /// Reads tensors of a model whose blueprint has accepted all names and shapes.

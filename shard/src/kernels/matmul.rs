@@ -74,10 +74,10 @@ impl Cpu {
     /// When the lengths do not fit together.
     pub fn matmul(&self, x: &[f32], n: usize, scratch: &mut Activations, targets: &mut [Target<'_>]) {
         let Some(cols) = targets.first().map(|target| target.matrix.cols()) else { return };
-        assert_eq!(x.len(), n * cols, "activations are [n][cols]");
+        assert_eq!(Some(x.len()), n.checked_mul(cols), "activations are [n][cols]");
         for target in targets.iter() {
             assert_eq!(target.matrix.cols(), cols, "targets of one call share their columns");
-            assert_eq!(target.out.len(), n * target.matrix.rows(), "outputs are [n][rows]");
+            assert_eq!(Some(target.out.len()), n.checked_mul(target.matrix.rows()), "outputs are [n][rows]");
         }
         if n == 0 || cols == 0 {
             return targets.iter_mut().for_each(|target| target.out.fill(0.0));
