@@ -150,6 +150,7 @@ impl Bench<'_> {
         }
         // The same prompt again, as a second turn would bring it: what the prefix cache kept is not computed again.
         let mut cache = PrefixCache::new(usize::MAX);
+        kv.truncate(ids.len());
         cache.put(ids.clone(), kv);
         let mut kv = cache.take(&ids).unwrap_or_else(|| self.shard.new_kv());
         let kv_hits = kv.len();
