@@ -30,6 +30,8 @@ const MAX_EXPERTS: usize = 1 << 12;
 /// A checkpoint's configuration.
 pub(super) struct Config {
     json: Value,
+    /// `model_type`.
+    kind: &'static str,
     arch: &'static str,
     /// Tensors of a text model inside a multimodal checkpoint carry a longer prefix.
     pub nested: bool,
@@ -48,15 +50,13 @@ impl Config {
         let nested = json["text_config"].is_object();
         let json = if nested { json["text_config"].clone() } else { json };
         let kind = json["model_type"].as_str().unwrap_or_default();
-        let arch =
-            FAMILIES.iter().find(|(name, _)| *name == kind).map(|(_, arch)| *arch).ok_or_else(|| {
-                let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
-                Error::unsupported(format!(
-                    "model_type \"{kind}\" in config.json (known: {})",
-                    known.join(", ")
-                ))
-            })?;
-        let config = Self { json, arch, nested };
+        let &(kind, arch) = FAMILIES.iter().find(|(name, _)| *name == kind).ok_or_else(|| {
+            let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
+            Error::unsupported(format!("model_type \"{kind}\" in config.json (known: {})", known.join(", ")))
+        })?;
+        let config = Self { json, kind, arch, nested };
+        config.check_activation()?;
+        config.check_rope()?;
         if config.experts() > MAX_EXPERTS {
             return Err(Error::malformed(
                 "config.json: experts",
@@ -131,7 +131,8 @@ impl Config {
         }
     }
 
-    pub fn write(&self, writer: &mut Writer, source: &Path, format: &Format) {
+    /// Adds the model's metadata. Errors: a size that is none, or a choice that GGUF cannot express.
+    pub fn write(&self, writer: &mut Writer, source: &Path, format: &Format) -> Result<()> {
         let arch = self.arch;
         let key = |name: &str| format!("{arch}.{name}");
         let name =
@@ -152,18 +153,23 @@ impl Config {
             ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
         ];
         for (from, to) in copies {
-            if let Some(n) = self.json[from].as_u64() {
-                writer.add_u32(&key(to), n as u32);
+            if let Some(n) = self.size(from)? {
+                writer.add_u32(&key(to), n);
             }
         }
-        if let Ok(n) = self.kv_heads() {
-            writer.add_u32(&key("attention.head_count_kv"), n as u32);
-        }
+        writer.add_u32(&key("attention.head_count_kv"), self.kv_heads()? as u32);
         if self.experts() > 0 {
             writer.add_u32(&key("expert_count"), self.experts() as u32);
         }
-        if let (Ok(n), "llama") = (self.vocab(), arch) {
-            writer.add_u32(&key("vocab_size"), n as u32);
+        if ["qwen2moe", "qwen3moe"].contains(&arch) {
+            // The published implementations take a missing key for false.
+            writer.add_bool(
+                &key("expert_weights_norm"),
+                self.json["norm_topk_prob"].as_bool().unwrap_or(false),
+            );
+        }
+        if let (Some(n), "llama") = (self.size("vocab_size")?, arch) {
+            writer.add_u32(&key("vocab_size"), n);
         }
         let norms = [
             ("rms_norm_eps", "attention.layer_norm_rms_epsilon"),
@@ -176,11 +182,11 @@ impl Config {
                 writer.add_f32(&key(to), x as f32);
             }
         }
-        self.write_attention(writer, &key);
-        self.write_rope(writer, &key);
+        self.write_attention(writer, &key)?;
+        self.write_rope(writer, &key)
     }
 
-    fn write_attention(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) {
+    fn write_attention(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) -> Result<()> {
         if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
             && (dim * heads != hidden
                 || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch))
@@ -188,14 +194,74 @@ impl Config {
             writer.add_u32(&key("attention.key_length"), dim as u32);
             writer.add_u32(&key("attention.value_length"), dim as u32);
         }
-        if self.arch.starts_with("gemma")
-            && let Some(window) = self.json["sliding_window"].as_u64()
-        {
-            writer.add_u32(&key("attention.sliding_window"), window as u32);
+        if let Some(window) = self.window()? {
+            writer.add_u32(&key("attention.sliding_window"), window);
+        }
+        Ok(())
+    }
+
+    /// The sliding window of the layers that have one, where the family's reader knows which those are.
+    fn window(&self) -> Result<Option<u32>> {
+        let wanted = self.json["use_sliding_window"].as_bool();
+        match self.kind {
+            "mistral" | "mixtral" | "phi3" | "starcoder2" if wanted != Some(false) => {
+                self.size("sliding_window")
+            }
+            "gemma2" | "gemma3_text" => self.size("sliding_window"),
+            "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" if wanted == Some(true) => {
+                // A null window is none; without a word on it the published implementations have one of 4096.
+                let none = self.json.get("sliding_window").is_some_and(Value::is_null);
+                let first = self.size("max_window_layers")?.unwrap_or(28) as usize;
+                if !none && first < self.layers()? {
+                    return Err(Error::unsupported(format!(
+                        "config.json: use_sliding_window with max_window_layers {first} of {} layers",
+                        self.layers()?
+                    )));
+                }
+                Ok(None)
+            }
+            _ => Ok(None),
         }
     }
 
-    fn write_rope(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) {
+    /// Refuses another nonlinearity than the family's.
+    fn check_activation(&self) -> Result<()> {
+        let gelu = self.arch.starts_with("gemma") || self.arch == "starcoder2";
+        let known: &[&str] = if gelu { &["gelu_pytorch_tanh"] } else { &["silu", "swish"] };
+        let Some(value) = self.first(&["hidden_activation", "hidden_act"]) else { return Ok(()) };
+        if value.as_str().is_some_and(|name| known.contains(&name)) {
+            return Ok(());
+        }
+        Err(Error::unsupported(format!(
+            "config.json: hidden_act {value} ({} computes {})",
+            self.kind, known[0]
+        )))
+    }
+
+    /// Refuses rotary scalings that GGUF or the engine cannot express.
+    fn check_rope(&self) -> Result<()> {
+        let rope = self.rope();
+        let kind = rope_kind(rope);
+        if !["default", "linear", "yarn", "llama3", "longrope", "su"].contains(&kind) {
+            return Err(Error::unsupported(format!("config.json: rope_type \"{kind}\"")));
+        }
+        if ["linear", "yarn"].contains(&kind) && !rope["factor"].is_number() {
+            return Err(Error::malformed("config.json: rope scaling factor", "it is missing or no number"));
+        }
+        if kind == "yarn" {
+            let asked =
+                ["attention_factor", "mscale", "mscale_all_dim"].iter().find(|k| !rope[**k].is_null());
+            if let Some(asked) = asked {
+                return Err(Error::unsupported(format!("config.json: {asked} of rope_type \"yarn\"")));
+            }
+            if rope["truncate"].as_bool() == Some(false) {
+                return Err(Error::unsupported("config.json: truncate false of rope_type \"yarn\""));
+            }
+        }
+        Ok(())
+    }
+
+    fn write_rope(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) -> Result<()> {
         let rope = self.rope();
         let theta = rope["rope_theta"].as_f64().or(self.json["rope_theta"].as_f64());
         if let Some(theta) = theta.filter(|_| self.arch != "gemma2") {
@@ -221,19 +287,28 @@ impl Config {
             writer.add_str(&key("rope.scaling.type"), kind);
             writer.add_f32(&key("rope.scaling.factor"), factor as f32);
         }
-        let original = rope["original_max_position_embeddings"]
-            .as_u64()
-            .or(self.json["original_max_position_embeddings"].as_u64());
+        let betas = [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")];
+        for (from, to) in betas.into_iter().filter(|_| kind == "yarn") {
+            if let Some(beta) = rope[from].as_f64() {
+                writer.add_f32(&key(&format!("rope.scaling.{to}")), beta as f32);
+            }
+        }
+        let name = "original_max_position_embeddings";
+        let original = match size(rope, name)? {
+            Some(original) => Some(original),
+            None => self.size(name)?,
+        };
         if let ("yarn" | "longrope" | "su", Some(original)) = (kind, original) {
-            writer.add_u32(&key("rope.scaling.original_context_length"), original as u32);
+            writer.add_u32(&key("rope.scaling.original_context_length"), original);
             if kind != "yarn" {
-                let most = self.json["max_position_embeddings"].as_f64().unwrap_or(original as f64);
+                let most = self.json["max_position_embeddings"].as_f64().unwrap_or(f64::from(original));
                 writer.add_f32(
                     &key("rope.scaling.attn_factor"),
-                    longrope_attention_factor(most, original as f64),
+                    longrope_attention_factor(most, f64::from(original)),
                 );
             }
         }
+        Ok(())
     }
 
     fn llama3_factors(&self, rope: &Value) -> Result<Vec<f32>> {
@@ -276,12 +351,27 @@ impl Config {
         keys.iter().map(|key| &self.json[*key]).find(|value| !value.is_null())
     }
 
+    /// The size called `key`; none where it is missing or null.
+    fn size(&self, key: &str) -> Result<Option<u32>> {
+        size(&self.json, key)
+    }
+
     fn number(&self, key: &str) -> Result<usize> {
         let n = self.json[key].as_u64().filter(|&n| n > 0 && n < 1 << 31);
         n.map(|n| n as usize).ok_or_else(|| {
             Error::malformed(format!("config.json: {key}"), "it is missing or no sound number")
         })
     }
+}
+
+fn size(object: &Value, key: &str) -> Result<Option<u32>> {
+    let value = &object[key];
+    if value.is_null() {
+        return Ok(None);
+    }
+    let n = value.as_u64().and_then(|n| u32::try_from(n).ok());
+    n.map(Some)
+        .ok_or_else(|| Error::malformed(format!("config.json: {key}"), format!("{value} is no sound number")))
 }
 
 fn rope_kind(rope: &Value) -> &str {
@@ -346,5 +436,71 @@ mod tests {
             assert!(message(with("num_experts", huge.clone()).err()).contains("experts"), "{huge}");
         }
         assert!(with("hidden_size", json!(2_147_483_646)).unwrap().head_dim().is_err());
+    }
+
+    /// The metadata a configuration of two layers becomes, with `more` in config.json.
+    fn written(kind: &str, more: Value) -> Result<crate::gguf::Gguf> {
+        let mut json = json!({"model_type": kind, "hidden_size": 8, "num_attention_heads": 2,
+            "num_hidden_layers": 2, "sliding_window": 64});
+        json.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let mut writer = Writer::new();
+        Config::new(json)?.write(&mut writer, Path::new("."), &crate::quant::F32)?;
+        writer.add_tensor_info("a", &[1], &crate::quant::F32);
+        let mut tensors = writer.start(Vec::new())?;
+        tensors.tensor(&[0; 4])?;
+        crate::gguf::Gguf::from_bytes(tensors.finish()?)
+    }
+
+    fn refused(kind: &str, more: Value) -> String {
+        written(kind, more).err().map(|e| e.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn windows_are_carried_where_the_family_has_one_for_all() {
+        let window = |kind: &str, more: Value| {
+            let gguf = written(kind, more).unwrap();
+            let arch = FAMILIES.iter().find(|(name, _)| *name == kind).unwrap().1;
+            gguf.metadata().u64(&format!("{arch}.attention.sliding_window"))
+        };
+        for kind in ["mistral", "mixtral", "phi3", "starcoder2", "gemma2", "gemma3_text"] {
+            assert_eq!(window(kind, json!({})), Some(64), "{kind}");
+            assert_eq!(window(kind, json!({"sliding_window": null})), None, "{kind}");
+        }
+        assert_eq!(window("mistral", json!({"use_sliding_window": false})), None);
+        for kind in ["qwen2", "qwen2_moe", "qwen3", "qwen3_moe"] {
+            assert_eq!(window(kind, json!({})), None, "{kind}");
+            assert_eq!(window(kind, json!({"use_sliding_window": true, "max_window_layers": 2})), None);
+            let why = refused(kind, json!({"use_sliding_window": true, "max_window_layers": 1}));
+            assert!(why.contains("max_window_layers"), "{why}");
+        }
+    }
+
+    #[test]
+    fn choices_are_carried_or_refused_by_name() {
+        for (kind, arch) in [("qwen2_moe", "qwen2moe"), ("qwen3_moe", "qwen3moe")] {
+            for norm in [false, true] {
+                let gguf = written(kind, json!({"norm_topk_prob": norm})).unwrap();
+                assert_eq!(gguf.metadata().bool(&format!("{arch}.expert_weights_norm")), Some(norm));
+            }
+        }
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "beta_slow": 2.0});
+        let gguf = written("llama", json!({"rope_scaling": yarn})).unwrap();
+        assert_eq!(gguf.metadata().f32("llama.rope.scaling.yarn_beta_fast"), Some(16.0));
+        assert_eq!(gguf.metadata().f32("llama.rope.scaling.yarn_beta_slow"), Some(2.0));
+        for key in ["attention_factor", "mscale"] {
+            let mut yarn = yarn.clone();
+            yarn[key] = json!(1.5);
+            assert!(refused("llama", json!({"rope_scaling": yarn})).contains(key));
+        }
+        assert!(refused("llama", json!({"rope_scaling": {"type": "dynamic"}})).contains("dynamic"));
+        assert!(refused("llama", json!({"rope_scaling": {"type": "linear"}})).contains("factor"));
+        assert!(refused("llama", json!({"hidden_act": "gelu"})).contains("gelu"));
+        assert!(refused("gemma2", json!({"hidden_activation": "silu"})).contains("silu"));
+        for (kind, act) in [("llama", "silu"), ("starcoder2", "gelu_pytorch_tanh")] {
+            assert_eq!(refused(kind, json!({"hidden_act": act})), "");
+        }
+        for key in ["intermediate_size", "max_position_embeddings", "vocab_size"] {
+            assert!(refused("llama", json!({key: (1u64 << 32) + 5})).contains(key));
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! What happens, in order: `config.json` names the family and gives the metadata ([`config`]); every tensor of the
 //! checkpoint gets its GGUF name, shape and the reordering its family needs ([`names`]); the tokenizer files become
 //! vocabulary metadata ([`vocab`]); then threads read slices of tensors, quantize them and hand them to one writer in
-//! file order. The output appears under its name only when it is complete.
+//! file order. The output appears under its name only when it is complete and the engine
+//! accepts its header.
 //!
 //! Limits: at most [`WINDOW`] slices of about [`SLICE_WEIGHTS`] weights are in memory at once; a thread that is ahead
 //! waits. A tensor that no rule names is an error: nothing is dropped silently.
@@ -16,13 +17,15 @@ mod vocab;
 use std::{
     collections::BTreeMap,
     ops::Range,
-    path::Path,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
     sync::{Condvar, Mutex, PoisonError},
 };
 
 use crate::{
     Error, Result,
-    gguf::Writer,
+    gguf::{Gguf, Writer},
+    models::Blueprint,
     quant::{self, Format},
 };
 use checkpoint::Checkpoint;
@@ -51,6 +54,9 @@ pub struct Converted {
     pub tensors: usize,
     /// Length of the file.
     pub bytes: u64,
+    /// The formats used and how many tensors are in each, in the order of their first tensor. More than the wanted
+    /// format, f32 and q6_k means that rows did not fit.
+    pub formats: Vec<(&'static str, usize)>,
 }
 
 /// Converts the checkpoint in `source` to `output`; `progress(done, total)` counts bytes of tensor data written.
@@ -67,12 +73,13 @@ pub fn convert(
         plan.iter().map(|p| choose(p, options.format, config.tied())).collect::<Result<_>>()?;
 
     let mut writer = Writer::new();
-    config.write(&mut writer, source, options.format);
+    config.write(&mut writer, source, options.format)?;
     vocab::write(&mut writer, source, &config)?;
     for (planned, format) in plan.iter().zip(&formats) {
         writer.add_tensor_info(&planned.name, &planned.dims(), format);
     }
-    let mut out = writer.create(output)?;
+    let unchecked = Unchecked::beside(output);
+    let mut out = writer.create(&unchecked.0)?;
 
     let slices = slices(&plan);
     let total: u64 = plan.iter().zip(&formats).map(|(p, f)| bytes_of(f, p.rows() * p.cols) as u64).sum();
@@ -85,23 +92,60 @@ pub fn convert(
         for _ in 0..options.threads.max(1) {
             scope.spawn(|| conveyor.work(&slices, &make));
         }
+        // Stops the workers on every way out, a panic of `progress` included.
+        let _stop = Stop(&conveyor);
         let mut done = 0;
         for _ in &slices {
-            let written = conveyor.take().and_then(|bytes| {
-                done += bytes.len() as u64;
-                out.write(&bytes)
-            });
-            if let Err(error) = written {
-                conveyor.stop();
-                return Err(error);
-            }
+            let bytes = conveyor.take()?;
+            done += bytes.len() as u64;
+            out.write(&bytes)?;
             progress(done, total);
         }
-        Ok(())
+        Ok::<(), Error>(())
     })?;
     out.finish()?;
+    unchecked.accept(output)?;
     let bytes = std::fs::metadata(output).map_err(|e| Error::io(output, e))?.len();
-    Ok(Converted { architecture: config.arch().into(), tensors: plan.len(), bytes })
+    Ok(Converted { architecture: config.arch().into(), tensors: plan.len(), bytes, formats: count(&formats) })
+}
+
+/// How often each format occurs, in order of first occurrence.
+fn count(formats: &[&'static Format]) -> Vec<(&'static str, usize)> {
+    let mut counts: Vec<(&'static str, usize)> = Vec::new();
+    for format in formats {
+        match counts.iter_mut().find(|(name, _)| *name == format.name) {
+            Some((_, n)) => *n += 1,
+            None => counts.push((format.name, 1)),
+        }
+    }
+    counts
+}
+
+/// A complete file under a passing name, removed unless it is accepted.
+struct Unchecked(PathBuf);
+
+impl Unchecked {
+    fn beside(output: &Path) -> Self {
+        let mut path = output.as_os_str().to_owned();
+        path.push(".unchecked");
+        Self(path.into())
+    }
+
+    /// Gives the file its name, if the engine can run it.
+    fn accept(&self, output: &Path) -> Result<()> {
+        let checked = Gguf::open(&self.0).and_then(|gguf| Blueprint::from_gguf(&gguf).map(drop));
+        checked.map_err(|error| {
+            let why = format!("with the checkpoint's tensors it makes no model that can be run: {error}");
+            Error::malformed("config.json", why)
+        })?;
+        std::fs::rename(&self.0, output).map_err(|e| Error::io(output, e))
+    }
+}
+
+impl Drop for Unchecked {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// The format a tensor is stored in: vectors and routers f32; the head (and a tied embedding) at least q6_k, since
@@ -169,6 +213,15 @@ fn slices(plan: &[Planned]) -> Vec<Slice> {
     slices
 }
 
+/// Stops a conveyor when it is dropped.
+struct Stop<'a>(&'a Conveyor);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
 /// Hands out slices in order and gives their bytes back in order.
 #[derive(Default)]
 struct Conveyor {
@@ -197,7 +250,12 @@ impl Conveyor {
             let mine = belt.next;
             belt.next += 1;
             drop(belt);
-            let made = make(&slices[mine]);
+            // A panic must arrive at `take`, which would wait for this slice forever.
+            let made = catch_unwind(AssertUnwindSafe(|| make(&slices[mine]))).unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                Err(Error::invalid(format!("converting a tensor failed inside the program: {text}")))
+            });
             self.lock().ready.insert(mine, made);
             self.changed.notify_all();
         }
@@ -223,5 +281,54 @@ impl Conveyor {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Belt> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_while_converting_is_an_error() {
+        let slices: Vec<Slice> = (0..40).map(|row| Slice { tensor: 0, rows: row..row + 1 }).collect();
+        let conveyor = Conveyor::default();
+        let make = |slice: &Slice| -> Result<Vec<u8>> {
+            assert!(slice.rows.start != 30, "row 30 is bad");
+            Ok(vec![slice.rows.start as u8])
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| conveyor.work(&slices, &make));
+            }
+            let _stop = Stop(&conveyor);
+            for row in 0..30 {
+                assert_eq!(conveyor.take().unwrap(), [row]);
+            }
+            let why = conveyor.take().unwrap_err().to_string();
+            assert!(why.contains("row 30 is bad"), "{why}");
+        });
+    }
+
+    #[test]
+    fn formats_are_counted() {
+        let list: Vec<_> = ["q4_k", "f32", "q4_k"].iter().map(|name| named(name).unwrap()).collect();
+        assert_eq!(count(&list), [("q4_k", 2), ("f32", 1)]);
+    }
+
+    #[test]
+    fn what_cannot_be_run_never_gets_its_name() {
+        let output = std::env::temp_dir().join(format!("shoal-unchecked-{}.gguf", std::process::id()));
+        let unchecked = Unchecked::beside(&output);
+        let mut writer = Writer::new();
+        writer.add_str("general.architecture", "llama");
+        writer.add_tensor_info("token_embd.weight", &[2, 2], named("f32").unwrap());
+        let mut out = writer.create(&unchecked.0).unwrap();
+        out.tensor(&[0; 16]).unwrap();
+        out.finish().unwrap();
+        let why = unchecked.accept(&output).unwrap_err().to_string();
+        assert!(why.contains("config.json"), "{why}");
+        let passing = unchecked.0.clone();
+        drop(unchecked);
+        assert!(!output.exists() && !passing.exists());
     }
 }

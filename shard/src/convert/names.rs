@@ -90,6 +90,17 @@ impl Planned {
         Self { name, cols: stored.cols(), vector, stacked: 1, pieces, permute: None, add_one: false }
     }
 
+    /// Errors: an expert that no tensor of the checkpoint brought.
+    fn check_experts(&self) -> Result<()> {
+        let missing = |piece: &Piece| matches!(piece, Piece::Rows { tensor, .. } if tensor.is_empty());
+        match self.pieces.iter().position(missing) {
+            Some(expert) => {
+                Err(Error::malformed(&self.name, format!("the checkpoint has no expert {expert} for it")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Rows of all stacked matrices together.
     pub fn rows(&self) -> usize {
         self.pieces.iter().map(Piece::rows).sum()
@@ -170,6 +181,7 @@ pub(super) fn plan(config: &Config, checkpoint: &Checkpoint) -> Result<Vec<Plann
         planner.tensor(name)?;
     }
     let planned = planner.planned;
+    planned.values().try_for_each(Planned::check_experts)?;
     for required in ["token_embd.weight", "output_norm.weight"] {
         if !planned.values().any(|p| p.name == required) {
             return Err(Error::unsupported(format!("the checkpoint has nothing for {required}")));
@@ -359,7 +371,7 @@ fn key(name: &str) -> (usize, String) {
 
 #[cfg(test)]
 mod tests {
-    use super::interleave;
+    use super::{Piece, Planned, interleave};
 
     #[test]
     fn halves_become_neighbors() {
@@ -368,5 +380,22 @@ mod tests {
             interleave(&[0., 1., 2., 3., 10., 11., 12., 13.], 4, 1),
             [0., 2., 1., 3., 10., 12., 11., 13.]
         );
+    }
+
+    #[test]
+    fn a_missing_expert_is_named() {
+        let piece = |tensor: &str| Piece::Rows { tensor: tensor.into(), rows: 0..1 };
+        let stack = |pieces| Planned {
+            name: "blk.3.ffn_up_exps.weight".into(),
+            cols: 1,
+            vector: false,
+            stacked: 2,
+            pieces,
+            permute: None,
+            add_one: false,
+        };
+        assert!(stack(vec![piece("a"), piece("b")]).check_experts().is_ok());
+        let why = stack(vec![piece("a"), piece("")]).check_experts().unwrap_err().to_string();
+        assert!(why.contains("blk.3.ffn_up_exps.weight") && why.contains("expert 1"), "{why}");
     }
 }

@@ -59,6 +59,11 @@ const END_OF_TURN: &[&str] = &[
     "<｜end▁of▁sentence｜>",
 ];
 
+/// Whether `text` can only be meant as a mark. The names of roles end a reply too, but are left as the file has them.
+fn ends_reply(text: &str) -> bool {
+    !["<|user|>", "<|observation|>"].contains(&text) && END_OF_TURN.contains(&text)
+}
+
 /// What to do with the ends of a text and the special tokens in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encode {
@@ -123,7 +128,23 @@ impl Tokenizer {
             "llama" => true,
             other => return Err(Error::unsupported(format!("tokenizer {other} (tokenizer.ggml.model)"))),
         };
-        let kind = |id: usize| d.kinds.get(id).copied().unwrap_or(Kind::Normal);
+        let id = |given: Option<u64>, default: Option<u32>| match given {
+            // Files write -1 or an old vocabulary's id for "none".
+            Some(id) => u32::try_from(id).ok().filter(|&id| (id as usize) < count),
+            None => default.filter(|&id| (id as usize) < count),
+        };
+        let bos = id(d.bos, spm.then_some(1));
+        let eos = id(d.eos, spm.then_some(2));
+        let unknown = id(d.unknown, spm.then_some(0));
+        let (eot, eom) = (id(d.eot, None), id(d.eom, None));
+        let ends = [bos, eos, eot, eom];
+        let kind = |id: usize| match d.kinds.get(id).copied().unwrap_or(Kind::Normal) {
+            // Some files call their ends user-defined, which a stranger's text could then write.
+            Kind::UserDefined if ends.contains(&Some(id as u32)) || ends_reply(&d.tokens[id]) => {
+                Kind::Control
+            }
+            kind => kind,
+        };
         let mut vocabulary = Vocabulary::with_capacity(count);
         let mut bytes = Vec::new();
         for (id, token) in d.tokens.iter().enumerate() {
@@ -134,14 +155,6 @@ impl Tokenizer {
             }
             vocabulary.push(&bytes, kind(id))?;
         }
-        let id = |given: Option<u64>, default: Option<u32>| match given {
-            // Files write -1 or an old vocabulary's id for "none".
-            Some(id) => u32::try_from(id).ok().filter(|&id| (id as usize) < count),
-            None => default.filter(|&id| (id as usize) < count),
-        };
-        let bos = id(d.bos, spm.then_some(1));
-        let eos = id(d.eos, spm.then_some(2));
-        let unknown = id(d.unknown, spm.then_some(0));
         let add_space_prefix = d.add_space_prefix.unwrap_or(true);
         let (model, add_bos) = if spm {
             let options = spm::Options {
@@ -156,7 +169,7 @@ impl Tokenizer {
             }
             (Model::Bpe(Box::new(bpe::Bpe::new(rule, &vocabulary, &d.merges)?)), rule.add_bos)
         };
-        let stop_ids = stop_ids(&vocabulary, [eos, id(d.eot, None), id(d.eom, None)]);
+        let stop_ids = stop_ids(&vocabulary, [eos, eot, eom]);
         Ok(Self {
             specials: Specials::new(&vocabulary)?,
             vocabulary,
