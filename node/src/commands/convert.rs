@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Map, json};
 use shard::{
     convert::{self, Options},
     kernels::threads::Pool,
@@ -50,6 +50,7 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
             "architecture": done.architecture,
             "format": format.name,
             "tensors": done.tensors,
+            "formats": done.formats.iter().map(|(name, n)| (name.to_string(), json!(n))).collect::<Map<_, _>>(),
             "bytes": done.bytes,
             "seconds": seconds,
         }));
@@ -61,6 +62,19 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
         done.tensors,
         human_bytes(done.bytes)
     );
+    let others: Vec<String> = done
+        .formats
+        .iter()
+        .filter(|(name, _)| *name != format.name)
+        .map(|(name, n)| format!("{n} in {name}"))
+        .collect();
+    if !others.is_empty() {
+        say!(
+            "not in {}: {} (vectors, the head, and rows that are no whole blocks)",
+            format.name,
+            others.join(", ")
+        );
+    }
     say!("try: shoal run --model {} \"Hello\"", output.display());
     Ok(())
 }
