@@ -249,35 +249,3 @@ fn misfits_are_refused_by_name() {
     let long = "a".repeat(shard::tokenizer::MAX_TEXT_BYTES + 1);
     assert!(matches!(tokenizer.encode(&long, Encode::PLAIN), Err(shard::Error::Invalid { .. })));
 }
-
-/// Prints what encoding costs; `cargo test --release -- --ignored --nocapture figures`.
-#[test]
-#[ignore = "prints figures, decides nothing"]
-fn figures() {
-    let prose =
-        "The quick brown fox doesn't jump over 13 lazy dogs; größe, 漢字 and 😀 too.\n  ".repeat(13_500);
-    let mut folder: Vec<PathBuf> =
-        std::fs::read_dir(published()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    folder.sort();
-    for path in folder.iter().filter(|path| path.extension().is_some_and(|extension| extension == "gguf")) {
-        let started = std::time::Instant::now();
-        let Ok(tokenizer) = open(path) else { continue };
-        let loaded = started.elapsed();
-        let time = |text: &str| {
-            let started = std::time::Instant::now();
-            let count = tokenizer.encode(text, Encode::PLAIN).unwrap().len();
-            (started.elapsed().as_secs_f64() * 1e3, count)
-        };
-        let (ms, count) = time(&prose[..1 << 20]);
-        println!(
-            "{}: load {loaded:?}, 1 MiB of prose {ms:.0} ms, {count} tokens",
-            path.file_name().unwrap().display()
-        );
-        for unit in ["a", " ", "\n", "ab", "1", "é", "漢", "'s", "😀", "a ", "<|"] {
-            let text = unit.repeat((1 << 20) / unit.len());
-            let (half, _) = time(&text[..text.len() / 24 * 12]);
-            let (full, _) = time(&text);
-            println!("    {unit:?} x 1 MiB: {full:.0} ms, {:.2} of half", full / half);
-        }
-    }
-}
