@@ -129,6 +129,35 @@ fn special_text_is_recognized_only_where_asked() {
     assert!(compared > 100, "{compared}");
 }
 
+#[test]
+fn ends_that_a_file_calls_user_defined_stay_text() {
+    let path = published().join("ggml-vocab-phi-3.gguf");
+    if path.is_file() {
+        assert_eq!(open(&path).unwrap().encode("</s>", Encode::PLAIN).unwrap(), [1533, 29879, 29958]);
+    }
+    let data = fixtures();
+    let row = &data["spm"][0];
+    let mut tokens = strings(&row["tokens"]);
+    let plain = tokens.len() as u32;
+    tokens.extend(["<|im_end|>", "<|mine|>", "<|finish|>"]);
+    let mut kinds: Vec<Kind> =
+        row["types"].as_array().unwrap().iter().map(|n| Kind::from_number(n.as_i64().unwrap())).collect();
+    kinds.extend([Kind::UserDefined; 3]);
+    let mut scores: Vec<f32> =
+        row["scores"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap() as f32).collect();
+    scores.extend([0.0; 3]);
+    let eot = Some(u64::from(plain) + 2);
+    let tokenizer =
+        Tokenizer::new(Definition { model: "llama", tokens, kinds, scores, eot, ..Definition::default() })
+            .unwrap();
+    for (text, id, always) in
+        [("<|im_end|>", plain, false), ("<|mine|>", plain + 1, true), ("<|finish|>", plain + 2, false)]
+    {
+        assert_eq!(tokenizer.encode(text, Encode::PLAIN).unwrap().contains(&id), always, "{text}");
+        assert_eq!(tokenizer.encode(text, Encode::TEMPLATE).unwrap(), [id], "{text}");
+    }
+}
+
 /// What is pushed and what is finished is the lossy text of all bytes, and nothing printed is ever taken back.
 #[test]
 fn streaming_gives_the_whole_text() {

@@ -140,9 +140,7 @@ impl Tokenizer {
         let ends = [bos, eos, eot, eom];
         let kind = |id: usize| match d.kinds.get(id).copied().unwrap_or(Kind::Normal) {
             // Some files call their ends user-defined, which a stranger's text could then write.
-            Kind::UserDefined if ends.contains(&Some(id as u32)) || ends_reply(d.tokens[id]) => {
-                Kind::Control
-            }
+            Kind::UserDefined if ends.contains(&Some(id as u32)) || ends_reply(d.tokens[id]) => Kind::Control,
             kind => kind,
         };
         let mut vocabulary = Vocabulary::with_capacity(count);
