@@ -171,6 +171,8 @@ impl Shard {
             .map(|index| loader.layer(index as usize))
             .collect::<Result<Vec<_>>>()?;
         let tag = tag(gguf, &blueprint, layers, &frequencies);
+        // Reading maps a neighborhood around every touched page; what is needed again is mapped again.
+        gguf.forget_range(0..gguf.file_len());
         let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
         Ok(Self {
             cpu,
