@@ -313,7 +313,7 @@ pub struct EvalArgs {
     /// Cut the model there: layers before, inside and after a..b run as separate shards
     #[arg(long, value_name = "A..B")]
     pub layers: Option<String>,
-    /// Tokens per forward pass of the prompt [default: 128]
+    /// Tokens per forward pass of the prompt [default: 96]
     #[arg(long)]
     pub chunk: Option<usize>,
     /// The result as one JSON object on the last line

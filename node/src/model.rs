@@ -13,7 +13,7 @@ use shard::{
 use crate::{Error, Result, cli::EngineArgs, library};
 
 /// Rows of one forward pass: enough to amortize unpacking a weight panel, few enough to keep activations in cache.
-pub const CHUNK_ROWS: usize = 128;
+pub const CHUNK_ROWS: usize = 96;
 
 /// Sessions longer than this must be asked for with `--ctx`: the KV cache of a long context is larger than most models.
 const DEFAULT_CTX: usize = 4096;

@@ -14,8 +14,8 @@ use crate::{
     models::{Activation, Attention, FeedForward, Norm, NormKind, Softmax},
 };
 
-/// Rows of a pass from which on the pages of the embedding table are given back after it.
-const MANY_ROWS: usize = 64;
+/// Rows of the embedding table read between giving its pages in the file back.
+const MANY_ROWS: usize = 16;
 
 impl Shard {
     /// Computes all rows of all items and advances their caches; results are read from `ws` until the next pass.
@@ -139,14 +139,14 @@ impl Shard {
         let table = embedding.table()?;
         for item in items {
             if let Input::Tokens(tokens) = item.input {
-                for (&id, x) in tokens.iter().zip(&mut x) {
+                for (row, (&id, x)) in tokens.iter().zip(&mut x).enumerate() {
                     (table.format.dequantize)(table.row(id as usize), x);
+                    // Each row read maps a neighborhood of the file; a long prompt would keep a good part of the table.
+                    if row % MANY_ROWS == MANY_ROWS - 1 {
+                        embedding.gguf.forget(Embedding::NAME);
+                    }
                 }
             }
-        }
-        // Each row read maps a neighborhood of the file; a long prompt would keep a good part of the table in memory.
-        if rows >= MANY_ROWS {
-            embedding.gguf.forget(Embedding::NAME);
         }
         if self.blueprint.embedding_scale != 1.0 {
             self.cpu.scale(&mut ws.x[..rows * hidden], self.blueprint.embedding_scale);
