@@ -1,10 +1,6 @@
 //! `shoal eval`: logits after a list of tokens, whole or cut into shards.
 
-use std::{
-    io::{self, Read},
-    sync::Arc,
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use scheduler::LayerRange;
 use serde_json::json;
@@ -14,7 +10,7 @@ use shard::{
     kernels::Cpu,
 };
 
-use super::tokenize::parse_ids;
+use super::{stdin_text, tokenize::parse_ids};
 use crate::{
     Error, Result,
     cli::EvalArgs,
@@ -109,7 +105,5 @@ fn tokens_text(argument: &str) -> Result<String> {
     if argument != "-" {
         return Ok(argument.to_string());
     }
-    let mut text = String::new();
-    io::stdin().read_to_string(&mut text)?;
-    Ok(text)
+    stdin_text()
 }

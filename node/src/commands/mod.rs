@@ -10,6 +10,8 @@ mod selftest;
 mod template;
 mod tokenize;
 
+use std::io::{self, Read};
+
 use crate::{
     Error, Result,
     cli::{Cli, Command, SamplingArgs},
@@ -30,6 +32,13 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Eval(args) => eval::run(args),
         Command::Convert(args) => convert::run(args),
     }
+}
+
+/// All of standard input.
+fn stdin_text() -> Result<String> {
+    let mut text = String::new();
+    io::stdin().read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The request the sampling flags ask for.

@@ -1,7 +1,7 @@
 //! `shoal run`: one prompt, one answer.
 
 use std::{
-    io::{self, IsTerminal, Read},
+    io::{self, IsTerminal},
     ops::ControlFlow,
     time::Instant,
 };
@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
-use super::request;
+use super::{request, stdin_text};
 use crate::{
     Error, Result,
     cli::RunArgs,
@@ -78,8 +78,7 @@ fn prompt_text(argument: Option<String>) -> Result<String> {
             return Err(Error::usage("no prompt given; try: shoal run \"Tell me a story about a fox\""));
         }
         _ => {
-            let mut text = String::new();
-            io::stdin().read_to_string(&mut text)?;
+            let text = stdin_text()?;
             text.trim_end_matches(['\n', '\r']).to_string()
         }
     };

@@ -1,10 +1,6 @@
 //! `shoal template`: messages to the text a model reads.
 
-use std::{
-    fs,
-    io::{self, Read},
-    path::Path,
-};
+use std::{fs, path::Path};
 
 use serde_json::{Map, Value, json};
 use shard::tokenizer::{
@@ -12,6 +8,7 @@ use shard::tokenizer::{
     chat::{RenderInput, Template},
 };
 
+use super::stdin_text;
 use crate::{Error, Result, cli::TemplateArgs, generate, library, output};
 
 pub(super) fn run(args: TemplateArgs) -> Result<()> {
@@ -77,9 +74,7 @@ fn render_input(
 
 fn read(path: &Path) -> Result<String> {
     if path == Path::new("-") {
-        let mut text = String::new();
-        io::stdin().read_to_string(&mut text)?;
-        return Ok(text);
+        return stdin_text();
     }
     fs::read_to_string(path).map_err(|e| shard::Error::io(path, e).into())
 }

@@ -1,10 +1,9 @@
 //! `shoal tokenize`: text to ids and back.
 
-use std::io::{self, Read};
-
 use serde_json::json;
 use shard::tokenizer::{Encode, Tokenizer};
 
+use super::stdin_text;
 use crate::{Error, Result, cli::TokenizeArgs, library, output};
 
 pub(super) fn run(args: TokenizeArgs) -> Result<()> {
@@ -12,11 +11,7 @@ pub(super) fn run(args: TokenizeArgs) -> Result<()> {
     let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
     let input = match &args.text {
         Some(text) => text.clone(),
-        None => {
-            let mut text = String::new();
-            io::stdin().read_to_string(&mut text)?;
-            text
-        }
+        None => stdin_text()?,
     };
     let how = Encode { bos: !args.no_bos, special: !args.plain };
     match (args.batch, args.decode) {

@@ -167,16 +167,6 @@ impl Workspace {
         }
     }
 
-    /// As [`Workspace::logits`], to sample from in place.
-    pub fn logits_mut(&mut self, index: usize) -> &mut [f32] {
-        match self.spans.get(index) {
-            Some(span) if self.has_head => {
-                &mut self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
-            }
-            _ => &mut [],
-        }
-    }
-
     /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty for a shard with the head.
     pub fn activations(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {

@@ -41,7 +41,10 @@ pub(crate) use elsewhere::{Tiles, run};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::{asm, x86_64::*};
+    use std::{
+        arch::{asm, x86_64::*},
+        marker::PhantomData,
+    };
 
     use super::{ROWS, Tile};
     use crate::kernels::panel::{BLOCK, unpacked};
@@ -84,7 +87,7 @@ mod x86 {
     }
 
     /// The calling thread's tiles while it computes; given back when dropped.
-    pub(crate) struct Tiles(());
+    pub(crate) struct Tiles(PhantomData<*const ()>);
 
     impl Tiles {
         /// Configures the calling thread for whole or half blocks: tiles 0 to 3 are sums, 4 and 6 activations, 5 and 7 weights.
@@ -99,7 +102,7 @@ mod x86 {
             let shapes = Shapes { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
             // SAFETY: the processor has tiles, and the operand is a valid 64-byte configuration.
             unsafe { asm!("ldtilecfg [{0}]", in(reg) &shapes, options(nostack, readonly, preserves_flags)) };
-            Self(())
+            Self(PhantomData)
         }
     }
 

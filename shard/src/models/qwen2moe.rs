@@ -2,7 +2,7 @@
 //! shared expert behind a sigmoid gate.
 
 use super::{
-    Blueprint, Experts, FeedForward, NormKind,
+    Blueprint, FeedForward, NormKind,
     block::{Bias, Block},
     limits,
     reader::{Reader, layers},
@@ -13,18 +13,8 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let sizes = reader.sizes()?;
     let rope = reader.rope(&sizes, Pairing::Halves)?;
     let attention = sizes.attention(None);
-    let count = reader.size("expert_count", limits::EXPERTS)?;
-    let used = reader.size("expert_used_count", count)?;
-    let width = reader.size_opt("expert_feed_forward_length", limits::FEED_FORWARD)?;
     let shared = reader.size_opt("expert_shared_feed_forward_length", limits::FEED_FORWARD)?;
-    let experts = Experts {
-        count,
-        used,
-        width: width.unwrap_or(sizes.feed_forward / used),
-        renormalize: reader.flag_opt("expert_weights_norm").unwrap_or(false),
-        scale: reader.cap("expert_weights_scale")?.unwrap_or(1.0),
-        shared: Some(shared.unwrap_or(sizes.feed_forward)),
-    };
+    let experts = reader.experts(&sizes, false, Some(shared.unwrap_or(sizes.feed_forward)))?;
     let layers = layers(sizes.layers, |_| {
         let block = Block::new(&sizes).norms(Bias::None).attention(Bias::Required, Bias::None);
         block.experts(&experts).layer(attention, FeedForward::Experts(experts))

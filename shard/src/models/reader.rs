@@ -2,7 +2,9 @@
 
 use std::{cell::RefCell, collections::BTreeSet};
 
-use super::{Attention, Blueprint, Head, Layer, Norm, NormKind, Rope, Rule, Scaling, Softmax, limits};
+use super::{
+    Attention, Blueprint, Experts, Head, Layer, Norm, NormKind, Rope, Rule, Scaling, Softmax, limits,
+};
 use crate::{
     Error, Result,
     gguf::{Gguf, Metadata},
@@ -236,6 +238,21 @@ impl<'g> Reader<'g> {
             Some(eps) if (0.0..1.0).contains(&eps) => Ok(Norm { kind, eps }),
             _ => Err(Error::malformed(self.key(name), "is missing or outside 0..1")),
         }
+    }
+
+    /// The experts of a mixture whose sizes stand in their own keys; `renormalize` is what the family does unless told.
+    pub fn experts(&self, sizes: &Sizes, renormalize: bool, shared: Option<usize>) -> Result<Experts> {
+        let count = self.size("expert_count", limits::EXPERTS)?;
+        let used = self.size("expert_used_count", count)?;
+        let width = self.size_opt("expert_feed_forward_length", limits::FEED_FORWARD)?;
+        Ok(Experts {
+            count,
+            used,
+            width: width.unwrap_or(sizes.feed_forward / used),
+            renormalize: self.flag_opt("expert_weights_norm").unwrap_or(renormalize),
+            scale: self.cap("expert_weights_scale")?.unwrap_or(1.0),
+            shared,
+        })
     }
 
     /// The rotation with whatever scaling the metadata or the factor tensors ask for.
