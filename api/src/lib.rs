@@ -1,0 +1,2 @@
+//! Speaks HTTP.
+#![forbid(unsafe_code)]

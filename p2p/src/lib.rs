@@ -1,0 +1,2 @@
+//! Carries: what travels between nodes, and how.
+#![forbid(unsafe_code)]
