@@ -1,2 +1,7 @@
 //! Carries: what travels between nodes, and how.
 #![forbid(unsafe_code)]
+
+pub mod identity;
+
+pub mod codec;
+pub mod wire;
