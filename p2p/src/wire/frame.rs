@@ -56,12 +56,26 @@ pub enum Kind {
     /// What the sender computed up to the position `from`, signed. The payload is a commitment of [`COMMIT_LEN`]
     /// bytes.
     Commit = 5,
+    /// As [`Kind::Activations`], to one who follows: compute and keep the KV, send nothing on.
+    Feed = 6,
 }
 
 impl Kind {
     /// All kinds, by their byte.
-    pub const ALL: [Self; 6] =
-        [Self::Activations, Self::NeedReplay, Self::Beacon, Self::Failed, Self::Bye, Self::Commit];
+    pub const ALL: [Self; 7] = [
+        Self::Activations,
+        Self::NeedReplay,
+        Self::Beacon,
+        Self::Failed,
+        Self::Bye,
+        Self::Commit,
+        Self::Feed,
+    ];
+
+    /// Whether it carries hidden states.
+    pub fn carries(self) -> bool {
+        matches!(self, Self::Activations | Self::Feed)
+    }
 
     fn from_u8(byte: u8) -> Option<Self> {
         Self::ALL.get(usize::from(byte)).copied()
@@ -204,12 +218,12 @@ impl Header {
         if self.layer > MAX_LAYERS {
             return Err(Malformed("header: layer"));
         }
-        if self.kind != Kind::Activations && (self.rows != 0 || self.wire != Wire::Raw) {
+        if !self.kind.carries() && (self.rows != 0 || self.wire != Wire::Raw) {
             return Err(Malformed("header: rows"));
         }
         let len = self.len as usize;
         let sound = match self.kind {
-            Kind::Activations => {
+            Kind::Activations | Kind::Feed => {
                 if !(1..=MAX_ROWS).contains(&self.rows) || self.from.checked_add(self.rows).is_none() {
                     return Err(Malformed("header: rows"));
                 }
