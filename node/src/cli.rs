@@ -1,5 +1,7 @@
 //! The command line: every command, its flags and its examples.
 
+pub mod swarm;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -24,6 +26,43 @@ pub enum Command {
   shoal run --model llama.gguf --temperature 0.7 --seed 1 \"Why is the sky blue?\"
   echo \"Name three animals\" | shoal run --json -")]
     Run(RunArgs),
+    /// See a swarm of four nodes answer a prompt, lose one in the middle of a sentence, and go on
+    #[command(after_help = "Examples:
+  shoal demo
+  shoal demo --no-kill \"Tell me about the sea\"
+  shoal demo --json | tail -n 1")]
+    Demo(swarm::DemoArgs),
+    /// Make this machine part of a swarm, until Ctrl-C
+    #[command(after_help = "Examples:
+  shoal join                                   find others on this network
+  shoal join shoal1abcd...                     with a code from `shoal invite`
+  shoal join --layers 2..6 --memory 1024       serve four layers, 1 GiB for sessions
+  shoal join --ask-only                        serve nobody")]
+    Join(Box<swarm::JoinArgs>),
+    /// Run a swarm of several nodes on this machine
+    #[command(after_help = "Examples:
+  shoal up --local 3 --run \"Tell me a story\"
+  shoal up --local 5")]
+    Up(Box<swarm::UpArgs>),
+    /// Let the running node finish what it serves, say good-bye and stop
+    Leave(swarm::AskArgs),
+    /// Print a code that lets a friend join this node's swarm
+    Invite(swarm::AskArgs),
+    /// What the running node is doing
+    Status(swarm::AskArgs),
+    /// Who the running node knows, how far away they are and what they hold
+    Peers(swarm::AskArgs),
+    /// Predict the speed of a prompt: here, and through the swarm
+    #[command(after_help = "Example:
+  shoal plan --mode boomerang \"Tell me a story\"")]
+    Plan(swarm::PlanArgs),
+    /// What happened to a prompt: who computed what, how long each hop took, who failed
+    Why(swarm::WhyArgs),
+    /// Check clock, processor, memory, disk, key and network, and say what to do about each
+    Doctor(swarm::AskArgs),
+    /// Hold layers of a model for the node that started this process
+    #[command(hide = true)]
+    Worker,
     /// Talk in turns; the history stays computed between them
     #[command(
         after_help = "In the chat: /help lists what you can type; Ctrl-C stops an answer, Ctrl-D leaves."
@@ -86,6 +125,14 @@ pub struct EngineArgs {
     pub no_pin: bool,
 }
 
+impl EngineArgs {
+    /// The model inside the binary, run as this machine does best.
+    pub fn default_model() -> Self {
+        let model = crate::library::DEFAULT_MODEL.to_owned();
+        Self { model, threads: None, ctx: None, isa: None, no_pin: false }
+    }
+}
+
 /// How tokens are chosen.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
@@ -131,6 +178,27 @@ pub struct SamplingArgs {
     pub max_tokens: usize,
 }
 
+impl SamplingArgs {
+    /// The likeliest token, always.
+    pub fn greedy(max_tokens: usize) -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical: 1.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            stop: Vec::new(),
+            logprobs: None,
+            max_tokens,
+        }
+    }
+}
+
 /// `shoal run`
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -148,6 +216,15 @@ pub struct RunArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
     /// One JSON object per line: a line per piece of text, the summary last
     #[arg(long)]
     pub json: bool,

@@ -3,11 +3,17 @@
 
 pub mod cli;
 pub mod commands;
+pub mod conduct;
+pub mod control;
+pub mod daemon;
 pub mod error;
 pub mod generate;
 pub mod library;
 pub mod model;
 pub mod npy;
 pub mod output;
+pub mod stage;
+pub mod table;
+pub mod worker;
 
 pub use error::{Error, Result};

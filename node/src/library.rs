@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use scheduler::ModelId;
 use serde_json::{Value, json};
 use shard::gguf::Gguf;
 
@@ -68,6 +69,30 @@ pub fn open(model: &str) -> Result<Gguf> {
                 .join(", ")
         ))),
     }
+}
+
+/// Where a model's file is; `None` for the one inside the binary.
+pub fn path(model: &str) -> Result<Option<PathBuf>> {
+    if model == DEFAULT_MODEL {
+        return Ok(None);
+    }
+    if looks_like_a_path(model) {
+        return Ok(Some(std::path::absolute(model)?));
+    }
+    let library = Library::load(&home()?)?;
+    match library.get(model) {
+        Some(entry) => Ok(Some(entry.path.clone())),
+        None => open(model).map(|_| None),
+    }
+}
+
+/// The name of a model in the swarm: the BLAKE3 of its file.
+pub fn id(model: &str) -> Result<ModelId> {
+    let hash = match path(model)? {
+        None => blake3::hash(EMBEDDED),
+        Some(path) => blake3::Hasher::new().update_reader(fs::File::open(&path)?)?.finalize(),
+    };
+    Ok(ModelId::new(*hash.as_bytes()))
 }
 
 /// Errors name the file: the engine's say only what is wrong in it.

@@ -67,6 +67,16 @@ pub fn context(gguf: &Gguf, asked: Option<usize>) -> Result<usize> {
     }
 }
 
+/// Layers of a model.
+pub fn num_layers(gguf: &Gguf) -> Result<u32> {
+    Ok(whole_range(gguf)?.end())
+}
+
+/// Bytes of all tensors that belong to layers, as they stand in the file.
+pub fn layer_bytes(gguf: &Gguf) -> u64 {
+    gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.")).map(|tensor| tensor.len).sum()
+}
+
 /// The instruction set and threads the user asked for, else the best of this machine.
 pub fn cpu(args: &EngineArgs) -> Result<Arc<Cpu>> {
     let isa = args.isa.as_deref().map_or(Ok(Isa::detect()), isa)?;

@@ -5,3 +5,4 @@ mod candle;
 mod cli;
 mod convert;
 mod repo;
+mod swarm;

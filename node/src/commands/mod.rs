@@ -7,6 +7,7 @@ mod eval;
 mod model;
 mod run;
 mod selftest;
+pub(crate) mod swarm;
 mod template;
 mod tokenize;
 
@@ -23,6 +24,17 @@ use shard::sample::SamplingParams;
 pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(args) => run::run(args),
+        Command::Demo(args) => swarm::demo(args),
+        Command::Join(args) => swarm::join(*args),
+        Command::Up(args) => swarm::up(*args),
+        Command::Leave(args) => swarm::leave(args),
+        Command::Invite(args) => swarm::invite(args),
+        Command::Status(args) => swarm::status(args),
+        Command::Peers(args) => swarm::peers(args),
+        Command::Plan(args) => swarm::plan(args),
+        Command::Why(args) => swarm::why(args),
+        Command::Doctor(args) => swarm::doctor(args),
+        Command::Worker => crate::worker::process::run(),
         Command::Chat(args) => chat::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Selftest(args) => selftest::run(args),

@@ -3,23 +3,31 @@
 use std::{
     io::{self, IsTerminal},
     ops::ControlFlow,
+    path::Path,
     time::Instant,
 };
 
 use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
-use super::{request, stdin_text};
+use super::{request, stdin_text, swarm::remote};
 use crate::{
     Error, Result,
-    cli::RunArgs,
+    cli::{RunArgs, swarm::Via},
+    control,
     generate::{self, Event, Finish, Session, Summary},
+    library,
     model::Model,
     output,
 };
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
-    let prompt = prompt_text(args.prompt)?;
+    let prompt = prompt_text(args.prompt.clone())?;
+    let home = args.home.path();
+    let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
+    if args.via == Via::Swarm || (args.via == Via::Auto && running) {
+        return through_the_swarm(&args, &prompt, &home?);
+    }
     let started = Instant::now();
     let model = Model::load(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -58,6 +66,31 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         eprintln!("\n{}", summary_text(&summary));
     }
     ended(summary.finish)
+}
+
+/// The running node answers it, with others or, under `--via auto` and when that is faster, alone.
+fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
+    let prompt = if args.raw { json!(prompt) } else { messages(args.system.as_deref(), prompt) };
+    let mut ask = remote::question(prompt, &args.route, &args.sampling, args.via == Via::Auto)?;
+    if args.engine.model != library::DEFAULT_MODEL {
+        ask.model.clone_from(&args.engine.model);
+    }
+    output::catch_interrupt()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let last = runtime.block_on(remote::generate(home, ask, &mut |line| {
+        if args.json {
+            return output::json_line(line);
+        }
+        match line["event"].as_str() {
+            Some("token") => output::text(line["text"].as_str().unwrap_or_default()),
+            Some("done") => output::text(&format!("{}\n", line["rest"].as_str().unwrap_or_default())),
+            _ => Ok(()),
+        }
+    }))?;
+    if !args.json && io::stderr().is_terminal() {
+        eprintln!("\n{}\n`shoal why` shows who computed what", remote::summary_text(&last));
+    }
+    Ok(())
 }
 
 /// A cut answer must not look like a whole one to the program that asked.

@@ -154,6 +154,22 @@ pub fn first_holding(ground: &Ground, current: &[Pipeline], node: NodeId) -> Opt
     best.map(|found| found.2)
 }
 
+/// The `cap` layers side by side that the fewest nodes hold, the first of several equal ones: what a node should hold
+/// that knows who holds what, but not yet how far away they are. `None` when it has room for no layer.
+pub fn scarcest(num_layers: u32, held: &[LayerSet], cap: u32) -> Option<LayerRange> {
+    let len = cap.min(num_layers);
+    let need = |layer: u32| scarcity(held.iter().filter(|set| set.contains(layer)).count() as u32);
+    let mut best: Option<(f64, LayerRange)> = None;
+    for start in 0..=num_layers - len {
+        let Some(window) = LayerRange::new(start, start + len) else { continue };
+        let sum: f64 = (window.start()..window.end()).map(need).sum();
+        if best.is_none_or(|(most, _)| sum > most) {
+            best = Some((sum, window));
+        }
+    }
+    best.map(|found| found.1)
+}
+
 /// How much one more holder helps: a bare layer stops everything, a second holder makes failover possible.
 fn scarcity(holders: u32) -> f64 {
     match holders {

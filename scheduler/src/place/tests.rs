@@ -1,4 +1,4 @@
-use super::{Advice, Ground, Keeper, Move, Pace, Site, first_holding, goodput_tps, place, restitch, split};
+use super::{Advice, Ground, Keeper, Move, Pace, Site, first_holding, goodput_tps, place, restitch, scarcest, split};
 use crate::chance::Chance;
 use crate::{LayerRange, LayerSet, Millis, NodeId};
 
@@ -156,4 +156,16 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
         });
         assert_eq!(turns.count(), 1, "one mover a tick");
     }
+}
+
+#[test]
+fn a_newcomer_takes_what_the_fewest_hold() {
+    let set = |start, end| LayerSet::new(LayerRange::new(start, end));
+    let window = |held: &[LayerSet], cap| scarcest(8, held, cap).map(|range| (range.start(), range.end()));
+    assert_eq!(window(&[], 3), Some((0, 3)));
+    assert_eq!(window(&[set(0, 5)], 3), Some((5, 8)));
+    assert_eq!(window(&[set(0, 5), set(4, 8)], 2), Some((0, 2)));
+    assert_eq!(window(&[set(0, 8), set(0, 4), set(6, 8)], 2), Some((4, 6)));
+    assert_eq!(window(&[set(0, 8)], 20), Some((0, 8)));
+    assert_eq!(window(&[], 0), None);
 }

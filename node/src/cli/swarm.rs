@@ -1,0 +1,212 @@
+//! The commands of the swarm and their flags.
+
+use std::{path::PathBuf, str::FromStr};
+
+use clap::{Args, ValueEnum};
+use scheduler::LayerRange;
+
+use super::{EngineArgs, SamplingArgs};
+use crate::control::Mode;
+
+/// Where a node keeps its key, models and socket.
+#[derive(Debug, Clone, Args)]
+pub struct HomeArgs {
+    /// Data folder of the node [default: the platform's]
+    #[arg(long, env = "SHOAL_HOME", value_name = "DIR")]
+    pub home: Option<PathBuf>,
+}
+
+/// Layers as the command line writes them: `1..4` or `1..4,6..8`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layers(pub Vec<LayerRange>);
+
+impl FromStr for Layers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = |part: &str| {
+            let (start, end) = part.split_once("..")?;
+            LayerRange::new(start.trim().parse().ok()?, end.trim().parse().ok()?)
+        };
+        let parsed: Option<Vec<_>> = text.split(',').map(range).collect();
+        parsed.map(Self).ok_or_else(|| format!("\"{text}\" is not like 2..6 or 0..2,6..8 (start included, end not)"))
+    }
+}
+
+/// `shoal join`
+#[derive(Debug, Args)]
+pub struct JoinArgs {
+    /// A code from `shoal invite`; without one the node finds others on the local network and waits to be found
+    pub code: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    /// Layers to serve to others, as 2..6 or 0..2,6..8 [default: those the swarm lacks most]
+    #[arg(long)]
+    pub layers: Option<Layers>,
+    /// Serve at most this many layers
+    #[arg(long, value_name = "N", conflicts_with_all = ["layers", "ask_only"])]
+    pub max_layers: Option<u32>,
+    /// Serve nobody, only ask
+    #[arg(long, conflicts_with = "layers")]
+    pub ask_only: bool,
+    /// Memory for sessions of others, MiB
+    #[arg(long, default_value_t = 512, value_name = "MIB")]
+    pub memory: u64,
+    /// Address to listen on, as a multiaddress (repeatable) [default: any port, QUIC and TCP, IPv4 and IPv6]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Vec<String>,
+    /// Address of a node to start from, ending in /p2p/… (repeatable)
+    #[arg(long, value_name = "ADDRESS")]
+    pub peer: Vec<String>,
+    /// Only talk to nodes on this machine
+    #[arg(long)]
+    pub loopback: bool,
+    /// Name of the swarm; only nodes that say the same name meet
+    #[arg(long, default_value = "shoal", env = "SHOAL_SWARM")]
+    pub swarm: String,
+    /// A swarm of one's own: only nodes with an invite get in
+    #[arg(long)]
+    pub private: bool,
+    /// Serve without asking
+    #[arg(short, long)]
+    pub yes: bool,
+    /// One JSON object per line
+    #[arg(long)]
+    pub json: bool,
+    /// Stop when standard input closes: for programs that start nodes
+    #[arg(long, hide = true)]
+    pub until_stdin_closes: bool,
+}
+
+/// `shoal up`
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Nodes on this machine
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=32))]
+    pub local: u16,
+    /// Answer this prompt through them and stop
+    #[arg(long, value_name = "PROMPT")]
+    pub run: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sampling: SamplingArgs,
+    /// One JSON object per line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal demo`
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// The prompt
+    #[arg(default_value = "Tell me a story about a fox who finds a lantern in the snow.")]
+    pub prompt: String,
+    /// Let everybody live
+    #[arg(long)]
+    pub no_kill: bool,
+    /// Most tokens to generate
+    #[arg(short = 'n', long, default_value_t = 160)]
+    pub max_tokens: usize,
+    /// One JSON object per line; the last one has killed, equal, stall_ms, tokens
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Who may compute a prompt.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Route")]
+pub struct RouteArgs {
+    /// Who may compute, named by who can read
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
+    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    pub wire: String,
+    /// First layers that stay on this machine
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub head: u32,
+    /// Last layers that stay on this machine
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub tail: u32,
+    /// A peer that may compute in trusted mode, by its full name (repeatable)
+    #[arg(long, value_name = "NODE")]
+    pub trust: Vec<String>,
+}
+
+/// Where a prompt is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Via {
+    /// Through the running node when there is one and it is faster, else here
+    Auto,
+    /// In this process
+    Local,
+    /// Through the running node's swarm
+    Swarm,
+}
+
+/// Commands that only ask the running node.
+#[derive(Debug, Args)]
+pub struct AskArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal plan`
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The prompt
+    pub prompt: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: RouteArgs,
+    /// Most tokens to generate
+    #[arg(short = 'n', long, default_value_t = 128)]
+    pub max_tokens: u32,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal why`
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    /// The beginning of a session's name [default: the last prompt]
+    pub session: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Layers;
+
+    #[test]
+    fn layers_are_half_open_ranges() {
+        let layers: Layers = "0..2, 6..8".parse().unwrap();
+        assert_eq!(layers.0.iter().map(|range| (range.start(), range.end())).collect::<Vec<_>>(), [(0, 2), (6, 8)]);
+        for bad in ["", "3", "4..4", "5..2", "a..b", "1..2,"] {
+            assert!(bad.parse::<Layers>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Commands that ask the running node one question.
+
+use serde_json::{Value, json};
+
+use super::{remote, runtime};
+use crate::{
+    Result,
+    cli::{
+        SamplingArgs,
+        swarm::{AskArgs, PlanArgs, WhyArgs},
+    },
+    control::{self, Question},
+    output::{self, human_bytes, say},
+};
+
+/// Asks and returns the answer without its envelope.
+fn asked(home: &std::path::Path, question: &Question) -> Result<Value> {
+    let mut line = runtime()?.block_on(control::one(home, question))?;
+    line.as_object_mut().map(|line| line.remove("end"));
+    Ok(line)
+}
+
+fn words(value: &Value) -> String {
+    let parts: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
+}
+
+pub(in crate::commands) fn status(args: AskArgs) -> Result<()> {
+    let status = asked(&args.home.path()?, &Question::Status)?;
+    if args.json {
+        return output::json_line(&status);
+    }
+    let model = &status["model"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let number = |value: &Value| value.as_f64().unwrap_or_default();
+    say!("node      {}", text(&status["node"]));
+    say!("up        {:.0} s, {} peers connected, {} nodes known", number(&status["uptime_s"]), status["peers"], status["known_nodes"]);
+    say!("model     {} ({} layers), id {}", text(&model["name"]), model["num_layers"], text(&model["id"]));
+    say!("loaded    {} ({})", words(&model["loaded"]), human_bytes(number(&model["resident_bytes"]) as u64));
+    say!("serving   {}{}", words(&model["serving"]), if status["paused"] == json!(true) { " (paused)" } else { "" });
+    say!("speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit",
+        number(&model["decode_ms_per_layer"]), number(&model["prefill_ms_per_layer"]), number(&model["visit_ms"]));
+    say!("sessions  {} running, {} served; {} positions computed", status["sessions"]["serving"], status["sessions"]["served"], status["served_positions"]);
+    say!("traffic   {} in, {} out", human_bytes(number(&status["bytes_in"]) as u64), human_bytes(number(&status["bytes_out"]) as u64));
+    for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        say!("address   {address}");
+    }
+    Ok(())
+}
+
+pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
+    let peers = asked(&args.home.path()?, &Question::Peers)?;
+    if args.json {
+        return output::json_line(&peers);
+    }
+    let list = peers["peers"].as_array().cloned().unwrap_or_default();
+    if list.is_empty() {
+        say!("Nobody yet. `shoal invite` prints a code for a friend; nodes on this network find each other by themselves.");
+        return Ok(());
+    }
+    say!("{:10} {:9} {:>9}  {:8} layers", "node", "path", "rtt", "model");
+    for peer in &list {
+        let name = peer["node"].as_str().unwrap_or_default();
+        let path = peer["path"].as_str().unwrap_or("not here");
+        let rtt = peer["rtt_ms"].as_f64().map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
+        let models = peer["models"].as_array().cloned().unwrap_or_default();
+        let (model, layers) = models.first().map_or_else(
+            || ("-".to_owned(), "asks only".to_owned()),
+            |model| (model["name"].as_str().unwrap_or_default().to_owned(), words(&model["layers"])),
+        );
+        say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}", name.get(..8).unwrap_or(name));
+    }
+    Ok(())
+}
+
+pub(in crate::commands) fn invite(args: AskArgs) -> Result<()> {
+    let invite = asked(&args.home.path()?, &Question::Invite)?;
+    if args.json {
+        return output::json_line(&invite);
+    }
+    let code = invite["code"].as_str().unwrap_or_default();
+    say!("On the other machine:\n\n  shoal join {code}\n");
+    if let Ok(qr) = qrcode::QrCode::with_error_correction_level(code.to_uppercase(), qrcode::EcLevel::L) {
+        say!("{}", qr.render::<qrcode::render::unicode::Dense1x2>().build());
+    }
+    Ok(())
+}
+
+pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
+    let left = asked(&args.home.path()?, &Question::Leave)?;
+    if args.json {
+        return output::json_line(&left);
+    }
+    say!("The node finished what it was serving, said good-bye and stopped.");
+    Ok(())
+}
+
+pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
+    let sampling = SamplingArgs::greedy(args.max_tokens as usize);
+    let messages = json!([{ "role": "user", "content": args.prompt }]);
+    let ask = remote::question(messages, &args.route, &sampling, false)?;
+    let plan = asked(&args.home.path()?, &Question::Plan(Box::new(ask)))?;
+    if args.json {
+        return output::json_line(&plan);
+    }
+    let speed = |way: &Value| match way["tok_s"].as_f64() {
+        Some(tok_s) => format!("{tok_s:.1} tok/s, {:.0} ms in all", way["total_ms"].as_f64().unwrap_or_default()),
+        None => way["impossible"].as_str().unwrap_or_default().to_owned(),
+    };
+    say!("{} prompt tokens and about {} to generate.", plan["prompt_tokens"], plan["expected_tokens"]);
+    for stage in plan["stages"].as_array().into_iter().flatten() {
+        let node = stage["node"].as_str().unwrap_or_default();
+        let terms = stage["terms"].as_object().into_iter().flatten();
+        let terms: Vec<String> = terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
+        say!("  {} {}..{}  {:.1} ms = {}", node.get(..8).unwrap_or(node), stage["start"], stage["end"],
+            stage["ms"].as_f64().unwrap_or_default(), terms.join(" + "));
+    }
+    say!("as asked       {}", speed(&plan["as_asked"]));
+    say!("ends abroad    {}", speed(&plan["ends_abroad"]));
+    say!("here alone     {}", speed(&plan["local"]));
+    say!("{}", if plan["local_wins"] == json!(true) { "Doing it here alone is faster." } else { "The swarm is faster." });
+    Ok(())
+}
+
+pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
+    let why = asked(&args.home.path()?, &Question::Why { session: args.session })?;
+    if args.json {
+        return output::json_line(&why);
+    }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    say!("session   {} ({}, {} wire), ended by {}", text(&why["session"]), text(&why["mode"]), text(&why["wire"]), text(&why["finish_reason"]));
+    for stage in why["stages"].as_array().into_iter().flatten() {
+        let node = text(&stage["node"]);
+        let ms = stage["ms"].as_f64().map_or_else(String::new, |ms| format!("  {ms:.2} ms a token, its hop included"));
+        say!("  {} {}..{}{ms}", node.get(..8).unwrap_or(&node), stage["start"], stage["end"]);
+    }
+    for fault in why["faults"].as_array().into_iter().flatten() {
+        say!("  survived the loss of {}: {:.0} ms until the next token", text(&fault["node"]).get(..8).unwrap_or_default(),
+            fault["stall_ms"].as_f64().unwrap_or_default());
+    }
+    say!("checked   {}", match why["differing_answers"].as_u64() {
+        Some(0) | None => "no two answers for one position differed".to_owned(),
+        Some(n) => format!("{n} answers differed from an earlier one for the same position"),
+    });
+    say!("{}", remote::summary_text(&why));
+    Ok(())
+}

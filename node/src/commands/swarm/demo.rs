@@ -1,0 +1,94 @@
+//! `shoal demo`: four nodes, one prompt, one of them dies in the middle of a sentence.
+
+use std::ops::ControlFlow;
+
+use serde_json::json;
+
+use super::{remote, runtime, up};
+use crate::{
+    Error, Result,
+    cli::{
+        EngineArgs, SamplingArgs,
+        swarm::{DemoArgs, RouteArgs},
+    },
+    commands::request,
+    control::Mode,
+    generate::{self, Session},
+    model::Model,
+    output::{self, say},
+};
+
+/// Nodes of the demonstration: one asks, three serve, any one of which may die.
+const NODES: u16 = 4;
+/// The node is killed after this share of the undisturbed answer.
+const KILL_AT: f64 = 0.4;
+
+pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
+    output::catch_interrupt()?;
+    let sampling = SamplingArgs::greedy(args.max_tokens);
+    let messages = json!([{ "role": "user", "content": args.prompt }]);
+    let undisturbed = alone(&messages, &sampling)?;
+    if !args.json {
+        say!("Starting {NODES} nodes on this machine, each with a part of the model:\n");
+    }
+    let mut swarm = up::start(&EngineArgs::default_model(), NODES, args.json)?;
+    let me = swarm.nodes[0].name.clone();
+    let home = swarm.home().to_owned();
+    let route = RouteArgs { mode: Some(Mode::Boomerang), wire: "raw".into(), head: 1, tail: 1, trust: Vec::new() };
+    let ask = remote::question(messages, &route, &sampling, false)?;
+    let kill_at = (undisturbed.len() as f64 * KILL_AT) as usize;
+    let mut seen = 0;
+    let mut victim = None;
+    let mut killed = None;
+    let last = runtime()?.block_on(remote::generate(&home, ask, &mut |line| {
+        match line["event"].as_str() {
+            Some("route") => {
+                let stages = line["stages"].as_array().cloned().unwrap_or_default();
+                let strangers = stages.iter().filter_map(|stage| stage["node"].as_str()).filter(|node| *node != me);
+                victim = strangers.last().map(str::to_owned);
+            }
+            Some("token") => seen += 1,
+            _ => {}
+        }
+        up::show(line, &me, args.json)?;
+        if !args.no_kill && killed.is_none() && seen > kill_at && let Some(name) = &victim {
+            swarm.kill(name);
+            if !args.json {
+                eprint!("\n[kill -9 {}]", name.get(..8).unwrap_or(name));
+            }
+            killed = Some(name.clone());
+        }
+        Ok(())
+    }))?;
+    let ids: Vec<u64> = last["ids"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
+    let equal = ids.iter().copied().eq(undisturbed.iter().map(|id| u64::from(*id)));
+    let stalls = last["faults"].as_array().into_iter().flatten().filter_map(|fault| fault["stall_ms"].as_f64());
+    let stall_ms = stalls.fold(0.0, f64::max);
+    if args.json {
+        output::json_line(&json!({ "killed": killed, "equal": equal, "stall_ms": stall_ms, "tokens": ids.len() }))?;
+    } else {
+        say!("\n{}", remote::summary_text(&last));
+        match &killed {
+            Some(name) => say!(
+                "{} was killed after {kill_at} tokens; the {} tokens are {} the undisturbed run's.",
+                name.get(..8).unwrap_or(name),
+                ids.len(),
+                if equal { "exactly" } else { "NOT" }
+            ),
+            None => say!("The {} tokens are {} those of this machine alone.", ids.len(), if equal { "exactly" } else { "NOT" }),
+        }
+    }
+    if equal { Ok(()) } else { Err(Error::Failed("the answer differs from the undisturbed one; please report this".into())) }
+}
+
+/// The ids this machine gives alone, in this process.
+fn alone(messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u32>> {
+    let model = Model::load(&EngineArgs::default_model())?;
+    let ids = generate::encode_chat(&model, messages)?;
+    let mut session = Session::new(&model)?;
+    let summary = generate::generate(&model, &mut session, &request(ids, sampling)?, &mut |_| match output::interrupted() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    })?;
+    Ok(summary.ids)
+}

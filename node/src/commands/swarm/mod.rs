@@ -1,0 +1,34 @@
+//! Commands of the swarm: start a node, ask one that runs.
+
+mod ask;
+mod demo;
+mod doctor;
+mod join;
+pub mod local;
+pub mod remote;
+mod up;
+
+use tokio::runtime::{Builder, Runtime};
+
+pub(super) use self::{
+    ask::{invite, leave, peers, plan, status, why},
+    demo::demo,
+    doctor::doctor,
+    join::join,
+    up::up,
+};
+use crate::{Result, cli::swarm::HomeArgs, library};
+
+/// Threads for sockets and timers; the layers run elsewhere.
+const IO_THREADS: usize = 2;
+
+fn runtime() -> Result<Runtime> {
+    Ok(Builder::new_multi_thread().worker_threads(IO_THREADS).enable_all().build()?)
+}
+
+impl HomeArgs {
+    /// The data folder.
+    pub fn path(&self) -> Result<std::path::PathBuf> {
+        self.home.clone().map_or_else(library::home, Ok)
+    }
+}

@@ -1,0 +1,102 @@
+//! A prompt through the running node, shown as it comes.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::{
+    Error, Result,
+    cli::{SamplingArgs, swarm::RouteArgs},
+    control::{Ask, Caller, Mode, Question},
+    output,
+};
+
+/// The question for the node.
+pub fn question(prompt: Value, route: &RouteArgs, sampling: &SamplingArgs, may_stay_home: bool) -> Result<Ask> {
+    let request = crate::commands::request(vec![0], sampling)?;
+    let params = request.sampling;
+    let bias: Vec<Value> = params.logit_bias.iter().map(|(id, by)| json!([id, by])).collect();
+    Ok(Ask {
+        model: String::new(),
+        prompt,
+        mode: route.mode.unwrap_or(Mode::Boomerang),
+        may_stay_home,
+        wire: route.wire.clone(),
+        trusted: route.trust.clone(),
+        head: route.head,
+        tail: route.tail,
+        sampling: json!({
+            "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p,
+            "typical_p": params.typical_p, "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
+            "logit_bias": bias, "logprobs": params.logprobs, "top_logprobs": params.top_logprobs,
+        }),
+        seed: request.seed,
+        max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
+        stop: request.stop,
+    })
+}
+
+/// Asks the node and hands on every line of the answer; returns the last one. Ctrl-C cancels.
+pub async fn generate(home: &Path, ask: Ask, on_line: &mut dyn FnMut(&Value) -> Result<()>) -> Result<Value> {
+    let mut caller = Caller::ask(home, &Question::Generate(Box::new(ask))).await?;
+    loop {
+        let line = tokio::select! {
+            line = caller.next() => line?,
+            () = interrupted() => return Err(Error::Interrupted),
+        };
+        let Some(line) = line else {
+            return Err(Error::Failed("the node stopped in the middle of the answer".into()));
+        };
+        on_line(&line)?;
+        if line["end"] == json!(true) {
+            return match line["finish_reason"].as_str() {
+                Some("failed") => Err(Error::Failed(format!(
+                    "the prompt was given up ({}); `shoal why` shows what happened, `shoal peers` who is left",
+                    line["gave_up"].as_str().unwrap_or("no reason")
+                ))),
+                _ => Ok(line),
+            };
+        }
+    }
+}
+
+/// Resolves when Ctrl-C was pressed; needs [`output::catch_interrupt`].
+async fn interrupted() {
+    while !output::interrupted() {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+/// The route in one line: `home 0..1 → 1f2e3d4c 1..5 → home 7..8`.
+pub fn route_text(line: &Value, me: &str) -> String {
+    let stage = |stage: &Value| {
+        let node = stage["node"].as_str().unwrap_or_default();
+        let name = if node == me { "home" } else { node.get(..8).unwrap_or(node) };
+        format!("{name} {}..{}", stage["start"], stage["end"])
+    };
+    line["stages"].as_array().into_iter().flatten().map(stage).collect::<Vec<_>>().join(" → ")
+}
+
+/// One line about how it went.
+pub fn summary_text(line: &Value) -> String {
+    let number = |name: &str| line[name].as_f64().unwrap_or_default();
+    let faults = line["faults"].as_array().map_or(0, Vec::len);
+    let survived = match faults {
+        0 => String::new(),
+        n => {
+            let worst = line["faults"].as_array().into_iter().flatten().filter_map(|f| f["stall_ms"].as_f64());
+            format!("; survived {n} failure{} (longest stall {:.0} ms)", if n == 1 { "" } else { "s" }, worst.fold(0.0, f64::max))
+        }
+    };
+    format!(
+        "{} prompt tokens, {} generated; first token after {:.0} ms, {:.1} tok/s (predicted {:.1}); {} out, {} in{survived}",
+        number("prompt_tokens"),
+        number("completion_tokens"),
+        number("ttft_ms"),
+        number("decode_tok_s"),
+        line["predicted"]["tok_s"].as_f64().unwrap_or_default(),
+        output::human_bytes(number("bytes_out") as u64),
+        output::human_bytes(number("bytes_in") as u64),
+    )
+}

@@ -1,0 +1,76 @@
+//! `shoal up --local N`: a real swarm on one machine.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{local, remote, runtime};
+use crate::{
+    Error, Result,
+    cli::{EngineArgs, swarm::UpArgs},
+    library, model,
+    output::{self, say},
+};
+
+pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
+    output::catch_interrupt()?;
+    let swarm = start(&args.engine, args.local, args.json)?;
+    let Some(prompt) = &args.run else {
+        if !args.json {
+            say!("\nAsk it: `shoal run --via swarm --home {} \"Hello\"`. Ctrl-C stops all nodes.", swarm.home().display());
+        }
+        while !output::interrupted() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        return Ok(());
+    };
+    let messages = json!([{ "role": "user", "content": prompt }]);
+    let ask = remote::question(messages, &args.route, &args.sampling, false)?;
+    let me = swarm.nodes[0].name.clone();
+    let last = runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |line| show(line, &me, args.json)))?;
+    if !args.json {
+        eprintln!("\n{}", remote::summary_text(&last));
+    }
+    Ok(())
+}
+
+/// Starts the nodes and says who holds what.
+pub(super) fn start(engine: &EngineArgs, nodes: u16, json: bool) -> Result<local::LocalSwarm> {
+    let gguf = library::open(&engine.model)?;
+    let num_layers = model::num_layers(&gguf)?;
+    if num_layers < 3 {
+        return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
+    }
+    let shares = local::shares(num_layers, usize::from(nodes));
+    let swarm = local::LocalSwarm::start(engine, &shares)?;
+    for (index, node) in swarm.nodes.iter().enumerate() {
+        if json {
+            output::json_line(&json!({ "event": "node", "node": node.name, "home": node.home, "serving": node.layers }))?;
+        } else {
+            let short = node.name.get(..8).unwrap_or(&node.name);
+            match index {
+                0 => say!("{short}  asks: keeps layers 0..1 and {}..{num_layers}, the text and the token ids", num_layers - 1),
+                _ => say!("{short}  serves layers {}", node.layers),
+            }
+        }
+    }
+    Ok(swarm)
+}
+
+/// Prints a line of the answer as it comes.
+pub(super) fn show(line: &Value, me: &str, json: bool) -> Result<()> {
+    if json {
+        return output::json_line(line);
+    }
+    match line["event"].as_str() {
+        Some("route") => say!("route: {}\n", remote::route_text(line, me)),
+        Some("token") => output::text(line["text"].as_str().unwrap_or_default())?,
+        Some("moved") => {
+            let failed = line["failed"].as_str().unwrap_or_default();
+            eprintln!("\n[{} is gone; on {}]", failed.get(..8).unwrap_or(failed), remote::route_text(line, me));
+        }
+        Some("done") => say!("{}", line["rest"].as_str().unwrap_or_default()),
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! How commands talk to the running node: a socket in its data folder, one JSON object per line.
+//!
+//! The socket file is the key: it lies in a folder only its owner may enter. A question is one line; the answer is one
+//! or more lines, the last of which has `"end": true`, or an `"error"`. Closing the connection cancels what was asked.
+//!
+//! Limits: [`MAX_LINE`] per line, [`MAX_CALLERS`] connections; one more is closed at once.
+
+use std::{
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream, unix::OwnedReadHalf},
+    sync::{Semaphore, mpsc},
+};
+
+use crate::{Error, Result};
+
+/// A prompt is text a person or a program wrote: 4 MiB is a thousand pages.
+const MAX_LINE: u64 = 4 << 20;
+/// Commands that talk to one node at a time.
+const MAX_CALLERS: usize = 64;
+/// Lines on their way to one caller; the node waits for a caller that does not read.
+pub const LINES: usize = 64;
+/// Questions waiting for the node.
+pub const QUESTIONS: usize = 64;
+
+/// Who may compute, named by who can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Nobody but this machine.
+    Local,
+    /// The named peers, who can read what they compute on.
+    Trusted,
+    /// Strangers compute the middle layers; text and token ids stay here, activations can be read back in part.
+    Boomerang,
+    /// A peer may get the text itself.
+    Open,
+}
+
+impl Mode {
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Trusted => "trusted",
+            Self::Boomerang => "boomerang",
+            Self::Open => "open",
+        }
+    }
+}
+
+/// A prompt and how to answer it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ask {
+    /// The model, by name; the default one when empty.
+    #[serde(default)]
+    pub model: String,
+    /// Messages as `[{role, content}]`, or a text to continue as it is.
+    pub prompt: Value,
+    /// Who may compute.
+    pub mode: Mode,
+    /// Whether this machine may do it alone when that is faster.
+    #[serde(default)]
+    pub may_stay_home: bool,
+    /// `raw` or `q8`.
+    pub wire: String,
+    /// Peers that may compute in trusted mode, as hex.
+    #[serde(default)]
+    pub trusted: Vec<String>,
+    /// First and last layers that stay home.
+    pub head: u32,
+    /// Last layers that stay home.
+    pub tail: u32,
+    /// The sampling parameters.
+    pub sampling: Value,
+    /// The seed of every draw.
+    pub seed: u64,
+    /// Most tokens.
+    pub max_tokens: u32,
+    /// Generation ends before any of these.
+    #[serde(default)]
+    pub stop: Vec<String>,
+}
+
+/// What a command can ask of the node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "cmd", rename_all = "lowercase")]
+pub enum Question {
+    /// Answer a prompt, token by token.
+    Generate(Box<Ask>),
+    /// Predict what answering it would take.
+    Plan(Box<Ask>),
+    /// What happened to a prompt: the given one, else the last.
+    Why {
+        /// Its session in hex, or a beginning of it.
+        session: Option<String>,
+    },
+    /// What this node is doing.
+    Status,
+    /// Who it knows.
+    Peers,
+    /// A code for a friend.
+    Invite,
+    /// Finish what runs, say good-bye, stop.
+    Leave,
+    /// Serve others, or not for now.
+    Pause {
+        /// Whether to stop serving.
+        paused: bool,
+    },
+}
+
+/// A question with the way back to who asked it.
+pub struct Call {
+    /// What.
+    pub question: Question,
+    /// Where the lines of the answer go; closed when the caller went away.
+    pub lines: mpsc::Sender<Value>,
+}
+
+/// Where the socket of a node with this data folder is.
+pub fn socket(home: &Path) -> PathBuf {
+    home.join("control.sock")
+}
+
+/// Opens the socket. A node that runs already keeps it.
+pub async fn listen(home: &Path) -> Result<UnixListener> {
+    let path = socket(home);
+    if UnixStream::connect(&path).await.is_ok() {
+        return Err(Error::usage(format!(
+            "a node is running with the data folder {}; `shoal status` shows it, `shoal leave` stops it",
+            home.display()
+        )));
+    }
+    match fs::remove_file(&path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path).map_err(|e| {
+        Error::Failed(format!("cannot open {}: {e}; choose a shorter or writable folder with --home", path.display()))
+    })?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Takes callers until the node stops.
+pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
+    let seats = Arc::new(Semaphore::new(MAX_CALLERS));
+    while let Ok((stream, _)) = listener.accept().await {
+        let Ok(seat) = seats.clone().try_acquire_owned() else { continue };
+        let calls = calls.clone();
+        tokio::spawn(async move {
+            let _ = attend(stream, calls).await;
+            drop(seat);
+        });
+    }
+}
+
+async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()> {
+    let (read, mut write) = stream.into_split();
+    let mut read = BufReader::new(read);
+    let mut line = String::new();
+    (&mut read).take(MAX_LINE).read_line(&mut line).await?;
+    let (lines, mut answer) = mpsc::channel(LINES);
+    match serde_json::from_str::<Question>(&line) {
+        Ok(question) => {
+            if calls.send(Call { question, lines }).await.is_err() {
+                return Ok(());
+            }
+        }
+        Err(e) => {
+            let _ = lines.send(json!({ "error": format!("not a question: {e}") })).await;
+            drop(lines);
+        }
+    }
+    let mut rest = String::new();
+    loop {
+        tokio::select! {
+            line = answer.recv() => {
+                let Some(line) = line else { return Ok(()) };
+                write.write_all(format!("{line}\n").as_bytes()).await?;
+            }
+            // The caller went away (or talks out of turn): dropping `answer` tells whoever fills it.
+            _ = read.read_line(&mut rest) => return Ok(()),
+        }
+    }
+}
+
+/// The caller's end: asks one question and reads lines.
+pub struct Caller {
+    lines: tokio::io::Lines<BufReader<OwnedReadHalf>>,
+    _write: tokio::net::unix::OwnedWriteHalf,
+}
+
+impl Caller {
+    /// Asks the node that runs with the data folder `home`.
+    ///
+    /// # Errors
+    /// When none runs there.
+    pub async fn ask(home: &Path, question: &Question) -> Result<Self> {
+        let stream = UnixStream::connect(socket(home)).await.map_err(|_| {
+            Error::usage("no node is running here; start one with `shoal join` (or name its folder with --home)")
+        })?;
+        let (read, mut write) = stream.into_split();
+        write.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes()).await?;
+        Ok(Self { lines: BufReader::new(read).lines(), _write: write })
+    }
+
+    /// The next line of the answer, `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<Value>> {
+        let Some(line) = self.lines.next_line().await? else { return Ok(None) };
+        let line: Value = serde_json::from_str(&line)?;
+        match line["error"].as_str() {
+            Some(why) => Err(Error::Failed(why.to_owned())),
+            None => Ok(Some(line)),
+        }
+    }
+}
+
+/// Asks and takes the one line of the answer.
+pub async fn one(home: &Path, question: &Question) -> Result<Value> {
+    let mut caller = Caller::ask(home, question).await?;
+    let line = tokio::time::timeout(Duration::from_secs(30), caller.next()).await;
+    match line {
+        Ok(line) => line?.ok_or_else(|| Error::Failed("the node stopped before it answered".into())),
+        Err(_) => Err(Error::Failed("the node did not answer within 30 s; `shoal status` may say why".into())),
+    }
+}

@@ -1,0 +1,40 @@
+//! What a node that joins should hold: the layers the swarm lacks most.
+
+use std::time::Duration;
+
+use p2p::{Event, Events};
+use scheduler::{LayerRange, LayerSet, ModelId, place};
+use tokio::time::{Instant, timeout_at};
+
+/// A node that knows others hears from them within one round of gossip; one that knows nobody should not wait longer
+/// than a person notices.
+const LISTEN_MS: u64 = 1_500;
+/// After the first announcement the others follow at once.
+const SETTLE_MS: u64 = 300;
+/// Events kept while listening; more means a flood, and listening ends.
+const MAX_HEARD: usize = 4_096;
+
+/// Listens to what others hold of `model` and says what to hold, at most `cap` layers of `num_layers`; and what was heard
+/// meanwhile.
+pub(super) async fn choose(
+    events: &mut Events,
+    model: ModelId,
+    num_layers: u32,
+    cap: u32,
+) -> (Option<LayerRange>, Vec<Event>) {
+    let mut heard = Vec::new();
+    let mut held = Vec::new();
+    let mut until = Instant::now() + Duration::from_millis(LISTEN_MS);
+    while heard.len() < MAX_HEARD
+        && let Ok(Some(event)) = timeout_at(until, events.next()).await
+    {
+        if let Event::Announcement(announcement, _) = &event
+            && let Some(holding) = announcement.capability.holding(model)
+        {
+            held.push(LayerSet::new(holding.loaded.iter().copied()));
+            until = until.min(Instant::now() + Duration::from_millis(SETTLE_MS));
+        }
+        heard.push(event);
+    }
+    (place::scarcest(num_layers, &held, cap), heard)
+}

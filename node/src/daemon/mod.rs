@@ -1,0 +1,457 @@
+//! The running node: one loop that owns what it knows, and tasks for everything that takes time.
+//!
+//! ```text
+//!   network ──┐                         ┌── stage tasks (sessions of others)      table.rs, stage.rs
+//!   commands ─┤                         │
+//!   books ────┼──> [ Daemon::run ] ─────┼── prompt tasks (sessions of ours)       prompt.rs, conduct.rs
+//!   routes ───┤     view, contacts,     │
+//!   clock ────┘     history, held       └── worker subprocess (weights, KV)       worker/
+//! ```
+//!
+//! The loop never waits for a peer or the worker: whatever could take time is a task that sends its result back.
+//! Weights, text and activations never enter it. Bounds are at the channels: a full one makes its sender wait, and
+//! the network's events are the only ones that may be dropped (announcements, which come again).
+
+mod delegate;
+mod gossip;
+mod hold;
+mod prompt;
+mod route;
+mod show;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::PathBuf,
+    time::{Duration, Instant, SystemTime},
+};
+
+use p2p::{
+    Event, Events, Identity, Network, Plane, Reachability, ReplyTo,
+    invite::Invite,
+    wire::control::{Answer, Ask as ControlAsk, Lease, Refusal},
+};
+use scheduler::{
+    LayerRange, LayerSet, Millis, ModelId, NodeId, SessionId,
+    view::{Geography, SwarmView},
+};
+use serde_json::{Value, json};
+use tokio::{
+    sync::{broadcast, mpsc, oneshot, watch},
+    time::interval,
+};
+
+pub use self::prompt::PromptTask;
+use self::{gossip::Facts, route::{ConductorQuestion, RouteQuestion}};
+use crate::{
+    Error, Result,
+    conduct::Reroute,
+    control::{self, Call, Question},
+    stage::{Served, Stage},
+    table::{Order, Table},
+    worker::{self, Ready, Worker},
+};
+
+/// Looks at the clock this often: announces, expires.
+const TICK_MS: u64 = 250;
+/// Prompts remembered for `why`.
+const HISTORY: usize = 64;
+/// Nodes whose loss is told to running prompts; a prompt that lags behind hears of the rest from its streams.
+const LOSSES: usize = 256;
+/// Entries in the books waiting to be added up.
+const BOOKS: usize = 1_024;
+/// How long `leave` waits for what runs.
+const DRAIN_MS: u64 = 10_000;
+
+/// What the user wants this node to be.
+pub struct Setup {
+    /// Its data folder.
+    pub home: PathBuf,
+    /// Its key.
+    pub identity: Identity,
+    /// How it reaches others.
+    pub network: p2p::Config,
+    /// Length of its model's file.
+    pub file_bytes: u64,
+    /// How to run it.
+    pub worker: worker::Spec,
+    /// Layers to offer to others.
+    pub serve: Serve,
+    /// Its model, by content.
+    pub model: ModelId,
+    /// Layers of its model.
+    pub num_layers: u32,
+    /// What an invite from this node says about the swarm.
+    pub invite: Invite,
+}
+
+/// Which layers a node offers to others.
+#[derive(Clone, Debug)]
+pub enum Serve {
+    /// These; none to only ask.
+    These(Vec<LayerRange>),
+    /// The ones the swarm lacks most, so many at most.
+    Scarcest(u32),
+}
+
+/// What the node tells whoever started it.
+#[derive(Clone, Debug)]
+pub enum Notice {
+    /// It can be asked from now on.
+    Ready(Value),
+    /// Somebody came.
+    Joined(NodeId),
+    /// Somebody went.
+    Left(NodeId),
+    /// It has ended as it was asked to.
+    Stopped,
+}
+
+/// A model this node has a worker for.
+struct Held {
+    id: ModelId,
+    worker: Worker,
+    ready: Ready,
+    loaded: Vec<LayerRange>,
+    served: Vec<LayerRange>,
+    file_bytes: u64,
+    kv_bytes: u64,
+}
+
+/// A prompt of this node is over.
+pub struct Finished {
+    session: SessionId,
+    /// What there is to say about it.
+    line: Option<Value>,
+}
+
+/// Sums since the node started.
+#[derive(Clone, Copy, Default)]
+struct Totals {
+    rows: u64,
+    bytes_in: u64,
+    bytes_out: u64,
+    sessions: u64,
+}
+
+struct Daemon {
+    me: NodeId,
+    identity: Identity,
+    network: Network,
+    invite: Invite,
+    started: Instant,
+    view: SwarmView,
+    facts: BTreeMap<NodeId, Facts>,
+    held: Held,
+    table: Table,
+    gossip: gossip::Announcer,
+    history: VecDeque<Value>,
+    totals: Totals,
+    draining: watch::Sender<bool>,
+    paused: bool,
+    reachability: Reachability,
+    leaving: Option<(Instant, mpsc::Sender<Value>)>,
+    notices: mpsc::Sender<Notice>,
+    lost: broadcast::Sender<NodeId>,
+    books: mpsc::Sender<Served>,
+    reroutes: mpsc::Sender<Reroute>,
+    routes: mpsc::Sender<RouteQuestion>,
+    conductors: mpsc::Sender<ConductorQuestion>,
+    finished: mpsc::Sender<Finished>,
+    /// Prompts of this node and the peers they run on.
+    in_flight: BTreeMap<SessionId, Vec<NodeId>>,
+}
+
+/// Runs a node until it is told to leave or `stop` turns true.
+pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::Receiver<bool>) -> Result<()> {
+    let started = Instant::now();
+    let listener = control::listen(&setup.home).await?;
+    let (network, mut events) = p2p::spawn(setup.network).await.map_err(|e| Error::Failed(e.to_string()))?;
+    let (serve, heard) = match setup.serve {
+        Serve::These(layers) => (layers, Vec::new()),
+        Serve::Scarcest(cap) => {
+            let (range, heard) = hold::choose(&mut events, setup.model, setup.num_layers, cap).await;
+            (range.into_iter().collect(), heard)
+        }
+    };
+    let kv_bytes = setup.worker.kv_bytes;
+    let spec = worker::Spec { layers: with_ends(&serve, setup.num_layers), ..setup.worker };
+    let (worker, ready, outputs) = worker::spawn(spec).await.map_err(|e| Error::Failed(e.to_string()))?;
+    let table = Table::default();
+    tokio::spawn(pump(outputs, table.clone()));
+
+    let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);
+    tokio::spawn(control::serve(listener, calls_in));
+    let (books, mut served) = mpsc::channel(BOOKS);
+    let (reroutes, mut reroute) = mpsc::channel(control::QUESTIONS);
+    let (routes, mut route) = mpsc::channel(control::QUESTIONS);
+    let (conductors, mut conductor) = mpsc::channel(control::QUESTIONS);
+    let (finished, mut done) = mpsc::channel(control::QUESTIONS);
+    let held = Held {
+        id: ready.model,
+        worker,
+        loaded: ready.layers.clone(),
+        served: serve,
+        file_bytes: setup.file_bytes,
+        kv_bytes,
+        ready,
+    };
+    let mut daemon = Daemon {
+        me: network.me(),
+        identity: setup.identity,
+        network,
+        invite: setup.invite,
+        started,
+        view: SwarmView::new(Geography::flat(50.0)),
+        facts: BTreeMap::new(),
+        held,
+        table,
+        gossip: gossip::Announcer::new(unix_ms()),
+        history: VecDeque::new(),
+        totals: Totals::default(),
+        draining: watch::Sender::new(false),
+        paused: false,
+        reachability: Reachability::Unknown,
+        leaving: None,
+        notices,
+        lost: broadcast::Sender::new(LOSSES),
+        books,
+        reroutes,
+        routes,
+        conductors,
+        finished,
+        in_flight: BTreeMap::new(),
+    };
+    for event in heard {
+        daemon.event(event).await;
+    }
+    daemon.announce(true).await;
+    let status = daemon.status().await;
+    let _ = daemon.notices.send(Notice::Ready(status)).await;
+    let mut clock = interval(Duration::from_millis(TICK_MS));
+    loop {
+        tokio::select! {
+            Some(event) = events.next() => daemon.event(event).await,
+            Some(call) = calls.recv() => daemon.call(call).await,
+            Some(question) = reroute.recv() => daemon.reroute(question),
+            Some(question) = route.recv() => daemon.answer_route(question),
+            Some(question) = conductor.recv() => daemon.answer_conductors(question),
+            Some(entry) = served.recv() => daemon.book(entry),
+            Some(over) = done.recv() => daemon.remember(over),
+            _ = clock.tick() => if daemon.tick().await { break },
+            _ = stop.changed() => daemon.leave(None),
+        }
+    }
+    daemon.stop(&mut events).await;
+    let _ = std::fs::remove_file(control::socket(&setup.home));
+    Ok(())
+}
+
+/// What to load: what is served, and both ends, so that own prompts can be conducted.
+fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
+    let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers.saturating_sub(1), num_layers)];
+    LayerSet::new(serve.iter().copied().chain(ends.into_iter().flatten())).ranges().to_vec()
+}
+
+/// Carries the worker's outputs to their sessions.
+async fn pump(mut outputs: mpsc::Receiver<worker::Output>, table: Table) {
+    while let Some(output) = outputs.recv().await {
+        table.deliver(output).await;
+    }
+}
+
+/// Milliseconds since 1970: what a restarted node's sequence numbers continue from.
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+impl Daemon {
+    fn now(&self) -> Millis {
+        Millis(self.started.elapsed().as_millis() as u64)
+    }
+
+    async fn event(&mut self, event: Event) {
+        let now = self.now();
+        match event {
+            Event::Announcement(announcement, _) => self.heard(*announcement, now).await,
+            Event::Ask { from, ask, reply } => self.asked(from, ask, reply),
+            Event::Incoming { from, plane: Plane::Data, stream } => {
+                let (reader, _writer) = stream.split();
+                tokio::spawn(self.table.clone().read(from, reader));
+            }
+            Event::Incoming { from, plane: Plane::Delegate, stream } => {
+                tokio::spawn(self.prompt_task().delegated(from, stream));
+            }
+            Event::Incoming { plane: Plane::Blob, .. } => {}
+            Event::Connected { node, .. } => {
+                tracing::debug!(%node, "connected");
+                self.announce(true).await;
+            }
+            Event::Disconnected { node } => {
+                self.view.forget(node);
+                if self.facts.remove(&node).is_some() {
+                    let _ = self.notices.try_send(Notice::Left(node));
+                }
+                let _ = self.lost.send(node);
+            }
+            Event::RoundTrip { node, ms } => {
+                self.gossip.measured(node, ms);
+                self.view.observe_link(self.me, node, ms);
+            }
+            Event::Reachability { reachability } => self.reachability = reachability,
+            Event::Listening { address } => tracing::info!(%address, "listening"),
+            _ => {}
+        }
+    }
+
+    /// True when the node may stop.
+    async fn tick(&mut self) -> bool {
+        let now = self.now();
+        for node in self.view.expire(now) {
+            if node != self.me && self.facts.remove(&node).is_some() {
+                let _ = self.notices.try_send(Notice::Left(node));
+            }
+        }
+        self.announce(false).await;
+        let Some((since, _)) = &self.leaving else { return false };
+        self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
+    }
+
+    fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {
+        self.draining.send_replace(true);
+        self.gossip.drain();
+        let nobody = mpsc::channel(1).0;
+        self.leaving.get_or_insert_with(|| (Instant::now(), caller.unwrap_or(nobody)));
+    }
+
+    async fn stop(&mut self, _events: &mut Events) {
+        if let Some((_, caller)) = self.leaving.take() {
+            let _ = caller.try_send(json!({ "left": true, "end": true }));
+        }
+        self.held.worker.kill().await;
+        self.network.shutdown().await;
+        let _ = self.notices.send(Notice::Stopped).await;
+    }
+
+    // --- what peers ask ------------------------------------------------------------------------------------------
+
+    fn asked(&mut self, from: NodeId, ask: ControlAsk, reply: ReplyTo) {
+        match ask {
+            ControlAsk::Lease(lease) => self.lease(from, lease, reply),
+            ControlAsk::Release { session } => {
+                if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
+                    let _ = inlets.orders.try_send(Order::Release);
+                }
+                self.network.answer(reply, Answer::Released);
+            }
+            // Catching up is answered by the network, which keeps what it heard.
+            ControlAsk::CatchUp { .. } => {}
+        }
+    }
+
+    fn lease(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
+        let refused = |reason, text: &str| Answer::Refused { reason, text: text.to_owned() };
+        let holds = lease.model == self.held.id
+            && self.held.served.iter().any(|range| range.covers(lease.layers));
+        if !holds {
+            return self.network.answer(reply, refused(Refusal::NotHeld, "these layers are not served here"));
+        }
+        if self.paused {
+            return self.network.answer(reply, refused(Refusal::Draining, "this node serves nobody for now"));
+        }
+        let session = lease.session;
+        let inlets = match self.table.get(session) {
+            Some(inlets) if inlets.requester == from => inlets,
+            Some(_) => {
+                return self.network.answer(reply, refused(Refusal::NotTrusted, "another node's session"));
+            }
+            None => {
+                let Some((inlets, doors)) = self.table.enter(session, from) else {
+                    return self.network.answer(reply, refused(Refusal::Busy, "no more sessions here"));
+                };
+                let stage = Stage {
+                    session,
+                    requester: from,
+                    network: self.network.clone(),
+                    worker: self.held.worker.clone(),
+                    table: self.table.clone(),
+                    books: self.books.clone(),
+                    draining: self.draining.subscribe(),
+                };
+                self.totals.sessions += 1;
+                tokio::spawn(stage.run(inlets.clone(), doors));
+                inlets
+            }
+        };
+        let (answer, answered) = oneshot::channel();
+        let order = Order::Lease { lease: Box::new(lease), answer };
+        if inlets.orders.try_send(order).is_err() {
+            return self.network.answer(reply, refused(Refusal::Busy, "this session has too much to do"));
+        }
+        let network = self.network.clone();
+        tokio::spawn(async move {
+            let gone = Answer::Refused { reason: Refusal::Failed, text: "the session ended".into() };
+            network.answer(reply, answered.await.unwrap_or(gone));
+        });
+    }
+
+    fn book(&mut self, entry: Served) {
+        match entry {
+            Served::Rows { rows, bytes_in, bytes_out } => {
+                self.totals.rows += u64::from(rows);
+                self.totals.bytes_in += bytes_in;
+                self.totals.bytes_out += bytes_out;
+            }
+            Served::Ended(session) => tracing::debug!(%session, "session over"),
+        }
+    }
+
+    // --- what commands ask ---------------------------------------------------------------------------------------
+
+    async fn call(&mut self, call: Call) {
+        let Call { question, lines } = call;
+        let line = match question {
+            Question::Generate(ask) => {
+                tokio::spawn(self.prompt_task().answer(*ask, lines));
+                return;
+            }
+            Question::Plan(ask) => {
+                tokio::spawn(self.prompt_task().plan(*ask, lines));
+                return;
+            }
+            Question::Leave => return self.leave(Some(lines)),
+            Question::Status => self.status().await,
+            Question::Peers => self.peers().await,
+            Question::Invite => self.invite_code().await,
+            Question::Why { session } => self.why(session.as_deref()),
+            Question::Pause { paused } => {
+                self.paused = paused;
+                json!({ "paused": paused, "end": true })
+            }
+        };
+        let _ = lines.try_send(line);
+    }
+
+    fn prompt_task(&self) -> PromptTask {
+        PromptTask {
+            me: self.me,
+            network: self.network.clone(),
+            table: self.table.clone(),
+            worker: self.held.worker.clone(),
+            ready: self.held.ready.clone(),
+            routes: self.routes.clone(),
+            conductors: self.conductors.clone(),
+            reroutes: self.reroutes.clone(),
+            lost: self.lost.clone(),
+            finished: self.finished.clone(),
+        }
+    }
+
+    fn remember(&mut self, over: Finished) {
+        self.in_flight.remove(&over.session);
+        let Some(line) = over.line else { return };
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(line);
+    }
+}

@@ -1,0 +1,376 @@
+//! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
+
+use std::collections::BTreeSet;
+
+use p2p::{Network, codec::Wire};
+use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, session::End};
+use serde_json::{Value, json};
+use shard::sample::SamplingParams;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::route::{ConductorQuestion, RouteQuestion, Routed};
+use crate::{
+    conduct::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
+    control::{Ask, Mode},
+    table::{Order, Table},
+    worker::{Conduct, Prompt, Ready, Worker},
+};
+
+/// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
+const EXPECTED_TOKENS: u32 = 128;
+/// Pieces of news on their way to the caller; generation waits for a caller that does not read.
+const NEWS: usize = 64;
+
+/// What a prompt needs of the node.
+#[derive(Clone)]
+pub struct PromptTask {
+    pub(super) me: NodeId,
+    pub(super) network: Network,
+    pub(super) table: Table,
+    pub(super) worker: Worker,
+    pub(super) ready: Ready,
+    pub(super) routes: mpsc::Sender<RouteQuestion>,
+    pub(super) conductors: mpsc::Sender<ConductorQuestion>,
+    pub(super) reroutes: mpsc::Sender<Reroute>,
+    pub(super) lost: broadcast::Sender<NodeId>,
+    pub(super) finished: mpsc::Sender<super::Finished>,
+}
+
+struct Planned {
+    session: SessionId,
+    /// The prompt's, and those emitted elsewhere.
+    ids: Vec<u32>,
+    prompt_tokens: u32,
+    wire: Wire,
+    sampling: SamplingParams,
+    max_tokens: u32,
+    routed: Routed,
+}
+
+impl PromptTask {
+    /// Answers a prompt, line by line.
+    pub async fn answer(self, ask: Ask, lines: mpsc::Sender<Value>) {
+        self.answer_after(ask, Vec::new(), lines).await;
+    }
+
+    /// As [`PromptTask::answer`], going on after tokens that were emitted elsewhere.
+    pub(super) async fn answer_after(self, ask: Ask, emitted: Vec<u32>, lines: mpsc::Sender<Value>) {
+        let conducts = ask.model.is_empty() || ask.model == self.ready.name;
+        let ended = if conducts { self.run(ask, emitted, &lines).await } else { self.elsewhere(ask, &lines).await };
+        if let Err(why) = ended {
+            let _ = lines.send(json!({ "error": why })).await;
+        }
+    }
+
+    /// This node does not hold the model: somebody else must conduct.
+    async fn elsewhere(&self, ask: Ask, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+        if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
+            return Err(format!(
+                "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
+                 open to let it, or hold the model with `shoal join --model`",
+                ask.model
+            ));
+        }
+        let (answer, answered) = oneshot::channel();
+        let trusted = trusted(&ask)?;
+        let question = ConductorQuestion { model: ask.model.clone(), trusted, answer };
+        self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
+        let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
+        if peers.is_empty() {
+            return Err(format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model));
+        }
+        let line = self.delegate(&ask, peers, lines).await?;
+        let finished = super::Finished { session: SessionId::new(random()?), line: Some(line.clone()) };
+        let _ = self.finished.send(finished).await;
+        let _ = lines.send(line).await;
+        Ok(())
+    }
+
+    /// Says what answering it would take.
+    pub async fn plan(self, ask: Ask, lines: mpsc::Sender<Value>) {
+        let line = match self.prepare(&ask, &[], false).await {
+            Ok(planned) => {
+                let mut line = plan_json(&planned.routed, planned.prompt_tokens);
+                line["end"] = json!(true);
+                line
+            }
+            Err(why) => json!({ "error": why }),
+        };
+        let _ = lines.send(line).await;
+    }
+
+    /// Encode, then ask who shall run it.
+    async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, String> {
+        if !ask.model.is_empty() && ask.model != self.ready.name {
+            return Err(format!(
+                "this node conducts \"{}\", not \"{}\"; start one with `shoal join --model {}`",
+                self.ready.name, ask.model, ask.model
+            ));
+        }
+        let wire: Wire = ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
+        let sampling = sampling(&ask.sampling)?;
+        let prompt = match &ask.prompt {
+            Value::String(text) => Prompt::raw(text.clone()),
+            messages => Prompt::chat(messages.to_string()),
+        };
+        let mut ids = self.worker.encode(prompt).await.map_err(|e| e.to_string())?;
+        let prompt_tokens = ids.len() as u32;
+        ids.extend_from_slice(emitted);
+        if ids.is_empty() {
+            return Err("the prompt is empty".into());
+        }
+        let room = (self.ready.context + 1).saturating_sub(ids.len() as u32);
+        if room == 0 {
+            return Err(format!(
+                "the prompt has {} tokens, the context holds {}; shorten it",
+                ids.len(),
+                self.ready.context
+            ));
+        }
+        let max_tokens = ask.max_tokens.saturating_sub(emitted.len() as u32).clamp(1, room);
+        let session = SessionId::new(random()?);
+        let trusted = trusted(ask)?;
+        let row = p2p::codec::encoded_len(wire, 1, self.ready.hidden as usize)
+            .ok_or_else(|| format!("{} needs a width that is a multiple of 32", wire.name()))?;
+        let shape = Shape {
+            prompt_tokens: ids.len() as u32,
+            output_tokens: EXPECTED_TOKENS.min(max_tokens),
+            prefill_chunk: CHUNK_ROWS,
+            activation_bytes: row as u32,
+        };
+        let (answer, answered) = oneshot::channel();
+        let question = RouteQuestion {
+            session,
+            shape,
+            mode: ask.mode,
+            ends: Boomerang { head: ask.head.max(1), tail: ask.tail.max(1) },
+            trusted,
+            may_stay_home: ask.may_stay_home,
+            commit,
+            answer,
+        };
+        let stopped = || "the node is stopping".to_owned();
+        self.routes.send(question).await.map_err(|_| stopped())?;
+        let routed = answered.await.map_err(|_| stopped())??;
+        Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
+    }
+
+    async fn run(&self, ask: Ask, emitted: Vec<u32>, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
+            self.prepare(&ask, &emitted, true).await?;
+        let finished = |line| super::Finished { session, line };
+        let Some((inlets, doors)) = self.table.enter(session, self.me) else {
+            let _ = self.finished.send(finished(None)).await;
+            return Err("this node runs as many prompts as it takes; try again in a moment".into());
+        };
+        let mut plan_line = plan_json(&routed, prompt_tokens);
+        plan_line["event"] = json!("route");
+        plan_line["session"] = json!(format!("{session:?}"));
+        plan_line["mode"] = json!(ask.mode.name());
+        plan_line["wire"] = json!(wire.name());
+        let _ = lines.send(plan_line.clone()).await;
+
+        let (progress, mut news) = mpsc::channel(NEWS);
+        let means = Means {
+            me: self.me,
+            network: self.network.clone(),
+            worker: self.worker.clone(),
+            reroute: self.reroutes.clone(),
+            lost: self.lost.subscribe(),
+            progress,
+        };
+        let plan = Plan {
+            session,
+            prompt: ids,
+            max_tokens,
+            conduct: Conduct { sampling, seed: ask.seed, stop: ask.stop, history: Vec::new(), prompt_tokens },
+            wire,
+            hidden: self.ready.hidden as usize,
+            model: self.ready.model,
+            pipeline: routed.route.pipeline,
+            standbys: routed.standbys,
+            contacts: routed.contacts,
+            rtt_p99_ms: routed.rtt_p99_ms,
+            policy: routed.policy,
+            shape: routed.shape,
+        };
+        let orders = inlets.orders.clone();
+        tokio::spawn(conduct::conduct(means, plan, inlets, doors));
+        let mut text = String::new();
+        let mut ended = None;
+        while let Some(piece) = news.recv().await {
+            let line = match piece {
+                Progress::Token { id, text: piece, logprob, top, .. } => {
+                    text.push_str(&piece);
+                    let mut line = json!({ "event": "token", "id": id, "text": piece });
+                    if let Some(logprob) = logprob {
+                        line["logprob"] = json!(logprob);
+                        line["top_logprobs"] = top.iter().map(|top| json!([top.id, top.logprob])).collect();
+                    }
+                    line
+                }
+                Progress::Moved { failed, segments } => {
+                    json!({ "event": "moved", "failed": format!("{failed:?}"), "stages": stages(&segments, &[]) })
+                }
+                Progress::Done(report) => {
+                    text.push_str(&report.rest);
+                    ended = Some(report);
+                    break;
+                }
+            };
+            if lines.send(line).await.is_err() {
+                let _ = orders.send(Order::Cancel).await;
+                while let Some(piece) = news.recv().await {
+                    if let Progress::Done(report) = piece {
+                        ended = Some(report);
+                        break;
+                    }
+                }
+                break;
+            }
+        }
+        self.table.leave(session);
+        let Some(report) = ended else {
+            let _ = self.finished.send(finished(None)).await;
+            return Err("the prompt was dropped; `shoal why` may say more".into());
+        };
+        let line = done_json(&report, &plan_line, &text, prompt_tokens);
+        let _ = self.finished.send(finished(Some(line.clone()))).await;
+        let _ = lines.send(line).await;
+        Ok(())
+    }
+}
+
+/// The prediction, part by part.
+fn plan_json(routed: &Routed, prompt_tokens: u32) -> Value {
+    let route = |found: &Result<scheduler::route::Route, scheduler::route::NoRoute>| match found {
+        Ok(route) => json!({ "total_ms": route.cost.total_ms(), "tok_s": tok_s(&route.cost, routed.shape) }),
+        Err(why) => json!({ "impossible": why.to_string() }),
+    };
+    let legs = routed.route.legs.iter().map(|leg| {
+        let terms: serde_json::Map<String, Value> =
+            leg.cost.terms().into_iter().filter(|term| term.1 > 0.0).map(|(name, ms)| (name.into(), json!(ms))).collect();
+        json!({ "node": format!("{:?}", leg.segment.node), "start": leg.segment.layers.start(),
+            "end": leg.segment.layers.end(), "ms": leg.cost.total_ms(), "terms": terms })
+    });
+    let shadows: Vec<Option<String>> =
+        routed.standbys.shadows.iter().map(|shadow| shadow.map(|node| format!("{node:?}"))).collect();
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "expected_tokens": routed.shape.output_tokens,
+        "stages": legs.collect::<Vec<_>>(),
+        "shadows": shadows,
+        "predicted": { "total_ms": routed.route.cost.total_ms(), "tok_s": tok_s(&routed.route.cost, routed.shape) },
+        "as_asked": route(&routed.comparison.asked),
+        "ends_abroad": route(&routed.comparison.plain),
+        "local": route(&routed.comparison.local),
+        "local_wins": routed.comparison.local_wins(),
+    })
+}
+
+/// Tokens per second of decoding that a cost predicts: prefill and loading are paid once.
+fn tok_s(cost: &scheduler::cost::Cost, shape: Shape) -> f64 {
+    let once = cost.prefill_ms + cost.load_ms;
+    let passes = f64::from(shape.passes().max(1));
+    1e3 / ((cost.total_ms() - once).max(1e-6) / passes)
+}
+
+fn stages(segments: &[Segment], ms: &[f64]) -> Vec<Value> {
+    let mut before = 0.0;
+    segments
+        .iter()
+        .enumerate()
+        .map(|(i, segment)| {
+            let mut stage = json!({ "node": format!("{:?}", segment.node),
+                "start": segment.layers.start(), "end": segment.layers.end() });
+            if let Some(at) = ms.get(i).filter(|at| **at > 0.0) {
+                stage["ms"] = json!((at - before).max(0.0));
+                before = *at;
+            }
+            stage
+        })
+        .collect()
+}
+
+fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> Value {
+    let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
+    let faults: Vec<Value> =
+        report.faults.iter().map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms })).collect();
+    let (finish, error) = match report.end {
+        End::Stop => ("stop", None),
+        End::Length => ("length", None),
+        End::Cancelled => ("cancelled", None),
+        End::GaveUp(why) => ("failed", Some(format!("{why:?}").to_lowercase())),
+    };
+    json!({
+        "event": "done",
+        "session": plan["session"],
+        "mode": plan["mode"],
+        "wire": plan["wire"],
+        "finish_reason": finish,
+        "gave_up": error,
+        "text": text,
+        "rest": report.rest,
+        "ids": report.ids,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": report.ids.len(),
+        "ttft_ms": report.ttft_ms,
+        "decode_tok_s": if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
+        "predicted": plan["predicted"],
+        "stages": stages(&report.segments, &report.stage_ms),
+        "faults": faults,
+        "differing_answers": report.evidence,
+        "bytes_out": report.wire_bytes.0,
+        "bytes_in": report.wire_bytes.1,
+        "end": true,
+    })
+}
+
+/// Sampling parameters as the command line and the API write them.
+fn sampling(value: &Value) -> Result<SamplingParams, String> {
+    let number = |name: &str, default: f32| match &value[name] {
+        Value::Null => Ok(default),
+        given => given.as_f64().map(|x| x as f32).ok_or_else(|| format!("{name} must be a number")),
+    };
+    let count = |name: &str| match &value[name] {
+        Value::Null => Ok(0),
+        given => given.as_u64().map(|n| n as usize).ok_or_else(|| format!("{name} must be a whole number")),
+    };
+    let default = SamplingParams::default();
+    let mut bias = Vec::new();
+    for pair in value["logit_bias"].as_array().into_iter().flatten() {
+        let parsed = pair[0].as_u64().zip(pair[1].as_f64()).and_then(|(id, by)| Some((u32::try_from(id).ok()?, by as f32)));
+        bias.push(parsed.ok_or("logit_bias must be pairs of a token id and a number")?);
+    }
+    let sampling = SamplingParams {
+        temperature: number("temperature", default.temperature)?,
+        top_k: count("top_k")?,
+        top_p: number("top_p", 1.0)?,
+        min_p: number("min_p", 0.0)?,
+        typical_p: number("typical_p", 1.0)?,
+        repetition_penalty: number("repetition_penalty", 1.0)?,
+        presence_penalty: number("presence_penalty", 0.0)?,
+        frequency_penalty: number("frequency_penalty", 0.0)?,
+        logit_bias: bias,
+        logprobs: value["logprobs"].as_bool().unwrap_or(false),
+        top_logprobs: count("top_logprobs")?,
+        ..default
+    };
+    sampling.validate().map_err(|e| e.to_string())?;
+    Ok(sampling)
+}
+
+fn trusted(ask: &Ask) -> Result<BTreeSet<NodeId>, String> {
+    ask.trusted.iter().map(|name| node(name)).collect()
+}
+
+fn node(name: &str) -> Result<NodeId, String> {
+    let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(name.as_bytes()).ok().and_then(|b| <[u8; 32]>::try_from(b).ok());
+    bytes.map(NodeId::new).ok_or_else(|| format!("\"{name}\" is no node's name; `shoal peers` shows them in full"))
+}
+
+fn random() -> Result<[u8; 16], String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|e| format!("no randomness from the system: {e}"))?;
+    Ok(bytes)
+}

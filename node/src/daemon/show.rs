@@ -1,0 +1,94 @@
+//! What `status`, `peers`, `invite` and `why` print, as JSON; the commands turn it into text.
+
+use serde_json::{Value, json};
+
+use super::Daemon;
+
+impl Daemon {
+    pub(super) async fn status(&mut self) -> Value {
+        let ready = &self.held.ready;
+        let ranges = |ranges: &[scheduler::LayerRange]| -> Vec<String> {
+            ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
+        };
+        json!({
+            "node": format!("{:?}", self.me),
+            "addresses": self.network.addresses().await,
+            "peers": self.network.peers().await.len(),
+            "known_nodes": self.view.len().saturating_sub(1),
+            "model": {
+                "name": ready.name,
+                "id": format!("{:?}", self.held.id),
+                "num_layers": ready.num_layers,
+                "loaded": ranges(&self.held.loaded),
+                "serving": ranges(&self.held.served),
+                "resident_bytes": ready.resident_bytes,
+                "decode_ms_per_layer": ready.decode_ms,
+                "prefill_ms_per_layer": ready.prefill_ms,
+                "visit_ms": ready.visit_ms,
+            },
+            "sessions": { "serving": self.table.serving(self.me), "served": self.totals.sessions },
+            "served_positions": self.totals.rows,
+            "bytes_in": self.totals.bytes_in,
+            "bytes_out": self.totals.bytes_out,
+            "paused": self.paused,
+            "draining": *self.draining.borrow(),
+            "reachability": format!("{:?}", self.reachability).to_lowercase(),
+            "uptime_s": self.started.elapsed().as_secs_f64(),
+            "end": true,
+        })
+    }
+
+    pub(super) async fn peers(&mut self) -> Value {
+        let connected = self.network.peers().await;
+        let known = self.facts.iter().map(|(node, facts)| {
+            let link = connected.iter().find(|peer| peer.node == *node);
+            let holdings = self.view.get(*node).map_or_else(Vec::new, |capability| {
+                let layers = |holding: &scheduler::Holding| -> Vec<String> {
+                    holding.loaded.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
+                };
+                capability.claim().holdings.iter().map(|holding| (holding.model, layers(holding))).collect()
+            });
+            let offers: Vec<Value> = facts
+                .offers
+                .iter()
+                .map(|offer| {
+                    let layers = holdings.iter().find(|(model, _)| *model == offer.model).map(|(_, layers)| layers);
+                    json!({ "name": offer.name, "id": format!("{:?}", offer.model),
+                        "num_layers": offer.num_layers, "layers": layers })
+                })
+                .collect();
+            json!({
+                "node": format!("{node:?}"),
+                "agent": facts.agent,
+                "class": format!("{:?}", facts.class).to_lowercase(),
+                "connected": link.is_some(),
+                "path": link.map(|peer| peer.path.name()),
+                "rtt_ms": self.gossip.rtt_ms(*node),
+                "addresses": facts.addresses,
+                "models": offers,
+            })
+        });
+        json!({ "peers": known.collect::<Vec<_>>(), "end": true })
+    }
+
+    pub(super) async fn invite_code(&mut self) -> Value {
+        let addresses = self.network.addresses().await;
+        let mut invite = self.invite.clone();
+        invite.contacts.insert(0, p2p::wire::control::Contact { node: self.me, addresses: addresses.clone() });
+        json!({ "code": invite.code(), "addresses": addresses, "end": true })
+    }
+
+    pub(super) fn why(&self, session: Option<&str>) -> Value {
+        let wanted = |line: &&Value| {
+            session.is_none_or(|prefix| line["session"].as_str().is_some_and(|name| name.starts_with(prefix)))
+        };
+        match self.history.iter().rev().find(wanted) {
+            Some(line) => {
+                let mut line = line.clone();
+                line["end"] = json!(true);
+                line
+            }
+            None => json!({ "error": "no such prompt is remembered; `shoal run` one first (the last 64 are kept)" }),
+        }
+    }
+}

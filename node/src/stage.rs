@@ -1,0 +1,256 @@
+//! The serving side: a frame in, the worker, a frame out.
+//!
+//! One task per session of somebody else. It knows the leases the requester took out for the session, gives each
+//! frame to the worker and sends what comes back to the next stage, and to the requester when the lease asks for the
+//! copy that replays live on. While it computes it says so every [`BEACON_MS`], because silence is how the requester
+//! tells a frozen machine from a slow one. It never retries anything: recovery is the requester's.
+//!
+//! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session nobody sends frames
+//! for, for as long as its lease says, is closed and its KV freed.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+use p2p::{
+    Network,
+    wire::{
+        control::{Answer, Lease, Refusal},
+        frame::{Header, Kind, MAX_REASON},
+    },
+};
+use scheduler::{NodeId, SessionId};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+
+use crate::{
+    table::{Arrival, Inlets, JOBS_AHEAD, Order, Outbox, Outlets, Table},
+    worker::{Body, Job, JobInput, OpenSession, Output, Want, Worker},
+};
+
+/// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
+const BEACON_MS: u64 = 100;
+
+/// What a stage did, for the daemon's books.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    /// Rows computed and bytes that crossed the network for them.
+    Rows {
+        /// Positions computed.
+        rows: u32,
+        /// Bytes received.
+        bytes_in: u64,
+        /// Bytes sent.
+        bytes_out: u64,
+    },
+    /// A session ended.
+    Ended(SessionId),
+}
+
+/// One session served for `requester`.
+pub struct Stage {
+    /// Its name.
+    pub session: SessionId,
+    /// Whose prompt it is: the only one who may lease, feed or release.
+    pub requester: NodeId,
+    /// The way out.
+    pub network: Network,
+    /// Who computes.
+    pub worker: Worker,
+    /// Where its end is noted.
+    pub table: Table,
+    /// The daemon's books.
+    pub books: mpsc::Sender<Served>,
+    /// True once the node wants to leave: running sessions go on, new leases are refused.
+    pub draining: watch::Receiver<bool>,
+}
+
+struct Running {
+    stage: Stage,
+    orders: mpsc::Sender<Order>,
+    /// By first layer.
+    leases: BTreeMap<u32, Lease>,
+    outboxes: BTreeMap<NodeId, Outbox>,
+    jobs: usize,
+    idle_since: Instant,
+}
+
+impl Stage {
+    /// Serves until the requester releases it, its lease runs out, or the worker dies.
+    pub async fn run(self, inlets: Inlets, mut doors: Outlets) {
+        let mut beacon = interval(Duration::from_millis(BEACON_MS));
+        beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut running = Running {
+            orders: inlets.orders,
+            leases: BTreeMap::new(),
+            outboxes: BTreeMap::new(),
+            jobs: 0,
+            idle_since: Instant::now(),
+            stage: self,
+        };
+        loop {
+            let expires = running.idle_since + running.patience();
+            tokio::select! {
+                biased;
+                Some(output) = doors.outputs.recv() => running.output(output).await,
+                Some(order) = doors.orders.recv() => if running.order(order).await { break },
+                Some(arrival) = doors.frames.recv(), if running.jobs < JOBS_AHEAD => running.arrival(arrival).await,
+                _ = beacon.tick(), if running.jobs > 0 => running.beacon(),
+                () = sleep_until(expires) => break,
+            }
+        }
+        let Running { stage, .. } = running;
+        stage.table.leave(stage.session);
+        stage.worker.close(stage.session).await;
+        let _ = stage.books.send(Served::Ended(stage.session)).await;
+    }
+}
+
+impl Running {
+    /// How long the session may be idle: the longest of its leases, a moment before the first.
+    fn patience(&self) -> Duration {
+        let longest = self.leases.values().map(|lease| lease.ttl_ms).max();
+        Duration::from_millis(longest.map_or(5_000, u64::from))
+    }
+
+    /// True when the session is over.
+    async fn order(&mut self, order: Order) -> bool {
+        match order {
+            Order::Lease { lease, answer } => {
+                let _ = answer.send(self.lease(*lease).await);
+                false
+            }
+            Order::Release => true,
+            Order::Lost(node) => {
+                self.outboxes.remove(&node);
+                node == self.stage.requester
+            }
+            _ => false,
+        }
+    }
+
+    async fn lease(&mut self, lease: Lease) -> Answer {
+        let refused = |reason, text: &str| Answer::Refused { reason, text: text.to_owned() };
+        if *self.stage.draining.borrow() && self.leases.is_empty() {
+            return refused(Refusal::Draining, "this node is about to leave");
+        }
+        if self.leases.values().any(|held| held.epoch > lease.epoch) {
+            return refused(Refusal::Malformed, "a later epoch of this session is being served");
+        }
+        let open = OpenSession {
+            session: lease.session,
+            epoch: lease.epoch,
+            layers: lease.layers,
+            positions: lease.positions,
+            at: lease.at,
+            wire: lease.wire,
+            rounding: lease.rounding.clone(),
+            conduct: None,
+        };
+        match self.stage.worker.open(open).await {
+            Ok(have) => {
+                if let Some(next) = &lease.next {
+                    let (network, next) = (self.stage.network.clone(), next.clone());
+                    // The first frame to it should not wait for a handshake.
+                    tokio::spawn(async move { network.connect(&next).await });
+                }
+                self.idle_since = Instant::now();
+                self.leases.retain(|_, held| held.epoch == lease.epoch || held.layers != lease.layers);
+                self.leases.insert(lease.layers.start(), lease);
+                Answer::Accepted { have }
+            }
+            Err(error) => refused(Refusal::NoRoom, &error.to_string()),
+        }
+    }
+
+    async fn arrival(&mut self, arrival: Arrival) {
+        let Arrival::Frame { header, payload, .. } = arrival else { return };
+        let want = match header.kind {
+            Kind::Activations => Want::Activations,
+            Kind::Feed => Want::Nothing,
+            _ => return,
+        };
+        // Nothing of another epoch than the lease's has any effect.
+        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else { return };
+        self.idle_since = Instant::now();
+        let rows = header.rows;
+        let bytes_in = payload.len() as u64;
+        let job = Job {
+            session: self.stage.session,
+            epoch: header.epoch,
+            layer: lease.layers.start(),
+            from: header.from,
+            rows,
+            input: JobInput::Wire(header.wire, payload),
+            want,
+        };
+        if self.stage.worker.run(job).await.is_ok() {
+            self.jobs += 1;
+            let _ = self.stage.books.try_send(Served::Rows { rows, bytes_in, bytes_out: 0 });
+        } else {
+            self.tell_requester(Kind::Failed, header.layer, 0, Bytes::from_static(b"the worker died"));
+        }
+    }
+
+    async fn output(&mut self, output: Output) {
+        self.jobs = self.jobs.saturating_sub(1);
+        self.idle_since = Instant::now();
+        let start = output.layers.start();
+        match output.body {
+            Body::Activations(wire, bytes) => {
+                let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else { return };
+                let header = Header {
+                    kind: Kind::Activations,
+                    wire,
+                    epoch: output.epoch,
+                    layer: output.layers.end(),
+                    from: output.from,
+                    rows: output.rows,
+                    len: bytes.len() as u32,
+                };
+                let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
+                let bytes = Bytes::from(bytes);
+                let bytes_out = bytes.len() as u64 * (1 + u64::from(log && next.is_some()));
+                let _ = self.stage.books.try_send(Served::Rows { rows: 0, bytes_in: 0, bytes_out });
+                let requester = self.stage.requester;
+                self.send(next.unwrap_or(requester), header, bytes.clone());
+                if log && next.is_some() {
+                    self.send(requester, header, bytes);
+                }
+            }
+            Body::NeedReplay { have } => self.tell_requester(Kind::NeedReplay, start, have, Bytes::new()),
+            Body::Failed(why) => {
+                let mut why = why;
+                why.truncate(why.floor_char_boundary(MAX_REASON));
+                self.tell_requester(Kind::Failed, start, 0, Bytes::from(why));
+            }
+            Body::Sampled { .. } | Body::Nothing => {}
+        }
+    }
+
+    fn beacon(&mut self) {
+        let starts: Vec<u32> = self.leases.keys().copied().collect();
+        for start in starts {
+            self.tell_requester(Kind::Beacon, start, 0, Bytes::new());
+        }
+    }
+
+    /// A frame about the segment that starts at `layer`, to the requester.
+    fn tell_requester(&mut self, kind: Kind, layer: u32, from: u32, payload: Bytes) {
+        let Some(lease) = self.leases.get(&layer) else { return };
+        let header = Header::signal(kind, lease.epoch, layer, from, payload.len());
+        self.send(self.stage.requester, header, payload);
+    }
+
+    fn send(&mut self, node: NodeId, header: Header, payload: Bytes) {
+        let (network, orders, session) = (&self.stage.network, &self.orders, self.stage.session);
+        let outbox = self
+            .outboxes
+            .entry(node)
+            .or_insert_with(|| Outbox::open(network.clone(), node, session, header.epoch, orders.clone()));
+        if !outbox.send(header, payload) {
+            self.outboxes.remove(&node);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The sessions this node takes part in, as conductor or as a stage, and the door each one's news comes in by.
+//!
+//! Every session is one task that owns its state; what happens to it arrives on three bounded channels. Streams from
+//! neighbors are read by one task each, which looks the session up here per frame: the map is the only thing that
+//! readers, worker and daemon share.
+
+use std::sync::Arc;
+
+use dashmap::{DashMap, mapref::entry::Entry};
+use p2p::{
+    Network,
+    link::{Plane, Reader},
+    wire::{
+        control::{Answer, Contact, Lease},
+        frame::{HEADER_LEN, Header, Hello, Kind, MAX_FRAME},
+    },
+};
+use scheduler::{NodeId, SessionId, recover::Failure, session::Standbys};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::worker::Output;
+
+/// Frames waiting for one session; when they are full the stream they came from is read no further.
+const FRAMES: usize = 32;
+/// Outputs of the worker waiting for one session. A session has at most [`JOBS_AHEAD`] jobs out, so it never fills.
+const OUTPUTS: usize = 4 * JOBS_AHEAD;
+/// Orders waiting for one session; the sender waits.
+const ORDERS: usize = 64;
+/// Jobs one session may have at the worker: enough that the next chunk is there when one ends.
+pub const JOBS_AHEAD: usize = 4;
+/// Sessions of one node, its own and others'; a lease beyond is refused.
+pub const MAX_SESSIONS: usize = 256;
+/// Frames on the way to one neighbor; a prompt of 128 Ki tokens in chunks of 96 fits. A neighbor that lets it fill
+/// up is treated as gone.
+const OUTBOX: usize = 2_048;
+
+/// What a neighbor's stream brought.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A frame, its header checked.
+    Frame {
+        /// Who sent it.
+        from: NodeId,
+        /// What it is.
+        header: Header,
+        /// Its bytes.
+        payload: Vec<u8>,
+    },
+    /// The stream ended.
+    Ended {
+        /// Whose.
+        from: NodeId,
+    },
+}
+
+/// What a session's task is told by the rest of the node.
+#[derive(Debug)]
+pub enum Order {
+    /// To a stage: serve this.
+    Lease {
+        /// The terms.
+        lease: Box<Lease>,
+        /// Where the answer goes.
+        answer: oneshot::Sender<Answer>,
+    },
+    /// To a stage: the requester needs it no more.
+    Release,
+    /// To a conductor: a stage promised, or not.
+    Opened {
+        /// Index of the stage; `None` for a shadow.
+        stage: Option<usize>,
+        /// Under which epoch it was asked.
+        epoch: u32,
+        /// Who was asked.
+        node: NodeId,
+        /// Its KV length, or why not.
+        answer: Result<u32, Failure>,
+    },
+    /// To a conductor: another pipeline, if there is one.
+    Rerouted(Option<(scheduler::Pipeline, Standbys, Vec<Contact>)>),
+    /// A neighbor cannot be reached.
+    Lost(NodeId),
+    /// To a conductor: the user does not want it any more.
+    Cancel,
+}
+
+/// The doors of one session.
+#[derive(Clone, Debug)]
+pub struct Inlets {
+    /// From neighbors.
+    pub frames: mpsc::Sender<Arrival>,
+    /// From this node's worker.
+    pub outputs: mpsc::Sender<Output>,
+    /// From this node.
+    pub orders: mpsc::Sender<Order>,
+    /// Whose prompt it is.
+    pub requester: NodeId,
+}
+
+/// The other side of the doors.
+#[derive(Debug)]
+pub struct Outlets {
+    /// From neighbors.
+    pub frames: mpsc::Receiver<Arrival>,
+    /// From this node's worker.
+    pub outputs: mpsc::Receiver<Output>,
+    /// From this node.
+    pub orders: mpsc::Receiver<Order>,
+}
+
+/// All sessions of this node.
+#[derive(Clone, Debug, Default)]
+pub struct Table(Arc<DashMap<SessionId, Inlets>>);
+
+impl Table {
+    /// Enters a session. `None` when the node has as many as it takes or the name is in use.
+    pub fn enter(&self, session: SessionId, requester: NodeId) -> Option<(Inlets, Outlets)> {
+        if self.0.len() >= MAX_SESSIONS {
+            return None;
+        }
+        let (frames, frames_out) = mpsc::channel(FRAMES);
+        let (outputs, outputs_out) = mpsc::channel(OUTPUTS);
+        let (orders, orders_out) = mpsc::channel(ORDERS);
+        match self.0.entry(session) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(vacant) => {
+                let inlets = Inlets { frames, outputs, orders, requester };
+                vacant.insert(inlets.clone());
+                Some((inlets, Outlets { frames: frames_out, outputs: outputs_out, orders: orders_out }))
+            }
+        }
+    }
+
+    /// The doors of a session.
+    pub fn get(&self, session: SessionId) -> Option<Inlets> {
+        self.0.get(&session).map(|inlets| inlets.clone())
+    }
+
+    /// Forgets a session.
+    pub fn leave(&self, session: SessionId) {
+        self.0.remove(&session);
+    }
+
+    /// Sessions of others running here.
+    pub fn serving(&self, me: NodeId) -> usize {
+        self.0.iter().filter(|entry| entry.requester != me).count()
+    }
+
+    /// Hands an output of the worker to its session; dropped when that is over.
+    pub async fn deliver(&self, output: Output) {
+        if let Some(inlets) = self.get(output.session) {
+            let _ = inlets.outputs.send(output).await;
+        }
+    }
+
+    /// Reads a neighbor's stream until it ends, frame by frame, into the session it names. A frame that cannot be read
+    /// ends the stream.
+    pub async fn read(self, from: NodeId, mut stream: Reader) {
+        let mut hello = [0; Hello::LEN];
+        if stream.recv_exact(&mut hello).await.is_err() {
+            return;
+        }
+        let Ok(hello) = Hello::read(&hello) else { return };
+        let Some(inlets) = self.get(hello.session) else { return };
+        let mut head = [0; HEADER_LEN];
+        while stream.recv_exact(&mut head).await.is_ok() {
+            let Ok(header) = Header::read(&head) else { break };
+            let mut payload = Vec::new();
+            if stream.recv_payload(header.len as usize, MAX_FRAME, &mut payload).await.is_err() {
+                break;
+            }
+            if inlets.frames.send(Arrival::Frame { from, header, payload }).await.is_err() || header.kind == Kind::Bye {
+                break;
+            }
+        }
+        let _ = inlets.frames.send(Arrival::Ended { from }).await;
+    }
+}
+
+/// The way out to one neighbor: a task that owns the stream and a queue in front of it.
+#[derive(Debug)]
+pub struct Outbox(mpsc::Sender<(Header, bytes::Bytes)>);
+
+impl Outbox {
+    /// Opens a stream of `session` to `node` in the background. When that fails, or the stream breaks later, the session
+    /// hears [`Order::Lost`].
+    pub fn open(network: Network, node: NodeId, session: SessionId, epoch: u32, orders: mpsc::Sender<Order>) -> Self {
+        let (sender, mut queue) = mpsc::channel::<(Header, bytes::Bytes)>(OUTBOX);
+        tokio::spawn(async move {
+            let lost = async {
+                let mut stream = network.open(node, Plane::Data).await?;
+                stream.send(&Hello { session, epoch }.write(), &[]).await?;
+                while let Some((header, payload)) = queue.recv().await {
+                    stream.send(&header.write(), &payload).await?;
+                }
+                stream.finish().await
+            }
+            .await;
+            if let Err(error) = lost {
+                tracing::debug!(%node, %session, %error, "a neighbor cannot be reached");
+                let _ = orders.send(Order::Lost(node)).await;
+            }
+        });
+        Self(sender)
+    }
+
+    /// Queues a frame. False when the neighbor is gone or does not read.
+    pub fn send(&self, header: Header, payload: bytes::Bytes) -> bool {
+        self.0.try_send((header, payload)).is_ok()
+    }
+}
