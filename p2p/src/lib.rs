@@ -3,5 +3,6 @@
 
 pub mod identity;
 
+pub mod blob;
 pub mod codec;
 pub mod wire;

@@ -21,6 +21,7 @@
 
 mod metadata;
 mod parse;
+mod ranges;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -38,6 +39,7 @@ use crate::{
     quant::{self, Format},
 };
 pub use metadata::{Array, Kind, Metadata, Strings, Value};
+pub use ranges::{byte_ranges, layer_count};
 pub use write::{TensorWriter, Writer};
 
 /// Most metadata pairs of a file; real models have below 100.

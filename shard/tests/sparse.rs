@@ -1,0 +1,132 @@
+//! A file of which only the header and some layers are there runs those layers with the bits of the whole file, so
+//! nothing else is touched: what is missing is filled with bytes that no weight could survive.
+
+mod common;
+
+use std::{fs, ops::Range, os::unix::fs::FileExt, sync::Arc};
+
+use common::{bits, fast, fixtures, folder, goldens, open};
+use scheduler::LayerRange;
+use shard::{
+    Error,
+    engine::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
+    gguf::{Gguf, byte_ranges, layer_count},
+    kv::KvCache,
+};
+
+/// One stage of a pipeline, with what a session needs there.
+struct Stage {
+    shard: Shard,
+    ws: Workspace,
+    kv: KvCache,
+}
+
+fn stage(gguf: &Arc<Gguf>, layers: LayerRange, ends: Ends, context: usize) -> Stage {
+    let shard = Shard::load(gguf, fast(), layers, ends, Options { context: Some(context) }).unwrap();
+    let ws = Workspace::new(&shard, Capacity { rows: 32, items: 1, logit_rows: 32 }).unwrap();
+    let kv = shard.new_kv();
+    Stage { shard, ws, kv }
+}
+
+/// The tags and the logits of two stages, the second from layer `cut` on.
+fn run(first: &Arc<Gguf>, second: &Arc<Gguf>, cut: u32, context: usize, ids: &[u32]) -> (Vec<u64>, Vec<u32>) {
+    let count = layer_count(first).unwrap();
+    let (head, tail) = (LayerRange::new(0, cut).unwrap(), LayerRange::new(cut, count).unwrap());
+    let mut stages = [
+        stage(first, head, Ends { embedding: true, head: false }, context),
+        stage(second, tail, Ends { embedding: false, head: true }, context),
+    ];
+    let mut rows = Vec::new();
+    for (index, stage) in stages.iter_mut().enumerate() {
+        let input = if index == 0 { Input::Tokens(ids) } else { Input::Activations(&rows) };
+        let item = Item { kv: &mut stage.kv, input, output: Output::All };
+        stage.shard.forward(&mut stage.ws, &mut [item]).unwrap();
+        rows = if index == 0 { stage.ws.activations(0).to_vec() } else { stage.ws.logits(0).to_vec() };
+    }
+    (stages.iter().map(|stage| stage.shard.kv_tag()).collect(), bits(&rows))
+}
+
+/// The bytes of `file` in `ranges`, all others hostile.
+fn only(file: &[u8], ranges: &[Range<u64>]) -> Vec<u8> {
+    let mut left = vec![0xff; file.len()];
+    for range in ranges {
+        let range = range.start as usize..range.end as usize;
+        left[range.clone()].copy_from_slice(&file[range]);
+    }
+    left
+}
+
+#[test]
+fn every_family_runs_from_just_the_bytes_of_its_layers() {
+    for name in fixtures() {
+        let whole = open(&name);
+        let file = fs::read(folder().join(format!("{name}.gguf"))).unwrap();
+        let count = layer_count(&whole).unwrap();
+        if count < 2 {
+            continue;
+        }
+        let cut = count / 2;
+        let ranges = |start, end, embedding, head| {
+            byte_ranges(&whole, LayerRange::new(start, end).unwrap(), Ends { embedding, head }).unwrap()
+        };
+        let (first, second) = (ranges(0, cut, true, false), ranges(cut, count, false, true));
+        for part in [&first, &second] {
+            assert!(part[0].start == 0 && part[0].end >= whole.header_len(), "{name}: the header");
+            assert!(part.windows(2).all(|pair| pair[0].end < pair[1].start), "{name}: {part:?}");
+        }
+        let bytes = |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
+        assert!(bytes(&first) < whole.file_len() && bytes(&second) < whole.file_len(), "{name}");
+        let part = |ranges: &[Range<u64>]| common::bytes(only(&file, ranges));
+        let golden = &goldens(&name)[0];
+        let ids = &golden.ids[..golden.ids.len().min(12)];
+        let expected = run(&whole, &whole, cut, golden.context, ids);
+        let parts = run(&part(&first), &part(&second), cut, golden.context, ids);
+        assert!(parts == expected, "{name} gives other bits from its parts");
+    }
+}
+
+#[test]
+fn a_file_with_holes_opens_and_runs_its_layers() {
+    let whole = open("llama3");
+    let file = fs::read(folder().join("llama3.gguf")).unwrap();
+    let (layers, count) = (LayerRange::new(1, 2).unwrap(), layer_count(&whole).unwrap());
+    let ranges = byte_ranges(&whole, layers, Ends::NONE).unwrap();
+    let sparse = tempfile::NamedTempFile::new().unwrap();
+    sparse.as_file().set_len(file.len() as u64).unwrap();
+    for range in &ranges {
+        let part = &file[range.start as usize..range.end as usize];
+        sparse.as_file().write_all_at(part, range.start).unwrap();
+    }
+    let holes = Arc::new(Gguf::open(sparse.path()).unwrap());
+    assert_eq!((holes.file_len(), layer_count(&holes).unwrap()), (file.len() as u64, count));
+    let hidden = shard::models::Blueprint::from_gguf(&whole).unwrap().hidden;
+    let rows: Vec<f32> = (0..3 * hidden).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
+    let run = |gguf: &Arc<Gguf>| {
+        let mut stage = stage(gguf, layers, Ends::NONE, 64);
+        let item = Item { kv: &mut stage.kv, input: Input::Activations(&rows), output: Output::All };
+        stage.shard.forward(&mut stage.ws, &mut [item]).unwrap();
+        bits(stage.ws.activations(0))
+    };
+    assert!(run(&holes) == run(&whole));
+}
+
+#[test]
+fn the_ends_cost_their_tensors_and_layers_beyond_the_model_are_refused() {
+    let gguf = open("llama3");
+    let count = layer_count(&gguf).unwrap();
+    let all = LayerRange::new(0, count).unwrap();
+    let holds = |ends: Ends, name: &str| {
+        let tensor = gguf.info(name).unwrap();
+        byte_ranges(&gguf, all, ends)
+            .unwrap()
+            .iter()
+            .any(|range| range.start <= tensor.offset && tensor.offset + tensor.len <= range.end)
+    };
+    let tied = gguf.info("output.weight").is_none();
+    let (embedding, head) = (Ends { embedding: true, head: false }, Ends { embedding: false, head: true });
+    assert!(holds(embedding, "token_embd.weight") && !holds(embedding, "output_norm.weight"));
+    assert!(holds(head, "output_norm.weight") && holds(head, "token_embd.weight") == tied);
+    assert!(!holds(Ends::NONE, "token_embd.weight") && holds(Ends::NONE, "blk.0.attn_norm.weight"));
+    let beyond = LayerRange::new(0, count + 1).unwrap();
+    assert!(matches!(byte_ranges(&gguf, beyond, Ends::NONE), Err(Error::Invalid { .. })));
+}
