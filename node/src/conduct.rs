@@ -20,7 +20,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -258,7 +257,7 @@ pub async fn conduct(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlet
     };
     let mut over = conductor.perform(first).await;
     while !over {
-        conductor.feed_worker().await;
+        conductor.feed_worker();
         let now = conductor.now();
         let due = conductor.machine.wake().map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
         let events = tokio::select! {
@@ -461,11 +460,11 @@ impl Conductor {
     }
 
     /// Keeps the own worker busy without filling its queue.
-    async fn feed_worker(&mut self) {
+    fn feed_worker(&mut self) {
         while self.running < JOBS_AHEAD
             && let Some(job) = self.waiting.pop_front()
         {
-            if self.means.worker.run(job).await.is_err() {
+            if self.means.worker.run(job).is_err() {
                 let _ = self.orders.try_send(Order::Lost(self.means.me));
                 return;
             }
@@ -727,7 +726,7 @@ impl Conductor {
     async fn done(&mut self, end: End) {
         let session = self.plan.session;
         self.report.rest = self.means.worker.finish(session).await.unwrap_or_default();
-        self.means.worker.close(session).await;
+        self.means.worker.close(session);
         self.report.end = end;
         self.report.segments = self.machine.segments().collect();
         let stages = self.report.segments.iter().map(|segment| {

@@ -102,7 +102,7 @@ impl Stage {
         }
         let Running { stage, .. } = running;
         stage.table.leave(stage.session);
-        stage.worker.close(stage.session).await;
+        stage.worker.close(stage.session);
         let _ = stage.books.send(Served::Ended(stage.session)).await;
     }
 }
@@ -185,7 +185,7 @@ impl Running {
             input: JobInput::Wire(header.wire, payload),
             want,
         };
-        if self.stage.worker.run(job).await.is_ok() {
+        if self.stage.worker.run(job).is_ok() {
             self.jobs += 1;
             let _ = self.stage.books.try_send(Served::Rows { rows, bytes_in, bytes_out: 0 });
         } else {

@@ -327,7 +327,7 @@ impl Daemon {
         if let Some((_, caller)) = self.leaving.take() {
             let _ = caller.try_send(json!({ "left": true, "end": true }));
         }
-        self.held.worker.kill().await;
+        self.held.worker.kill();
         self.network.shutdown().await;
         let _ = self.notices.send(Notice::Stopped).await;
     }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::wire::control::Contact;
 use scheduler::{
-    NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape,
-    policy::Boomerang,
+    Boomerang, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape,
     route::{Comparison, Route, compare},
     session::Standbys,
     standby,

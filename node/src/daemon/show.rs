@@ -62,7 +62,7 @@ impl Daemon {
                 "agent": facts.agent,
                 "class": format!("{:?}", facts.class).to_lowercase(),
                 "connected": link.is_some(),
-                "path": link.map(|peer| peer.path.name()),
+                "path": link.map(|peer| peer.path.to_string()),
                 "rtt_ms": self.gossip.rtt_ms(*node),
                 "addresses": facts.addresses,
                 "models": offers,
