@@ -703,9 +703,10 @@ impl Conductor {
         if now == before {
             return;
         }
-        let gone = before.iter().find(|segment| !now.contains(segment));
-        if let Some(gone) = gone {
-            let moved = Progress::Moved { failed: gone.node, segments: now };
+        // Who is out of it altogether, else (a slow stage relieved of some layers) whoever runs something else now.
+        let out = before.iter().find(|old| now.iter().all(|new| new.node != old.node));
+        if let Some(left) = out.or(before.iter().find(|old| !now.contains(old))) {
+            let moved = Progress::Moved { failed: left.node, segments: now };
             let _ = self.means.progress.send(moved).await;
         }
     }

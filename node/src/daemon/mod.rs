@@ -122,6 +122,8 @@ pub struct Finished {
     session: SessionId,
     /// What there is to say about it.
     line: Option<Value>,
+    /// Measured: who, ms per layer and token.
+    speeds: Vec<(NodeId, f64)>,
 }
 
 /// Sums since the node started.
@@ -448,6 +450,10 @@ impl Daemon {
 
     fn remember(&mut self, over: Finished) {
         self.in_flight.remove(&over.session);
+        let now = self.now();
+        for (node, layer_ms) in over.speeds {
+            self.view.observe_speed(node, now, layer_ms);
+        }
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();

@@ -80,7 +80,7 @@ impl PromptTask {
             return Err(format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model));
         }
         let line = self.delegate(&ask, peers, lines).await?;
-        let finished = super::Finished { session: SessionId::new(random()?), line: Some(line.clone()) };
+        let finished = super::Finished { session: SessionId::new(random()?), line: Some(line.clone()), speeds: Vec::new() };
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
@@ -158,7 +158,7 @@ impl PromptTask {
     async fn run(&self, ask: Ask, emitted: Vec<u32>, lines: &mpsc::Sender<Value>) -> Result<(), String> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
             self.prepare(&ask, &emitted, true).await?;
-        let finished = |line| super::Finished { session, line };
+        let finished = |line| super::Finished { session, line, speeds: Vec::new() };
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
             return Err("this node runs as many prompts as it takes; try again in a moment".into());
@@ -235,7 +235,8 @@ impl PromptTask {
             return Err("the prompt was dropped; `shoal why` may say more".into());
         };
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
-        let _ = self.finished.send(finished(Some(line.clone()))).await;
+        let speeds = speeds(&report, self.me);
+        let _ = self.finished.send(super::Finished { session, line: Some(line.clone()), speeds }).await;
         let _ = lines.send(line).await;
         Ok(())
     }
@@ -273,6 +274,20 @@ fn tok_s(cost: &scheduler::cost::Cost, shape: Shape) -> f64 {
     let once = cost.prefill_ms + cost.load_ms;
     let passes = f64::from(shape.passes().max(1));
     1e3 / ((cost.total_ms() - once).max(1e-6) / passes)
+}
+
+/// Milliseconds per layer and token of every stage that is not ours: from its predecessor's output to its own, the hop
+/// included, which makes a far node look a little slower than it is and never faster.
+fn speeds(report: &Report, me: NodeId) -> Vec<(NodeId, f64)> {
+    let mut before = 0.0;
+    let mut speeds = Vec::new();
+    for (segment, at) in report.segments.iter().zip(&report.stage_ms) {
+        if segment.node != me && *at > before {
+            speeds.push((segment.node, (at - before) / f64::from(segment.layers.len())));
+        }
+        before = at.max(before);
+    }
+    speeds
 }
 
 fn stages(segments: &[Segment], ms: &[f64]) -> Vec<Value> {
