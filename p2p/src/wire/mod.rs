@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | activations and what is said beside them | [`frame`] | data, one stream per (session, neighbor) | no |
 //! | asking a node for something, its answer | [`control`] | control, one call each | no |
+//! | a prompt for somebody else to conduct | [`delegate`] | delegate, one stream per prompt | no |
 //! | what a node offers | [`announce`] | gossip | by the node |
 //!
 //! Decoding is the door of the program. Every `decode` here
@@ -19,6 +20,7 @@
 pub mod announce;
 pub mod control;
 pub mod cursor;
+pub mod delegate;
 pub mod frame;
 
 use std::fmt;
@@ -34,3 +36,6 @@ impl fmt::Display for Malformed {
 }
 
 impl std::error::Error for Malformed {}
+
+#[cfg(test)]
+mod tests;
