@@ -1,0 +1,306 @@
+//! What a node says of itself to everybody, sealed with its key.
+//!
+//! ```text
+//!  "sha1" | node | operator? | sequence | region | access, up, down | draining | class
+//!         | offers: model, name, sizes, speeds, load, ranges | links | addresses | ttl | agent | signature (64 bytes)
+//! ```
+//!
+//! The signature covers everything before it, under the domain `shoal/announce/1`. Whoever forwards an announcement
+//! forwards these bytes, so it means the same to all who hear it. A replay is told by its sequence number, which the
+//! view of the swarm compares; a node counts on from above its last after a restart.
+//!
+//! Limits: [`MAX_ANNOUNCEMENT`] bytes, [`MAX_LINKS`] links, the bounds of [`scheduler::capability`] for the numbers.
+//! [`seal`] tells a node when it says too much; [`open`] is the only way in for what strangers say.
+
+use scheduler::capability::{MAX_HOLDINGS, MAX_LAYERS, MAX_MS, MAX_RANGES};
+use scheduler::{Capability, Claim, Holding, LayerRange, ModelId, NodeId, OperatorId};
+
+use super::Malformed;
+use super::control::{MAX_POSITIONS, read_addresses, read_range, write_addresses, write_range};
+use super::cursor::{Reader, Writer};
+use crate::identity::{Identity, verify};
+
+/// Longest announcement, bytes; what gossip forwards. A longer one is dropped unread.
+pub const MAX_ANNOUNCEMENT: usize = 16 << 10;
+/// Most measured links; a node with more peers names its nearest.
+pub const MAX_LINKS: usize = 32;
+/// Longest life of an announcement, ms: two minutes, after which who fell silent is forgotten.
+pub const MAX_TTL_MS: u32 = 120_000;
+/// Longest name of a model, bytes.
+pub const MAX_NAME: usize = 64;
+/// Longest name of a program, bytes.
+pub const MAX_AGENT: usize = 64;
+/// Widest hidden state, values; above any published one.
+pub const MAX_HIDDEN: u32 = 1 << 17;
+/// Largest file of a model, bytes: 16 TiB.
+pub const MAX_FILE_BYTES: u64 = 1 << 44;
+
+const MAGIC: [u8; 4] = *b"sha1";
+const DOMAIN: &str = "shoal/announce/1";
+/// Smallest encoding of an offer with its holding, bytes.
+const SMALLEST_OFFER: usize = 32 + 2 + 3 * 4 + 8 + 5 * 8 + 2 * 4 + 8 + 2 * 2;
+
+/// How exact a node's results are.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Class {
+    /// Bit for bit those of the numeric profile `d1`: checked by digest.
+    D1 = 0,
+    /// Close to them: checked by tolerance.
+    Approx = 1,
+}
+
+/// What a model is, as one of its holders says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Offer {
+    /// Which model.
+    pub model: ModelId,
+    /// What people call it, at most [`MAX_NAME`] bytes without control characters.
+    pub name: String,
+    /// Its layers, 1 to [`MAX_LAYERS`].
+    pub num_layers: u32,
+    /// Values of its hidden state, 1 to [`MAX_HIDDEN`].
+    pub hidden: u32,
+    /// Positions served at most, 1 to [`MAX_POSITIONS`].
+    pub context: u32,
+    /// Bytes of its file, at most [`MAX_FILE_BYTES`].
+    pub file_bytes: u64,
+}
+
+/// A measured round trip.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Link {
+    /// Between the announcing node and this one.
+    pub to: NodeId,
+    /// How long, ms, 0 to [`MAX_MS`].
+    pub rtt_ms: f64,
+}
+
+/// What a node is about to announce.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Draft {
+    /// Its numbers; `claim.node` is the sealing identity's.
+    pub claim: Claim,
+    /// How exact it computes.
+    pub class: Class,
+    /// One for each of `claim.holdings`, in that order, of the same model.
+    pub offers: Vec<Offer>,
+    /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`].
+    pub links: Vec<Link>,
+    /// Where it can be reached, as a [`Contact`](super::control::Contact) has them.
+    pub addresses: Vec<String>,
+    /// The announcement is void after this long, ms; 1 to [`MAX_TTL_MS`].
+    pub ttl_ms: u32,
+    /// Program and version, at most [`MAX_AGENT`] bytes without control characters.
+    pub agent: String,
+}
+
+/// A node's announcement: its signature fits, its numbers can be true.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Announcement {
+    /// The numbers, and who speaks.
+    pub capability: Capability,
+    /// How exact it computes.
+    pub class: Class,
+    /// One for each holding of the capability, in that order, of the same model.
+    pub offers: Vec<Offer>,
+    /// Round trips it says it measured, one per peer.
+    pub links: Vec<Link>,
+    /// Where it says it can be reached.
+    pub addresses: Vec<String>,
+    /// Void this long after it was heard first, ms.
+    pub ttl_ms: u32,
+    /// Program and version.
+    pub agent: String,
+}
+
+impl Announcement {
+    /// Who speaks.
+    pub fn node(&self) -> NodeId {
+        self.capability.node()
+    }
+
+    /// What it says of `model`.
+    pub fn offer(&self, model: ModelId) -> Option<&Offer> {
+        self.offers.iter().find(|offer| offer.model == model)
+    }
+}
+
+/// The operator of a node that names none: the node.
+pub fn own_operator(node: NodeId) -> OperatorId {
+    OperatorId::new(*node.as_bytes())
+}
+
+/// Writes and signs `draft` as the announcement of `identity`.
+///
+/// # Errors
+/// When [`open`] would refuse the result: a number beyond its bound, or more than [`MAX_ANNOUNCEMENT`] bytes.
+pub fn seal(draft: &Draft, identity: &Identity) -> Result<Vec<u8>, Malformed> {
+    if draft.claim.node != identity.node() {
+        return Err(Malformed("announcement: node"));
+    }
+    let mut to = Writer::new();
+    write(draft, &mut to)?;
+    let signature = identity.sign(DOMAIN, to.as_bytes());
+    to.bytes(&signature);
+    let bytes = to.finish();
+    open(&bytes).map(|_| bytes)
+}
+
+/// Reads an announcement and checks its signature.
+///
+/// # Errors
+/// When the bytes are too many or not one announcement, the signature is not that of the node within, or a number
+/// cannot be.
+pub fn open(bytes: &[u8]) -> Result<Announcement, Malformed> {
+    if bytes.len() > MAX_ANNOUNCEMENT {
+        return Err(Malformed("announcement: length"));
+    }
+    let (body, signature) = bytes.split_last_chunk().ok_or(Malformed("truncated"))?;
+    let mut from = Reader::new(body);
+    let announcement = read(&mut from)?;
+    from.finish()?;
+    if !verify(announcement.node(), DOMAIN, body, signature) {
+        return Err(Malformed("announcement: signature"));
+    }
+    Ok(announcement)
+}
+
+fn write(draft: &Draft, to: &mut Writer) -> Result<(), Malformed> {
+    let claim = &draft.claim;
+    let same = |(offer, holding): (&Offer, &Holding)| offer.model == holding.model;
+    if draft.offers.len() != claim.holdings.len() || !draft.offers.iter().zip(&claim.holdings).all(same) {
+        return Err(Malformed("announcement: offers"));
+    }
+    to.bytes(&MAGIC).bytes(claim.node.as_bytes());
+    let other = (claim.operator != own_operator(claim.node)).then_some(claim.operator);
+    to.bool(other.is_some());
+    if let Some(operator) = other {
+        to.bytes(operator.as_bytes());
+    }
+    to.u64(claim.sequence).u16(claim.region).f64(claim.access_ms);
+    to.f64(claim.up_bytes_per_ms).f64(claim.down_bytes_per_ms).bool(claim.draining).u8(draft.class as u8);
+    to.count(draft.offers.len());
+    for (offer, holding) in draft.offers.iter().zip(&claim.holdings) {
+        write_offer(offer, holding, to);
+    }
+    to.list(&draft.links, |to, link| {
+        to.bytes(link.to.as_bytes()).f64(link.rtt_ms);
+    });
+    write_addresses(&draft.addresses, to);
+    to.u32(draft.ttl_ms).text(&draft.agent);
+    Ok(())
+}
+
+fn write_offer(offer: &Offer, holding: &Holding, to: &mut Writer) {
+    to.bytes(offer.model.as_bytes()).text(&offer.name);
+    to.u32(offer.num_layers).u32(offer.hidden).u32(offer.context).u64(offer.file_bytes);
+    let ms = [holding.decode_ms, holding.prefill_ms, holding.visit_ms, holding.queue_ms, holding.load_ms];
+    ms.into_iter().for_each(|ms| {
+        to.f64(ms);
+    });
+    to.u32(holding.active).u32(holding.batch_knee).u64(holding.kv_layer_positions);
+    for ranges in [&holding.loaded, &holding.on_disk] {
+        to.list(ranges, |to, &range| write_range(range, to));
+    }
+}
+
+fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
+    if from.array()? != MAGIC {
+        return Err(Malformed("announcement: magic"));
+    }
+    let node = NodeId::new(from.array()?);
+    let operator = match from.bool()? {
+        false => own_operator(node),
+        true => Some(OperatorId::new(from.array()?))
+            .filter(|&operator| operator != own_operator(node))
+            .ok_or(Malformed("announcement: operator"))?,
+    };
+    let (sequence, region, access_ms) = (from.u64()?, from.u16()?, from.f64()?);
+    let (up_bytes_per_ms, down_bytes_per_ms, draining) = (from.f64()?, from.f64()?, from.bool()?);
+    let class = match from.u8()? {
+        0 => Class::D1,
+        1 => Class::Approx,
+        _ => return Err(Malformed("announcement: class")),
+    };
+    let (offers, holdings) = from.list(MAX_HOLDINGS, SMALLEST_OFFER, read_offer)?.into_iter().unzip();
+    let links = read_links(from, node)?;
+    let addresses = read_addresses(from)?;
+    let ttl_ms = from.u32()?;
+    if !(1..=MAX_TTL_MS).contains(&ttl_ms) {
+        return Err(Malformed("announcement: ttl"));
+    }
+    let agent = read_label(from, MAX_AGENT)?;
+    let claim = Claim {
+        node,
+        operator,
+        sequence,
+        region,
+        access_ms,
+        up_bytes_per_ms,
+        down_bytes_per_ms,
+        draining,
+        holdings,
+    };
+    let capability = Capability::try_from(claim).map_err(|_| Malformed("announcement: claim"))?;
+    Ok(Announcement { capability, class, offers, links, addresses, ttl_ms, agent })
+}
+
+fn read_offer(from: &mut Reader<'_>) -> Result<(Offer, Holding), Malformed> {
+    let model = ModelId::new(from.array()?);
+    let name = read_label(from, MAX_NAME)?;
+    let (num_layers, hidden, context, file_bytes) = (from.u32()?, from.u32()?, from.u32()?, from.u64()?);
+    let sound = (1..=MAX_LAYERS).contains(&num_layers)
+        && (1..=MAX_HIDDEN).contains(&hidden)
+        && (1..=MAX_POSITIONS).contains(&context)
+        && file_bytes <= MAX_FILE_BYTES;
+    if !sound {
+        return Err(Malformed("announcement: model"));
+    }
+    let (decode_ms, prefill_ms, visit_ms) = (from.f64()?, from.f64()?, from.f64()?);
+    let (queue_ms, load_ms) = (from.f64()?, from.f64()?);
+    let (active, batch_knee, kv_layer_positions) = (from.u32()?, from.u32()?, from.u64()?);
+    let mut ranges = || -> Result<Vec<LayerRange>, Malformed> {
+        from.list(MAX_RANGES, 8, |from| read_range(from, num_layers))
+    };
+    let (loaded, on_disk) = (ranges()?, ranges()?);
+    let holding = Holding {
+        model,
+        loaded,
+        on_disk,
+        decode_ms,
+        prefill_ms,
+        visit_ms,
+        queue_ms,
+        load_ms,
+        active,
+        batch_knee,
+        kv_layer_positions,
+    };
+    Ok((Offer { model, name, num_layers, hidden, context, file_bytes }, holding))
+}
+
+/// A node says one thing of each peer, and nothing of itself.
+fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<Vec<Link>, Malformed> {
+    let links = from.list(MAX_LINKS, 40, |from| {
+        let link = Link { to: NodeId::new(from.array()?), rtt_ms: from.f64()? };
+        let sound = link.to != me && (0.0..=MAX_MS).contains(&link.rtt_ms);
+        sound.then_some(link).ok_or(Malformed("announcement: link"))
+    })?;
+    let mut ends: Vec<NodeId> = links.iter().map(|link| link.to).collect();
+    ends.sort_unstable();
+    if ends.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Malformed("announcement: links"));
+    }
+    Ok(links)
+}
+
+/// Text that ends up on screens: nothing that moves a cursor.
+fn read_label(from: &mut Reader<'_>, most: usize) -> Result<String, Malformed> {
+    let text = from.text(most)?;
+    if text.chars().any(char::is_control) {
+        Err(Malformed("announcement: text"))
+    } else {
+        Ok(text.to_owned())
+    }
+}

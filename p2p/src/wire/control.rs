@@ -1,0 +1,328 @@
+//! The control plane: one node asks another for something and gets one answer.
+//!
+//! The first byte says what is asked or answered, the rest is fixed by it. An ask has at most [`MAX_ASK`] bytes, an
+//! answer [`MAX_ANSWER`]; the transport reads no more than that.
+
+use std::fmt;
+
+use scheduler::capability::MAX_LAYERS;
+use scheduler::{LayerRange, ModelId, NodeId, SessionId};
+
+use super::Malformed;
+use super::announce::MAX_ANNOUNCEMENT;
+use super::cursor::{Reader, Writer, cut};
+use crate::codec::Wire;
+
+/// Longest ask, bytes. A longer one is refused unread.
+pub const MAX_ASK: usize = 16 << 10;
+/// Longest answer, bytes: room for the announcements of a newcomer's first minute. A longer one is refused unread.
+pub const MAX_ANSWER: usize = 256 << 10;
+/// Announcements of one answer; who knows more sends the freshest and lets gossip bring the rest.
+pub const MAX_CAUGHT_UP: usize = 1_024;
+/// Addresses of one contact; a node with more names its best.
+pub const MAX_ADDRESSES: usize = 8;
+/// Longest address, bytes.
+pub const MAX_ADDRESS: usize = 128;
+/// Longest explanation of a refusal, bytes; what goes beyond is cut off.
+pub const MAX_TEXT: usize = 256;
+/// Most positions a lease may ask room for; above any published context.
+pub const MAX_POSITIONS: u32 = 1 << 24;
+/// Longest life of a lease without a frame, ms: 10 minutes, what a user thinks before answering.
+pub const MAX_LEASE_TTL_MS: u32 = 600_000;
+
+/// Where a node can be reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Contact {
+    /// Who it is.
+    pub node: NodeId,
+    /// Multiaddresses, best first, at most [`MAX_ADDRESSES`] of [`MAX_ADDRESS`] bytes.
+    pub addresses: Vec<String>,
+}
+
+/// What a requester wants of a stage.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Lease {
+    /// Which session.
+    pub session: SessionId,
+    /// Under which epoch; a lower one than the stage knows is refused.
+    pub epoch: u32,
+    /// Of which model.
+    pub model: ModelId,
+    /// Layers to run.
+    pub layers: LayerRange,
+    /// Room for so many positions, 1 to [`MAX_POSITIONS`].
+    pub positions: u32,
+    /// What the stage holds of this session below this position may be kept; at most `positions`.
+    pub at: u32,
+    /// How outputs travel.
+    pub wire: Wire,
+    /// Boundaries of the session, by their layer, at which activations are rounded: ascending. Empty when the session
+    /// rounds nowhere.
+    pub rounding: Vec<u32>,
+    /// Where outputs go; `None`: to the requester.
+    pub next: Option<Contact>,
+    /// Whether the requester gets a copy of the outputs that go to `next`.
+    pub log: bool,
+    /// Without a frame for this long the stage forgets the session, ms; 1 to [`MAX_LEASE_TTL_MS`].
+    pub ttl_ms: u32,
+    /// Follows a stage as its shadow: keeps up with what it is sent and passes nothing on.
+    pub follow: bool,
+}
+
+/// What is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ask {
+    /// To serve as a stage.
+    Lease(Lease),
+    /// To forget a session.
+    Release {
+        /// Which.
+        session: SessionId,
+    },
+    /// For announcements.
+    CatchUp {
+        /// So many nodes are known already.
+        have: u32,
+    },
+}
+
+/// Why a lease was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Refusal {
+    /// The layers are not loaded here.
+    NotHeld = 0,
+    /// No memory for so many positions.
+    NoRoom = 1,
+    /// Enough sessions run already.
+    Busy = 2,
+    /// About to leave.
+    Draining = 3,
+    /// Not for this requester.
+    NotTrusted = 4,
+    /// The lease makes no sense for this model.
+    Malformed = 5,
+    /// Something broke here.
+    Failed = 6,
+}
+
+impl Refusal {
+    /// All refusals, by their byte.
+    pub const ALL: [Self; 7] = [
+        Self::NotHeld,
+        Self::NoRoom,
+        Self::Busy,
+        Self::Draining,
+        Self::NotTrusted,
+        Self::Malformed,
+        Self::Failed,
+    ];
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotHeld => "does not hold these layers",
+            Self::NoRoom => "has no memory for so long a text",
+            Self::Busy => "serves as many sessions as it will",
+            Self::Draining => "is about to leave",
+            Self::NotTrusted => "does not serve this requester",
+            Self::Malformed => "cannot make sense of the lease",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+/// What is answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// The lease holds.
+    Accepted {
+        /// KV length of the session here, at most the lease's `at`.
+        have: u32,
+    },
+    /// It does not.
+    Refused {
+        /// Why.
+        reason: Refusal,
+        /// More about it for a human, at most [`MAX_TEXT`] bytes.
+        text: String,
+    },
+    /// The session is forgotten.
+    Released,
+    /// Sealed announcements, freshest first; the reader opens each.
+    Announcements(Vec<Vec<u8>>),
+}
+
+impl Contact {
+    pub(crate) fn write(&self, to: &mut Writer) {
+        to.bytes(self.node.as_bytes());
+        write_addresses(&self.addresses, to);
+    }
+
+    pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self { node: NodeId::new(from.array()?), addresses: read_addresses(from)? })
+    }
+}
+
+pub(super) fn write_addresses(addresses: &[String], to: &mut Writer) {
+    to.list(addresses, |to, address| {
+        to.text(address);
+    });
+}
+
+/// Addresses are visible ASCII: they are shown to users and logged.
+pub(super) fn read_addresses(from: &mut Reader<'_>) -> Result<Vec<String>, Malformed> {
+    from.list(MAX_ADDRESSES, 3, |from| {
+        let text = from.text(MAX_ADDRESS)?;
+        let visible = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+        visible.then(|| text.to_owned()).ok_or(Malformed("address"))
+    })
+}
+
+pub(super) fn write_range(range: LayerRange, to: &mut Writer) {
+    to.u32(range.start()).u32(range.end());
+}
+
+/// A range inside a model of at most `layers` layers.
+pub(super) fn read_range(from: &mut Reader<'_>, layers: u32) -> Result<LayerRange, Malformed> {
+    let range = LayerRange::new(from.u32()?, from.u32()?);
+    range.filter(|range| range.end() <= layers).ok_or(Malformed("layers"))
+}
+
+impl Lease {
+    fn write(&self, to: &mut Writer) {
+        to.bytes(self.session.as_bytes()).u32(self.epoch).bytes(self.model.as_bytes());
+        write_range(self.layers, to);
+        to.u32(self.positions).u32(self.at).u8(self.wire as u8);
+        to.list(&self.rounding, |to, &layer| {
+            to.u32(layer);
+        });
+        to.bool(self.next.is_some());
+        if let Some(next) = &self.next {
+            next.write(to);
+        }
+        to.bool(self.log).u32(self.ttl_ms).bool(self.follow);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let lease = Self {
+            session: SessionId::new(from.array()?),
+            epoch: from.u32()?,
+            model: ModelId::new(from.array()?),
+            layers: read_range(from, MAX_LAYERS)?,
+            positions: from.u32()?,
+            at: from.u32()?,
+            wire: Wire::from_u8(from.u8()?).ok_or(Malformed("lease: wire"))?,
+            rounding: from.list(MAX_LAYERS as usize + 1, 4, Reader::u32)?,
+            next: if from.bool()? { Some(Contact::read(from)?) } else { None },
+            log: from.bool()?,
+            ttl_ms: from.u32()?,
+            follow: from.bool()?,
+        };
+        if !(1..=MAX_POSITIONS).contains(&lease.positions) || lease.at > lease.positions {
+            return Err(Malformed("lease: positions"));
+        }
+        let ascending = lease.rounding.is_sorted_by(|a, b| a < b);
+        if !ascending || lease.rounding.last().is_some_and(|&layer| layer > MAX_LAYERS) {
+            return Err(Malformed("lease: rounding"));
+        }
+        if !(1..=MAX_LEASE_TTL_MS).contains(&lease.ttl_ms) {
+            return Err(Malformed("lease: ttl"));
+        }
+        Ok(lease)
+    }
+}
+
+impl Ask {
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::new();
+        match self {
+            Self::Lease(lease) => lease.write(to.u8(0)),
+            Self::Release { session } => {
+                to.u8(1).bytes(session.as_bytes());
+            }
+            Self::CatchUp { have } => {
+                to.u8(2).u32(*have);
+            }
+        }
+        to.finish()
+    }
+
+    /// Reads what [`Ask::encode`] wrote.
+    ///
+    /// # Errors
+    /// When the bytes are too many, ask for nothing known, or state something beyond its bound.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        if bytes.len() > MAX_ASK {
+            return Err(Malformed("ask: length"));
+        }
+        let mut from = Reader::new(bytes);
+        let ask = match from.u8()? {
+            0 => Self::Lease(Lease::read(&mut from)?),
+            1 => Self::Release { session: SessionId::new(from.array()?) },
+            2 => Self::CatchUp { have: from.u32()? },
+            _ => return Err(Malformed("ask: kind")),
+        };
+        from.finish().map(|()| ask)
+    }
+}
+
+impl Answer {
+    /// A refusal with an explanation, cut to [`MAX_TEXT`] bytes.
+    pub fn refused(reason: Refusal, text: &str) -> Self {
+        Self::Refused { reason, text: cut(text, MAX_TEXT).to_owned() }
+    }
+
+    /// As many of the announcements, in order, as one answer holds.
+    pub fn announcements(sealed: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        let mut room = MAX_ANSWER - 3;
+        let fits = |bytes: &Vec<u8>| {
+            let left = room.checked_sub(2 + bytes.len());
+            room = left.unwrap_or(room);
+            left.is_some()
+        };
+        Self::Announcements(sealed.into_iter().take(MAX_CAUGHT_UP).take_while(fits).collect())
+    }
+
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = Writer::new();
+        match self {
+            Self::Accepted { have } => to.u8(0).u32(*have),
+            Self::Refused { reason, text } => to.u8(1).u8(*reason as u8).text(cut(text, MAX_TEXT)),
+            Self::Released => to.u8(2),
+            Self::Announcements(sealed) => to.u8(3).list(sealed, |to, bytes| {
+                to.count(bytes.len()).bytes(bytes);
+            }),
+        };
+        to.finish()
+    }
+
+    /// Reads what [`Answer::encode`] wrote.
+    ///
+    /// # Errors
+    /// When the bytes are too many, answer nothing known, or state something beyond its bound.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        if bytes.len() > MAX_ANSWER {
+            return Err(Malformed("answer: length"));
+        }
+        let mut from = Reader::new(bytes);
+        let answer = match from.u8()? {
+            0 => Self::Accepted { have: from.u32()? },
+            1 => {
+                let reason = Refusal::ALL.get(usize::from(from.u8()?)).copied();
+                let reason = reason.ok_or(Malformed("answer: refusal"))?;
+                Self::Refused { reason, text: from.text(MAX_TEXT)?.to_owned() }
+            }
+            2 => Self::Released,
+            3 => Self::Announcements(from.list(MAX_CAUGHT_UP, 2, |from| {
+                let len = from.count(MAX_ANNOUNCEMENT, 1)?;
+                from.bytes(len).map(<[u8]>::to_vec)
+            })?),
+            _ => return Err(Malformed("answer: kind")),
+        };
+        from.finish().map(|()| answer)
+    }
+}

@@ -1,0 +1,36 @@
+//! What strangers' bytes mean: fixed little-endian layouts, written and read by hand.
+//!
+//! | message | file | plane | signed |
+//! |---|---|---|---|
+//! | activations and what is said beside them | [`frame`] | data, one stream per (session, neighbor) | no |
+//! | asking a node for something, its answer | [`control`] | control, one call each | no |
+//! | what a node offers | [`announce`] | gossip | by the node |
+//!
+//! Decoding is the door of the program. Every `decode` here
+//! * reads through [`cursor::Reader`], which cannot read past the end, and allocates at most a small multiple of the
+//!   bytes present, whatever lengths they claim;
+//! * refuses trailing bytes, unknown tags and flags, and values beyond their bounds;
+//! * accepts one encoding per value, so bytes can be compared and hashed in place of values;
+//! * gives a checked type, so nobody behind the door checks again.
+//!
+//! Encoding cannot fail, except for what is signed: a value beyond its bound becomes bytes that `decode` refuses.
+//! The layouts are frozen by the golden bytes of the tests; a change needs a new protocol name.
+
+pub mod announce;
+pub mod control;
+pub mod cursor;
+pub mod frame;
+
+use std::fmt;
+
+/// Why bytes were refused. Nothing was changed by them; the sender speaks another protocol, or lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Malformed(pub(crate) &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "malformed bytes ({}): drop the message", self.0)
+    }
+}
+
+impl std::error::Error for Malformed {}
