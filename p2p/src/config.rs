@@ -106,7 +106,8 @@ impl Default for Limits {
 impl Config {
     /// The defaults: every transport, every interface, the public swarm, no bootstrap nodes.
     pub fn new(identity: Identity) -> Self {
-        let listen = ["/ip4/0.0.0.0/udp/0/quic-v1", "/ip4/0.0.0.0/tcp/0", "/ip6/::/udp/0/quic-v1", "/ip6/::/tcp/0"];
+        let listen =
+            ["/ip4/0.0.0.0/udp/0/quic-v1", "/ip4/0.0.0.0/tcp/0", "/ip6/::/udp/0/quic-v1", "/ip6/::/tcp/0"];
         Self {
             identity,
             listen: listen.map(str::to_owned).to_vec(),
@@ -147,12 +148,15 @@ pub(crate) struct Names {
     pub control: StreamProtocol,
     pub planes: [StreamProtocol; Plane::ALL.len()],
     pub topic: String,
+    /// Under which gossipsub's own protocols are found.
+    pub gossip: String,
 }
 
 impl Names {
     pub fn new(swarm: SwarmId) -> Self {
         let name = |what: &str| {
-            StreamProtocol::try_from_owned(format!("/shoal/{swarm}/{what}/1")).expect("it starts with a slash")
+            StreamProtocol::try_from_owned(format!("/shoal/{swarm}/{what}/1"))
+                .expect("it starts with a slash")
         };
         Self {
             version: format!("/shoal/{swarm}/1"),
@@ -160,6 +164,7 @@ impl Names {
             control: name("control"),
             planes: Plane::ALL.map(|plane| name(plane.name())),
             topic: format!("/shoal/{swarm}/announce/1"),
+            gossip: format!("/shoal/{swarm}/gossip"),
         }
     }
 }

@@ -114,7 +114,14 @@ async fn read(stream: &mut (impl AsyncReadExt + Unpin)) -> io::Result<([u8; PROO
     Ok((proof, nonce))
 }
 
-fn proof(key: &[u8; 32], dialer: PeerId, listener: PeerId, by: Side, first: &[u8], second: &[u8]) -> blake3::Hash {
+fn proof(
+    key: &[u8; 32],
+    dialer: PeerId,
+    listener: PeerId,
+    by: Side,
+    first: &[u8],
+    second: &[u8],
+) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new_keyed(key);
     hasher.update(b"shoal/gate/1");
     hasher.update(&[u8::from(by == Side::Listener)]);

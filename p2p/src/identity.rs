@@ -187,7 +187,8 @@ mod tests {
         let peer = peer_id(me.node()).unwrap();
         assert_eq!(peer, me.keypair().public().to_peer_id());
         assert_eq!(node_id(&peer), Some(me.node()));
-        let no_point = |y: &u8| peer_id(NodeId::new(std::array::from_fn(|i| if i == 0 { *y } else { 0 }))).is_none();
+        let no_point =
+            |y: &u8| peer_id(NodeId::new(std::array::from_fn(|i| if i == 0 { *y } else { 0 }))).is_none();
         assert!((2..32).any(|y| no_point(&y)), "half of all numbers are no key");
         assert_eq!(node_id(&PeerId::random()), None);
     }

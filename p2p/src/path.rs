@@ -49,7 +49,9 @@ pub(crate) fn of_address(address: &Multiaddr) -> Path {
             Protocol::Ip4(ip) => path = of_ip(ip.into()),
             Protocol::Ip6(ip) => path = of_ip(unmapped(ip)),
             Protocol::Memory(_) => path = Path::Loopback,
-            Protocol::Dns(_) | Protocol::Dns4(_) | Protocol::Dns6(_) | Protocol::Dnsaddr(_) => path = Path::Direct,
+            Protocol::Dns(_) | Protocol::Dns4(_) | Protocol::Dns6(_) | Protocol::Dnsaddr(_) => {
+                path = Path::Direct
+            }
             _ => {}
         }
     }
@@ -85,7 +87,9 @@ pub(crate) fn plausible(address: &Multiaddr, path: Path) -> bool {
         Protocol::Tcp(port) | Protocol::Udp(port) => port == 0,
         _ => false,
     });
-    dialable && !nowhere && (of_address(address) >= path || path == Path::Relayed && of_address(address) != Path::Loopback)
+    dialable
+        && !nowhere
+        && (of_address(address) >= path || path == Path::Relayed && of_address(address) != Path::Loopback)
 }
 
 #[cfg(test)]
@@ -122,7 +126,8 @@ mod tests {
 
     #[test]
     fn a_relayed_connection_is_told_from_either_end() {
-        let relay = "/ip4/10.0.0.2/tcp/1/p2p/12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC/p2p-circuit";
+        let relay =
+            "/ip4/10.0.0.2/tcp/1/p2p/12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC/p2p-circuit";
         let incoming = ConnectedPoint::Listener {
             local_addr: relay.parse().unwrap(),
             send_back_addr: "/p2p/12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC".parse().unwrap(),

@@ -55,6 +55,7 @@ struct Connection {
     id: ConnectionId,
     path: Path,
     quic: bool,
+    dialed: bool,
     /// Streams on it.
     live: Arc<AtomicUsize>,
 }
@@ -100,8 +101,7 @@ impl Behaviour {
             return refuse(reply, HopError::Refused("too many streams to this peer are open".into()));
         };
         connection.live.fetch_add(1, Ordering::Relaxed);
-        let guard =
-            Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
+        let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
         let (node, path) = (remote.node, connection.path);
         let event = Open { protocol: self.protocol(lane), node, path, guard, reply };
         let handler = NotifyHandler::One(connection.id);
@@ -122,6 +122,18 @@ impl Behaviour {
             let traffic = &remote.traffic;
             (traffic.bytes_in.load(Ordering::Relaxed), traffic.bytes_out.load(Ordering::Relaxed))
         })
+    }
+
+    /// Whether no stream runs to or from `peer`.
+    pub fn is_idle(&self, peer: &PeerId) -> bool {
+        let connections = self.remotes.get(peer).map_or(&[][..], |remote| &remote.connections);
+        connections.iter().all(|connection| connection.live.load(Ordering::Relaxed) == 0)
+    }
+
+    /// A connection to `peer` that this node opened.
+    pub fn dialed(&self, peer: &PeerId) -> Option<ConnectionId> {
+        let dialed = self.remotes.get(peer)?.connections.iter().find(|connection| connection.dialed);
+        dialed.map(|connection| connection.id)
     }
 
     /// Relayed connections to peers that have a better one, with no stream left on them: to be closed.
@@ -160,7 +172,8 @@ impl Behaviour {
         });
         let quic = endpoint.get_remote_address().iter().any(|part| part == Protocol::QuicV1);
         let path = path::classify(endpoint);
-        remote.connections.push(Connection { id, path, quic, live: Arc::default() });
+        let dialed = endpoint.is_dialer();
+        remote.connections.push(Connection { id, path, quic, dialed, live: Arc::default() });
     }
 }
 
@@ -230,8 +243,7 @@ impl NetworkBehaviour for Behaviour {
         };
         let (lane, io) = event;
         connection.live.fetch_add(1, Ordering::Relaxed);
-        let guard =
-            Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
+        let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
         let stream = Stream::new(remote.node, connection.path, io, guard);
         self.queue.push_back(ToSwarm::GenerateEvent(Incoming { lane, stream }));
     }
@@ -300,10 +312,7 @@ impl ConnectionHandler for Handler {
         self.wanted.push_back(open);
     }
 
-    fn poll(
-        &mut self,
-        _: &mut Context<'_>,
-    ) -> Poll<ConnectionHandlerEvent<Give, Open, Self::ToBehaviour>> {
+    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Give, Open, Self::ToBehaviour>> {
         if let Some(arrived) = self.arrived.pop_front() {
             return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(arrived));
         }
@@ -328,7 +337,9 @@ impl ConnectionHandler for Handler {
                 self.opening = self.opening.saturating_sub(1);
                 info.finish(Err(match error {
                     StreamUpgradeError::Timeout => HopError::Timeout,
-                    StreamUpgradeError::NegotiationFailed => HopError::Refused("it does not speak this protocol".into()),
+                    StreamUpgradeError::NegotiationFailed => {
+                        HopError::Refused("it does not speak this protocol".into())
+                    }
                     StreamUpgradeError::Io(_) => HopError::Closed,
                     StreamUpgradeError::Apply(never) => match never {},
                 }));

@@ -16,8 +16,8 @@ mod stream;
 
 use std::fmt;
 
-pub use stream::{Reader, Stream, Writer};
 pub(crate) use stream::{Guard, Traffic};
+pub use stream::{Reader, Stream, Writer};
 
 /// What a stream is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
