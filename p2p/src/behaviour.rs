@@ -1,0 +1,140 @@
+//! The protocols of a node, one doc line each.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libp2p::connection_limits::ConnectionLimits;
+use libp2p::kad::store::{MemoryStore, MemoryStoreConfig};
+use libp2p::swarm::NetworkBehaviour;
+use libp2p::swarm::behaviour::toggle::Toggle;
+use libp2p::{autonat, connection_limits, dcutr, identify, kad, mdns, ping, relay, upnp};
+
+use crate::config::{Config, Names};
+use crate::error::{Error, Result};
+use crate::gossip::{self, Gossipsub};
+use crate::link::behaviour as link;
+
+/// Two unanswered pings and a peer is gone: ten seconds, for what neither TCP nor QUIC reports (a frozen host).
+/// Sessions have their own, shorter deadlines.
+pub(crate) const PING_EVERY: Duration = Duration::from_secs(5);
+/// Longer than any link in use; a slower one cannot carry a token anyway.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a model is found under a node that fell silent.
+const PROVIDER_TTL: Duration = Duration::from_secs(30 * 60);
+/// Bytes of a relayed circuit, each way: a long conversation at 5 KiB a token, not a model.
+const CIRCUIT_BYTES: u64 = 1 << 30;
+/// How long a relayed circuit lives; libp2p's own two minutes would end most conversations.
+const CIRCUIT_LIFE: Duration = Duration::from_secs(3_600);
+
+/// Every protocol of a node.
+#[derive(NetworkBehaviour)]
+pub(crate) struct Behaviour {
+    /// Refuses connections beyond the limits. First, so that nothing else is built for a refused one.
+    pub limits: connection_limits::Behaviour,
+    /// Streams: data, delegate, blob and control.
+    pub link: link::Behaviour,
+    /// Announcements.
+    pub gossip: Gossipsub,
+    /// Who speaks, which swarm, which addresses.
+    pub identify: identify::Behaviour,
+    /// Round trips.
+    pub ping: ping::Behaviour,
+    /// Finds peers, and who holds a model.
+    pub kad: kad::Behaviour<MemoryStore>,
+    /// Finds peers of the local network.
+    pub mdns: Toggle<mdns::tokio::Behaviour>,
+    /// Is reached through others.
+    pub relay_client: relay::client::Behaviour,
+    /// Lets others be reached through this node.
+    pub relay: Toggle<relay::Behaviour>,
+    /// Turns a relayed connection into a direct one.
+    pub dcutr: dcutr::Behaviour,
+    /// Asks others whether this node can be reached.
+    pub autonat_client: Toggle<autonat::v2::client::Behaviour>,
+    /// Tells others whether they can be.
+    pub autonat_server: Toggle<autonat::v2::server::Behaviour>,
+    /// Asks the router to forward a port.
+    pub upnp: Toggle<upnp::tokio::Behaviour>,
+}
+
+impl Behaviour {
+    /// The protocols of `config`.
+    ///
+    /// # Errors
+    /// [`Error::Listen`] when gossip or mDNS cannot be set up.
+    pub fn new(config: &Config, names: &Arc<Names>, relay_client: relay::client::Behaviour) -> Result<Self> {
+        let key = config.identity.keypair().public();
+        let me = key.to_peer_id();
+        let wide = !config.loopback_only;
+        let mdns = (config.mdns && wide).then(|| mdns::tokio::Behaviour::new(mdns::Config::default(), me));
+        let mdns = mdns.transpose().map_err(|e| Error::Listen(format!("local discovery: {e}")))?;
+        let limits = &config.limits;
+        Ok(Self {
+            limits: connection_limits::Behaviour::new(
+                ConnectionLimits::default()
+                    .with_max_pending_incoming(Some(limits.pending_incoming))
+                    .with_max_pending_outgoing(Some(limits.outgoing))
+                    .with_max_established_incoming(Some(limits.incoming))
+                    .with_max_established_outgoing(Some(limits.outgoing))
+                    .with_max_established_per_peer(Some(limits.per_peer)),
+            ),
+            link: link::Behaviour::new(names.clone(), limits.streams_per_peer),
+            gossip: gossip::behaviour(config, names)?,
+            identify: identify::Behaviour::new(
+                identify::Config::new(names.version.clone(), key)
+                    .with_agent_version(config.agent.clone())
+                    .with_push_listen_addr_updates(true)
+                    .with_cache_size(0),
+            ),
+            ping: ping::Behaviour::new(
+                ping::Config::new().with_interval(PING_EVERY).with_timeout(PING_TIMEOUT),
+            ),
+            kad: kademlia(me, names),
+            mdns: mdns.into(),
+            relay_client,
+            relay: config.relay.then(|| relay::Behaviour::new(me, relay_limits())).into(),
+            dcutr: dcutr::Behaviour::new(me),
+            autonat_client: wide.then(autonat::v2::client::Behaviour::default).into(),
+            autonat_server: wide.then(autonat::v2::server::Behaviour::default).into(),
+            upnp: (config.upnp && wide).then(upnp::tokio::Behaviour::default).into(),
+        })
+    }
+}
+
+/// Records are not stored for anybody, only who provides what; look-ups take disjoint paths, so that one liar on the
+/// way does not decide them.
+fn kademlia(me: libp2p::PeerId, names: &Names) -> kad::Behaviour<MemoryStore> {
+    let mut settings = kad::Config::new(names.kad.clone());
+    settings
+        .disjoint_query_paths(true)
+        .set_query_timeout(Duration::from_secs(10))
+        .set_record_filtering(kad::StoreInserts::FilterBoth)
+        .set_provider_record_ttl(Some(PROVIDER_TTL))
+        .set_provider_publication_interval(Some(PROVIDER_TTL / 3))
+        .set_periodic_bootstrap_interval(Some(Duration::from_secs(300)))
+        .set_kbucket_size(NonZeroUsize::new(20).expect("twenty"))
+        // Who is met is added by the event loop, with addresses that are plausible.
+        .set_kbucket_inserts(kad::BucketInserts::Manual);
+    let store = MemoryStoreConfig {
+        max_records: 0,
+        max_provided_keys: 1_024,
+        max_providers_per_key: 20,
+        max_value_bytes: 1_024,
+    };
+    let mut kad = kad::Behaviour::with_config(me, MemoryStore::with_config(me, store), settings);
+    kad.set_mode(Some(kad::Mode::Server));
+    kad
+}
+
+/// Volunteer relays carry conversations, so the defaults (128 KiB, two minutes) are raised; the number of circuits and
+/// the default rate limits bound what they give.
+fn relay_limits() -> relay::Config {
+    relay::Config {
+        max_circuits: 64,
+        max_circuits_per_peer: 8,
+        max_circuit_bytes: CIRCUIT_BYTES,
+        max_circuit_duration: CIRCUIT_LIFE,
+        ..relay::Config::default()
+    }
+}

@@ -1,0 +1,184 @@
+//! How a node takes part in a swarm, with the reason for each default.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use libp2p::StreamProtocol;
+
+use crate::identity::Identity;
+use crate::link::Plane;
+
+/// Which swarm: a hash of its name. Names of protocols and topics carry it, so nodes of different swarms have nothing
+/// to say to each other even when they meet.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SwarmId([u8; 16]);
+
+impl SwarmId {
+    /// The swarm everybody joins who names no other.
+    pub const PUBLIC_NAME: &str = "public";
+
+    /// The swarm of that name.
+    pub fn named(name: &str) -> Self {
+        let hash = blake3::derive_key("shoal 1 swarm name", name.as_bytes());
+        Self(std::array::from_fn(|i| hash[i]))
+    }
+
+    /// From its bytes.
+    pub const fn new(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for SwarmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for SwarmId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a node is told before it starts.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Who this node is.
+    pub identity: Identity,
+    /// Multiaddresses to listen on. Port 0 lets the system choose, so any number of nodes share one host. Addresses
+    /// that cannot be listened on are skipped (a host without IPv6) unless none is left.
+    pub listen: Vec<String>,
+    /// Nodes to find the swarm through, with `/p2p/`. They are dialed until they answer, for as long as this node runs.
+    pub bootstrap: Vec<String>,
+    /// Relays to be reachable through, with `/p2p/`, whatever AutoNAT finds. Relays met in the swarm are used by
+    /// themselves when this node turns out not to be reachable.
+    pub relays: Vec<String>,
+    /// Which swarm.
+    pub swarm: SwarmId,
+    /// The key of a private swarm: every connection, over whatever transport, must prove it before anything else is
+    /// said on it.
+    pub psk: Option<[u8; 32]>,
+    /// Look for nodes of the local network. Tells the local network that this node exists.
+    pub mdns: bool,
+    /// Ask the router to forward a port.
+    pub upnp: bool,
+    /// Carry other nodes' connections when they cannot reach each other. Off: it spends bandwidth on strangers.
+    pub relay: bool,
+    /// Where known peers are remembered between runs.
+    pub cache: Option<PathBuf>,
+    /// Neither listen on nor dial anything but this host. For tests and swarms of one machine; turns mDNS and UPnP off.
+    pub loopback_only: bool,
+    /// Listen on `/memory` addresses too: nodes in one process, for tests and simulations.
+    pub memory: bool,
+    /// What other nodes are told runs here.
+    pub agent: String,
+    /// How much strangers may take.
+    pub limits: Limits,
+}
+
+/// Bounds on what others make this node hold. At each of them the newest comer is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Connections coming in that have not proved who they are yet.
+    pub pending_incoming: u32,
+    /// Connections others opened.
+    pub incoming: u32,
+    /// Connections this node opened.
+    pub outgoing: u32,
+    /// Connections to one peer: two transports, a relayed one and its upgrade. One would make an upgrade impossible.
+    pub per_peer: u32,
+    /// Streams one peer may hold open here, and this node there.
+    pub streams_per_peer: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { pending_incoming: 32, incoming: 128, outgoing: 64, per_peer: 4, streams_per_peer: 64 }
+    }
+}
+
+impl Config {
+    /// The defaults: every transport, every interface, the public swarm, no bootstrap nodes.
+    pub fn new(identity: Identity) -> Self {
+        let listen =
+            ["/ip4/0.0.0.0/udp/0/quic-v1", "/ip4/0.0.0.0/tcp/0", "/ip6/::/udp/0/quic-v1", "/ip6/::/tcp/0"];
+        Self {
+            identity,
+            listen: listen.map(str::to_owned).to_vec(),
+            bootstrap: Vec::new(),
+            relays: Vec::new(),
+            swarm: SwarmId::named(SwarmId::PUBLIC_NAME),
+            psk: None,
+            mdns: true,
+            upnp: true,
+            relay: false,
+            cache: None,
+            loopback_only: false,
+            memory: false,
+            agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// A node that speaks to its own host only.
+    pub fn loopback(identity: Identity) -> Self {
+        let listen = ["/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"];
+        Self {
+            listen: listen.map(str::to_owned).to_vec(),
+            loopback_only: true,
+            mdns: false,
+            upnp: false,
+            ..Self::new(identity)
+        }
+    }
+}
+
+/// What the protocols of one swarm are called.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    /// What identify calls the whole; a peer that says otherwise is in another swarm.
+    pub version: String,
+    pub kad: StreamProtocol,
+    pub control: StreamProtocol,
+    pub planes: [StreamProtocol; Plane::ALL.len()],
+    pub topic: String,
+    /// Under which gossipsub's own protocols are found.
+    pub gossip: String,
+}
+
+impl Names {
+    pub fn new(swarm: SwarmId) -> Self {
+        let name = |what: &str| {
+            StreamProtocol::try_from_owned(format!("/shoal/{swarm}/{what}/1"))
+                .expect("it starts with a slash")
+        };
+        Self {
+            version: format!("/shoal/{swarm}/1"),
+            kad: name("kad"),
+            control: name("control"),
+            planes: Plane::ALL.map(|plane| name(plane.name())),
+            topic: format!("/shoal/{swarm}/announce/1"),
+            gossip: format!("/shoal/{swarm}/gossip"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Names, SwarmId};
+
+    #[test]
+    fn swarms_share_no_name() {
+        let (a, b) = (Names::new(SwarmId::named("a")), Names::new(SwarmId::named("b")));
+        assert_ne!(a.version, b.version);
+        assert_ne!(a.topic, b.topic);
+        assert_ne!(a.kad, b.kad);
+        assert!(a.planes.iter().all(|name| !b.planes.contains(name) && *name != a.control));
+    }
+}

@@ -1,0 +1,200 @@
+//! What the node wants.
+
+use std::time::Instant;
+
+use libp2p::kad::RecordKey;
+use libp2p::multiaddr::Protocol;
+use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
+use libp2p::{Multiaddr, PeerId};
+use scheduler::{ModelId, NodeId};
+
+use super::{Dialed, EventLoop, address};
+use crate::error::{Error, HopError, Result};
+use crate::identity::{node_id, peer_id};
+use crate::network::{Command, PeerInfo};
+use crate::path;
+use crate::peers::{MAX_ADDRESSES, Source, split_peer};
+use crate::wire::announce;
+
+/// Where the holders of a model are looked up.
+pub(super) fn model_key(model: ModelId) -> RecordKey {
+    let mut key = b"/shoal/model/".to_vec();
+    key.extend_from_slice(model.as_bytes());
+    RecordKey::from(key)
+}
+
+impl EventLoop {
+    /// Does what a command says. An answer that nobody waits for any more is dropped.
+    pub(super) fn on_command(&mut self, command: Command) {
+        match command {
+            Command::Addresses(reply) => drop(reply.send(self.addresses())),
+            Command::Dial { addresses, peer, reply } => self.dial(&addresses, peer, reply),
+            Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
+            Command::Open { node, lane, reply } => match peer_id(node) {
+                Some(peer) => self.swarm.behaviour_mut().link.open(peer, lane, reply),
+                None => drop(reply.send(Err(HopError::Closed))),
+            },
+            Command::Provide { model, reply } => {
+                let provided = self.swarm.behaviour_mut().kad.start_providing(model_key(model));
+                drop(reply.send(provided.map(drop).map_err(|_| Error::Full("the table of provided models"))));
+            }
+            Command::Holders { model, reply } => {
+                let query = self.swarm.behaviour_mut().kad.get_providers(model_key(model));
+                self.holders.insert(query, (reply, Default::default()));
+            }
+            Command::Peers(reply) => drop(reply.send(self.peers())),
+            Command::Close { node, reply } => {
+                if let Some(peer) = peer_id(node) {
+                    self.book.leave(&peer, Instant::now());
+                    // Not connected is as good as closed.
+                    let _ = self.swarm.disconnect_peer_id(peer);
+                }
+                let _ = reply.send(());
+            }
+            Command::Shutdown(_) => unreachable!("the loop stops by itself"),
+        }
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        let mut all: Vec<Multiaddr> = self.swarm.external_addresses().cloned().collect();
+        all.extend(self.swarm.listeners().cloned());
+        // Public, then relayed, then local: who is near finds the near ones by mDNS too.
+        all.sort_by_key(|address| match path::of_address(address) {
+            path::Path::Direct => 0,
+            path::Path::Relayed => 1,
+            path::Path::Lan => 2,
+            path::Path::Loopback => 3,
+        });
+        let mut named = Vec::with_capacity(all.len());
+        for address in all {
+            let address = split_peer(address).0.with(Protocol::P2p(self.me)).to_string();
+            if !named.contains(&address) {
+                named.push(address);
+            }
+        }
+        named
+    }
+
+    fn peers(&self) -> Vec<PeerInfo> {
+        let link = &self.swarm.behaviour().link;
+        let mut peers: Vec<PeerInfo> = self
+            .met
+            .iter()
+            .filter_map(|(peer, met)| {
+                let path = met.told?;
+                let (bytes_in, bytes_out) = link.traffic(peer);
+                let addresses = self.book.addresses(peer).iter().map(|a| format!("{a}/p2p/{peer}")).collect();
+                let connected_for_ms = met.since.elapsed().as_millis() as u64;
+                let (rtt_ms, agent) = (met.rtt_ms, met.agent.clone());
+                Some(PeerInfo {
+                    node: met.node,
+                    addresses,
+                    path,
+                    rtt_ms,
+                    connected_for_ms,
+                    bytes_in,
+                    bytes_out,
+                    agent,
+                })
+            })
+            .collect();
+        peers.sort_by_key(|peer| peer.node);
+        peers
+    }
+
+    fn dial(&mut self, addresses: &[String], node: Option<NodeId>, reply: Dialed) {
+        let (peer, addresses) = match self.dialable(addresses, node) {
+            Ok(found) => found,
+            Err(e) => return drop(reply.send(Err(e))),
+        };
+        let now = Instant::now();
+        let Some(peer) = peer else {
+            let Some(address) = addresses.into_iter().next() else {
+                return drop(reply.send(Err(Error::Unreachable("no address was given".into()))));
+            };
+            let options = DialOpts::unknown_peer_id().address(address).build();
+            let connection = options.connection_id();
+            match self.swarm.dial(options) {
+                Ok(()) => drop(self.nameless.insert(connection, reply)),
+                Err(e) => drop(reply.send(Err(Error::Unreachable(e.to_string())))),
+            }
+            return;
+        };
+        addresses.iter().for_each(|address| self.book.add(peer, address.clone(), Source::Found, now));
+        if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
+            return drop(reply.send(Ok(met.node)));
+        }
+        let mut all = addresses;
+        all.extend(
+            self.book.addresses(&peer).iter().filter(|a| !all.contains(a)).cloned().collect::<Vec<_>>(),
+        );
+        // One dial at a time; who comes later waits for the same.
+        self.waiting.entry(peer).or_default().push(reply);
+        self.dial_peer(peer, all);
+    }
+
+    /// Dials a peer under all its addresses unless it is connected or being dialed.
+    pub(super) fn dial_peer(&mut self, peer: PeerId, addresses: Vec<Multiaddr>) {
+        let condition = PeerCondition::DisconnectedAndNotDialing;
+        let options = DialOpts::peer_id(peer).condition(condition).addresses(addresses).build();
+        match self.swarm.dial(options) {
+            Ok(()) => self.book.dialing(&peer),
+            Err(libp2p::swarm::DialError::DialPeerConditionFalse(_)) => {}
+            Err(e) => self.dial_failed(&peer, &e.to_string()),
+        }
+    }
+
+    /// Tells everybody who waits for `peer` that it cannot be reached now.
+    pub(super) fn dial_failed(&mut self, peer: &PeerId, why: &str) {
+        self.book.failed(peer, Instant::now());
+        for reply in self.waiting.remove(peer).into_iter().flatten() {
+            drop(reply.send(Err(Error::Unreachable(why.to_owned()))));
+        }
+    }
+
+    /// Which peer is meant, and its addresses without its name.
+    fn dialable(&self, texts: &[String], node: Option<NodeId>) -> Result<(Option<PeerId>, Vec<Multiaddr>)> {
+        let mut peer = match node {
+            Some(node) => {
+                let no_key = || Error::Unreachable(format!("{node} is no public key"));
+                Some(peer_id(node).ok_or_else(no_key)?)
+            }
+            None => None,
+        };
+        let complain = |address: &String, why: &str| {
+            Err(Error::Address { address: address.clone(), why: why.to_owned() })
+        };
+        let mut addresses = Vec::new();
+        for text in texts.iter().take(MAX_ADDRESSES) {
+            let (address, named) = split_peer(address(text, self.loopback_only)?);
+            match (peer, named) {
+                (Some(peer), Some(named)) if peer != named => return complain(text, "it is another node's"),
+                (None, Some(named)) if node_id(&named).is_none() => {
+                    return complain(text, "its name is no ed25519 key");
+                }
+                _ => peer = peer.or(named),
+            }
+            addresses.push(address);
+        }
+        if peer == Some(self.me) {
+            let why = "it is this node's own".to_owned();
+            return Err(Error::Address { address: texts.first().cloned().unwrap_or_default(), why });
+        }
+        Ok((peer, addresses))
+    }
+
+    fn publish(&mut self, bytes: Vec<u8>) -> Result<()> {
+        let opened = announce::open(&bytes).map_err(|e| Error::Announcement(e.to_string()))?;
+        if opened.node() != self.node {
+            return Err(Error::Announcement("it is another node's".into()));
+        }
+        let sequence = opened.capability.claim().sequence;
+        if sequence <= self.own.sequence {
+            let why = format!("its sequence {sequence} is not above {}", self.own.sequence);
+            return Err(Error::Announcement(why));
+        }
+        (self.own.bytes, self.own.sequence, self.own.waiting) = (bytes, sequence, true);
+        self.announce(Instant::now());
+        Ok(())
+    }
+}

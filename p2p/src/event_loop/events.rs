@@ -1,0 +1,364 @@
+//! What the swarm reports.
+
+use std::time::{Duration, Instant};
+
+use libp2p::core::ConnectedPoint;
+use libp2p::gossipsub::{self, MessageAcceptance, MessageId};
+use libp2p::kad::{self, GetProvidersOk, QueryResult};
+use libp2p::multiaddr::Protocol;
+use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
+use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay};
+
+use super::{EventLoop, Met, Report, unix_now, upkeep};
+use crate::behaviour::BehaviourEvent;
+use crate::control;
+use crate::error::Error;
+use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
+use crate::identity::node_id;
+use crate::link::{Lane, behaviour::Incoming};
+use crate::network::{Event, Reachability};
+use crate::path::{self, Path, plausible};
+use crate::peers::{MAX_ADDRESSES, Source, split_peer};
+
+/// How long a peer that floods is not listened to.
+const DEAF_FOR: Duration = Duration::from_secs(60);
+/// Pings unanswered in a row after which a peer is gone.
+const MAX_MISSED: u32 = 2;
+/// Holders returned by one look-up.
+const MAX_HOLDERS: usize = 64;
+/// Failed probes without a success after which this node takes itself for unreachable.
+const MAX_FAILED_PROBES: u32 = 3;
+/// Relays used at once when nobody can reach this node: one may go.
+const MAX_RELAYS: usize = 2;
+
+impl EventLoop {
+    pub(super) fn on_swarm(&mut self, event: SwarmEvent<BehaviourEvent>) {
+        match event {
+            SwarmEvent::Behaviour(event) => self.on_behaviour(event),
+            SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
+                self.on_connected(peer_id, connection_id, &endpoint);
+            }
+            SwarmEvent::ConnectionClosed { peer_id, num_established, .. } => {
+                self.on_closed(&peer_id, num_established);
+            }
+            SwarmEvent::OutgoingConnectionError { peer_id, connection_id, error } => {
+                self.on_dial_error(peer_id, connection_id, &error);
+            }
+            SwarmEvent::NewListenAddr { address, .. } => {
+                if let Some(reservation) = self
+                    .reservations
+                    .iter_mut()
+                    .find(|r| address.to_string().starts_with(&r.address.to_string()))
+                {
+                    reservation.failures = 0;
+                }
+                let address = split_peer(address).0.with(Protocol::P2p(self.me)).to_string();
+                self.outbox.must(Event::Listening { address });
+            }
+            SwarmEvent::ListenerClosed { listener_id, reason, .. } => {
+                let now = Instant::now();
+                tracing::debug!(?reason, "a listener closed");
+                let lost = self.reservations.iter_mut().find(|r| r.listener == Some(listener_id));
+                if let Some(reservation) = lost {
+                    reservation.put_off(now);
+                }
+            }
+            SwarmEvent::NewExternalAddrOfPeer { peer_id, address } => {
+                self.book.add(peer_id, split_peer(address).0, Source::Found, Instant::now());
+            }
+            _ => {}
+        }
+    }
+
+    fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
+        let now = Instant::now();
+        let nameless = self.nameless.remove(&connection);
+        let Some(node) = node_id(&peer) else {
+            if let Some(reply) = nameless {
+                drop(reply.send(Err(Error::Unreachable("its name is no ed25519 key".into()))));
+            }
+            let _ = self.swarm.disconnect_peer_id(peer);
+            return;
+        };
+        // A connection through a relay is no address of its own to remember: the peer's listen addresses say it.
+        let dialed = match endpoint {
+            ConnectedPoint::Dialer { address, .. } if !endpoint.is_relayed() => {
+                Some(split_peer(address.clone()).0)
+            }
+            _ => None,
+        };
+        self.book.connected(peer, dialed, unix_now(), now);
+        self.met.entry(peer).or_insert_with(|| Met {
+            node,
+            since: now,
+            rtt_ms: None,
+            agent: String::new(),
+            told: None,
+            served: None,
+            relays: false,
+            missed: 0,
+            forwarder: Forwarder::new(now),
+            deaf_until: None,
+        });
+        if let Some(reply) = nameless {
+            match self.met[&peer].told {
+                Some(_) => drop(reply.send(Ok(node))),
+                None => self.waiting.entry(peer).or_default().push(reply),
+            }
+        }
+        self.tell_path(&peer);
+    }
+
+    fn on_closed(&mut self, peer: &PeerId, left: u32) {
+        if left > 0 {
+            return self.tell_path(peer);
+        }
+        let Some(met) = self.met.remove(peer) else { return };
+        self.book.disconnected(peer, Instant::now());
+        if met.told.is_some() {
+            self.outbox.must(Event::Disconnected { node: met.node });
+        } else {
+            self.dial_failed(peer, "the connection closed before the peer said who it is");
+        }
+    }
+
+    fn on_dial_error(&mut self, peer: Option<PeerId>, connection: ConnectionId, error: &DialError) {
+        if let Some(reply) = self.nameless.remove(&connection) {
+            drop(reply.send(Err(Error::Unreachable(error.to_string()))));
+        }
+        let Some(peer) = peer else { return };
+        if let DialError::WrongPeerId { address, .. } = error {
+            self.book.wrong_address(&peer, &split_peer(address.clone()).0);
+        }
+        if !self.met.contains_key(&peer) && !matches!(error, DialError::DialPeerConditionFalse(_)) {
+            self.dial_failed(&peer, &error.to_string());
+        }
+    }
+
+    /// Tells the node when the path to a peer of this swarm is another than it was told last.
+    fn tell_path(&mut self, peer: &PeerId) {
+        let Some(path) = self.swarm.behaviour().link.path(peer) else { return };
+        let Some(met) = self.met.get_mut(peer) else { return };
+        if met.told.is_some_and(|told| told != path) {
+            met.told = Some(path);
+            self.outbox.must(Event::Connected { node: met.node, path });
+        }
+    }
+
+    fn on_behaviour(&mut self, event: BehaviourEvent) {
+        match event {
+            BehaviourEvent::Link(incoming) => self.on_incoming(incoming),
+            BehaviourEvent::Gossip(event) => self.on_gossip(event),
+            BehaviourEvent::Identify(identify::Event::Received { peer_id, info, connection_id }) => {
+                self.on_identified(peer_id, connection_id, info);
+            }
+            BehaviourEvent::Ping(event) => self.on_ping(event),
+            BehaviourEvent::Kad(event) => self.on_kad(event),
+            BehaviourEvent::Mdns(mdns::Event::Discovered(found)) => {
+                let now = Instant::now();
+                for (peer, address) in found {
+                    self.book.add(peer, split_peer(address).0, Source::Mdns, now);
+                }
+            }
+            BehaviourEvent::RelayClient(relay::client::Event::ReservationReqAccepted {
+                relay_peer_id,
+                ..
+            }) => {
+                tracing::info!(relay = %relay_peer_id, "reachable through a relay");
+            }
+            BehaviourEvent::AutonatClient(autonat::v2::client::Event { result, .. }) => match result {
+                Ok(()) => {
+                    self.failed_probes = 0;
+                    self.judge(Reachability::Public);
+                }
+                Err(_) => {
+                    self.failed_probes = self.failed_probes.saturating_add(1);
+                    let given_up = self.failed_probes >= MAX_FAILED_PROBES;
+                    if given_up && self.swarm.external_addresses().next().is_none() {
+                        self.judge(Reachability::Private);
+                        self.seek_relays();
+                    }
+                }
+            },
+            BehaviourEvent::Dcutr(event) => match event.result {
+                Ok(_) => self.tell_path(&event.remote_peer_id),
+                Err(error) => tracing::debug!(peer = %event.remote_peer_id, %error, "no direct path"),
+            },
+            _ => {}
+        }
+    }
+
+    fn on_incoming(&mut self, Incoming { lane, stream }: Incoming) {
+        let from = stream.node();
+        match lane {
+            Lane::Plane(plane) => {
+                if !self.outbox.may(Event::Incoming { from, plane, stream }) {
+                    tracing::warn!(node = %from, "the node does not keep up, a stream is refused");
+                }
+            }
+            Lane::Control => {
+                let Ok(permit) = self.listening.clone().try_acquire_owned() else { return };
+                let reporter = self.reporter.clone();
+                tokio::spawn(async move {
+                    let heard = control::listen(stream).await;
+                    drop(permit);
+                    if let Ok((ask, reply)) = heard {
+                        // A loop that has stopped answers nobody.
+                        let _ = reporter.send(Report::Asked { from, ask, reply }).await;
+                    }
+                });
+            }
+        }
+    }
+
+    fn on_gossip(&mut self, event: gossipsub::Event) {
+        let gossipsub::Event::Message { propagation_source, message_id, message } = event else { return };
+        let now = Instant::now();
+        let accept = match self.patience(&propagation_source, now) {
+            Patience::Listen => match self.ledger.hear(&message.data, now) {
+                Verdict::Fresh(announcement) if announcement.node() == self.node => MessageAcceptance::Ignore,
+                Verdict::Fresh(announcement) => {
+                    self.outbox.may(Event::Announcement(announcement, message.data));
+                    MessageAcceptance::Accept
+                }
+                Verdict::Stale => MessageAcceptance::Ignore,
+                Verdict::Invalid => MessageAcceptance::Reject,
+            },
+            Patience::Drop => MessageAcceptance::Ignore,
+            Patience::Deafen => {
+                tracing::warn!(peer = %propagation_source, "floods announcements, not listened to for a while");
+                self.swarm.behaviour_mut().gossip.set_application_score(&propagation_source, DEAF);
+                MessageAcceptance::Ignore
+            }
+        };
+        self.settle(&message_id, &propagation_source, accept);
+    }
+
+    fn settle(&mut self, id: &MessageId, source: &PeerId, accept: MessageAcceptance) {
+        self.swarm.behaviour_mut().gossip.report_message_validation_result(id, source, accept);
+    }
+
+    fn patience(&mut self, source: &PeerId, now: Instant) -> Patience {
+        let Some(met) = self.met.get_mut(source) else { return Patience::Drop };
+        let patience = met.forwarder.hear(now);
+        if patience == Patience::Deafen {
+            met.deaf_until = Some(now + DEAF_FOR);
+        }
+        patience
+    }
+
+    fn on_identified(&mut self, peer: PeerId, _: ConnectionId, info: identify::Info) {
+        if info.protocol_version != self.names.version {
+            return self.turn_away(&peer, "it is of another swarm");
+        }
+        let now = Instant::now();
+        let Some(path) = self.swarm.behaviour().link.path(&peer) else { return };
+        let Some(met) = self.met.get_mut(&peer) else { return };
+        let node = met.node;
+        met.agent = info.agent_version.chars().filter(|c| !c.is_control()).take(64).collect();
+        met.relays = info.protocols.iter().any(|protocol| *protocol == relay::HOP_PROTOCOL_NAME);
+        let fresh = met.told.is_none();
+        if met.told != Some(path) {
+            met.told = Some(path);
+            self.outbox.must(Event::Connected { node, path });
+        }
+        let speaks_kad = info.protocols.contains(&self.names.kad);
+        let local_only = self.loopback_only;
+        let meant =
+            |a: &Multiaddr| plausible(a, path) && !(local_only && path::of_address(a) != Path::Loopback);
+        for address in info.listen_addrs.into_iter().filter(meant).take(MAX_ADDRESSES) {
+            let address = split_peer(address).0;
+            self.book.add(peer, address.clone(), Source::Found, now);
+            if speaks_kad {
+                self.swarm.behaviour_mut().kad.add_address(&peer, address);
+            }
+        }
+        for reply in self.waiting.remove(&peer).into_iter().flatten() {
+            drop(reply.send(Ok(node)));
+        }
+        if fresh {
+            if self.catch_up.len() >= upkeep::MAX_CATCH_UPS {
+                self.catch_up.pop_front();
+            }
+            self.catch_up.push_back(peer);
+            self.next_catch_up();
+        }
+        if self.reachability == Reachability::Private {
+            self.seek_relays();
+        }
+    }
+
+    fn on_ping(&mut self, event: ping::Event) {
+        let Some(met) = self.met.get_mut(&event.peer) else { return };
+        match event.result {
+            Ok(elapsed) => {
+                let ms = elapsed.as_secs_f64() * 1e3;
+                (met.rtt_ms, met.missed) = (Some(ms), 0);
+                if met.told.is_some() {
+                    self.outbox.may(Event::RoundTrip { node: met.node, ms });
+                }
+            }
+            Err(ping::Failure::Unsupported) => {}
+            Err(error) => {
+                met.missed += 1;
+                if met.missed >= MAX_MISSED {
+                    tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
+                    self.swarm.close_connection(event.connection);
+                }
+            }
+        }
+    }
+
+    fn on_kad(&mut self, event: kad::Event) {
+        match event {
+            kad::Event::RoutingUpdated { peer, addresses, .. } => {
+                let now = Instant::now();
+                for address in addresses.iter().take(MAX_ADDRESSES) {
+                    self.book.add(peer, split_peer(address.clone()).0, Source::Found, now);
+                }
+            }
+            kad::Event::OutboundQueryProgressed { id, result, step, .. } => {
+                if let QueryResult::GetProviders(Ok(GetProvidersOk::FoundProviders { providers, .. })) =
+                    &result
+                    && let Some((_, found)) = self.holders.get_mut(&id)
+                {
+                    found.extend(providers.iter().filter_map(node_id).filter(|node| *node != self.node));
+                }
+                let enough = self.holders.get(&id).is_some_and(|(_, found)| found.len() >= MAX_HOLDERS);
+                if step.last || enough {
+                    self.answer_holders(id);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn answer_holders(&mut self, id: kad::QueryId) {
+        if let Some(mut query) = self.swarm.behaviour_mut().kad.query_mut(&id) {
+            query.finish();
+        }
+        if let Some((reply, found)) = self.holders.remove(&id) {
+            let mut found: Vec<_> = found.into_iter().collect();
+            found.sort_unstable();
+            found.truncate(MAX_HOLDERS);
+            // Nobody waits any more: then nobody is told.
+            let _ = reply.send(found);
+        }
+    }
+
+    /// Listens through peers that relay, as long as there are fewer than [`MAX_RELAYS`].
+    fn seek_relays(&mut self) {
+        let now = Instant::now();
+        let relays: Vec<PeerId> =
+            self.met.iter().filter(|(_, met)| met.relays).map(|(peer, _)| *peer).collect();
+        for peer in relays {
+            if self.reservations.len() >= MAX_RELAYS {
+                return;
+            }
+            let known = self.book.addresses(&peer).iter().find(|a| path::of_address(a) == Path::Direct);
+            if let Some(address) = known.cloned() {
+                self.reserve(address.with(Protocol::P2p(peer)).with(Protocol::P2pCircuit), now);
+            }
+        }
+    }
+}

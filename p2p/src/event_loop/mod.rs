@@ -1,0 +1,281 @@
+//! The one owner of the libp2p swarm.
+//!
+//! One task, one `select!`: what the swarm reports ([`events`]), what the node wants ([`commands`]), what helper tasks
+//! bring back, and a tick for everything that is due. Nothing here waits: whatever takes time (reading an ask, catching
+//! up) is a task that reports back through a bounded channel.
+
+mod commands;
+mod events;
+mod outbox;
+mod upkeep;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures::StreamExt;
+use libp2p::core::transport::ListenerId;
+use libp2p::gossipsub::IdentTopic;
+use libp2p::kad::QueryId;
+use libp2p::multiaddr::Protocol;
+use libp2p::swarm::{self, ConnectionId, SwarmEvent};
+use libp2p::{Multiaddr, PeerId, Swarm};
+use scheduler::NodeId;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+
+use crate::behaviour::Behaviour;
+use crate::config::{Config, Names};
+use crate::control::ReplyTo;
+use crate::error::{Error, Result};
+use crate::gossip::{Budget, Forwarder, Ledger};
+use crate::network::{Command, Event, Reachability};
+use crate::path::{self, Path};
+use crate::peers::{self, Book, Source, split_peer};
+use crate::transport;
+use crate::wire::control::Ask;
+use outbox::Outbox;
+
+/// How often what is due is looked at: the resolution of redials and expiries.
+const TICK: Duration = Duration::from_millis(250);
+/// How long a start waits for its addresses; the system binds in microseconds.
+const BIND: Duration = Duration::from_secs(2);
+/// A connection that has not said which swarm it is of by then is closed.
+const IDENTIFY: Duration = Duration::from_secs(10);
+/// What helper tasks brought back and the loop has not seen; at the bound they wait, holding their streams.
+const MAX_REPORTS: usize = 256;
+/// Asks being read at once; more are refused.
+const MAX_LISTENING: usize = 256;
+
+/// What helper tasks bring back.
+enum Report {
+    Asked { from: NodeId, ask: Ask, reply: ReplyTo },
+    CaughtUp { announcements: Vec<Vec<u8>> },
+}
+
+/// A peer with at least one connection.
+struct Met {
+    node: NodeId,
+    since: Instant,
+    rtt_ms: Option<f64>,
+    agent: String,
+    /// What the node was told last; `None` until the peer has shown that it is of this swarm.
+    told: Option<Path>,
+    /// When it was last served a catch-up.
+    served: Option<Instant>,
+    /// Whether it relays for others.
+    relays: bool,
+    /// Pings unanswered in a row.
+    missed: u32,
+    forwarder: Forwarder,
+    /// Not listened to until then.
+    deaf_until: Option<Instant>,
+}
+
+/// A listener through a relay.
+struct Reservation {
+    address: Multiaddr,
+    listener: Option<ListenerId>,
+    due: Instant,
+    failures: u32,
+}
+
+/// This node's own announcement.
+struct Own {
+    bytes: Vec<u8>,
+    sequence: u64,
+    /// Not sent yet.
+    waiting: bool,
+    budget: Budget,
+}
+
+type Dialed = oneshot::Sender<Result<NodeId>>;
+
+struct EventLoop {
+    swarm: Swarm<Behaviour>,
+    me: PeerId,
+    node: NodeId,
+    names: Arc<Names>,
+    topic: IdentTopic,
+    loopback_only: bool,
+    outgoing_limit: usize,
+    cache: Option<PathBuf>,
+    commands: mpsc::Receiver<Command>,
+    reports: mpsc::Receiver<Report>,
+    reporter: mpsc::Sender<Report>,
+    outbox: Outbox,
+    book: Book,
+    met: HashMap<PeerId, Met>,
+    /// Callers waiting for a peer; bounded by the commands that callers wait in.
+    waiting: HashMap<PeerId, Vec<Dialed>>,
+    /// Callers waiting for whoever answers at an address without a name.
+    nameless: HashMap<ConnectionId, Dialed>,
+    holders: HashMap<QueryId, (oneshot::Sender<Vec<NodeId>>, HashSet<NodeId>)>,
+    ledger: Ledger,
+    own: Own,
+    /// Peers to catch up from; at most [`upkeep::MAX_CATCH_UPS`], newer ones first out.
+    catch_up: VecDeque<PeerId>,
+    catching_up: Arc<Semaphore>,
+    listening: Arc<Semaphore>,
+    /// News from catch-ups passed on to the mesh.
+    relayed_news: Budget,
+    reservations: Vec<Reservation>,
+    reachability: Reachability,
+    failed_probes: u32,
+    next_save: Instant,
+    next_sweep: Instant,
+}
+
+/// Listens, then runs in a task of its own until told to stop.
+pub(crate) async fn start(
+    config: Config,
+    commands: mpsc::Receiver<Command>,
+    outbox: mpsc::Sender<Event>,
+) -> Result<()> {
+    let mut event_loop = EventLoop::new(&config, commands, outbox)?;
+    event_loop.listen(&config.listen).await?;
+    event_loop.know(&config)?;
+    tokio::spawn(event_loop.run());
+    Ok(())
+}
+
+/// Seconds since 1970, for the cache only: nothing is decided by it.
+fn unix_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}
+
+/// Parses an address, which must be of this host when nothing else is allowed.
+fn address(text: &str, loopback_only: bool) -> Result<Multiaddr> {
+    let address: Multiaddr = text.parse().map_err(|e| Error::address(text, e))?;
+    if loopback_only && path::of_address(&address) != Path::Loopback {
+        let why = "only addresses of this host are allowed here".to_owned();
+        return Err(Error::Address { address: text.to_owned(), why });
+    }
+    Ok(address)
+}
+
+impl EventLoop {
+    fn new(config: &Config, commands: mpsc::Receiver<Command>, outbox: mpsc::Sender<Event>) -> Result<Self> {
+        let names = Arc::new(Names::new(config.swarm));
+        let (transport, relay_client) = transport::build(config)?;
+        let behaviour = Behaviour::new(config, &names, relay_client)?;
+        let node = config.identity.node();
+        let me = config.identity.keypair().public().to_peer_id();
+        let settings = swarm::Config::with_tokio_executor()
+            .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
+            .with_idle_connection_timeout(Duration::from_secs(60));
+        let now = Instant::now();
+        let (reporter, reports) = mpsc::channel(MAX_REPORTS);
+        Ok(Self {
+            swarm: Swarm::new(transport, behaviour, me, settings),
+            me,
+            node,
+            topic: IdentTopic::new(&names.topic),
+            names,
+            loopback_only: config.loopback_only,
+            outgoing_limit: config.limits.outgoing as usize,
+            cache: config.cache.clone(),
+            commands,
+            reports,
+            reporter,
+            outbox: Outbox::new(outbox),
+            book: Book::new(me),
+            met: HashMap::new(),
+            waiting: HashMap::new(),
+            nameless: HashMap::new(),
+            holders: HashMap::new(),
+            ledger: Ledger::default(),
+            own: Own { bytes: Vec::new(), sequence: 0, waiting: false, budget: upkeep::own_budget(now) },
+            catch_up: VecDeque::new(),
+            catching_up: Arc::new(Semaphore::new(upkeep::CATCHING_UP)),
+            listening: Arc::new(Semaphore::new(MAX_LISTENING)),
+            relayed_news: upkeep::news_budget(now),
+            reservations: Vec::new(),
+            reachability: Reachability::Unknown,
+            failed_probes: 0,
+            next_save: now,
+            next_sweep: now,
+        })
+    }
+
+    /// Binds every address that can be bound and waits until the system has named one for each.
+    async fn listen(&mut self, addresses: &[String]) -> Result<()> {
+        let mut pending = HashSet::new();
+        let mut refused = String::from("no address was given");
+        let mut bound = 0;
+        for text in addresses {
+            match self.swarm.listen_on(address(text, self.loopback_only)?) {
+                Ok(listener) => drop(pending.insert(listener)),
+                Err(e) => refused = format!("{text}: {e}"),
+            }
+        }
+        let deadline = tokio::time::Instant::now() + BIND;
+        while !pending.is_empty() {
+            let Ok(event) = tokio::time::timeout_at(deadline, self.swarm.select_next_some()).await else {
+                break;
+            };
+            match &event {
+                SwarmEvent::NewListenAddr { listener_id, .. } if pending.remove(listener_id) => bound += 1,
+                SwarmEvent::ListenerClosed { listener_id, reason: Err(e), .. } => {
+                    pending.remove(listener_id);
+                    refused = e.to_string();
+                }
+                _ => {}
+            }
+            self.on_swarm(event);
+        }
+        if bound == 0 {
+            return Err(Error::Listen(refused));
+        }
+        Ok(())
+    }
+
+    /// Takes in whom the user and earlier runs know. The first tick dials them.
+    fn know(&mut self, config: &Config) -> Result<()> {
+        let now = Instant::now();
+        for text in &config.bootstrap {
+            let (address, peer) = split_peer(address(text, self.loopback_only)?);
+            let Some(peer) = peer else {
+                let why = "it must end in /p2p/ and the node's name".to_owned();
+                return Err(Error::Address { address: text.clone(), why });
+            };
+            self.book.add(peer, address, Source::Bootstrap, now);
+        }
+        for text in &config.relays {
+            let relay = address(text, self.loopback_only)?;
+            self.reserve(relay.with(Protocol::P2pCircuit), now);
+        }
+        if let Some(path) = &config.cache {
+            // Without its cache a node finds the swarm more slowly, but it does.
+            match peers::read_cache(path) {
+                Ok(lines) => self.book.take_lines(&lines, now),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "known peers cannot be read"),
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(mut self) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                event = self.swarm.select_next_some() => self.on_swarm(event),
+                command = self.commands.recv() => match command {
+                    Some(Command::Shutdown(done)) => {
+                        self.stop().await;
+                        // Whoever asked may be gone.
+                        let _ = done.send(());
+                        return;
+                    }
+                    Some(command) => self.on_command(command),
+                    None => return self.stop().await,
+                },
+                Some(report) = self.reports.recv() => self.on_report(report),
+                () = self.outbox.flush() => {}
+                _ = ticks.tick() => self.on_tick(Instant::now()),
+            }
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What is due by the clock, and what helper tasks bring back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libp2p::gossipsub::PublishError;
+use libp2p::{Multiaddr, PeerId};
+
+use super::{EventLoop, IDENTIFY, Report, Reservation, unix_now};
+use crate::control::{self, ReplyTo};
+use crate::gossip::{Budget, Verdict};
+use crate::link::Lane;
+use crate::network::{Event, Reachability};
+use crate::peers;
+use crate::wire::control::{Answer, Ask};
+
+/// Peers asked for announcements at once.
+pub(super) const CATCHING_UP: usize = 4;
+/// Peers waiting to be asked; more are not asked, others know the same.
+pub(super) const MAX_CATCH_UPS: usize = 64;
+/// How long a catch-up may take.
+const CATCH_UP: Duration = Duration::from_secs(10);
+/// How often one peer is served a catch-up.
+pub(super) const SERVE_EVERY: Duration = Duration::from_secs(2);
+/// Own announcements a second: half of what others accept, so none is lost to their budgets.
+const OWN_RATE: f64 = 1.0;
+const OWN_BURST: f64 = 8.0;
+/// News from catch-ups passed on a second: two meshes that meet tell each other, without a storm.
+const NEWS_RATE: f64 = 16.0;
+const NEWS_BURST: f64 = 64.0;
+const SAVE_EVERY: Duration = Duration::from_secs(30);
+const SWEEP_EVERY: Duration = Duration::from_secs(5);
+/// Outgoing connections beyond this share of their limit are let go when they carry nothing, quarters.
+const CROWDED_QUARTERS: usize = 3;
+/// How young a connection is not let go.
+const SETTLED: Duration = Duration::from_secs(60);
+/// How long goodbyes may take.
+const GOODBYE: Duration = Duration::from_millis(300);
+
+pub(super) fn own_budget(now: Instant) -> Budget {
+    Budget::full(OWN_BURST, now)
+}
+
+pub(super) fn news_budget(now: Instant) -> Budget {
+    Budget::full(NEWS_BURST, now)
+}
+
+impl EventLoop {
+    pub(super) fn on_tick(&mut self, now: Instant) {
+        self.announce(now);
+        for (peer, addresses) in self.book.due(now) {
+            self.dial_peer(peer, addresses);
+        }
+        self.next_catch_up();
+        self.reserve_due(now);
+        self.close_strangers(now);
+        if now >= self.next_sweep {
+            self.next_sweep = now + SWEEP_EVERY;
+            self.sweep(now);
+        }
+        if now >= self.next_save {
+            self.next_save = now + SAVE_EVERY;
+            self.save();
+        }
+    }
+
+    /// Sends this node's announcement if one waits and the budget allows. Without anybody to send to it waits on.
+    pub(super) fn announce(&mut self, now: Instant) {
+        if !self.own.waiting || !self.own.budget.take(OWN_RATE, OWN_BURST, now) {
+            return;
+        }
+        match self.swarm.behaviour_mut().gossip.publish(self.topic.clone(), self.own.bytes.clone()) {
+            Ok(_) | Err(PublishError::Duplicate) => self.own.waiting = false,
+            // Newcomers ask for it; until then there is nobody to hear it.
+            Err(PublishError::NoPeersSubscribedToTopic) => {}
+            Err(error) => tracing::debug!(%error, "own announcement not sent yet"),
+        }
+    }
+
+    pub(super) fn on_report(&mut self, report: Report) {
+        match report {
+            Report::Asked { from, ask: Ask::CatchUp { .. }, reply } => self.serve_catch_up(from, reply),
+            Report::Asked { from, ask, reply } => {
+                if !self.outbox.may(Event::Ask { from, ask, reply }) {
+                    tracing::warn!(node = %from, "the node does not keep up, an ask is refused");
+                }
+            }
+            Report::CaughtUp { announcements } => {
+                let now = Instant::now();
+                for bytes in announcements {
+                    self.on_news(bytes, now);
+                }
+                self.next_catch_up();
+            }
+        }
+    }
+
+    /// An announcement from a catch-up: told to the node, and to the mesh, which may not know it either.
+    fn on_news(&mut self, bytes: Vec<u8>, now: Instant) {
+        let Verdict::Fresh(announcement) = self.ledger.hear(&bytes, now) else { return };
+        if announcement.node() == self.node {
+            return;
+        }
+        if self.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
+            // Whoever knows it drops it by its hash; whoever does not will ask.
+            let _ = self.swarm.behaviour_mut().gossip.publish(self.topic.clone(), bytes.clone());
+        }
+        self.outbox.may(Event::Announcement(announcement, bytes));
+    }
+
+    fn serve_catch_up(&mut self, from: scheduler::NodeId, reply: ReplyTo) {
+        let now = Instant::now();
+        let met = self.met.values_mut().find(|met| met.node == from);
+        let often = met.is_none_or(|met| {
+            let last = met.served.replace(now);
+            last.is_some_and(|last| now.saturating_duration_since(last) < SERVE_EVERY)
+        });
+        let mut known = Vec::new();
+        if !often {
+            known.extend((!self.own.bytes.is_empty()).then(|| self.own.bytes.clone()));
+            known.extend(self.ledger.known(now));
+        }
+        let answer = Answer::announcements(known);
+        tokio::spawn(async move {
+            // An asker that went away asks somebody else.
+            let _ = reply.send(&answer).await;
+        });
+    }
+
+    /// Asks the next peer for what it knows, while few are being asked.
+    pub(super) fn next_catch_up(&mut self) {
+        while let Some(peer) = self.catch_up.pop_back() {
+            if !self.met.contains_key(&peer) {
+                continue;
+            }
+            let Ok(permit) = Arc::clone(&self.catching_up).try_acquire_owned() else {
+                self.catch_up.push_back(peer);
+                return;
+            };
+            let (reply, opened) = tokio::sync::oneshot::channel();
+            self.swarm.behaviour_mut().link.open(peer, Lane::Control, reply);
+            let ask = Ask::CatchUp { have: self.ledger.len(Instant::now()) as u32 };
+            let reporter = self.reporter.clone();
+            tokio::spawn(async move {
+                let asked = async {
+                    let stream = opened.await.ok()?.ok()?;
+                    match control::call(stream, &ask).await {
+                        Ok(Answer::Announcements(announcements)) => Some(announcements),
+                        _ => None,
+                    }
+                };
+                let heard = tokio::time::timeout(CATCH_UP, asked).await.ok().flatten();
+                drop(permit);
+                // The loop may have stopped.
+                let announcements = heard.unwrap_or_default();
+                let _ = reporter.send(Report::CaughtUp { announcements }).await;
+            });
+        }
+    }
+
+    /// Listens through a relay from now on.
+    pub(super) fn reserve(&mut self, address: Multiaddr, now: Instant) {
+        if self.reservations.iter().all(|reservation| reservation.address != address) {
+            self.reservations.push(Reservation { address, listener: None, due: now, failures: 0 });
+        }
+    }
+
+    fn reserve_due(&mut self, now: Instant) {
+        for reservation in &mut self.reservations {
+            if reservation.listener.is_some() || reservation.due > now {
+                continue;
+            }
+            match self.swarm.listen_on(reservation.address.clone()) {
+                Ok(listener) => reservation.listener = Some(listener),
+                Err(error) => {
+                    tracing::debug!(relay = %reservation.address, %error, "no reservation");
+                    reservation.put_off(now);
+                }
+            }
+        }
+    }
+
+    /// Closes whoever does not say that it is of this swarm, and lets callers know.
+    fn close_strangers(&mut self, now: Instant) {
+        let silent =
+            |met: &super::Met| met.told.is_none() && now.saturating_duration_since(met.since) > IDENTIFY;
+        let strangers: Vec<PeerId> = self.met.iter().filter(|(_, m)| silent(m)).map(|(p, _)| *p).collect();
+        for peer in strangers {
+            self.turn_away(&peer, "it does not say which swarm it is of");
+        }
+    }
+
+    /// Parts with a peer of another swarm.
+    pub(super) fn turn_away(&mut self, peer: &PeerId, why: &str) {
+        self.dial_failed(peer, why);
+        self.book.foreign(peer, Instant::now());
+        // Gone already is fine.
+        let _ = self.swarm.disconnect_peer_id(*peer);
+    }
+
+    fn sweep(&mut self, now: Instant) {
+        self.ledger.expire(now);
+        for connection in self.swarm.behaviour().link.superseded() {
+            self.swarm.close_connection(connection);
+        }
+        let forgiven: Vec<PeerId> = self
+            .met
+            .iter_mut()
+            .filter(|(_, met)| met.deaf_until.is_some_and(|until| until <= now))
+            .map(|(peer, met)| {
+                met.deaf_until = None;
+                *peer
+            })
+            .collect();
+        for peer in forgiven {
+            self.swarm.behaviour_mut().gossip.set_application_score(&peer, 0.0);
+        }
+        let crowd = self.swarm.network_info().connection_counters().num_established_outgoing() as usize;
+        let most = self.outgoing_limit * CROWDED_QUARTERS / 4;
+        if crowd > most {
+            self.let_go(crowd - most, now);
+        }
+    }
+
+    /// Closes up to `many` settled connections that this node opened and that carry nothing.
+    fn let_go(&mut self, many: usize, now: Instant) {
+        let settled: Vec<PeerId> = self
+            .met
+            .iter()
+            .filter(|(_, met)| now.saturating_duration_since(met.since) > SETTLED)
+            .map(|(peer, _)| *peer)
+            .collect();
+        let behaviour = self.swarm.behaviour();
+        let mesh: Vec<PeerId> = behaviour.gossip.all_mesh_peers().copied().collect();
+        let idle = settled.into_iter().filter(|peer| {
+            !mesh.contains(peer) && !self.book.is_bootstrap(peer) && behaviour.link.is_idle(peer)
+        });
+        for connection in idle.filter_map(|peer| behaviour.link.dialed(&peer)).take(many).collect::<Vec<_>>()
+        {
+            self.swarm.close_connection(connection);
+        }
+    }
+
+    /// Writes the cache in the background if it changed.
+    pub(super) fn save(&mut self) {
+        if let Some((path, lines)) = self.unsaved() {
+            tokio::task::spawn_blocking(move || store(&path, &lines));
+        }
+    }
+
+    fn unsaved(&mut self) -> Option<(std::path::PathBuf, String)> {
+        let path = self.cache.clone()?;
+        self.book.take_changes().map(|lines| (path, lines))
+    }
+
+    /// Closes everything in order: peers see the end at once instead of a silence.
+    pub(super) async fn stop(&mut self) {
+        self.met
+            .keys()
+            .copied()
+            .collect::<Vec<_>>()
+            .iter()
+            .for_each(|peer| self.book.met_now(peer, unix_now()));
+        if let Some((path, lines)) = self.unsaved() {
+            // Written by the time `shutdown` returns.
+            let _ = tokio::task::spawn_blocking(move || store(&path, &lines)).await;
+        }
+        for peer in self.swarm.connected_peers().copied().collect::<Vec<_>>() {
+            let _ = self.swarm.disconnect_peer_id(peer);
+        }
+        let all_gone = async {
+            while self.swarm.connected_peers().next().is_some() {
+                futures::StreamExt::select_next_some(&mut self.swarm).await;
+            }
+        };
+        // Who does not take the goodbye will notice the silence.
+        let _ = tokio::time::timeout(GOODBYE, all_gone).await;
+    }
+
+    /// Notes whether others can reach this node.
+    pub(super) fn judge(&mut self, reachability: Reachability) {
+        if self.reachability != reachability {
+            self.reachability = reachability;
+            let mode = match reachability {
+                Reachability::Private => libp2p::kad::Mode::Client,
+                _ => libp2p::kad::Mode::Server,
+            };
+            self.swarm.behaviour_mut().kad.set_mode(Some(mode));
+            self.outbox.must(Event::Reachability { reachability });
+        }
+    }
+}
+
+impl Reservation {
+    /// Tries again after one second, two, ... up to a minute.
+    pub(super) fn put_off(&mut self, now: Instant) {
+        self.listener = None;
+        self.failures = (self.failures + 1).min(7);
+        self.due = now + Duration::from_millis(500 << self.failures);
+    }
+}
+
+fn store(path: &std::path::Path, lines: &str) {
+    if let Err(error) = peers::write_cache(path, lines) {
+        tracing::warn!(path = %path.display(), %error, "known peers cannot be written");
+    }
+}

@@ -1,0 +1,269 @@
+//! What nodes announce, and how it stays small, true and fresh.
+//!
+//! Announcements travel over gossipsub on one topic, published when something changed. Three doors stand between a
+//! stranger's bytes and the rest of the program, and a message is passed on to others only when it came through all:
+//!
+//! 1. *Budget*: one forwarding peer may send [`PEER_RATE`] messages a second. Who sends far more is not listened to for a
+//!    minute, before anything of it is decoded.
+//! 2. *Truth*: the signature fits and every number can be ([`announce::open`]). If not, the forwarder pays with its
+//!    score: it had to check the same.
+//! 3. *Freshness*: the sequence number is above the last one heard of that node, and the node has not used up *its*
+//!    budget. If not, the message is dropped without blame: it may have crossed a newer one.
+//!
+//! A newcomer asks each of its first peers for what is known ([`Ledger::known`]), point to point, so nobody has to
+//! repeat himself for it.
+//!
+//! An announcement is void `ttl_ms` after it was first *heard*, on the hearer's clock: no clock but one's own counts. Its
+//! number is remembered longer, so it cannot come back by replay. Limits: [`MAX_NODES`] nodes; beyond, unknown nodes are
+//! ignored until others expire. A node that has just started cannot tell an old announcement of a dead node from a
+//! live one: such a ghost lives for one `ttl_ms`, and cannot be connected to.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use libp2p::gossipsub::{
+    self, ConfigBuilder, IdentTopic, MaxCountSubscriptionFilter, MessageAuthenticity, MessageId,
+    PeerScoreParams, PeerScoreThresholds, TopicScoreParams, ValidationMode, WhitelistSubscriptionFilter,
+};
+use scheduler::NodeId;
+
+use crate::config::{Config, Names};
+use crate::error::{Error, Result};
+use crate::wire::announce::{self, Announcement, MAX_ANNOUNCEMENT, MAX_TTL_MS};
+
+/// Nodes whose announcements are kept; at up to 16 KiB each the worst case is 64 MiB, the usual one 4 MiB.
+pub(crate) const MAX_NODES: usize = 4_096;
+/// Messages a second one peer may forward, sustained: 1,000 nodes announcing every 5 s through one peer.
+pub(crate) const PEER_RATE: f64 = 200.0;
+const PEER_BURST: f64 = 1_000.0;
+/// Messages beyond its budget after which a peer is not listened to any more.
+pub(crate) const PEER_EXCESS: u32 = 1_000;
+/// Announcements a second of one node, sustained.
+const NODE_RATE: f64 = 2.0;
+const NODE_BURST: f64 = 16.0;
+/// How long sequence numbers are remembered after an announcement is void.
+const MEMORY: Duration = Duration::from_secs(600);
+/// Room for gossipsub's own words around one announcement.
+const ENVELOPE: usize = 1 << 10;
+
+/// The gossipsub of this crate: only one topic, few of everything.
+pub(crate) type Gossipsub = gossipsub::Behaviour<
+    gossipsub::IdentityTransform,
+    MaxCountSubscriptionFilter<WhitelistSubscriptionFilter>,
+>;
+
+/// Gossipsub with the settings of this swarm.
+///
+/// # Errors
+/// [`Error::Listen`] when libp2p refuses the settings.
+pub(crate) fn behaviour(config: &Config, names: &Names) -> Result<Gossipsub> {
+    let failed = |e: &dyn std::fmt::Display| Error::Listen(format!("gossip settings: {e}"));
+    let topic = IdentTopic::new(&names.topic);
+    let settings = ConfigBuilder::default()
+        .protocol_id_prefix(names.gossip.clone())
+        // Announcements carry their own signature; a second one, and a forwarder's name in it, would only tell more.
+        .validation_mode(ValidationMode::Anonymous)
+        .validate_messages()
+        .message_id_fn(|message| MessageId::new(blake3::hash(&message.data).as_bytes()))
+        .max_transmit_size(MAX_ANNOUNCEMENT + ENVELOPE)
+        .max_publish_messages(64)
+        // The default of five seconds would leave a fresh node without a mesh for that long.
+        .heartbeat_initial_delay(Duration::from_millis(100))
+        .heartbeat_interval(Duration::from_secs(1))
+        .build()
+        .map_err(|e| failed(&e))?;
+    let filter = MaxCountSubscriptionFilter {
+        filter: WhitelistSubscriptionFilter(HashSet::from([topic.hash()])),
+        max_subscribed_topics: 8,
+        max_subscriptions_per_request: 8,
+    };
+    let mut gossip =
+        Gossipsub::new_with_subscription_filter(MessageAuthenticity::Anonymous, settings, filter)
+            .map_err(|e| failed(&e))?;
+    gossip.with_peer_score(scores(config, &topic), thresholds()).map_err(|e| failed(&e))?;
+    gossip.subscribe(&topic).map_err(|e| failed(&e))?;
+    Ok(gossip)
+}
+
+/// One invalid message is 20 points down, three are deafness for half a minute. Deliveries are not scored: who
+/// announces on change only is silent for good reasons.
+fn scores(config: &Config, topic: &IdentTopic) -> PeerScoreParams {
+    let announcements = TopicScoreParams {
+        topic_weight: 1.0,
+        time_in_mesh_weight: 0.01,
+        time_in_mesh_quantum: Duration::from_secs(1),
+        time_in_mesh_cap: 300.0,
+        first_message_deliveries_weight: 0.1,
+        first_message_deliveries_decay: 0.9,
+        first_message_deliveries_cap: 20.0,
+        mesh_message_deliveries_weight: 0.0,
+        mesh_failure_penalty_weight: 0.0,
+        invalid_message_deliveries_weight: -20.0,
+        invalid_message_deliveries_decay: 0.97,
+        ..TopicScoreParams::default()
+    };
+    PeerScoreParams {
+        topics: HashMap::from([(topic.hash(), announcements)]),
+        topic_score_cap: 10.0,
+        app_specific_weight: 1.0,
+        // Swarms of one machine have one address.
+        ip_colocation_factor_weight: if config.loopback_only { 0.0 } else { -5.0 },
+        ip_colocation_factor_threshold: 4.0,
+        ip_colocation_factor_whitelist: HashSet::from([
+            std::net::Ipv4Addr::LOCALHOST.into(),
+            std::net::Ipv6Addr::LOCALHOST.into(),
+        ]),
+        behaviour_penalty_threshold: 6.0,
+        ..PeerScoreParams::default()
+    }
+}
+
+fn thresholds() -> PeerScoreThresholds {
+    PeerScoreThresholds {
+        gossip_threshold: -50.0,
+        publish_threshold: -80.0,
+        graylist_threshold: DEAF / 2.0,
+        accept_px_threshold: 1_000.0,
+        opportunistic_graft_threshold: 1.0,
+    }
+}
+
+/// The score of a peer that is not listened to.
+pub(crate) const DEAF: f64 = -200.0;
+
+/// So many a second, so many at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    left: f64,
+    at: Instant,
+}
+
+impl Budget {
+    pub fn full(burst: f64, now: Instant) -> Self {
+        Self { left: burst, at: now }
+    }
+
+    /// Takes one if there is one.
+    pub fn take(&mut self, rate: f64, burst: f64, now: Instant) -> bool {
+        let refill = now.saturating_duration_since(self.at).as_secs_f64() * rate;
+        (self.left, self.at) = ((self.left + refill).min(burst), now);
+        let enough = self.left >= 1.0;
+        if enough {
+            self.left -= 1.0;
+        }
+        enough
+    }
+}
+
+/// How much one peer has forwarded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Forwarder {
+    budget: Budget,
+    excess: u32,
+}
+
+/// Whether to look at what a peer forwards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    Listen,
+    Drop,
+    /// Too often: stop listening.
+    Deafen,
+}
+
+impl Forwarder {
+    pub fn new(now: Instant) -> Self {
+        Self { budget: Budget::full(PEER_BURST, now), excess: 0 }
+    }
+
+    /// Counts one message.
+    pub fn hear(&mut self, now: Instant) -> Patience {
+        if self.budget.take(PEER_RATE, PEER_BURST, now) {
+            return Patience::Listen;
+        }
+        self.excess += 1;
+        if self.excess < PEER_EXCESS {
+            return Patience::Drop;
+        }
+        self.excess = 0;
+        Patience::Deafen
+    }
+}
+
+/// What a message turned out to be.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// News: pass it on, tell the node.
+    Fresh(Box<Announcement>),
+    /// Old, too often, or no room: drop it, nobody is to blame.
+    Stale,
+    /// A lie or garbage: who forwarded it is to blame.
+    Invalid,
+}
+
+#[derive(Debug)]
+struct Entry {
+    sequence: u64,
+    heard: Instant,
+    void: Instant,
+    /// Empty once void.
+    bytes: Vec<u8>,
+    budget: Budget,
+}
+
+/// What has been announced and is not void.
+#[derive(Default, Debug)]
+pub(crate) struct Ledger {
+    entries: HashMap<NodeId, Entry>,
+}
+
+impl Ledger {
+    /// Judges a message and remembers it if it is news.
+    pub fn hear(&mut self, bytes: &[u8], now: Instant) -> Verdict {
+        let Ok(announcement) = announce::open(bytes) else { return Verdict::Invalid };
+        let sequence = announcement.capability.claim().sequence;
+        let ttl = Duration::from_millis(u64::from(announcement.ttl_ms.min(MAX_TTL_MS)));
+        let node = announcement.node();
+        if let Some(entry) = self.entries.get_mut(&node) {
+            if sequence <= entry.sequence || !entry.budget.take(NODE_RATE, NODE_BURST, now) {
+                return Verdict::Stale;
+            }
+            (entry.sequence, entry.heard, entry.void) = (sequence, now, now + ttl);
+            entry.bytes = bytes.to_vec();
+            return Verdict::Fresh(Box::new(announcement));
+        }
+        if self.entries.len() >= MAX_NODES {
+            return Verdict::Stale;
+        }
+        let mut budget = Budget::full(NODE_BURST, now);
+        budget.take(NODE_RATE, NODE_BURST, now);
+        self.entries
+            .insert(node, Entry { sequence, heard: now, void: now + ttl, bytes: bytes.to_vec(), budget });
+        Verdict::Fresh(Box::new(announcement))
+    }
+
+    /// What is not void, freshest first.
+    pub fn known(&self, now: Instant) -> Vec<Vec<u8>> {
+        let mut live: Vec<&Entry> = self.entries.values().filter(|entry| entry.void > now).collect();
+        live.sort_by_key(|entry| std::cmp::Reverse(entry.heard));
+        live.into_iter().map(|entry| entry.bytes.clone()).collect()
+    }
+
+    /// Number of nodes not void.
+    pub fn len(&self, now: Instant) -> usize {
+        self.entries.values().filter(|entry| entry.void > now).count()
+    }
+
+    /// Gives back the room of what is void.
+    pub fn expire(&mut self, now: Instant) {
+        self.entries.retain(|_, entry| now.saturating_duration_since(entry.void) < MEMORY);
+        self.entries
+            .values_mut()
+            .filter(|entry| entry.void <= now)
+            .for_each(|entry| entry.bytes = Vec::new());
+        if self.entries.len() >= MAX_NODES {
+            // Under pressure old numbers go first: a replay costs one ttl, an unknown node would cost a peer.
+            self.entries.retain(|_, entry| entry.void > now);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! The libp2p side of links: which connections a peer has, opening substreams on the best of them, taking in what it
+//! opens here.
+//!
+//! Written rather than taken from a crate because three things matter here that the general-purpose one leaves open:
+//! *which* connection a stream runs on (never a relayed one beside a direct one), that a stream that cannot be taken
+//! is refused rather than silently lost, and that nothing is kept of a connection that closed.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use libp2p::core::transport::PortUse;
+use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
+use libp2p::core::{ConnectedPoint, Endpoint};
+use libp2p::multiaddr::Protocol;
+use libp2p::swarm::behaviour::ConnectionEstablished;
+use libp2p::swarm::handler::{
+    ConnectionEvent, DialUpgradeError, FullyNegotiatedInbound, FullyNegotiatedOutbound,
+};
+use libp2p::swarm::{
+    AddressChange, ConnectionClosed, ConnectionDenied, ConnectionHandler, ConnectionHandlerEvent,
+    ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, StreamProtocol, StreamUpgradeError,
+    SubstreamProtocol, THandler, THandlerInEvent, THandlerOutEvent, ToSwarm,
+};
+use libp2p::{Multiaddr, PeerId};
+use scheduler::NodeId;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::{Guard, Lane, Plane, Stream, Traffic};
+use crate::config::Names;
+use crate::error::HopError;
+use crate::identity;
+use crate::path::{self, Path};
+
+/// Opens waiting on one connection; more are refused at once. A connection negotiates them side by side, so this many
+/// waiting means that it is stuck.
+const MAX_OPENING: usize = 32;
+
+/// Where the answer to an open goes.
+pub(crate) type Opened = oneshot::Sender<Result<Stream, HopError>>;
+
+/// A peer opened a stream here.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub lane: Lane,
+    pub stream: Stream,
+}
+
+/// What is known of one connection.
+#[derive(Debug)]
+struct Connection {
+    id: ConnectionId,
+    path: Path,
+    quic: bool,
+    dialed: bool,
+    /// Streams on it.
+    live: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Remote {
+    node: NodeId,
+    connections: Vec<Connection>,
+    traffic: Arc<Traffic>,
+    inbound: Arc<Semaphore>,
+    outbound: Arc<Semaphore>,
+}
+
+impl Remote {
+    /// Short paths first, then TCP, then age: connection numbers count up.
+    fn best(&self) -> Option<&Connection> {
+        self.connections.iter().min_by_key(|c| (c.path, c.quic, c.id))
+    }
+}
+
+/// Streams of every plane with every peer.
+pub(crate) struct Behaviour {
+    names: Arc<Names>,
+    streams_per_peer: usize,
+    remotes: HashMap<PeerId, Remote>,
+    /// Drained by the swarm whenever it polls; grows by one per command or event handled, never by itself.
+    queue: VecDeque<ToSwarm<Incoming, Open>>,
+    waker: Option<Waker>,
+}
+
+impl Behaviour {
+    pub fn new(names: Arc<Names>, streams_per_peer: usize) -> Self {
+        Self { names, streams_per_peer, remotes: HashMap::new(), queue: VecDeque::new(), waker: None }
+    }
+
+    /// Opens a stream on the best connection to `peer`; the answer goes to `reply`.
+    pub fn open(&mut self, peer: PeerId, lane: Lane, reply: Opened) {
+        // A receiver that went away wants no answer.
+        let refuse = |reply: Opened, why| drop(reply.send(Err(why)));
+        let Some(remote) = self.remotes.get(&peer) else { return refuse(reply, HopError::Closed) };
+        let Some(connection) = remote.best() else { return refuse(reply, HopError::Closed) };
+        let Ok(permit) = remote.outbound.clone().try_acquire_owned() else {
+            return refuse(reply, HopError::Refused("too many streams to this peer are open".into()));
+        };
+        connection.live.fetch_add(1, Ordering::Relaxed);
+        let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
+        let (node, path) = (remote.node, connection.path);
+        let event = Open { protocol: self.protocol(lane), node, path, guard, reply };
+        let handler = NotifyHandler::One(connection.id);
+        self.queue.push_back(ToSwarm::NotifyHandler { peer_id: peer, handler, event });
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Over what `peer` is reached now, `None` when it is not.
+    pub fn path(&self, peer: &PeerId) -> Option<Path> {
+        self.remotes.get(peer)?.best().map(|connection| connection.path)
+    }
+
+    /// The bytes that crossed streams with `peer`, in and out.
+    pub fn traffic(&self, peer: &PeerId) -> (u64, u64) {
+        self.remotes.get(peer).map_or((0, 0), |remote| {
+            let traffic = &remote.traffic;
+            (traffic.bytes_in.load(Ordering::Relaxed), traffic.bytes_out.load(Ordering::Relaxed))
+        })
+    }
+
+    /// Whether no stream runs to or from `peer`.
+    pub fn is_idle(&self, peer: &PeerId) -> bool {
+        let connections = self.remotes.get(peer).map_or(&[][..], |remote| &remote.connections);
+        connections.iter().all(|connection| connection.live.load(Ordering::Relaxed) == 0)
+    }
+
+    /// A connection to `peer` that this node opened.
+    pub fn dialed(&self, peer: &PeerId) -> Option<ConnectionId> {
+        let dialed = self.remotes.get(peer)?.connections.iter().find(|connection| connection.dialed);
+        dialed.map(|connection| connection.id)
+    }
+
+    /// Relayed connections to peers that have a better one, with no stream left on them: to be closed.
+    pub fn superseded(&self) -> Vec<ConnectionId> {
+        let mut idle = Vec::new();
+        for remote in self.remotes.values().filter(|remote| remote.connections.len() > 1) {
+            if remote.best().is_some_and(|best| best.path != Path::Relayed) {
+                let relayed = remote.connections.iter().filter(|c| c.path == Path::Relayed);
+                idle.extend(relayed.filter(|c| c.live.load(Ordering::Relaxed) == 0).map(|c| c.id));
+            }
+        }
+        idle
+    }
+
+    fn protocol(&self, lane: Lane) -> StreamProtocol {
+        match lane {
+            Lane::Control => self.names.control.clone(),
+            Lane::Plane(plane) => self.names.planes[plane as usize].clone(),
+        }
+    }
+
+    fn handler(&self) -> Handler {
+        let mut lanes = vec![(Lane::Control, self.protocol(Lane::Control))];
+        lanes.extend(Plane::ALL.map(|plane| (Lane::Plane(plane), self.protocol(Lane::Plane(plane)))));
+        Handler { lanes: lanes.into(), wanted: VecDeque::new(), opening: 0, arrived: VecDeque::new() }
+    }
+
+    fn connected(&mut self, peer: PeerId, id: ConnectionId, endpoint: &ConnectedPoint) {
+        let Some(node) = identity::node_id(&peer) else { return };
+        let remote = self.remotes.entry(peer).or_insert_with(|| Remote {
+            node,
+            connections: Vec::new(),
+            traffic: Arc::default(),
+            inbound: Arc::new(Semaphore::new(self.streams_per_peer)),
+            outbound: Arc::new(Semaphore::new(self.streams_per_peer)),
+        });
+        let quic = endpoint.get_remote_address().iter().any(|part| part == Protocol::QuicV1);
+        let path = path::classify(endpoint);
+        let dialed = endpoint.is_dialer();
+        remote.connections.push(Connection { id, path, quic, dialed, live: Arc::default() });
+    }
+}
+
+impl NetworkBehaviour for Behaviour {
+    type ConnectionHandler = Handler;
+    type ToSwarm = Incoming;
+
+    fn handle_established_inbound_connection(
+        &mut self,
+        _: ConnectionId,
+        _: PeerId,
+        _: &Multiaddr,
+        _: &Multiaddr,
+    ) -> Result<THandler<Self>, ConnectionDenied> {
+        Ok(self.handler())
+    }
+
+    fn handle_established_outbound_connection(
+        &mut self,
+        _: ConnectionId,
+        _: PeerId,
+        _: &Multiaddr,
+        _: Endpoint,
+        _: PortUse,
+    ) -> Result<THandler<Self>, ConnectionDenied> {
+        Ok(self.handler())
+    }
+
+    fn on_swarm_event(&mut self, event: FromSwarm) {
+        match event {
+            FromSwarm::ConnectionEstablished(ConnectionEstablished {
+                peer_id,
+                connection_id,
+                endpoint,
+                ..
+            }) => self.connected(peer_id, connection_id, endpoint),
+            FromSwarm::AddressChange(AddressChange { peer_id, connection_id, new, .. }) => {
+                if let Some(remote) = self.remotes.get_mut(&peer_id) {
+                    let moved = remote.connections.iter_mut().filter(|c| c.id == connection_id);
+                    moved.for_each(|c| c.path = path::classify(new));
+                }
+            }
+            FromSwarm::ConnectionClosed(ConnectionClosed { peer_id, connection_id, .. }) => {
+                if let Some(remote) = self.remotes.get_mut(&peer_id) {
+                    remote.connections.retain(|c| c.id != connection_id);
+                    if remote.connections.is_empty() {
+                        self.remotes.remove(&peer_id);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_connection_handler_event(
+        &mut self,
+        peer: PeerId,
+        connection: ConnectionId,
+        event: THandlerOutEvent<Self>,
+    ) {
+        let Some(remote) = self.remotes.get(&peer) else { return };
+        let Some(connection) = remote.connections.iter().find(|c| c.id == connection) else { return };
+        let Ok(permit) = remote.inbound.clone().try_acquire_owned() else {
+            // Dropping the substream resets it: the peer sees its stream closed.
+            tracing::debug!(node = %remote.node, "too many streams from this peer, one refused");
+            return;
+        };
+        let (lane, io) = event;
+        connection.live.fetch_add(1, Ordering::Relaxed);
+        let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
+        let stream = Stream::new(remote.node, connection.path, io, guard);
+        self.queue.push_back(ToSwarm::GenerateEvent(Incoming { lane, stream }));
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
+        match self.queue.pop_front() {
+            Some(event) => Poll::Ready(event),
+            None => {
+                self.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A stream to open on one connection.
+#[derive(Debug)]
+pub(crate) struct Open {
+    protocol: StreamProtocol,
+    node: NodeId,
+    path: Path,
+    guard: Guard,
+    reply: Opened,
+}
+
+impl Open {
+    /// Tells the one who waits; nobody may wait any more.
+    fn finish(self, opened: Result<libp2p::Stream, HopError>) {
+        let Self { node, path, guard, reply, .. } = self;
+        drop(reply.send(opened.map(|io| Stream::new(node, path, io, guard))));
+    }
+}
+
+/// Negotiates substreams on one connection.
+pub(crate) struct Handler {
+    lanes: Arc<[(Lane, StreamProtocol)]>,
+    /// At most [`MAX_OPENING`]; beyond, an open is refused.
+    wanted: VecDeque<Open>,
+    /// Negotiations under way.
+    opening: usize,
+    /// Taken over by the behaviour at the next poll.
+    arrived: VecDeque<(Lane, libp2p::Stream)>,
+}
+
+impl ConnectionHandler for Handler {
+    type FromBehaviour = Open;
+    type ToBehaviour = (Lane, libp2p::Stream);
+    type InboundProtocol = Take;
+    type OutboundProtocol = Give;
+    type InboundOpenInfo = ();
+    type OutboundOpenInfo = Open;
+
+    fn listen_protocol(&self) -> SubstreamProtocol<Take> {
+        SubstreamProtocol::new(Take(self.lanes.clone()), ())
+    }
+
+    /// Peers of one swarm stay connected; the event loop closes whom it does not want.
+    fn connection_keep_alive(&self) -> bool {
+        true
+    }
+
+    fn on_behaviour_event(&mut self, open: Open) {
+        if self.wanted.len() + self.opening >= MAX_OPENING {
+            return open.finish(Err(HopError::Refused("too many streams are being opened".into())));
+        }
+        self.wanted.push_back(open);
+    }
+
+    fn poll(&mut self, _: &mut Context<'_>) -> Poll<ConnectionHandlerEvent<Give, Open, Self::ToBehaviour>> {
+        if let Some(arrived) = self.arrived.pop_front() {
+            return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(arrived));
+        }
+        if let Some(open) = self.wanted.pop_front() {
+            self.opening += 1;
+            let protocol = SubstreamProtocol::new(Give(open.protocol.clone()), open);
+            return Poll::Ready(ConnectionHandlerEvent::OutboundSubstreamRequest { protocol });
+        }
+        Poll::Pending
+    }
+
+    fn on_connection_event(&mut self, event: ConnectionEvent<Take, Give, (), Open>) {
+        match event {
+            ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol, .. }) => {
+                self.arrived.push_back(protocol);
+            }
+            ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound { protocol, info }) => {
+                self.opening = self.opening.saturating_sub(1);
+                info.finish(Ok(protocol));
+            }
+            ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
+                self.opening = self.opening.saturating_sub(1);
+                info.finish(Err(match error {
+                    StreamUpgradeError::Timeout => HopError::Timeout,
+                    StreamUpgradeError::NegotiationFailed => {
+                        HopError::Refused("it does not speak this protocol".into())
+                    }
+                    StreamUpgradeError::Io(_) => HopError::Closed,
+                    StreamUpgradeError::Apply(never) => match never {},
+                }));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Takes a stream of any lane.
+#[derive(Clone, Debug)]
+pub(crate) struct Take(Arc<[(Lane, StreamProtocol)]>);
+
+impl UpgradeInfo for Take {
+    type Info = Named;
+    type InfoIter = Vec<Named>;
+
+    fn protocol_info(&self) -> Self::InfoIter {
+        self.0.iter().map(|(lane, name)| Named(*lane, name.clone())).collect()
+    }
+}
+
+impl InboundUpgrade<libp2p::Stream> for Take {
+    type Output = (Lane, libp2p::Stream);
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Output, Infallible>>;
+
+    fn upgrade_inbound(self, io: libp2p::Stream, Named(lane, _): Named) -> Self::Future {
+        ready(Ok((lane, io)))
+    }
+}
+
+/// A lane with its protocol name.
+#[derive(Clone, Debug)]
+pub(crate) struct Named(Lane, StreamProtocol);
+
+impl AsRef<str> for Named {
+    fn as_ref(&self) -> &str {
+        self.1.as_ref()
+    }
+}
+
+/// Opens a stream of one lane.
+#[derive(Clone, Debug)]
+pub(crate) struct Give(StreamProtocol);
+
+impl UpgradeInfo for Give {
+    type Info = StreamProtocol;
+    type InfoIter = [StreamProtocol; 1];
+
+    fn protocol_info(&self) -> Self::InfoIter {
+        [self.0.clone()]
+    }
+}
+
+impl OutboundUpgrade<libp2p::Stream> for Give {
+    type Output = libp2p::Stream;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Output, Infallible>>;
+
+    fn upgrade_outbound(self, io: libp2p::Stream, _: Self::Info) -> Self::Future {
+        ready(Ok(io))
+    }
+}

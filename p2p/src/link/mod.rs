@@ -1,0 +1,58 @@
+//! Links: how bytes cross from one node to the next.
+//!
+//! A [`Stream`] is a long-lived, ordered, authenticated and encrypted two-way pipe to one peer: a substream of a
+//! libp2p connection, opened once per (session, neighbor) and used until the session ends, so that no frame waits for
+//! a negotiation. What it is for is its [`Plane`], one protocol name each.
+//!
+//! Streams are opened on the best connection the peer has: a direct one before a relayed one, TCP before QUIC on the
+//! same path (fewer copies and the host's own congestion control), the older before the newer. A link never retries
+//! and never times out by itself: recovery is the requester's, deadlines are the caller's.
+//!
+//! Limits: [`Limits::streams_per_peer`](crate::config::Limits) streams from and to one peer, the next is refused at
+//! once; a reader that stops reading stops its peer (the muxer's window), nothing is queued for it beyond that.
+
+pub(crate) mod behaviour;
+mod stream;
+
+use std::fmt;
+
+pub(crate) use stream::{Guard, Traffic};
+pub use stream::{Reader, Stream, Writer};
+
+/// What a stream is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Plane {
+    /// Activation frames between two stages of a session.
+    Data,
+    /// A prompt given to a peer that conducts it.
+    Delegate,
+    /// Pieces of models.
+    Blob,
+}
+
+impl Plane {
+    /// Every plane.
+    pub const ALL: [Self; 3] = [Self::Data, Self::Delegate, Self::Blob];
+
+    /// What its protocol is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Delegate => "delegate",
+            Self::Blob => "blob",
+        }
+    }
+}
+
+impl fmt::Display for Plane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a substream carries: a plane, or one ask and its answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lane {
+    Control,
+    Plane(Plane),
+}

@@ -1,0 +1,209 @@
+//! A stream to one peer.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use scheduler::NodeId;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::error::HopError;
+use crate::path::Path;
+
+/// Most bytes one [`Stream::send`] takes: the longest frame with room to spare. More is refused, nothing is sent.
+pub const MAX_SEND: usize = 16 << 20;
+/// What a payload buffer grows by at most before the bytes for it have arrived.
+const STEP: usize = 64 << 10;
+
+/// Bytes that crossed the streams to one peer.
+#[derive(Default, Debug)]
+pub(crate) struct Traffic {
+    pub bytes_in: AtomicU64,
+    pub bytes_out: AtomicU64,
+}
+
+/// What a stream occupies as long as one half of it lives.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    pub traffic: Arc<Traffic>,
+    /// Streams on the same connection; the connection is not closed while there are any.
+    pub live: Arc<AtomicUsize>,
+    pub _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.live.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An open stream. Dropping it resets it, and the peer sees [`HopError::Closed`]; [`Stream::finish`] ends it in order.
+#[derive(Debug)]
+pub struct Stream {
+    node: NodeId,
+    path: Path,
+    reader: Reader,
+    writer: Writer,
+}
+
+/// The half of a stream that reads.
+#[derive(Debug)]
+pub struct Reader {
+    io: ReadHalf<libp2p::Stream>,
+    guard: Arc<Guard>,
+}
+
+/// The half of a stream that writes.
+#[derive(Debug)]
+pub struct Writer {
+    io: WriteHalf<libp2p::Stream>,
+    /// The frame being sent; kept between frames, so the hot path does not allocate.
+    frame: Vec<u8>,
+    guard: Arc<Guard>,
+}
+
+impl Stream {
+    pub(crate) fn new(node: NodeId, path: Path, io: libp2p::Stream, guard: Guard) -> Self {
+        let guard = Arc::new(guard);
+        let (read, write) = io.split();
+        let reader = Reader { io: read, guard: guard.clone() };
+        Self { node, path, reader, writer: Writer { io: write, frame: Vec::new(), guard } }
+    }
+
+    /// Whose stream it is; proved by the transport.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Over what it runs. A stream stays on its connection when a better one appears.
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    /// See [`Writer::send`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<(), HopError> {
+        self.writer.send(header, payload).await
+    }
+
+    /// See [`Reader::recv_exact`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn recv_exact(&mut self, bytes: &mut [u8]) -> Result<(), HopError> {
+        self.reader.recv_exact(bytes).await
+    }
+
+    /// See [`Reader::recv_payload`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn recv_payload(&mut self, len: usize, cap: usize, into: &mut Vec<u8>) -> Result<(), HopError> {
+        self.reader.recv_payload(len, cap, into).await
+    }
+
+    /// See [`Reader::recv_exact_within`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn recv_exact_within(&mut self, bytes: &mut [u8], limit: Duration) -> Result<(), HopError> {
+        self.reader.recv_exact_within(bytes, limit).await
+    }
+
+    /// Both halves, for two tasks. The stream lives until both are dropped.
+    pub fn split(self) -> (Reader, Writer) {
+        (self.reader, self.writer)
+    }
+
+    /// Ends the stream after all that was sent.
+    ///
+    /// # Errors
+    /// [`HopError::Closed`] when the connection is gone.
+    pub async fn finish(self) -> Result<(), HopError> {
+        self.writer.finish().await
+    }
+}
+
+impl Reader {
+    /// Fills `bytes`.
+    ///
+    /// # Errors
+    /// [`HopError::Closed`] when the peer ends or resets the stream first.
+    pub async fn recv_exact(&mut self, bytes: &mut [u8]) -> Result<(), HopError> {
+        self.io.read_exact(bytes).await.map_err(gone)?;
+        self.guard.traffic.bytes_in.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Fills `bytes` within `limit`: for what a peer must say promptly, such as the first words of a stream.
+    ///
+    /// # Errors
+    /// [`HopError::Timeout`], or as [`Reader::recv_exact`].
+    pub async fn recv_exact_within(&mut self, bytes: &mut [u8], limit: Duration) -> Result<(), HopError> {
+        match tokio::time::timeout(limit, self.recv_exact(bytes)).await {
+            Ok(filled) => filled,
+            Err(_) => Err(HopError::Timeout),
+        }
+    }
+
+    /// Reads the `len` bytes that a header announced into `into`, replacing what was there. The buffer grows as bytes
+    /// arrive, at most doubling beyond them, so an announced length alone costs the announcer's peer nothing.
+    ///
+    /// # Errors
+    /// [`HopError::Corrupt`] when `len` is beyond `cap`: nothing is read and the stream is of no further use.
+    /// Otherwise as [`Reader::recv_exact`].
+    pub async fn recv_payload(&mut self, len: usize, cap: usize, into: &mut Vec<u8>) -> Result<(), HopError> {
+        into.clear();
+        if len > cap {
+            return Err(HopError::Corrupt);
+        }
+        while into.len() < len {
+            let have = into.len();
+            // What is allocated already is free to fill; beyond it, no more than what came so far or one step.
+            let more = (into.capacity() - have).max(have).max(STEP).min(len - have);
+            into.resize(have + more, 0);
+            self.recv_exact(&mut into[have..]).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Writer {
+    /// Sends a header and its payload as one write, and flushes.
+    ///
+    /// Waits while the peer does not read: that is the backpressure, and the caller's deadline bounds it. Must not be
+    /// cancelled half-way unless the stream is given up.
+    ///
+    /// # Errors
+    /// [`HopError::Closed`] when the stream is gone, [`HopError::Refused`] beyond [`MAX_SEND`].
+    pub async fn send(&mut self, header: &[u8], payload: &[u8]) -> Result<(), HopError> {
+        let len = header.len() + payload.len();
+        if len > MAX_SEND {
+            return Err(HopError::Refused(format!("a frame of {len} bytes is beyond {MAX_SEND}")));
+        }
+        self.frame.clear();
+        self.frame.extend_from_slice(header);
+        self.frame.extend_from_slice(payload);
+        self.io.write_all(&self.frame).await.map_err(gone)?;
+        self.io.flush().await.map_err(gone)?;
+        self.guard.traffic.bytes_out.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Ends this half after all that was sent; the peer reads to the end and then sees [`HopError::Closed`].
+    ///
+    /// # Errors
+    /// [`HopError::Closed`] when the connection is gone.
+    pub async fn finish(mut self) -> Result<(), HopError> {
+        self.io.close().await.map_err(gone)
+    }
+}
+
+/// Every failure of a stream is its end: a peer without the protocol, a reset and a lost connection look alike.
+fn gone(_: io::Error) -> HopError {
+    HopError::Closed
+}

@@ -1,0 +1,301 @@
+//! The handle on a running network, and what it tells.
+//!
+//! [`spawn`] starts one event loop, which alone owns the libp2p swarm. A [`Network`] is a cloneable sender of commands to
+//! it; [`Events`] is its one stream of events. Bytes of open streams and the words of asks do not pass through the
+//! loop: only opening does.
+//!
+//! | channel | bound | at the bound |
+//! |---|---|---|
+//! | commands | [`MAX_COMMANDS`] | the caller waits |
+//! | events | [`MAX_EVENTS`] | comings and goings wait their turn; announcements and round trips are dropped, they come again; asks and streams are refused |
+
+use std::time::Duration;
+
+use scheduler::{ModelId, NodeId};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::config::Config;
+use crate::control::{self, ReplyTo};
+use crate::error::{Error, HopError, Result};
+use crate::event_loop;
+use crate::link::{Lane, Plane, Stream, behaviour::Opened};
+use crate::path::Path;
+use crate::wire::announce::Announcement;
+use crate::wire::control::{Answer, Ask, Contact};
+
+/// Commands waiting for the event loop.
+pub(crate) const MAX_COMMANDS: usize = 256;
+/// Events waiting for the node.
+pub(crate) const MAX_EVENTS: usize = 1_024;
+/// How long opening a stream may take: the substream is negotiated lazily, so only a stuck loop or connection needs it.
+const OPEN_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a connection to a contact is waited for: every transport's own handshake deadline is shorter.
+const DIAL_DEADLINE: Duration = Duration::from_secs(15);
+
+/// A handle on the network. Cheap to clone; the network stops when the last one is dropped.
+#[derive(Clone, Debug)]
+pub struct Network {
+    me: NodeId,
+    commands: mpsc::Sender<Command>,
+}
+
+/// What happens, in order of its happening.
+#[derive(Debug)]
+pub struct Events {
+    receiver: mpsc::Receiver<Event>,
+}
+
+impl Events {
+    /// The next event, `None` once the network has stopped.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.receiver.recv().await
+    }
+}
+
+/// Whether others can open connections to this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reachability {
+    /// Nobody has told yet.
+    Unknown,
+    /// Somebody outside could.
+    Public,
+    /// Nobody outside could: this node is reached through relays, or dials.
+    Private,
+}
+
+/// Something the node should know.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A node announced something new about itself; signature, bounds and freshness are checked. With the sealed bytes.
+    Announcement(Box<Announcement>, Vec<u8>),
+    /// A peer asks for something; answer with [`Network::answer`]. May come before the peer's `Connected`.
+    Ask {
+        /// Who, proved by the transport.
+        from: NodeId,
+        /// What.
+        ask: Ask,
+        /// Where the answer goes.
+        reply: ReplyTo,
+    },
+    /// A peer opened a stream. Nothing has been read of it: the first words need a deadline of the reader's.
+    Incoming {
+        /// Who, proved by the transport.
+        from: NodeId,
+        /// What for.
+        plane: Plane,
+        /// The stream.
+        stream: Stream,
+    },
+    /// A peer of this swarm is connected, or the path to it changed.
+    Connected {
+        /// Who.
+        node: NodeId,
+        /// Over what.
+        path: Path,
+    },
+    /// The last connection to a peer is gone.
+    Disconnected {
+        /// Who.
+        node: NodeId,
+    },
+    /// A round trip was measured.
+    RoundTrip {
+        /// With whom.
+        node: NodeId,
+        /// How long, ms.
+        ms: f64,
+    },
+    /// The node listens on one more address.
+    Listening {
+        /// With `/p2p/`.
+        address: String,
+    },
+    /// Others can or cannot reach this node.
+    Reachability {
+        /// Which.
+        reachability: Reachability,
+    },
+}
+
+/// What is known of a connected peer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PeerInfo {
+    /// Who.
+    pub node: NodeId,
+    /// Where it can be reached, with `/p2p/`.
+    pub addresses: Vec<String>,
+    /// Over what it is reached now.
+    pub path: Path,
+    /// The last round trip, ms, once one was measured.
+    pub rtt_ms: Option<f64>,
+    /// How long it has been connected, ms.
+    pub connected_for_ms: u64,
+    /// Bytes read from its streams.
+    pub bytes_in: u64,
+    /// Bytes written to its streams.
+    pub bytes_out: u64,
+    /// What it says it runs.
+    pub agent: String,
+}
+
+/// What the event loop is told to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Addresses(oneshot::Sender<Vec<String>>),
+    Dial { addresses: Vec<String>, peer: Option<NodeId>, reply: oneshot::Sender<Result<NodeId>> },
+    Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
+    Open { node: NodeId, lane: Lane, reply: Opened },
+    Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },
+    Holders { model: ModelId, reply: oneshot::Sender<Vec<NodeId>> },
+    Peers(oneshot::Sender<Vec<PeerInfo>>),
+    Close { node: NodeId, reply: oneshot::Sender<()> },
+    Shutdown(oneshot::Sender<()>),
+}
+
+/// Starts a node's network: listens, dials bootstrap and cached peers, and runs until [`Network::shutdown`] or until
+/// every handle is dropped. Returns once it listens.
+///
+/// # Errors
+/// [`Error::Address`] for an address that cannot be used, [`Error::Listen`] when none can be listened on.
+pub async fn spawn(config: Config) -> Result<(Network, Events)> {
+    let (commands, inbox) = mpsc::channel(MAX_COMMANDS);
+    let (outbox, receiver) = mpsc::channel(MAX_EVENTS);
+    let me = config.identity.node();
+    event_loop::start(config, inbox, outbox).await?;
+    Ok((Network { me, commands }, Events { receiver }))
+}
+
+impl Network {
+    /// Who this node is.
+    pub fn me(&self) -> NodeId {
+        self.me
+    }
+
+    /// Where this node can be reached, with `/p2p/`, those that reach furthest first. Empty after shutdown.
+    pub async fn addresses(&self) -> Vec<String> {
+        self.told(Command::Addresses).await.unwrap_or_default()
+    }
+
+    /// This node as others should know it: its first eight addresses.
+    pub async fn contact(&self) -> Contact {
+        let mut addresses = self.addresses().await;
+        addresses.truncate(crate::wire::control::MAX_ADDRESSES);
+        Contact { node: self.me, addresses }
+    }
+
+    /// Connects to whoever answers at `address`, which should end in `/p2p/`.
+    ///
+    /// # Errors
+    /// [`Error::Address`] for what is no address, this node's own or not allowed; [`Error::Unreachable`] when nobody of
+    /// this swarm answers there.
+    pub async fn dial(&self, address: &str) -> Result<NodeId> {
+        self.dial_all(vec![address.to_owned()], None).await
+    }
+
+    /// Connects to `contact`; at once if it is connected already.
+    ///
+    /// # Errors
+    /// As [`Network::dial`].
+    pub async fn connect(&self, contact: &Contact) -> Result<()> {
+        self.dial_all(contact.addresses.clone(), Some(contact.node)).await.map(drop)
+    }
+
+    async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>) -> Result<NodeId> {
+        let dialed = self.told(|reply| Command::Dial { addresses, peer, reply });
+        match tokio::time::timeout(DIAL_DEADLINE, dialed).await {
+            Ok(dialed) => dialed.ok_or(Error::Closed)?,
+            Err(_) => Err(Error::Unreachable("no answer in time".into())),
+        }
+    }
+
+    /// Announces `announcement`, sealed by this node, to the swarm. At most one a second leaves; of several given
+    /// faster the last one does.
+    ///
+    /// # Errors
+    /// [`Error::Announcement`] when others would refuse it.
+    pub async fn publish(&self, announcement: Vec<u8>) -> Result<()> {
+        self.told(|reply| Command::Publish { bytes: announcement, reply }).await.ok_or(Error::Closed)?
+    }
+
+    /// Asks a connected peer for something and waits at most `limit` for its answer.
+    ///
+    /// A stream that cannot be opened is tried once more, on whatever connection is best by then; an ask that has been
+    /// sent is never sent again.
+    ///
+    /// # Errors
+    /// See [`HopError`].
+    pub async fn ask(&self, node: NodeId, ask: &Ask, limit: Duration) -> Result<Answer, HopError> {
+        let called = async {
+            let stream = match self.open_lane(node, Lane::Control).await {
+                Err(HopError::Closed) => self.open_lane(node, Lane::Control).await?,
+                opened => opened?,
+            };
+            control::call(stream, ask).await
+        };
+        tokio::time::timeout(limit, called).await.unwrap_or(Err(HopError::Timeout))
+    }
+
+    /// Sends the answer to an ask, in the background: an asker that is gone or does not read is nobody's problem.
+    pub fn answer(&self, reply: ReplyTo, answer: Answer) {
+        tokio::spawn(async move {
+            let node = reply.node();
+            if let Err(error) = reply.send(&answer).await {
+                tracing::debug!(%node, %error, "an answer was not delivered");
+            }
+        });
+    }
+
+    /// Opens a stream to a connected peer, on the best connection there is.
+    ///
+    /// Negotiation is lazy: a peer that does not take the stream shows when it is first read.
+    ///
+    /// # Errors
+    /// [`HopError::Closed`] when the peer is not connected, [`HopError::Refused`] at the limit of streams.
+    pub async fn open(&self, node: NodeId, plane: Plane) -> Result<Stream, HopError> {
+        self.open_lane(node, Lane::Plane(plane)).await
+    }
+
+    async fn open_lane(&self, node: NodeId, lane: Lane) -> Result<Stream, HopError> {
+        let opened = self.told(|reply| Command::Open { node, lane, reply });
+        match tokio::time::timeout(OPEN_DEADLINE, opened).await {
+            Ok(opened) => opened.unwrap_or(Err(HopError::Closed)),
+            Err(_) => Err(HopError::Timeout),
+        }
+    }
+
+    /// Lets others find this node as a holder of `model`, until shutdown.
+    ///
+    /// # Errors
+    /// [`Error::Full`] beyond the models one node may provide.
+    pub async fn provide(&self, model: ModelId) -> Result<()> {
+        self.told(|reply| Command::Provide { model, reply }).await.ok_or(Error::Closed)?
+    }
+
+    /// Who says they hold `model`, beyond those whose announcements are heard: a hint, at most 64 nodes, within ten
+    /// seconds. Connect to them to hear more.
+    pub async fn holders(&self, model: ModelId) -> Vec<NodeId> {
+        self.told(|reply| Command::Holders { model, reply }).await.unwrap_or_default()
+    }
+
+    /// Everybody connected, by name.
+    pub async fn peers(&self) -> Vec<PeerInfo> {
+        self.told(Command::Peers).await.unwrap_or_default()
+    }
+
+    /// Closes every connection to `node` and does not dial it again by itself for a while.
+    pub async fn close(&self, node: NodeId) {
+        self.told(|reply| Command::Close { node, reply }).await;
+    }
+
+    /// Says good-bye to every peer, writes the cache and stops. Returns when that is done.
+    pub async fn shutdown(&self) {
+        self.told(Command::Shutdown).await;
+    }
+
+    async fn told<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.ok()?;
+        answer.await.ok()
+    }
+}

@@ -1,0 +1,157 @@
+//! Over what a peer is reached, judged from the transport's own address and nothing the peer says.
+//!
+//! It matters three ways: streams prefer the shortest path, the scheduler prices a relayed hop, and privacy policies
+//! tell the local network from strangers. A claim would be worth nothing for the last, so only observed addresses
+//! count. When a path changes (hole punching, a new address) it is judged again.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use libp2p::Multiaddr;
+use libp2p::core::ConnectedPoint;
+use libp2p::multiaddr::Protocol;
+
+/// Over what a peer is reached; the best first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Path {
+    /// The same host.
+    Loopback,
+    /// An address of a private network.
+    Lan,
+    /// A public address, or a name.
+    Direct,
+    /// Through a relay, which sees sizes and times but no contents.
+    Relayed,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Loopback => "loopback",
+            Self::Lan => "lan",
+            Self::Direct => "direct",
+            Self::Relayed => "relayed",
+        })
+    }
+}
+
+/// Judges a connection. A relayed one is told by either end's address: its remote is a bare `/p2p/` when it came in.
+pub(crate) fn classify(endpoint: &ConnectedPoint) -> Path {
+    if endpoint.is_relayed() { Path::Relayed } else { of_address(endpoint.get_remote_address()) }
+}
+
+/// Judges an address. Without an IP or a name it is taken for relayed, the class that promises least.
+pub(crate) fn of_address(address: &Multiaddr) -> Path {
+    let mut path = Path::Relayed;
+    for part in address {
+        match part {
+            Protocol::P2pCircuit => return Path::Relayed,
+            Protocol::Ip4(ip) => path = of_ip(ip.into()),
+            Protocol::Ip6(ip) => path = of_ip(unmapped(ip)),
+            Protocol::Memory(_) => path = Path::Loopback,
+            Protocol::Dns(_) | Protocol::Dns4(_) | Protocol::Dns6(_) | Protocol::Dnsaddr(_) => {
+                path = Path::Direct
+            }
+            _ => {}
+        }
+    }
+    path
+}
+
+fn unmapped(ip: Ipv6Addr) -> IpAddr {
+    ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
+}
+
+fn of_ip(ip: IpAddr) -> Path {
+    let local = match ip {
+        IpAddr::V4(ip) => ip.is_private() || ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unique_local() || ip.is_unicast_link_local(),
+    };
+    match ip {
+        ip if ip.is_loopback() => Path::Loopback,
+        _ if local => Path::Lan,
+        _ => Path::Direct,
+    }
+}
+
+/// Whether an address that a peer reached over `path` gives as its own can be meant for us: a host on the Internet
+/// cannot be reached under `192.168.0.2`, and dialing it there would reach somebody else. Unspecified addresses and
+/// those without a transport are never meant.
+pub(crate) fn plausible(address: &Multiaddr, path: Path) -> bool {
+    let dialable = address.iter().any(|part| {
+        matches!(part, Protocol::Tcp(_) | Protocol::Udp(_) | Protocol::Memory(_) | Protocol::Dnsaddr(_))
+    });
+    let nowhere = address.iter().any(|part| match part {
+        Protocol::Ip4(ip) => ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast(),
+        Protocol::Ip6(ip) => ip.is_unspecified() || ip.is_multicast(),
+        Protocol::Tcp(port) | Protocol::Udp(port) => port == 0,
+        _ => false,
+    });
+    dialable
+        && !nowhere
+        && (of_address(address) >= path || path == Path::Relayed && of_address(address) != Path::Loopback)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_tell_the_path() {
+        let relay = "12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC";
+        let cases = [
+            ("/ip4/127.0.0.1/tcp/1", Path::Loopback),
+            ("/ip6/::1/udp/1/quic-v1", Path::Loopback),
+            ("/ip6/::ffff:127.0.0.1/tcp/1", Path::Loopback),
+            ("/memory/5", Path::Loopback),
+            ("/ip4/192.168.1.2/tcp/1", Path::Lan),
+            ("/ip4/10.0.0.2/tcp/1", Path::Lan),
+            ("/ip4/172.31.0.2/udp/1/quic-v1", Path::Lan),
+            ("/ip4/169.254.1.1/tcp/1", Path::Lan),
+            ("/ip6/fe80::1/tcp/1", Path::Lan),
+            ("/ip6/fd00::1/tcp/1", Path::Lan),
+            ("/ip4/172.32.0.2/tcp/1", Path::Direct),
+            ("/ip4/100.64.0.2/tcp/1", Path::Direct),
+            ("/ip4/8.8.8.8/tcp/1", Path::Direct),
+            ("/ip6/2001:db8::1/tcp/1", Path::Direct),
+            ("/dns4/example.org/tcp/1", Path::Direct),
+            (&format!("/p2p/{relay}"), Path::Relayed),
+            (&format!("/ip4/192.168.1.2/tcp/1/p2p/{relay}/p2p-circuit"), Path::Relayed),
+            (&format!("/ip4/8.8.8.8/tcp/1/p2p/{relay}/p2p-circuit/p2p/{relay}"), Path::Relayed),
+        ];
+        for (address, path) in cases {
+            assert_eq!(of_address(&address.parse().unwrap()), path, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_relayed_connection_is_told_from_either_end() {
+        let relay =
+            "/ip4/10.0.0.2/tcp/1/p2p/12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC/p2p-circuit";
+        let incoming = ConnectedPoint::Listener {
+            local_addr: relay.parse().unwrap(),
+            send_back_addr: "/p2p/12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC".parse().unwrap(),
+        };
+        assert_eq!(classify(&incoming), Path::Relayed);
+        let direct = ConnectedPoint::Listener {
+            local_addr: "/ip4/10.0.0.1/tcp/2".parse().unwrap(),
+            send_back_addr: "/ip4/10.0.0.2/tcp/1".parse().unwrap(),
+        };
+        assert_eq!(classify(&direct), Path::Lan);
+    }
+
+    #[test]
+    fn strangers_do_not_send_us_to_private_addresses() {
+        let check = |address: &str, path| plausible(&address.parse().unwrap(), path);
+        assert!(check("/ip4/8.8.8.8/tcp/1", Path::Direct));
+        assert!(!check("/ip4/192.168.1.2/tcp/1", Path::Direct));
+        assert!(!check("/ip4/127.0.0.1/tcp/1", Path::Lan));
+        assert!(check("/ip4/127.0.0.1/tcp/1", Path::Loopback));
+        assert!(check("/ip4/192.168.1.2/tcp/1", Path::Loopback));
+        assert!(check("/ip4/192.168.1.2/tcp/1", Path::Relayed));
+        assert!(!check("/ip4/127.0.0.1/tcp/1", Path::Relayed));
+        assert!(!check("/ip4/0.0.0.0/tcp/1", Path::Loopback));
+        assert!(!check("/ip4/8.8.8.8/tcp/0", Path::Direct));
+        assert!(!check("/ip4/8.8.8.8", Path::Direct));
+    }
+}

@@ -1,0 +1,98 @@
+//! What connections run on: TCP with Noise and Yamux, QUIC, circuits through relays, and memory for tests.
+//!
+//! Built by hand rather than with libp2p's builder for one reason: a private swarm checks its key on every connection,
+//! whatever it runs on, before the swarm sees it (see [`crate::gate`]). There is no plaintext.
+
+use std::io;
+use std::time::Duration;
+
+use libp2p::core::muxing::StreamMuxerBox;
+use libp2p::core::transport::{Boxed, MemoryTransport, OptionalTransport};
+use libp2p::core::upgrade::Version;
+use libp2p::core::{ConnectedPoint, Endpoint, Transport};
+use libp2p::identity::Keypair;
+use libp2p::{PeerId, dns, noise, quic, relay, tcp, yamux};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gate::{self, Side};
+
+/// A handshake that takes longer is given up, and with it the slot it holds: ten round trips of a bad satellite link.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Silence after which a QUIC peer is dead, ms. Shorter and a host that sleeps for a moment loses its sessions.
+const QUIC_IDLE_MS: u32 = 4_000;
+/// How often silence is broken, so that only death is silent.
+const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(1);
+
+/// Every transport of `config` in one, and the relay client that belongs to it.
+///
+/// # Errors
+/// [`Error::Listen`] when the system's resolver configuration cannot be read or keys cannot be made.
+pub(crate) fn build(config: &Config) -> Result<(Boxed<(PeerId, StreamMuxerBox)>, relay::client::Behaviour)> {
+    let key = config.identity.keypair();
+    let me = key.public().to_peer_id();
+    let failed = |e: &dyn std::error::Error| Error::Listen(e.to_string());
+    let noise = |key: &Keypair| noise::Config::new(key).map_err(|e| failed(&e));
+
+    let tcp = tcp::tokio::Transport::new(tcp::Config::default())
+        .upgrade(Version::V1Lazy)
+        .authenticate(noise(&key)?)
+        .multiplex(yamux::Config::default())
+        .timeout(HANDSHAKE)
+        .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+    let mut quic = quic::Config::new(&key);
+    quic.handshake_timeout = HANDSHAKE;
+    quic.max_idle_timeout = QUIC_IDLE_MS;
+    quic.keep_alive_interval = QUIC_KEEP_ALIVE;
+    let quic = quic::tokio::Transport::new(quic).map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+    let wires = quic.or_transport(tcp).map(|either, _| either.into_inner());
+    // Names mean nothing to a node that speaks to its own host only, and need files that a sandbox may not have.
+    let wires = if config.loopback_only {
+        wires.boxed()
+    } else {
+        let named = dns::tokio::Transport::system(wires).map_err(|e| failed(&e))?;
+        named.boxed()
+    };
+
+    let (relayed, relay) = relay::client::new(me);
+    let relayed = relayed
+        .upgrade(Version::V1Lazy)
+        .authenticate(noise(&key)?)
+        .multiplex(yamux::Config::default())
+        .timeout(HANDSHAKE)
+        .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+    let memory = if config.memory {
+        let memory = MemoryTransport::default()
+            .upgrade(Version::V1Lazy)
+            .authenticate(noise(&key)?)
+            .multiplex(yamux::Config::default())
+            .timeout(HANDSHAKE)
+            .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+        OptionalTransport::some(memory)
+    } else {
+        OptionalTransport::none()
+    };
+    let all = relayed
+        .or_transport(wires)
+        .map(|either, _| either.into_inner())
+        .or_transport(memory)
+        .map(|either, _| either.into_inner());
+
+    let Some(psk) = config.psk else { return Ok((all.boxed(), relay)) };
+    let guarded = all.and_then(move |(peer, muxer), point| async move {
+        let passing = gate::pass(psk, me, peer, muxer, side(&point));
+        match tokio::time::timeout(HANDSHAKE, passing).await {
+            Ok(passed) => passed,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        }
+    });
+    Ok((guarded.boxed(), relay))
+}
+
+/// In hole punching both dial, and one of them plays the listener.
+fn side(point: &ConnectedPoint) -> Side {
+    match point {
+        ConnectedPoint::Dialer { role_override: Endpoint::Dialer, .. } => Side::Dialer,
+        _ => Side::Listener,
+    }
+}

@@ -1,0 +1,226 @@
+//! Nodes that find each other, talk, and part.
+
+mod support;
+
+use std::time::Duration;
+
+use p2p::wire::control::{Answer, Ask, Contact};
+use p2p::{Config, Event, HopError, Path, Plane};
+use scheduler::{ModelId, SessionId};
+use support::*;
+
+const RELEASE: Ask = Ask::Release { session: SessionId::new([1; 16]) };
+
+/// Two nodes on one transport: announcement, ask and frames, both ways.
+async fn two_nodes(listen: &str) {
+    let (a, mut of_a) = node(config(1, listen)).await;
+    let (b, mut of_b) = node(config(2, listen)).await;
+    let sealed = announcement(&identity(1), 1);
+    a.publish(sealed.clone()).await.unwrap();
+    assert_eq!(b.dial(&address(&a).await).await.unwrap(), a.me());
+    assert_eq!(connected(&mut of_a, b.me()).await, Path::Loopback);
+    assert_eq!(connected(&mut of_b, a.me()).await, Path::Loopback);
+    // Published before they met: the newcomer catches up. Published after: gossip.
+    assert_eq!(announced(&mut of_b, a.me(), 1).await, sealed);
+    b.publish(announcement(&identity(2), 7)).await.unwrap();
+    announced(&mut of_a, b.me(), 7).await;
+
+    let answering = tokio::spawn({
+        let a = a.clone();
+        let asker = b.me();
+        async move {
+            let reply = expect(&mut of_a, |event| match event {
+                Event::Ask { from, ask, reply } if from == asker && ask == RELEASE => Some(reply),
+                _ => None,
+            });
+            a.answer(reply.await, Answer::Accepted { have: 42 });
+            of_a
+        }
+    });
+    assert_eq!(b.ask(a.me(), &RELEASE, PATIENCE).await, Ok(Answer::Accepted { have: 42 }));
+    let mut of_a = answering.await.unwrap();
+
+    let mut out = b.open(a.me(), Plane::Data).await.unwrap();
+    out.send(b"head", b"payload").await.unwrap();
+    let (from, mut into) = expect(&mut of_a, |event| match event {
+        Event::Incoming { from, plane: Plane::Data, stream } => Some((from, stream)),
+        _ => None,
+    })
+    .await;
+    assert_eq!((from, into.node(), out.node()), (b.me(), b.me(), a.me()));
+    let mut bytes = [0; 11];
+    into.recv_exact(&mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"headpayload");
+    let large: Vec<u8> = (0..3_000_000).map(|i| (i % 251) as u8).collect();
+    let (mut reader, mut writer) = into.split();
+    let echo = tokio::spawn(async move {
+        let mut payload = Vec::new();
+        reader.recv_payload(3_000_000, 4 << 20, &mut payload).await.unwrap();
+        writer.send(&[], &payload).await.unwrap();
+        writer.finish().await.unwrap();
+    });
+    let (mut reader, mut writer) = out.split();
+    let back = tokio::spawn(async move {
+        let mut payload = Vec::new();
+        reader.recv_payload(3_000_000, 4 << 20, &mut payload).await.unwrap();
+        (payload, reader.recv_exact(&mut [0]).await)
+    });
+    writer.send(&[], &large).await.unwrap();
+    echo.await.unwrap();
+    let (echoed, end) = back.await.unwrap();
+    assert!(echoed == large, "three megabytes come back as they went");
+    assert_eq!(end, Err(HopError::Closed), "and then the stream ends");
+
+    let peers = b.peers().await;
+    assert_eq!(peers.len(), 1);
+    assert!(peers[0].bytes_out >= 3_000_011 && peers[0].bytes_in >= 3_000_000, "{peers:?}");
+    assert_eq!((peers[0].node, peers[0].path), (a.me(), Path::Loopback));
+    assert!(peers[0].agent.starts_with("shoal/"));
+    expect(&mut of_b, |event| {
+        matches!(event, Event::RoundTrip { node, ms } if node == a.me() && ms > 0.0).then_some(())
+    })
+    .await;
+
+    a.shutdown().await;
+    disconnected(&mut of_b, a.me()).await;
+    assert_eq!(b.open(a.me(), Plane::Data).await.unwrap_err(), HopError::Closed);
+    assert_eq!(b.ask(a.me(), &RELEASE, PATIENCE).await, Err(HopError::Closed));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_over_tcp() {
+    two_nodes(TCP).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_over_quic() {
+    two_nodes(QUIC).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_over_ipv6() {
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("skipped: this host has no IPv6 loopback");
+        return;
+    }
+    two_nodes("/ip6/::1/tcp/0").await;
+    two_nodes("/ip6/::1/udp/0/quic-v1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn news_reaches_who_is_not_connected() {
+    let (b, mut of_b) = node(config(2, TCP)).await;
+    let boot = vec![address(&b).await];
+    let (a, mut of_a) = node(Config { bootstrap: boot.clone(), ..config(1, TCP) }).await;
+    let (c, mut of_c) = node(Config { bootstrap: boot, ..config(3, QUIC) }).await;
+    // C listens on QUIC and dials over TCP: one node, both transports.
+    connected(&mut of_b, a.me()).await;
+    connected(&mut of_b, c.me()).await;
+    connected(&mut of_a, b.me()).await;
+    connected(&mut of_c, b.me()).await;
+    a.publish(announcement(&identity(1), 1)).await.unwrap();
+    announced(&mut of_b, a.me(), 1).await;
+    announced(&mut of_c, a.me(), 1).await;
+    // Old news is no news: what arrives next is the next number.
+    assert!(a.publish(announcement(&identity(1), 1)).await.is_err());
+    assert!(a.publish(announcement(&identity(2), 9)).await.is_err(), "another's announcement");
+    a.publish(announcement(&identity(1), 2)).await.unwrap();
+    announced(&mut of_c, a.me(), 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holders_of_a_model_are_found() {
+    let (hub, _of_hub) = node(config(1, TCP)).await;
+    let boot = vec![address(&hub).await];
+    let (holder, mut of_holder) = node(Config { bootstrap: boot.clone(), ..config(2, TCP) }).await;
+    let (seeker, mut of_seeker) = node(Config { bootstrap: boot, ..config(3, TCP) }).await;
+    connected(&mut of_holder, hub.me()).await;
+    connected(&mut of_seeker, hub.me()).await;
+    let model = ModelId::numbered(5);
+    holder.provide(model).await.unwrap();
+    let found = async {
+        loop {
+            let found = seeker.holders(model).await;
+            if !found.is_empty() {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    assert_eq!(tokio::time::timeout(PATIENCE, found).await.unwrap(), [holder.me()]);
+    assert_eq!(seeker.holders(ModelId::numbered(6)).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_addresses_are_named() {
+    let (a, _of_a) = node(config(1, TCP)).await;
+    let own = address(&a).await;
+    for bad in ["", "nonsense", "/ip4/1.2.3.4/tcp/1", own.as_str()] {
+        assert!(matches!(a.dial(bad).await, Err(p2p::Error::Address { .. })), "{bad}");
+    }
+    // A port that was free a moment ago: nobody answers.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    assert!(matches!(a.dial(&format!("/ip4/127.0.0.1/tcp/{free}")).await, Err(p2p::Error::Unreachable(_))));
+    let contact = Contact { node: identity(9).node(), addresses: vec![format!("/ip4/127.0.0.1/tcp/{free}")] };
+    assert!(matches!(a.connect(&contact).await, Err(p2p::Error::Unreachable(_))));
+    assert!(matches!(
+        p2p::spawn(config(2, "/ip4/0.0.0.0/tcp/0")).await.map(drop),
+        Err(p2p::Error::Address { .. })
+    ));
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = format!("/ip4/127.0.0.1/tcp/{}", taken.local_addr().unwrap().port());
+    assert!(matches!(p2p::spawn(config(2, &listen)).await.map(drop), Err(p2p::Error::Listen(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn swarms_do_not_mix() {
+    let (a, _of_a) = node(config(1, TCP)).await;
+    let other = p2p::SwarmId::named("other");
+    let (b, _of_b) = node(Config { swarm: other, ..config(2, TCP) }).await;
+    assert!(matches!(b.dial(&address(&a).await).await, Err(p2p::Error::Unreachable(_))));
+    assert_eq!(b.peers().await, []);
+    assert_eq!(a.peers().await, []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_wins_the_address_of_another_is_not_taken_for_it() {
+    let (a, _of_a) = node(config(1, TCP)).await;
+    let (b, _of_b) = node(config(2, TCP)).await;
+    let bare = address(&a).await;
+    let bare = bare.split("/p2p/").next().unwrap();
+    let contact = Contact { node: identity(3).node(), addresses: vec![bare.to_owned()] };
+    assert!(matches!(b.connect(&contact).await, Err(p2p::Error::Unreachable(_))));
+    // Without a name the address is enough.
+    assert_eq!(b.dial(bare).await.unwrap(), a.me());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cache_brings_a_node_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Some(dir.path().join("peers"));
+    let (hub, mut of_hub) = node(config(1, TCP)).await;
+    let (a, mut of_a) = node(Config { cache: cache.clone(), ..config(2, TCP) }).await;
+    a.dial(&address(&hub).await).await.unwrap();
+    connected(&mut of_a, hub.me()).await;
+    a.shutdown().await;
+    disconnected(&mut of_hub, a.me()).await;
+    // Nobody is named this time, and the hub does not know where to find it.
+    let (again, mut of_again) = node(Config { cache, ..config(2, TCP) }).await;
+    assert_eq!(connected(&mut of_again, hub.me()).await, Path::Loopback);
+    assert_eq!(again.me(), a.me());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_bootstrap_node_is_found_again() {
+    let (hub, _of_hub) = node(config(1, TCP)).await;
+    let boot = address(&hub).await;
+    let (a, mut of_a) = node(Config { bootstrap: vec![boot.clone()], ..config(2, TCP) }).await;
+    connected(&mut of_a, hub.me()).await;
+    hub.shutdown().await;
+    disconnected(&mut of_a, hub.me()).await;
+    let listen = boot.split("/p2p/").next().unwrap();
+    let (hub, _of_hub) = node(config(1, listen)).await;
+    connected(&mut of_a, hub.me()).await;
+    a.close(hub.me()).await;
+    disconnected(&mut of_a, hub.me()).await;
+}
