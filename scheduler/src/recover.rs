@@ -41,6 +41,16 @@ pub enum Failure {
     Crashed,
     /// It answers, but far slower than it used to.
     Gray,
+    /// The route was wrong about it: it does not hold these layers, or its neighbor cannot reach it. The caller has told
+    /// the view ([`crate::SwarmView::correct`], [`crate::SwarmView::unreachable`]); the node itself may serve elsewhere.
+    Misrouted,
+}
+
+impl Failure {
+    /// Whether the request should avoid the node from now on.
+    pub fn bars(self) -> bool {
+        !matches!(self, Self::Gray | Self::Misrouted)
+    }
 }
 
 /// Why a request was given up.
@@ -146,7 +156,7 @@ impl Budget {
     }
 
     /// Pays for another pipeline.
-    fn reroute(&mut self) -> Recovery {
+    pub(crate) fn reroute(&mut self) -> Recovery {
         if self.reroutes == 0 {
             return Recovery::GiveUp(GiveUp::Exhausted);
         }
@@ -238,8 +248,14 @@ mod tests {
 
     #[test]
     fn every_budget_ends() {
-        for failure in [Failure::Late, Failure::Closed, Failure::Refused, Failure::Corrupt, Failure::Crashed]
-        {
+        for failure in [
+            Failure::Late,
+            Failure::Closed,
+            Failure::Refused,
+            Failure::Corrupt,
+            Failure::Crashed,
+            Failure::Misrouted,
+        ] {
             let mut budget = Budget::default();
             let moves = (0..100).find(|_| matches!(budget.next(failure, &both(), true), Recovery::GiveUp(_)));
             assert!(moves.is_some_and(|moves| moves <= 16), "{failure:?} {moves:?}");

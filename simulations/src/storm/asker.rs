@@ -191,6 +191,7 @@ impl Swarm {
             | Event::Token { epoch, .. } => *epoch != live.session.epoch(),
             _ => false,
         };
+        if std::env::var_os("STORM_LOG").is_some() { eprintln!("{} {at} {id:?}      <- {event:?}", self.now); }
         let before = (live.session.epoch(), live.session.emitted().len());
         let actions = live.session.step(now, event);
         let after = (live.session.epoch(), live.session.emitted().len());
@@ -254,6 +255,7 @@ impl Swarm {
 
     fn act(&mut self, at: usize, id: SessionId, actions: Vec<Action>) {
         for action in actions {
+            if std::env::var_os("STORM_LOG").is_some() { eprintln!("{} {at} {id:?} {action:?}", self.now); }
             let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
             match action {
                 Action::Open { stage, epoch, segment, next, at: keep } => {
@@ -391,7 +393,7 @@ impl Swarm {
     pub fn node_failed(&mut self, at: usize, id: Option<SessionId>, node: NodeId, failure: Failure) {
         let now = self.local(at);
         let outcome = if failure == Failure::Refused { Outcome::Aborted } else { Outcome::Stalled };
-        if node != super::swarm::id(at) {
+        if node != super::swarm::id(at) && failure != Failure::Misrouted {
             self.experience(at, node, now, outcome);
         }
         if failure == Failure::Refused {

@@ -125,21 +125,22 @@ impl Stage {
         Self { held, door: Admission::new(limits.clone()), served: BTreeMap::new(), asks: 0, limits }
     }
 
-    /// Takes in a lease; `Err` when it is refused, `Ok` when an answer follows from [`Self::admitted`] or is not due.
-    pub fn open(&mut self, now: Millis, lease: Lease) -> Result<(), ()> {
+    /// Takes in a lease; `Err` when it is refused, `Ok(true)` when it runs already, `Ok(false)` when the answer comes from
+    /// [`Self::admitted`] or none is due.
+    pub fn open(&mut self, now: Millis, lease: Lease) -> Result<bool, ()> {
         let key = (lease.session, lease.layers.start());
         if !self.held.covers(lease.layers) {
             return Err(());
         }
         if let Some(old) = self.served.get_mut(&key) {
             if lease.epoch <= old.lease.epoch {
-                return Ok(());
+                return Ok(old.guard.is_some());
             }
             let same = old.lease.layers == lease.layers && old.lease.positions == lease.positions;
             if same && old.guard.is_some() {
                 old.kv.truncate(lease.at);
                 (old.lease, old.heard) = (lease, now);
-                return Ok(());
+                return Ok(true);
             }
             self.drop_entry(key);
         }
@@ -156,7 +157,7 @@ impl Stage {
         self.door.submit(now, ask).map_err(|_| ())?;
         let kv = Kv::new(lease.layers);
         self.served.insert(key, Served { lease, kv, ask: self.asks, guard: None, heard: now });
-        Ok(())
+        Ok(false)
     }
 
     /// Lets in whoever may start now; the leases of those.

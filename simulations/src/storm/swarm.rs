@@ -51,8 +51,10 @@ pub(super) enum Body {
     },
     Gossip(Box<Capability>),
     Opened { session: SessionId, stage: usize, epoch: u32, have: u32, load: Load },
-    /// `node` will not serve the session, or cannot be reached by whoever says so.
-    Failed { session: SessionId, epoch: u32, node: NodeId, failure: Failure },
+    /// `node` will not serve the session; if that is because it does not hold the layers, this is what it holds.
+    Failed { session: SessionId, epoch: u32, node: NodeId, failure: Failure, held: Option<LayerSet> },
+    /// Two nodes cannot reach each other.
+    NoWay { session: SessionId, epoch: u32, from: NodeId, to: NodeId },
     Short { session: SessionId, stage: usize, epoch: u32, have: u32 },
     Logged { session: SessionId, stage: usize, epoch: u32, layer: u32, from: u32, outputs: Vec<u64> },
     Token { session: SessionId, epoch: u32, position: u32, token: u32 },
@@ -295,7 +297,7 @@ impl Swarm {
                     Body::Frame { session, epoch, home, .. } => (*session, *epoch, *home),
                     _ => return,
                 };
-                let told = Body::Failed { session, epoch, node: id(to), failure: Failure::Closed };
+                let told = Body::NoWay { session, epoch, from: id(from), to: id(to) };
                 if from == home {
                     self.at(self.now + 1, Happening::Deliver { to: home, body: Box::new(told) });
                 } else {
@@ -399,11 +401,16 @@ impl Swarm {
             Body::Opened { session, stage, epoch, have, load } => {
                 self.opened(to, session, stage, epoch, have, load);
             }
-            Body::Failed { session, epoch, node, failure } => {
-                let live = self.machines[to].asker.live.get(&session);
-                if live.is_some_and(|live| live.epoch() == epoch) {
-                    self.node_failed(to, Some(session), node, failure);
-                }
+            Body::Failed { session, epoch, node, failure, held } => {
+                let corrected = held.is_some_and(|held| {
+                    self.machines[to].view.correct(node, ModelId::default(), held, now)
+                });
+                let failure = if corrected { Failure::Misrouted } else { failure };
+                self.failed_in(to, session, epoch, node, failure);
+            }
+            Body::NoWay { session, epoch, from, to: other } => {
+                self.machines[to].view.unreachable(from, other, now);
+                self.failed_in(to, session, epoch, other, Failure::Misrouted);
             }
             Body::Short { session, stage, epoch, have } => {
                 self.to_session(to, session, Event::NeedReplay { stage, epoch, have });
@@ -422,17 +429,28 @@ impl Swarm {
         }
     }
 
+    /// A failure counts under the epoch it was met in.
+    fn failed_in(&mut self, to: usize, session: SessionId, epoch: u32, node: NodeId, failure: Failure) {
+        let live = self.machines[to].asker.live.get(&session);
+        if live.is_some_and(|live| live.epoch() == epoch) {
+            self.node_failed(to, Some(session), node, failure);
+        }
+    }
+
     fn open(&mut self, to: usize, lease: Lease) {
         let now = self.local(to);
         let (session, epoch, home) = (lease.session, lease.epoch, lease.requester);
         let (layer, follow, stage) = (lease.layers.start(), lease.follow, lease.stage);
-        if self.machines[to].stage.open(now, lease).is_err() {
-            let refused = Body::Failed { session, epoch, node: id(to), failure: Failure::Refused };
-            return self.send(to, home, refused);
+        let holds = self.machines[to].stage.held.covers(lease.layers);
+        let opened = self.machines[to].stage.open(now, lease);
+        if opened.is_err() {
+            let held = (!holds).then(|| self.machines[to].stage.held.clone());
+            let failure = Failure::Refused;
+            return self.send(to, home, Body::Failed { session, epoch, node: id(to), failure, held });
         }
         self.admit(to);
         // Asked again, or asked under a new epoch while it runs: promised at once.
-        if !follow && let Some(have) = self.machines[to].stage.have(session, layer, epoch) {
+        if opened == Ok(true) && !follow && let Some(have) = self.machines[to].stage.have(session, layer, epoch) {
             let load = self.machines[to].stage.load(id(to));
             self.send(to, home, Body::Opened { session, stage, epoch, have, load });
         }
@@ -488,7 +506,7 @@ impl Swarm {
             }
             Framed::Unknown => {
                 let failure = Failure::Refused;
-                self.send(at, home, Body::Failed { session, epoch, node: id(at), failure });
+                self.send(at, home, Body::Failed { session, epoch, node: id(at), failure, held: None });
             }
             Framed::Dropped => {}
         }
@@ -570,7 +588,7 @@ impl Swarm {
     fn consider_moving(&mut self, at: usize) {
         let now = self.local(at);
         let layers = self.options.layers;
-        if self.machines[at].ticks.is_multiple_of(6) {
+        if self.machines[at].ticks.is_multiple_of(20) {
             let len = 1 + self.chance.below(self.options.room as usize) as u32;
             let start = self.chance.below((layers - len.min(layers)) as usize + 1) as u32;
             self.machines[at].wanted = LayerRange::new(start, (start + len).min(layers));
@@ -598,14 +616,19 @@ impl Swarm {
             tick: self.now / TICK_MS,
         };
         match machine.keeper.tick(now, &choice) {
-            Advice::Hold(range) => self.hold(at, range),
-            Advice::Stay => {}
+            Advice::Hold(range) => return self.hold(at, range),
+            Advice::Withdraw(range) if machine.withdrawn.is_none() => machine.withdrawn = Some(range),
+            Advice::Stay if machine.withdrawn.is_some() => machine.withdrawn = None,
+            Advice::Withdraw(_) | Advice::Stay => return,
         }
+        self.announce(at);
     }
 
     fn hold(&mut self, at: usize, range: LayerRange) {
         let everybody = |machines: &[Machine], nodes: usize| {
-            machines[..nodes].iter().fold(LayerSet::default(), |all, machine| all.union(&machine.stage.held))
+            // Who only pretends to hold a layer deceives the keepers of others; nothing can be done about that.
+            let shown = |machine: &Machine| machine.stage.held.union(&LayerSet::new(machine.pretends));
+            machines[..nodes].iter().fold(LayerSet::default(), |all, machine| all.union(&shown(machine)))
         };
         let before = everybody(&self.machines, self.options.nodes);
         let gone = self.machines[at].stage.hold(LayerSet::from(range));
@@ -614,8 +637,8 @@ impl Swarm {
         self.checks.covered(self.now, &before, &after, self.options.layers);
         self.report.moves += 1;
         for Lease { session, epoch, requester, .. } in gone {
-            let failure = Failure::Refused;
-            self.send(at, requester, Body::Failed { session, epoch, node: id(at), failure });
+            let (failure, held) = (Failure::Refused, Some(self.machines[at].stage.held.clone()));
+            self.send(at, requester, Body::Failed { session, epoch, node: id(at), failure, held });
         }
         self.announce(at);
     }
