@@ -262,8 +262,8 @@ impl SwarmView {
         }
     }
 
-    /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out. `myself` is listed
-    /// even when it holds nothing, so that its hops can be priced.
+    /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out, and so are those that
+    /// `myself` cannot reach: whoever serves must be leased from and must send its log. `myself` is listed even when it holds nothing, so that its hops can be priced.
     ///
     /// # Errors
     /// [`BadSnapshot::Layers`] for a model of no layers; checked capabilities cannot cause the others.
@@ -273,7 +273,8 @@ impl SwarmView {
         for (id, known) in &self.known {
             let claim = known.capability.claim();
             let holding = known.capability.holding(model).filter(|_| !claim.draining);
-            if holding.is_none() && *id != myself {
+            let apart = self.unreachable.contains_key(&(myself.min(*id), myself.max(*id)));
+            if (holding.is_none() || apart) && *id != myself {
                 continue;
             }
             let within = |set: LayerSet| -> LayerSet {
@@ -460,9 +461,9 @@ mod tests {
         assert_eq!(via(&view), Some(NodeId::numbered(4)));
         view.unreachable(NodeId::numbered(2), NodeId::numbered(4), Millis(0));
         assert_eq!(via(&view), None);
-        view.corrections.clear();
         view.unreachable.clear();
-        assert_eq!(via(&view), Some(NodeId::numbered(3)));
+        view.unreachable(NodeId::numbered(1), NodeId::numbered(3), Millis(0));
+        assert_eq!(via(&view), Some(NodeId::numbered(4)), "every stage must be leased from");
     }
 
     #[test]

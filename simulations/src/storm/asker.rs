@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use scheduler::chance::mix;
 use scheduler::lease::{Leases, Load, Verdict};
 use scheduler::recover::Failure;
-use scheduler::route::Router;
+use scheduler::route::{self, Router};
+use scheduler::snapshot::{Host, Links};
 use scheduler::session::{Action, End, Event, Session, Standbys};
 use scheduler::trust::{Outcome, Record};
 use scheduler::{
-    Boomerang, LayerRange, ModelId, NodeId, Pipeline, Request, Segment, SessionId, Shape, standby,
+    Boomerang, LayerRange, LayerSet, ModelId, NodeId, Pipeline, Request, Segment, SessionId, Shape, Snapshot,
+    standby,
 };
 
 use super::stage::{Kv, Lease, token_of};
@@ -29,8 +31,8 @@ pub struct Turn {
     pub history: Vec<u32>,
     /// Turns left after this one.
     pub left: usize,
-    /// Whether the request must be served whole.
-    pub must: bool,
+    /// Times it may be asked until it is served whole; 0 when it need not be.
+    pub must: u32,
 }
 
 struct Shadow {
@@ -96,7 +98,7 @@ impl Swarm {
             if tries >= TRIES {
                 self.report.requests.2 += 1;
                 let must = turn.must;
-                self.checks.that(!must, || format!("machine {at} finds no route after healing"));
+                self.checks.that(must == 0, || format!("machine {at} finds no route after healing"));
                 return;
             }
             self.machines[at].asker.waiting.push_back((turn, tries + 1));
@@ -114,7 +116,7 @@ impl Swarm {
         let rtt = self.net.rtt_p99_ms();
         let (session, actions) =
             Session::start(id, now, prompt as u32, wanted, pipeline, standbys, rtt);
-        let cancels = self.chance.happens(self.options.cancels) && !turn.must;
+        let cancels = self.chance.happens(self.options.cancels) && turn.must == 0;
         let live = Live {
             session,
             prompt,
@@ -177,6 +179,23 @@ impl Swarm {
         let shadows = shadows.collect();
         let covers = standby::covers(&snapshot, &request, &pipeline);
         Some((pipeline, Standbys { shadows, covers }))
+    }
+
+    /// Whether a request of this machine could be served if everybody knew everything.
+    pub fn feasible(&self, at: usize) -> bool {
+        let n = self.machines.len();
+        let hosts = (0..n).map(|i| {
+            let reached = self.net.way_ms(at, i, |_| true).is_some();
+            let held = &self.machines[i].stage.held;
+            Host::new(id(i), if reached { held.clone() } else { LayerSet::default() }, 1.0)
+        });
+        let pairs = (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
+        let ways = pairs.map(|(i, j)| self.net.way_ms(i, j, |_| true).unwrap_or(f64::INFINITY));
+        let links = Links::Matrix(ways.collect());
+        let truth = Snapshot::new(ModelId::default(), self.options.layers, None, hosts.collect(), &links);
+        let mut request = Request::new(id(at), Shape::ONE_TOKEN);
+        request.policy.boomerang = self.options.boomerang.then_some(Boomerang { head: 1, tail: 1 });
+        truth.is_ok_and(|truth| route::route(&truth, &request).is_ok())
     }
 
     /// An event for a session, unless it is of another epoch.
@@ -355,7 +374,11 @@ impl Swarm {
         let whole = live.tokens.len() == live.prompt + self.options.tokens.1 as usize;
         self.checks.that(whole == (end == End::Length), || format!("{id:?} ended by {end:?}, whole: {whole}"));
         let must = live.turn.must;
-        self.checks.that(whole || !must, || format!("{id:?} of machine {at} ended by {end:?} after healing"));
+        self.checks.that(whole || must != 1, || format!("{id:?} of machine {at} ended by {end:?} after healing"));
+        if !whole && must > 1 {
+            let turn = Turn { must: must - 1, ..live.turn.clone() };
+            self.at(self.now + AGAIN_MS, Happening::Ask { at, turn: Box::new(turn) });
+        }
         match end {
             End::Length | End::Stop => {
                 self.report.requests.1 += 1;
@@ -372,7 +395,7 @@ impl Swarm {
             let mut history = live.tokens;
             let said = (0..self.options.tokens.0).map(|_| self.chance.below(50_000) as u32);
             history.extend(said);
-            let turn = Turn { history, left: live.turn.left - 1, must: false };
+            let turn = Turn { history, left: live.turn.left - 1, must: 0 };
             let think = 200 + self.chance.below(2_000) as u64;
             self.at(self.now + think, Happening::Ask { at, turn: Box::new(turn) });
         }

@@ -81,6 +81,9 @@ impl Options {
         let layers = 4 + c.below(5) as u32;
         let maybe = |c: &mut Chance, most: f64| if c.happens(0.4) { most * c.unit() } else { 0.0 };
         let some = |c: &mut Chance, most: usize| if c.happens(0.4) { 1 + c.below(most) } else { 0 };
+        let moves = c.happens(0.2);
+        // A move takes half a minute from the first advice.
+        let longer = if moves { 60_000 } else { 0 };
         Self {
             seed,
             nodes: 3 + c.below(6),
@@ -113,8 +116,8 @@ impl Options {
             turns: 1 + c.below(3),
             tokens: (2 + c.below(6) as u32, 4 + c.below(9) as u32),
             cancels: maybe(&mut c, 0.2),
-            moves: c.happens(0.3),
-            heal_ms: 10_000 + c.below(15_000) as u64,
+            moves,
+            heal_ms: longer + 10_000 + c.below(15_000) as u64,
         }
     }
 

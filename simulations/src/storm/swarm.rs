@@ -33,6 +33,9 @@ const TICK_MS: u64 = 3_000;
 const SETTLE_MS: u64 = 20_000;
 /// After healing, everything must have ended within this, ms.
 pub const BOUND_MS: u64 = 120_000;
+/// Times a user asks after healing before it counts as not served: what one request learns of wrong announcements and
+/// pairs that cannot talk, the next one knows.
+const ASKS: u32 = 3;
 /// Events of one storm; beyond, something sends for ever.
 const MOST_EVENTS: u64 = 2_000_000;
 
@@ -114,7 +117,7 @@ pub(super) struct Machine {
     wanted: Option<LayerRange>,
     withdrawn: Option<LayerRange>,
     ticks: u64,
-    stage: Stage,
+    pub stage: Stage,
     pub view: SwarmView,
     pub asker: Asker,
 }
@@ -269,7 +272,7 @@ impl Swarm {
         for at in o.nodes..self.machines.len() {
             for _ in 0..o.conversations {
                 let history = (0..o.tokens.0).map(|_| draw.below(50_000) as u32).collect();
-                let turn = Turn { history, left: o.turns - 1, must: false };
+                let turn = Turn { history, left: o.turns - 1, must: 0 };
                 let when = 3_000 + draw.below(o.heal_ms as usize) as u64;
                 self.at(when, Happening::Ask { at, turn: Box::new(turn) });
             }
@@ -689,6 +692,7 @@ impl Swarm {
             let machine = &mut self.machines[at];
             machine.up = true;
             machine.slow = 1;
+            machine.withdrawn = None;
             machine.frozen_until = machine.frozen_until.min(self.now);
             machine.busy_until = machine.busy_until.min(self.now + 1_000);
             self.announce(at);
@@ -699,7 +703,8 @@ impl Swarm {
     fn must(&mut self) {
         for at in self.options.nodes..self.machines.len() {
             let history = (0..self.options.tokens.0).map(|_| self.chance.below(50_000) as u32).collect();
-            self.ask(at, Turn { history, left: 0, must: true }, 0);
+            let must = if self.feasible(at) { ASKS } else { 0 };
+            self.ask(at, Turn { history, left: 0, must }, 0);
         }
         self.at(self.now + SWEEP_MS, Happening::Settled);
     }
