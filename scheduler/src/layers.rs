@@ -119,6 +119,23 @@ impl LayerSet {
         Self::new(self.0.iter().chain(&other.0).copied())
     }
 
+    /// What both hold.
+    pub fn intersection(&self, other: &Self) -> Self {
+        let pairs = self.0.iter().flat_map(|mine| other.0.iter().map(move |theirs| mine.intersect(*theirs)));
+        pairs.flatten().collect()
+    }
+
+    /// What is left without `range`.
+    pub fn without(&self, range: LayerRange) -> Self {
+        let parts = |held: &LayerRange| {
+            [
+                LayerRange::new(held.start, held.end.min(range.start)),
+                LayerRange::new(held.start.max(range.end), held.end),
+            ]
+        };
+        self.0.iter().flat_map(parts).flatten().collect()
+    }
+
     /// The first layer held, `u32::MAX` for the empty set.
     pub fn start(&self) -> u32 {
         self.0.first().map_or(u32::MAX, |range| range.start)
@@ -173,5 +190,8 @@ mod tests {
         assert!(set.contains(3) && !set.contains(4) && !set.contains(9));
         assert!(set.covers(range(1, 4)) && !set.covers(range(3, 7)));
         assert_eq!(set.union(&range(4, 6).into()), range(0, 9).into());
+        assert_eq!(set.intersection(&range(3, 7).into()), LayerSet::new([range(3, 4), range(6, 7)]));
+        assert_eq!(set.without(range(1, 7)), LayerSet::new([range(0, 1), range(7, 9)]));
+        assert_eq!(set.without(range(4, 6)), set);
     }
 }

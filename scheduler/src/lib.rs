@@ -11,7 +11,7 @@
 //! ```text
 //!  announcements ──▶ view ──▶ snapshot ──▶ route ──▶ pipeline ──▶ session ──▶ actions
 //!  measurements ──▶ latency ───┘   cost ────┘   standby ──┘      recover ──┘
-//!  outcomes ──▶ trust ─────────┘                                   admit: the serving side's door
+//!  outcomes ──▶ trust ─────────┘                  lease ──┘         admit: the serving side's door
 //! ```
 //!
 //! Everything is a function of its arguments: time is [`Millis`], chance is a seed ([`chance`]). Nodes with the same
@@ -58,6 +58,7 @@ pub mod standby;
 pub mod place;
 
 pub mod admit;
+pub mod lease;
 pub mod recover;
 pub mod session;
 

@@ -41,6 +41,16 @@ pub enum Failure {
     Crashed,
     /// It answers, but far slower than it used to.
     Gray,
+    /// The route was wrong about it: it does not hold these layers, or its neighbor cannot reach it. The caller has told
+    /// the view ([`crate::SwarmView::correct`], [`crate::SwarmView::unreachable`]); the node itself may serve elsewhere.
+    Misrouted,
+}
+
+impl Failure {
+    /// Whether the request should avoid the node from now on.
+    pub fn bars(self) -> bool {
+        !matches!(self, Self::Gray | Self::Misrouted)
+    }
 }
 
 /// Why a request was given up.
@@ -87,13 +97,14 @@ pub struct Budget {
     switches: u32,
     retries: u32,
     reroutes: u32,
+    misroutes: u32,
     crashes: u32,
 }
 
 impl Default for Budget {
-    /// One hedge in hand, eight switches, three retries, four reroutes.
+    /// One hedge in hand, eight switches, three retries, four reroutes, and eight for routes that were wrong.
     fn default() -> Self {
-        Self { hedges: 1.0, switches: 8, retries: 3, reroutes: 4, crashes: 0 }
+        Self { hedges: 1.0, switches: 8, retries: 3, reroutes: 4, misroutes: 8, crashes: 0 }
     }
 }
 
@@ -130,6 +141,11 @@ impl Budget {
         if let Some(shadow) = options.shadow.filter(|_| self.switches > 0) {
             return self.switch(vec![shadow]);
         }
+        // The cover was chosen with the same wrong idea; the view knows better now, and every such move teaches it.
+        if failure == Failure::Misrouted && self.misroutes > 0 {
+            self.misroutes -= 1;
+            return Recovery::Reroute;
+        }
         if !options.cover.is_empty() && self.switches > 0 {
             return self.switch(options.cover.clone());
         }
@@ -146,7 +162,7 @@ impl Budget {
     }
 
     /// Pays for another pipeline.
-    fn reroute(&mut self) -> Recovery {
+    pub(crate) fn reroute(&mut self) -> Recovery {
         if self.reroutes == 0 {
             return Recovery::GiveUp(GiveUp::Exhausted);
         }
@@ -224,6 +240,8 @@ mod tests {
         assert_eq!(budget.next(Failure::Late, &Options::default(), false), Recovery::Retry);
         assert_eq!(budget.next(Failure::Closed, &Options::default(), false), Recovery::Reroute);
         assert_eq!(budget.next(Failure::Gray, &cover, false), Recovery::Wait);
+        assert_eq!(budget.next(Failure::Misrouted, &both(), false), Recovery::Switch(vec![segment(1)]));
+        assert_eq!(budget.next(Failure::Misrouted, &cover, false), Recovery::Reroute);
     }
 
     #[test]
@@ -238,11 +256,17 @@ mod tests {
 
     #[test]
     fn every_budget_ends() {
-        for failure in [Failure::Late, Failure::Closed, Failure::Refused, Failure::Corrupt, Failure::Crashed]
-        {
+        for failure in [
+            Failure::Late,
+            Failure::Closed,
+            Failure::Refused,
+            Failure::Corrupt,
+            Failure::Crashed,
+            Failure::Misrouted,
+        ] {
             let mut budget = Budget::default();
             let moves = (0..100).find(|_| matches!(budget.next(failure, &both(), true), Recovery::GiveUp(_)));
-            assert!(moves.is_some_and(|moves| moves <= 16), "{failure:?} {moves:?}");
+            assert!(moves.is_some_and(|moves| moves <= 20), "{failure:?} {moves:?}");
         }
         let mut budget = Budget::default();
         assert!(matches!(budget.next(Failure::Crashed, &both(), false), Recovery::Switch(_)));

@@ -36,6 +36,9 @@ use crate::{Millis, NodeId, Pipeline, Segment, SessionId};
 const STALLING: u64 = 8;
 /// A stage that asks for replays more often than this within one step does not keep what it gets.
 const MOST_REPLAYS: u32 = 8;
+/// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
+/// restart takes.
+const FORGIVE_MS: u64 = 500;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
 
@@ -236,6 +239,10 @@ pub struct Session {
     budget: Budget,
     detectors: BTreeMap<NodeId, Detector>,
     failed: BTreeSet<NodeId>,
+    /// No route is left without those who failed; they are forgiven when the wait is over.
+    forgiving: bool,
+    /// Times they were.
+    forgiven: u32,
     rtt_p99_ms: f64,
 }
 
@@ -269,6 +276,8 @@ impl Session {
             budget: Budget::default(),
             detectors: BTreeMap::new(),
             failed: BTreeSet::new(),
+            forgiving: false,
+            forgiven: 0,
             rtt_p99_ms,
         };
         let mut actions = Vec::new();
@@ -505,6 +514,13 @@ impl Session {
                     self.recover(now, stage, Failure::Late, actions);
                 }
             }
+            Phase::Asking if self.forgiving => {
+                self.forgiving = false;
+                self.forgiven += 1;
+                self.failed.clear();
+                self.due = now + OPEN_MS;
+                actions.push(Action::FindRoute { deny: Vec::new() });
+            }
             Phase::Asking => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
             Phase::Over => {}
         }
@@ -523,7 +539,7 @@ impl Session {
             && let Some(stage) = self.stages.iter().position(|stage| stage.segment.node == node)
         {
             self.recover(now, stage, failure, actions);
-        } else {
+        } else if failure.bars() {
             self.failed.insert(node);
         }
     }
@@ -550,7 +566,7 @@ impl Session {
                 self.wait_for(now, at);
             }
             Recovery::Switch(segments) => {
-                if failure != Failure::Gray {
+                if failure.bars() {
                     self.failed.insert(node);
                 }
                 let replacements = segments.into_iter().map(Stage::fresh);
@@ -562,7 +578,10 @@ impl Session {
             }
             Recovery::Retry => self.open_all(now, actions),
             Recovery::Reroute => {
-                self.failed.insert(node);
+                if failure.bars() {
+                    self.failed.insert(node);
+                }
+                self.forgiving = false;
                 self.phase = Phase::Asking;
                 self.due = now + OPEN_MS;
                 // Frames still under way must not reach anybody who serves on.
@@ -574,10 +593,15 @@ impl Session {
     }
 
     fn rerouted(&mut self, now: Millis, found: Option<(Pipeline, Standbys)>, actions: &mut Vec<Action>) {
-        if self.phase != Phase::Asking {
+        if self.phase != Phase::Asking || self.forgiving {
             return;
         }
         match found {
+            // Nobody else is left: those who failed may be back by then.
+            None if !self.failed.is_empty() && self.budget.reroute() == Recovery::Reroute => {
+                self.forgiving = true;
+                self.due = now + (FORGIVE_MS << self.forgiven.min(3));
+            }
             Some((pipeline, standbys)) => {
                 let old: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
                 let gone = old.into_iter().filter(|node| !pipeline.visits(*node));

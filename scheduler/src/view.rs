@@ -5,6 +5,10 @@
 //! our own clock*: a stranger's clock, fast, slow or lying, changes nothing. Own measurements are kept beside the
 //! claims and bound them. [`SwarmView::snapshot`] freezes one model for the router.
 //!
+//! Announcements can be wrong: late, or a lie. What a lease taught ([`SwarmView::correct`], [`SwarmView::unreachable`])
+//! outweighs them for [`CORRECTED_MS`]. What was measured or experienced of a node outlives its absence, so that nobody
+//! sheds a bad name by being silent for a while.
+//!
 //! Limits: [`MAX_NODES`] nodes and [`MAX_LINKS`] measured links per node; beyond, newcomers are refused and the
 //! slowest link is dropped, so a flood of identities costs memory once and never evicts who is known.
 
@@ -12,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::latency::{Ema, RoundTrip, SPEED_TAU_MS, bounded_claim};
 use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
+use crate::capability::Holding;
 use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId};
 
 /// Two missed 5 s announcements plus one slow gossip round; lower and a busy peer flaps in and out of pipelines.
@@ -20,6 +25,11 @@ pub const EXPIRY_MS: u64 = 15_000;
 pub const MAX_NODES: usize = 50_000;
 /// Measured links kept per node.
 pub const MAX_LINKS: usize = 32;
+/// How long a correction outweighs announcements, ms. Shorter and a liar is asked again by every request; longer and a
+/// link that came up again stays unused.
+pub const CORRECTED_MS: u64 = 60_000;
+/// Corrections of each kind kept; beyond, further ones are not, which costs a refused lease each time.
+pub const MAX_CORRECTIONS: usize = 4_096;
 /// What an unknown machine is assumed to need per layer and token, ms: pessimistic, so that claims alone win nothing.
 pub const PRIOR_LAYER_MS: f64 = 1.0;
 
@@ -40,9 +50,29 @@ pub enum Merged {
 struct Known {
     capability: Capability,
     heard: Millis,
-    /// Own measurements of its speed, ms per layer.
+}
+
+/// What this node knows of another by itself.
+#[derive(Clone, Debug)]
+struct Experience {
+    /// Measured speed, ms per layer.
     speed: Ema,
     trust: f64,
+}
+
+impl Default for Experience {
+    fn default() -> Self {
+        Self { speed: Ema::new(SPEED_TAU_MS), trust: 1.0 }
+    }
+}
+
+/// What a node truly holds, learned when it refused a lease.
+#[derive(Clone, Debug)]
+struct Correction {
+    /// What it had announced; another announcement ends the correction.
+    announced: LayerSet,
+    held: LayerSet,
+    at: Millis,
 }
 
 /// Region-to-region round trips assumed where nothing was measured.
@@ -69,6 +99,9 @@ impl Geography {
 #[derive(Clone, Debug)]
 pub struct SwarmView {
     known: BTreeMap<NodeId, Known>,
+    experience: BTreeMap<NodeId, Experience>,
+    corrections: BTreeMap<(NodeId, ModelId), Correction>,
+    unreachable: BTreeMap<(NodeId, NodeId), Millis>,
     links: BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>,
     geography: Geography,
     epoch: u64,
@@ -77,7 +110,15 @@ pub struct SwarmView {
 impl SwarmView {
     /// Knows nobody yet.
     pub fn new(geography: Geography) -> Self {
-        Self { known: BTreeMap::new(), links: BTreeMap::new(), geography, epoch: 0 }
+        Self {
+            known: BTreeMap::new(),
+            experience: BTreeMap::new(),
+            corrections: BTreeMap::new(),
+            unreachable: BTreeMap::new(),
+            links: BTreeMap::new(),
+            geography,
+            epoch: 0,
+        }
     }
 
     /// Counts up whenever a snapshot would come out differently.
@@ -106,8 +147,7 @@ impl SwarmView {
         match self.known.get_mut(&capability.node()) {
             None if full => return Merged::Full,
             None => {
-                let (heard, speed) = (now, Ema::new(SPEED_TAU_MS));
-                self.known.insert(capability.node(), Known { capability, heard, speed, trust: 1.0 });
+                self.known.insert(capability.node(), Known { capability, heard: now });
             }
             Some(known) => {
                 let (old, new) = (known.capability.claim().sequence, capability.claim().sequence);
@@ -125,8 +165,12 @@ impl SwarmView {
         Merged::Fresh
     }
 
-    /// Forgets everybody not heard of for [`EXPIRY_MS`]; returns them.
+    /// Forgets everybody not heard of for [`EXPIRY_MS`]; returns them. Old corrections go too.
     pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
+        let before = self.corrections.len() + self.unreachable.len();
+        self.corrections.retain(|_, correction| now.since(correction.at) < CORRECTED_MS);
+        self.unreachable.retain(|_, at| now.since(*at) < CORRECTED_MS);
+        self.epoch += u64::from(self.corrections.len() + self.unreachable.len() < before);
         let old = |known: &Known| now.since(known.heard) > EXPIRY_MS;
         let gone: Vec<NodeId> = self.known.iter().filter(|(_, k)| old(k)).map(|(id, _)| *id).collect();
         gone.iter().for_each(|id| self.forget(*id));
@@ -143,8 +187,47 @@ impl SwarmView {
 
     /// Notes a measured speed of a node, ms per layer and token.
     pub fn observe_speed(&mut self, node: NodeId, now: Millis, layer_ms: f64) {
-        if let Some(known) = self.known.get_mut(&node) {
-            known.speed.add(now, layer_ms);
+        if let Some(experience) = self.experience_of(node) {
+            experience.speed.add(now, layer_ms);
+            self.epoch += 1;
+        }
+    }
+
+    /// The entry of a node that is known, or was. At [`MAX_NODES`] entries those of absent nodes make room.
+    fn experience_of(&mut self, node: NodeId) -> Option<&mut Experience> {
+        if !self.experience.contains_key(&node) {
+            if !self.known.contains_key(&node) {
+                return None;
+            }
+            if self.experience.len() >= MAX_NODES {
+                let known = &self.known;
+                self.experience.retain(|id, _| known.contains_key(id));
+            }
+        }
+        Some(self.experience.entry(node).or_default())
+    }
+
+    /// A node refused a lease on layers it had announced, and says what it holds of `model` (when it does not say, pass
+    /// the announced layers [without](LayerSet::without) the refused ones). Until it announces something else the
+    /// snapshots show only that. Whether this changes anything: when it does not, the refusal is the node's fault.
+    pub fn correct(&mut self, node: NodeId, model: ModelId, held: LayerSet, now: Millis) -> bool {
+        let Some(known) = self.known.get(&node) else { return false };
+        let announced = known.capability.holding(model).map(Holding::loaded_set).unwrap_or_default();
+        let held = announced.intersection(&held);
+        let full = self.corrections.len() >= MAX_CORRECTIONS && !self.corrections.contains_key(&(node, model));
+        if held == announced || full {
+            return false;
+        }
+        self.corrections.insert((node, model), Correction { announced, held, at: now });
+        self.epoch += 1;
+        true
+    }
+
+    /// Two nodes turned out not to reach each other, in either direction: no route crosses that pair for a while.
+    pub fn unreachable(&mut self, one: NodeId, other: NodeId, now: Millis) {
+        let pair = (one.min(other), one.max(other));
+        if one != other && (self.unreachable.len() < MAX_CORRECTIONS || self.unreachable.contains_key(&pair)) {
+            self.unreachable.insert(pair, now);
             self.epoch += 1;
         }
     }
@@ -173,14 +256,14 @@ impl SwarmView {
 
     /// Sets how far a node is trusted, in `(0, 1]`; see [`crate::trust`].
     pub fn set_trust(&mut self, node: NodeId, trust: f64) {
-        if let Some(known) = self.known.get_mut(&node) {
-            known.trust = trust.clamp(1e-3, 1.0);
+        if let Some(experience) = self.experience_of(node) {
+            experience.trust = if trust.is_nan() { 1e-3 } else { trust.clamp(1e-3, 1.0) };
             self.epoch += 1;
         }
     }
 
-    /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out. `myself` is listed
-    /// even when it holds nothing, so that its hops can be priced.
+    /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out, and so are those that
+    /// `myself` cannot reach: whoever serves must be leased from and must send its log. `myself` is listed even when it holds nothing, so that its hops can be priced.
     ///
     /// # Errors
     /// [`BadSnapshot::Layers`] for a model of no layers; checked capabilities cannot cause the others.
@@ -190,7 +273,8 @@ impl SwarmView {
         for (id, known) in &self.known {
             let claim = known.capability.claim();
             let holding = known.capability.holding(model).filter(|_| !claim.draining);
-            if holding.is_none() && *id != myself {
+            let apart = self.unreachable.contains_key(&(myself.min(*id), myself.max(*id)));
+            if (holding.is_none() || apart) && *id != myself {
                 continue;
             }
             let within = |set: LayerSet| -> LayerSet {
@@ -206,12 +290,16 @@ impl SwarmView {
             host.access_ms = claim.access_ms;
             host.up_bytes_per_ms = claim.up_bytes_per_ms;
             host.down_bytes_per_ms = claim.down_bytes_per_ms;
-            host.trust = known.trust;
+            let fresh = Experience::default();
+            let experience = self.experience.get(id).unwrap_or(&fresh);
+            host.trust = experience.trust;
             if let Some(holding) = holding {
-                host.loaded = within(holding.loaded_set());
+                let loaded = holding.loaded_set();
+                let correction = self.corrections.get(&(*id, model)).filter(|known| known.announced == loaded);
+                host.loaded = within(correction.map_or(loaded, |known| known.held.clone()));
                 host.on_disk = within(holding.on_disk_set());
                 let prior = if *id == myself { 0.0 } else { PRIOR_LAYER_MS };
-                host.decode_ms = bounded_claim(holding.decode_ms, &known.speed, prior);
+                host.decode_ms = bounded_claim(holding.decode_ms, &experience.speed, prior);
                 host.prefill_ms = holding.prefill_ms;
                 host.visit_ms = holding.visit_ms;
                 host.queue_ms = holding.queue_ms;
@@ -250,15 +338,21 @@ impl SwarmView {
             .map(|&(i, j, ms)| (j, i, ms))
             .collect();
         pairs.extend(back);
+        // The last entry of a pair counts.
+        for (one, other) in self.unreachable.keys() {
+            if let (Some(&i), Some(&j)) = (index.get(one), index.get(other)) {
+                pairs.extend([(i, j, f64::INFINITY), (j, i, f64::INFINITY)]);
+            }
+        }
         pairs
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EXPIRY_MS, Geography, Merged, PRIOR_LAYER_MS, SwarmView};
+    use super::{CORRECTED_MS, EXPIRY_MS, Geography, Merged, PRIOR_LAYER_MS, SwarmView};
     use crate::capability::tests::claim;
-    use crate::{Capability, Millis, ModelId, NodeId};
+    use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId, Request, Shape};
 
     fn said(node: u64, sequence: u64) -> Capability {
         Capability::try_from(claim(node, sequence)).unwrap()
@@ -322,5 +416,66 @@ mod tests {
         assert_eq!(snapshot.host(NodeId::numbered(1)).unwrap().decode_ms, 20.0);
         let (i, j) = (snapshot.index_of(me).unwrap(), snapshot.index_of(NodeId::numbered(1)).unwrap());
         assert_eq!((snapshot.link_ms(i, j), snapshot.link_ms(j, i)), (25.0, 25.0));
+    }
+
+    #[test]
+    fn a_refused_lease_corrects_what_was_announced_until_it_changes() {
+        let mut view = SwarmView::new(Geography::flat(10.0));
+        let (node, model) = (NodeId::numbered(1), ModelId::default());
+        view.merge(said(1, 1), Millis(0));
+        let all: LayerSet = LayerRange::new(0, 8).unwrap().into();
+        let some: LayerSet = LayerRange::new(0, 3).unwrap().into();
+        assert!(!view.correct(node, model, all.clone(), Millis(0)), "it repeats its claim");
+        assert!(view.correct(node, model, some.clone(), Millis(0)));
+        let shown = |view: &SwarmView| view.snapshot(model, 8, node).unwrap().host(node).unwrap().loaded.clone();
+        view.merge(said(1, 2), Millis(1));
+        assert_eq!(shown(&view), some, "saying it again does not make it true");
+        let mut other = claim(1, 3);
+        other.holdings[0].loaded = vec![LayerRange::new(2, 8).unwrap()];
+        view.merge(Capability::try_from(other).unwrap(), Millis(2));
+        assert_eq!(shown(&view), LayerRange::new(2, 8).unwrap().into());
+        view.merge(said(1, 4), Millis(CORRECTED_MS));
+        view.expire(Millis(CORRECTED_MS));
+        assert_eq!(shown(&view), all);
+    }
+
+    #[test]
+    fn routes_avoid_a_pair_that_cannot_talk() {
+        let mut view = SwarmView::new(Geography::flat(10.0));
+        let holds = |node, start, end| {
+            let mut claim = claim(node, 1);
+            claim.holdings[0].loaded = vec![LayerRange::new(start, end).unwrap()];
+            Capability::try_from(claim).unwrap()
+        };
+        let nodes = [holds(1, 0, 1), holds(2, 0, 5), holds(3, 5, 8), holds(4, 5, 8)];
+        nodes.into_iter().for_each(|node| assert_eq!(view.merge(node, Millis(0)), Merged::Fresh));
+        let via = |view: &SwarmView| {
+            let me = NodeId::numbered(1);
+            let snapshot = view.snapshot(ModelId::default(), 8, me).unwrap();
+            let mut request = Request::new(me, Shape::ONE_TOKEN);
+            request.policy.near_equal = 0.0;
+            crate::route::route(&snapshot, &request).map(|found| found.pipeline.segments()[1].node).ok()
+        };
+        assert_eq!(via(&view), Some(NodeId::numbered(3)));
+        view.unreachable(NodeId::numbered(3), NodeId::numbered(2), Millis(0));
+        assert_eq!(via(&view), Some(NodeId::numbered(4)));
+        view.unreachable(NodeId::numbered(2), NodeId::numbered(4), Millis(0));
+        assert_eq!(via(&view), None);
+        view.unreachable.clear();
+        view.unreachable(NodeId::numbered(1), NodeId::numbered(3), Millis(0));
+        assert_eq!(via(&view), Some(NodeId::numbered(4)), "every stage must be leased from");
+    }
+
+    #[test]
+    fn experience_outlives_absence() {
+        let mut view = SwarmView::new(Geography::flat(10.0));
+        let node = NodeId::numbered(1);
+        view.merge(said(1, 1), Millis(0));
+        view.set_trust(node, 0.25);
+        view.expire(Millis(EXPIRY_MS + 1));
+        assert!(view.is_empty());
+        view.merge(said(1, 2), Millis(EXPIRY_MS + 2));
+        let snapshot = view.snapshot(ModelId::default(), 8, node).unwrap();
+        assert_eq!(snapshot.host(node).unwrap().trust, 0.25);
     }
 }

@@ -11,4 +11,5 @@ pub mod report;
 pub mod run;
 pub mod scale;
 pub mod scenario;
+pub mod storm;
 pub mod world;

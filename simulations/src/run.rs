@@ -14,6 +14,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use scheduler::chance::Chance;
+use scheduler::lease::{Leases, Load, Verdict};
 use scheduler::recover::{Budget, Failure, Options, Recovery, SILENCE_MS};
 use scheduler::route::Router;
 use scheduler::snapshot::{Host, Links};
@@ -36,10 +37,6 @@ const SNAPSHOT_MS: f64 = 1_000.0;
 const SHARE_FROM: usize = 1_024;
 /// After healing, everything must end within this, ms.
 const LIVENESS_MS: f64 = 600_000.0;
-/// Times a requester looks again when a node turns out busier than it announced.
-const LOOKS: usize = 4;
-/// How long an answer to a lease request counts, ms: until the next announcement.
-const ACK_MS: f64 = 5_000.0;
 /// One route in so many is compared with what a clairvoyant would have chosen.
 const REGRET_EVERY: usize = 16;
 
@@ -157,8 +154,8 @@ struct Run<'a> {
     fixed: Vec<Pipeline>,
     cursor: usize,
     running: BTreeMap<(usize, NodeId), u32>,
-    /// What nodes said of their sessions when a requester last asked them for one, and when.
-    acks: BTreeMap<(usize, NodeId), (f64, u32)>,
+    /// By requester: what nodes said when asked for a lease.
+    leases: BTreeMap<usize, Leases>,
     healed: bool,
     outcome: Outcome,
 }
@@ -194,13 +191,18 @@ pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
         fixed,
         cursor: 0,
         running: BTreeMap::new(),
-        acks: BTreeMap::new(),
+        leases: BTreeMap::new(),
         healed: false,
         outcome: Outcome { tokens_by_second: vec![0; scenario.seconds as usize + 1], ..Outcome::default() },
     };
     run.schedule_faults(&mut draw);
     run.go();
     run.finish()
+}
+
+fn announced(view: &SwarmView, node: NodeId) -> u32 {
+    let holding = view.get(node).and_then(|capability| capability.holding(ModelId::default()));
+    holding.map_or(0, |holding| holding.active)
 }
 
 impl Run<'_> {
@@ -352,37 +354,31 @@ impl Run<'_> {
             ask.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
         }
         ask.policy.deny = live.failed.iter().copied().collect();
-        let home = live.requester;
-        let acks = self.acks.range((home, NodeId::default())..).take_while(|entry| entry.0.0 == home);
-        let recent = acks.filter(|(_, (at, _))| self.now - at < ACK_MS);
-        ask.in_flight = recent
-            .map(|(key, (_, sessions))| (key.1, sessions.saturating_sub(self.announced(key.1))))
-            .filter(|entry| entry.1 > 0)
-            .collect();
+        if let Some(leases) = self.leases.get(&live.requester) {
+            leases.amend(Millis(self.now as u64), &mut ask, |node| self.announced(node));
+        }
         ask
     }
 
     fn announced(&self, node: NodeId) -> u32 {
-        let holding = self.view.get(node).and_then(|capability| capability.holding(ModelId::default()));
-        holding.map_or(0, |holding| holding.active)
+        announced(&self.view, node)
     }
 
-    /// Asks the nodes of a pipeline for a lease; they answer with the sessions they have. Whether any has clearly
-    /// more than was believed, so that looking again may find a better one.
-    fn surprised(&mut self, request: usize, pipeline: &Pipeline) -> bool {
+    /// Asks the nodes of a pipeline for a lease; they answer with the sessions they have.
+    fn lease(&mut self, request: usize, looks: u32, pipeline: &Pipeline) -> Verdict {
         let home = self.live[request].requester;
-        let (mut surprised, mut asked_ms) = (false, 0f64);
+        let mut asked_ms = 0f64;
+        let mut answers = Vec::new();
         for segment in pipeline.segments() {
             let at = index(segment.node);
-            let sessions = self.world.machines[at].sessions;
-            let before = self.acks.insert((home, segment.node), (self.now, sessions));
-            let ack = before.filter(|(at, _)| self.now - at < ACK_MS).map_or(0, |ack| ack.1);
-            let lanes = self.world.machines[at].lanes as u32;
-            surprised |= sessions >= lanes && sessions > ack.max(self.announced(segment.node)) + lanes / 2;
+            let machine = &self.world.machines[at];
+            answers.push(Load { node: segment.node, sessions: machine.sessions, lanes: machine.lanes as u32 });
             asked_ms = asked_ms.max(2.0 * self.world.hop_ms(home, at));
         }
         self.live[request].delay_ms += asked_ms;
-        surprised
+        let view = &self.view;
+        let leases = self.leases.entry(home).or_default();
+        leases.heard(Millis(self.now as u64), looks, &answers, |node| announced(view, node))
     }
 
     fn choose(&mut self, request: usize) -> Option<(Pipeline, Vec<Cover>)> {
@@ -393,10 +389,9 @@ impl Run<'_> {
                 self.refresh(requester);
                 let mut ask = self.ask(request);
                 let mut found = self.look(requester, &ask)?;
-                for _ in 1..LOOKS {
-                    if !self.surprised(request, &found.pipeline) {
-                        break;
-                    }
+                let mut looks = 0;
+                while self.lease(request, looks, &found.pipeline) == Verdict::Again {
+                    looks += 1;
                     ask = self.ask(request);
                     found = self.look(requester, &ask)?;
                 }

@@ -4,6 +4,19 @@
 //! third ([`MIN_GAIN`]), said so on three ticks running ([`CONFIRMATIONS`]), the node has not moved for ten minutes
 //! ([`MIN_DWELL_MS`]), it is its turn among the would-be movers of its region, and every layer it leaves is still
 //! held by somebody else. Readings that flicker (a transient load, a late announcement) therefore move nobody.
+//!
+//! Two nodes that see each other hold a layer must not both leave it. So leaving has two steps: first the node
+//! *withdraws* ([`Advice::Withdraw`]): it goes on serving, but announces only what it will keep. Whoever else wants to
+//! leave then no longer counts on it. Only after [`SETTLE_MS`], when everybody has heard that or forgotten what was said
+//! before, it looks once more, and moves if others still hold all that it leaves; else it stays and announces so.
+//!
+//! ```text
+//!   A   holds l ──withdraws────────────settles── B still announces l?  no: stays
+//!   B   holds l ─────withdraws────────────settles── A still announces l?  no: stays
+//! ```
+//!
+//! With announcements that travel for at most [`SETTLE_MS`] - [`EXPIRY_MS`](crate::view::EXPIRY_MS) this holds whatever
+//! is lost on the way. Both staying is the price; the lottery makes it rare.
 
 use super::{Ground, Placement, anneal, effort, finish};
 use crate::chance::mix;
@@ -15,6 +28,10 @@ pub const MIN_GAIN: f64 = 1.33;
 pub const CONFIRMATIONS: u32 = 3;
 /// Time a node keeps what it loaded; lower and loading eats what placement gains.
 pub const MIN_DWELL_MS: u64 = 600_000;
+
+/// From withdrawing to leaving, ms: announcements heard before have expired by then everywhere, with as much again for
+/// those that were late. Shorter and two nodes can leave the same layer.
+pub const SETTLE_MS: u64 = 2 * crate::view::EXPIRY_MS;
 
 /// What a node knows when it considers moving.
 #[derive(Clone, PartialEq, Debug)]
@@ -29,7 +46,7 @@ pub struct Move<'a> {
     pub present_tps: f64,
     /// Tokens per second once everybody followed the advice.
     pub advised_tps: f64,
-    /// Other live holders of each layer.
+    /// Other live holders of each layer, by what they announce now: those who withdrew do not count.
     pub others: &'a [u32],
     /// Nodes of the same region that the advice wants elsewhere, this one included.
     pub movers: &'a [NodeId],
@@ -40,9 +57,12 @@ pub struct Move<'a> {
 /// What to do now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advice {
-    /// Keep what is held.
+    /// Keep what is held, and announce all of it.
     Stay,
-    /// Load these layers, then drop the others.
+    /// Serve as before, but announce only what is both held and within these layers; load what is missing of them if
+    /// there is room. Goes on until `Hold` or `Stay`.
+    Withdraw(LayerRange),
+    /// Load these layers and drop the others.
     Hold(LayerRange),
 }
 
@@ -52,6 +72,7 @@ pub struct Keeper {
     moved: Option<Millis>,
     wanted: Option<LayerRange>,
     agreed: u32,
+    withdrawn: Option<Millis>,
 }
 
 impl Keeper {
@@ -59,20 +80,28 @@ impl Keeper {
     pub fn tick(&mut self, now: Millis, choice: &Move<'_>) -> Advice {
         let worth = choice.advised_tps >= MIN_GAIN * choice.present_tps && choice.advised_tps > 0.0;
         let elsewhere = choice.advised.filter(|range| worth && LayerSet::from(*range) != *choice.held);
-        let Some(target) = elsewhere else {
-            (self.wanted, self.agreed) = (None, 0);
-            return Advice::Stay;
-        };
-        if self.wanted != Some(target) {
-            (self.wanted, self.agreed) = (Some(target), 0);
+        if elsewhere.is_none() || self.wanted != elsewhere {
+            (self.wanted, self.agreed, self.withdrawn) = (elsewhere, 0, None);
         }
+        let Some(target) = elsewhere else { return Advice::Stay };
         self.agreed += 1;
-        let dwelt = self.moved.is_none_or(|moved| now.since(moved) >= MIN_DWELL_MS);
-        if self.agreed < CONFIRMATIONS || !dwelt || !is_turn(choice) || bares(choice, target) {
+        if bares(choice, target) {
+            self.withdrawn = None;
             return Advice::Stay;
         }
-        *self = Self { moved: Some(now), wanted: None, agreed: 0 };
-        Advice::Hold(target)
+        if let Some(since) = self.withdrawn {
+            if now.since(since) < SETTLE_MS {
+                return Advice::Withdraw(target);
+            }
+            *self = Self { moved: Some(now), ..Self::default() };
+            return Advice::Hold(target);
+        }
+        let dwelt = self.moved.is_none_or(|moved| now.since(moved) >= MIN_DWELL_MS);
+        if self.agreed < CONFIRMATIONS || !dwelt || !is_turn(choice) {
+            return Advice::Stay;
+        }
+        self.withdrawn = Some(now);
+        Advice::Withdraw(target)
     }
 }
 

@@ -27,7 +27,7 @@ mod split;
 
 use crate::{LayerRange, NodeId, Pipeline, Segment};
 
-pub use keep::{Advice, Keeper, Move, first_holding, restitch, scarcest};
+pub use keep::{Advice, Keeper, Move, SETTLE_MS, first_holding, restitch, scarcest};
 
 /// One node that could hold layers.
 #[derive(Clone, PartialEq, Debug)]

@@ -1,4 +1,6 @@
-use super::{Advice, Ground, Keeper, Move, Pace, Site, first_holding, goodput_tps, place, restitch, scarcest, split};
+use super::{
+    Advice, Ground, Keeper, Move, Pace, SETTLE_MS, Site, first_holding, goodput_tps, place, restitch, scarcest, split,
+};
 use crate::chance::Chance;
 use crate::{LayerRange, LayerSet, Millis, NodeId};
 
@@ -135,15 +137,21 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
         (0..3).map(|t| keeper.tick(Millis(from + t * 60_000), choice)).collect::<Vec<_>>()
     };
     let mut keeper = Keeper::default();
-    assert_eq!(run(&choice, &mut keeper, 0), [Advice::Stay, Advice::Stay, Advice::Hold(target)]);
-    assert_eq!(run(&choice, &mut keeper, 180_000), [Advice::Stay; 3], "has just moved");
-    assert_eq!(keeper.tick(Millis(720_000), &choice), Advice::Hold(target));
+    assert_eq!(run(&choice, &mut keeper, 0), [Advice::Stay, Advice::Stay, Advice::Withdraw(target)]);
+    assert_eq!(keeper.tick(Millis(120_000 + SETTLE_MS - 1), &choice), Advice::Withdraw(target));
+    assert_eq!(keeper.tick(Millis(120_000 + SETTLE_MS), &choice), Advice::Hold(target));
+    assert_eq!(run(&choice, &mut keeper, 240_000), [Advice::Stay; 3], "has just moved");
+    assert_eq!(keeper.tick(Millis(780_000), &choice), Advice::Withdraw(target));
 
     let mut keeper = Keeper::default();
     let small = Move { advised_tps: 13.0, ..choice.clone() };
     assert_eq!(run(&small, &mut keeper, 0), [Advice::Stay; 3], "30 % is not worth it");
     let bared = Move { others: &[1, 1, 0, 1, 0, 0, 0, 0], ..choice.clone() };
     assert_eq!(run(&bared, &mut Keeper::default(), 0), [Advice::Stay; 3], "layer 2 would be bare");
+    let mut keeper = Keeper::default();
+    assert_eq!(run(&choice, &mut keeper, 0)[2], Advice::Withdraw(target));
+    assert_eq!(keeper.tick(Millis(180_000), &bared), Advice::Stay, "the other one withdrew too");
+    assert_eq!(keeper.tick(Millis(240_000), &choice), Advice::Withdraw(target), "from the beginning");
     let mut keeper = Keeper::default();
     let flicker = [&choice, &choice, &small, &choice, &choice];
     assert!(flicker.iter().enumerate().all(|(t, c)| keeper.tick(Millis(t as u64), c) == Advice::Stay));
@@ -152,7 +160,7 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
     for tick in 0..50 {
         let turns = movers.iter().filter(|node| {
             let choice = Move { node: **node, movers: &movers, tick, ..choice.clone() };
-            run(&choice, &mut Keeper::default(), 0).contains(&Advice::Hold(target))
+            run(&choice, &mut Keeper::default(), 0).contains(&Advice::Withdraw(target))
         });
         assert_eq!(turns.count(), 1, "one mover a tick");
     }

@@ -1,0 +1,184 @@
+//! What the answer to a lease teaches: a node's true load, and whether to look for another route.
+//!
+//! Announcements are seconds old, so in a rush every requester sees the same idle node and goes there. A node that is
+//! asked for a lease therefore answers with the sessions it has *now* ([`Load`]), and the requester:
+//!
+//! 1. remembers it ([`Leases::heard`]) until the next announcement can be expected to say so too; meanwhile its routes
+//!    price the difference ([`Leases::amend`]);
+//! 2. gives the leases back and routes again if a node turned out much busier than was believed ([`Verdict::Again`]), at
+//!    most [`LOOKS`] times, because every look costs a round trip;
+//! 3. does not ask a node again that has just refused ([`Leases::refused`]).
+//!
+//! ```text
+//!   route ──▶ ask every node of it ──▶ heard ──▶ Verdict::Take ──▶ session
+//!     ▲                                  │
+//!     └────── amend ◀── Verdict::Again ◀─┘
+//! ```
+//!
+//! "Much busier" is: no free lane, and over half a batch more sessions than believed. Less than that changes the price of
+//! a step by less than a look costs. Two requesters that look at the same moment may still collide; the second look of
+//! either sees the other.
+//!
+//! One [`Leases`] belongs to one requesting node and serves all its requests. It remembers [`MOST`] nodes; beyond, what
+//! was heard first is forgotten, which costs at worst one more look.
+
+use std::collections::BTreeMap;
+
+use crate::{Millis, NodeId, Request};
+
+/// How long an answer counts, ms: by then the node's next announcement has come.
+pub const HEARD_MS: u64 = 5_000;
+/// How long a node that refused is left alone, ms. Shorter and a full node is asked by every request of a rush; longer
+/// and it idles after the rush.
+pub const REFUSED_MS: u64 = 2_000;
+/// Routes tried for one request before the last one is taken as it is.
+pub const LOOKS: u32 = 4;
+/// Nodes remembered.
+pub const MOST: usize = 4_096;
+
+/// What a node says when it grants a lease.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// Who.
+    pub node: NodeId,
+    /// Sessions that count on it now, the one asked for not included.
+    pub sessions: u32,
+    /// Sessions it serves side by side at full speed; its announced `batch_knee`.
+    pub lanes: u32,
+}
+
+/// What to do with the leases just granted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Start.
+    Take,
+    /// Give them back, [`Leases::amend`] the request and route again.
+    Again,
+}
+
+/// What one requester heard from nodes it asked. See the module's page.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Leases {
+    heard: BTreeMap<NodeId, (Millis, u32)>,
+    refused: BTreeMap<NodeId, Millis>,
+}
+
+impl Leases {
+    /// Notes the answers of all nodes of a route and says whether to take it. `looks` counts the routes tried for this
+    /// request before; `announced` is the number of sessions a node last announced.
+    pub fn heard(
+        &mut self,
+        now: Millis,
+        looks: u32,
+        answers: &[Load],
+        announced: impl Fn(NodeId) -> u32,
+    ) -> Verdict {
+        let mut crowded = false;
+        for answer in answers {
+            let believed = self.sessions(now, answer.node).unwrap_or(0).max(announced(answer.node));
+            crowded |=
+                answer.sessions >= answer.lanes && answer.sessions > believed.saturating_add(answer.lanes / 2);
+            remember(&mut self.heard, now, answer.node, (now, answer.sessions), |entry| entry.0, HEARD_MS);
+        }
+        if crowded && looks + 1 < LOOKS { Verdict::Again } else { Verdict::Take }
+    }
+
+    /// Notes that a node would not serve.
+    pub fn refused(&mut self, now: Millis, node: NodeId) {
+        remember(&mut self.refused, now, node, now, |at| *at, REFUSED_MS);
+    }
+
+    /// Adds what was heard to a request: the sessions beyond the announced ones, and whom not to ask.
+    pub fn amend(&self, now: Millis, request: &mut Request, announced: impl Fn(NodeId) -> u32) {
+        for node in self.heard.keys() {
+            let more = self.sessions(now, *node).unwrap_or(0).saturating_sub(announced(*node));
+            if more > 0 {
+                match request.in_flight.iter_mut().find(|entry| entry.0 == *node) {
+                    Some(entry) => entry.1 = entry.1.max(more),
+                    None => request.in_flight.push((*node, more)),
+                }
+            }
+        }
+        let refused = self.refused.iter().filter(|(_, at)| now.since(**at) < REFUSED_MS);
+        request.policy.deny.extend(refused.map(|entry| *entry.0));
+    }
+
+    /// What a node said lately.
+    fn sessions(&self, now: Millis, node: NodeId) -> Option<u32> {
+        self.heard.get(&node).filter(|(at, _)| now.since(*at) < HEARD_MS).map(|entry| entry.1)
+    }
+}
+
+/// Keeps an entry; at [`MOST`] those of no use any more go first, then the oldest.
+fn remember<T>(
+    entries: &mut BTreeMap<NodeId, T>,
+    now: Millis,
+    node: NodeId,
+    entry: T,
+    at: impl Fn(&T) -> Millis,
+    lasts_ms: u64,
+) {
+    if entries.len() >= MOST && !entries.contains_key(&node) {
+        entries.retain(|_, old| now.since(at(old)) < lasts_ms);
+        if entries.len() >= MOST
+            && let Some(oldest) = entries.iter().min_by_key(|(_, old)| at(old)).map(|entry| *entry.0)
+        {
+            entries.remove(&oldest);
+        }
+    }
+    entries.insert(node, entry);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{HEARD_MS, LOOKS, Leases, Load, MOST, REFUSED_MS, Verdict};
+    use crate::{Millis, NodeId, Request, Shape};
+
+    fn load(node: u64, sessions: u32) -> Load {
+        Load { node: NodeId::numbered(node), sessions, lanes: 4 }
+    }
+
+    fn amended(leases: &Leases, now: u64, announced: u32) -> Request {
+        let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
+        leases.amend(Millis(now), &mut request, |_| announced);
+        request
+    }
+
+    #[test]
+    fn a_rush_is_seen_once_and_priced_until_it_is_announced() {
+        let mut leases = Leases::default();
+        let crowd = [load(1, 7), load(2, 3)];
+        assert_eq!(leases.heard(Millis(0), 0, &crowd, |_| 0), Verdict::Again);
+        assert_eq!(amended(&leases, 1, 0).in_flight, [(NodeId::numbered(1), 7), (NodeId::numbered(2), 3)]);
+        // The same answer again is no surprise, neither is one that was announced.
+        assert_eq!(leases.heard(Millis(2), 1, &crowd, |_| 0), Verdict::Take);
+        assert_eq!(Leases::default().heard(Millis(2), 0, &crowd, |_| 5), Verdict::Take);
+        assert_eq!(amended(&leases, 3, 5).in_flight, [(NodeId::numbered(1), 2)]);
+        assert_eq!(amended(&leases, 2 + HEARD_MS, 0).in_flight, []);
+    }
+
+    #[test]
+    fn free_lanes_and_the_last_look_are_taken() {
+        assert_eq!(Leases::default().heard(Millis(0), 0, &[load(1, 3)], |_| 0), Verdict::Take);
+        assert_eq!(Leases::default().heard(Millis(0), LOOKS - 1, &[load(1, 90)], |_| 0), Verdict::Take);
+        assert_eq!(Leases::default().heard(Millis(0), LOOKS - 2, &[load(1, 90)], |_| 0), Verdict::Again);
+    }
+
+    #[test]
+    fn who_refused_is_left_alone_for_a_while() {
+        let mut leases = Leases::default();
+        leases.refused(Millis(0), NodeId::numbered(3));
+        assert!(amended(&leases, REFUSED_MS - 1, 0).policy.deny.contains(&NodeId::numbered(3)));
+        assert!(amended(&leases, REFUSED_MS, 0).policy.deny.is_empty());
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut leases = Leases::default();
+        for node in 0..2 * MOST as u64 {
+            leases.heard(Millis(1), 0, &[load(node, 1)], |_| 0);
+            leases.refused(Millis(1), NodeId::numbered(node));
+        }
+        assert_eq!((leases.heard.len(), leases.refused.len()), (MOST, MOST));
+    }
+}

@@ -1,0 +1,518 @@
+//! The asking side of a machine: conversations, each turn one session.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use scheduler::chance::mix;
+use scheduler::lease::{Leases, Load, Verdict};
+use scheduler::recover::Failure;
+use scheduler::route::{self, Router};
+use scheduler::snapshot::{Host, Links};
+use scheduler::session::{Action, End, Event, Session, Standbys};
+use scheduler::trust::{Outcome, Record};
+use scheduler::{
+    Boomerang, LayerRange, LayerSet, ModelId, NodeId, Pipeline, Request, Segment, SessionId, Shape, Snapshot,
+    standby,
+};
+
+use super::stage::{Kv, Lease, token_of};
+use super::swarm::{Body, Happening, Swarm, id, index};
+
+/// A shadow is fed when its log has grown by this many positions, or may be behind.
+const FEED: u32 = 4;
+/// Wait before looking for a route again, ms.
+const AGAIN_MS: u64 = 1_000;
+/// Times a requester looks for a first route.
+const TRIES: u32 = 40;
+
+/// A turn still to come.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// The whole text so far, as tokens.
+    pub history: Vec<u32>,
+    /// Turns left after this one.
+    pub left: usize,
+    /// Times it may be asked until it is served whole; 0 when it need not be.
+    pub must: u32,
+}
+
+struct Shadow {
+    layers: LayerRange,
+    have: u32,
+    sent: u32,
+}
+
+/// One request under way.
+pub struct Live {
+    turn: Turn,
+    session: Session,
+    prompt: usize,
+    /// Prompt and what was emitted.
+    tokens: Vec<u32>,
+    expected: Vec<u32>,
+    /// By boundary layer, the outputs seen.
+    log: BTreeMap<u32, Vec<Option<u64>>>,
+    shadows: BTreeMap<NodeId, Shadow>,
+    looks: u32,
+    /// Answers of the first opening, by stage.
+    loads: BTreeMap<usize, Load>,
+    last_token: u64,
+    stall: u64,
+    wake: u64,
+    cancel_at: Option<usize>,
+    visited: Vec<NodeId>,
+}
+
+/// A requester.
+#[derive(Default)]
+pub struct Asker {
+    pub live: BTreeMap<SessionId, Live>,
+    leases: Leases,
+    router: Router,
+    pub trust: BTreeMap<NodeId, Record>,
+    /// Turns waiting for a route, with the tries so far.
+    pub waiting: VecDeque<(Turn, u32)>,
+}
+
+/// What a machine that never fails would say.
+fn reference(prompt: &[u32], wanted: u32, layers: u32) -> Vec<u32> {
+    let Some(all) = LayerRange::new(0, layers) else { return Vec::new() };
+    let mut kv = Kv::new(all);
+    let mut hidden = 0;
+    prompt.iter().for_each(|token| hidden = kv.compute(u64::from(*token)));
+    let mut said = Vec::new();
+    for _ in 0..wanted {
+        let token = token_of(hidden);
+        said.push(token);
+        hidden = kv.compute(u64::from(token));
+    }
+    said
+}
+
+impl Swarm {
+    /// The user says something.
+    pub fn ask(&mut self, at: usize, turn: Turn, tries: u32) {
+        if tries == 0 {
+            self.report.requests.0 += 1;
+        }
+        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], tries) else {
+            if tries >= TRIES {
+                self.report.requests.2 += 1;
+                let must = turn.must;
+                self.checks.that(must == 0, || format!("machine {at} finds no route after healing"));
+                return;
+            }
+            self.machines[at].asker.waiting.push_back((turn, tries + 1));
+            return self.at(self.now + AGAIN_MS, Happening::AskAgain { at });
+        };
+        self.begin(at, turn, 0, &pipeline, &standbys);
+    }
+
+    fn begin(&mut self, at: usize, turn: Turn, looks: u32, pipeline: &Pipeline, standbys: &Standbys) {
+        self.sessions += 1;
+        let id = SessionId::numbered(self.sessions);
+        let wanted = self.options.tokens.1;
+        let now = self.local(at);
+        let prompt = turn.history.len();
+        let rtt = self.net.rtt_p99_ms();
+        let (session, actions) =
+            Session::start(id, now, prompt as u32, wanted, pipeline, standbys, rtt);
+        let cancels = self.chance.happens(self.options.cancels) && turn.must == 0;
+        let live = Live {
+            session,
+            prompt,
+            tokens: turn.history.clone(),
+            expected: reference(&turn.history, wanted, self.options.layers),
+            log: BTreeMap::new(),
+            shadows: BTreeMap::new(),
+            looks,
+            loads: BTreeMap::new(),
+            last_token: self.now,
+            stall: 0,
+            wake: u64::MAX,
+            cancel_at: cancels.then(|| self.chance.below(wanted as usize)),
+            visited: Vec::new(),
+            turn,
+        };
+        self.machines[at].asker.live.insert(id, live);
+        self.act(at, id, actions);
+        self.rearm(at, id);
+    }
+
+    /// Routes on what this machine believes.
+    fn find(
+        &mut self,
+        at: usize,
+        history: &[u32],
+        deny: &[NodeId],
+        seed: u32,
+    ) -> Option<(Pipeline, Standbys)> {
+        let now = self.local(at);
+        let machine = &mut self.machines[at];
+        machine.view.expire(now);
+        let shape = Shape {
+            prompt_tokens: history.len() as u32,
+            output_tokens: self.options.tokens.1,
+            prefill_chunk: history.len() as u32,
+            activation_bytes: 4_352,
+        };
+        let mut request = Request::new(id(at), shape);
+        request.seed = mix(self.sessions << 8 | u64::from(seed));
+        request.policy.boomerang = self.options.boomerang.then_some(Boomerang { head: 1, tail: 1 });
+        request.policy.deny.extend(deny);
+        let view = &machine.view;
+        let announced = |node: NodeId| {
+            view.get(node).and_then(|c| c.holding(ModelId::default())).map_or(0, |holding| holding.active)
+        };
+        machine.asker.leases.amend(now, &mut request, announced);
+        // Its own ends are not a matter of choice.
+        request.policy.deny.remove(&id(at));
+        let snapshot = view.snapshot(ModelId::default(), self.options.layers, id(at)).ok()?;
+        machine.asker.router.prepare(&snapshot, &request).ok()?;
+        let pipeline = machine.asker.router.route(&snapshot, &request).ok()?.pipeline;
+        let ends = [pipeline.segments().first(), pipeline.segments().last()];
+        let home = ends.iter().flatten().all(|segment| segment.node == id(at));
+        self.checks.that(home || !self.options.boomerang, || format!("an end of {pipeline:?} is not at {at}"));
+        let shadows = pipeline.segments().iter().enumerate().map(|(k, segment)| {
+            let follows = self.options.shadows && segment.node != id(at);
+            follows.then(|| standby::shadow(&snapshot, &request, &pipeline, k)).flatten()
+        });
+        let shadows = shadows.collect();
+        let covers = standby::covers(&snapshot, &request, &pipeline);
+        Some((pipeline, Standbys { shadows, covers }))
+    }
+
+    /// Whether a request of this machine could be served if everybody knew everything.
+    pub fn feasible(&self, at: usize) -> bool {
+        let n = self.machines.len();
+        let hosts = (0..n).map(|i| {
+            let reached = self.net.way_ms(at, i, |_| true).is_some();
+            let held = &self.machines[i].stage.held;
+            Host::new(id(i), if reached { held.clone() } else { LayerSet::default() }, 1.0)
+        });
+        let pairs = (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
+        let ways = pairs.map(|(i, j)| self.net.way_ms(i, j, |_| true).unwrap_or(f64::INFINITY));
+        let links = Links::Matrix(ways.collect());
+        let truth = Snapshot::new(ModelId::default(), self.options.layers, None, hosts.collect(), &links);
+        let mut request = Request::new(id(at), Shape::ONE_TOKEN);
+        request.policy.boomerang = self.options.boomerang.then_some(Boomerang { head: 1, tail: 1 });
+        truth.is_ok_and(|truth| route::route(&truth, &request).is_ok())
+    }
+
+    /// An event for a session, unless it is of another epoch.
+    pub fn to_session(&mut self, at: usize, id: SessionId, event: Event) {
+        let now = self.local(at);
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        let stale = match &event {
+            Event::Opened { epoch, .. }
+            | Event::NeedReplay { epoch, .. }
+            | Event::Boundary { epoch, .. }
+            | Event::Beacon { epoch, .. }
+            | Event::Token { epoch, .. } => *epoch != live.session.epoch(),
+            _ => false,
+        };
+        if std::env::var_os("STORM_LOG").is_some() { eprintln!("{} {at} {id:?}      <- {event:?}", self.now); }
+        let before = (live.session.epoch(), live.session.emitted().len());
+        let actions = live.session.step(now, event);
+        let after = (live.session.epoch(), live.session.emitted().len());
+        self.checks.that(!stale || (actions.is_empty() && before == after), || {
+            format!("{} ms: a dead epoch had an effect on {id:?}", self.now)
+        });
+        if before.0 >= 1 && after.0 > before.0 {
+            self.report.failovers += 1;
+        }
+        self.act(at, id, actions);
+        self.rearm(at, id);
+    }
+
+    /// A lease was granted. Before the last one of the first opening is handed on, the loads are judged; if another
+    /// route is better, the session ends before it has begun and another takes its place.
+    pub fn opened(&mut self, at: usize, id: SessionId, stage: usize, epoch: u32, have: u32, load: Load) {
+        let now = self.local(at);
+        let machine = &mut self.machines[at];
+        let Some(live) = machine.asker.live.get_mut(&id) else { return };
+        if epoch == 1 && live.session.epoch() == 1 && live.session.emitted().is_empty() {
+            live.loads.insert(stage, load);
+            if live.loads.len() == live.session.segments().count() {
+                let answers: Vec<Load> = live.loads.values().copied().collect();
+                let view = &machine.view;
+                let announced = |node: NodeId| {
+                    view.get(node)
+                        .and_then(|c| c.holding(ModelId::default()))
+                        .map_or(0, |holding| holding.active)
+                };
+                let verdict = machine.asker.leases.heard(now, live.looks, &answers, announced);
+                // Answered once; frames of the first opening that come again change nothing.
+                live.loads.insert(usize::MAX, load);
+                if verdict == Verdict::Again && self.look_again(at, id) {
+                    return;
+                }
+            }
+        }
+        self.to_session(at, id, Event::Opened { stage, epoch, have });
+    }
+
+    fn look_again(&mut self, at: usize, id: SessionId) -> bool {
+        let Some(live) = self.machines[at].asker.live.get(&id) else { return false };
+        let (turn, looks) = (live.turn.clone(), live.looks + 1);
+        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], looks) else { return false };
+        let now = self.local(at);
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return false };
+        let closing = live.session.step(now, Event::Cancel);
+        let close: Vec<NodeId> = closing
+            .into_iter()
+            .filter_map(|action| match action {
+                Action::Close { node } => Some(node),
+                _ => None,
+            })
+            .collect();
+        self.machines[at].asker.live.remove(&id);
+        close.into_iter().for_each(|node| self.send(at, index(node), Body::Close { session: id }));
+        self.report.looks += 1;
+        self.begin(at, turn, looks, &pipeline, &standbys);
+        true
+    }
+
+    fn act(&mut self, at: usize, id: SessionId, actions: Vec<Action>) {
+        for action in actions {
+            if std::env::var_os("STORM_LOG").is_some() { eprintln!("{} {at} {id:?} {action:?}", self.now); }
+            let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+            match action {
+                Action::Open { stage, epoch, segment, next, at: keep } => {
+                    live.visited.push(segment.node);
+                    live.shadows.remove(&segment.node);
+                    self.lease(at, id, stage, epoch, segment, next, keep, false);
+                }
+                Action::Follow { stage, epoch, segment, next, at: keep } => {
+                    let old = live.shadows.remove(&segment.node);
+                    let same = old.filter(|old| old.layers == segment.layers);
+                    let have = same.map_or(0, |old| old.have).min(keep);
+                    live.shadows.insert(segment.node, Shadow { layers: segment.layers, have, sent: have });
+                    self.lease(at, id, stage, epoch, segment, next, keep, true);
+                }
+                Action::Send { stage, epoch, node, from, to } => {
+                    let segment = live.session.segments().nth(stage);
+                    let inputs = segment.and_then(|segment| live.inputs(segment.layers.start(), from, to));
+                    self.report.hedges += u64::from(segment.is_some_and(|segment| segment.node != node));
+                    let (Some(segment), Some(inputs)) = (segment, inputs) else {
+                        self.checks.that(false, || format!("{id:?} sends {from}..{to}, which is not logged"));
+                        continue;
+                    };
+                    let layer = segment.layers.start();
+                    let body = Body::Frame { session: id, epoch, layer, from, inputs, home: at };
+                    self.send(at, index(node), body);
+                }
+                Action::Emit { position, token } => self.emit(at, id, position, token),
+                Action::FindRoute { deny } => {
+                    let history = live.tokens.clone();
+                    let found = self.find(at, &history, &deny, self.now as u32);
+                    self.at(self.now + 1, Happening::Route { at, session: id, found: Box::new(found) });
+                }
+                Action::Close { node } => {
+                    live.shadows.remove(&node);
+                    self.send(at, index(node), Body::Close { session: id });
+                }
+                Action::Evidence { position } => {
+                    self.checks.that(false, || format!("honest machines differ at {position}"));
+                }
+                Action::Done(end) => self.done(at, id, end),
+            }
+        }
+        self.feed(at, id);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one per field of a lease")]
+    fn lease(
+        &mut self,
+        at: usize,
+        id: SessionId,
+        stage: usize,
+        epoch: u32,
+        segment: Segment,
+        next: Option<NodeId>,
+        keep: u32,
+        follow: bool,
+    ) {
+        let to = index(segment.node);
+        let end = segment.layers.start() == 0 || segment.layers.end() == self.options.layers;
+        let abroad = self.options.boomerang && end && to != at;
+        self.checks.that(!abroad, || format!("{} of {id:?} is leased to {to}", segment.layers));
+        let Some(live) = self.machines[at].asker.live.get(&id) else { return };
+        let positions = live.prompt as u32 + self.options.tokens.1;
+        let lease = Lease {
+            session: id,
+            requester: at,
+            stage,
+            epoch,
+            layers: segment.layers,
+            next,
+            at: keep,
+            positions,
+            follow,
+        };
+        self.send(at, to, Body::Open(lease));
+    }
+
+    fn emit(&mut self, at: usize, id: SessionId, position: u32, token: u32) {
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        let next = live.tokens.len() as u32;
+        self.checks.that(position == next, || format!("{id:?} emits {position}, not {next}"));
+        live.tokens.push(token);
+        if live.tokens.len() > live.prompt + 1 {
+            live.stall = live.stall.max(self.now - live.last_token);
+        }
+        live.last_token = self.now;
+        self.report.tokens += 1;
+        self.checks.stream(self.now, &live.tokens[live.prompt..], &live.expected);
+        if live.cancel_at == Some(live.tokens.len() - live.prompt - 1) {
+            self.at(self.now + 1, Happening::Cancel { at, session: id });
+        }
+    }
+
+    fn done(&mut self, at: usize, id: SessionId, end: End) {
+        let Some(live) = self.machines[at].asker.live.remove(&id) else { return };
+        let now = self.local(at);
+        let whole = live.tokens.len() == live.prompt + self.options.tokens.1 as usize;
+        self.checks.that(whole == (end == End::Length), || format!("{id:?} ended by {end:?}, whole: {whole}"));
+        let must = live.turn.must;
+        self.checks.that(whole || must != 1, || format!("{id:?} of machine {at} ended by {end:?} after healing"));
+        if !whole && must > 1 {
+            let turn = Turn { must: must - 1, ..live.turn.clone() };
+            self.at(self.now + AGAIN_MS, Happening::Ask { at, turn: Box::new(turn) });
+        }
+        match end {
+            End::Length | End::Stop => {
+                self.report.requests.1 += 1;
+                self.report.stalls_ms.push(live.stall);
+                for node in live.session.segments().map(|segment| segment.node) {
+                    let tokens = u64::from(self.options.tokens.1);
+                    self.experience(at, node, now, Outcome::Verified { tokens });
+                }
+            }
+            End::Cancelled => self.report.requests.3 += 1,
+            End::GaveUp(_) => self.report.requests.2 += 1,
+        }
+        if live.turn.left > 0 && whole {
+            let mut history = live.tokens;
+            let said = (0..self.options.tokens.0).map(|_| self.chance.below(50_000) as u32);
+            history.extend(said);
+            let turn = Turn { history, left: live.turn.left - 1, must: 0 };
+            let think = 200 + self.chance.below(2_000) as u64;
+            self.at(self.now + think, Happening::Ask { at, turn: Box::new(turn) });
+        }
+    }
+
+    /// Notes an outcome and lets it count in the next routes.
+    fn experience(&mut self, at: usize, node: NodeId, now: scheduler::Millis, outcome: Outcome) {
+        let record = self.machines[at].asker.trust.entry(node).or_default();
+        record.note(now, outcome);
+        let (score, standing) = (record.score(), record.standing(now));
+        self.checks.that(score > 0.0 && score <= 1.0, || format!("a score of {score}"));
+        let good = standing == scheduler::trust::Standing::Good;
+        self.checks.that(good, || format!("machine {at} bars an honest one: {standing:?}"));
+        self.machines[at].view.set_trust(node, score);
+    }
+
+    /// A node failed, as far as this machine can tell.
+    pub fn node_failed(&mut self, at: usize, id: Option<SessionId>, node: NodeId, failure: Failure) {
+        let now = self.local(at);
+        let outcome = if failure == Failure::Refused { Outcome::Aborted } else { Outcome::Stalled };
+        if node != super::swarm::id(at) && failure != Failure::Misrouted {
+            self.experience(at, node, now, outcome);
+        }
+        if failure == Failure::Refused {
+            self.report.refused += 1;
+            self.machines[at].asker.leases.refused(now, node);
+        }
+        let sessions: Vec<SessionId> = match id {
+            Some(id) => vec![id],
+            None => self.machines[at].asker.live.keys().copied().collect(),
+        };
+        for id in sessions {
+            self.to_session(at, id, Event::Failed { node, failure });
+        }
+    }
+
+    /// A stage's outputs arrived for the log.
+    pub fn logged(&mut self, at: usize, id: SessionId, epoch: u32, stage: usize, part: (u32, u32, Vec<u64>)) {
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        let (layer, from, outputs) = part;
+        let log = live.log.entry(layer).or_default();
+        let to = from as usize + outputs.len();
+        if log.len() < to {
+            log.resize(to, None);
+        }
+        let mut same = true;
+        for (slot, output) in log[from as usize..to].iter_mut().zip(&outputs) {
+            same &= slot.is_none_or(|old| old == *output);
+            *slot = Some(*output);
+        }
+        let whole = log.iter().take_while(|slot| slot.is_some()).count() as u32;
+        self.checks.that(same, || format!("{id:?}: two honest answers at layer {layer} differ"));
+        self.to_session(at, id, Event::Boundary { stage, epoch, to: whole.min(to as u32) });
+    }
+
+    /// A shadow said how far it is.
+    pub fn fed(&mut self, at: usize, id: SessionId, node: NodeId, have: u32) {
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        if let Some(shadow) = live.shadows.get_mut(&node) {
+            (shadow.have, shadow.sent) = (have, have);
+        }
+        self.feed(at, id);
+    }
+
+    /// Sends shadows what they lack of the log, in chunks.
+    fn feed(&mut self, at: usize, id: SessionId) {
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        let mut sends = Vec::new();
+        let mut shadows = std::mem::take(&mut live.shadows);
+        for (node, shadow) in &mut shadows {
+            let layer = shadow.layers.start();
+            let logged = live.logged(layer);
+            let due = logged >= shadow.sent + FEED;
+            if due && let Some(inputs) = live.inputs(layer, shadow.have.min(shadow.sent), logged) {
+                let from = shadow.have.min(shadow.sent);
+                shadow.sent = logged;
+                sends.push((*node, Body::Feed { session: id, layer, from, inputs, home: at }));
+            }
+        }
+        live.shadows = shadows;
+        sends.into_iter().for_each(|(node, body)| self.send(at, index(node), body));
+    }
+
+    /// Sees to it that the session is ticked when it wants to be.
+    pub fn rearm(&mut self, at: usize, id: SessionId) {
+        let now = self.local(at);
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        let Some(due) = live.session.wake() else { return };
+        // On a clock that runs at another speed the wait is a little off; waking early only arms again.
+        let when = self.now + due.since(now).max(1);
+        if when < live.wake || live.wake <= self.now {
+            live.wake = when;
+            self.at(when, Happening::Wake { at, session: id });
+        }
+    }
+}
+
+impl Live {
+    /// The session's epoch.
+    pub fn epoch(&self) -> u32 {
+        self.session.epoch()
+    }
+
+    /// Inputs known for the stage that begins with `layer`.
+    fn logged(&self, layer: u32) -> u32 {
+        match layer {
+            0 => self.tokens.len() as u32,
+            _ => self.log.get(&layer).map_or(0, |log| log.iter().take_while(|s| s.is_some()).count() as u32),
+        }
+    }
+
+    /// Inputs `[from, to)` of the stage that begins with `layer`.
+    fn inputs(&self, layer: u32, from: u32, to: u32) -> Option<Vec<u64>> {
+        let range = from as usize..to as usize;
+        match layer {
+            0 => self.tokens.get(range).map(|tokens| tokens.iter().map(|token| u64::from(*token)).collect()),
+            _ => self.log.get(&layer)?.get(range)?.iter().copied().collect(),
+        }
+    }
+}
