@@ -448,12 +448,16 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Invalid { why, .. } | Self::Unavailable { why, .. } | Self::Internal { why } => f.write_str(why),
+            Self::Invalid { why, .. } | Self::Unavailable { why, .. } | Self::Internal { why } => {
+                f.write_str(why)
+            }
             Self::TooLong { tokens, context } => write!(
                 f,
                 "the prompt has {tokens} tokens, this model's maximum context length here is {context}; shorten the messages"
             ),
-            Self::NoModel { name } => write!(f, "the model `{name}` is not known here; GET /v1/models lists those that are"),
+            Self::NoModel { name } => {
+                write!(f, "the model `{name}` is not known here; GET /v1/models lists those that are")
+            }
             Self::Busy { retry_after_s } => {
                 write!(f, "too many requests are waiting; try again in {retry_after_s} s")
             }
