@@ -1,2 +1,80 @@
-//! Speaks HTTP.
+//! Speaks HTTP: whatever implements [`Inference`] becomes an API that OpenAI's, Anthropic's and Ollama's clients know, and
+//! a page.
+//!
+//! ```text
+//! TCP -> server -> guard (host, origin, token) -> router -> dialect -> answer -> Inference
+//!                                                   |          ^                     |
+//!                                                   page       +-- sse <- pieces <---+ events
+//! ```
+//!
+//! Read [`inference`] for what is asked of the other side, `router.rs` for every route, `guard.rs` for who may speak,
+//! `answer.rs` for what all dialects share. This crate knows no swarm and no engine, and nothing but this crate knows axum.
+//!
+//! Embed it with [`serve`]:
+//!
+//! ```no_run
+//! # async fn f(inference: std::sync::Arc<dyn api::Inference>) -> std::io::Result<()> {
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+//! let server = api::Server::new(inference, listener, api::Config::default())?;
+//! println!("http://{}/#t={}", server.address(), server.ticket());
+//! server.run(std::future::pending()).await;
+//! # Ok(()) }
+//! ```
+//!
+//! Limits: HTTP/1.1 without TLS (a proxy adds it); bodies, depth, counts, connections and answers are bounded, see
+//! `body.rs`, `server.rs` and [`Config`].
 #![forbid(unsafe_code)]
+
+mod answer;
+mod body;
+mod error;
+mod fields;
+mod guard;
+pub mod inference;
+mod metrics;
+mod names;
+mod openai;
+mod queue;
+mod router;
+mod server;
+mod sse;
+pub mod swarm;
+mod tools;
+mod web;
+
+use std::sync::Arc;
+
+pub use inference::Inference;
+pub use server::{Config, Server};
+
+use error::{ApiError, Kind};
+use inference::{Failure, ModelInfo};
+
+/// What every handler sees.
+pub(crate) struct App {
+    pub inference: Arc<dyn Inference>,
+    pub hosts: guard::Hosts,
+    pub access: guard::Access,
+    pub queue: queue::Queue,
+    pub counters: Arc<metrics::Counters>,
+}
+
+impl App {
+    /// The model of that name, the first one for `None`.
+    pub(crate) fn know(&self, name: Option<&str>) -> Result<ModelInfo, ApiError> {
+        self.inference.ready()?;
+        let models = self.inference.models();
+        let Some(name) = name else {
+            let none = || ApiError::new(Kind::Unavailable, "no model is ready");
+            return models.into_iter().next().ok_or_else(none);
+        };
+        let found = models.into_iter().find(|model| model.name == name);
+        found.ok_or_else(|| {
+            if names::may_be_model(name) {
+                return Failure::NoModel { name: name.to_owned() }.into();
+            }
+            let why = "is not the name of a model; GET /v1/models lists those that are known";
+            ApiError { kind: Kind::NoModel, ..ApiError::field("model", why) }
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! OpenAI's API: what its official clients send and expect, field for field.
+//!
+//! [`common`] reads the fields that chat, completions and responses share. `x-shoal-mode` and `x-shoal-verify` (header or
+//! body field) say who may read the prompt and how strangers are checked.
+
+pub(crate) mod chat;
+pub(crate) mod messages;
+pub(crate) mod models;
+
+use axum::http::HeaderMap;
+use serde_json::{Value, json};
+
+use crate::{
+    error::ApiError,
+    fields::{Fields, required},
+    inference::{
+        Format, GenerateRequest, Mode, Prompt, Sampling, TokenLogprob, TokenLogprobs, Usage, Verify,
+    },
+    names,
+};
+
+/// Most stop strings; OpenAI takes 4, other servers more.
+pub(crate) const MAX_STOPS: usize = 16;
+/// Longest stop string.
+const MAX_STOP_BYTES: usize = 1024;
+/// Most choices of one request.
+pub(crate) const MAX_CHOICES: usize = 4;
+/// Most biased tokens.
+const MAX_BIAS: usize = 1024;
+/// OpenAI's own bound.
+pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
+/// Counts of tokens beyond this are typing errors.
+pub(crate) const MAX_TOKENS: usize = 1 << 24;
+
+/// A request with what all of OpenAI's routes share: `model`, sampling, `seed`, `stop`, mode and verification.
+pub(crate) fn common(
+    fields: &Fields<'_>,
+    headers: &HeaderMap,
+    prefix: &str,
+    prompt: Prompt,
+) -> Result<GenerateRequest, ApiError> {
+    let sampling = Sampling {
+        temperature: fields.number("temperature", 0.0, 2.0)?,
+        top_k: fields.integer("top_k", -1, 1 << 20)?.map(|k| k.max(0) as usize),
+        top_p: fields.number("top_p", 0.0, 1.0)?,
+        min_p: fields.number("min_p", 0.0, 1.0)?,
+        typical_p: fields.number("typical_p", 0.0, 1.0)?,
+        repetition_penalty: fields.number("repetition_penalty", 0.01, 100.0)?,
+        presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?,
+        frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?,
+        logit_bias: logit_bias(fields)?,
+    };
+    Ok(GenerateRequest {
+        id: names::fresh(prefix),
+        model: fields.text("model")?.map(str::to_owned),
+        prompt,
+        sampling,
+        seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64),
+        max_tokens: None,
+        stop: stops(fields, "stop")?,
+        logprobs: None,
+        format: Format::Text,
+        mode: choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
+        verify: choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        show_special: false,
+    })
+}
+
+/// A word from the body or from a header.
+pub(crate) fn choice<T: Copy>(
+    fields: &Fields<'_>,
+    headers: &HeaderMap,
+    field: &str,
+    header: &str,
+    words: &[T],
+    name: impl Fn(T) -> &'static str + Copy,
+) -> Result<Option<T>, ApiError> {
+    if let Some(word) = fields.one_of(field, words, name)? {
+        return Ok(Some(word));
+    }
+    let Some(value) = headers.get(header) else { return Ok(None) };
+    let found = words.iter().copied().find(|word| name(*word).as_bytes() == value.as_bytes());
+    found.map(Some).ok_or_else(|| {
+        let names: Vec<_> = words.iter().map(|word| name(*word)).collect();
+        ApiError::field(header, format_args!("must be one of: {}", names.join(", ")))
+    })
+}
+
+/// A string or a list of strings.
+pub(crate) fn stops(fields: &Fields<'_>, field: &str) -> Result<Vec<String>, ApiError> {
+    let texts: Vec<&Value> = match fields.any(field) {
+        None => return Ok(Vec::new()),
+        Some(text @ Value::String(_)) => vec![text],
+        Some(_) => fields.list(field, MAX_STOPS)?.unwrap_or_default().iter().collect(),
+    };
+    let stops = texts.into_iter().map(|text| text.as_str().filter(|text| text.len() <= MAX_STOP_BYTES));
+    let stops: Option<Vec<_>> = stops.collect();
+    let stops = stops.ok_or_else(|| {
+        fields.refuse(field, format_args!("must be strings of at most {MAX_STOP_BYTES} bytes"))
+    })?;
+    // An empty string stops nothing; OpenAI takes it so.
+    Ok(stops.into_iter().filter(|stop| !stop.is_empty()).map(str::to_owned).collect())
+}
+
+fn logit_bias(fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Some(bias) = fields.object("logit_bias")? else { return Ok(Vec::new()) };
+    let mut pairs = Vec::new();
+    for (id, _) in bias.members() {
+        if pairs.len() == MAX_BIAS {
+            return Err(fields.refuse("logit_bias", format_args!("may have at most {MAX_BIAS} entries")));
+        }
+        let token =
+            id.parse::<u32>().map_err(|_| fields.refuse("logit_bias", "must have token ids as keys"))?;
+        pairs.push((token, required(&bias, id, bias.number(id, -100.0, 100.0)?)?));
+    }
+    Ok(pairs)
+}
+
+/// Reads `response_format` (chat) or `text.format` (responses), which differ in where the schema is.
+pub(crate) fn format(fields: &Fields<'_>, field: &str) -> Result<Format, ApiError> {
+    let Some(format) = fields.object(field)? else { return Ok(Format::Text) };
+    let kind = required(&format, "type", format.text("type")?)?;
+    match kind {
+        "text" => Ok(Format::Text),
+        "json_object" => Ok(Format::JsonObject),
+        "json_schema" => {
+            let inner = format.object("json_schema")?.unwrap_or(format);
+            let schema = inner.object("schema")?.and_then(|_| inner.any("schema"));
+            Ok(Format::JsonSchema(required(&inner, "schema", schema)?.clone()))
+        }
+        "grammar" => Ok(Format::Grammar(required(&format, "grammar", format.text("grammar")?)?.to_owned())),
+        "regex" => Ok(Format::Regex(required(&format, "regex", format.text("regex")?)?.to_owned())),
+        _ => Err(format.refuse("type", "must be text, json_object, json_schema, grammar or regex")),
+    }
+}
+
+/// Token counts as chat and completions have them.
+pub(crate) fn usage(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    })
+}
+
+fn logprob(token: &TokenLogprob) -> Value {
+    json!({
+        "token": String::from_utf8_lossy(&token.bytes),
+        "logprob": token.logprob,
+        "bytes": token.bytes,
+    })
+}
+
+/// A position's log-probabilities as chat and responses have them.
+pub(crate) fn logprobs(at: &TokenLogprobs) -> Value {
+    let mut entry = logprob(&at.chosen);
+    entry["top_logprobs"] = at.top.iter().map(logprob).collect();
+    entry
+}

@@ -1,0 +1,41 @@
+//! Every route on one screen.
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    extract::{DefaultBodyLimit, State},
+    middleware::{from_fn, from_fn_with_state},
+    routing::{get, post},
+};
+use serde_json::{Value, json};
+
+use crate::{App, body::MAX_BODY_BYTES, error, guard, metrics, openai, swarm, web};
+
+/// The router over `app`.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let open = web::routes().route("/healthz", get(health)).route("/session", post(guard::session));
+    let closed = Router::new()
+        .route("/v1/chat/completions", post(openai::chat::post))
+        .route("/v1/models", get(openai::models::list))
+        .route("/v1/models/{model}", get(openai::models::get))
+        .route("/swarm", get(swarm::snapshot))
+        .route("/swarm/events", get(swarm::events))
+        .route("/swarm/contribution", post(swarm::contribute))
+        .route("/metrics", get(metrics::get))
+        .route_layer(from_fn_with_state(app.clone(), guard::access));
+    open.merge(closed)
+        .fallback(error::not_found)
+        .method_not_allowed_fallback(error::wrong_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(from_fn_with_state(app.clone(), guard::places))
+        .layer(from_fn_with_state(app.clone(), metrics::count))
+        .layer(from_fn(error::dialect))
+        .layer(from_fn(web::secure))
+        .with_state(app)
+}
+
+/// `GET /healthz`: that the program lives, and whether it can answer. Says nothing that needs a token.
+async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"status": "alive", "ready": app.inference.ready().is_ok()}))
+}

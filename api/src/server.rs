@@ -1,0 +1,148 @@
+//! Listens, bounds connections and their headers, and ends cleanly.
+//!
+//! Bounds: at most [`MAX_CONNECTIONS`] at a time, further ones wait in the system's backlog; headers of at most
+//! [`MAX_HEADER_BYTES`] within [`HEADER_DEADLINE`], or the connection is closed, so clients that send a byte now and then
+//! hold a connection for seconds, not forever. A client that is gone ends its answer: its request is dropped with it.
+
+use std::{future::Future, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
+
+use crate::{App, Inference, guard, metrics, queue, router};
+
+/// Each costs a task and, while its headers come, a buffer. Reached only by attacks and load tests.
+const MAX_CONNECTIONS: usize = 2048;
+/// A token, a few names: an honest request has 2 KiB.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+/// Headers of one request.
+const MAX_HEADERS: usize = 100;
+/// An honest client sends its headers at once.
+const HEADER_DEADLINE: Duration = Duration::from_secs(10);
+/// How long answers under way may take to end when the server stops.
+const GRACE: Duration = Duration::from_secs(5);
+/// Pause after a failed accept: out of file descriptors, trying again at once would only spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the operator decides.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The token every request must bring; `None` opens the API to everybody who can reach it.
+    pub token: Option<String>,
+    /// More names under which the API may be addressed, for proxies.
+    pub hosts: Vec<String>,
+    /// Most answers under way; the next one is refused with 429.
+    pub answers: usize,
+}
+
+impl Default for Config {
+    /// A fresh token, no further names, 256 answers.
+    fn default() -> Self {
+        Self { token: Some(crate::names::random_hex(32)), hosts: Vec::new(), answers: 256 }
+    }
+}
+
+/// An API bound to a listener.
+pub struct Server {
+    app: Arc<App>,
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Prepares to serve `inference` on `listener`.
+    ///
+    /// # Errors
+    /// When the listener has no address, or is reachable from other machines while the configuration has no token.
+    pub fn new(inference: Arc<dyn Inference>, listener: TcpListener, config: Config) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        if config.token.is_none() && !address.ip().is_loopback() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "an API that other machines can reach needs a token",
+            ));
+        }
+        let app = App {
+            inference,
+            hosts: guard::Hosts::new(address, &config.hosts),
+            access: guard::Access::new(config.token),
+            queue: queue::Queue::new(config.answers),
+            counters: Arc::new(metrics::Counters::default()),
+        };
+        Ok(Self { app: Arc::new(app), listener, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A ticket for the fragment of the page's address; opens the page once.
+    pub fn ticket(&self) -> String {
+        self.app.access.ticket()
+    }
+
+    /// Serves until `stop` completes; then takes no more connections and gives answers under way a few seconds.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let service = router::router(self.app.clone());
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = &mut stop => break,
+                accepted = accept(&self.listener, &places) => accepted,
+            };
+            match accepted {
+                Ok((stream, place)) => {
+                    let service = service.clone();
+                    tokio::spawn(async move {
+                        connection(stream, service).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(self.listener);
+        let answers = async {
+            while self.app.queue.in_use() > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let _ = tokio::time::timeout(GRACE, answers).await;
+    }
+}
+
+type Place = tokio::sync::OwnedSemaphorePermit;
+
+async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<(TcpStream, Place)> {
+    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, place))
+}
+
+async fn connection(stream: TcpStream, service: axum::Router) {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_DEADLINE)
+        .max_buf_size(MAX_HEADER_BYTES)
+        .max_headers(MAX_HEADERS);
+    let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await;
+    if let Err(error) = served {
+        // Clients go away all the time; nobody needs to know unless they look.
+        tracing::debug!(%error, "a connection broke");
+    }
+}

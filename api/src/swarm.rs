@@ -1,0 +1,345 @@
+//! The swarm as the page sees it: a snapshot, then changes.
+//!
+//! `GET /swarm` is one [`SwarmSnapshot`]; `GET /swarm/events` begins with [`SwarmEvent::Snapshot`] and goes on with what
+//! changes. Names of nodes and models come from strangers: readers must treat them as text.
+//!
+//! A node is named by its full key in hex (`id`); other fields refer to it by that `id`. Times are milliseconds since 1970.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response, sse},
+};
+use futures::{StreamExt, stream};
+use serde::Serialize;
+
+use crate::{App, body::JsonBody, error::ApiError, fields::Fields, inference::Mode};
+
+/// A proxy between us and the page gives up on a silent stream after 30 to 60 s.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// What this node believes of the swarm now.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct SwarmSnapshot {
+    /// When this was true.
+    pub at_ms: u64,
+    /// Version of this node's program.
+    pub version: String,
+    /// This node.
+    pub me: String,
+    /// The swarm's name; empty when alone.
+    pub swarm: String,
+    /// Whether prompts can be answered.
+    pub state: NodeState,
+    /// Why not, or what is missing.
+    pub reason: Option<String>,
+    /// How others reach this node: `direct`, `relayed`, `lan`, `unknown` and a sentence why.
+    pub reachability: Reachability,
+    /// All nodes known, this one first.
+    pub nodes: Vec<Node>,
+    /// All models known.
+    pub models: Vec<SwarmModel>,
+    /// Prompts of this node in flight.
+    pub pipelines: Vec<Pipeline>,
+    /// What this node gives.
+    pub contribution: Contribution,
+    /// The mode of requests that name none.
+    pub default_mode: Mode,
+    /// Every mode with the sentence that says who can read the prompt, and whether it can be used now.
+    pub modes: Vec<ModeInfo>,
+}
+
+/// Whether a node can answer prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeState {
+    /// Weights are loading or peers are searched.
+    #[default]
+    Starting,
+    /// Yes.
+    Ready,
+    /// No, and nothing is under way that would change it.
+    Unable,
+}
+
+/// How others reach this node.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Reachability {
+    /// `direct`, `relayed`, `lan` or `unknown`.
+    pub class: String,
+    /// A sentence why.
+    pub why: String,
+}
+
+/// A node of the swarm.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Node {
+    /// Its public key, 64 hex digits.
+    pub id: String,
+    /// What its owner calls it, else the first 8 digits of the key. A stranger's text.
+    pub name: String,
+    /// Whether it is this node.
+    pub me: bool,
+    /// Whether the user named it as trusted.
+    pub trusted: bool,
+    /// `up`, `suspect` (silent for a while), `paused` (serves nobody), `gone`.
+    pub state: String,
+    /// `d1` (same bits as everybody) or `approx`.
+    pub class: String,
+    /// How it is connected: `self`, `lan`, `direct`, `relayed`, `loopback`, `none`.
+    pub path: String,
+    /// Measured round trip.
+    pub rtt_ms: Option<f64>,
+    /// Layers it holds.
+    pub holdings: Vec<Holding>,
+    /// Milliseconds it takes for one layer and one token, as announced or measured.
+    pub layer_ms: Option<f64>,
+    /// Memory it offers.
+    pub memory_bytes: u64,
+    /// Room for sessions it has left.
+    pub kv_free_bytes: u64,
+    /// Share of its time in use, 0 to 1.
+    pub load: f64,
+    /// Bytes received from it by this node.
+    pub bytes_in: u64,
+    /// Bytes sent to it by this node.
+    pub bytes_out: u64,
+    /// Stages it computed for this node's prompts that were checked and right, and wrong.
+    pub checks_passed: u64,
+    /// See `checks_passed`.
+    pub checks_failed: u64,
+}
+
+/// Layers a node holds of a model: `start` to `end`, `end` not included.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Holding {
+    /// Hash of the model, hex.
+    pub model: String,
+    /// First layer.
+    pub start: u32,
+    /// One past the last layer.
+    pub end: u32,
+}
+
+/// A model somebody in the swarm holds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct SwarmModel {
+    /// Hash of its file, hex.
+    pub id: String,
+    /// Its name as announced. A stranger's text.
+    pub name: String,
+    /// Layers.
+    pub num_layers: u32,
+    /// Bytes of its file.
+    pub file_bytes: u64,
+    /// Nodes that hold each layer, one number per layer.
+    pub holders: Vec<u32>,
+    /// Whether every layer has a holder.
+    pub complete: bool,
+    /// Download of layers to this node under way: bytes so far and in all.
+    pub download: Option<(u64, u64)>,
+}
+
+/// A prompt in flight and the nodes that compute it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Pipeline {
+    /// The session, hex.
+    pub session: String,
+    /// The request id, as in the answer's `id` and the `x-request-id` header.
+    pub request: String,
+    /// Name of the model.
+    pub model: String,
+    /// Who can read the prompt.
+    pub mode: Mode,
+    /// Counts re-plans; 0 is the first plan.
+    pub epoch: u32,
+    /// Positions computed.
+    pub position: u32,
+    /// Speed over the last tokens.
+    pub tok_s: f64,
+    /// The stages in order.
+    pub stages: Vec<Stage>,
+    /// Nodes that stand by for a stage or check it.
+    pub standbys: Vec<Stage>,
+    /// Stages lost and replaced so far.
+    pub faults_survived: u32,
+}
+
+/// A node's part of a pipeline.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Stage {
+    /// Id of the node.
+    pub node: String,
+    /// First layer.
+    pub start: u32,
+    /// One past the last layer.
+    pub end: u32,
+    /// Milliseconds of computing per token.
+    pub compute_ms: Option<f64>,
+    /// Milliseconds on the way to this stage from the one before.
+    pub hop_ms: Option<f64>,
+}
+
+/// What this node gives to others, and took.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Contribution {
+    /// Whether it serves nobody for now.
+    pub paused: bool,
+    /// Memory cap.
+    pub memory_bytes: Option<u64>,
+    /// Threads cap.
+    pub threads: Option<u32>,
+    /// Upload cap in bytes per second.
+    pub upload_bytes_per_s: Option<u64>,
+    /// Layer passes computed for others: tokens times layers.
+    pub served_layer_tokens: u64,
+    /// Prompts of others served a part of.
+    pub served_sessions: u64,
+    /// Bytes received.
+    pub bytes_in: u64,
+    /// Bytes sent.
+    pub bytes_out: u64,
+}
+
+/// What to change about the contribution; `None` leaves it as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContributionChange {
+    /// Serve nobody for now, or again.
+    pub paused: Option<bool>,
+    /// Memory cap.
+    pub memory_bytes: Option<u64>,
+    /// Threads cap.
+    pub threads: Option<u32>,
+    /// Upload cap.
+    pub upload_bytes_per_s: Option<u64>,
+}
+
+/// A mode, its honest sentence, and whether it can be used now.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModeInfo {
+    /// The mode.
+    pub mode: Mode,
+    /// Who can read the prompt, in one sentence.
+    pub sentence: String,
+    /// Whether it can be used now.
+    pub available: bool,
+    /// Why not.
+    pub reason: Option<String>,
+}
+
+/// A change. JSON has the kind in `type`.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum SwarmEvent {
+    /// Everything anew: the first event, and after the reader fell behind.
+    Snapshot {
+        /// Everything.
+        snapshot: Box<SwarmSnapshot>,
+    },
+    /// A node appeared or something about it changed; replaces the node of that id.
+    Node {
+        /// The node.
+        node: Box<Node>,
+    },
+    /// A node is no longer known.
+    NodeGone {
+        /// Its id.
+        node: String,
+        /// Why: `left`, `silent`, `lost`, `convicted`.
+        why: String,
+    },
+    /// A model appeared or changed; replaces the model of that id.
+    Model {
+        /// The model.
+        model: SwarmModel,
+    },
+    /// A prompt began or was re-planned; replaces the pipeline of that session.
+    Pipeline {
+        /// The pipeline.
+        pipeline: Pipeline,
+    },
+    /// Progress of a prompt, a few times per second at most.
+    Progress {
+        /// The session.
+        session: String,
+        /// Positions computed.
+        position: u32,
+        /// Speed over the last tokens.
+        tok_s: f64,
+        /// Milliseconds per stage, in the pipeline's order: on the way there, and computing.
+        stages_ms: Vec<(Option<f64>, Option<f64>)>,
+    },
+    /// A stage was lost; the replacement follows in [`SwarmEvent::Pipeline`] of the next epoch.
+    Failover {
+        /// When.
+        at_ms: u64,
+        /// The session.
+        session: String,
+        /// The epoch that begins.
+        epoch: u32,
+        /// The node lost.
+        lost: String,
+        /// The node that takes over.
+        replacement: String,
+        /// Its layers: first, and one past the last.
+        layers: (u32, u32),
+        /// The position at which it happened.
+        position: u32,
+        /// How long the answer stood still.
+        stall_ms: f64,
+        /// What was noticed: `closed`, `timeout`, `refused`, `wrong`.
+        why: String,
+    },
+    /// A prompt ended.
+    PipelineEnded {
+        /// The session.
+        session: String,
+        /// `stop`, `length`, `cancelled` or `failed`.
+        why: String,
+    },
+    /// The contribution changed.
+    Contribution {
+        /// As it is now.
+        contribution: Contribution,
+    },
+    /// Whether prompts can be answered changed.
+    State {
+        /// As it is now.
+        state: NodeState,
+        /// Why not.
+        reason: Option<String>,
+    },
+}
+
+/// `GET /swarm`
+pub(crate) async fn snapshot(State(app): State<Arc<App>>) -> Json<SwarmSnapshot> {
+    Json(app.inference.swarm())
+}
+
+/// `GET /swarm/events`
+pub(crate) async fn events(State(app): State<Arc<App>>) -> Response {
+    let changes = app.inference.watch();
+    let first = SwarmEvent::Snapshot { snapshot: Box::new(app.inference.swarm()) };
+    let stream = stream::once(async { first }).chain(changes).map(|event| {
+        let event = sse::Event::default().json_data(&event);
+        Ok::<_, Infallible>(event.unwrap_or_else(|_| sse::Event::default().comment("not representable")))
+    });
+    sse::Sse::new(stream).keep_alive(sse::KeepAlive::new().interval(HEARTBEAT)).into_response()
+}
+
+/// `POST /swarm/contribution`: changes caps, pauses and resumes; answers with the contribution as it is then.
+pub(crate) async fn contribute(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Contribution>, ApiError> {
+    let fields = Fields::new(&body)?;
+    let change = ContributionChange {
+        paused: fields.bool("paused")?,
+        memory_bytes: fields.integer("memory_bytes", 0, 1 << 50)?.map(|n| n as u64),
+        threads: fields.integer("threads", 1, 4096)?.map(|n| n as u32),
+        upload_bytes_per_s: fields.integer("upload_bytes_per_s", 0, 1 << 50)?.map(|n| n as u64),
+    };
+    Ok(Json(app.inference.contribute(change)?))
+}
