@@ -1,6 +1,8 @@
 //! What the integration tests share: the fixtures and the `shoal` binary.
 #![forbid(unsafe_code)]
 
+pub mod node;
+
 use std::{
     ffi::OsStr,
     io::Write,

@@ -4,5 +4,6 @@
 mod candle;
 mod cli;
 mod convert;
+mod failover;
 mod repo;
 mod swarm;

@@ -1,95 +1,10 @@
 //! Swarms of real processes over real sockets on this machine.
 
-use std::{
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{Receiver, sync_channel},
-    thread,
-    time::{Duration, Instant},
-};
+use std::process::{Command, Stdio};
 
-use harness::{Shoal, binary};
+use harness::{Shoal, binary, node::Node};
 use serde_json::Value;
 use tempfile::TempDir;
-
-/// A node that has not said something after this long never will.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A running `shoal join`.
-struct Node {
-    home: PathBuf,
-    name: String,
-    addresses: Vec<String>,
-    child: Child,
-    lines: Receiver<Value>,
-    stdin: Option<ChildStdin>,
-}
-
-impl Node {
-    fn start(home: &Path, args: &[&str]) -> Self {
-        let mut child = Command::new(binary())
-            .args(["join", "--json", "--yes", "--loopback", "--until-stdin-closes", "--threads", "1", "--no-pin"])
-            .args(args)
-            .env("SHOAL_HOME", home)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (send, lines) = sync_channel(1_024);
-        let stdout = child.stdout.take().unwrap();
-        thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = send.try_send(serde_json::from_str(&line).unwrap());
-            }
-        });
-        let stdin = child.stdin.take();
-        let mut node =
-            Self { home: home.to_owned(), name: String::new(), addresses: Vec::new(), child, lines, stdin };
-        let ready = node.wait_for("ready");
-        node.name = ready["node"].as_str().unwrap().to_owned();
-        node.addresses = ready["addresses"].as_array().unwrap().iter().map(|a| a.as_str().unwrap().to_owned()).collect();
-        node
-    }
-
-    fn wait_for(&self, event: &str) -> Value {
-        loop {
-            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {event} in {PATIENCE:?}"));
-            if line["event"] == event {
-                return line;
-            }
-        }
-    }
-
-    fn ask(&self, args: &[&str]) -> Value {
-        let output = Command::new(binary()).args(args).args(["--json", "--home"]).arg(&self.home).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8(output.stdout).unwrap();
-        serde_json::from_str(text.lines().last().unwrap()).unwrap()
-    }
-
-    /// Waits until `count` peers that hold something are connected.
-    fn meets(&self, count: usize) {
-        let started = Instant::now();
-        loop {
-            let peers = self.ask(&["peers"]);
-            let met = peers["peers"].as_array().unwrap().iter();
-            let met = met.filter(|p| p["connected"] == true && p["models"].as_array().is_some_and(|m| !m.is_empty())).count();
-            if met >= count {
-                return;
-            }
-            assert!(started.elapsed() < PATIENCE, "met {met} of {count}: {peers}");
-            thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 const PROMPT: &str = "Tell me a story about an owl who learns to swim";
 
@@ -134,7 +49,7 @@ fn the_demonstration_survives_a_death_in_the_middle_of_a_sentence() {
 fn nodes_meet_answer_explain_and_leave() {
     let folder = TempDir::new().unwrap();
     let first = Node::start(&folder.path().join("a"), &["--layers", "1..7"]);
-    let address = first.addresses.iter().find(|address| address.contains("/tcp/")).unwrap().clone();
+    let address = first.tcp().to_owned();
     let second = Node::start(&folder.path().join("b"), &["--ask-only", "--peer", &address]);
     second.meets(1);
 

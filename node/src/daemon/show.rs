@@ -31,6 +31,7 @@ impl Daemon {
             "bytes_in": self.totals.bytes_in,
             "bytes_out": self.totals.bytes_out,
             "paused": self.paused,
+            "worker_pid": self.held.worker.pid(),
             "draining": *self.draining.borrow(),
             "reachability": format!("{:?}", self.reachability).to_lowercase(),
             "uptime_s": self.started.elapsed().as_secs_f64(),

@@ -1,0 +1,105 @@
+//! Nodes as processes of their own: started, asked, frozen, killed.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, sync_channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::binary;
+
+/// A node that has not said something after this long never will.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running `shoal join`.
+pub struct Node {
+    /// Its data folder.
+    pub home: PathBuf,
+    /// Its name in hex.
+    pub name: String,
+    /// Where it can be dialed.
+    pub addresses: Vec<String>,
+    /// Its process.
+    pub child: Child,
+    lines: Receiver<Value>,
+    /// It stops when this closes.
+    pub stdin: Option<ChildStdin>,
+}
+
+impl Node {
+    /// Starts a node on loopback with one thread and waits until it can be asked.
+    pub fn start(home: &Path, args: &[&str]) -> Self {
+        let mut child = Command::new(binary())
+            .args(["join", "--json", "--yes", "--loopback", "--until-stdin-closes", "--threads", "1", "--no-pin"])
+            .args(args)
+            .env("SHOAL_HOME", home)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (send, lines) = sync_channel(1_024);
+        let stdout = child.stdout.take().unwrap();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = send.try_send(serde_json::from_str(&line).unwrap());
+            }
+        });
+        let stdin = child.stdin.take();
+        let mut node =
+            Self { home: home.to_owned(), name: String::new(), addresses: Vec::new(), child, lines, stdin };
+        let ready = node.wait_for("ready");
+        node.name = ready["node"].as_str().unwrap().to_owned();
+        node.addresses = ready["addresses"].as_array().unwrap().iter().map(|a| a.as_str().unwrap().to_owned()).collect();
+        node
+    }
+
+    /// Waits for an event it reports.
+    pub fn wait_for(&self, event: &str) -> Value {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {event} in {PATIENCE:?}"));
+            if line["event"] == event {
+                return line;
+            }
+        }
+    }
+
+    /// Runs a command against it and gives the last line, parsed.
+    pub fn ask(&self, args: &[&str]) -> Value {
+        let output = Command::new(binary()).args(args).args(["--json", "--home"]).arg(&self.home).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        serde_json::from_str(text.lines().last().unwrap()).unwrap()
+    }
+
+    /// Waits until `count` peers that hold something are connected.
+    /// An address on TCP.
+    pub fn tcp(&self) -> &str {
+        self.addresses.iter().find(|address| address.contains("/tcp/")).expect("it listens on TCP")
+    }
+
+    pub fn meets(&self, count: usize) {
+        let started = Instant::now();
+        loop {
+            let peers = self.ask(&["peers"]);
+            let met = peers["peers"].as_array().unwrap().iter();
+            let met = met.filter(|p| p["connected"] == true && p["models"].as_array().is_some_and(|m| !m.is_empty())).count();
+            if met >= count {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "met {met} of {count}: {peers}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,200 @@
+//! The kill matrix: real processes, every kind of death, at any moment of a prompt; the answer must be the one that
+//! nobody's death would have changed.
+//!
+//! `SHOAL_FAULTS` sets the number of faults, `SHOAL_SEED` the first seed; each fault prints the seed that repeats it.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    sync::mpsc::sync_channel,
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::{Shoal, binary, node::Node};
+use scheduler::chance::Chance;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A prompt that has not ended by then hangs.
+const BOUND: Duration = Duration::from_secs(45);
+const LAYERS: [&str; 3] = ["1..3,3..5", "3..5,5..7", "5..7,1..3"];
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Kind {
+    /// `kill -9` of the node: its worker dies with it.
+    Killed,
+    /// The node's process is frozen: its connections stay open and nothing comes.
+    Frozen,
+    /// `kill -9` of the worker: the node lives and says so.
+    Worker,
+    /// It leaves as a user would let it.
+    Leaves,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Phase {
+    Prefill,
+    First,
+    Middle,
+    Last,
+    Between,
+}
+
+const KINDS: [Kind; 4] = [Kind::Killed, Kind::Frozen, Kind::Worker, Kind::Leaves];
+const PHASES: [Phase; 5] = [Phase::Prefill, Phase::First, Phase::Middle, Phase::Last, Phase::Between];
+
+struct Swarm {
+    folder: TempDir,
+    asks: Node,
+    serves: Vec<Node>,
+}
+
+impl Swarm {
+    fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
+        let mut swarm = Self { folder, asks, serves: Vec::new() };
+        swarm.serves = (0..LAYERS.len()).map(|index| swarm.node(index)).collect();
+        swarm.asks.meets(LAYERS.len());
+        swarm
+    }
+
+    fn node(&self, index: usize) -> Node {
+        let home = self.folder.path().join(index.to_string());
+        Node::start(&home, &["--layers", LAYERS[index], "--peer", self.asks.tcp()])
+    }
+
+    fn strike(&self, index: usize, kind: Kind) {
+        let node = &self.serves[index];
+        let send = |signal: &str, pid: u64| {
+            assert!(Command::new("kill").arg(signal).arg(pid.to_string()).status().unwrap().success());
+        };
+        match kind {
+            Kind::Killed => send("-KILL", u64::from(node.child.id())),
+            Kind::Frozen => send("-STOP", u64::from(node.child.id())),
+            Kind::Worker => send("-KILL", node.ask(&["status"])["worker_pid"].as_u64().unwrap()),
+            Kind::Leaves => drop(Command::new(binary()).arg("leave").arg("--home").arg(&node.home).stdout(Stdio::null()).spawn()),
+        }
+    }
+
+    /// Ends whatever is left of a node and starts it anew.
+    fn restore(&mut self, index: usize) {
+        let _ = self.serves[index].child.kill();
+        let _ = self.serves[index].child.wait();
+        self.serves[index] = self.node(index);
+        self.asks.meets(LAYERS.len());
+    }
+}
+
+/// What to ask: plain, seeded with everything that depends on the past, and a long prompt.
+fn asks() -> [Vec<String>; 3] {
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let mut plain = words("-n 40");
+    plain.push("Tell me a story about a fox and a lantern".into());
+    let mut seeded = words("-n 40 --temperature 0.9 --top-p 0.95 --repetition-penalty 1.1 --seed 11");
+    seeded.push("Tell me a story about a bear who bakes bread".into());
+    let mut long = words("-n 40 --raw");
+    long.push("Once upon a time a little owl counted the stars. ".repeat(40));
+    [plain, seeded, long]
+}
+
+/// Runs a prompt and strikes when the time has come; gives the last line.
+fn run(swarm: &Swarm, ask: &[String], strike: &mut dyn FnMut(&Value, usize)) -> Value {
+    let mut child = Command::new(binary())
+        .args(["run", "--via", "swarm", "--json", "--home"])
+        .arg(&swarm.asks.home)
+        .args(ask)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (send, lines) = sync_channel::<Value>(1_024);
+    let stdout = child.stdout.take().unwrap();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let _ = send.send(serde_json::from_str(&line).unwrap());
+        }
+    });
+    let started = Instant::now();
+    let (mut tokens, mut route) = (0, Value::Null);
+    loop {
+        let left = BOUND.saturating_sub(started.elapsed());
+        let line = lines.recv_timeout(left).unwrap_or_else(|_| {
+            let _ = child.kill();
+            panic!("no end within {BOUND:?}, {tokens} tokens came; route {route}")
+        });
+        match line["event"].as_str() {
+            Some("route") => route = line.clone(),
+            Some("token") => tokens += 1,
+            _ => {}
+        }
+        if line["end"] == true {
+            assert!(child.wait().unwrap().success(), "{line}");
+            return line;
+        }
+        strike(&route, tokens);
+    }
+}
+
+#[test]
+fn the_answer_survives_every_kind_of_death() {
+    let number = |name: &str, default: u64| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
+    let (faults, first) = (number("SHOAL_FAULTS", 20), number("SHOAL_SEED", 1));
+    let expected: Vec<Value> = asks()
+        .iter()
+        .map(|ask| {
+            let args: Vec<String> = ["run", "--json"].map(str::to_owned).into_iter().chain(ask.clone()).collect();
+            Shoal::new().json(args, "")["ids"].clone()
+        })
+        .collect();
+    let mut swarm = Swarm::start();
+    let mut stalls: BTreeMap<Kind, Vec<f64>> = BTreeMap::new();
+    for seed in first..first + faults {
+        let mut chance = Chance::new(seed);
+        // Every pair of kind and phase comes round; who and what is drawn.
+        let kind = KINDS[seed as usize % KINDS.len()];
+        let phase = PHASES[seed as usize / KINDS.len() % PHASES.len()];
+        let which = chance.below(3) as usize;
+        let stage = chance.below(2) as usize;
+        println!("seed {seed}: {kind:?} in {phase:?}, prompt {which}, stage {stage}");
+        let (length, mut victim) = (expected[which].as_array().unwrap().len(), None);
+        let at = match phase {
+            Phase::Prefill => 0,
+            Phase::First => 1,
+            Phase::Middle => length / 2,
+            Phase::Last => length - 1,
+            Phase::Between => usize::MAX,
+        };
+        if phase == Phase::Between {
+            let index = chance.below(LAYERS.len() as u64) as usize;
+            swarm.strike(index, kind);
+            victim = Some(index);
+        }
+        let line = run(&swarm, &asks()[which], &mut |route, tokens| {
+            if victim.is_none() && tokens >= at && !route.is_null() {
+                let strangers = route["stages"].as_array().unwrap().iter().filter(|s| s["node"] != swarm.asks.name.as_str());
+                let names: Vec<&str> = strangers.map(|stage| stage["node"].as_str().unwrap()).collect();
+                let name = names[stage % names.len()];
+                let index = swarm.serves.iter().position(|node| node.name == name).unwrap();
+                swarm.strike(index, kind);
+                victim = Some(index);
+            }
+        });
+        assert_eq!(line["ids"], expected[which], "seed {seed}: tokens lost, doubled or changed; {line}");
+        assert_eq!(line["differing_answers"], 0, "seed {seed}: {line}");
+        let worst = line["faults"].as_array().unwrap().iter().filter_map(|f| f["stall_ms"].as_f64()).fold(0.0, f64::max);
+        if worst > 0.0 {
+            stalls.entry(kind).or_default().push(worst);
+        }
+        if let Some(victim) = victim {
+            swarm.restore(victim);
+        }
+    }
+    println!("{faults} faults: 0 tokens lost, 0 doubled, 0 different, 0 hangs");
+    for (kind, mut stalls) in stalls {
+        stalls.sort_by(f64::total_cmp);
+        let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share).round() as usize];
+        println!("{kind:?}: stall p50 {:.0} ms, p99 {:.0} ms, n {}", at(0.5), at(0.99), stalls.len());
+    }
+}
