@@ -155,8 +155,8 @@ fn the_answer_survives_every_kind_of_death() {
         // Every pair of kind and phase comes round; who and what is drawn.
         let kind = KINDS[seed as usize % KINDS.len()];
         let phase = PHASES[seed as usize / KINDS.len() % PHASES.len()];
-        let which = chance.below(3) as usize;
-        let stage = chance.below(2) as usize;
+        let which = chance.below(3);
+        let stage = chance.below(2);
         println!("seed {seed}: {kind:?} in {phase:?}, prompt {which}, stage {stage}");
         let (length, mut victim) = (expected[which].as_array().unwrap().len(), None);
         let at = match phase {
@@ -167,7 +167,7 @@ fn the_answer_survives_every_kind_of_death() {
             Phase::Between => usize::MAX,
         };
         if phase == Phase::Between {
-            let index = chance.below(LAYERS.len() as u64) as usize;
+            let index = chance.below(LAYERS.len());
             swarm.strike(index, kind);
             victim = Some(index);
         }
