@@ -64,6 +64,9 @@ Example:
     #[command(after_help = "Example:
   shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf")]
     Convert(ConvertArgs),
+    /// Compute for the daemon that started this process
+    #[command(hide = true)]
+    Worker,
 }
 
 /// Which model, and how this machine runs it.

@@ -9,5 +9,7 @@ pub mod library;
 pub mod model;
 pub mod npy;
 pub mod output;
+#[cfg(unix)]
+pub mod worker;
 
 pub use error::{Error, Result};

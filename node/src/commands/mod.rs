@@ -9,6 +9,7 @@ mod run;
 mod selftest;
 mod template;
 mod tokenize;
+mod worker;
 
 use std::io::{self, Read};
 
@@ -31,6 +32,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Template(args) => template::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Convert(args) => convert::run(args),
+        Command::Worker => worker::run(),
     }
 }
 
