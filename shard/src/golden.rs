@@ -13,13 +13,14 @@ use scheduler::LayerRange;
 
 use crate::{
     Error, Result,
-    engine::{Chain, Options, Shard, fingerprint},
+    engine::{Capacity, Chain, Input, Item, Options, Output, Shard, Workspace, fingerprint},
     gguf::Gguf,
     kernels::{
         Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, page_len, threads::Pool,
     },
     models::{Rope, Scaling},
     quant::{self, Format},
+    round,
     sample::{Sampler, SamplingParams},
     synthetic::{Random, Shape},
 };
@@ -70,6 +71,9 @@ pub fn hashes(cpu: &Arc<Cpu>, chunk: usize) -> Result<Vec<(String, String)>> {
     // The same hash twice: cuts must not matter.
     all.push(("model-whole".into(), chain(cpu, &[(0, 3)], chunk)?));
     all.push(("model-cut".into(), chain(cpu, &[(0, 1), (1, 2), (2, 3)], chunk)?));
+    // A session that rounds, in one run and in three: twice the same hash again.
+    all.push(("model-rounded".into(), rounded(cpu, &[(0, 3)], chunk)?));
+    all.push(("model-rounded-cut".into(), rounded(cpu, &[(0, 1), (1, 2), (2, 3)], chunk)?));
     all.push(("sampler".into(), sampler()?));
     Ok(all)
 }
@@ -149,6 +153,12 @@ const OPERATIONS: &[Operation] = &[
     ("rope-yarn", |cpu| {
         let scaling = Scaling::Yarn { factor: 4.0, original: 1024, beta_fast: 32.0, beta_slow: 1.0 };
         rope(cpu, Pairing::Halves, scaling)
+    }),
+    ("round-q8", |_| {
+        let mut x: Vec<f32> =
+            (0..8u64).flat_map(|i| normals(17 + i, 96, [1e-30, 1e-3, 1.0, 1e9][i as usize % 4])).collect();
+        round::q8(&mut x);
+        hash_f32(&x)
     }),
     ("attention", |cpu| attention(cpu, None, None)),
     ("attention-window", |cpu| attention(cpu, Some(100), None)),
@@ -245,6 +255,33 @@ fn chain(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String> 
     let mut all = chain.forward(&ids[..24])?.to_vec();
     for id in &ids[24..] {
         all.extend_from_slice(chain.forward(&[*id])?);
+    }
+    Ok(hash_f32(&all))
+}
+
+/// As [`chain`], through one shard run range by range, with activations rounded before layers 1 and 2.
+fn rounded(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String> {
+    let format = quant::by_name("q6_k").ok_or_else(|| Error::unsupported("q6_k"))?;
+    let gguf = Arc::new(Gguf::from_bytes(TINY.to_bytes(format, 78)?)?);
+    let shard = Shard::whole(&gguf, cpu.clone())?;
+    let chunk = if chunk == 0 { 28 } else { chunk };
+    let mut ws = Workspace::new(&shard, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
+    let mut parts = ranges
+        .iter()
+        .filter_map(|&(a, b)| LayerRange::new(a, b))
+        .map(|part| Ok((part, shard.new_kv_of(part)?)))
+        .collect::<Result<Vec<_>>>()?;
+    let mut random = Random(97);
+    let ids: Vec<u32> = (0..28).map(|_| random.below(TINY.vocab) as u32).collect();
+    let mut all = Vec::new();
+    for ids in ids.chunks(chunk) {
+        let mut rows: Vec<f32> = Vec::new();
+        for (part, kv) in &mut parts {
+            let input = if part.start() == 0 { Input::Tokens(ids) } else { Input::Activations(&rows) };
+            shard.run(&mut ws, *part, &[1, 2], &mut [Item { kv, input, output: Output::All }])?;
+            rows = ws.activations(0).to_vec();
+        }
+        all.extend_from_slice(ws.logits(0));
     }
     Ok(hash_f32(&all))
 }

@@ -2,7 +2,8 @@
 //!
 //! In the order bytes become text: [`gguf`] reads the file, [`tokenizer`] turns text into ids and back, [`models`] says what
 //! the model is, [`quant`] what its weights look like, [`kernels`] multiply them, [`kv`] keeps what attention looks back at,
-//! [`engine`] runs the layers, [`sample`] chooses a token and [`stop`] knows when to end.
+//! [`engine`] runs the layers, [`mod@round`]ing between some of them as a wire would, [`sample`] chooses a token and [`stop`]
+//! knows when to end.
 //!
 //! ```text
 //! ids -> embedding -> [ norm, attention, norm, feed-forward ] x layers -> norm, head -> logits -> next id
@@ -24,6 +25,7 @@ pub mod models;
 pub mod probe;
 pub mod quant;
 pub mod reference;
+pub mod round;
 pub mod sample;
 pub mod stop;
 pub mod synthetic;

@@ -1,9 +1,11 @@
-//! One pass over a shard's layers.
+//! One pass over some of a shard's layers.
 
 use std::mem;
 
+use scheduler::LayerRange;
+
 use super::{
-    Embedding, Input, Item, Output, Shard,
+    Embedding, HeadWeights, Input, Item, Output, Shard,
     experts::mix,
     weights::{FeedForwardWeights, LayerWeights, Linear, Network, NormWeights},
     workspace::{Span, Workspace, recycle},
@@ -12,23 +14,76 @@ use crate::{
     Error, Result,
     kernels::{Activations, AttentionJob, Cpu, Target},
     models::{Activation, Attention, FeedForward, Norm, NormKind, Softmax},
+    round,
 };
 
 /// Rows of the embedding table read between giving its pages in the file back.
 const MANY_ROWS: usize = 16;
 
+/// What one pass does besides its items.
+#[derive(Clone, Copy)]
+struct Pass<'a> {
+    layers: LayerRange,
+    rounding: &'a [u32],
+    /// The head, when it follows the layers.
+    head: Option<&'a HeadWeights>,
+}
+
+impl Pass<'_> {
+    /// Rounds the rows `x` that cross `boundary`, if the session rounds there.
+    fn round(&self, boundary: u32, x: &mut [f32]) -> Result<()> {
+        if self.rounding.contains(&boundary) {
+            // Rounding would turn NaN into a number that later checks accept.
+            refuse_non_finite(x, "activations to round")?;
+            round::q8(x);
+        }
+        Ok(())
+    }
+}
+
+/// Where a layer is: in the model, and in the caches of a pass.
+#[derive(Clone, Copy)]
+struct Place {
+    layer: usize,
+    cached: usize,
+}
+
 impl Shard {
-    /// Computes all rows of all items and advances their caches; results are read from `ws` until the next pass.
-    ///
-    /// Each item gets the bits it would get alone. Allocates only pages of caches that were not reserved.
+    /// Computes all rows of all items through all layers held; as [`Shard::run`] over them, without rounding.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when an item does not belong to this shard, holds no row or a token beyond the vocabulary, when
-    /// the batch exceeds the workspace or a session its context, and when a value coming in or going out is not finite.
-    /// No cache is advanced then.
+    /// Those of [`Shard::run`]; [`Error::Invalid`] for activations when the shard begins with the embedding.
     pub fn forward(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
+        let rows_come_in = |item: &Item<'_>| matches!(item.input, Input::Activations(_));
+        if self.embedding.is_some() && items.iter().any(rows_come_in) {
+            ws.clear();
+            return Err(Error::invalid("activations for a shard that begins with the embedding"));
+        }
+        self.run(ws, self.range, &[], items)
+    }
+
+    /// Computes all rows of all items through `layers`, any of those held, and advances their caches (which are of
+    /// [`Shard::new_kv_of`] those layers); results are read from `ws` until the next pass.
+    ///
+    /// Activations are rounded as wire `q8` does at every boundary of `rounding` from the first layer's to the one
+    /// after the last; boundaries elsewhere do not matter. Each item gets the bits it would get alone, and the same in
+    /// one run as in several over adjacent layers. Allocates only pages of caches that were not reserved.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for layers that are not held; when an item does not belong to them, holds no row or a token
+    /// beyond the vocabulary; when the batch exceeds the workspace or a session its context; for rounding in a model
+    /// whose rows are no whole blocks; and when a value coming in, going out or being rounded is not finite. No cache is
+    /// advanced then.
+    pub fn run(
+        &self,
+        ws: &mut Workspace,
+        layers: LayerRange,
+        rounding: &[u32],
+        items: &mut [Item<'_>],
+    ) -> Result<()> {
         ws.clear();
-        let outcome = self.admit(ws, items).and_then(|rows| self.compute(ws, items, rows));
+        let pass = Pass { layers, rounding, head: self.leaves_by(layers) };
+        let outcome = self.admit(ws, pass, items).and_then(|rows| self.compute(ws, pass, items, rows));
         match outcome {
             Ok(()) => items.iter_mut().zip(&ws.spans).for_each(|(item, span)| item.kv.advance(span.rows)),
             Err(_) => ws.clear(),
@@ -36,19 +91,31 @@ impl Shard {
         outcome
     }
 
+    /// The head, if it follows `layers`.
+    fn leaves_by(&self, layers: LayerRange) -> Option<&HeadWeights> {
+        self.head.as_ref().filter(|_| layers.end() == self.range.end())
+    }
+
     /// Checks every item, makes room in its cache and notes its span; returns the number of rows.
-    fn admit(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<usize> {
+    fn admit(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<usize> {
+        let Pass { layers, rounding, head } = pass;
+        self.check_held(layers)?;
         if ws.hidden != self.blueprint.hidden || ws.has_head != self.head.is_some() {
             return Err(Error::invalid("the workspace belongs to another shard"));
+        }
+        if !rounding.is_empty() && !ws.hidden.is_multiple_of(round::BLOCK) {
+            let hidden = ws.hidden;
+            return Err(Error::invalid(format!("rows of {hidden} values cannot be rounded in blocks of 32")));
         }
         if items.len() > ws.capacity.items {
             let most = ws.capacity.items;
             return Err(Error::invalid(format!("{} items in a workspace for {most}", items.len())));
         }
+        let tag = self.tag_of(layers);
         let (mut rows, mut wanted) = (0, 0);
         for item in items.iter() {
-            let n = self.rows_of(item.input)?;
-            if item.kv.tag() != self.tag || item.kv.layers() != self.layers.len() {
+            let n = self.rows_of(layers, item.input)?;
+            if item.kv.tag() != tag || item.kv.layers() != layers.len() as usize {
                 return Err(Error::invalid("the cache belongs to another model or other layers"));
             }
             let want = match item.output {
@@ -64,24 +131,25 @@ impl Shard {
         if rows > ws.capacity.rows {
             return Err(Error::invalid(format!("{rows} rows in a workspace for {}", ws.capacity.rows)));
         }
-        if self.head.is_some() && wanted > ws.capacity.logit_rows {
+        if head.is_some() && wanted > ws.capacity.logit_rows {
             let most = ws.capacity.logit_rows;
             return Err(Error::invalid(format!("logits of {wanted} rows in a workspace for {most}")));
         }
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             item.kv.reserve(span.start + span.rows)?;
         }
+        ws.gave_logits = head.is_some();
         Ok(rows)
     }
 
-    fn rows_of(&self, input: Input<'_>) -> Result<usize> {
+    fn rows_of(&self, layers: LayerRange, input: Input<'_>) -> Result<usize> {
         let hidden = self.blueprint.hidden;
         let rows = match input {
             Input::Tokens(_) if self.embedding.is_none() => {
                 return Err(Error::invalid("token ids for a shard without the embedding"));
             }
-            Input::Activations(_) if self.embedding.is_some() => {
-                return Err(Error::invalid("activations for a shard that begins with the embedding"));
+            Input::Tokens(_) if layers.start() != 0 => {
+                return Err(Error::invalid(format!("token ids for layers {layers}")));
             }
             Input::Tokens(tokens) => {
                 if let Some(id) = tokens.iter().find(|&&id| id as usize >= self.blueprint.vocab) {
@@ -103,53 +171,56 @@ impl Shard {
         Ok(rows)
     }
 
-    fn compute(&self, ws: &mut Workspace, items: &mut [Item<'_>], rows: usize) -> Result<()> {
+    fn compute(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>], rows: usize) -> Result<()> {
         if rows == 0 {
             return Ok(());
         }
-        self.enter(ws, items, rows)?;
+        self.enter(ws, items)?;
         self.fill_tables(ws);
         let mut rows = rows;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let last = self.head.is_some() && index + 1 == self.layers.len();
-            rows = self.attention(ws, items, (index, layer), rows, last);
+        for layer in pass.layers.start()..pass.layers.end() {
+            pass.round(layer, &mut ws.x[..rows * ws.hidden])?;
+            let last = pass.head.is_some() && layer + 1 == pass.layers.end();
+            let place = Place { layer: layer as usize, cached: (layer - pass.layers.start()) as usize };
+            let weights = &self.layers[(layer - self.range.start()) as usize];
+            rows = self.attention(ws, items, (place, weights), rows, last);
             if rows == 0 {
                 return Ok(());
             }
-            self.feed_forward(ws, (index, layer), rows);
+            self.feed_forward(ws, (place, weights), rows);
         }
-        match &self.head {
+        pass.round(pass.layers.end(), &mut ws.x[..rows * ws.hidden])?;
+        match pass.head {
             None => refuse_non_finite(&ws.x[..rows * ws.hidden], "outgoing activations"),
-            Some(_) => self.leave(ws, rows),
+            Some(head) => self.leave(ws, head, rows),
         }
     }
 
     /// Puts the rows that enter the first layer into `ws.x`.
-    fn enter(&self, ws: &mut Workspace, items: &[Item<'_>], rows: usize) -> Result<()> {
+    fn enter(&self, ws: &mut Workspace, items: &[Item<'_>]) -> Result<()> {
         let hidden = ws.hidden;
-        let mut x = ws.x.chunks_exact_mut(hidden);
-        let Some(embedding) = &self.embedding else {
-            for item in items {
-                if let Input::Activations(rows) = item.input {
-                    rows.chunks_exact(hidden).zip(&mut x).for_each(|(row, x)| x.copy_from_slice(row));
-                }
+        for (item, span) in items.iter().zip(&ws.spans) {
+            let x = &mut ws.x[span.first * hidden..(span.first + span.rows) * hidden];
+            match (item.input, &self.embedding) {
+                (Input::Activations(rows), _) => x.copy_from_slice(rows),
+                (Input::Tokens(tokens), Some(embedding)) => self.embed(embedding, tokens, x)?,
+                (Input::Tokens(_), None) => unreachable!("such items are not admitted"),
             }
-            return Ok(());
-        };
+        }
+        Ok(())
+    }
+
+    fn embed(&self, embedding: &Embedding, tokens: &[u32], x: &mut [f32]) -> Result<()> {
         let table = embedding.table()?;
-        for item in items {
-            if let Input::Tokens(tokens) = item.input {
-                for (row, (&id, x)) in tokens.iter().zip(&mut x).enumerate() {
-                    (table.format.dequantize)(table.row(id as usize), x);
-                    // Each row read maps a neighborhood of the file; a long prompt would keep a good part of the table.
-                    if row % MANY_ROWS == MANY_ROWS - 1 {
-                        embedding.gguf.forget(Embedding::NAME);
-                    }
-                }
+        for (row, (&id, x)) in tokens.iter().zip(x.chunks_exact_mut(self.blueprint.hidden)).enumerate() {
+            (table.format.dequantize)(table.row(id as usize), x);
+            // Each row read maps a neighborhood of the file; a long prompt would keep a good part of the table.
+            if row % MANY_ROWS == MANY_ROWS - 1 {
+                embedding.gguf.forget(Embedding::NAME);
             }
         }
         if self.blueprint.embedding_scale != 1.0 {
-            self.cpu.scale(&mut ws.x[..rows * hidden], self.blueprint.embedding_scale);
+            self.cpu.scale(x, self.blueprint.embedding_scale);
         }
         Ok(())
     }
@@ -171,18 +242,18 @@ impl Shard {
         }
     }
 
-    /// `x += attention(norm(x))`. In the model's last layer only the wanted rows go on; returns how many rows do.
+    /// `x += attention(norm(x))`. Before the head only the wanted rows go on; returns how many rows do.
     fn attention(
         &self,
         ws: &mut Workspace,
         items: &mut [Item<'_>],
-        (index, layer): (usize, &LayerWeights),
+        (place, layer): (Place, &LayerWeights),
         rows: usize,
         last: bool,
     ) -> usize {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let (hidden, q_width, kv_width) = (blueprint.hidden, blueprint.q_width(), blueprint.kv_width());
-        let Attention::Softmax(spec) = blueprint.layers[self.range.start() as usize + index].attention;
+        let Attention::Softmax(spec) = blueprint.layers[place.layer].attention;
         let h = &mut ws.h[..rows * hidden];
         norm(cpu, blueprint.norm, &layer.attention_norm, &ws.x[..rows * hidden], h);
         let q = &mut ws.q[..rows * q_width];
@@ -192,14 +263,14 @@ impl Shard {
         self.rotate(ws, layer, spec, rows);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
-            let pages = item.kv.pages_mut(index);
+            let pages = item.kv.pages_mut(place.cached);
             cpu.store_kv(pages, self.kv_shape(), &ws.k[at.clone()], &ws.v[at], span.start);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows == 0 {
             return 0;
         }
-        self.attend(ws, items, spec, index, last);
+        self.attend(ws, items, spec, place.cached, last);
         let y = &mut ws.y[..rows * hidden];
         product(cpu, &mut ws.scratch, &ws.attended[..rows * q_width], rows, [(&layer.out, y)]);
         if let Some(weight) = &layer.attention_norm_after {
@@ -230,7 +301,7 @@ impl Shard {
     }
 
     /// Softmax attention of every item over its own cache, into `ws.attended`.
-    fn attend(&self, ws: &mut Workspace, items: &[Item<'_>], spec: Softmax, index: usize, last: bool) {
+    fn attend(&self, ws: &mut Workspace, items: &[Item<'_>], spec: Softmax, cached: usize, last: bool) {
         let width = self.blueprint.q_width();
         let mut jobs = recycle(mem::take(&mut ws.jobs));
         let mut out = &mut ws.attended[..];
@@ -244,7 +315,7 @@ impl Shard {
             out = rest;
             jobs.push(AttentionJob {
                 q: &ws.q[(span.first + skipped) * width..][..n * width],
-                pages: item.kv.pages(index),
+                pages: item.kv.pages(cached),
                 shape: self.kv_shape(),
                 start: span.start + skipped,
                 n,
@@ -260,11 +331,11 @@ impl Shard {
     }
 
     /// `x += feed_forward(norm(x))`.
-    fn feed_forward(&self, ws: &mut Workspace, (index, layer): (usize, &LayerWeights), rows: usize) {
+    fn feed_forward(&self, ws: &mut Workspace, (place, layer): (Place, &LayerWeights), rows: usize) {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let size = rows * blueprint.hidden;
         norm(cpu, blueprint.norm, &layer.feed_forward_norm, &ws.x[..size], &mut ws.h[..size]);
-        let spec = &blueprint.layers[self.range.start() as usize + index].feed_forward;
+        let spec = &blueprint.layers[place.layer].feed_forward;
         match (&layer.feed_forward, spec) {
             (FeedForwardWeights::Dense(network), FeedForward::Dense(dense)) => {
                 let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch };
@@ -289,8 +360,7 @@ impl Shard {
     }
 
     /// Norm, head, factor and softcap of the rows that are left.
-    fn leave(&self, ws: &mut Workspace, rows: usize) -> Result<()> {
-        let Some(head) = &self.head else { return Ok(()) };
+    fn leave(&self, ws: &mut Workspace, head: &HeadWeights, rows: usize) -> Result<()> {
         let (cpu, size) = (&*self.cpu, rows * ws.hidden);
         norm(cpu, self.blueprint.norm, &head.norm, &ws.x[..size], &mut ws.h[..size]);
         let logits = &mut ws.logits[..rows * ws.vocab];
@@ -387,4 +457,22 @@ pub(super) fn run_network(
         }
     };
     product(cpu, scratch, inner, rows, [(&network.down, out)]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_does_not_make_numbers_of_what_is_none() {
+        let layers = LayerRange::new(1, 3).expect("not empty");
+        let pass = Pass { layers, rounding: &[2], head: None };
+        for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = [1.5; 2 * round::BLOCK];
+            x[40] = poison;
+            assert!(pass.round(2, &mut x).is_err());
+            assert!(pass.round(1, &mut x).is_ok(), "a boundary at which the session does not round");
+            assert_eq!(x[0].to_bits(), 1.5f32.to_bits());
+        }
+    }
 }

@@ -1,9 +1,10 @@
-//! The executor: one `forward` over a range of layers, whatever the architecture.
+//! The executor: one pass over a range of layers, whatever the architecture.
 //!
 //! A [`Shard`] holds the packed weights of some consecutive layers, and at the ends of the model the embedding table
-//! and the head. [`Shard::forward`] takes a batch of [`Item`]s, one per session: token ids or the residual rows that
-//! the previous shard gave, and the session's [`KvCache`]. Prefill chunks, decode steps, verify windows and replays
-//! are this one call with other row counts.
+//! and the head. [`Shard::run`] takes some of those layers and a batch of [`Item`]s, one per session: token ids or the
+//! residual rows that the previous stage gave, and the session's [`KvCache`] for those layers. Prefill chunks, decode
+//! steps, verify windows and replays are this one call with other row counts. [`Shard::forward`] is the same over all
+//! layers held.
 //!
 //! ```text
 //! tokens -> embedding -> [ x += attention(norm(x)); x += feed_forward(norm(x)) ] per layer -> norm -> head -> logits
@@ -13,6 +14,11 @@
 //! Why the same bits always come out: all rows of a batch go through every matrix together, yet each row's result
 //! depends on that row alone (see [`crate::kernels`]); attention runs per item; experts add their outputs to a row in
 //! ascending expert order, whoever else is in the batch. So chunk sizes, batches, thread counts and cuts do not matter.
+//!
+//! A session may fix layer boundaries at which its activations are rounded as wire `q8` rounds them ([`crate::round`]).
+//! Boundary `b` lies before layer `b` and, for `b` the number of layers, before the head; a pass rounds at every such
+//! boundary it touches, both its ends included, and rounding twice is rounding once. So two stages that meet at a
+//! boundary, and one that runs over it, compute the same bits.
 //!
 //! All buffers live in a [`Workspace`] made once. After a first pass has sized the kernels' scratch memory, a pass allocates
 //! only the pages that a growing cache needs (none after [`KvCache::reserve`]).
@@ -81,13 +87,14 @@ pub struct Item<'a> {
 /// The rows of an item, at least one.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// Token ids, for a shard with the embedding.
+    /// Token ids, for layers that begin with layer 0 of a shard with the embedding.
     Tokens(&'a [u32]),
-    /// Residual rows, `[n][hidden]`, as the previous shard gave them; for a shard without the embedding.
+    /// Residual rows, `[n][hidden]`, as the previous stage gave them; at layer 0, embedded tokens.
     Activations(&'a [f32]),
 }
 
-/// Which rows' results are wanted: logits from a shard with the head, residual rows from another.
+/// Which rows' results are wanted: logits when the last layer is among those run and the shard has the head, residual
+/// rows otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// None: the caches are filled.
@@ -108,6 +115,8 @@ pub struct Shard {
     layers: Vec<LayerWeights>,
     embedding: Option<Embedding>,
     head: Option<HeadWeights>,
+    tags: Tags,
+    /// The tag of all layers held.
     tag: u64,
 }
 
@@ -170,7 +179,7 @@ impl Shard {
         let weights = (layers.start()..layers.end())
             .map(|index| loader.layer(index as usize))
             .collect::<Result<Vec<_>>>()?;
-        let tag = tag(gguf, &blueprint, layers, &frequencies);
+        let tags = Tags::new(gguf, &blueprint, layers, &frequencies);
         // Reading maps a neighborhood around every touched page; what is needed again is mapped again.
         gguf.forget_range(0..gguf.file_len());
         let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
@@ -182,7 +191,8 @@ impl Shard {
             layers: weights,
             embedding,
             head,
-            tag,
+            tag: tags.of(layers, layers),
+            tags,
             blueprint,
         })
     }
@@ -241,14 +251,36 @@ impl Shard {
     }
 
     /// What caches of this shard are marked with: a digest of the blueprint, the layers, the rotation and a sample of
-    /// every tensor's bytes. Equal for every machine that loads the same layers of the same file with the same context choice.
+    /// every tensor's bytes. Equal for every machine that runs the same layers of the same file with the same context
+    /// choice, whatever else it holds.
     pub fn kv_tag(&self) -> u64 {
         self.tag
     }
 
-    /// An empty cache for a new session.
+    /// An empty cache for a new session over all layers held.
     pub fn new_kv(&self) -> KvCache {
         KvCache::new(self.tag, self.layers.len(), self.kv_shape(), self.context)
+    }
+
+    /// An empty cache for a new session over `layers`, for [`Shard::run`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for layers that are not held.
+    pub fn new_kv_of(&self, layers: LayerRange) -> Result<KvCache> {
+        self.check_held(layers)?;
+        Ok(KvCache::new(self.tag_of(layers), layers.len() as usize, self.kv_shape(), self.context))
+    }
+
+    fn check_held(&self, layers: LayerRange) -> Result<()> {
+        if self.range.covers(layers) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("layers {layers} of a shard that holds {}", self.range)))
+    }
+
+    /// The tag of caches of `layers`, which are held.
+    fn tag_of(&self, layers: LayerRange) -> u64 {
+        if layers == self.range { self.tag } else { self.tags.of(self.range, layers) }
     }
 
     fn kv_shape(&self) -> KvShape {
@@ -265,25 +297,50 @@ pub fn whole_range(gguf: &Gguf) -> Result<LayerRange> {
 /// Bytes of each tensor that enter the tag: enough that two quantizations or fine-tunes of a model never agree.
 const SAMPLE: usize = 256;
 
-fn tag(gguf: &Gguf, blueprint: &Blueprint, range: LayerRange, ropes: &[Frequencies]) -> u64 {
-    let mut hasher = blake3::Hasher::new();
-    // The debug form names every field of the blueprint: sizes, norms, windows, scales, softcaps, experts.
-    hasher.update(format!("{blueprint:?} {range}").as_bytes());
-    for rope in ropes {
-        hasher.update(&rope.magnitude.to_bits().to_le_bytes());
-        rope.radians.iter().for_each(|r| {
-            hasher.update(&r.to_bits().to_le_bytes());
+/// What the tags of caches are made of.
+struct Tags {
+    /// Digest of the blueprint and the rotation.
+    model: [u8; blake3::OUT_LEN],
+    /// Digest of a sample of every tensor, per layer held.
+    layers: Vec<[u8; blake3::OUT_LEN]>,
+}
+
+impl Tags {
+    fn new(gguf: &Gguf, blueprint: &Blueprint, held: LayerRange, ropes: &[Frequencies]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        // The debug form names every field of the blueprint: sizes, norms, windows, scales, softcaps, experts.
+        hasher.update(format!("{blueprint:?}").as_bytes());
+        for rope in ropes {
+            hasher.update(&rope.magnitude.to_bits().to_le_bytes());
+            rope.radians.iter().for_each(|r| {
+                hasher.update(&r.to_bits().to_le_bytes());
+            });
+        }
+        let model = *hasher.finalize().as_bytes();
+        let layer = |layer: u32| {
+            let prefix = format!("blk.{layer}.");
+            let mut hasher = blake3::Hasher::new();
+            for info in gguf.tensors().iter().filter(|info| info.name.starts_with(&prefix)) {
+                let Some(tensor) = gguf.tensor(&info.name) else { continue };
+                hasher.update(info.name.as_bytes()).update(&info.ggml_type.to_le_bytes());
+                let middle = tensor.bytes.len() / 2;
+                hasher.update(&tensor.bytes[middle..(middle + SAMPLE).min(tensor.bytes.len())]);
+            }
+            *hasher.finalize().as_bytes()
+        };
+        Self { model, layers: (held.start()..held.end()).map(layer).collect() }
+    }
+
+    /// The tag of `layers`, which lie inside the layers `held`.
+    fn of(&self, held: LayerRange, layers: LayerRange) -> u64 {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.model);
+        hasher.update(&layers.start().to_le_bytes()).update(&layers.end().to_le_bytes());
+        let first = (layers.start() - held.start()) as usize;
+        self.layers[first..first + layers.len() as usize].iter().for_each(|digest| {
+            hasher.update(digest);
         });
+        let digest = *hasher.finalize().as_bytes();
+        u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
     }
-    let prefixes: Vec<String> = (range.start()..range.end()).map(|layer| format!("blk.{layer}.")).collect();
-    for info in
-        gguf.tensors().iter().filter(|info| prefixes.iter().any(|prefix| info.name.starts_with(prefix)))
-    {
-        let Some(tensor) = gguf.tensor(&info.name) else { continue };
-        hasher.update(info.name.as_bytes()).update(&info.ggml_type.to_le_bytes());
-        let middle = tensor.bytes.len() / 2;
-        hasher.update(&tensor.bytes[middle..(middle + SAMPLE).min(tensor.bytes.len())]);
-    }
-    let digest = *hasher.finalize().as_bytes();
-    u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
 }

@@ -47,6 +47,8 @@ pub struct Workspace {
     pub(super) hidden: usize,
     pub(super) vocab: usize,
     pub(super) has_head: bool,
+    /// Whether the last pass went through the head, and so what it gave.
+    pub(super) gave_logits: bool,
     /// The residual stream, `[rows][hidden]`.
     pub(super) x: Vec<f32>,
     /// Normed rows, `[rows][hidden]`.
@@ -134,6 +136,7 @@ impl Workspace {
             hidden,
             vocab: blueprint.vocab,
             has_head: shard.head.is_some(),
+            gave_logits: false,
             x: buffer(hidden),
             h: buffer(hidden),
             y: buffer(hidden),
@@ -157,20 +160,22 @@ impl Workspace {
         self.capacity
     }
 
-    /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty without a head or when none were wanted.
+    /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty when the pass ended before the head or
+    /// none were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {
-            Some(span) if self.has_head => {
+            Some(span) if self.gave_logits => {
                 &self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
             }
             _ => &[],
         }
     }
 
-    /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty for a shard with the head.
+    /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty when it went through the
+    /// head.
     pub fn activations(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {
-            Some(span) if !self.has_head => {
+            Some(span) if !self.gave_logits => {
                 let first = span.first + span.rows - span.wanted;
                 &self.x[first * self.hidden..][..span.wanted * self.hidden]
             }
