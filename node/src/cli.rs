@@ -60,9 +60,6 @@ pub enum Command {
     Why(swarm::WhyArgs),
     /// Check clock, processor, memory, disk, key and network, and say what to do about each
     Doctor(swarm::AskArgs),
-    /// Hold layers of a model for the node that started this process
-    #[command(hide = true)]
-    Worker,
     /// Talk in turns; the history stays computed between them
     #[command(
         after_help = "In the chat: /help lists what you can type; Ctrl-C stops an answer, Ctrl-D leaves."
@@ -103,6 +100,9 @@ Example:
     #[command(after_help = "Example:
   shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf")]
     Convert(ConvertArgs),
+    /// Compute for the daemon that started this process
+    #[command(hide = true)]
+    Worker,
 }
 
 /// Which model, and how this machine runs it.

@@ -19,8 +19,8 @@ use shard::{
     sample::{Logprob, Sampler, SamplingParams},
     stop::StopStrings,
     tokenizer::{
-        Encode,
-        chat::{DateTime, RenderInput},
+        Encode, Tokenizer,
+        chat::{DateTime, RenderInput, Template},
     },
 };
 
@@ -177,7 +177,17 @@ pub fn now() -> DateTime {
 
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
 pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
-    let template = model.template.as_ref().map_err(|why| {
+    encode_messages(&model.tokenizer, &model.template, messages, None)
+}
+
+/// As [`encode_chat`], with descriptions of tools for templates that take them.
+pub fn encode_messages(
+    tokenizer: &Tokenizer,
+    template: &Result<Option<Template>, String>,
+    messages: &Value,
+    tools: Option<Value>,
+) -> Result<Vec<u32>> {
+    let template = template.as_ref().map_err(|why| {
         Error::usage(format!(
             "the model's chat template cannot be used ({why}); `shoal run --raw` does without"
         ))
@@ -185,18 +195,19 @@ pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
     let Some(template) = template else {
         let texts: Vec<&str> =
             messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
-        return Ok(model.tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false })?);
+        return Ok(tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false })?);
     };
-    let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
+    let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
     let input = RenderInput {
         messages: messages.clone(),
+        tools,
         add_generation_prompt: true,
-        bos_token: text(model.tokenizer.bos()),
-        eos_token: text(model.tokenizer.eos()),
+        bos_token: text(tokenizer.bos()),
+        eos_token: text(tokenizer.eos()),
         now: Some(now()),
         ..RenderInput::default()
     };
-    Ok(model.tokenizer.encode_prompt(&template.render(&input)?)?)
+    Ok(tokenizer.encode_prompt(&template.render(&input)?)?)
 }
 
 /// Computes the prompt and generates, telling `on_event` about every step; `Break` from it ends the generation.

@@ -95,8 +95,8 @@ pub fn id(model: &str) -> Result<ModelId> {
     Ok(ModelId::new(*hash.as_bytes()))
 }
 
-/// Errors name the file: the engine's say only what is wrong in it.
-fn open_file(path: &Path) -> Result<Gguf> {
+/// Opens a file. Errors name it: the engine's say only what is wrong in it.
+pub fn open_file(path: &Path) -> Result<Gguf> {
     Gguf::open(path).map_err(|error| match error {
         shard::Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Error::usage(format!(
             "there is no file {}; give a path to a .gguf file or a name from `shoal model list`",
@@ -111,6 +111,11 @@ fn open_file(path: &Path) -> Result<Gguf> {
 
 fn looks_like_a_path(model: &str) -> bool {
     model.contains(['/', '\\']) || model.ends_with(".gguf") || Path::new(model).is_file()
+}
+
+/// BLAKE3 of the embedded model.
+pub fn embedded_hash() -> [u8; 32] {
+    *blake3::hash(EMBEDDED).as_bytes()
 }
 
 /// The embedded model as it would stand in a list: BLAKE3 in hex, bytes.

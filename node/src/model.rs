@@ -79,9 +79,13 @@ pub fn layer_bytes(gguf: &Gguf) -> u64 {
 
 /// The instruction set and threads the user asked for, else the best of this machine.
 pub fn cpu(args: &EngineArgs) -> Result<Arc<Cpu>> {
-    let isa = args.isa.as_deref().map_or(Ok(Isa::detect()), isa)?;
-    let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
-    let pool = Pool::new(threads, !args.no_pin);
+    cpu_of(args.isa.as_deref(), args.threads.map(usize::from), !args.no_pin)
+}
+
+/// As [`cpu`]: an instruction set by name, compute threads, and whether they stay on their processors.
+pub fn cpu_of(name: Option<&str>, threads: Option<usize>, pin: bool) -> Result<Arc<Cpu>> {
+    let isa = name.map_or(Ok(Isa::detect()), isa)?;
+    let pool = Pool::new(threads.unwrap_or_else(Pool::physical_cores), pin);
     // This thread loads, computes and prints: it is worker 0.
     pool.pin_caller();
     Ok(Arc::new(Cpu::new(isa, pool)))

@@ -10,6 +10,7 @@ mod selftest;
 pub(crate) mod swarm;
 mod template;
 mod tokenize;
+mod worker;
 
 use std::io::{self, Read};
 
@@ -34,7 +35,6 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Plan(args) => swarm::plan(args),
         Command::Why(args) => swarm::why(args),
         Command::Doctor(args) => swarm::doctor(args),
-        Command::Worker => crate::worker::process::run(),
         Command::Chat(args) => chat::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Selftest(args) => selftest::run(args),
@@ -43,6 +43,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Template(args) => template::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Convert(args) => convert::run(args),
+        Command::Worker => worker::run(),
     }
 }
 

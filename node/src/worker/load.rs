@@ -1,0 +1,147 @@
+//! The model in the child: what [`Load`] asks for, in memory.
+
+use std::{fs::File, path::Path, sync::Arc, time::Instant};
+
+use blake3::Hasher;
+use scheduler::{LayerRange, LayerSet, ModelId};
+use serde_json::Value;
+use shard::{
+    engine::{Ends, Options, Shard},
+    gguf::Gguf,
+    kernels::PAGE,
+    models::Blueprint,
+    tokenizer::{Encode, Tokenizer, chat::Template},
+};
+
+use super::ipc::{self, Load, TextKind};
+use crate::{Error, Result, generate, library, model};
+
+/// One model's layers, as shards, and what turns text into ids and back.
+pub(super) struct Loaded {
+    pub(super) model: ModelId,
+    pub(super) name: String,
+    /// One per merged range, ascending; at least one.
+    pub(super) shards: Vec<Shard>,
+    pub(super) context: usize,
+    pub(super) load_ms: f64,
+    /// What is wrong with the tokenizer matters only to who conducts.
+    pub(super) tokenizer: Result<Tokenizer, String>,
+    template: Result<Option<Template>, String>,
+}
+
+impl Loaded {
+    /// Opens the file and packs the layers.
+    pub(super) fn load(load: &Load) -> Result<Self> {
+        let started = Instant::now();
+        let (gguf, id) = open(load)?;
+        let gguf = Arc::new(gguf);
+        let blueprint = Blueprint::from_gguf(&gguf)?;
+        let num_layers = blueprint.layers.len() as u32;
+        let layers: Vec<LayerRange> =
+            load.layers.iter().map(|&pair| ipc::range(pair)).collect::<Result<_, _>>()?;
+        let set = LayerSet::new(layers.into_iter().chain(
+            // No layers named means all of them.
+            load.layers.is_empty().then(|| LayerRange::new(0, num_layers)).flatten(),
+        ));
+        let asked = usize::try_from(load.context).unwrap_or(usize::MAX);
+        let context = model::context(&gguf, Some(asked))?;
+        let threads = load.threads.map(|threads| threads as usize);
+        let cpu = model::cpu_of(load.isa.as_deref(), threads, load.pin)?;
+        let shards = set
+            .ranges()
+            .iter()
+            .map(|&range| {
+                let ends = Ends { embedding: range.start() == 0, head: range.end() == num_layers };
+                Shard::load(&gguf, cpu.clone(), range, ends, Options { context: Some(context) })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        if shards.is_empty() {
+            return Err(Error::usage("a worker without layers: name some, or none for all"));
+        }
+        Ok(Self {
+            model: id,
+            name: name(&gguf, load),
+            shards,
+            context,
+            load_ms: started.elapsed().as_secs_f64() * 1e3,
+            tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|error| error.to_string()),
+            template: Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string()),
+        })
+    }
+
+    /// What the model is.
+    pub(super) fn blueprint(&self) -> &Blueprint {
+        self.shards[0].blueprint()
+    }
+
+    /// Layers of the whole model.
+    pub(super) fn num_layers(&self) -> u32 {
+        self.blueprint().layers.len() as u32
+    }
+
+    /// The shard that holds `layers`.
+    pub(super) fn shard_of(&self, layers: LayerRange) -> Option<usize> {
+        self.shards.iter().position(|shard| shard.range().covers(layers))
+    }
+
+    /// Cache bytes of one position in one layer: key and value in f16.
+    pub(super) fn position_bytes(&self) -> u64 {
+        2 * 2 * self.blueprint().kv_width() as u64
+    }
+
+    /// Cache bytes of `positions` in `layers`, whole pages.
+    pub(super) fn kv_bytes(&self, layers: LayerRange, positions: u32) -> u64 {
+        let paged = u64::from(positions).next_multiple_of(PAGE as u64);
+        u64::from(layers.len()) * paged * self.position_bytes()
+    }
+
+    /// The tokenizer, or why there is none.
+    pub(super) fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer
+            .as_ref()
+            .map_err(|why| Error::usage(format!("the model's tokenizer cannot be used: {why}")))
+    }
+
+    /// Text to ids.
+    pub(super) fn encode(&self, kind: &TextKind, text: &[u8]) -> Result<Vec<u32>> {
+        let tokenizer = self.tokenizer()?;
+        match kind {
+            TextKind::Raw { bos, special } => {
+                let text = std::str::from_utf8(text).map_err(|_| Error::usage("the text is not UTF-8"))?;
+                Ok(tokenizer.encode(text, Encode { bos: *bos, special: *special })?)
+            }
+            TextKind::Chat { tools } => {
+                let messages: Value = serde_json::from_slice(text)?;
+                let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
+                generate::encode_messages(tokenizer, &self.template, &messages, tools)
+            }
+        }
+    }
+}
+
+fn open(load: &Load) -> Result<(Gguf, ModelId)> {
+    let Some(bytes) = &load.path else {
+        let id = load.model.unwrap_or_else(library::embedded_hash);
+        return Ok((library::open(library::DEFAULT_MODEL)?, ModelId::new(id)));
+    };
+    let path = ipc::path(bytes);
+    let gguf = library::open_file(&path)?;
+    let id = match load.model {
+        Some(id) => id,
+        None => hash(&path)?,
+    };
+    Ok((gguf, ModelId::new(id)))
+}
+
+fn hash(path: &Path) -> Result<[u8; 32]> {
+    let mut hasher = Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(*hasher.finalize().as_bytes())
+}
+
+/// What the file calls itself, else the file's own name.
+fn name(gguf: &Gguf, load: &Load) -> String {
+    let stem = |bytes: &Vec<u8>| Some(ipc::path(bytes).file_stem()?.to_string_lossy().into_owned());
+    let named = gguf.metadata().str("general.name").map(str::to_string);
+    named.or_else(|| load.path.as_ref().and_then(stem)).unwrap_or_else(|| library::DEFAULT_MODEL.to_string())
+}

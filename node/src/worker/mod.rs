@@ -1,0 +1,305 @@
+//! One subprocess per model: the daemon's side of it here, the child's in [`process`].
+//!
+//! The daemon never parses a model file and never decodes an activation. A worker does: a child process (`shoal worker`)
+//! that holds weights, tokenizer and caches of one model, and whose standard input is one end of a socket pair. What a
+//! stranger's file or frame can break is then a process without network, which the daemon outlives and starts again;
+//! and when a model is unloaded the process is killed, so that all its memory is free at once.
+//!
+//! ```text
+//! daemon: Worker::run(Job) ─┐bounded              ┌─ reader thread ─┐bounded
+//!                           └─ writer task ══ pair ┤                 └─ compute thread: folds waiting jobs, Shard::run
+//! Receiver<Output> ───────── reader task ══ pair ══─ writer thread ──────┘bounded
+//! ```
+//!
+//! A session may hold several ranges of layers in one worker (head and tail of a boomerang), a cache for each. What a
+//! job promises is what `scheduler::session` asks of a stage: a lower epoch is dropped, a higher one adopted; a job that
+//! starts beyond the cache is answered with [`Body::NeedReplay`], one that starts inside it truncates first.
+//! The session's *conductor* samples in the worker too, so text and ids of other people's prompts never reach a
+//! daemon that only relays.
+//!
+//! Bounds: [`MAX_JOBS`] jobs and [`MAX_QUEUED_BYTES`] under way (more is [`Fault::Busy`]); [`OUTPUTS`] outputs unread (then
+//! the worker waits); [`MAX_REPLIES`] questions unanswered; caches within [`Spec::kv_bytes`] (an opening beyond it is refused with what
+//! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame.
+//!
+//! Limits: a worker may read any file its user may read; memory beyond caches is bounded by the address space
+//! measured after loading, not by a promise of the model's size. Unix only.
+
+mod conductor;
+mod fold;
+mod handle;
+pub mod ipc;
+mod load;
+mod poison;
+mod probe;
+pub mod process;
+pub mod sandbox;
+mod session;
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use p2p::{codec::Wire, wire::announce::Class};
+use scheduler::{LayerRange, ModelId, SessionId};
+use shard::sample::SamplingParams;
+
+pub use handle::{Worker, spawn};
+pub use ipc::{Fault, Sampled, TextKind, Top, Want};
+pub use poison::PoisonGuard;
+
+/// Jobs that may be under way in one worker. A prompt of 32k tokens in chunks of 256 rows is 128.
+pub const MAX_JOBS: usize = 256;
+/// Bytes of input that may be under way in one worker: eight frames of the largest size.
+pub const MAX_QUEUED_BYTES: usize = 64 << 20;
+/// Outputs that may lie unread. More than [`MAX_JOBS`], so that a worker waits only for a reader that is far behind.
+pub const OUTPUTS: usize = 1024;
+/// Questions ([`Worker::encode`], [`Worker::open`], ..) that may be unanswered.
+pub const MAX_REPLIES: usize = 1024;
+/// Ranges of sessions that may be open in one worker.
+pub const MAX_SESSIONS: usize = 256;
+/// A range without a frame for this long is closed: whoever needed it has gone.
+pub const IDLE: Duration = Duration::from_secs(60);
+
+/// Where the weights are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the binary.
+    Embedded,
+    /// In a GGUF file, which may have holes where other layers would be.
+    File(PathBuf),
+}
+
+/// What a worker is started for.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Where the weights are.
+    pub source: Source,
+    /// The model's hash, where it is known. Without it the worker hashes the file, which takes a second per gigabyte
+    /// and is meaningless for a file with holes.
+    pub model: Option<ModelId>,
+    /// What to load; none for all layers. Embedding and head come with the first and the last layer.
+    pub layers: Vec<LayerRange>,
+    /// Most positions a session may hold, cut to what the model was made for.
+    pub context: usize,
+    /// Compute threads; `None` for one per physical core.
+    pub threads: Option<usize>,
+    /// Instruction set by name; `None` for the fastest here.
+    pub isa: Option<String>,
+    /// Room for caches, bytes.
+    pub kv_bytes: u64,
+    /// Whether compute threads stay on their processor.
+    pub pin: bool,
+    /// Whether the worker gives way to other programs.
+    pub nice: bool,
+    /// The program to start as `PROGRAM worker`; `None` for this one.
+    pub program: Option<PathBuf>,
+    /// Who remembers which sessions were being computed when a worker died; shared by all workers of a daemon.
+    pub guard: PoisonGuard,
+}
+
+impl Spec {
+    /// All of the model in `source`: sessions of 4096 positions, 1 GiB of caches, all cores.
+    pub fn new(source: Source) -> Self {
+        Self {
+            source,
+            model: None,
+            layers: Vec::new(),
+            context: 4096,
+            threads: None,
+            isa: None,
+            kv_bytes: 1 << 30,
+            pin: true,
+            nice: false,
+            program: None,
+            guard: PoisonGuard::default(),
+        }
+    }
+}
+
+/// What a worker says once it has loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ready {
+    /// BLAKE3 of the file.
+    pub model: ModelId,
+    /// What the file calls itself.
+    pub name: String,
+    /// Layers of the whole model.
+    pub num_layers: u32,
+    /// Layers in memory, merged and ascending.
+    pub layers: Vec<LayerRange>,
+    /// Values in a row between layers.
+    pub hidden: u32,
+    /// Tokens of the vocabulary.
+    pub vocab: u32,
+    /// Most positions of a session.
+    pub context: u32,
+    /// Cache bytes of one position in one layer.
+    pub kv_bytes_per_layer_position: u64,
+    /// Bytes of all weights in memory.
+    pub resident_bytes: u64,
+    /// One decoded token through one layer, ms. Measured at load, like all times here.
+    pub decode_ms: f64,
+    /// One prompt token through one layer, in chunks of 64, ms.
+    pub prefill_ms: f64,
+    /// Entering once, whatever the number of layers, ms; includes the way to the worker and back.
+    pub visit_ms: f64,
+    /// The head for one token, ms; 0 without the last layer.
+    pub head_ms: f64,
+    /// Time to load, ms.
+    pub load_ms: f64,
+    /// Whether results are bit for bit those of profile `d1`.
+    pub class: Class,
+    /// Whether the system lets the worker give up network, writing and starting programs.
+    pub sandboxed: bool,
+}
+
+/// Text to turn into token ids.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// A JSON array of messages for [`TextKind::Chat`], else the text.
+    pub text: String,
+    /// Which.
+    pub kind: TextKind,
+}
+
+impl Prompt {
+    /// Messages (a JSON array) through the model's chat template.
+    pub fn chat(messages: String) -> Self {
+        Self { text: messages, kind: TextKind::Chat { tools: None } }
+    }
+
+    /// Text as it is, BOS in front where the model wants one, special tokens by name.
+    pub fn raw(text: String) -> Self {
+        Self { text, kind: TextKind::Raw { bos: true, special: true } }
+    }
+}
+
+/// A range of layers for one session.
+#[derive(Clone, Debug)]
+pub struct OpenSession {
+    /// Which.
+    pub session: SessionId,
+    /// Under which epoch; one below the range's own is refused.
+    pub epoch: u32,
+    /// Which layers. Older ranges of the session that overlap them are forgotten.
+    pub layers: LayerRange,
+    /// Positions to make room for.
+    pub positions: u32,
+    /// Positions from here on are forgotten.
+    pub at: u32,
+    /// How activations leave.
+    pub wire: Wire,
+    /// Boundaries at which the session rounds, ascending; those outside `layers` do not matter.
+    pub rounding: Vec<u32>,
+    /// For a range that ends with the last layer: choose tokens here.
+    pub conduct: Option<Conduct>,
+}
+
+/// How the tokens of a session are chosen and become text.
+#[derive(Clone, Debug, Default)]
+pub struct Conduct {
+    /// How.
+    pub sampling: SamplingParams,
+    /// The seed of every draw.
+    pub seed: u64,
+    /// The text ends before any of these.
+    pub stop: Vec<String>,
+    /// The prompt's ids and those emitted since.
+    pub history: Vec<u32>,
+    /// How many of them are the prompt.
+    pub prompt_tokens: u32,
+}
+
+/// Rows to take through a range of a session.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Whose.
+    pub session: SessionId,
+    /// Under which epoch.
+    pub epoch: u32,
+    /// First layer of the range.
+    pub layer: u32,
+    /// Position of the first row.
+    pub from: u32,
+    /// Number of rows, 1 to 256.
+    pub rows: u32,
+    /// The rows.
+    pub input: JobInput,
+    /// What to give.
+    pub want: Want,
+}
+
+/// The rows of a job.
+#[derive(Clone, Debug)]
+pub enum JobInput {
+    /// Token ids, for a range that starts at layer 0.
+    Tokens(Vec<u32>),
+    /// Activations as [`p2p::codec`] writes them.
+    Wire(Wire, Vec<u8>),
+}
+
+/// The answer to a [`Job`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// As in the job.
+    pub session: SessionId,
+    /// As in the job.
+    pub epoch: u32,
+    /// The layers the rows went through.
+    pub layers: LayerRange,
+    /// As in the job.
+    pub from: u32,
+    /// As in the job.
+    pub rows: u32,
+    /// What came of it.
+    pub body: Body,
+    /// Time of the pass, microseconds, all jobs in it together.
+    pub compute_us: u64,
+    /// Jobs in the pass.
+    pub batched: u32,
+}
+
+/// What came of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Body {
+    /// The rows after the last layer of the range.
+    Activations(Wire, Vec<u8>),
+    /// The token after the last row; see [`Sampled`].
+    #[allow(missing_docs)]
+    Sampled {
+        position: u32,
+        id: u32,
+        text: String,
+        stop: bool,
+        ends_turn: bool,
+        bytes: Vec<u8>,
+        logprob: Option<f32>,
+        top: Vec<Top>,
+    },
+    /// The cache holds only this many positions; nothing was computed.
+    NeedReplay {
+        /// Positions held.
+        have: u32,
+    },
+    /// It cannot be computed, and why; the cache is as it was before.
+    Failed(String),
+    /// Nothing was wanted; the cache is filled.
+    Nothing,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(why) => f.write_str(why),
+            Self::NoRoom { needed_bytes, free_bytes } => write!(
+                f,
+                "the session needs {needed_bytes} bytes of cache and {free_bytes} are free: close a session or ask for fewer positions"
+            ),
+            Self::Busy => f.write_str("the worker has as many jobs as it may: read its outputs, then ask again"),
+            Self::Poison => {
+                f.write_str("two workers died while they computed this session: it is given up, change the prompt")
+            }
+            Self::Dead(why) => write!(f, "the worker is gone ({why}): start another"),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}

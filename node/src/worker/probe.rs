@@ -1,0 +1,134 @@
+//! What a layer costs on this machine, measured at load.
+//!
+//! A visit of `n` layers takes `visit + n * decode` for one row. Two points give both: one layer, and a few. Prefill is
+//! measured the same way with more rows. The medians of a few runs are taken, within a bounded time per point, so a
+//! model of any size is measured in well under a second.
+//!
+//! Limits: what else the machine does meanwhile is measured too; caches are short, so long contexts cost more than this.
+
+use std::time::{Duration, Instant};
+
+use scheduler::LayerRange;
+use shard::{
+    engine::{Capacity, Input, Item, Output, Shard, Workspace},
+    golden,
+};
+
+use super::load::Loaded;
+use crate::Result;
+
+/// Layers of the longer visit.
+const FEW: u32 = 4;
+/// Rows of a prefill chunk.
+const CHUNK: usize = 64;
+/// Runs of one point.
+const MOST_RUNS: usize = 9;
+/// No further run of a point starts after this.
+const BUDGET: Duration = Duration::from_millis(60);
+/// No layer takes less: a time of zero is no claim that others accept.
+const LEAST_MS: f64 = 1e-6;
+
+/// Milliseconds; see [`super::Ready`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Times {
+    pub(super) decode_ms: f64,
+    pub(super) prefill_ms: f64,
+    pub(super) visit_ms: f64,
+    pub(super) head_ms: f64,
+}
+
+/// Runs some layers of `model` with made-up rows.
+pub(super) fn measure(model: &Loaded) -> Result<Times> {
+    let longest = |shard: &&Shard| shard.range().len();
+    let Some(shard) = model.shards.iter().max_by_key(longest) else {
+        return Ok(Times { decode_ms: LEAST_MS, prefill_ms: LEAST_MS, visit_ms: 0.0, head_ms: 0.0 });
+    };
+    let chunk = CHUNK.min(model.context);
+    let mut bench = Bench::new(shard, chunk)?;
+    let first = shard.range().start();
+    // The head would add to the longer visit only.
+    let body = shard.range().len() - u32::from(shard.ends().head && shard.range().len() > 1);
+    let few = body.min(FEW);
+    let (fixed, decode_ms) = fit(few, |n| bench.median(first, n, 1, Output::All))?;
+    let (_, chunk_ms) = fit(few, |n| bench.median(first, n, chunk, Output::All))?;
+    let head_ms = match model.shards.last() {
+        Some(last) if last.ends().head => {
+            let mut bench = Bench::new(last, 1)?;
+            let layer = last.range().end() - 1;
+            let with = bench.median(layer, 1, 1, Output::Last)?;
+            (with - bench.median(layer, 1, 1, Output::None)?).max(0.0)
+        }
+        _ => 0.0,
+    };
+    Ok(Times { decode_ms, prefill_ms: (chunk_ms / chunk as f64).max(LEAST_MS), visit_ms: fixed, head_ms })
+}
+
+/// Whether this machine computes the bits of profile `d1`.
+pub(super) fn is_exact(model: &Loaded) -> Result<bool> {
+    let isa = model.shards[0].cpu().isa();
+    Ok(golden::check(isa)?.iter().all(|check| check.passed()))
+}
+
+/// Fixed part and slope of a line through one and `few` layers.
+fn fit(few: u32, mut time: impl FnMut(u32) -> Result<f64>) -> Result<(f64, f64)> {
+    let one = time(1)?;
+    if few == 1 {
+        return Ok((0.0, one.max(LEAST_MS)));
+    }
+    let slope = (time(few)? - one) / f64::from(few - 1);
+    // Noise may make the longer visit the shorter one, or the fixed part negative: then all of it is the layer's.
+    if slope <= LEAST_MS { Ok((0.0, one.max(LEAST_MS))) } else { Ok(((one - slope).max(0.0), slope)) }
+}
+
+struct Bench<'m> {
+    shard: &'m Shard,
+    workspace: Workspace,
+    rows: Vec<f32>,
+}
+
+impl<'m> Bench<'m> {
+    fn new(shard: &'m Shard, rows: usize) -> Result<Self> {
+        let hidden = shard.blueprint().hidden;
+        // Any values will do; equal ones would make some norms trivial.
+        let rows: Vec<f32> = (0..rows * hidden).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+        let capacity = Capacity::one_session(rows.len() / hidden);
+        Ok(Self { shard, workspace: Workspace::new(shard, capacity)?, rows })
+    }
+
+    /// Milliseconds of one pass over `count` layers from `first`.
+    fn median(&mut self, first: u32, count: u32, rows: usize, output: Output) -> Result<f64> {
+        let Some(layers) = LayerRange::new(first, first + count) else { return Ok(0.0) };
+        let mut kv = self.shard.new_kv_of(layers)?;
+        let values = &self.rows[..rows * self.shard.blueprint().hidden];
+        let mut times = Vec::with_capacity(MOST_RUNS);
+        let started = Instant::now();
+        // The first run faults pages in and sizes scratch memory.
+        for run in 0..=MOST_RUNS {
+            kv.truncate(0);
+            let before = Instant::now();
+            let item = Item { kv: &mut kv, input: Input::Activations(values), output };
+            self.shard.run(&mut self.workspace, layers, &[], &mut [item])?;
+            if run > 0 {
+                times.push(before.elapsed().as_secs_f64() * 1e3);
+            }
+            if run > 0 && started.elapsed() > BUDGET {
+                break;
+            }
+        }
+        times.sort_unstable_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_and_noise_gives_no_negative_times() {
+        assert_eq!(fit(4, |n| Ok(2.0 + 0.5 * f64::from(n))).unwrap(), (2.0, 0.5));
+        assert_eq!(fit(1, |_| Ok(3.0)).unwrap(), (0.0, 3.0));
+        assert_eq!(fit(4, |n| Ok(1.0 / f64::from(n))).unwrap(), (0.0, 1.0));
+        assert_eq!(fit(4, |n| Ok(f64::from(n) * 2.0 - 1.0)).unwrap(), (0.0, 2.0));
+    }
+}

@@ -1,0 +1,225 @@
+//! The child: `shoal worker`.
+//!
+//! Its standard input is one end of a socket pair, in both directions. The first frame says what to load; after that a
+//! reader thread feeds a bounded queue, this thread computes (it is worker 0 of the kernels' pool), and a writer thread
+//! drains another bounded queue. A full queue stops whoever fills it: the reader, and with it the daemon's writer, or
+//! the computing.
+//!
+//! The process ends when the daemon does, in whatever way: on Linux the kernel kills it, and everywhere the reader sees
+//! the end of the stream and exits at once, even in the middle of a pass.
+
+use std::{
+    collections::VecDeque,
+    io::{self, BufReader},
+    os::{fd::AsFd, unix::net::UnixStream},
+    process,
+    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    fold::{Asked, Engine},
+    ipc::{self, Ask, Fault, Frame, Load, Ready, Tell},
+    load::Loaded,
+    probe, sandbox,
+};
+use crate::{Error, Result};
+
+/// Frames between two threads. A fold takes at most 16; more only hides from the daemon that it is ahead.
+const QUEUE: usize = 64;
+/// Frames taken out of the queue to look for jobs that can share a pass.
+const WAITING: usize = 64;
+/// How often idle sessions are looked for.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Buffer of the reader: a decode step of most models in one system call.
+const READ_BUFFER: usize = 64 << 10;
+
+/// Serves the daemon at the other end of standard input until it goes.
+///
+/// # Errors
+/// When standard input is no socket, the first frame is not [`Ask::Load`], or the model cannot be loaded (which the
+/// daemon is told as well).
+pub fn run() -> Result<()> {
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    if stream.peer_addr().is_err() {
+        return Err(Error::usage("`shoal worker` is started by the daemon: standard input must be its socket"));
+    }
+    let sandboxed = sandbox::enter();
+    let mut reader = BufReader::with_capacity(READ_BUFFER, stream.try_clone()?);
+    let mut writer = stream;
+    let Some((Ask::Load(load), _)) = ipc::read(&mut reader)? else {
+        return Err(Error::usage("the daemon's first frame asks for no model"));
+    };
+    let asks = spawn_reader(reader)?;
+    if load.nice {
+        sandbox::give_way();
+    }
+    let loaded = match load_model(&load) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            Frame::new(&Tell::Failed { why: error.to_string() }, Vec::new())?.write(&mut writer)?;
+            return Err(error);
+        }
+    };
+    let mut engine = Engine::new(&loaded, load.kv_bytes)?;
+    let ready = ready(&loaded, sandboxed)?;
+    Frame::new(&Tell::Ready(ready), Vec::new())?.write(&mut writer)?;
+    sandbox::limit_memory(load.kv_bytes);
+    serve(&mut engine, &asks, &spawn_writer(writer)?)
+}
+
+fn load_model(load: &Load) -> Result<Loaded> {
+    let file_bytes = match &load.path {
+        Some(path) => std::fs::metadata(ipc::path(path)).map_or(0, |metadata| metadata.len()),
+        None => 0,
+    };
+    // Mapped, packed, and as much again: a header that asks for more is hostile.
+    sandbox::limit_memory(file_bytes.saturating_mul(3));
+    Loaded::load(load)
+}
+
+fn ready(loaded: &Loaded, sandboxed: bool) -> Result<Ready> {
+    let times = probe::measure(loaded)?;
+    let blueprint = loaded.blueprint();
+    Ok(Ready {
+        model: *loaded.model.as_bytes(),
+        name: loaded.name.clone(),
+        num_layers: loaded.num_layers(),
+        layers: loaded.shards.iter().map(|shard| ipc::pair(shard.range())).collect(),
+        hidden: blueprint.hidden as u32,
+        vocab: blueprint.vocab as u32,
+        context: loaded.context as u32,
+        kv_bytes_per_layer_position: loaded.position_bytes(),
+        resident_bytes: loaded.shards.iter().map(|shard| shard.resident_bytes() as u64).sum(),
+        decode_ms: times.decode_ms,
+        prefill_ms: times.prefill_ms,
+        visit_ms: times.visit_ms,
+        head_ms: times.head_ms,
+        load_ms: loaded.load_ms,
+        exact: probe::is_exact(loaded)?,
+        sandboxed,
+    })
+}
+
+/// Reads frames until the daemon goes, which ends the process, as does a malformed frame.
+fn spawn_reader(mut from: BufReader<UnixStream>) -> Result<Receiver<Asked>> {
+    let (sender, receiver) = sync_channel(QUEUE);
+    thread::Builder::new().name("reader".into()).spawn(move || {
+        loop {
+            match ipc::read::<Ask>(&mut from) {
+                Ok(Some(frame)) => {
+                    if sender.send(frame).is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => process::exit(0),
+                Err(error) => {
+                    eprintln!("error: worker: {error}");
+                    process::exit(1);
+                }
+            }
+        }
+    })?;
+    Ok(receiver)
+}
+
+/// Writes frames; if that fails the daemon is gone, and so is the process.
+fn spawn_writer(mut to: UnixStream) -> Result<SyncSender<Frame>> {
+    let (sender, receiver) = sync_channel::<Frame>(QUEUE);
+    thread::Builder::new().name("writer".into()).spawn(move || {
+        for frame in receiver {
+            if frame.write(&mut to).is_err() {
+                process::exit(0);
+            }
+        }
+    })?;
+    Ok(sender)
+}
+
+fn serve(engine: &mut Engine<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Frame>) -> Result<()> {
+    // An answer that does not fit a frame is a bug here, and silence would be a hang there.
+    let mut tell = |tell: Tell, payload: Vec<u8>| {
+        let sent = Frame::new(&tell, payload).map(|frame| tells.send(frame).is_ok());
+        if !matches!(sent, Ok(true)) {
+            eprintln!("error: worker: an answer could not be sent");
+            process::exit(1);
+        }
+    };
+    let mut waiting: VecDeque<Asked> = VecDeque::with_capacity(WAITING);
+    let mut swept = Instant::now();
+    loop {
+        if waiting.is_empty() {
+            match asks.recv_timeout(SWEEP) {
+                Ok(asked) => waiting.push_back(asked),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+        waiting.extend(asks.try_iter().take(WAITING - waiting.len()));
+        match waiting.front() {
+            Some((Ask::Run(_), _)) => {
+                let jobs = engine.fold(&mut waiting);
+                engine.run(jobs, &mut tell);
+            }
+            Some(_) => {
+                if let Some((ask, payload)) = waiting.pop_front() {
+                    answer(engine, ask, &payload, &mut tell)?;
+                }
+            }
+            None => {}
+        }
+        let now = Instant::now();
+        if now.duration_since(swept) >= SWEEP {
+            swept = now;
+            for (session, first) in engine.sessions.sweep(now) {
+                tell(Tell::Closed { session: *session.as_bytes(), first }, Vec::new());
+            }
+        }
+    }
+}
+
+/// Everything that is no job.
+fn answer(
+    engine: &mut Engine<'_>,
+    ask: Ask,
+    payload: &[u8],
+    tell: &mut dyn FnMut(Tell, Vec<u8>),
+) -> Result<()> {
+    let refused = |error: Error| Fault::Refused(error.to_string());
+    let now = Instant::now();
+    let (id, outcome) = match ask {
+        Ask::Ping { id } => (id, Ok((Tell::Pong { id }, Vec::new()))),
+        Ask::Encode { id, kind } => {
+            let ids = engine.model.encode(&kind, payload).map_err(refused);
+            (id, ids.map(|ids| (Tell::Encoded { id }, ipc::ids_to_bytes(&ids))))
+        }
+        Ask::Open { id, open } => {
+            let have = ipc::ids_from_bytes(payload)
+                .ok_or_else(|| Fault::Refused("a history that is no list of ids".into()))
+                .and_then(|history| engine.sessions.open(open, history, now));
+            (id, have.map(|have| (Tell::Opened { id, have }, Vec::new())))
+        }
+        Ask::Finish { id, session } => {
+            let text = engine
+                .sessions
+                .conductor(ipc::session(session))
+                .map(|conductor| conductor.finish())
+                .ok_or_else(|| Fault::Refused("the session does not conduct here".into()));
+            (id, text.map(|text| (Tell::Finished { id }, text.into_bytes())))
+        }
+        Ask::Truncate { session, to } => {
+            return engine.sessions.truncate(ipc::session(session), to, now);
+        }
+        Ask::Close { session } => {
+            engine.sessions.close(ipc::session(session));
+            return Ok(());
+        }
+        Ask::Load(_) | Ask::Run(_) => return Err(Error::usage("a second model for one worker")),
+    };
+    match outcome {
+        Ok((message, payload)) => tell(message, payload),
+        Err(fault) => tell(Tell::Refused { id, fault }, Vec::new()),
+    }
+    Ok(())
+}

@@ -1,0 +1,245 @@
+//! The sessions of a worker: caches, epochs, room.
+//!
+//! A session has one cache per range of layers it opened here. Room is reserved when a range is opened, for all the
+//! positions it asked for, so that a session that was let in never runs out halfway.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use p2p::codec::{Wire, encoded_len};
+use scheduler::{LayerRange, SessionId};
+use shard::kv::KvCache;
+
+use super::{
+    IDLE, MAX_SESSIONS,
+    conductor::Conductor,
+    ipc::{self, Open, Run},
+    load::Loaded,
+};
+use crate::worker::Fault;
+
+/// Rows of one pass, and so of one job: what a frame of the data plane may carry.
+pub(super) const MAX_ROWS: u32 = 256;
+
+/// A session and the first layer of one of its ranges.
+pub(super) type Key = (SessionId, u32);
+
+/// One range of one session.
+pub(super) struct Held {
+    /// Index of the shard.
+    pub(super) shard: usize,
+    pub(super) layers: LayerRange,
+    pub(super) kv: KvCache,
+    pub(super) wire: Wire,
+    /// The boundaries of the range at which it rounds, ends included.
+    pub(super) rounding: Vec<u32>,
+    epoch: u32,
+    positions: u32,
+    reserved_bytes: u64,
+    touched: Instant,
+}
+
+/// What to do with a job.
+#[derive(Debug, PartialEq)]
+pub(super) enum Admission {
+    /// Compute it: the cache ends where it starts.
+    Go,
+    /// Its epoch is over.
+    Drop,
+    /// The cache is too short.
+    NeedReplay(u32),
+    /// It cannot be computed.
+    Fail(String),
+}
+
+/// All sessions of a worker.
+pub(super) struct Sessions<'m> {
+    model: &'m Loaded,
+    held: HashMap<Key, Held>,
+    conductors: HashMap<SessionId, Conductor<'m>>,
+    limit_bytes: u64,
+}
+
+fn refused(why: impl ToString) -> Fault {
+    Fault::Refused(why.to_string())
+}
+
+impl<'m> Sessions<'m> {
+    /// None yet; caches may take `limit_bytes`.
+    pub(super) fn new(model: &'m Loaded, limit_bytes: u64) -> Self {
+        Self { model, held: HashMap::new(), conductors: HashMap::new(), limit_bytes }
+    }
+
+    /// Bytes reserved.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.held.values().map(|held| held.reserved_bytes).sum()
+    }
+
+    /// Opens a range, or opens it again; returns how many positions are still computed.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] or [`Fault::NoRoom`]; nothing changes then.
+    pub(super) fn open(&mut self, open: Open, history: Vec<u32>, now: Instant) -> Result<u32, Fault> {
+        let session = ipc::session(open.session);
+        let layers = ipc::range(open.layers).map_err(refused)?;
+        let (shard, wire, rounding) = self.check(&open, layers)?;
+        let overlaps = |key: &Key, held: &Held| key.0 == session && held.layers.intersect(layers).is_some();
+        let replaced: Vec<Key> = self
+            .held
+            .iter()
+            .filter(|&(key, held)| overlaps(key, held))
+            .map(|(&key, held)| match held.epoch > open.epoch {
+                true => Err(refused(format!("epoch {} is over, {} runs here", open.epoch, held.epoch))),
+                false => Ok(key),
+            })
+            .collect::<Result<_, _>>()?;
+        if self.held.len() - replaced.len() >= MAX_SESSIONS {
+            return Err(refused(format!("{MAX_SESSIONS} sessions are open: close one")));
+        }
+        let needed_bytes = self.model.kv_bytes(layers, open.positions);
+        let freed: u64 = replaced.iter().map(|key| self.held[key].reserved_bytes).sum();
+        let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes() - freed);
+        if needed_bytes > free_bytes {
+            return Err(Fault::NoRoom { needed_bytes, free_bytes });
+        }
+        let conductor = match open.conduct {
+            None => None,
+            Some(conduct) => {
+                let (model, vocab) = (self.model, self.model.blueprint().vocab);
+                let tokenizer = model.tokenizer().map_err(refused)?;
+                Some(Conductor::new(tokenizer, vocab, conduct, history).map_err(refused)?)
+            }
+        };
+        let fresh = self.model.shards[shard].new_kv_of(layers).map_err(refused)?;
+        let mut old: Vec<Held> = replaced.iter().filter_map(|key| self.held.remove(key)).collect();
+        let same = old.iter().position(|held| held.layers == layers);
+        let mut kv = same.map_or(fresh, |at| old.swap_remove(at).kv);
+        kv.truncate(open.at.min(open.positions) as usize);
+        let have = kv.len() as u32;
+        self.conductors.extend(conductor.map(|conductor| (session, conductor)));
+        let held = Held {
+            shard,
+            layers,
+            kv,
+            wire,
+            rounding,
+            epoch: open.epoch,
+            positions: open.positions,
+            reserved_bytes: needed_bytes,
+            touched: now,
+        };
+        self.held.insert((session, layers.start()), held);
+        Ok(have)
+    }
+
+    /// Whether the range can be served as asked: by which shard, in which form, rounding where.
+    fn check(&self, open: &Open, layers: LayerRange) -> Result<(usize, Wire, Vec<u32>), Fault> {
+        let model = self.model;
+        let shard = model
+            .shard_of(layers)
+            .ok_or_else(|| refused(format!("layers {layers} are not loaded here as one range")))?;
+        let (context, positions) = (model.context, open.positions);
+        if positions == 0 || positions as usize > context {
+            return Err(refused(format!("room for {positions} positions: this worker gives 1 to {context}")));
+        }
+        let wire = Wire::from_u8(open.wire).ok_or_else(|| refused("activations of no known form"))?;
+        let touches = |&boundary: &u32| layers.start() <= boundary && boundary <= layers.end();
+        let rounding: Vec<u32> = open.rounding.iter().copied().filter(touches).collect();
+        let last = layers.end() == model.num_layers();
+        let hidden = model.blueprint().hidden;
+        if (wire == Wire::Q8 || !rounding.is_empty()) && encoded_len(Wire::Q8, 1, hidden).is_none() {
+            return Err(refused(format!("rows of {hidden} values cannot travel as q8")));
+        }
+        if wire == Wire::Q8 && !last && !rounding.contains(&layers.end()) {
+            let end = layers.end();
+            return Err(refused(format!(
+                "q8 after layer {end}, where the session does not round, would change its tokens: send raw"
+            )));
+        }
+        if open.conduct.is_some() && !last {
+            return Err(refused(format!("layers {layers} do not end with the head, so no token comes out")));
+        }
+        Ok((shard, wire, rounding))
+    }
+
+    /// Layers and rounding of the range a job is for: jobs that agree on both may share a pass.
+    pub(super) fn lane(&self, run: &Run) -> Option<(LayerRange, &[u32])> {
+        let held = self.held.get(&(ipc::session(run.session), run.layer))?;
+        Some((held.layers, &held.rounding))
+    }
+
+    /// Decides about a job; makes the cache end where it starts if it can be computed.
+    pub(super) fn admit(&mut self, run: &Run, now: Instant) -> Admission {
+        let key = (ipc::session(run.session), run.layer);
+        let Some(held) = self.held.get_mut(&key) else {
+            return Admission::Fail(format!("no range of the session starts at layer {}: open it", run.layer));
+        };
+        if run.epoch < held.epoch {
+            return Admission::Drop;
+        }
+        held.epoch = run.epoch;
+        held.touched = now;
+        if run.rows == 0 || run.rows > MAX_ROWS {
+            return Admission::Fail(format!("{} rows: a job has 1 to {MAX_ROWS}", run.rows));
+        }
+        let end = u64::from(run.from) + u64::from(run.rows);
+        if end > u64::from(held.positions) {
+            let room = held.positions;
+            return Admission::Fail(format!("position {end} in a session opened for {room}: open it for more"));
+        }
+        if run.from as usize > held.kv.len() {
+            return Admission::NeedReplay(held.kv.len() as u32);
+        }
+        held.kv.truncate(run.from as usize);
+        Admission::Go
+    }
+
+    /// Lends a range out for a pass.
+    pub(super) fn take(&mut self, key: Key) -> Option<Held> {
+        self.held.remove(&key)
+    }
+
+    /// Takes it back.
+    pub(super) fn give(&mut self, key: Key, held: Held) {
+        self.held.insert(key, held);
+    }
+
+    /// Who chooses the tokens of a session.
+    pub(super) fn conductor(&mut self, session: SessionId) -> Option<&mut Conductor<'m>> {
+        self.conductors.get_mut(&session)
+    }
+
+    /// Forgets positions from `to` on in all ranges of `session`, and what was chosen for them.
+    pub(super) fn truncate(&mut self, session: SessionId, to: u32, now: Instant) -> crate::Result<()> {
+        for (_, held) in self.held.iter_mut().filter(|(key, _)| key.0 == session) {
+            held.kv.truncate(to as usize);
+            held.touched = now;
+        }
+        self.conductors.get_mut(&session).map_or(Ok(()), |conductor| conductor.truncate(to as usize))
+    }
+
+    /// Forgets `session`.
+    pub(super) fn close(&mut self, session: SessionId) {
+        self.held.retain(|key, _| key.0 != session);
+        self.conductors.remove(&session);
+    }
+
+    /// Closes ranges that were idle for [`IDLE`]; returns them.
+    pub(super) fn sweep(&mut self, now: Instant) -> Vec<Key> {
+        self.sweep_after(now, IDLE)
+    }
+
+    fn sweep_after(&mut self, now: Instant, idle: Duration) -> Vec<Key> {
+        let late = |held: &Held| now.saturating_duration_since(held.touched) > idle;
+        let gone: Vec<Key> =
+            self.held.iter().filter(|(_, held)| late(held)).map(|(key, _)| *key).collect();
+        gone.iter().for_each(|key| {
+            self.held.remove(key);
+        });
+        let Self { held, conductors, .. } = self;
+        conductors.retain(|session, _| held.keys().any(|key| key.0 == *session));
+        gone
+    }
+}

@@ -1,0 +1,248 @@
+//! Workers that die, daemons that die, and what a worker may not do.
+
+use std::{
+    io::Write,
+    os::unix::net::UnixStream,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use node::worker::{
+    Fault, JobInput, Prompt, PoisonGuard, Want,
+    ipc::{self, Ask, Frame, Load, Tell},
+    sandbox,
+};
+use scheduler::SessionId;
+use tempfile::NamedTempFile;
+
+use super::*;
+
+const SESSION: SessionId = SessionId::numbered(3);
+
+fn exists(pid: u32) -> bool {
+    // A process that is gone, or a zombie that nobody waited for, has no memory.
+    std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.contains("VmRSS"))
+}
+
+async fn gone(pid: u32) {
+    let started = Instant::now();
+    while exists(pid) {
+        assert!(started.elapsed() < PATIENCE, "process {pid} still holds memory");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn kill_9(pid: u32) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+}
+
+/// A job that takes far longer than it takes to kill the worker.
+fn long(from: usize) -> Job {
+    job(SESSION, 0, from, 256, JobInput::Tokens(vec![5; 256]), Want::Nothing)
+}
+
+#[tokio::test]
+async fn a_killed_worker_fails_everything_and_suspects_what_it_computed() {
+    let guard = PoisonGuard::default();
+    for deaths in 1..=2 {
+        let mut child = Child::of(Spec { guard: guard.clone(), ..spec(&[range(0, 3)]) }).await;
+        child.worker.open(open(SESSION, range(0, 2), None)).await.unwrap();
+        let idle = SessionId::numbered(4);
+        child.worker.open(open(idle, range(0, 1), None)).await.unwrap();
+        (0..100).for_each(|_| child.worker.run(long(0)).unwrap());
+        tokio::task::yield_now().await;
+        kill_9(child.worker.pid());
+        // Outputs that were on the way come first; then one failure per open range, and the end.
+        let mut failed = Vec::new();
+        while let Some(output) = tokio::time::timeout(PATIENCE, child.outputs.recv()).await.unwrap() {
+            match output.body {
+                Body::Nothing => assert!(failed.is_empty()),
+                Body::Failed(_) => failed.push((output.session, output.layers)),
+                other => panic!("{other:?}"),
+            }
+        }
+        failed.sort_unstable();
+        assert_eq!(failed, [(SESSION, range(0, 2)), (idle, range(0, 1))]);
+        assert!(!child.worker.is_alive());
+        assert!(matches!(child.worker.run(long(0)), Err(Fault::Dead(_))));
+        let dead = child.worker.encode(Prompt::raw("a".into())).await;
+        assert!(matches!(dead, Err(Fault::Dead(_))));
+        assert_eq!((guard.deaths(SESSION), guard.deaths(idle)), (deaths, 0));
+        gone(child.worker.pid()).await;
+    }
+    let third = Child::of(Spec { guard, ..spec(&[range(0, 3)]) }).await;
+    assert_eq!(third.worker.open(open(SESSION, range(0, 2), None)).await, Err(Fault::Poison));
+}
+
+#[tokio::test]
+async fn a_worker_that_is_let_go_ends_and_blames_nobody() {
+    let guard = PoisonGuard::default();
+    let child = Child::of(Spec { guard: guard.clone(), ..spec(&[range(0, 3)]) }).await;
+    child.worker.open(open(SESSION, range(0, 2), None)).await.unwrap();
+    child.worker.run(long(0)).unwrap();
+    let pid = child.worker.pid();
+    assert!(exists(pid));
+    child.worker.kill();
+    gone(pid).await;
+    let mut outputs = child.outputs;
+    while outputs.recv().await.is_some() {}
+    assert_eq!(guard.deaths(SESSION), 0);
+
+    let Child { worker, outputs, .. } = Child::start(&[range(0, 3)]).await;
+    let pid = worker.pid();
+    drop((worker, outputs));
+    gone(pid).await;
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_is_an_answer() {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(b"GGUF and then nothing that makes sense").unwrap();
+    let source = Source::File(file.path().into());
+    let refused = spawn(Spec { source, ..spec(&[]) }).await.map(|_| ());
+    assert!(matches!(refused, Err(Fault::Refused(_))), "{refused:?}");
+    let refused = spawn(spec(&[range(0, 9999)])).await.map(|_| ());
+    assert!(matches!(refused, Err(Fault::Refused(_))), "{refused:?}");
+    let program = Some("/no/such/program".into());
+    let dead = spawn(Spec { program, ..spec(&[]) }).await.map(|_| ());
+    assert!(matches!(dead, Err(Fault::Dead(_))), "{dead:?}");
+    // A program that is no worker ends without a word.
+    let program = Some("/bin/true".into());
+    let dead = spawn(Spec { program, ..spec(&[]) }).await.map(|_| ());
+    assert!(matches!(dead, Err(Fault::Dead(_))), "{dead:?}");
+}
+
+/// A worker started by hand, to say to it what the daemon never would.
+fn bare() -> (std::process::Child, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_shoal"))
+        .arg("worker")
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    (child, ours)
+}
+
+fn load() -> Frame {
+    let load = Load {
+        path: None,
+        model: None,
+        layers: vec![(0, 1)],
+        context: 64,
+        threads: Some(1),
+        isa: None,
+        kv_bytes: 1 << 20,
+        pin: false,
+        nice: true,
+    };
+    Frame::new(&Ask::Load(load), Vec::new()).unwrap()
+}
+
+#[test]
+fn malformed_frames_end_the_worker() {
+    let mut oversized = vec![0xff; 8];
+    oversized.extend([0; 64]);
+    let unknown = [1, 0, 0, 0, 0, 0, 0, 0, 250].to_vec();
+    // `Ping { id: 1 }` and a byte that belongs to nothing.
+    let trailing = [3, 0, 0, 0, 0, 0, 0, 0, 1, 1, 7].to_vec();
+    for bytes in [oversized, unknown, trailing] {
+        let (mut child, mut stream) = bare();
+        load().write(&mut stream).unwrap();
+        let ready = ipc::read::<Tell>(&mut stream).unwrap();
+        assert!(matches!(ready, Some((Tell::Ready(_), _))));
+        stream.write_all(&bytes).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(1), "{bytes:?}");
+    }
+    // A first frame that is no load, and the end of the stream.
+    let (mut child, mut stream) = bare();
+    Frame::new(&Ask::Ping { id: 1 }, Vec::new()).unwrap().write(&mut stream).unwrap();
+    assert!(!child.wait().unwrap().success());
+    let (mut child, mut stream) = bare();
+    load().write(&mut stream).unwrap();
+    assert!(matches!(ipc::read::<Tell>(&mut stream).unwrap(), Some((Tell::Ready(_), _))));
+    drop(stream);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn without_a_socket_the_command_explains_itself() {
+    let output = Command::new(env!("CARGO_BIN_EXE_shoal"))
+        .arg("worker")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("started by the daemon"));
+}
+
+/// Set for the copies of this test program that play a part.
+const ROLE: &str = "SHOAL_TEST_ROLE";
+
+/// Runs the test `name` of this program again, as a process of its own that plays `role`.
+fn act(name: &str, role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(ROLE, role);
+    command
+}
+
+#[test]
+fn a_worker_dies_with_its_daemon() {
+    const NAME: &str = "crash::a_worker_dies_with_its_daemon";
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    if std::env::var_os(ROLE).is_some() {
+        runtime.block_on(async {
+            let child = Child::start(&[range(0, 3)]).await;
+            child.worker.open(open(SESSION, range(0, 2), None)).await.unwrap();
+            // Busy when the end comes.
+            (0..200).for_each(|_| child.worker.run(long(0)).unwrap());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            println!("worker {}", child.worker.pid());
+            std::future::pending::<()>().await;
+        });
+    }
+    let mut daemon = act(NAME, "daemon").stdout(Stdio::piped()).spawn().unwrap();
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(daemon.stdout.take().unwrap()));
+    let pid = lines
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("worker ")?.1.trim().parse().ok())
+        .expect("the daemon names its worker");
+    assert!(exists(pid));
+    kill_9(daemon.id());
+    daemon.wait().unwrap();
+    runtime.block_on(gone(pid));
+}
+
+/// In a process of its own, since a sandbox is for good.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_sandbox_denies_what_a_worker_never_needs() {
+    const NAME: &str = "crash::the_sandbox_denies_what_a_worker_never_needs";
+    if std::env::var_os(ROLE).is_none() {
+        let output = act(NAME, "worker").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains("the sandbox holds"), "{text}");
+        return;
+    }
+    let file = NamedTempFile::new().unwrap();
+    let kind = |error: std::io::Error| error.raw_os_error();
+    let denied = Some(libc::EPERM);
+    assert!(sandbox::enter(), "this system has no filters");
+    assert_eq!(std::net::TcpListener::bind("127.0.0.1:0").map_err(kind).err(), Some(denied));
+    assert_eq!(std::net::UdpSocket::bind("127.0.0.1:0").map_err(kind).err(), Some(denied));
+    assert_eq!(UnixStream::pair().map_err(kind).err(), Some(denied));
+    assert_eq!(Command::new("/bin/true").spawn().map_err(kind).err(), Some(denied));
+    assert_eq!(std::fs::write(file.path(), "x").map_err(kind).err(), Some(denied));
+    assert_eq!(std::fs::remove_file(file.path()).map_err(kind).err(), Some(denied));
+    assert_eq!(std::fs::read(file.path()).unwrap(), []);
+    // Threads are what computing needs.
+    assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().nth(4), Some("0"));
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+    println!("the sandbox holds");
+}

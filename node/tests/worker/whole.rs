@@ -1,0 +1,150 @@
+//! All layers in one worker: the same answers as without one.
+
+use node::{
+    generate,
+    worker::{Conduct, Fault, JobInput, Prompt, TextKind, Want},
+};
+use p2p::wire::announce::Class;
+use scheduler::SessionId;
+use serde_json::json;
+use shard::{sample::SamplingParams, tokenizer::Encode};
+
+use super::*;
+
+const SESSION: SessionId = SessionId::numbered(1);
+
+/// Prefill in chunks of 5, then a step per token, until the text ends or `most` are there.
+async fn decode(child: &mut Child, conduct: Conduct, most: usize) -> (Vec<(u32, String)>, String, bool) {
+    let all = range(0, child.ready.num_layers);
+    let ids = conduct.history.clone();
+    let emitted = ids.len() - conduct.prompt_tokens as usize;
+    let have = child.worker.open(open(SESSION, all, Some(conduct))).await.unwrap() as usize;
+    let mut body = Body::Nothing;
+    let mut at = have;
+    for chunk in ids[have..].chunks(5) {
+        let last = at + chunk.len() == ids.len();
+        let want = if last { Want::Sample } else { Want::Nothing };
+        body = child.run(job(SESSION, 0, at, chunk.len(), JobInput::Tokens(chunk.to_vec()), want)).await;
+        at += chunk.len();
+    }
+    let (mut steps, mut text, mut stopped) = (Vec::new(), String::new(), false);
+    for _ in emitted..most {
+        let ends = matches!(body, Body::Sampled { ends_turn: true, .. });
+        let (id, piece, stop) = sampled(body);
+        text.push_str(&piece);
+        if !ends {
+            steps.push((id, piece));
+        }
+        stopped = stop;
+        if stop || emitted + steps.len() == most {
+            break;
+        }
+        body = child.run(job(SESSION, 0, at, 1, JobInput::Tokens(vec![id]), Want::Sample)).await;
+        at += 1;
+    }
+    text.push_str(&child.worker.finish(SESSION).await.unwrap());
+    (steps, text, stopped)
+}
+
+#[tokio::test]
+async fn a_worker_says_what_it_is_and_encodes_as_the_model_does() {
+    let model = model();
+    let child = Child::start(&[]).await;
+    let blueprint = model.shard.blueprint();
+    assert_eq!(child.ready.num_layers as usize, blueprint.layers.len());
+    assert_eq!(child.ready.layers, [range(0, child.ready.num_layers)]);
+    assert_eq!((child.ready.hidden, child.ready.vocab), (blueprint.hidden as u32, blueprint.vocab as u32));
+    assert_eq!(child.ready.resident_bytes, model.shard.resident_bytes() as u64);
+    assert_eq!(child.ready.model.to_string(), node::library::embedded().0[..8]);
+    assert_eq!((child.ready.class, child.ready.context), (Class::D1, CONTEXT as u32));
+    assert!(child.ready.decode_ms > 0.0 && child.ready.prefill_ms > 0.0 && child.ready.visit_ms > 0.0);
+
+    let messages = json!([{"role": "user", "content": "Tell me a story about a fox"}]);
+    let ids = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();
+    assert_eq!(ids, generate::encode_chat(&model, &messages).unwrap());
+    let text = "Once upon a time <s> there";
+    for (bos, special) in [(true, true), (true, false), (false, false)] {
+        let kind = TextKind::Raw { bos, special };
+        let ids = child.worker.encode(Prompt { text: text.into(), kind }).await.unwrap();
+        assert_eq!(ids, model.tokenizer.encode(text, Encode { bos, special }).unwrap());
+    }
+    let broken = child.worker.encode(Prompt::chat("[{".into())).await;
+    assert!(matches!(broken, Err(Fault::Refused(why)) if why.contains("JSON")));
+    assert!(child.worker.is_alive());
+}
+
+#[tokio::test]
+async fn decoding_in_a_worker_is_generate() {
+    let model = model();
+    let mut child = Child::start(&[]).await;
+    let messages = json!([{"role": "user", "content": "Tell me a story about a fox and a lantern"}]);
+    let prompt = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();
+    let greedy = SamplingParams::default();
+    let free = expected(&model, &prompt, &greedy, &[], 60);
+    // A stop string that the free answer has in its second half, so that it is met and held back before.
+    let word = free.text.split_whitespace().nth(12).unwrap();
+    for (sampling, stop, most) in
+        [(greedy.clone(), vec![], 60), (creative(), vec![], 400), (greedy.clone(), vec!["no such text", word], 60)]
+    {
+        let whole = expected(&model, &prompt, &sampling, &stop, most);
+        let (steps, text, stopped) =
+            decode(&mut child, conduct(&whole.prompt, &[], &sampling, &stop), most).await;
+        assert_eq!((&steps, &text, stopped), (&whole.steps, &whole.text, whole.stopped), "{stop:?}");
+        child.worker.close(SESSION);
+
+        // Again, with the first part emitted by someone who is gone.
+        let half = whole.steps.len() / 2;
+        let emitted: Vec<u32> = whole.steps[..half].iter().map(|step| step.0).collect();
+        let (steps, text, stopped) =
+            decode(&mut child, conduct(&prompt, &emitted, &sampling, &stop), most).await;
+        assert_eq!(steps, whole.steps[half..], "{stop:?}");
+        let before: String = whole.steps[..half].iter().map(|step| step.1.as_str()).collect();
+        assert_eq!((before + &text, stopped), (whole.text, whole.stopped));
+        child.worker.close(SESSION);
+    }
+}
+
+#[tokio::test]
+async fn log_probabilities_come_with_the_bytes_of_their_tokens() {
+    let model = model();
+    let mut child = Child::start(&[]).await;
+    let prompt = model.tokenizer.encode("Once upon", Encode::TEXT).unwrap();
+    let all = range(0, child.ready.num_layers);
+    let conduct = conduct(&prompt, &[], &creative(), &[]);
+    child.worker.open(open(SESSION, all, Some(conduct))).await.unwrap();
+    let input = JobInput::Tokens(prompt.clone());
+    match child.run(job(SESSION, 0, 0, prompt.len(), input, Want::Sample)).await {
+        Body::Sampled { position, id, bytes, logprob, top, .. } => {
+            assert_eq!((position as usize, bytes), (prompt.len(), model.tokenizer.token_bytes(id)));
+            assert!(logprob.unwrap() < 0.0 && top.len() == 2 && top[0].logprob >= top[1].logprob);
+            assert_eq!(top[0].bytes, model.tokenizer.token_bytes(top[0].id));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_token_chosen_again_is_the_same_and_so_is_its_text() {
+    let model = model();
+    let mut child = Child::start(&[]).await;
+    let prompt = model.tokenizer.encode("Once upon a time", Encode::TEXT).unwrap();
+    let all = range(0, child.ready.num_layers);
+    let whole = expected(&model, &prompt, &creative(), &[], 8);
+    child.worker.open(open(SESSION, all, Some(conduct(&prompt, &[], &creative(), &[])))).await.unwrap();
+    let ids: Vec<u32> = prompt.iter().copied().chain(whole.steps.iter().map(|step| step.0)).collect();
+    let mut from = 0;
+    // Forward, and twice back: one step, and several.
+    for to in [0, 1, 2, 3, 3, 4, 5, 1, 2, 3, 4, 5, 6].map(|step| prompt.len() + step) {
+        let from_here = from.min(to - 1);
+        let input = JobInput::Tokens(ids[from_here..to].to_vec());
+        let (id, text, _) =
+            sampled(child.run(job(SESSION, 0, from_here, to - from_here, input, Want::Sample)).await);
+        assert_eq!((id, text), whole.steps[to - prompt.len()]);
+        from = to;
+    }
+    // What was truncated away is chosen again, too.
+    child.worker.truncate(SESSION, prompt.len() as u32).unwrap();
+    let input = JobInput::Tokens(vec![ids[prompt.len()]]);
+    let (id, text, _) = sampled(child.run(job(SESSION, 0, prompt.len(), 1, input, Want::Sample)).await);
+    assert_eq!((id, text), whole.steps[1]);
+}
