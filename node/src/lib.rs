@@ -9,5 +9,7 @@ pub mod library;
 pub mod model;
 pub mod npy;
 pub mod output;
+pub mod privacy;
+pub mod score;
 
 pub use error::{Error, Result};

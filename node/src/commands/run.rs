@@ -14,7 +14,7 @@ use crate::{
     Error, Result,
     cli::RunArgs,
     generate::{self, Event, Finish, Session, Summary},
-    model::Model,
+    model::{self, Model},
     output,
 };
 
@@ -23,6 +23,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let started = Instant::now();
     let model = Model::load(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
+    let blueprint = model.shard.blueprint();
+    let rounding = model::rounding(&args.wire, model.shard.range().end(), blueprint.hidden)?;
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
@@ -30,7 +32,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     };
     let request = request(ids, &args.sampling)?;
     output::catch_interrupt()?;
-    let mut session = Session::new(&model)?;
+    let mut session = Session::rounded(&model, rounding)?;
     let mut failure = None;
     let summary = generate::generate(&model, &mut session, &request, &mut |event| {
         let shown = if args.json { show_json(&model, &event) } else { show_text(&event) };
