@@ -24,7 +24,8 @@ pub enum Command {
     #[command(after_help = "Examples:
   shoal run \"Tell me a story about a fox and a lantern\"
   shoal run --model llama.gguf --temperature 0.7 --seed 1 \"Why is the sky blue?\"
-  echo \"Name three animals\" | shoal run --json -")]
+  echo \"Name three animals\" | shoal run --json -
+  shoal run --wire q8 --cuts 2,4,6 \"What a q8 session over those cuts answers\"")]
     Run(RunArgs),
     /// See a swarm of four nodes answer a prompt, lose one in the middle of a sentence, and go on
     #[command(after_help = "Examples:
@@ -62,7 +63,12 @@ pub enum Command {
     Doctor(swarm::AskArgs),
     /// Talk in turns; the history stays computed between them
     #[command(
-        after_help = "In the chat: /help lists what you can type; Ctrl-C stops an answer, Ctrl-D leaves."
+        after_help = "In the chat: /help lists what you can type; Ctrl-C stops an answer, Ctrl-D leaves.
+
+Examples:
+  shoal chat
+  shoal chat --model llama.gguf --system \"Answer in one sentence\" --temperature 0.7
+  printf 'Tell me a story about an owl\\nWho was in it?\\n' | shoal chat --json"
     )]
     Chat(ChatArgs),
     /// Measure prefill and decode speed of a model, or of a shape before you download it
@@ -92,10 +98,14 @@ Example:
   shoal template --model llama.gguf --input chat.json"
     )]
     Template(TemplateArgs),
-    /// Compute the logits after a list of tokens
-    #[command(after_help = "Example:
-  shoal eval --model llama.gguf --tokens \"1 2 3\" --greedy 8 --logits last.npy --json")]
+    /// Compute the logits after a list of tokens, or how well a text is predicted
+    #[command(after_help = "Examples:
+  shoal eval --model llama.gguf --tokens \"1 2 3\" --greedy 8 --logits last.npy --json
+  shoal eval --text book.txt --wire q8 --cuts 2,4,6")]
     Eval(EvalArgs),
+    /// Measure what others could learn from what your machine sends them
+    #[command(subcommand)]
+    Privacy(PrivacyCommand),
     /// Turn a folder of safetensors into a GGUF file
     #[command(after_help = "Example:
   shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf")]
@@ -131,6 +141,18 @@ impl EngineArgs {
         let model = crate::library::DEFAULT_MODEL.to_owned();
         Self { model, threads: None, ctx: None, isa: None, no_pin: false }
     }
+}
+
+/// The rounding of a swarm session, repeated here without a swarm.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Wire")]
+pub struct WireArgs {
+    /// raw: activations stay exact; q8: they are rounded to 8 bits at --cuts, as a swarm session over that wire does
+    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    pub wire: String,
+    /// Layers before which a q8 session is cut, in ascending order
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    pub cuts: Vec<u32>,
 }
 
 /// How tokens are chosen.
@@ -213,6 +235,9 @@ pub struct RunArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: WireArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sampling: SamplingArgs,
@@ -378,9 +403,16 @@ pub struct EvalArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: WireArgs,
     /// Token ids, separated by spaces or commas; `-` reads standard input
-    #[arg(long)]
-    pub tokens: String,
+    #[arg(long, required_unless_present = "text")]
+    pub tokens: Option<String>,
+    /// Report how well this text is predicted (perplexity; with --wire q8 also what the rounding changes); `-` reads
+    /// standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "greedy", "logits", "layers"])]
+    pub text: Option<PathBuf>,
     /// Generate this many tokens greedily
     #[arg(long, default_value_t = 0)]
     pub greedy: usize,
@@ -393,6 +425,36 @@ pub struct EvalArgs {
     /// Tokens per forward pass of the prompt [default: 96]
     #[arg(long)]
     pub chunk: Option<usize>,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal privacy ...`
+#[derive(Debug, Subcommand)]
+pub enum PrivacyCommand {
+    /// Reconstruct a text from the activations that leave the first layers, as a stranger in a boomerang session could
+    #[command(after_help = "Examples:
+  shoal privacy audit --head 2
+  shoal privacy audit --model llama.gguf --head 4 --text letter.txt --json")]
+    Audit(AuditArgs),
+}
+
+/// `shoal privacy audit`
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    /// Layers that stay on your machine before a stranger sees activations
+    #[arg(long, default_value_t = 1)]
+    pub head: u32,
+    /// The text to reconstruct; `-` reads standard input [default: a few sentences of our own]
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
+    /// Most tokens of the text to use; the effort grows with each
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub tokens: u32,
     /// The result as one JSON object on the last line
     #[arg(long)]
     pub json: bool,

@@ -128,12 +128,19 @@ pub struct Session {
     kv: KvCache,
     ids: Vec<u32>,
     workspace: Workspace,
+    rounding: Vec<u32>,
 }
 
 impl Session {
     /// An empty session of `model`.
     pub fn new(model: &Model) -> Result<Self> {
-        Ok(Self { kv: model.shard.new_kv(), ids: Vec::new(), workspace: model.workspace()? })
+        Self::rounded(model, Vec::new())
+    }
+
+    /// An empty session of `model` whose activations are rounded before the layers in `rounding`, as a session over wire
+    /// `q8` does that is cut there; it gets the tokens that such a session gets.
+    pub fn rounded(model: &Model, rounding: Vec<u32>) -> Result<Self> {
+        Ok(Self { kv: model.shard.new_kv(), ids: Vec::new(), workspace: model.workspace()?, rounding })
     }
 
     /// Bytes of KV cache in use.
@@ -163,7 +170,7 @@ impl Session {
 
     fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
         let item = Item { kv: &mut self.kv, input: Input::Tokens(ids), output };
-        model.shard.forward(&mut self.workspace, &mut [item])?;
+        model.shard.run(&mut self.workspace, model.shard.range(), &self.rounding, &mut [item])?;
         self.ids.extend_from_slice(ids);
         Ok(())
     }

@@ -12,6 +12,8 @@ pub mod library;
 pub mod model;
 pub mod npy;
 pub mod output;
+pub mod privacy;
+pub mod score;
 pub mod stage;
 pub mod table;
 pub mod worker;

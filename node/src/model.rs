@@ -7,10 +7,15 @@ use shard::{
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     models::Blueprint,
+    round,
     tokenizer::{Tokenizer, chat::Template},
 };
 
-use crate::{Error, Result, cli::EngineArgs, library};
+use crate::{
+    Error, Result,
+    cli::{EngineArgs, WireArgs},
+    library,
+};
 
 /// Rows of one forward pass: enough to amortize unpacking a weight panel, few enough to keep activations in cache.
 pub const CHUNK_ROWS: usize = 96;
@@ -91,6 +96,38 @@ pub fn cpu_of(name: Option<&str>, threads: Option<usize>, pin: bool) -> Result<A
     Ok(Arc::new(Cpu::new(isa, pool)))
 }
 
+/// The layer boundaries at which a session rounds; none over wire `raw`.
+///
+/// # Errors
+/// A wire that rounds nowhere, cuts that do not ascend or do not lie inside a model of `layers` layers, and rows that
+/// do not divide into the wire's blocks.
+pub fn rounding(wire: &WireArgs, layers: u32, hidden: usize) -> Result<Vec<u32>> {
+    let cuts = &wire.cuts;
+    match (wire.wire.as_str(), cuts.is_empty()) {
+        ("raw", true) => return Ok(Vec::new()),
+        ("raw", false) => {
+            return Err(Error::usage("--cuts changes nothing over wire raw; add --wire q8"));
+        }
+        (_, true) => {
+            return Err(Error::usage("--wire q8 rounds where a session is cut; say where with --cuts 2,4"));
+        }
+        (_, false) => {}
+    }
+    let inside = cuts.iter().all(|cut| (1..layers).contains(cut));
+    if !inside || !cuts.is_sorted_by(|a, b| a < b) {
+        let last = layers - 1;
+        return Err(Error::usage(format!(
+            "--cuts wants ascending layers between 1 and {last}, got {cuts:?}"
+        )));
+    }
+    if !hidden.is_multiple_of(round::BLOCK) {
+        return Err(Error::usage(format!(
+            "wire q8 needs rows of whole blocks of 32 values; this model's have {hidden}"
+        )));
+    }
+    Ok(cuts.clone())
+}
+
 /// An instruction set by name, if this machine has it.
 pub fn isa(name: &str) -> Result<Isa> {
     let available = Isa::available();
@@ -98,4 +135,31 @@ pub fn isa(name: &str) -> Result<Isa> {
         let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
         Error::usage(format!("this machine cannot compute with \"{name}\"; it has: {}", names.join(", ")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_are_checked_before_anything_is_computed() {
+        let of = |wire: &str, cuts: &[u32], hidden| {
+            let args = WireArgs { wire: wire.into(), cuts: cuts.to_vec() };
+            rounding(&args, 8, hidden).map_err(|error| error.to_string())
+        };
+        assert_eq!(of("raw", &[], 80), Ok(vec![]));
+        assert_eq!(of("q8", &[1, 7], 64), Ok(vec![1, 7]));
+        for (wire, cuts, hidden, what) in [
+            ("raw", &[2][..], 64, "add --wire q8"),
+            ("q8", &[], 64, "say where"),
+            ("q8", &[0, 2], 64, "between 1 and 7"),
+            ("q8", &[8], 64, "between 1 and 7"),
+            ("q8", &[2, 2], 64, "ascending"),
+            ("q8", &[4, 2], 64, "ascending"),
+            ("q8", &[4], 80, "blocks of 32"),
+        ] {
+            let error = of(wire, cuts, hidden).expect_err(what);
+            assert!(error.contains(what), "{error} should mention {what}");
+        }
+    }
 }

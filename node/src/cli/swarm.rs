@@ -88,6 +88,9 @@ pub struct UpArgs {
     /// Nodes on this machine
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=32))]
     pub local: u16,
+    /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
+    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    pub wire: String,
     /// Answer this prompt through them and stop
     #[arg(long, value_name = "PROMPT")]
     pub run: Option<String>,
@@ -129,9 +132,6 @@ pub struct RouteArgs {
     /// Who may compute, named by who can read
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
-    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
-    pub wire: String,
     /// First layers that stay on this machine
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub head: u32,
@@ -176,6 +176,9 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub route: RouteArgs,
+    /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
+    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    pub wire: String,
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 128)]
     pub max_tokens: u32,

@@ -1,4 +1,5 @@
-//! `shoal eval`: logits after a list of tokens, whole or cut into shards.
+//! `shoal eval`: logits after a list of tokens, whole or cut into shards; or how well a text is predicted, and what the
+//! rounding of a `q8` session changes about it.
 
 use std::{sync::Arc, time::Instant};
 
@@ -8,18 +9,72 @@ use shard::{
     engine::{Chain, Options, argmax, whole_range},
     gguf::Gguf,
     kernels::Cpu,
+    models::Blueprint,
+    tokenizer::Encode,
 };
 
-use super::{stdin_text, tokenize::parse_ids};
+use super::{file_text, stdin_text, tokenize::parse_ids};
 use crate::{
     Error, Result,
     cli::EvalArgs,
-    library, model,
+    library,
+    model::{self, Model},
     output::{self, say},
+    score::Scorer,
 };
 
 pub(super) fn run(args: EvalArgs) -> Result<()> {
-    let tokens = parse_ids(&tokens_text(&args.tokens)?)?;
+    match &args.text {
+        Some(file) => text(&args, file_text(file)?),
+        None => logits(args),
+    }
+}
+
+/// Perplexity, and with rounding the divergence from the exact model.
+fn text(args: &EvalArgs, text: String) -> Result<()> {
+    let model = Model::load(&args.engine)?;
+    let layers = model.shard.range().end();
+    let rounding = model::rounding(&args.wire, layers, model.shard.blueprint().hidden)?;
+    // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
+    let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
+    let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
+    let mut scorer = Scorer::new(&model.shard, &rounding, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    let bar = output::progress(ids.len() as u64, "reading", false);
+    let score = scorer.score(lead, &ids, &mut |tokens| bar.inc(tokens as u64))?;
+    bar.finish_and_clear();
+    let predicted = score.predicted as f64;
+    let mut line = json!({
+        "model": model.name,
+        "wire": args.wire.wire,
+        "cuts": rounding,
+        "tokens": ids.len(),
+        "predicted": score.predicted,
+        "perplexity": score.perplexity(),
+    });
+    if let Some(rounded) = score.rounded {
+        line["perplexity_rounded"] = json!((rounded.nats / predicted).exp());
+        line["mean_kl_nats"] = json!(rounded.divergence_nats / predicted);
+        line["worst_kl_nats"] = json!(rounded.worst_nats);
+        line["top1_agreement"] = json!(rounded.agreed as f64 / predicted);
+    }
+    if args.json {
+        return output::json_line(&line);
+    }
+    say!("{} tokens predicted, perplexity {:.4}", score.predicted, score.perplexity());
+    if let Some(rounded) = score.rounded {
+        say!("rounded before layers {rounding:?}: perplexity {:.4}", (rounded.nats / predicted).exp());
+        say!(
+            "divergence from exact: mean {:.2e}, worst {:.2e} nats; same likeliest token {:.2} %",
+            rounded.divergence_nats / predicted,
+            rounded.worst_nats,
+            100.0 * rounded.agreed as f64 / predicted
+        );
+    }
+    Ok(())
+}
+
+fn logits(args: EvalArgs) -> Result<()> {
+    let tokens = parse_ids(&tokens_text(args.tokens.as_deref().unwrap_or_default())?)?;
     let gguf = Arc::new(library::open(&args.engine.model)?);
     // The context is what the request needs, unless said otherwise: some models rotate positions differently in long contexts.
     let needed = tokens.len() + args.greedy;
@@ -38,7 +93,10 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
     }
     let cpu = model::cpu(&args.engine)?;
     let started = Instant::now();
+    let blueprint = Blueprint::from_gguf(&gguf)?;
+    let rounding = model::rounding(&args.wire, blueprint.layers.len() as u32, blueprint.hidden)?;
     let mut chain = chain(&gguf, &cpu, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    chain.round(rounding);
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= chain.vocab()) {
         return Err(Error::usage(format!("there is no token {id}; the vocabulary has {}", chain.vocab())));

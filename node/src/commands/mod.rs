@@ -5,6 +5,7 @@ mod chat;
 mod convert;
 mod eval;
 mod model;
+mod privacy;
 mod run;
 mod selftest;
 pub(crate) mod swarm;
@@ -12,11 +13,15 @@ mod template;
 mod tokenize;
 mod worker;
 
-use std::io::{self, Read};
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+};
 
 use crate::{
     Error, Result,
-    cli::{Cli, Command, SamplingArgs},
+    cli::{Cli, Command, PrivacyCommand, SamplingArgs},
     generate::Request,
 };
 use shard::sample::SamplingParams;
@@ -42,6 +47,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Template(args) => template::run(args),
         Command::Eval(args) => eval::run(args),
+        Command::Privacy(PrivacyCommand::Audit(args)) => privacy::audit(args),
         Command::Convert(args) => convert::run(args),
         Command::Worker => worker::run(),
     }
@@ -49,9 +55,26 @@ pub fn run(cli: Cli) -> Result<()> {
 
 /// All of standard input.
 fn stdin_text() -> Result<String> {
-    let mut text = String::new();
-    io::stdin().read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    io::stdin().read_to_end(&mut bytes)?;
+    utf8(bytes, "standard input")
+}
+
+/// The text in `file`; `-` is standard input.
+fn file_text(file: &Path) -> Result<String> {
+    if file == Path::new("-") {
+        return stdin_text();
+    }
+    let bytes = fs::read(file).map_err(|e| shard::Error::io(file, e))?;
+    utf8(bytes, &file.display().to_string())
+}
+
+/// Bytes that should be text; an error says which byte of `what` is not.
+fn utf8(bytes: Vec<u8>, what: &str) -> Result<String> {
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Error::usage(format!("{what} is not UTF-8 text: byte {at} begins no character; convert it first"))
+    })
 }
 
 /// The request the sampling flags ask for.

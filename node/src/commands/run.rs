@@ -17,7 +17,7 @@ use crate::{
     control,
     generate::{self, Event, Finish, Session, Summary},
     library,
-    model::Model,
+    model::{self, Model},
     output,
 };
 
@@ -31,6 +31,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let started = Instant::now();
     let model = Model::load(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
+    let blueprint = model.shard.blueprint();
+    let rounding = model::rounding(&args.wire, model.shard.range().end(), blueprint.hidden)?;
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
@@ -38,7 +40,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     };
     let request = request(ids, &args.sampling)?;
     output::catch_interrupt()?;
-    let mut session = Session::new(&model)?;
+    let mut session = Session::rounded(&model, rounding)?;
     let mut failure = None;
     let summary = generate::generate(&model, &mut session, &request, &mut |event| {
         let shown = if args.json { show_json(&model, &event) } else { show_text(&event) };
@@ -71,7 +73,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
 /// The running node answers it, with others or, under `--via auto` and when that is faster, alone.
 fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     let prompt = if args.raw { json!(prompt) } else { messages(args.system.as_deref(), prompt) };
-    let mut ask = remote::question(prompt, &args.route, &args.sampling, args.via == Via::Auto)?;
+    let mut ask = remote::question(prompt, &args.route, &args.wire.wire, &args.sampling, args.via == Via::Auto)?;
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);
     }

@@ -1,6 +1,6 @@
 //! `shoal template`: messages to the text a model reads.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 use shard::tokenizer::{
@@ -8,11 +8,11 @@ use shard::tokenizer::{
     chat::{RenderInput, Template},
 };
 
-use super::stdin_text;
+use super::file_text;
 use crate::{Error, Result, cli::TemplateArgs, generate, library, output};
 
 pub(super) fn run(args: TemplateArgs) -> Result<()> {
-    let input: Value = serde_json::from_str(&read(&args.input)?)?;
+    let input: Value = serde_json::from_str(&file_text(&args.input)?)?;
     let Value::Object(input) = input else {
         return Err(Error::usage("the input must be a JSON object with \"messages\""));
     };
@@ -25,7 +25,7 @@ pub(super) fn run(args: TemplateArgs) -> Result<()> {
 }
 
 fn template_file(file: &Path) -> Result<Template> {
-    Template::new(&read(file)?).map_err(|error| match error {
+    Template::new(&file_text(file)?).map_err(|error| match error {
         shard::Error::Malformed { why, .. } => Error::usage(format!("{}: {why}", file.display())),
         other => other.into(),
     })
@@ -70,11 +70,4 @@ fn render_input(
     };
     render.extra = input;
     Ok(render)
-}
-
-fn read(path: &Path) -> Result<String> {
-    if path == Path::new("-") {
-        return stdin_text();
-    }
-    fs::read_to_string(path).map_err(|e| shard::Error::io(path, e).into())
 }

@@ -1,6 +1,6 @@
 //! A model cut into shards that feed each other inside one process.
 //!
-//! What a swarm does over the network, without one: each shard has its own weights, cache and buffers, and only raw f32
+//! What a swarm does over the network, without one: each shard has its own weights, cache and buffers, and only f32
 //! rows pass between them. It shows that cuts do not change bits, and what a cut costs.
 
 use std::sync::Arc;
@@ -15,6 +15,7 @@ pub struct Chain {
     stages: Vec<Stage>,
     rows: Vec<f32>,
     chunk: usize,
+    rounding: Vec<u32>,
 }
 
 struct Stage {
@@ -48,7 +49,13 @@ impl Chain {
             Ok(Stage { kv: shard.new_kv(), shard, workspace })
         };
         let stages = ranges.iter().enumerate().map(stage).collect::<Result<_>>()?;
-        Ok(Self { stages, rows: Vec::new(), chunk })
+        Ok(Self { stages, rows: Vec::new(), chunk, rounding: Vec::new() })
+    }
+
+    /// From now on activations are rounded before the layers in `boundaries`, wherever the shards are cut; see
+    /// [`Shard::run`].
+    pub fn round(&mut self, boundaries: Vec<u32>) {
+        self.rounding = boundaries;
     }
 
     /// The layers of each shard.
@@ -80,7 +87,8 @@ impl Chain {
                 (true, true) => Output::Last,
                 (true, false) => Output::None,
             };
-            stage.shard.forward(&mut stage.workspace, &mut [Item { kv: &mut stage.kv, input, output }])?;
+            let items = &mut [Item { kv: &mut stage.kv, input, output }];
+            stage.shard.run(&mut stage.workspace, stage.shard.range(), &self.rounding, items)?;
             self.rows.clear();
             self.rows.extend_from_slice(stage.workspace.activations(0));
         }

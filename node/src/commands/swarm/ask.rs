@@ -98,7 +98,7 @@ pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
 pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     let sampling = SamplingArgs::greedy(args.max_tokens as usize);
     let messages = json!([{ "role": "user", "content": args.prompt }]);
-    let ask = remote::question(messages, &args.route, &sampling, false)?;
+    let ask = remote::question(messages, &args.route, &args.wire, &sampling, false)?;
     let plan = asked(&args.home.path()?, &Question::Plan(Box::new(ask)))?;
     if args.json {
         return output::json_line(&plan);

@@ -34,8 +34,8 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
     let mut swarm = up::start(&EngineArgs::default_model(), NODES, args.json)?;
     let me = swarm.nodes[0].name.clone();
     let home = swarm.home().to_owned();
-    let route = RouteArgs { mode: Some(Mode::Boomerang), wire: "raw".into(), head: 1, tail: 1, trust: Vec::new() };
-    let ask = remote::question(messages, &route, &sampling, false)?;
+    let route = RouteArgs { mode: Some(Mode::Boomerang), head: 1, tail: 1, trust: Vec::new() };
+    let ask = remote::question(messages, &route, "raw", &sampling, false)?;
     let kill_at = (undisturbed.len() as f64 * KILL_AT) as usize;
     let mut seen = 0;
     let mut victim = None;

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The question for the node.
-pub fn question(prompt: Value, route: &RouteArgs, sampling: &SamplingArgs, may_stay_home: bool) -> Result<Ask> {
+pub fn question(prompt: Value, route: &RouteArgs, wire: &str, sampling: &SamplingArgs, may_stay_home: bool) -> Result<Ask> {
     let request = crate::commands::request(vec![0], sampling)?;
     let params = request.sampling;
     let bias: Vec<Value> = params.logit_bias.iter().map(|(id, by)| json!([id, by])).collect();
@@ -21,7 +21,7 @@ pub fn question(prompt: Value, route: &RouteArgs, sampling: &SamplingArgs, may_s
         prompt,
         mode: route.mode.unwrap_or(Mode::Boomerang),
         may_stay_home,
-        wire: route.wire.clone(),
+        wire: wire.to_owned(),
         trusted: route.trust.clone(),
         head: route.head,
         tail: route.tail,

@@ -25,7 +25,7 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         return Ok(());
     };
     let messages = json!([{ "role": "user", "content": prompt }]);
-    let ask = remote::question(messages, &args.route, &args.sampling, false)?;
+    let ask = remote::question(messages, &args.route, &args.wire, &args.sampling, false)?;
     let me = swarm.nodes[0].name.clone();
     let last = runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |line| show(line, &me, args.json)))?;
     if !args.json {

@@ -1,0 +1,203 @@
+//! What a stranger in a boomerang session could read: the text back from the activations it is sent.
+//!
+//! In boomerang mode the first and the last layers run at home, and strangers see only the rows between. That keeps text
+//! and token ids off their machines, but not secret: the rows determine the tokens, and who has the model can search
+//! for them. [`audit`] is that search, on the user's own model and text.
+//!
+//! The attacker holds the model (anyone may download it), sees the rows that enter layer `head` (over wire `raw` exact,
+//! over `q8` rounded) and finds one token after the other:
+//!
+//! ```text
+//! prefix found so far -> every candidate token through layers 0..head -> the row nearest to the one seen -> next token
+//! ```
+//!
+//! Candidates are tried in the order in which the model itself expects them after the prefix, and the search for a token
+//! ends with the batch that contains a row equal to the one seen: layers compute the same bits everywhere, so with the
+//! right prefix there is one. Without one all candidates are tried and the nearest wins (Euclidean distance).
+//!
+//! This is a simple attack. Published ones need no model of their own, or survive noise and permutations; so what is
+//! recovered here is a lower bound of what can be.
+//!
+//! Bounds: [`BATCH`] caches of `head` layers and the prefix in memory; effort is at most tokens times vocabulary times
+//! `head` layers.
+
+use scheduler::LayerRange;
+use shard::{
+    engine::{Capacity, Input, Item, Output, Shard, Workspace},
+    kv::KvCache,
+};
+
+use crate::{Error, Result};
+
+/// Candidates computed at once, each with a cache of its own: enough to amortize reading the weights.
+const BATCH: usize = 64;
+
+/// A text of our own for those who give none: everyday words, a name, a number, so that a reader sees what is at stake.
+pub const TEXT: &str = "Dear Anna, the doctor called today about the results. Please do not tell anyone before Friday. \
+I put 250 coins into the old blue box by the river, where the fox told stories to the owl.";
+
+/// What one attack found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attack {
+    /// The tokens it takes the text to have.
+    pub found: Vec<u32>,
+    /// How many of them are right.
+    pub recovered: usize,
+    /// Candidates it computed, over all tokens.
+    pub tried: u64,
+}
+
+/// What the attacker is given, and against what its answer is checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// Tokens that everyone knows stand first, such as the one that begins every sequence.
+    pub known: &'a [u32],
+    /// The tokens to find.
+    pub secret: &'a [u32],
+    /// Layers that run at home.
+    pub head: u32,
+    /// Whether the rows are rounded as wire `q8` rounds them.
+    pub rounded: bool,
+}
+
+/// Runs the attack on a whole model; `on_token` is called after each token found and may end it early.
+///
+/// # Errors
+/// A head that leaves no layer to strangers, no token to find, more tokens than the context holds.
+pub fn audit(
+    shard: &Shard,
+    subject: Subject<'_>,
+    on_token: &mut dyn FnMut() -> Result<()>,
+) -> Result<Attack> {
+    let layers = shard.range().end();
+    let Some(range) = LayerRange::new(0, subject.head).filter(|range| range.end() < layers) else {
+        let most = layers.saturating_sub(1);
+        return Err(Error::usage(format!(
+            "--head {} leaves nothing to look at; this model has {layers} layers, so 1 to {most}",
+            subject.head
+        )));
+    };
+    let rows = subject.known.len() + subject.secret.len();
+    if subject.secret.is_empty() || rows > shard.context() {
+        let most = shard.context();
+        return Err(Error::usage(format!("{rows} tokens to look at; at least 1 and at most {most} can be")));
+    }
+    let boundary = [subject.head];
+    let rounding = if subject.rounded { &boundary[..] } else { &[] };
+    let mut home = Home { shard, range, rounding };
+    let seen = home.send(subject)?;
+    let mut attacker = Attacker::new(home, subject.known)?;
+    let mut attack = Attack::default();
+    let hidden = shard.blueprint().hidden;
+    for (row, &secret) in seen.chunks_exact(hidden).zip(subject.secret) {
+        let (found, tried) = attacker.search(row)?;
+        attack.recovered += usize::from(found == secret);
+        attack.tried += tried;
+        attack.found.push(found);
+        if attack.found.len() < subject.secret.len() {
+            attacker.accept(found)?;
+        }
+        on_token()?;
+    }
+    Ok(attack)
+}
+
+/// The layers that run at home, and how what leaves them is rounded.
+#[derive(Clone, Copy)]
+struct Home<'a> {
+    shard: &'a Shard,
+    range: LayerRange,
+    rounding: &'a [u32],
+}
+
+impl Home<'_> {
+    /// The rows of the secret tokens, as they leave.
+    fn send(&mut self, subject: Subject<'_>) -> Result<Vec<f32>> {
+        let ids: Vec<u32> = subject.known.iter().chain(subject.secret).copied().collect();
+        let mut workspace = Workspace::new(self.shard, Capacity::one_session(BATCH))?;
+        let mut kv = self.shard.new_kv_of(self.range)?;
+        let mut rows = Vec::new();
+        for part in ids.chunks(BATCH) {
+            let item = Item { kv: &mut kv, input: Input::Tokens(part), output: Output::All };
+            self.shard.run(&mut workspace, self.range, self.rounding, &mut [item])?;
+            rows.extend_from_slice(workspace.activations(0));
+        }
+        Ok(rows.split_off(subject.known.len() * self.shard.blueprint().hidden))
+    }
+}
+
+/// Someone with the model, who has found a prefix.
+struct Attacker<'a> {
+    home: Home<'a>,
+    workspace: Workspace,
+    /// One cache per candidate of a batch; all hold the prefix.
+    caches: Vec<KvCache>,
+    /// The whole model after the prefix, for the order of candidates.
+    whole: KvCache,
+    prefix: usize,
+    /// All tokens, likeliest first.
+    order: Vec<u32>,
+}
+
+impl<'a> Attacker<'a> {
+    fn new(home: Home<'a>, known: &[u32]) -> Result<Self> {
+        let shard = home.shard;
+        let workspace = Workspace::new(shard, Capacity { rows: BATCH, items: BATCH, logit_rows: 1 })?;
+        let caches = (0..BATCH).map(|_| shard.new_kv_of(home.range)).collect::<shard::Result<_>>()?;
+        let order = (0..shard.blueprint().vocab as u32).collect();
+        let mut attacker = Self { home, workspace, caches, whole: shard.new_kv(), prefix: 0, order };
+        for &id in known {
+            attacker.accept(id)?;
+        }
+        Ok(attacker)
+    }
+
+    /// The candidate whose row is nearest to `seen`, and how many were computed.
+    fn search(&mut self, seen: &[f32]) -> Result<(u32, u64)> {
+        let Home { shard, range, rounding } = self.home;
+        let (mut best, mut tried) = ((f64::INFINITY, 0), 0);
+        for candidates in self.order.chunks(BATCH) {
+            let mut items: Vec<Item<'_>> = candidates
+                .iter()
+                .zip(&mut self.caches)
+                .map(|(id, kv)| Item {
+                    kv,
+                    input: Input::Tokens(std::slice::from_ref(id)),
+                    output: Output::Last,
+                })
+                .collect();
+            shard.run(&mut self.workspace, range, rounding, &mut items)?;
+            for (index, &id) in candidates.iter().enumerate() {
+                let distance = squared_distance(self.workspace.activations(index), seen);
+                if distance < best.0 {
+                    best = (distance, id);
+                }
+                self.caches[index].truncate(self.prefix);
+            }
+            tried += candidates.len() as u64;
+            if best.0 == 0.0 {
+                break;
+            }
+        }
+        Ok((best.1, tried))
+    }
+
+    /// Takes `id` for the next token of the prefix.
+    fn accept(&mut self, id: u32) -> Result<()> {
+        let Home { shard, range, rounding } = self.home;
+        let input = Input::Tokens(std::slice::from_ref(&id));
+        let mut items: Vec<Item<'_>> =
+            self.caches.iter_mut().map(|kv| Item { kv, input, output: Output::None }).collect();
+        shard.run(&mut self.workspace, range, rounding, &mut items)?;
+        self.prefix += 1;
+        shard.step(&mut self.workspace, &mut self.whole, id)?;
+        let logits = self.workspace.logits(0);
+        self.order
+            .sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        Ok(())
+    }
+}
+
+fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum()
+}
