@@ -16,7 +16,9 @@
 //!
 //! What a stage promises (the other end of this machine): a frame names session, epoch and positions `[from, to)`.
 //! A lower epoch is dropped, a higher one adopted. `from` beyond its KV is answered with `NeedReplay { have }`;
-//! otherwise it truncates to `from`, computes, and passes its output on under the same epoch.
+//! otherwise it truncates to `from`, computes, and passes its output on under the same epoch. A stage that is closed
+//! remembers the session's epoch for as long as a lease lasts: an `Open` that was overtaken by its `Close` must not
+//! start it again.
 //!
 //! Invariants, asserted by the tests at every event:
 //! * I1: a stage computes only when its KV length equals the frame's first position.
@@ -173,6 +175,8 @@ pub enum Action {
     Close {
         /// Whom.
         node: NodeId,
+        /// Everything of this session opened under this epoch or a lower one.
+        epoch: u32,
     },
     /// Two answers for one position differ: keep both for the verdict.
     Evidence {
@@ -572,7 +576,7 @@ impl Session {
                 let replacements = segments.into_iter().map(Stage::fresh);
                 self.stages.splice(at..=at, replacements);
                 if self.stages.iter().all(|stage| stage.segment.node != node) {
-                    actions.push(Action::Close { node });
+                    actions.push(Action::Close { node, epoch: self.epoch });
                 }
                 self.open_all(now, actions);
             }
@@ -605,7 +609,8 @@ impl Session {
             Some((pipeline, standbys)) => {
                 let old: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
                 let gone = old.into_iter().filter(|node| !pipeline.visits(*node));
-                actions.extend(gone.map(|node| Action::Close { node }));
+                let epoch = self.epoch;
+                actions.extend(gone.map(|node| Action::Close { node, epoch }));
                 self.adopt(now, &pipeline, &standbys, actions);
             }
             None => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
@@ -660,7 +665,8 @@ impl Session {
         nodes.extend(self.stages.iter().filter_map(|stage| stage.shadow));
         nodes.sort_unstable();
         nodes.dedup();
-        actions.extend(nodes.into_iter().map(|node| Action::Close { node }));
+        let epoch = self.epoch;
+        actions.extend(nodes.into_iter().map(|node| Action::Close { node, epoch }));
         actions.push(Action::Done(end));
         self.phase = Phase::Over;
     }

@@ -6,7 +6,7 @@
 //! claims and bound them. [`SwarmView::snapshot`] freezes one model for the router.
 //!
 //! Announcements can be wrong: late, or a lie. What a lease taught ([`SwarmView::correct`], [`SwarmView::unreachable`])
-//! outweighs them for [`CORRECTED_MS`]. What was measured or experienced of a node outlives its absence, so that nobody
+//! outweighs them for [`CORRECTED_MS`] and [`UNREACHABLE_MS`]. What was measured or experienced of a node outlives its absence, so that nobody
 //! sheds a bad name by being silent for a while.
 //!
 //! Limits: [`MAX_NODES`] nodes and [`MAX_LINKS`] measured links per node; beyond, newcomers are refused and the
@@ -26,8 +26,11 @@ pub const MAX_NODES: usize = 50_000;
 /// Measured links kept per node.
 pub const MAX_LINKS: usize = 32;
 /// How long a correction outweighs announcements, ms. Shorter and a liar is asked again by every request; longer and a
-/// link that came up again stays unused.
+/// node that loaded the layers after all, without saying so, stays unused.
 pub const CORRECTED_MS: u64 = 60_000;
+/// How long a pair that could not talk is avoided, ms: about what a relay needs to come back. Longer and a small swarm
+/// stays split when it no longer is.
+pub const UNREACHABLE_MS: u64 = 20_000;
 /// Corrections of each kind kept; beyond, further ones are not, which costs a refused lease each time.
 pub const MAX_CORRECTIONS: usize = 4_096;
 /// What an unknown machine is assumed to need per layer and token, ms: pessimistic, so that claims alone win nothing.
@@ -169,7 +172,7 @@ impl SwarmView {
     pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
         let before = self.corrections.len() + self.unreachable.len();
         self.corrections.retain(|_, correction| now.since(correction.at) < CORRECTED_MS);
-        self.unreachable.retain(|_, at| now.since(*at) < CORRECTED_MS);
+        self.unreachable.retain(|_, at| now.since(*at) < UNREACHABLE_MS);
         self.epoch += u64::from(self.corrections.len() + self.unreachable.len() < before);
         let old = |known: &Known| now.since(known.heard) > EXPIRY_MS;
         let gone: Vec<NodeId> = self.known.iter().filter(|(_, k)| old(k)).map(|(id, _)| *id).collect();

@@ -200,7 +200,9 @@ impl World {
                     let found = self.route(&deny);
                     self.put(self.now + 1, Message::ToSession(Event::Rerouted(found)));
                 }
-                Action::Close { node } => self.served.retain(|key, _| key.0 != node),
+                Action::Close { node, epoch } => {
+                    self.served.retain(|key, served| key.0 != node || served.epoch > epoch);
+                }
                 Action::Evidence { position } => panic!("honest nodes differ at {position}"),
                 Action::Done(end) => {
                     assert_eq!(self.end, None, "ends once");

@@ -261,12 +261,12 @@ impl Swarm {
         let close: Vec<NodeId> = closing
             .into_iter()
             .filter_map(|action| match action {
-                Action::Close { node } => Some(node),
+                Action::Close { node, .. } => Some(node),
                 _ => None,
             })
             .collect();
         self.machines[at].asker.live.remove(&id);
-        close.into_iter().for_each(|node| self.send(at, index(node), Body::Close { session: id }));
+        close.into_iter().for_each(|node| self.send(at, index(node), Body::Close { session: id, epoch: 1 }));
         self.report.looks += 1;
         self.begin(at, turn, looks, &pipeline, &standbys);
         true
@@ -307,9 +307,9 @@ impl Swarm {
                     let found = self.find(at, &history, &deny, self.now as u32);
                     self.at(self.now + 1, Happening::Route { at, session: id, found: Box::new(found) });
                 }
-                Action::Close { node } => {
+                Action::Close { node, epoch } => {
                     live.shadows.remove(&node);
-                    self.send(at, index(node), Body::Close { session: id });
+                    self.send(at, index(node), Body::Close { session: id, epoch });
                 }
                 Action::Evidence { position } => {
                     self.checks.that(false, || format!("honest machines differ at {position}"));

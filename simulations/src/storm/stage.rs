@@ -113,6 +113,8 @@ pub struct Stage {
     pub held: LayerSet,
     door: Admission,
     served: BTreeMap<(SessionId, u32), Served>,
+    /// Sessions closed lately, their epochs and when.
+    closed: BTreeMap<SessionId, (u32, Millis)>,
     asks: u64,
     limits: Limits,
 }
@@ -122,7 +124,7 @@ impl Stage {
     pub fn new(held: LayerSet, slots: u32, kv: u64) -> Self {
         let limits =
             Limits { slots, kv_bytes: kv, waiting: WAITING, tiers: vec![Tier { weight: 1.0, share: slots }] };
-        Self { held, door: Admission::new(limits.clone()), served: BTreeMap::new(), asks: 0, limits }
+        Self { held, door: Admission::new(limits.clone()), served: BTreeMap::new(), closed: BTreeMap::new(), asks: 0, limits }
     }
 
     /// Takes in a lease; `Err` when it is refused, `Ok(true)` when it runs already, `Ok(false)` when the answer comes from
@@ -131,6 +133,9 @@ impl Stage {
         let key = (lease.session, lease.layers.start());
         if !self.held.covers(lease.layers) {
             return Err(());
+        }
+        if self.closed.get(&lease.session).is_some_and(|closed| lease.epoch <= closed.0) {
+            return Ok(false);
         }
         if let Some(old) = self.served.get_mut(&key) {
             if lease.epoch <= old.lease.epoch {
@@ -224,9 +229,14 @@ impl Stage {
     }
 
     /// A session needs this machine no more.
-    pub fn close(&mut self, session: SessionId) {
+    pub fn close(&mut self, now: Millis, session: SessionId, epoch: u32) {
+        let closed = self.closed.entry(session).or_insert((epoch, now));
+        *closed = (closed.0.max(epoch), now);
         let keys: Vec<_> =
             self.served.range((session, 0)..).map(|e| *e.0).take_while(|k| k.0 == session).collect();
+        // A close that comes late does not end what was opened since.
+        let keys = keys.into_iter().filter(|key| self.served.get(key).is_some_and(|s| s.lease.epoch <= epoch));
+        let keys: Vec<_> = keys.collect();
         keys.into_iter().for_each(|key| self.drop_entry(key));
     }
 
@@ -235,6 +245,7 @@ impl Stage {
         let old: Vec<_> =
             self.served.iter().filter(|e| now.since(e.1.heard) >= KEEP_MS).map(|e| *e.0).collect();
         old.into_iter().for_each(|key| self.drop_entry(key));
+        self.closed.retain(|_, closed| now.since(closed.1) < KEEP_MS);
     }
 
     /// Holds other layers from now on; leases on what is gone end. Their sessions, by requester.

@@ -1,7 +1,7 @@
 //! The event loop of a storm: machines, clocks, announcements, faults, healing.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
 use scheduler::capability::{Claim, Holding};
 use scheduler::chance::Chance;
@@ -43,7 +43,8 @@ const MOST_EVENTS: u64 = 2_000_000;
 #[derive(Clone, Debug)]
 pub(super) enum Body {
     Open(Lease),
-    Close { session: SessionId },
+    /// Under the epoch in which the session was at that time.
+    Close { session: SessionId, epoch: u32 },
     Frame { session: SessionId, epoch: u32, layer: u32, from: u32, inputs: Vec<u64>, home: usize },
     Feed {
         session: SessionId,
@@ -133,11 +134,14 @@ pub(super) struct Swarm {
     pub report: Report,
     pub sessions: u64,
     order: u64,
-    queue: BinaryHeap<Reverse<(u64, u64)>>,
-    events: BTreeMap<u64, Happening>,
+    queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    events: Vec<Option<Happening>>,
+    free: Vec<usize>,
     healed: bool,
     /// Asks scheduled and not begun.
     due: usize,
+    /// Nobody asks any more: only leases run out.
+    closing: bool,
     over: bool,
 }
 
@@ -146,7 +150,8 @@ pub fn run(options: &Options) -> Report {
     let mut swarm = Swarm::new(options);
     swarm.schedule();
     while let Some(Reverse(key)) = swarm.queue.pop() {
-        let Some(happening) = swarm.events.remove(&key.1) else { continue };
+        let Some(happening) = swarm.events[key.2].take() else { continue };
+        swarm.free.push(key.2);
         swarm.now = key.0;
         swarm.report.events += 1;
         swarm.happen(happening);
@@ -213,7 +218,9 @@ impl Swarm {
             sessions: 0,
             order: 0,
             queue: BinaryHeap::new(),
-            events: BTreeMap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
+            closing: false,
             healed: false,
             due: 0,
             over: false,
@@ -224,8 +231,12 @@ impl Swarm {
     pub fn at(&mut self, ms: u64, happening: Happening) {
         self.due += usize::from(matches!(happening, Happening::Ask { .. } | Happening::AskAgain { .. }));
         self.order += 1;
-        self.queue.push(Reverse((ms.max(self.now), self.order)));
-        self.events.insert(self.order, happening);
+        let slot = self.free.pop().unwrap_or(self.events.len());
+        match self.events.get_mut(slot) {
+            Some(free) => *free = Some(happening),
+            None => self.events.push(Some(happening)),
+        }
+        self.queue.push(Reverse((ms.max(self.now), self.order, slot)));
     }
 
     /// What a machine's own clock says.
@@ -387,8 +398,8 @@ impl Swarm {
         let now = self.local(to);
         match body {
             Body::Open(lease) => self.open(to, lease),
-            Body::Close { session } => {
-                self.machines[to].stage.close(session);
+            Body::Close { session, epoch } => {
+                self.machines[to].stage.close(now, session, epoch);
                 self.admit(to);
             }
             Body::Frame { session, epoch, layer, from, inputs, home } => {
@@ -534,7 +545,7 @@ impl Swarm {
     }
 
     fn announce(&mut self, at: usize) {
-        if self.awake(at) != Ok(true) {
+        if self.awake(at) != Ok(true) || self.closing {
             return;
         }
         let machine = &mut self.machines[at];
@@ -715,6 +726,7 @@ impl Swarm {
         let late = self.now >= self.options.heal_ms + BOUND_MS;
         self.checks.that(quiet || !late, || format!("a request is alive {BOUND_MS} ms after healing"));
         if quiet || late {
+            self.closing = true;
             self.at(self.now + KEEP_MS * 5 / 4 + 2 * SWEEP_MS, Happening::Final);
         } else {
             self.at(self.now + SWEEP_MS, Happening::Settled);
