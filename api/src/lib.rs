@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod anthropic;
 mod body;
 mod error;
 mod fields;
@@ -33,7 +34,9 @@ mod guard;
 pub mod inference;
 mod metrics;
 mod names;
+mod ollama;
 mod openai;
+mod openapi;
 mod queue;
 mod router;
 mod server;

@@ -10,18 +10,30 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{App, body::MAX_BODY_BYTES, error, guard, metrics, openai, swarm, web};
+use crate::{
+    App, anthropic, body::MAX_BODY_BYTES, error, guard, metrics, ollama, openai, openapi, swarm, web,
+};
 
 /// The router over `app`.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let open = web::routes().route("/healthz", get(health)).route("/session", post(guard::session));
     let closed = Router::new()
         .route("/v1/chat/completions", post(openai::chat::post))
+        .route("/v1/completions", post(openai::completions::post))
+        .route("/v1/responses", post(openai::responses::post))
+        .route("/v1/embeddings", post(openai::embeddings::post))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{model}", get(openai::models::get))
+        .route("/v1/messages", post(anthropic::messages::post))
+        .route("/api/generate", post(ollama::generate::post))
+        .route("/api/chat", post(ollama::chat::post))
+        .route("/api/tags", get(ollama::tags::get))
+        .route("/api/show", post(ollama::show::post))
+        .route("/api/version", get(ollama::version::get))
         .route("/swarm", get(swarm::snapshot))
         .route("/swarm/events", get(swarm::events))
         .route("/swarm/contribution", post(swarm::contribute))
+        .route("/openapi.json", get(openapi::get))
         .route("/metrics", get(metrics::get))
         .route_layer(from_fn_with_state(app.clone(), guard::access));
     open.merge(closed)

@@ -4,8 +4,11 @@
 //! body field) say who may read the prompt and how strangers are checked.
 
 pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
+pub(crate) mod responses;
 
 use axum::http::HeaderMap;
 use serde_json::{Value, json};

@@ -1,0 +1,301 @@
+//! `POST /v1/messages`.
+//!
+//! A request becomes the messages of OpenAI's chat, which chat templates read; blocks of tool use and tool results become
+//! tool calls and tool messages. Thinking blocks are left out: models are not shown what they thought before.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
+
+use crate::{
+    App,
+    answer::{self, Answer, Ended, Piece, Whole},
+    body::JsonBody,
+    error::ApiError,
+    fields::{Fields, required},
+    inference::{Format, GenerateRequest, Mode, Plan, Prompt, Sampling, Usage, Verify},
+    names,
+    openai::{self, MAX_TOKENS, messages::MAX_MESSAGES},
+    sse::{self, Frame, Wire},
+    tools::{Choice, Offer, ToolCall},
+};
+
+/// Blocks of one message.
+const MAX_BLOCKS: usize = 1024;
+/// OpenAI's bound, for want of one of Anthropic's.
+const MAX_TOOLS: usize = 128;
+
+pub(crate) async fn post(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let fields = Fields::new(&body)?;
+    let (request, offer) = read(&app, &headers, &fields)?;
+    let seen = sse::last_event_id(&headers)?;
+    if seen.is_some() && request.seed.is_none() {
+        return Err(ApiError::field("Last-Event-ID", "needs a `seed`"));
+    }
+    let streams = fields.bool("stream")?.unwrap_or(false);
+    let answer = answer::begin(&app, request, &offer, 1).await?;
+    if streams {
+        return Ok(stream_blocks(answer, seen));
+    }
+    let id = answer.id.clone();
+    let (plans, mut wholes) = answer.collect().await?;
+    let whole = wholes.pop().unwrap_or_default();
+    let headers = answer::headers(&id, &plans[0], Some(&whole.report));
+    Ok((headers, Json(message(&id, &plans[0], &whole))).into_response())
+}
+
+fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>) -> Result<(GenerateRequest, Offer), ApiError> {
+    let mut tools = Vec::new();
+    for (i, tool) in fields.list("tools", MAX_TOOLS)?.unwrap_or_default().iter().enumerate() {
+        let tool = Fields::at(tool, format!("tools[{i}]"))?;
+        if tool.text("type")?.is_some_and(|kind| kind != "custom") {
+            return Err(tool.refuse("type", "must be `custom`: this node has no tools of its own"));
+        }
+        tools.push(Offer::function(&tool, "input_schema")?);
+    }
+    let choice = match fields.object("tool_choice")? {
+        None => Choice::Auto,
+        Some(choice) => match required(&choice, "type", choice.text("type")?)? {
+            "auto" => Choice::Auto,
+            "none" => Choice::None,
+            "any" => Choice::Required,
+            "tool" => Choice::Named(required(&choice, "name", choice.text("name")?)?.to_owned()),
+            _ => return Err(choice.refuse("type", "must be auto, any, tool or none")),
+        },
+    };
+    let offer = Offer::new(tools, choice, "tool_choice")?;
+    let sampling = Sampling {
+        temperature: fields.number("temperature", 0.0, 2.0)?,
+        top_k: fields.count("top_k", 0, 1 << 20)?,
+        top_p: fields.number("top_p", 0.0, 1.0)?,
+        ..Sampling::default()
+    };
+    let request = GenerateRequest {
+        id: names::fresh("msg_"),
+        model: fields.text("model")?.map(str::to_owned),
+        prompt: Prompt::Messages {
+            messages: conversation(fields)?,
+            tools: offer.tools.clone(),
+            extra: serde_json::Map::new(),
+        },
+        sampling,
+        seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64),
+        max_tokens: Some(required(fields, "max_tokens", fields.count("max_tokens", 1, MAX_TOKENS)?)?),
+        stop: openai::stops(fields, "stop_sequences")?,
+        logprobs: None,
+        format: offer.forced.clone().unwrap_or(Format::Text),
+        mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
+        verify: openai::choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        show_special: false,
+    };
+    app.know(request.model.as_deref())?;
+    Ok((request, offer))
+}
+
+fn conversation(fields: &Fields<'_>) -> Result<Value, ApiError> {
+    let mut all = Vec::new();
+    if let Some(system) = openai::messages::text(fields, "system")? {
+        all.push(json!({"role": "system", "content": system}));
+    }
+    let list = required(fields, "messages", fields.list("messages", MAX_MESSAGES)?)?;
+    if list.is_empty() {
+        return Err(fields.refuse("messages", "must have at least one message"));
+    }
+    for (i, message) in list.iter().enumerate() {
+        let message = Fields::at(message, format!("messages[{i}]"))?;
+        match required(&message, "role", message.text("role")?)? {
+            role @ ("user" | "assistant" | "system") => turn(&message, role, &mut all)?,
+            _ => return Err(message.refuse("role", "must be user, assistant or system")),
+        }
+    }
+    Ok(all.into())
+}
+
+/// One message becomes one or more: results of tools are messages of their own, before the user's text.
+fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>) -> Result<(), ApiError> {
+    if let Some(Value::String(text)) = message.any("content") {
+        all.push(json!({"role": role, "content": text}));
+        return Ok(());
+    }
+    let blocks = required(message, "content", message.list("content", MAX_BLOCKS)?)?;
+    let (mut text, mut calls) = (String::new(), Vec::new());
+    for (i, block) in blocks.iter().enumerate() {
+        let block = Fields::at(block, format!("{}[{i}]", message.name("content")))?;
+        match required(&block, "type", block.text("type")?)? {
+            "text" => text.push_str(required(&block, "text", block.text("text")?)?),
+            "tool_use" => calls.push(json!({
+                "id": block.text("id")?.unwrap_or(""),
+                "type": "function",
+                "function": {
+                    "name": required(&block, "name", block.text("name")?)?,
+                    "arguments": block.any("input").cloned().unwrap_or_else(|| json!({})),
+                },
+            })),
+            "tool_result" => all.push(json!({
+                "role": "tool",
+                "tool_call_id": required(&block, "tool_use_id", block.text("tool_use_id")?)?,
+                "content": openai::messages::text(&block, "content")?.unwrap_or_default(),
+            })),
+            "thinking" | "redacted_thinking" => {}
+            _ => {
+                let why = "must be text, tool_use or tool_result: the models here read nothing else";
+                return Err(block.refuse("type", why));
+            }
+        }
+    }
+    if !text.is_empty() || !calls.is_empty() {
+        let mut one = json!({"role": role, "content": text});
+        if !calls.is_empty() {
+            one["tool_calls"] = calls.into();
+        }
+        all.push(one);
+    }
+    Ok(())
+}
+
+fn stop_reason(ended: Ended, stop: Option<&str>) -> &'static str {
+    match ended {
+        Ended::Calls => "tool_use",
+        Ended::Length => "max_tokens",
+        Ended::Stop if stop.is_some() => "stop_sequence",
+        Ended::Stop => "end_turn",
+    }
+}
+
+fn usage(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens.min(usage.prompt_tokens),
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.completion_tokens,
+    })
+}
+
+fn tool_use(call: &ToolCall, input: Value) -> Value {
+    json!({"type": "tool_use", "id": format!("toolu_{}", call.id), "name": call.name, "input": input})
+}
+
+fn message(id: &str, plan: &Plan, whole: &Whole) -> Value {
+    let mut content = Vec::new();
+    if !whole.text.is_empty() {
+        content.push(json!({"type": "text", "text": whole.text}));
+    }
+    let input = |call: &ToolCall| serde_json::from_str(&call.arguments).unwrap_or_default();
+    content.extend(whole.calls.iter().map(|call| tool_use(call, input(call))));
+    json!({
+        "id": id,
+        "type": "message",
+        "role": "assistant",
+        "model": plan.model,
+        "content": content,
+        "stop_reason": whole.ended.map(|ended| stop_reason(ended, whole.stop.as_deref())),
+        "stop_sequence": whole.stop,
+        "usage": usage(&whole.usage),
+        "shoal": answer::badge(plan, Some(&whole.report)),
+    })
+}
+
+fn stream_blocks(answer: Answer, seen: Option<u64>) -> Response {
+    let Answer { id, plans, pieces, .. } = answer;
+    let headers = answer::headers(&id, &plans[0], None);
+    let empty = Whole::default();
+    let mut start = message(&id, &plans[0], &empty);
+    start["usage"] = usage(&Usage { prompt_tokens: plans[0].prompt_tokens, ..Usage::default() });
+    start["shoal"] = answer::badge(&plans[0], None);
+    let first = vec![
+        Frame::event("message_start", json!({"type": "message_start", "message": start})),
+        Frame::event("ping", json!({"type": "ping"})),
+    ];
+    let mut writer = Writer { plan: plans[0].clone(), index: 0, open: false, tokens: 0 };
+    let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
+    (headers, sse::respond(frames, Wire::Events, seen)).into_response()
+}
+
+/// Turns pieces into events.
+struct Writer {
+    plan: Plan,
+    /// The block being written, or to be written next.
+    index: usize,
+    /// Whether a block of text is open.
+    open: bool,
+    tokens: u64,
+}
+
+impl Writer {
+    fn start(&self, block: Value) -> Frame {
+        Frame::event(
+            "content_block_start",
+            json!({"type": "content_block_start", "index": self.index, "content_block": block}),
+        )
+    }
+
+    fn delta(&self, delta: Value) -> Frame {
+        Frame::event(
+            "content_block_delta",
+            json!({"type": "content_block_delta", "index": self.index, "delta": delta}),
+        )
+    }
+
+    fn stop(&mut self) -> Frame {
+        let frame =
+            Frame::event("content_block_stop", json!({"type": "content_block_stop", "index": self.index}));
+        self.index += 1;
+        frame
+    }
+
+    fn close(&mut self) -> Vec<Frame> {
+        if std::mem::take(&mut self.open) { vec![self.stop()] } else { Vec::new() }
+    }
+
+    fn write(&mut self, piece: Piece) -> Vec<Frame> {
+        match piece {
+            Piece::Token { text, .. } => {
+                self.tokens += 1;
+                let mut frames = Vec::new();
+                if text.is_empty() {
+                    return frames;
+                }
+                if !std::mem::replace(&mut self.open, true) {
+                    frames.push(self.start(json!({"type": "text", "text": ""})));
+                }
+                frames.push(self.delta(json!({"type": "text_delta", "text": text})).id(self.tokens));
+                frames
+            }
+            Piece::Call(call) => {
+                let mut frames = self.close();
+                frames.push(self.start(tool_use(&call, json!({}))));
+                frames.push(self.delta(json!({"type": "input_json_delta", "partial_json": call.arguments})));
+                frames.push(self.stop());
+                frames
+            }
+            Piece::Failover { .. } => Vec::new(),
+            Piece::Done(done, ended) => {
+                let mut frames = self.close();
+                let delta = json!({
+                    "stop_reason": stop_reason(ended, done.stop.as_deref()), "stop_sequence": done.stop,
+                });
+                frames.push(Frame::event(
+                    "message_delta",
+                    json!({
+                        "type": "message_delta", "delta": delta, "usage": usage(&done.usage),
+                        "shoal": answer::badge(&self.plan, Some(&done.report)),
+                    }),
+                ));
+                frames.push(Frame::event("message_stop", json!({"type": "message_stop"})));
+                frames
+            }
+            Piece::Failed(failure) => vec![Frame::event("error", ApiError::from(failure).anthropic())],
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Anthropic's API, as far as its clients use it for text and tools.
+
+pub(crate) mod messages;

@@ -1,0 +1,99 @@
+//! `POST /api/chat`.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Json,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use futures::StreamExt;
+use serde_json::{Value, json};
+
+use super::{common, ending, extend, timestamp};
+use crate::{
+    App,
+    answer::{self, Answer, Piece},
+    body::JsonBody,
+    error::ApiError,
+    fields::Fields,
+    inference::Prompt,
+    openai::messages,
+    sse::{self, Frame, Wire},
+    tools::{Offer, ToolCall},
+};
+
+pub(crate) async fn post(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    let fields = Fields::new(&body)?;
+    let offer = Offer::openai(&fields)?;
+    for (i, message) in
+        fields.list("messages", messages::MAX_MESSAGES)?.unwrap_or_default().iter().enumerate()
+    {
+        let message = Fields::at(message, format!("messages[{i}]"))?;
+        if message.list("images", 64)?.is_some_and(|images| !images.is_empty()) {
+            return Err(message.refuse("images", "are not supported: the models here read text"));
+        }
+    }
+    let mut extra = serde_json::Map::new();
+    if let Some(think) = fields.any("think").and_then(Value::as_bool) {
+        extra.insert("enable_thinking".into(), think.into());
+    }
+    let prompt = Prompt::Messages { messages: messages::read(&fields)?, tools: offer.tools.clone(), extra };
+    let request = common(&app, &fields, &headers, prompt)?;
+    let streams = fields.bool("stream")?.unwrap_or(true);
+    let answer = answer::begin(&app, request, &offer, 1).await?;
+    let base = json!({"model": answer.plans[0].model, "created_at": timestamp(answer.created_s)});
+    if !streams {
+        let id = answer.id.clone();
+        let (plans, mut wholes) = answer.collect().await?;
+        let whole = wholes.pop().unwrap_or_default();
+        let mut line = base;
+        line["message"] = message(&whole.text, &whole.calls);
+        if let Some(ended) = whole.ended {
+            extend(&mut line, ending(ended, &whole.usage, &whole.report, started.elapsed()));
+        }
+        let headers = answer::headers(&id, &plans[0], Some(&whole.report));
+        return Ok((headers, Json(line)).into_response());
+    }
+    let Answer { id, plans, pieces, .. } = answer;
+    let headers = answer::headers(&id, &plans[0], None);
+    let frames = pieces.map(move |(_, piece)| {
+        let line = |message: Value| {
+            let mut line = base.clone();
+            line["message"] = message;
+            line["done"] = false.into();
+            line
+        };
+        match piece {
+            Piece::Token { text, .. } if !text.is_empty() => vec![Frame::data(line(message(&text, &[])))],
+            Piece::Call(call) => vec![Frame::data(line(message("", &[call])))],
+            Piece::Token { .. } | Piece::Failover { .. } => Vec::new(),
+            Piece::Done(done, ended) => {
+                let mut last = line(message("", &[]));
+                extend(&mut last, ending(ended, &done.usage, &done.report, started.elapsed()));
+                vec![Frame::data(last)]
+            }
+            Piece::Failed(failure) => vec![Frame::data(ApiError::from(failure).ollama())],
+        }
+    });
+    Ok((headers, sse::respond(frames, Wire::Lines, None)).into_response())
+}
+
+/// Arguments are objects here, not strings.
+fn message(text: &str, calls: &[ToolCall]) -> Value {
+    let mut message = json!({"role": "assistant", "content": text});
+    if !calls.is_empty() {
+        let call = |call: &ToolCall| {
+            let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
+            json!({"function": {"name": call.name, "arguments": arguments}})
+        };
+        message["tool_calls"] = calls.iter().map(call).collect();
+    }
+    message
+}

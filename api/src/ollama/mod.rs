@@ -1,0 +1,154 @@
+//! Ollama's API, as far as its clients use it to ask. Models are looked after with `shoal model`, not from here.
+//!
+//! Names of models may carry the tag `:latest`, which Ollama's clients add. Streams are lines of JSON.
+
+pub(crate) mod chat;
+pub(crate) mod generate;
+pub(crate) mod show;
+pub(crate) mod tags;
+pub(crate) mod version;
+
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use serde_json::{Value, json};
+
+use crate::{
+    App,
+    answer::Ended,
+    error::ApiError,
+    fields::{Fields, required},
+    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Usage, Verify},
+    names,
+    openai::{self, MAX_TOKENS},
+};
+
+/// The model a request names.
+fn model(app: &App, fields: &Fields<'_>) -> Result<ModelInfo, ApiError> {
+    let field = if fields.any("model").is_some() { "model" } else { "name" };
+    let name = required(fields, "model", fields.text(field)?)?;
+    app.know(Some(name.strip_suffix(":latest").unwrap_or(name)))
+}
+
+/// A request with `options`, `format` and what both routes share. Stop strings and counts come from `options`.
+fn common(
+    app: &App,
+    fields: &Fields<'_>,
+    headers: &HeaderMap,
+    prompt: Prompt,
+) -> Result<GenerateRequest, ApiError> {
+    let empty = json!({});
+    let options = fields.object("options")?;
+    let options = match options {
+        Some(options) => options,
+        None => Fields::at(&empty, "options")?,
+    };
+    let sampling = Sampling {
+        temperature: options.number("temperature", 0.0, 2.0)?,
+        top_k: options.integer("top_k", -1, 1 << 20)?.map(|k| k.max(0) as usize),
+        top_p: options.number("top_p", 0.0, 1.0)?,
+        min_p: options.number("min_p", 0.0, 1.0)?,
+        typical_p: options.number("typical_p", 0.0, 1.0)?,
+        repetition_penalty: options.number("repeat_penalty", 0.01, 100.0)?,
+        presence_penalty: options.number("presence_penalty", -2.0, 2.0)?,
+        frequency_penalty: options.number("frequency_penalty", -2.0, 2.0)?,
+        logit_bias: Vec::new(),
+    };
+    // -1 and -2 mean "until it ends" and "until the context is full".
+    let most = options.integer("num_predict", -2, MAX_TOKENS as i64)?;
+    let format = match fields.any("format") {
+        None => Format::Text,
+        Some(Value::String(word)) if word.is_empty() => Format::Text,
+        Some(Value::String(word)) if word == "json" => Format::JsonObject,
+        Some(schema @ Value::Object(_)) => Format::JsonSchema(schema.clone()),
+        Some(_) => return Err(fields.refuse("format", "must be `json` or a JSON schema")),
+    };
+    Ok(GenerateRequest {
+        id: names::fresh("ollama-"),
+        model: Some(model(app, fields)?.name),
+        prompt,
+        sampling,
+        seed: options.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64),
+        max_tokens: most.filter(|most| *most > 0).map(|most| most as usize),
+        stop: openai::stops(&options, "stop")?,
+        logprobs: None,
+        format,
+        mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
+        verify: openai::choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        show_special: false,
+    })
+}
+
+/// The members that end an answer.
+fn ending(ended: Ended, usage: &Usage, report: &Report, took: Duration) -> Value {
+    let ns = |ms: f64| (ms.max(0.0) * 1e6) as u64;
+    let after_first = usage.completion_tokens.saturating_sub(1) as f64;
+    let decode_ms = if report.tok_s > 0.0 { after_first / report.tok_s * 1e3 } else { 0.0 };
+    json!({
+        "done": true,
+        "done_reason": if ended == Ended::Length { "length" } else { "stop" },
+        "total_duration": took.as_nanos() as u64,
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": ns(report.prefill_ms),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": ns(decode_ms),
+    })
+}
+
+/// Adds the members of `more` to `line`.
+fn extend(line: &mut Value, more: Value) {
+    if let (Some(line), Value::Object(more)) = (line.as_object_mut(), more) {
+        line.extend(more);
+    }
+}
+
+/// A time as Ollama's clients parse it, RFC 3339 in UTC.
+fn timestamp(seconds: u64) -> String {
+    let days = (seconds / 86_400) as i64;
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    // Days to a date of the proleptic Gregorian calendar, years beginning in March.
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let day_of_era = z.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// What `tags` and `show` say about a model.
+fn details(info: &ModelInfo) -> Value {
+    json!({
+        "parent_model": "",
+        "format": "gguf",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": parameters(info.parameters),
+        "quantization_level": info.format.to_uppercase(),
+    })
+}
+
+fn parameters(n: u64) -> String {
+    match n {
+        1_000_000_000.. => format!("{:.1}B", n as f64 / 1e9),
+        1_000_000.. => format!("{:.1}M", n as f64 / 1e6),
+        _ => format!("{:.1}K", n as f64 / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_are_dates() {
+        assert_eq!(timestamp(0), "1970-01-01T00:00:00Z");
+        assert_eq!(timestamp(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(timestamp(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(timestamp(1_700_000_000), "2023-11-14T22:13:20Z");
+    }
+}

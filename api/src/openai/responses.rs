@@ -1,0 +1,361 @@
+//! `POST /v1/responses`, for text and functions. Nothing is stored: `previous_response_id` and `background` are refused,
+//! and a conversation is continued by sending its items again.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    http::HeaderMap,
+    response::{IntoResponse, Response},
+};
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
+
+use super::{MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, logprobs, messages};
+use crate::{
+    App,
+    answer::{self, Answer, Ended, Piece, Whole},
+    body::JsonBody,
+    error::ApiError,
+    fields::{Fields, required},
+    inference::{Format, GenerateRequest, Plan, Prompt, Report, Usage},
+    names,
+    sse::{self, Frame, Wire},
+    tools::{Offer, ToolCall},
+};
+
+struct Asked {
+    request: GenerateRequest,
+    offer: Offer,
+    stream: bool,
+    /// Fields of the request that the answer repeats.
+    echo: Value,
+}
+
+pub(crate) async fn post(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let asked = read(&app, &headers, &body)?;
+    let seen = sse::last_event_id(&headers)?;
+    if seen.is_some() && asked.request.seed.is_none() {
+        return Err(ApiError::field("Last-Event-ID", "needs a `seed`"));
+    }
+    let answer = answer::begin(&app, asked.request, &asked.offer, 1).await?;
+    if asked.stream {
+        return Ok(stream_items(answer, asked.echo, seen));
+    }
+    let (id, created) = (answer.id.clone(), answer.created_s);
+    let (plans, mut wholes) = answer.collect().await?;
+    let whole = wholes.pop().unwrap_or_default();
+    let items = Items::of(&whole);
+    let base = Base { id: id.clone(), created, plan: plans[0].clone(), echo: asked.echo };
+    let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
+    let body = base.response(status, items.0, Some((&whole.usage, &whole.report)));
+    Ok((answer::headers(&id, &plans[0], Some(&whole.report)), Json(body)).into_response())
+}
+
+fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError> {
+    let fields = Fields::new(body)?;
+    for field in ["previous_response_id", "conversation", "prompt"] {
+        if fields.any(field).is_some() {
+            return Err(
+                fields.refuse(field, "is not supported: nothing is stored here; send the items again")
+            );
+        }
+    }
+    if fields.bool("background")?.unwrap_or(false) {
+        return Err(fields.refuse("background", "is not supported: nothing is stored here"));
+    }
+    let offer = Offer::openai(&fields)?;
+    let prompt = Prompt::Messages {
+        messages: input(&fields)?,
+        tools: offer.tools.clone(),
+        extra: serde_json::Map::new(),
+    };
+    let mut request = common(&fields, headers, "resp_", prompt)?;
+    app.know(request.model.as_deref())?;
+    request.max_tokens = fields.count("max_output_tokens", 1, MAX_TOKENS)?;
+    let include = fields.list("include", 16)?.unwrap_or_default();
+    let wants = include.iter().any(|word| word == "message.output_text.logprobs");
+    let top = fields.count("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
+    request.logprobs = (wants || top.is_some()).then(|| top.unwrap_or(0));
+    request.format = match fields.object("text")? {
+        Some(text) => format(&text, "format")?,
+        None => Format::Text,
+    };
+    if let Some(forced) = offer.forced.clone() {
+        if request.format != Format::Text {
+            return Err(fields.refuse("text", "has a format that cannot be combined with this `tool_choice`"));
+        }
+        request.format = forced;
+    }
+    let kept = |field: &str, default: Value| fields.any(field).cloned().unwrap_or(default);
+    let echo = json!({
+        "instructions": kept("instructions", Value::Null),
+        "max_output_tokens": kept("max_output_tokens", Value::Null),
+        "metadata": kept("metadata", json!({})),
+        "parallel_tool_calls": kept("parallel_tool_calls", json!(true)),
+        "temperature": kept("temperature", Value::Null),
+        "text": kept("text", json!({"format": {"type": "text"}})),
+        "tool_choice": kept("tool_choice", json!("auto")),
+        "tools": kept("tools", json!([])),
+        "top_p": kept("top_p", Value::Null),
+    });
+    Ok(Asked { request, offer, stream: fields.bool("stream")?.unwrap_or(false), echo })
+}
+
+/// `instructions` and `input`, a string or a list of items, as messages.
+fn input(fields: &Fields<'_>) -> Result<Value, ApiError> {
+    let mut all = Vec::new();
+    if let Some(text) = fields.text("instructions")? {
+        all.push(json!({"role": "system", "content": text}));
+    }
+    let input = required(fields, "input", fields.any("input"))?;
+    if let Value::String(text) = input {
+        all.push(json!({"role": "user", "content": text}));
+        return Ok(all.into());
+    }
+    let items = fields.list("input", messages::MAX_MESSAGES)?.unwrap_or_default();
+    for (i, item) in items.iter().enumerate() {
+        let path = format!("input[{i}]");
+        let item_fields = Fields::at(item, path.as_str())?;
+        match item_fields.text("type")?.unwrap_or("message") {
+            "message" => all.push(messages::read_one(item, &path)?),
+            "function_call" => {
+                let name = required(&item_fields, "name", item_fields.text("name")?)?;
+                let arguments = item_fields.text("arguments")?.unwrap_or("{}");
+                let call = json!({"id": item_fields.text("call_id")?.unwrap_or(""), "type": "function",
+                    "function": {"name": name, "arguments": arguments}});
+                let message = json!({"role": "assistant", "content": null, "tool_calls": [call]});
+                all.push(messages::read_one(&message, &path)?);
+            }
+            "function_call_output" => {
+                let id = required(&item_fields, "call_id", item_fields.text("call_id")?)?;
+                let output = messages::text(&item_fields, "output")?;
+                let output = required(&item_fields, "output", output)?;
+                all.push(json!({"role": "tool", "content": output, "tool_call_id": id}));
+            }
+            // What a model thought is not given to it again.
+            "reasoning" => {}
+            _ => {
+                let why = "must be message, function_call or function_call_output";
+                return Err(item_fields.refuse("type", why));
+            }
+        }
+    }
+    if all.is_empty() { Err(fields.refuse("input", "must not be empty")) } else { Ok(all.into()) }
+}
+
+fn message_item(id: &str, text: &str, logprobs: &[Value], status: &str) -> Value {
+    json!({
+        "type": "message", "id": id, "status": status, "role": "assistant",
+        "content": [part(text, logprobs)],
+    })
+}
+
+fn part(text: &str, logprobs: &[Value]) -> Value {
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+}
+
+fn call_item(id: &str, call: &ToolCall, status: &str) -> Value {
+    json!({
+        "type": "function_call", "id": id, "call_id": call.id, "name": call.name,
+        "arguments": call.arguments, "status": status,
+    })
+}
+
+/// The items of an answer.
+struct Items(Vec<Value>);
+
+impl Items {
+    fn of(whole: &Whole) -> Self {
+        let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
+        let mut items = Vec::new();
+        if !whole.text.is_empty() || whole.calls.is_empty() {
+            let logprobs: Vec<Value> = whole.logprobs.iter().map(logprobs).collect();
+            items.push(message_item(&names::fresh("msg_"), &whole.text, &logprobs, status));
+        }
+        items.extend(whole.calls.iter().map(|call| call_item(&names::fresh("fc_"), call, "completed")));
+        Self(items)
+    }
+}
+
+/// What every form of the response object shares.
+struct Base {
+    id: String,
+    created: u64,
+    plan: Plan,
+    echo: Value,
+}
+
+impl Base {
+    fn response(&self, status: &str, output: Vec<Value>, end: Option<(&Usage, &Report)>) -> Value {
+        let mut response = json!({
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": false,
+            "error": null,
+            "incomplete_details": (status == "incomplete").then(|| json!({"reason": "max_output_tokens"})),
+            "model": self.plan.model,
+            "output": output,
+            "previous_response_id": null,
+            "store": false,
+            "truncation": "disabled",
+            "usage": null,
+            "shoal": answer::badge(&self.plan, end.map(|end| end.1)),
+        });
+        if let Some((usage, _)) = end {
+            response["usage"] = json!({
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            });
+        }
+        if let (Some(response), Value::Object(echo)) = (response.as_object_mut(), &self.echo) {
+            response.extend(echo.clone());
+        }
+        response
+    }
+}
+
+fn stream_items(answer: Answer, echo: Value, seen: Option<u64>) -> Response {
+    let Answer { id, created_s, plans, pieces } = answer;
+    let headers = answer::headers(&id, &plans[0], None);
+    let base = Base { id, created: created_s, plan: plans[0].clone(), echo };
+    let mut writer = Writer { base, sequence: 0, tokens: 0, output: Vec::new(), open: None };
+    let first = writer.first();
+    let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
+    (headers, sse::respond(frames, Wire::Events, seen)).into_response()
+}
+
+/// Turns pieces into events.
+struct Writer {
+    base: Base,
+    sequence: u64,
+    tokens: u64,
+    /// Finished items.
+    output: Vec<Value>,
+    /// The message being written: id, text, log-probabilities.
+    open: Option<(String, String, Vec<Value>)>,
+}
+
+impl Writer {
+    fn frame(&mut self, event: &'static str, mut data: Value) -> Frame {
+        data["type"] = event.into();
+        data["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        Frame::event(event, data)
+    }
+
+    fn first(&mut self) -> Vec<Frame> {
+        let response = self.base.response("in_progress", Vec::new(), None);
+        vec![
+            self.frame("response.created", json!({"response": response})),
+            self.frame("response.in_progress", json!({"response": response})),
+        ]
+    }
+
+    fn write(&mut self, piece: Piece) -> Vec<Frame> {
+        match piece {
+            Piece::Token { text, logprobs: at } => {
+                self.tokens += 1;
+                if text.is_empty() && at.is_none() {
+                    return Vec::new();
+                }
+                let mut frames = self.open_message();
+                let at: Vec<Value> = at.iter().map(logprobs).collect();
+                let index = self.output.len();
+                let Some((id, all, logprobs)) = &mut self.open else { return frames };
+                all.push_str(&text);
+                logprobs.extend(at.iter().cloned());
+                let data = json!({
+                    "item_id": id, "output_index": index, "content_index": 0, "delta": text, "logprobs": at,
+                });
+                let tokens = self.tokens;
+                frames.push(self.frame("response.output_text.delta", data).id(tokens));
+                frames
+            }
+            Piece::Call(call) => {
+                let mut frames = self.close_message("completed");
+                let (id, index) = (names::fresh("fc_"), self.output.len());
+                let empty = ToolCall { arguments: String::new(), ..call.clone() };
+                let item = call_item(&id, &empty, "in_progress");
+                frames.push(
+                    self.frame("response.output_item.added", json!({"output_index": index, "item": item})),
+                );
+                let arguments = json!({"item_id": id, "output_index": index, "delta": call.arguments});
+                frames.push(self.frame("response.function_call_arguments.delta", arguments));
+                let arguments = json!({"item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments});
+                frames.push(self.frame("response.function_call_arguments.done", arguments));
+                let item = call_item(&id, &call, "completed");
+                self.output.push(item.clone());
+                frames.push(
+                    self.frame("response.output_item.done", json!({"output_index": index, "item": item})),
+                );
+                frames
+            }
+            Piece::Failover { .. } => Vec::new(),
+            Piece::Done(done, ended) => {
+                let (status, event) = match ended {
+                    Ended::Length => ("incomplete", "response.incomplete"),
+                    Ended::Stop | Ended::Calls => ("completed", "response.completed"),
+                };
+                let mut frames = if self.output.is_empty() { self.open_message() } else { Vec::new() };
+                frames.extend(self.close_message(status));
+                let output = self.output.clone();
+                let response = self.base.response(status, output, Some((&done.usage, &done.report)));
+                frames.push(self.frame(event, json!({"response": response})));
+                frames
+            }
+            Piece::Failed(failure) => {
+                let error = ApiError::from(failure);
+                let data = json!({"code": error.openai()["error"]["code"], "message": error.message, "param": error.param});
+                vec![self.frame("error", data)]
+            }
+        }
+    }
+
+    fn open_message(&mut self) -> Vec<Frame> {
+        if self.open.is_some() {
+            return Vec::new();
+        }
+        let (id, index) = (names::fresh("msg_"), self.output.len());
+        let mut item = message_item(&id, "", &[], "in_progress");
+        item["content"] = json!([]);
+        self.open = Some((id.clone(), String::new(), Vec::new()));
+        vec![
+            self.frame("response.output_item.added", json!({"output_index": index, "item": item})),
+            self.frame(
+                "response.content_part.added",
+                json!({"item_id": id, "output_index": index, "content_index": 0, "part": part("", &[])}),
+            ),
+        ]
+    }
+
+    fn close_message(&mut self, status: &str) -> Vec<Frame> {
+        let Some((id, text, logprobs)) = self.open.take() else { return Vec::new() };
+        let index = self.output.len();
+        let at = json!({"item_id": id, "output_index": index, "content_index": 0});
+        let with = |key: &str, value: Value| {
+            let mut data = at.clone();
+            data[key] = value;
+            data
+        };
+        let mut done = with("text", json!(text));
+        done["logprobs"] = json!(logprobs);
+        let item = message_item(&id, &text, &logprobs, status);
+        self.output.push(item.clone());
+        vec![
+            self.frame("response.output_text.done", done),
+            self.frame("response.content_part.done", with("part", part(&text, &logprobs))),
+            self.frame("response.output_item.done", json!({"output_index": index, "item": item})),
+        ]
+    }
+}
