@@ -38,8 +38,8 @@ use scheduler::{
     session::{Action, End, Event, Session, Standbys},
 };
 use tokio::{
-    sync::{broadcast, mpsc, oneshot},
-    time::sleep,
+    sync::{broadcast, mpsc, oneshot, watch},
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -146,8 +146,8 @@ pub struct Means {
     pub me: NodeId,
     /// The way out.
     pub network: Network,
-    /// Its own worker.
-    pub worker: Worker,
+    /// Its own worker; another one after a crash.
+    pub worker: watch::Receiver<Worker>,
     /// Asks the daemon for another pipeline without these nodes.
     pub reroute: mpsc::Sender<Reroute>,
     /// Nodes that closed their connections.
@@ -259,7 +259,10 @@ pub async fn conduct(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlet
     while !over {
         conductor.feed_worker();
         let now = conductor.now();
-        let due = conductor.machine.wake().map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
+        let due = conductor
+            .machine
+            .wake()
+            .map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
         let events = tokio::select! {
             biased;
             Some(output) = doors.outputs.recv() => conductor.output(output),
@@ -287,7 +290,9 @@ impl Conductor {
     async fn perform(&mut self, actions: Vec<Action>) -> bool {
         for action in actions {
             match action {
-                Action::Open { stage, epoch, segment, next, at } => self.open(Some(stage), epoch, segment, next, at),
+                Action::Open { stage, epoch, segment, next, at } => {
+                    self.open(Some(stage), epoch, segment, next, at)
+                }
                 Action::Follow { stage, epoch, segment, next, at } => {
                     self.shadows.insert(stage, segment.node);
                     self.fed.insert(segment.node, 0);
@@ -296,7 +301,7 @@ impl Conductor {
                 Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
                 Action::Emit { position, token } => self.emit(position, token).await,
                 Action::FindRoute { deny } => self.find_route(deny),
-                Action::Close { node } => self.close(node),
+                Action::Close { node, epoch } => self.close(node, epoch),
                 Action::Evidence { .. } => self.report.evidence += 1,
                 Action::Done(end) => {
                     self.done(end).await;
@@ -327,9 +332,15 @@ impl Conductor {
                 rounding: self.rounding.clone(),
                 conduct: last.then(|| Conduct { history, ..self.plan.conduct.clone() }),
             };
-            let worker = self.means.worker.clone();
+            let mut workers = self.means.worker.clone();
             tokio::spawn(async move {
-                let answer = worker.open(open).await.map_err(|_| Failure::Refused);
+                let alive =
+                    timeout(Duration::from_millis(LEASE_MS), workers.wait_for(Worker::is_alive)).await;
+                let worker = alive.ok().and_then(Result::ok).map(|worker| worker.clone());
+                let answer = match worker {
+                    Some(worker) => worker.open(open).await.map_err(|_| Failure::Refused),
+                    None => Err(Failure::Late),
+                };
                 let _ = orders.send(Order::Opened { stage, epoch, node, answer }).await;
             });
             return;
@@ -399,6 +410,10 @@ impl Conductor {
         if stage == 0 {
             self.step_began = Instant::now();
         }
+        if node != segment.node {
+            // A hedge: whoever follows must first have all that came before.
+            self.feed(node, segment.layers.start(), epoch, from);
+        }
         let mut at = from;
         while at < to {
             let rows = CHUNK_ROWS.min(to - at);
@@ -422,7 +437,16 @@ impl Conductor {
 
     /// Gives inputs to whoever runs `layers`.
     #[allow(clippy::too_many_arguments)]
-    fn give(&mut self, node: NodeId, layers: LayerRange, epoch: u32, from: u32, rows: u32, wire: Wire, bytes: Bytes) {
+    fn give(
+        &mut self,
+        node: NodeId,
+        layers: LayerRange,
+        epoch: u32,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: Bytes,
+    ) {
         if node == self.means.me {
             self.run_at_home(layers, epoch, from, rows, JobInput::Wire(wire, bytes.to_vec()));
         } else {
@@ -431,7 +455,17 @@ impl Conductor {
     }
 
     #[allow(clippy::too_many_arguments)]
-    fn frame(&mut self, node: NodeId, kind: Kind, layer: u32, epoch: u32, from: u32, rows: u32, wire: Wire, bytes: Bytes) {
+    fn frame(
+        &mut self,
+        node: NodeId,
+        kind: Kind,
+        layer: u32,
+        epoch: u32,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: Bytes,
+    ) {
         let header = Header { kind, wire, epoch, layer, from, rows, len: bytes.len() as u32 };
         self.report.wire_bytes.0 += bytes.len() as u64;
         let (network, orders, session) = (&self.means.network, &self.orders, self.plan.session);
@@ -456,7 +490,15 @@ impl Conductor {
         } else {
             Want::Nothing
         };
-        self.waiting.push_back(Job { session: self.plan.session, epoch, layer: layers.start(), from, rows, input, want });
+        self.waiting.push_back(Job {
+            session: self.plan.session,
+            epoch,
+            layer: layers.start(),
+            from,
+            rows,
+            input,
+            want,
+        });
     }
 
     /// Keeps the own worker busy without filling its queue.
@@ -464,7 +506,8 @@ impl Conductor {
         while self.running < JOBS_AHEAD
             && let Some(job) = self.waiting.pop_front()
         {
-            if self.means.worker.run(job).is_err() {
+            let worker = self.means.worker.borrow().clone();
+            if worker.run(job).is_err() {
                 let _ = self.orders.try_send(Order::Lost(self.means.me));
                 return;
             }
@@ -481,9 +524,15 @@ impl Conductor {
         let Some(stage) = self.stage_from(output.layers.start()) else { return Vec::new() };
         let to = output.from + output.rows;
         match output.body {
-            Body::Activations(wire, bytes) => {
-                self.boundary(stage, output.layers.end(), output.from, output.rows, wire, Bytes::from(bytes), true)
-            }
+            Body::Activations(wire, bytes) => self.boundary(
+                stage,
+                output.layers.end(),
+                output.from,
+                output.rows,
+                wire,
+                Bytes::from(bytes),
+                true,
+            ),
             Body::Sampled { id, text, stop, ends_turn, logprob, top, .. } => {
                 let said = Progress::Token { position: to, id, text, logprob, top };
                 self.sampled = Some((said, ends_turn));
@@ -516,9 +565,15 @@ impl Conductor {
         };
         let Some(stage) = stage.filter(|stage| self.may_speak(*stage, from)) else { return Vec::new() };
         match header.kind {
-            Kind::Activations => {
-                self.boundary(stage, header.layer, header.from, header.rows, header.wire, Bytes::from(payload), false)
-            }
+            Kind::Activations => self.boundary(
+                stage,
+                header.layer,
+                header.from,
+                header.rows,
+                header.wire,
+                Bytes::from(payload),
+                false,
+            ),
             Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
@@ -532,7 +587,8 @@ impl Conductor {
     }
 
     fn may_speak(&self, stage: usize, node: NodeId) -> bool {
-        self.segment(stage).is_some_and(|segment| segment.node == node) || self.shadows.get(&stage) == Some(&node)
+        self.segment(stage).is_some_and(|segment| segment.node == node)
+            || self.shadows.get(&stage) == Some(&node)
     }
 
     /// The output of a stage is here: log it, pass it on where that is ours to do.
@@ -550,9 +606,12 @@ impl Conductor {
         let epoch = self.machine.epoch();
         let Some(row) = codec::encoded_len(wire, 1, self.plan.hidden) else { return Vec::new() };
         if bytes.len() != row * rows as usize || from + rows > self.tokens.len() as u32 {
-            return self.segment(stage).map_or_else(Vec::new, |segment| self.failed(segment.node, Failure::Corrupt));
+            return self
+                .segment(stage)
+                .map_or_else(Vec::new, |segment| self.failed(segment.node, Failure::Corrupt));
         }
-        let room = self.logs.values().map(|log| log.bytes.len()).sum::<usize>() + bytes.len() <= MAX_LOG_BYTES;
+        let room =
+            self.logs.values().map(|log| log.bytes.len()).sum::<usize>() + bytes.len() <= MAX_LOG_BYTES;
         let log = self.logs.entry(layer).or_default();
         let here = from as usize * row;
         log.wire.get_or_insert(wire);
@@ -581,32 +640,38 @@ impl Conductor {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }
         self.feed_shadow(stage + 1);
-        reached.map_or_else(Vec::new, |logged| vec![Event::Boundary { stage, epoch, to: logged.min(from + rows) }])
+        reached.map_or_else(Vec::new, |logged| {
+            vec![Event::Boundary { stage, epoch, to: logged.min(from + rows) }]
+        })
     }
 
     /// Gives the shadow of a stage what was logged since, in chunks.
     fn feed_shadow(&mut self, stage: usize) {
-        let (Some(shadow), Some(segment)) = (self.shadows.get(&stage).copied(), self.segment(stage)) else { return };
+        let (Some(shadow), Some(segment)) = (self.shadows.get(&stage).copied(), self.segment(stage)) else {
+            return;
+        };
         let boundary = segment.layers.start();
-        let Some(row) = self.logs.get(&boundary).and_then(|log| codec::encoded_len(log.wire?, 1, self.plan.hidden))
+        let Some(row) =
+            self.logs.get(&boundary).and_then(|log| codec::encoded_len(log.wire?, 1, self.plan.hidden))
         else {
             return;
         };
         let logged = self.logs.get(&boundary).map_or(0, |log| (log.bytes.len() / row) as u32);
-        let fed = self.fed.get(&shadow).copied().unwrap_or(0);
-        if logged < fed + FEED_ROWS {
-            return;
+        if logged >= self.fed.get(&shadow).copied().unwrap_or(0) + FEED_ROWS {
+            self.feed(shadow, boundary, self.machine.epoch(), logged);
         }
-        let epoch = self.machine.epoch();
-        let mut at = fed;
-        while at < logged {
-            let rows = CHUNK_ROWS.min(logged - at);
-            if let Some((wire, bytes)) = self.logged(boundary, at, rows) {
-                self.frame(shadow, Kind::Feed, boundary, epoch, at, rows, wire, bytes);
-            }
+    }
+
+    /// Gives a follower the inputs it has not had yet, below position `to`.
+    fn feed(&mut self, shadow: NodeId, boundary: u32, epoch: u32, to: u32) {
+        let mut at = self.fed.get(&shadow).copied().unwrap_or(0);
+        while at < to {
+            let rows = CHUNK_ROWS.min(to - at);
+            let Some((wire, bytes)) = self.logged(boundary, at, rows) else { break };
+            self.frame(shadow, Kind::Feed, boundary, epoch, at, rows, wire, bytes);
             at += rows;
         }
-        self.fed.insert(shadow, logged);
+        self.fed.insert(shadow, at);
     }
 
     async fn emit(&mut self, position: u32, token: u32) {
@@ -674,7 +739,7 @@ impl Conductor {
             }
             Order::Lost(node) => self.failed(node, Failure::Closed),
             Order::Cancel => vec![Event::Cancel],
-            Order::Lease { .. } | Order::Release => Vec::new(),
+            Order::Lease { .. } | Order::Release { .. } => Vec::new(),
         }
     }
 
@@ -713,21 +778,23 @@ impl Conductor {
 
     // --- release -----------------------------------------------------------------------------------------------
 
-    fn close(&mut self, node: NodeId) {
+    fn close(&mut self, node: NodeId, epoch: u32) {
         self.outboxes.remove(&node);
         if node == self.means.me {
             return;
         }
         let (network, session) = (self.means.network.clone(), self.plan.session);
         tokio::spawn(async move {
-            let _ = network.ask(node, &Ask::Release { session }, Duration::from_millis(LEASE_MS)).await;
+            let _ =
+                network.ask(node, &Ask::Release { session, epoch }, Duration::from_millis(LEASE_MS)).await;
         });
     }
 
     async fn done(&mut self, end: End) {
         let session = self.plan.session;
-        self.report.rest = self.means.worker.finish(session).await.unwrap_or_default();
-        self.means.worker.close(session);
+        let worker = self.means.worker.borrow().clone();
+        self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
+        worker.close(session);
         self.report.end = end;
         self.report.segments = self.machine.segments().collect();
         let stages = self.report.segments.iter().map(|segment| {

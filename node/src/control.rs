@@ -119,6 +119,9 @@ pub enum Question {
     },
 }
 
+/// How long a stopping node waits until its last answers are written.
+const FLUSH: Duration = Duration::from_secs(1);
+
 /// A question with the way back to who asked it.
 pub struct Call {
     /// What.
@@ -146,17 +149,36 @@ pub async fn listen(home: &Path) -> Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(&path).map_err(|e| {
-        Error::Failed(format!("cannot open {}: {e}; choose a shorter or writable folder with --home", path.display()))
+        Error::Failed(format!(
+            "cannot open {}: {e}; choose a shorter or writable folder with --home",
+            path.display()
+        ))
     })?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
+/// Callers being attended.
+#[derive(Clone, Debug)]
+pub struct Seats(Arc<Semaphore>);
+
+impl Default for Seats {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_CALLERS)))
+    }
+}
+
+impl Seats {
+    /// Waits until every caller has its answer, or long enough.
+    pub async fn empty(&self) {
+        let _ = tokio::time::timeout(FLUSH, self.0.acquire_many(MAX_CALLERS as u32)).await;
+    }
+}
+
 /// Takes callers until the node stops.
-pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
-    let seats = Arc::new(Semaphore::new(MAX_CALLERS));
+pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>, seats: Seats) {
     while let Ok((stream, _)) = listener.accept().await {
-        let Ok(seat) = seats.clone().try_acquire_owned() else { continue };
+        let Ok(seat) = seats.0.clone().try_acquire_owned() else { continue };
         let calls = calls.clone();
         tokio::spawn(async move {
             let _ = attend(stream, calls).await;
@@ -208,7 +230,9 @@ impl Caller {
     /// When none runs there.
     pub async fn ask(home: &Path, question: &Question) -> Result<Self> {
         let stream = UnixStream::connect(socket(home)).await.map_err(|_| {
-            Error::usage("no node is running here; start one with `shoal join` (or name its folder with --home)")
+            Error::usage(
+                "no node is running here; start one with `shoal join` (or name its folder with --home)",
+            )
         })?;
         let (read, mut write) = stream.into_split();
         write.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes()).await?;
@@ -232,6 +256,8 @@ pub async fn one(home: &Path, question: &Question) -> Result<Value> {
     let line = tokio::time::timeout(Duration::from_secs(30), caller.next()).await;
     match line {
         Ok(line) => line?.ok_or_else(|| Error::Failed("the node stopped before it answered".into())),
-        Err(_) => Err(Error::Failed("the node did not answer within 30 s; `shoal status` may say why".into())),
+        Err(_) => {
+            Err(Error::Failed("the node did not answer within 30 s; `shoal status` may say why".into()))
+        }
     }
 }

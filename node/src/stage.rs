@@ -56,8 +56,8 @@ pub struct Stage {
     pub requester: NodeId,
     /// The way out.
     pub network: Network,
-    /// Who computes.
-    pub worker: Worker,
+    /// Who computes; another one after a crash.
+    pub worker: watch::Receiver<Worker>,
     /// Where its end is noted.
     pub table: Table,
     /// The daemon's books.
@@ -102,7 +102,8 @@ impl Stage {
         }
         let Running { stage, .. } = running;
         stage.table.leave(stage.session);
-        stage.worker.close(stage.session);
+        let worker = stage.worker.borrow().clone();
+        worker.close(stage.session);
         let _ = stage.books.send(Served::Ended(stage.session)).await;
     }
 }
@@ -121,7 +122,10 @@ impl Running {
                 let _ = answer.send(self.lease(*lease).await);
                 false
             }
-            Order::Release => true,
+            Order::Release { epoch } => {
+                self.leases.retain(|_, lease| lease.epoch > epoch);
+                self.leases.is_empty()
+            }
             Order::Lost(node) => {
                 self.outboxes.remove(&node);
                 node == self.stage.requester
@@ -148,7 +152,8 @@ impl Running {
             rounding: lease.rounding.clone(),
             conduct: None,
         };
-        match self.stage.worker.open(open).await {
+        let worker = self.stage.worker.borrow().clone();
+        match worker.open(open).await {
             Ok(have) => {
                 if let Some(next) = &lease.next {
                     let (network, next) = (self.stage.network.clone(), next.clone());
@@ -172,7 +177,9 @@ impl Running {
             _ => return,
         };
         // Nothing of another epoch than the lease's has any effect.
-        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else { return };
+        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
+            return;
+        };
         self.idle_since = Instant::now();
         let rows = header.rows;
         let bytes_in = payload.len() as u64;
@@ -185,7 +192,8 @@ impl Running {
             input: JobInput::Wire(header.wire, payload),
             want,
         };
-        if self.stage.worker.run(job).is_ok() {
+        let worker = self.stage.worker.borrow().clone();
+        if worker.run(job).is_ok() {
             self.jobs += 1;
             let _ = self.stage.books.try_send(Served::Rows { rows, bytes_in, bytes_out: 0 });
         } else {
@@ -199,7 +207,9 @@ impl Running {
         let start = output.layers.start();
         match output.body {
             Body::Activations(wire, bytes) => {
-                let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else { return };
+                let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else {
+                    return;
+                };
                 let header = Header {
                     kind: Kind::Activations,
                     wire,

@@ -63,8 +63,11 @@ pub enum Order {
         /// Where the answer goes.
         answer: oneshot::Sender<Answer>,
     },
-    /// To a stage: the requester needs it no more.
-    Release,
+    /// To a stage: the requester needs no more what it leased under this epoch or a lower one.
+    Release {
+        /// Which.
+        epoch: u32,
+    },
     /// To a conductor: a stage promised, or not.
     Opened {
         /// Index of the stage; `None` for a shadow.
@@ -169,7 +172,9 @@ impl Table {
             if stream.recv_payload(header.len as usize, MAX_FRAME, &mut payload).await.is_err() {
                 break;
             }
-            if inlets.frames.send(Arrival::Frame { from, header, payload }).await.is_err() || header.kind == Kind::Bye {
+            if inlets.frames.send(Arrival::Frame { from, header, payload }).await.is_err()
+                || header.kind == Kind::Bye
+            {
                 break;
             }
         }
@@ -184,7 +189,13 @@ pub struct Outbox(mpsc::Sender<(Header, bytes::Bytes)>);
 impl Outbox {
     /// Opens a stream of `session` to `node` in the background. When that fails, or the stream breaks later, the session
     /// hears [`Order::Lost`].
-    pub fn open(network: Network, node: NodeId, session: SessionId, epoch: u32, orders: mpsc::Sender<Order>) -> Self {
+    pub fn open(
+        network: Network,
+        node: NodeId,
+        session: SessionId,
+        epoch: u32,
+        orders: mpsc::Sender<Order>,
+    ) -> Self {
         let (sender, mut queue) = mpsc::channel::<(Header, bytes::Bytes)>(OUTBOX);
         tokio::spawn(async move {
             let lost = async {

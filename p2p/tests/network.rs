@@ -9,7 +9,7 @@ use p2p::{Config, Event, HopError, Path, Plane};
 use scheduler::{ModelId, SessionId};
 use support::*;
 
-const RELEASE: Ask = Ask::Release { session: SessionId::new([1; 16]) };
+const RELEASE: Ask = Ask::Release { session: SessionId::new([1; 16]), epoch: 1 };
 
 /// Two nodes on one transport: announcement, ask and frames, both ways.
 async fn two_nodes(listen: &str) {

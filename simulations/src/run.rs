@@ -372,7 +372,11 @@ impl Run<'_> {
         for segment in pipeline.segments() {
             let at = index(segment.node);
             let machine = &self.world.machines[at];
-            answers.push(Load { node: segment.node, sessions: machine.sessions, lanes: machine.lanes as u32 });
+            answers.push(Load {
+                node: segment.node,
+                sessions: machine.sessions,
+                lanes: machine.lanes as u32,
+            });
             asked_ms = asked_ms.max(2.0 * self.world.hop_ms(home, at));
         }
         self.live[request].delay_ms += asked_ms;

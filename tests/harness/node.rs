@@ -35,7 +35,16 @@ impl Node {
     /// Starts a node on loopback with one thread and waits until it can be asked.
     pub fn start(home: &Path, args: &[&str]) -> Self {
         let mut child = Command::new(binary())
-            .args(["join", "--json", "--yes", "--loopback", "--until-stdin-closes", "--threads", "1", "--no-pin"])
+            .args([
+                "join",
+                "--json",
+                "--yes",
+                "--loopback",
+                "--until-stdin-closes",
+                "--threads",
+                "1",
+                "--no-pin",
+            ])
             .args(args)
             .env("SHOAL_HOME", home)
             .stdin(Stdio::piped())
@@ -54,14 +63,16 @@ impl Node {
             Self { home: home.to_owned(), name: String::new(), addresses: Vec::new(), child, lines, stdin };
         let ready = node.wait_for("ready");
         node.name = ready["node"].as_str().unwrap().to_owned();
-        node.addresses = ready["addresses"].as_array().unwrap().iter().map(|a| a.as_str().unwrap().to_owned()).collect();
+        node.addresses =
+            ready["addresses"].as_array().unwrap().iter().map(|a| a.as_str().unwrap().to_owned()).collect();
         node
     }
 
     /// Waits for an event it reports.
     pub fn wait_for(&self, event: &str) -> Value {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {event} in {PATIENCE:?}"));
+            let line =
+                self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {event} in {PATIENCE:?}"));
             if line["event"] == event {
                 return line;
             }
@@ -70,7 +81,8 @@ impl Node {
 
     /// Runs a command against it and gives the last line, parsed.
     pub fn ask(&self, args: &[&str]) -> Value {
-        let output = Command::new(binary()).args(args).args(["--json", "--home"]).arg(&self.home).output().unwrap();
+        let output =
+            Command::new(binary()).args(args).args(["--json", "--home"]).arg(&self.home).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();
         serde_json::from_str(text.lines().last().unwrap()).unwrap()
@@ -87,7 +99,9 @@ impl Node {
         loop {
             let peers = self.ask(&["peers"]);
             let met = peers["peers"].as_array().unwrap().iter();
-            let met = met.filter(|p| p["connected"] == true && p["models"].as_array().is_some_and(|m| !m.is_empty())).count();
+            let met = met
+                .filter(|p| p["connected"] == true && p["models"].as_array().is_some_and(|m| !m.is_empty()))
+                .count();
             if met >= count {
                 return;
             }

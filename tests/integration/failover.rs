@@ -75,7 +75,14 @@ impl Swarm {
             Kind::Killed => send("-KILL", u64::from(node.child.id())),
             Kind::Frozen => send("-STOP", u64::from(node.child.id())),
             Kind::Worker => send("-KILL", node.ask(&["status"])["worker_pid"].as_u64().unwrap()),
-            Kind::Leaves => drop(Command::new(binary()).arg("leave").arg("--home").arg(&node.home).stdout(Stdio::null()).spawn()),
+            Kind::Leaves => drop(
+                Command::new(binary())
+                    .arg("leave")
+                    .arg("--home")
+                    .arg(&node.home)
+                    .stdout(Stdio::null())
+                    .spawn(),
+            ),
         }
     }
 
@@ -139,12 +146,14 @@ fn run(swarm: &Swarm, ask: &[String], strike: &mut dyn FnMut(&Value, usize)) -> 
 
 #[test]
 fn the_answer_survives_every_kind_of_death() {
-    let number = |name: &str, default: u64| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
+    let number =
+        |name: &str, default: u64| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
     let (faults, first) = (number("SHOAL_FAULTS", 20), number("SHOAL_SEED", 1));
     let expected: Vec<Value> = asks()
         .iter()
         .map(|ask| {
-            let args: Vec<String> = ["run", "--json"].map(str::to_owned).into_iter().chain(ask.clone()).collect();
+            let args: Vec<String> =
+                ["run", "--json"].map(str::to_owned).into_iter().chain(ask.clone()).collect();
             Shoal::new().json(args, "")["ids"].clone()
         })
         .collect();
@@ -173,7 +182,11 @@ fn the_answer_survives_every_kind_of_death() {
         }
         let line = run(&swarm, &asks()[which], &mut |route, tokens| {
             if victim.is_none() && tokens >= at && !route.is_null() {
-                let strangers = route["stages"].as_array().unwrap().iter().filter(|s| s["node"] != swarm.asks.name.as_str());
+                let strangers = route["stages"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .filter(|s| s["node"] != swarm.asks.name.as_str());
                 let names: Vec<&str> = strangers.map(|stage| stage["node"].as_str().unwrap()).collect();
                 let name = names[stage % names.len()];
                 let index = swarm.serves.iter().position(|node| node.name == name).unwrap();
@@ -183,7 +196,12 @@ fn the_answer_survives_every_kind_of_death() {
         });
         assert_eq!(line["ids"], expected[which], "seed {seed}: tokens lost, doubled or changed; {line}");
         assert_eq!(line["differing_answers"], 0, "seed {seed}: {line}");
-        let worst = line["faults"].as_array().unwrap().iter().filter_map(|f| f["stall_ms"].as_f64()).fold(0.0, f64::max);
+        let worst = line["faults"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|f| f["stall_ms"].as_f64())
+            .fold(0.0, f64::max);
         if worst > 0.0 {
             stalls.entry(kind).or_default().push(worst);
         }

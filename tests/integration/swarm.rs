@@ -57,7 +57,10 @@ fn nodes_meet_answer_explain_and_leave() {
     let peer = &peers["peers"][0];
     assert_eq!(peer["node"], first.name.as_str());
     assert_eq!(peer["path"], "loopback");
-    assert_eq!(peer["models"][0]["name"].as_str().unwrap(), second.ask(&["status"])["model"]["name"].as_str().unwrap());
+    assert_eq!(
+        peer["models"][0]["name"].as_str().unwrap(),
+        second.ask(&["status"])["model"]["name"].as_str().unwrap()
+    );
 
     let plan = second.ask(&["plan", "--mode", "boomerang", PROMPT]);
     assert!(plan["as_asked"]["tok_s"].as_f64().unwrap() > 0.0, "{plan}");
@@ -73,7 +76,12 @@ fn nodes_meet_answer_explain_and_leave() {
     // Nobody else holds the middle: the answer is a refusal that says what to do.
     assert_eq!(first.ask(&["leave"])["left"], true);
     second.wait_for("left");
-    let output = Command::new(binary()).args(["run", "--via", "swarm", "--home"]).arg(&second.home).arg(PROMPT).output().unwrap();
+    let output = Command::new(binary())
+        .args(["run", "--via", "swarm", "--home"])
+        .arg(&second.home)
+        .arg(PROMPT)
+        .output()
+        .unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && error.contains("shoal peers"), "{error}");
 }
@@ -83,7 +91,12 @@ fn one_folder_holds_one_node_and_a_closed_input_ends_it() {
     let folder = TempDir::new().unwrap();
     let mut node = Node::start(folder.path(), &["--ask-only"]);
     let mut second = Command::new(binary());
-    let second = second.args(["join", "--yes", "--loopback", "--home"]).arg(folder.path()).stdin(Stdio::null()).output().unwrap();
+    let second = second
+        .args(["join", "--yes", "--loopback", "--home"])
+        .arg(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     assert!(!second.status.success());
     assert!(String::from_utf8_lossy(&second.stderr).contains("shoal leave"));
     node.stdin = None;

@@ -29,7 +29,9 @@ impl FromStr for Layers {
             LayerRange::new(start.trim().parse().ok()?, end.trim().parse().ok()?)
         };
         let parsed: Option<Vec<_>> = text.split(',').map(range).collect();
-        parsed.map(Self).ok_or_else(|| format!("\"{text}\" is not like 2..6 or 0..2,6..8 (start included, end not)"))
+        parsed
+            .map(Self)
+            .ok_or_else(|| format!("\"{text}\" is not like 2..6 or 0..2,6..8 (start included, end not)"))
     }
 }
 
@@ -207,7 +209,10 @@ mod tests {
     #[test]
     fn layers_are_half_open_ranges() {
         let layers: Layers = "0..2, 6..8".parse().unwrap();
-        assert_eq!(layers.0.iter().map(|range| (range.start(), range.end())).collect::<Vec<_>>(), [(0, 2), (6, 8)]);
+        assert_eq!(
+            layers.0.iter().map(|range| (range.start(), range.end())).collect::<Vec<_>>(),
+            [(0, 2), (6, 8)]
+        );
         for bad in ["", "3", "4..4", "5..2", "a..b", "1..2,"] {
             assert!(bad.parse::<Layers>().is_err(), "{bad}");
         }

@@ -73,7 +73,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
 /// The running node answers it, with others or, under `--via auto` and when that is faster, alone.
 fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     let prompt = if args.raw { json!(prompt) } else { messages(args.system.as_deref(), prompt) };
-    let mut ask = remote::question(prompt, &args.route, &args.wire.wire, &args.sampling, args.via == Via::Auto)?;
+    let mut ask =
+        remote::question(prompt, &args.route, &args.wire.wire, &args.sampling, args.via == Via::Auto)?;
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);
     }

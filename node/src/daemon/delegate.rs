@@ -43,12 +43,20 @@ impl PromptTask {
         lines: &mpsc::Sender<Value>,
     ) -> Result<Value, String> {
         let now = Instant::now();
-        let mut answer =
-            Answer { began: now, heard: now, ids: Vec::new(), text: String::new(), ttft_ms: 0.0, faults: Vec::new() };
-        let mut reason = "nobody who holds the model can be reached; `shoal peers` shows who holds what".to_owned();
+        let mut answer = Answer {
+            began: now,
+            heard: now,
+            ids: Vec::new(),
+            text: String::new(),
+            ttft_ms: 0.0,
+            faults: Vec::new(),
+        };
+        let mut reason =
+            "nobody who holds the model can be reached; `shoal peers` shows who holds what".to_owned();
         for peer in peers {
             let conductor = format!("{peer:?}");
-            let route = json!({ "event": "route", "mode": ask.mode.name(), "conductor": conductor, "stages": [] });
+            let route =
+                json!({ "event": "route", "mode": ask.mode.name(), "conductor": conductor, "stages": [] });
             lines.send(route).await.map_err(|_| "nobody listens".to_owned())?;
             match self.ask_conductor(ask, peer, &mut answer, lines).await {
                 Ok(Event::Done { report, .. }) => return Ok(done(&answer, ask, &conductor, &report)),
@@ -145,9 +153,12 @@ fn request(ask: &Ask, emitted: Vec<u32>) -> Request {
 fn ask(request: &Request) -> Result<Ask, String> {
     let prompt = match request.raw {
         true => json!(request.messages),
-        false => serde_json::from_str(&request.messages).map_err(|e| format!("the messages are not JSON: {e}"))?,
+        false => {
+            serde_json::from_str(&request.messages).map_err(|e| format!("the messages are not JSON: {e}"))?
+        }
     };
-    let sampling = serde_json::from_slice(&request.sampling).map_err(|e| format!("the sampling is not JSON: {e}"))?;
+    let sampling =
+        serde_json::from_slice(&request.sampling).map_err(|e| format!("the sampling is not JSON: {e}"))?;
     Ok(Ask {
         model: String::new(),
         prompt,

@@ -58,7 +58,9 @@ impl Announcer {
     fn due(&self, now: Millis, draft: &Draft, urgent: bool) -> bool {
         let Some((when, said)) = &self.said else { return true };
         let age = now.since(*when);
-        let news = said.claim.holdings != draft.claim.holdings || said.addresses != draft.addresses || said.links.len() != draft.links.len();
+        let news = said.claim.holdings != draft.claim.holdings
+            || said.addresses != draft.addresses
+            || said.links.len() != draft.links.len();
         age >= REFRESH_MS || (age >= SPACING_MS && (news || urgent))
     }
 

@@ -26,7 +26,7 @@ use std::{
 };
 
 use p2p::{
-    Event, Events, Identity, Network, Plane, Reachability, ReplyTo,
+    Event, Identity, Network, Plane, Reachability, ReplyTo,
     invite::Invite,
     wire::control::{Answer, Ask as ControlAsk, Lease, Refusal},
 };
@@ -41,7 +41,10 @@ use tokio::{
 };
 
 pub use self::prompt::PromptTask;
-use self::{gossip::Facts, route::{ConductorQuestion, RouteQuestion}};
+use self::{
+    gossip::Facts,
+    route::{ConductorQuestion, RouteQuestion},
+};
 use crate::{
     Error, Result,
     conduct::Reroute,
@@ -59,6 +62,12 @@ const HISTORY: usize = 64;
 const LOSSES: usize = 256;
 /// Entries in the books waiting to be added up.
 const BOOKS: usize = 1_024;
+/// A worker that lived this long did not die of its start.
+const GROWN_UP: Duration = Duration::from_secs(60);
+/// Pause before the third worker in a row that died young; doubles from there.
+const RESTART_MS: u64 = 250;
+/// Where the doubling ends: 64 s.
+const MOST_YOUNG_DEATHS: u32 = 10;
 /// How long `leave` waits for what runs.
 const DRAIN_MS: u64 = 10_000;
 
@@ -109,12 +118,23 @@ pub enum Notice {
 /// A model this node has a worker for.
 struct Held {
     id: ModelId,
-    worker: Worker,
+    worker: watch::Sender<Worker>,
+    spec: worker::Spec,
+    born: Instant,
+    /// Workers in a row that died young.
+    young_deaths: u32,
     ready: Ready,
     loaded: Vec<LayerRange>,
     served: Vec<LayerRange>,
     file_bytes: u64,
     kv_bytes: u64,
+}
+
+impl Held {
+    fn replace(&mut self, worker: Worker) {
+        self.born = Instant::now();
+        self.worker.send_replace(worker);
+    }
 }
 
 /// A prompt of this node is over.
@@ -177,20 +197,27 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     };
     let kv_bytes = setup.worker.kv_bytes;
     let spec = worker::Spec { layers: with_ends(&serve, setup.num_layers), ..setup.worker };
-    let (worker, ready, outputs) = worker::spawn(spec).await.map_err(|e| Error::Failed(e.to_string()))?;
+    let (worker, ready, outputs) =
+        worker::spawn(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
     let table = Table::default();
-    tokio::spawn(pump(outputs, table.clone()));
 
     let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);
-    tokio::spawn(control::serve(listener, calls_in));
+    let seats = control::Seats::default();
+    tokio::spawn(control::serve(listener, calls_in, seats.clone()));
     let (books, mut served) = mpsc::channel(BOOKS);
     let (reroutes, mut reroute) = mpsc::channel(control::QUESTIONS);
     let (routes, mut route) = mpsc::channel(control::QUESTIONS);
     let (conductors, mut conductor) = mpsc::channel(control::QUESTIONS);
     let (finished, mut done) = mpsc::channel(control::QUESTIONS);
+    let (born, mut newborn) = mpsc::channel(1);
+    let (deaths, mut died) = mpsc::channel(1);
+    tokio::spawn(pump(outputs, table.clone(), deaths.clone()));
     let held = Held {
         id: ready.model,
-        worker,
+        worker: watch::Sender::new(worker),
+        spec,
+        born: Instant::now(),
+        young_deaths: 0,
         loaded: ready.layers.clone(),
         served: serve,
         file_bytes: setup.file_bytes,
@@ -238,12 +265,16 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
             Some(question) = route.recv() => daemon.answer_route(question),
             Some(question) = conductor.recv() => daemon.answer_conductors(question),
             Some(entry) = served.recv() => daemon.book(entry),
+            Some(()) = died.recv() => daemon.bear(born.clone(), deaths.clone()),
+            Some(worker) = newborn.recv() => daemon.held.replace(worker),
             Some(over) = done.recv() => daemon.remember(over),
             _ = clock.tick() => if daemon.tick().await { break },
             _ = stop.changed() => daemon.leave(None),
         }
     }
-    daemon.stop(&mut events).await;
+    drop(calls);
+    daemon.stop().await;
+    seats.empty().await;
     let _ = std::fs::remove_file(control::socket(&setup.home));
     Ok(())
 }
@@ -254,11 +285,12 @@ fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
     LayerSet::new(serve.iter().copied().chain(ends.into_iter().flatten())).ranges().to_vec()
 }
 
-/// Carries the worker's outputs to their sessions.
-async fn pump(mut outputs: mpsc::Receiver<worker::Output>, table: Table) {
+/// Carries the worker's outputs to their sessions, until it dies.
+async fn pump(mut outputs: mpsc::Receiver<worker::Output>, table: Table, deaths: mpsc::Sender<()>) {
     while let Some(output) = outputs.recv().await {
         table.deliver(output).await;
     }
+    let _ = deaths.send(()).await;
 }
 
 /// Milliseconds since 1970: what a restarted node's sequence numbers continue from.
@@ -318,6 +350,35 @@ impl Daemon {
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
     }
 
+    /// The worker died: its sessions heard of it from their jobs, others may come. A worker that keeps dying is started
+    /// ever more rarely.
+    fn bear(&mut self, born: mpsc::Sender<Worker>, deaths: mpsc::Sender<()>) {
+        if self.leaving.is_some() {
+            return;
+        }
+        let young = self.held.born.elapsed() < GROWN_UP;
+        self.held.young_deaths = if young { (self.held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
+        let pause = Duration::from_millis(match self.held.young_deaths {
+            0 | 1 => 0,
+            n => RESTART_MS << (n - 2),
+        });
+        tracing::warn!(?pause, "the worker died; starting another");
+        let (spec, table) = (self.held.spec.clone(), self.table.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            match worker::spawn(spec).await {
+                Ok((worker, _, outputs)) => {
+                    tokio::spawn(pump(outputs, table, deaths));
+                    let _ = born.send(worker).await;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "no worker");
+                    let _ = deaths.send(()).await;
+                }
+            }
+        });
+    }
+
     fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {
         self.draining.send_replace(true);
         self.gossip.drain();
@@ -325,11 +386,11 @@ impl Daemon {
         self.leaving.get_or_insert_with(|| (Instant::now(), caller.unwrap_or(nobody)));
     }
 
-    async fn stop(&mut self, _events: &mut Events) {
+    async fn stop(&mut self) {
         if let Some((_, caller)) = self.leaving.take() {
             let _ = caller.try_send(json!({ "left": true, "end": true }));
         }
-        self.held.worker.kill();
+        self.held.worker.borrow().kill();
         self.network.shutdown().await;
         let _ = self.notices.send(Notice::Stopped).await;
     }
@@ -339,9 +400,9 @@ impl Daemon {
     fn asked(&mut self, from: NodeId, ask: ControlAsk, reply: ReplyTo) {
         match ask {
             ControlAsk::Lease(lease) => self.lease(from, lease, reply),
-            ControlAsk::Release { session } => {
+            ControlAsk::Release { session, epoch } => {
                 if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
-                    let _ = inlets.orders.try_send(Order::Release);
+                    let _ = inlets.orders.try_send(Order::Release { epoch });
                 }
                 self.network.answer(reply, Answer::Released);
             }
@@ -352,8 +413,8 @@ impl Daemon {
 
     fn lease(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
         let refused = |reason, text: &str| Answer::Refused { reason, text: text.to_owned() };
-        let holds = lease.model == self.held.id
-            && self.held.served.iter().any(|range| range.covers(lease.layers));
+        let holds =
+            lease.model == self.held.id && self.held.served.iter().any(|range| range.covers(lease.layers));
         if !holds {
             return self.network.answer(reply, refused(Refusal::NotHeld, "these layers are not served here"));
         }
@@ -374,7 +435,7 @@ impl Daemon {
                     session,
                     requester: from,
                     network: self.network.clone(),
-                    worker: self.held.worker.clone(),
+                    worker: self.held.worker.subscribe(),
                     table: self.table.clone(),
                     books: self.books.clone(),
                     draining: self.draining.subscribe(),
@@ -438,7 +499,7 @@ impl Daemon {
             me: self.me,
             network: self.network.clone(),
             table: self.table.clone(),
-            worker: self.held.worker.clone(),
+            worker: self.held.worker.subscribe(),
             ready: self.held.ready.clone(),
             routes: self.routes.clone(),
             conductors: self.conductors.clone(),

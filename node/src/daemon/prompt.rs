@@ -6,7 +6,7 @@ use p2p::{Network, codec::Wire};
 use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, session::End};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
@@ -27,7 +27,7 @@ pub struct PromptTask {
     pub(super) me: NodeId,
     pub(super) network: Network,
     pub(super) table: Table,
-    pub(super) worker: Worker,
+    pub(super) worker: watch::Receiver<Worker>,
     pub(super) ready: Ready,
     pub(super) routes: mpsc::Sender<RouteQuestion>,
     pub(super) conductors: mpsc::Sender<ConductorQuestion>,
@@ -56,7 +56,8 @@ impl PromptTask {
     /// As [`PromptTask::answer`], going on after tokens that were emitted elsewhere.
     pub(super) async fn answer_after(self, ask: Ask, emitted: Vec<u32>, lines: mpsc::Sender<Value>) {
         let conducts = ask.model.is_empty() || ask.model == self.ready.name;
-        let ended = if conducts { self.run(ask, emitted, &lines).await } else { self.elsewhere(ask, &lines).await };
+        let ended =
+            if conducts { self.run(ask, emitted, &lines).await } else { self.elsewhere(ask, &lines).await };
         if let Err(why) = ended {
             let _ = lines.send(json!({ "error": why })).await;
         }
@@ -80,7 +81,11 @@ impl PromptTask {
             return Err(format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model));
         }
         let line = self.delegate(&ask, peers, lines).await?;
-        let finished = super::Finished { session: SessionId::new(random()?), line: Some(line.clone()), speeds: Vec::new() };
+        let finished = super::Finished {
+            session: SessionId::new(random()?),
+            line: Some(line.clone()),
+            speeds: Vec::new(),
+        };
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
@@ -107,13 +112,15 @@ impl PromptTask {
                 self.ready.name, ask.model, ask.model
             ));
         }
-        let wire: Wire = ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
+        let wire: Wire =
+            ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
         let sampling = sampling(&ask.sampling)?;
         let prompt = match &ask.prompt {
             Value::String(text) => Prompt::raw(text.clone()),
             messages => Prompt::chat(messages.to_string()),
         };
-        let mut ids = self.worker.encode(prompt).await.map_err(|e| e.to_string())?;
+        let worker = self.worker.borrow().clone();
+        let mut ids = worker.encode(prompt).await.map_err(|e| e.to_string())?;
         let prompt_tokens = ids.len() as u32;
         ids.extend_from_slice(emitted);
         if ids.is_empty() {
@@ -249,8 +256,13 @@ fn plan_json(routed: &Routed, prompt_tokens: u32) -> Value {
         Err(why) => json!({ "impossible": why.to_string() }),
     };
     let legs = routed.route.legs.iter().map(|leg| {
-        let terms: serde_json::Map<String, Value> =
-            leg.cost.terms().into_iter().filter(|term| term.1 > 0.0).map(|(name, ms)| (name.into(), json!(ms))).collect();
+        let terms: serde_json::Map<String, Value> = leg
+            .cost
+            .terms()
+            .into_iter()
+            .filter(|term| term.1 > 0.0)
+            .map(|(name, ms)| (name.into(), json!(ms)))
+            .collect();
         json!({ "node": format!("{:?}", leg.segment.node), "start": leg.segment.layers.start(),
             "end": leg.segment.layers.end(), "ms": leg.cost.total_ms(), "terms": terms })
     });
@@ -309,8 +321,11 @@ fn stages(segments: &[Segment], ms: &[f64]) -> Vec<Value> {
 
 fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> Value {
     let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
-    let faults: Vec<Value> =
-        report.faults.iter().map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms })).collect();
+    let faults: Vec<Value> = report
+        .faults
+        .iter()
+        .map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms }))
+        .collect();
     let (finish, error) = match report.end {
         End::Stop => ("stop", None),
         End::Length => ("length", None),
@@ -354,7 +369,10 @@ fn sampling(value: &Value) -> Result<SamplingParams, String> {
     let default = SamplingParams::default();
     let mut bias = Vec::new();
     for pair in value["logit_bias"].as_array().into_iter().flatten() {
-        let parsed = pair[0].as_u64().zip(pair[1].as_f64()).and_then(|(id, by)| Some((u32::try_from(id).ok()?, by as f32)));
+        let parsed = pair[0]
+            .as_u64()
+            .zip(pair[1].as_f64())
+            .and_then(|(id, by)| Some((u32::try_from(id).ok()?, by as f32)));
         bias.push(parsed.ok_or("logit_bias must be pairs of a token id and a number")?);
     }
     let sampling = SamplingParams {
@@ -380,8 +398,13 @@ fn trusted(ask: &Ask) -> Result<BTreeSet<NodeId>, String> {
 }
 
 fn node(name: &str) -> Result<NodeId, String> {
-    let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(name.as_bytes()).ok().and_then(|b| <[u8; 32]>::try_from(b).ok());
-    bytes.map(NodeId::new).ok_or_else(|| format!("\"{name}\" is no node's name; `shoal peers` shows them in full"))
+    let bytes = data_encoding::HEXLOWER_PERMISSIVE
+        .decode(name.as_bytes())
+        .ok()
+        .and_then(|b| <[u8; 32]>::try_from(b).ok());
+    bytes
+        .map(NodeId::new)
+        .ok_or_else(|| format!("\"{name}\" is no node's name; `shoal peers` shows them in full"))
 }
 
 fn random() -> Result<[u8; 16], String> {

@@ -83,7 +83,8 @@ impl Daemon {
             .facts
             .iter()
             .filter(|(node, facts)| {
-                facts.offers.iter().any(|offer| offer.name == model) && (trusted.is_empty() || trusted.contains(node))
+                facts.offers.iter().any(|offer| offer.name == model)
+                    && (trusted.is_empty() || trusted.contains(node))
             })
             .map(|(node, _)| (self.gossip.rtt_ms(*node).unwrap_or(f64::MAX), *node))
             .collect();
@@ -123,7 +124,15 @@ impl Daemon {
         let contacts = self.contacts(&route.pipeline, &standbys);
         let rtt_p99_ms = JITTER_MS
             + route.pipeline.segments().iter().filter_map(|s| self.gossip.rtt_ms(s.node)).sum::<f64>() * 2.0;
-        Ok(Routed { route, comparison, standbys, contacts, rtt_p99_ms, policy: request.policy, shape: request.shape })
+        Ok(Routed {
+            route,
+            comparison,
+            standbys,
+            contacts,
+            rtt_p99_ms,
+            policy: request.policy,
+            shape: request.shape,
+        })
     }
 
     fn standbys(&self, snapshot: &scheduler::Snapshot, request: &Request, pipeline: &Pipeline) -> Standbys {
@@ -136,7 +145,9 @@ impl Daemon {
     fn contacts(&self, pipeline: &Pipeline, standbys: &Standbys) -> Vec<Contact> {
         let mut nodes: BTreeSet<NodeId> = pipeline.segments().iter().map(|segment| segment.node).collect();
         nodes.extend(standbys.shadows.iter().flatten());
-        nodes.extend(standbys.covers.iter().flat_map(|cover| cover.segments.iter().map(|segment| segment.node)));
+        nodes.extend(
+            standbys.covers.iter().flat_map(|cover| cover.segments.iter().map(|segment| segment.node)),
+        );
         let contact = |node: NodeId| {
             let addresses = self.facts.get(&node).map_or_else(Vec::new, |facts| facts.addresses.clone());
             Contact { node, addresses }
@@ -150,7 +161,8 @@ impl Daemon {
         let Reroute { policy, shape, deny, answer, session } = question;
         let num_layers = self.held.ready.num_layers;
         let seed = u64::from_le_bytes(session.as_bytes()[..8].try_into().unwrap_or_default());
-        let policy = RoutePolicy { deny: deny.into_iter().filter(|node| *node != self.me).collect(), ..policy };
+        let policy =
+            RoutePolicy { deny: deny.into_iter().filter(|node| *node != self.me).collect(), ..policy };
         let request = Request { requester: Some(self.me), shape, policy, in_flight: Vec::new(), seed };
         let found = self.view.snapshot(self.held.id, num_layers, self.me).ok().and_then(|snapshot| {
             let route = compare(&snapshot, &request).asked.ok()?;

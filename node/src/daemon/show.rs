@@ -31,7 +31,7 @@ impl Daemon {
             "bytes_in": self.totals.bytes_in,
             "bytes_out": self.totals.bytes_out,
             "paused": self.paused,
-            "worker_pid": self.held.worker.pid(),
+            "worker_pid": self.held.worker.borrow().pid(),
             "draining": *self.draining.borrow(),
             "reachability": format!("{:?}", self.reachability).to_lowercase(),
             "uptime_s": self.started.elapsed().as_secs_f64(),
@@ -53,7 +53,8 @@ impl Daemon {
                 .offers
                 .iter()
                 .map(|offer| {
-                    let layers = holdings.iter().find(|(model, _)| *model == offer.model).map(|(_, layers)| layers);
+                    let layers =
+                        holdings.iter().find(|(model, _)| *model == offer.model).map(|(_, layers)| layers);
                     json!({ "name": offer.name, "id": format!("{:?}", offer.model),
                         "num_layers": offer.num_layers, "layers": layers })
                 })
@@ -75,7 +76,9 @@ impl Daemon {
     pub(super) async fn invite_code(&mut self) -> Value {
         let addresses = self.network.addresses().await;
         let mut invite = self.invite.clone();
-        invite.contacts.insert(0, p2p::wire::control::Contact { node: self.me, addresses: addresses.clone() });
+        invite
+            .contacts
+            .insert(0, p2p::wire::control::Contact { node: self.me, addresses: addresses.clone() });
         json!({ "code": invite.code(), "addresses": addresses, "end": true })
     }
 
@@ -89,7 +92,9 @@ impl Daemon {
                 line["end"] = json!(true);
                 line
             }
-            None => json!({ "error": "no such prompt is remembered; `shoal run` one first (the last 64 are kept)" }),
+            None => {
+                json!({ "error": "no such prompt is remembered; `shoal run` one first (the last 64 are kept)" })
+            }
         }
     }
 }

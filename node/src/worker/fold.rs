@@ -3,11 +3,7 @@
 //! Jobs that wait together for the same layers with the same rounding become one pass: the weights are read from memory
 //! once for all of them, and every session gets the bits it would get alone. A session's own jobs keep their order.
 
-use std::{
-    collections::VecDeque,
-    ops::Range,
-    time::Instant,
-};
+use std::{collections::VecDeque, ops::Range, time::Instant};
 
 use p2p::codec::{self, Wire};
 use shard::engine::{Capacity, Input, Item, Output, Workspace};
@@ -123,7 +119,8 @@ impl<'m> Engine<'m> {
                     }
                 }
             };
-            let layers = self.sessions.lane(&run).map_or((run.layer, run.layer + 1), |lane| ipc::pair(lane.0));
+            let layers =
+                self.sessions.lane(&run).map_or((run.layer, run.layer + 1), |lane| ipc::pair(lane.0));
             tell(told(&run, layers, body, (0, 0)), Vec::new());
         }
         self.pass(going, tell);
@@ -237,8 +234,7 @@ impl<'m> Engine<'m> {
                     .conductor(ipc::session(job.run.session))
                     .ok_or_else(|| Error::usage("the session does not conduct here"))
                     .and_then(|conductor| conductor.choose(&mut self.logits, position));
-                let body =
-                    chosen.map_or_else(|error| Body::Failed(error.to_string()), Body::Sampled);
+                let body = chosen.map_or_else(|error| Body::Failed(error.to_string()), Body::Sampled);
                 (body, Vec::new())
             }
         }

@@ -519,9 +519,7 @@ pub fn read<M: Decode<()>>(from: &mut impl Read) -> io::Result<Option<(M, Vec<u8
 }
 
 /// As [`read`].
-pub async fn receive<M: Decode<()>>(
-    from: &mut (impl AsyncRead + Unpin),
-) -> io::Result<Option<(M, Vec<u8>)>> {
+pub async fn receive<M: Decode<()>>(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<(M, Vec<u8>)>> {
     let mut header = [0; 8];
     let first = from.read(&mut header).await?;
     if first == 0 {

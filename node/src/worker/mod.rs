@@ -293,10 +293,12 @@ impl fmt::Display for Fault {
                 f,
                 "the session needs {needed_bytes} bytes of cache and {free_bytes} are free: close a session or ask for fewer positions"
             ),
-            Self::Busy => f.write_str("the worker has as many jobs as it may: read its outputs, then ask again"),
-            Self::Poison => {
-                f.write_str("two workers died while they computed this session: it is given up, change the prompt")
+            Self::Busy => {
+                f.write_str("the worker has as many jobs as it may: read its outputs, then ask again")
             }
+            Self::Poison => f.write_str(
+                "two workers died while they computed this session: it is given up, change the prompt",
+            ),
             Self::Dead(why) => write!(f, "the worker is gone ({why}): start another"),
         }
     }

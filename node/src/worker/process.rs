@@ -43,7 +43,9 @@ const READ_BUFFER: usize = 64 << 10;
 pub fn run() -> Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     if stream.peer_addr().is_err() {
-        return Err(Error::usage("`shoal worker` is started by the daemon: standard input must be its socket"));
+        return Err(Error::usage(
+            "`shoal worker` is started by the daemon: standard input must be its socket",
+        ));
     }
     let sandboxed = sandbox::enter();
     let mut reader = BufReader::with_capacity(READ_BUFFER, stream.try_clone()?);

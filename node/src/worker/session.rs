@@ -174,7 +174,10 @@ impl<'m> Sessions<'m> {
     pub(super) fn admit(&mut self, run: &Run, now: Instant) -> Admission {
         let key = (ipc::session(run.session), run.layer);
         let Some(held) = self.held.get_mut(&key) else {
-            return Admission::Fail(format!("no range of the session starts at layer {}: open it", run.layer));
+            return Admission::Fail(format!(
+                "no range of the session starts at layer {}: open it",
+                run.layer
+            ));
         };
         if run.epoch < held.epoch {
             return Admission::Drop;
@@ -187,7 +190,9 @@ impl<'m> Sessions<'m> {
         let end = u64::from(run.from) + u64::from(run.rows);
         if end > u64::from(held.positions) {
             let room = held.positions;
-            return Admission::Fail(format!("position {end} in a session opened for {room}: open it for more"));
+            return Admission::Fail(format!(
+                "position {end} in a session opened for {room}: open it for more"
+            ));
         }
         if run.from as usize > held.kv.len() {
             return Admission::NeedReplay(held.kv.len() as u32);
@@ -233,8 +238,7 @@ impl<'m> Sessions<'m> {
 
     fn sweep_after(&mut self, now: Instant, idle: Duration) -> Vec<Key> {
         let late = |held: &Held| now.saturating_duration_since(held.touched) > idle;
-        let gone: Vec<Key> =
-            self.held.iter().filter(|(_, held)| late(held)).map(|(key, _)| *key).collect();
+        let gone: Vec<Key> = self.held.iter().filter(|(_, held)| late(held)).map(|(key, _)| *key).collect();
         gone.iter().for_each(|key| {
             self.held.remove(key);
         });

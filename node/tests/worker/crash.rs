@@ -8,7 +8,7 @@ use std::{
 };
 
 use node::worker::{
-    Fault, JobInput, Prompt, PoisonGuard, Want,
+    Fault, JobInput, PoisonGuard, Prompt, Want,
     ipc::{self, Ask, Frame, Load, Tell},
     sandbox,
 };
@@ -168,11 +168,8 @@ fn malformed_frames_end_the_worker() {
 
 #[test]
 fn without_a_socket_the_command_explains_itself() {
-    let output = Command::new(env!("CARGO_BIN_EXE_shoal"))
-        .arg("worker")
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_shoal")).arg("worker").stdin(Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("started by the daemon"));
 }

@@ -64,10 +64,8 @@ async fn sessions_beyond_the_room_are_refused_with_what_is_missing() {
     // Room for one session of 256 positions in two layers, and half of another.
     let page = 2 * 256 * position;
     let child = Child::of(Spec { kv_bytes: page * 3 / 2, ..spec(&[layers]) }).await;
-    let asked = |number, positions| OpenSession {
-        positions,
-        ..open(SessionId::numbered(number), layers, None)
-    };
+    let asked =
+        |number, positions| OpenSession { positions, ..open(SessionId::numbered(number), layers, None) };
     child.worker.open(asked(1, 200)).await.unwrap();
     let missing = Fault::NoRoom { needed_bytes: page, free_bytes: page / 2 };
     assert_eq!(child.worker.open(asked(2, 1)).await, Err(missing));

@@ -83,9 +83,11 @@ async fn decoding_in_a_worker_is_generate() {
     let free = expected(&model, &prompt, &greedy, &[], 60);
     // A stop string that the free answer has in its second half, so that it is met and held back before.
     let word = free.text.split_whitespace().nth(12).unwrap();
-    for (sampling, stop, most) in
-        [(greedy.clone(), vec![], 60), (creative(), vec![], 400), (greedy.clone(), vec!["no such text", word], 60)]
-    {
+    for (sampling, stop, most) in [
+        (greedy.clone(), vec![], 60),
+        (creative(), vec![], 400),
+        (greedy.clone(), vec!["no such text", word], 60),
+    ] {
         let whole = expected(&model, &prompt, &sampling, &stop, most);
         let (steps, text, stopped) =
             decode(&mut child, conduct(&whole.prompt, &[], &sampling, &stop), most).await;

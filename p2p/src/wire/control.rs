@@ -78,6 +78,8 @@ pub enum Ask {
     Release {
         /// Which.
         session: SessionId,
+        /// What was leased under this epoch or a lower one; a later lease stays.
+        epoch: u32,
     },
     /// For announcements.
     CatchUp {
@@ -240,8 +242,8 @@ impl Ask {
         let mut to = Writer::new();
         match self {
             Self::Lease(lease) => lease.write(to.u8(0)),
-            Self::Release { session } => {
-                to.u8(1).bytes(session.as_bytes());
+            Self::Release { session, epoch } => {
+                to.u8(1).bytes(session.as_bytes()).u32(*epoch);
             }
             Self::CatchUp { have } => {
                 to.u8(2).u32(*have);
@@ -261,7 +263,7 @@ impl Ask {
         let mut from = Reader::new(bytes);
         let ask = match from.u8()? {
             0 => Self::Lease(Lease::read(&mut from)?),
-            1 => Self::Release { session: SessionId::new(from.array()?) },
+            1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
             _ => return Err(Malformed("ask: kind")),
         };

@@ -173,7 +173,7 @@ fn samples() -> Vec<Sample> {
         ("commit", Header::signal(Kind::Commit, 3, 4, 16, frame::COMMIT_LEN).write().to_vec(), header),
         ("ask-lease", Ask::Lease(lease()).encode(), ask),
         ("ask-lease-bare", Ask::Lease(bare).encode(), ask),
-        ("ask-release", Ask::Release { session: SessionId::numbered(5) }.encode(), ask),
+        ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
         ("answer-accepted", Answer::Accepted { have: 16 }.encode(), answer),
         ("answer-refused", Answer::refused(Refusal::NoRoom, "8 GiB wanted").encode(), answer),

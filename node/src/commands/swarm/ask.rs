@@ -34,14 +34,36 @@ pub(in crate::commands) fn status(args: AskArgs) -> Result<()> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_f64().unwrap_or_default();
     say!("node      {}", text(&status["node"]));
-    say!("up        {:.0} s, {} peers connected, {} nodes known", number(&status["uptime_s"]), status["peers"], status["known_nodes"]);
+    say!(
+        "up        {:.0} s, {} peers connected, {} nodes known",
+        number(&status["uptime_s"]),
+        status["peers"],
+        status["known_nodes"]
+    );
     say!("model     {} ({} layers), id {}", text(&model["name"]), model["num_layers"], text(&model["id"]));
     say!("loaded    {} ({})", words(&model["loaded"]), human_bytes(number(&model["resident_bytes"]) as u64));
-    say!("serving   {}{}", words(&model["serving"]), if status["paused"] == json!(true) { " (paused)" } else { "" });
-    say!("speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit",
-        number(&model["decode_ms_per_layer"]), number(&model["prefill_ms_per_layer"]), number(&model["visit_ms"]));
-    say!("sessions  {} running, {} served; {} positions computed", status["sessions"]["serving"], status["sessions"]["served"], status["served_positions"]);
-    say!("traffic   {} in, {} out", human_bytes(number(&status["bytes_in"]) as u64), human_bytes(number(&status["bytes_out"]) as u64));
+    say!(
+        "serving   {}{}",
+        words(&model["serving"]),
+        if status["paused"] == json!(true) { " (paused)" } else { "" }
+    );
+    say!(
+        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit",
+        number(&model["decode_ms_per_layer"]),
+        number(&model["prefill_ms_per_layer"]),
+        number(&model["visit_ms"])
+    );
+    say!(
+        "sessions  {} running, {} served; {} positions computed",
+        status["sessions"]["serving"],
+        status["sessions"]["served"],
+        status["served_positions"]
+    );
+    say!(
+        "traffic   {} in, {} out",
+        human_bytes(number(&status["bytes_in"]) as u64),
+        human_bytes(number(&status["bytes_out"]) as u64)
+    );
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
     }
@@ -55,7 +77,9 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
     }
     let list = peers["peers"].as_array().cloned().unwrap_or_default();
     if list.is_empty() {
-        say!("Nobody yet. `shoal invite` prints a code for a friend; nodes on this network find each other by themselves.");
+        say!(
+            "Nobody yet. `shoal invite` prints a code for a friend; nodes on this network find each other by themselves."
+        );
         return Ok(());
     }
     say!("{:10} {:9} {:>9}  {:8} layers", "node", "path", "rtt", "model");
@@ -104,21 +128,37 @@ pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
         return output::json_line(&plan);
     }
     let speed = |way: &Value| match way["tok_s"].as_f64() {
-        Some(tok_s) => format!("{tok_s:.1} tok/s, {:.0} ms in all", way["total_ms"].as_f64().unwrap_or_default()),
+        Some(tok_s) => {
+            format!("{tok_s:.1} tok/s, {:.0} ms in all", way["total_ms"].as_f64().unwrap_or_default())
+        }
         None => way["impossible"].as_str().unwrap_or_default().to_owned(),
     };
     say!("{} prompt tokens and about {} to generate.", plan["prompt_tokens"], plan["expected_tokens"]);
     for stage in plan["stages"].as_array().into_iter().flatten() {
         let node = stage["node"].as_str().unwrap_or_default();
         let terms = stage["terms"].as_object().into_iter().flatten();
-        let terms: Vec<String> = terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
-        say!("  {} {}..{}  {:.1} ms = {}", node.get(..8).unwrap_or(node), stage["start"], stage["end"],
-            stage["ms"].as_f64().unwrap_or_default(), terms.join(" + "));
+        let terms: Vec<String> =
+            terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
+        say!(
+            "  {} {}..{}  {:.1} ms = {}",
+            node.get(..8).unwrap_or(node),
+            stage["start"],
+            stage["end"],
+            stage["ms"].as_f64().unwrap_or_default(),
+            terms.join(" + ")
+        );
     }
     say!("as asked       {}", speed(&plan["as_asked"]));
     say!("ends abroad    {}", speed(&plan["ends_abroad"]));
     say!("here alone     {}", speed(&plan["local"]));
-    say!("{}", if plan["local_wins"] == json!(true) { "Doing it here alone is faster." } else { "The swarm is faster." });
+    say!(
+        "{}",
+        if plan["local_wins"] == json!(true) {
+            "Doing it here alone is faster."
+        } else {
+            "The swarm is faster."
+        }
+    );
     Ok(())
 }
 
@@ -128,20 +168,34 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
         return output::json_line(&why);
     }
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    say!("session   {} ({}, {} wire), ended by {}", text(&why["session"]), text(&why["mode"]), text(&why["wire"]), text(&why["finish_reason"]));
+    say!(
+        "session   {} ({}, {} wire), ended by {}",
+        text(&why["session"]),
+        text(&why["mode"]),
+        text(&why["wire"]),
+        text(&why["finish_reason"])
+    );
     for stage in why["stages"].as_array().into_iter().flatten() {
         let node = text(&stage["node"]);
-        let ms = stage["ms"].as_f64().map_or_else(String::new, |ms| format!("  {ms:.2} ms a token, its hop included"));
+        let ms = stage["ms"]
+            .as_f64()
+            .map_or_else(String::new, |ms| format!("  {ms:.2} ms a token, its hop included"));
         say!("  {} {}..{}{ms}", node.get(..8).unwrap_or(&node), stage["start"], stage["end"]);
     }
     for fault in why["faults"].as_array().into_iter().flatten() {
-        say!("  survived the loss of {}: {:.0} ms until the next token", text(&fault["node"]).get(..8).unwrap_or_default(),
-            fault["stall_ms"].as_f64().unwrap_or_default());
+        say!(
+            "  survived the loss of {}: {:.0} ms until the next token",
+            text(&fault["node"]).get(..8).unwrap_or_default(),
+            fault["stall_ms"].as_f64().unwrap_or_default()
+        );
     }
-    say!("checked   {}", match why["differing_answers"].as_u64() {
-        Some(0) | None => "no two answers for one position differed".to_owned(),
-        Some(n) => format!("{n} answers differed from an earlier one for the same position"),
-    });
+    say!(
+        "checked   {}",
+        match why["differing_answers"].as_u64() {
+            Some(0) | None => "no two answers for one position differed".to_owned(),
+            Some(n) => format!("{n} answers differed from an earlier one for the same position"),
+        }
+    );
     say!("{}", remote::summary_text(&why));
     Ok(())
 }

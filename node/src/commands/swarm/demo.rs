@@ -44,14 +44,19 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         match line["event"].as_str() {
             Some("route") => {
                 let stages = line["stages"].as_array().cloned().unwrap_or_default();
-                let strangers = stages.iter().filter_map(|stage| stage["node"].as_str()).filter(|node| *node != me);
+                let strangers =
+                    stages.iter().filter_map(|stage| stage["node"].as_str()).filter(|node| *node != me);
                 victim = strangers.last().map(str::to_owned);
             }
             Some("token") => seen += 1,
             _ => {}
         }
         up::show(line, &me, args.json)?;
-        if !args.no_kill && killed.is_none() && seen > kill_at && let Some(name) = &victim {
+        if !args.no_kill
+            && killed.is_none()
+            && seen > kill_at
+            && let Some(name) = &victim
+        {
             swarm.kill(name);
             if !args.json {
                 eprint!("\n[kill -9 {}]", name.get(..8).unwrap_or(name));
@@ -60,12 +65,16 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         }
         Ok(())
     }))?;
-    let ids: Vec<u64> = last["ids"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
+    let ids: Vec<u64> =
+        last["ids"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
     let equal = ids.iter().copied().eq(undisturbed.iter().map(|id| u64::from(*id)));
-    let stalls = last["faults"].as_array().into_iter().flatten().filter_map(|fault| fault["stall_ms"].as_f64());
+    let stalls =
+        last["faults"].as_array().into_iter().flatten().filter_map(|fault| fault["stall_ms"].as_f64());
     let stall_ms = stalls.fold(0.0, f64::max);
     if args.json {
-        output::json_line(&json!({ "killed": killed, "equal": equal, "stall_ms": stall_ms, "tokens": ids.len() }))?;
+        output::json_line(
+            &json!({ "killed": killed, "equal": equal, "stall_ms": stall_ms, "tokens": ids.len() }),
+        )?;
     } else {
         say!("\n{}", remote::summary_text(&last));
         match &killed {
@@ -75,10 +84,18 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
                 ids.len(),
                 if equal { "exactly" } else { "NOT" }
             ),
-            None => say!("The {} tokens are {} those of this machine alone.", ids.len(), if equal { "exactly" } else { "NOT" }),
+            None => say!(
+                "The {} tokens are {} those of this machine alone.",
+                ids.len(),
+                if equal { "exactly" } else { "NOT" }
+            ),
         }
     }
-    if equal { Ok(()) } else { Err(Error::Failed("the answer differs from the undisturbed one; please report this".into())) }
+    if equal {
+        Ok(())
+    } else {
+        Err(Error::Failed("the answer differs from the undisturbed one; please report this".into()))
+    }
 }
 
 /// The ids this machine gives alone, in this process.
@@ -86,9 +103,15 @@ fn alone(messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u3
     let model = Model::load(&EngineArgs::default_model())?;
     let ids = generate::encode_chat(&model, messages)?;
     let mut session = Session::new(&model)?;
-    let summary = generate::generate(&model, &mut session, &request(ids, sampling)?, &mut |_| match output::interrupted() {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
-    })?;
+    let summary =
+        generate::generate(
+            &model,
+            &mut session,
+            &request(ids, sampling)?,
+            &mut |_| match output::interrupted() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            },
+        )?;
     Ok(summary.ids)
 }

@@ -66,7 +66,8 @@ fn processor() -> Result<Finding> {
     let checks = golden::check(isa)?;
     let passed = checks.iter().filter(|check| check.passed()).count();
     let found = format!("{} ({passed} of {} golden hashes)", isa.name(), checks.len());
-    let advice = "this machine computes other bits and is announced as class approx; `shoal selftest` shows where";
+    let advice =
+        "this machine computes other bits and is announced as class approx; `shoal selftest` shows where";
     Ok(Finding { what: "numerics", well: passed == checks.len(), found, advice })
 }
 
@@ -79,7 +80,12 @@ fn memory() -> Finding {
     match available {
         Some(kib) => {
             let bytes = kib << 10;
-            Finding { what: "memory", well: bytes >= LEAST_MEMORY, found: format!("{} available", human_bytes(bytes)), advice }
+            Finding {
+                what: "memory",
+                well: bytes >= LEAST_MEMORY,
+                found: format!("{} available", human_bytes(bytes)),
+                advice,
+            }
         }
         None => Finding { what: "memory", well: true, found: "unknown on this system".into(), advice },
     }
@@ -91,7 +97,12 @@ fn disk(home: &Path) -> Finding {
     match rustix::fs::statvfs(there) {
         Ok(stat) => {
             let bytes = stat.f_bavail.saturating_mul(stat.f_frsize);
-            Finding { what: "disk", well: bytes >= LEAST_DISK, found: format!("{} free", human_bytes(bytes)), advice }
+            Finding {
+                what: "disk",
+                well: bytes >= LEAST_DISK,
+                found: format!("{} free", human_bytes(bytes)),
+                advice,
+            }
         }
         Err(e) => Finding { what: "disk", well: false, found: e.to_string(), advice },
     }

@@ -31,9 +31,11 @@ const NEWS: usize = 256;
 pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let home = args.home.path()?;
     create_private_folder(&home)?;
-    let identity = Identity::load_or_create(&home.join("identity.key")).map_err(|e| Error::Failed(e.to_string()))?;
+    let identity =
+        Identity::load_or_create(&home.join("identity.key")).map_err(|e| Error::Failed(e.to_string()))?;
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
-    let invite = invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
+    let invite =
+        invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
     let gguf = library::open(&args.engine.model)?;
     let num_layers = model::num_layers(&gguf)?;
     let serve = what_to_serve(&args, num_layers)?;
@@ -136,7 +138,9 @@ fn agree(args: &JoinArgs, gguf: &Gguf, serve: &Serve, num_layers: u32) -> Result
     io::stdin().read_line(&mut answer)?;
     match answer.trim().to_lowercase().as_str() {
         "" | "y" | "yes" => Ok(()),
-        _ => Err(Error::usage("nothing was started; `shoal join --ask-only` only asks, --layers serves less")),
+        _ => {
+            Err(Error::usage("nothing was started; `shoal join --ask-only` only asks, --layers serves less"))
+        }
     }
 }
 
@@ -155,7 +159,12 @@ fn source(model: &str) -> Result<Source> {
 }
 
 /// How to reach others, and what an invite of this node says about the swarm.
-fn network(args: &JoinArgs, home: &Path, identity: Identity, invite: Option<Invite>) -> Result<(p2p::Config, Invite)> {
+fn network(
+    args: &JoinArgs,
+    home: &Path,
+    identity: Identity,
+    invite: Option<Invite>,
+) -> Result<(p2p::Config, Invite)> {
     let (swarm, psk, contacts) = match invite {
         Some(invite) => (invite.swarm, invite.psk, invite.contacts),
         None => (SwarmId::named(&args.swarm), private_key(args, home)?, Vec::new()),
@@ -196,12 +205,17 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
             line.as_object_mut().map(|line| line.remove("end"));
             output::json_line(&line)
         }
-        Notice::Joined(node) if json => output::json_line(&json!({ "event": "joined", "node": format!("{node:?}") })),
-        Notice::Left(node) if json => output::json_line(&json!({ "event": "left", "node": format!("{node:?}") })),
+        Notice::Joined(node) if json => {
+            output::json_line(&json!({ "event": "joined", "node": format!("{node:?}") }))
+        }
+        Notice::Left(node) if json => {
+            output::json_line(&json!({ "event": "left", "node": format!("{node:?}") }))
+        }
         Notice::Stopped if json => output::json_line(&json!({ "event": "stopped" })),
         Notice::Ready(status) => {
             let words = |value: &Value| -> String {
-                let parts: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+                let parts: Vec<&str> =
+                    value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
                 if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
             };
             say!("This node is {}.", status["node"].as_str().unwrap_or_default());
@@ -211,7 +225,9 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
                 status["model"]["name"].as_str().unwrap_or_default(),
                 status["model"]["decode_ms_per_layer"].as_f64().unwrap_or_default()
             );
-            say!("In another terminal: `shoal run --via swarm \"Hello\"`, `shoal peers`, `shoal invite`. Ctrl-C leaves.");
+            say!(
+                "In another terminal: `shoal run --via swarm \"Hello\"`, `shoal peers`, `shoal invite`. Ctrl-C leaves."
+            );
             Ok(())
         }
         Notice::Joined(node) => {

@@ -74,7 +74,8 @@ impl LocalSwarm {
         loop {
             let peers = runtime.block_on(control::one(self.home(), &control::Question::Peers))?;
             let with_models = peers["peers"].as_array().into_iter().flatten().filter(|peer| {
-                peer["connected"] == json!(true) && peer["models"].as_array().is_some_and(|models| !models.is_empty())
+                peer["connected"] == json!(true)
+                    && peer["models"].as_array().is_some_and(|models| !models.is_empty())
             });
             let met = with_models.count();
             if met >= others {
@@ -105,9 +106,21 @@ impl Drop for LocalSwarm {
 }
 
 /// The node and an address others can start from.
-fn start_node(home: &Path, engine: &EngineArgs, layers: &str, peer: Option<&str>) -> Result<(Node, Option<String>)> {
+fn start_node(
+    home: &Path,
+    engine: &EngineArgs,
+    layers: &str,
+    peer: Option<&str>,
+) -> Result<(Node, Option<String>)> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("join").args(["--json", "--yes", "--loopback", "--until-stdin-closes", "--model", &engine.model]);
+    command.arg("join").args([
+        "--json",
+        "--yes",
+        "--loopback",
+        "--until-stdin-closes",
+        "--model",
+        &engine.model,
+    ]);
     command.arg("--home").arg(home);
     // Nodes share the machine's cores: one thread each, free to move.
     command.args(["--threads", &engine.threads.unwrap_or(1).to_string(), "--no-pin"]);
@@ -117,7 +130,11 @@ fn start_node(home: &Path, engine: &EngineArgs, layers: &str, peer: Option<&str>
     if let Some(ctx) = engine.ctx {
         command.args(["--ctx", &ctx.to_string()]);
     }
-    if layers.is_empty() { command.arg("--ask-only") } else { command.args(["--layers", layers]) };
+    if layers.is_empty() {
+        command.arg("--ask-only")
+    } else {
+        command.args(["--layers", layers])
+    };
     if let Some(peer) = peer {
         command.args(["--peer", peer]);
     }
@@ -143,7 +160,10 @@ fn start_node(home: &Path, engine: &EngineArgs, layers: &str, peer: Option<&str>
     };
     let name = ready["node"].as_str().unwrap_or_default().to_owned();
     let tcp = |address: &&Value| address.as_str().is_some_and(|address| address.contains("/tcp/"));
-    let address = ready["addresses"].as_array().and_then(|all| all.iter().find(tcp).or(all.first())).and_then(Value::as_str);
+    let address = ready["addresses"]
+        .as_array()
+        .and_then(|all| all.iter().find(tcp).or(all.first()))
+        .and_then(Value::as_str);
     let stdin = child.stdin.take();
     let node = Node { home: home.to_owned(), name, layers: layers.to_owned(), child, _stdin: stdin };
     Ok((node, address.map(str::to_owned)))

@@ -12,7 +12,13 @@ use crate::{
 };
 
 /// The question for the node.
-pub fn question(prompt: Value, route: &RouteArgs, wire: &str, sampling: &SamplingArgs, may_stay_home: bool) -> Result<Ask> {
+pub fn question(
+    prompt: Value,
+    route: &RouteArgs,
+    wire: &str,
+    sampling: &SamplingArgs,
+    may_stay_home: bool,
+) -> Result<Ask> {
     let request = crate::commands::request(vec![0], sampling)?;
     let params = request.sampling;
     let bias: Vec<Value> = params.logit_bias.iter().map(|(id, by)| json!([id, by])).collect();
@@ -85,8 +91,13 @@ pub fn summary_text(line: &Value) -> String {
     let survived = match faults {
         0 => String::new(),
         n => {
-            let worst = line["faults"].as_array().into_iter().flatten().filter_map(|f| f["stall_ms"].as_f64());
-            format!("; survived {n} failure{} (longest stall {:.0} ms)", if n == 1 { "" } else { "s" }, worst.fold(0.0, f64::max))
+            let worst =
+                line["faults"].as_array().into_iter().flatten().filter_map(|f| f["stall_ms"].as_f64());
+            format!(
+                "; survived {n} failure{} (longest stall {:.0} ms)",
+                if n == 1 { "" } else { "s" },
+                worst.fold(0.0, f64::max)
+            )
         }
     };
     format!(

@@ -17,7 +17,10 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     let swarm = start(&args.engine, args.local, args.json)?;
     let Some(prompt) = &args.run else {
         if !args.json {
-            say!("\nAsk it: `shoal run --via swarm --home {} \"Hello\"`. Ctrl-C stops all nodes.", swarm.home().display());
+            say!(
+                "\nAsk it: `shoal run --via swarm --home {} \"Hello\"`. Ctrl-C stops all nodes.",
+                swarm.home().display()
+            );
         }
         while !output::interrupted() {
             std::thread::sleep(Duration::from_millis(100));
@@ -27,7 +30,8 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     let messages = json!([{ "role": "user", "content": prompt }]);
     let ask = remote::question(messages, &args.route, &args.wire, &args.sampling, false)?;
     let me = swarm.nodes[0].name.clone();
-    let last = runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |line| show(line, &me, args.json)))?;
+    let last =
+        runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |line| show(line, &me, args.json)))?;
     if !args.json {
         eprintln!("\n{}", remote::summary_text(&last));
     }
@@ -45,11 +49,16 @@ pub(super) fn start(engine: &EngineArgs, nodes: u16, json: bool) -> Result<local
     let swarm = local::LocalSwarm::start(engine, &shares)?;
     for (index, node) in swarm.nodes.iter().enumerate() {
         if json {
-            output::json_line(&json!({ "event": "node", "node": node.name, "home": node.home, "serving": node.layers }))?;
+            output::json_line(
+                &json!({ "event": "node", "node": node.name, "home": node.home, "serving": node.layers }),
+            )?;
         } else {
             let short = node.name.get(..8).unwrap_or(&node.name);
             match index {
-                0 => say!("{short}  asks: keeps layers 0..1 and {}..{num_layers}, the text and the token ids", num_layers - 1),
+                0 => say!(
+                    "{short}  asks: keeps layers 0..1 and {}..{num_layers}, the text and the token ids",
+                    num_layers - 1
+                ),
                 _ => say!("{short}  serves layers {}", node.layers),
             }
         }
@@ -67,7 +76,11 @@ pub(super) fn show(line: &Value, me: &str, json: bool) -> Result<()> {
         Some("token") => output::text(line["text"].as_str().unwrap_or_default())?,
         Some("moved") => {
             let failed = line["failed"].as_str().unwrap_or_default();
-            eprintln!("\n[{} is gone; on {}]", failed.get(..8).unwrap_or(failed), remote::route_text(line, me));
+            eprintln!(
+                "\n[{} is gone; on {}]",
+                failed.get(..8).unwrap_or(failed),
+                remote::route_text(line, me)
+            );
         }
         Some("done") => say!("{}", line["rest"].as_str().unwrap_or_default()),
         _ => {}
