@@ -1,11 +1,14 @@
 //! A stream to one peer.
 
 use std::io;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use futures::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use futures::task::AtomicWaker;
 use scheduler::NodeId;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -39,6 +42,77 @@ impl Drop for Guard {
     }
 }
 
+/// Wakes whoever waits on either half.
+///
+/// Reading a substream whose negotiation is still open flushes what was written, and a muxer remembers one waiter per
+/// queue: a reader that polls with its own waker would be woken in the writer's place, and the writer never. So both
+/// halves poll with this one.
+#[derive(Default, Debug)]
+struct Wakers {
+    reader: AtomicWaker,
+    writer: AtomicWaker,
+}
+
+impl Wake for Wakers {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.reader.wake();
+        self.writer.wake();
+    }
+}
+
+/// The substream that both halves share.
+#[derive(Debug)]
+struct Pipe {
+    io: Mutex<libp2p::Stream>,
+    wakers: Arc<Wakers>,
+    both: Waker,
+}
+
+impl Pipe {
+    fn new(io: libp2p::Stream) -> Self {
+        let wakers = Arc::<Wakers>::default();
+        Self { io: Mutex::new(io), both: wakers.clone().into(), wakers }
+    }
+
+    fn poll<T>(&self, poll: impl FnOnce(Pin<&mut libp2p::Stream>, &mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        // A panic while polling leaves the substream in a state that it reports itself.
+        let mut io = self.io.lock().unwrap_or_else(PoisonError::into_inner);
+        poll(Pin::new(&mut *io), &mut Context::from_waker(&self.both))
+    }
+}
+
+/// A half's view of the pipe.
+#[derive(Debug)]
+struct Half(Arc<Pipe>);
+
+impl AsyncRead for Half {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.0.wakers.reader.register(cx.waker());
+        self.0.poll(|io, cx| io.poll_read(cx, bytes))
+    }
+}
+
+impl AsyncWrite for Half {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.wakers.writer.register(cx.waker());
+        self.0.poll(|io, cx| io.poll_write(cx, bytes))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.wakers.writer.register(cx.waker());
+        self.0.poll(|io, cx| io.poll_flush(cx))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.wakers.writer.register(cx.waker());
+        self.0.poll(|io, cx| io.poll_close(cx))
+    }
+}
+
 /// An open stream. Dropping it resets it, and the peer sees [`HopError::Closed`]; [`Stream::finish`] ends it in order.
 #[derive(Debug)]
 pub struct Stream {
@@ -51,14 +125,14 @@ pub struct Stream {
 /// The half of a stream that reads.
 #[derive(Debug)]
 pub struct Reader {
-    io: ReadHalf<libp2p::Stream>,
+    io: Half,
     guard: Arc<Guard>,
 }
 
 /// The half of a stream that writes.
 #[derive(Debug)]
 pub struct Writer {
-    io: WriteHalf<libp2p::Stream>,
+    io: Half,
     /// The frame being sent; kept between frames, so the hot path does not allocate.
     frame: Vec<u8>,
     guard: Arc<Guard>,
@@ -67,7 +141,8 @@ pub struct Writer {
 impl Stream {
     pub(crate) fn new(node: NodeId, path: Path, io: libp2p::Stream, guard: Guard) -> Self {
         let guard = Arc::new(guard);
-        let (read, write) = io.split();
+        let pipe = Arc::new(Pipe::new(io));
+        let (read, write) = (Half(pipe.clone()), Half(pipe));
         let reader = Reader { io: read, guard: guard.clone() };
         Self { node, path, reader, writer: Writer { io: write, frame: Vec::new(), guard } }
     }
