@@ -34,8 +34,8 @@ use tokio::{
 };
 
 use super::{
-    Body, Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
-    PoisonGuard, Prompt, Ready, Source, Spec,
+    Body, Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession,
+    Output, PoisonGuard, Prompt, Ready, Source, Spec,
     ipc::{self, Ask, Frame, Sampled, Tell},
 };
 
@@ -253,7 +253,12 @@ impl Worker {
             at,
             wire: wire as u8,
             rounding,
-            conduct: conducts.then(|| ipc::Conduct { sampling: (&sampling).into(), seed, stop, prompt_tokens }),
+            conduct: conducts.then(|| ipc::Conduct {
+                sampling: (&sampling).into(),
+                seed,
+                stop,
+                prompt_tokens,
+            }),
         };
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;
         let mut state = lock(&self.shared.state);
@@ -282,8 +287,7 @@ impl Worker {
             wire,
             want: job.want,
         };
-        let frame =
-            Frame::new(&Ask::Run(run), payload).map_err(|error| Fault::Refused(error.to_string()))?;
+        let frame = Frame::new(&Ask::Run(run), payload).map_err(|error| Fault::Refused(error.to_string()))?;
         let bytes = frame.len();
         let mut state = lock(&self.shared.state);
         if let Some(why) = &state.dead {

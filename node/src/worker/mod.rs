@@ -279,7 +279,7 @@ pub enum Body {
         /// Positions held.
         have: u32,
     },
-    /// It cannot be computed, and why; the cache is as it was before.
+    /// It cannot be computed, and why; none of its rows is in the cache.
     Failed(String),
     /// Nothing was wanted; the cache is filled.
     Nothing,
@@ -293,13 +293,21 @@ impl fmt::Display for Fault {
                 f,
                 "the session needs {needed_bytes} bytes of cache and {free_bytes} are free: close a session or ask for fewer positions"
             ),
-            Self::Busy => f.write_str("the worker has as many jobs as it may: read its outputs, then ask again"),
-            Self::Poison => {
-                f.write_str("two workers died while they computed this session: it is given up, change the prompt")
+            Self::Busy => {
+                f.write_str("the worker has as many jobs as it may: read its outputs, then ask again")
             }
+            Self::Poison => f.write_str(
+                "two workers died while they computed this session: it is given up, change the prompt",
+            ),
             Self::Dead(why) => write!(f, "the worker is gone ({why}): start another"),
         }
     }
 }
 
 impl std::error::Error for Fault {}
+
+impl From<Fault> for crate::Error {
+    fn from(fault: Fault) -> Self {
+        Self::Failed(fault.to_string())
+    }
+}

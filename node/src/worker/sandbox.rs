@@ -178,9 +178,7 @@ fn denied() -> Result<Vec<(i64, Vec<seccompiler::SeccompRule>)>, String> {
     );
     let bits = |argument: u8, mask: i32, value: i32| {
         let condition = SeccompCondition::new(argument, Dword, MaskedEq(mask as u64), value as u64);
-        condition
-            .and_then(|condition| SeccompRule::new(vec![condition]))
-            .map_err(|error| error.to_string())
+        condition.and_then(|condition| SeccompRule::new(vec![condition])).map_err(|error| error.to_string())
     };
     let writing = |argument: u8| -> Result<Vec<SeccompRule>, String> {
         Ok(vec![

@@ -3,10 +3,7 @@
 //! A session has one cache per range of layers it opened here. Room is reserved when a range is opened, for all the
 //! positions it asked for, so that a session that was let in never runs out halfway.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, time::Instant};
 
 use p2p::codec::{Wire, encoded_len};
 use scheduler::{LayerRange, SessionId};
@@ -174,7 +171,10 @@ impl<'m> Sessions<'m> {
     pub(super) fn admit(&mut self, run: &Run, now: Instant) -> Admission {
         let key = (ipc::session(run.session), run.layer);
         let Some(held) = self.held.get_mut(&key) else {
-            return Admission::Fail(format!("no range of the session starts at layer {}: open it", run.layer));
+            return Admission::Fail(format!(
+                "no range of the session starts at layer {}: open it",
+                run.layer
+            ));
         };
         if run.epoch < held.epoch {
             return Admission::Drop;
@@ -187,7 +187,9 @@ impl<'m> Sessions<'m> {
         let end = u64::from(run.from) + u64::from(run.rows);
         if end > u64::from(held.positions) {
             let room = held.positions;
-            return Admission::Fail(format!("position {end} in a session opened for {room}: open it for more"));
+            return Admission::Fail(format!(
+                "position {end} in a session opened for {room}: open it for more"
+            ));
         }
         if run.from as usize > held.kv.len() {
             return Admission::NeedReplay(held.kv.len() as u32);
@@ -226,15 +228,17 @@ impl<'m> Sessions<'m> {
         self.conductors.remove(&session);
     }
 
-    /// Closes ranges that were idle for [`IDLE`]; returns them.
-    pub(super) fn sweep(&mut self, now: Instant) -> Vec<Key> {
-        self.sweep_after(now, IDLE)
+    /// A frame for a range waits, so nobody has given it up.
+    pub(super) fn touch(&mut self, key: Key, now: Instant) {
+        if let Some(held) = self.held.get_mut(&key) {
+            held.touched = now;
+        }
     }
 
-    fn sweep_after(&mut self, now: Instant, idle: Duration) -> Vec<Key> {
-        let late = |held: &Held| now.saturating_duration_since(held.touched) > idle;
-        let gone: Vec<Key> =
-            self.held.iter().filter(|(_, held)| late(held)).map(|(key, _)| *key).collect();
+    /// Closes ranges that were idle for [`IDLE`]; returns them.
+    pub(super) fn sweep(&mut self, now: Instant) -> Vec<Key> {
+        let late = |held: &Held| now.saturating_duration_since(held.touched) > IDLE;
+        let gone: Vec<Key> = self.held.iter().filter(|(_, held)| late(held)).map(|(key, _)| *key).collect();
         gone.iter().for_each(|key| {
             self.held.remove(key);
         });

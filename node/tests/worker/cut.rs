@@ -157,7 +157,9 @@ async fn positions_and_epochs_are_kept_as_a_stage_promises() {
 
     // Opening again keeps what lies below `at`, and an epoch that is over is refused.
     let again = |epoch, at| OpenSession { epoch, at, ..open(SESSION, range(0, 3), None) };
-    assert!(matches!(children[0].worker.open(again(2, 9)).await, Err(Fault::Refused(why)) if why.contains("epoch 2")));
+    assert!(
+        matches!(children[0].worker.open(again(2, 9)).await, Err(Fault::Refused(why)) if why.contains("epoch 2"))
+    );
     assert_eq!(children[0].worker.open(again(3, 6)).await, Ok(6));
     children[0].worker.truncate(SESSION, 5).unwrap();
     assert_eq!(children[0].worker.open(again(4, 100)).await, Ok(5));
@@ -177,9 +179,7 @@ async fn jobs_that_make_no_sense_fail_alone() {
     let tail = OpenSession { positions: 300, ..open(SESSION, range(2, 4), None) };
     child.worker.open(tail).await.unwrap();
     child.worker.open(open(SESSION, range(0, 2), None)).await.unwrap();
-    let rows = |n: usize, value: f32| {
-        JobInput::Wire(Wire::Raw, value.to_le_bytes().repeat(n * width))
-    };
+    let rows = |n: usize, value: f32| JobInput::Wire(Wire::Raw, value.to_le_bytes().repeat(n * width));
     let cases = [
         (job(SESSION, 2, 0, 1, rows(1, f32::NAN), Want::Nothing), "activation"),
         (job(SESSION, 2, 0, 2, rows(1, 1.0), Want::Nothing), "length"),

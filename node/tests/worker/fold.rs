@@ -11,12 +11,14 @@ async fn waiting_sessions_share_passes_and_get_what_they_get_alone() {
     let model = model();
     let mut child = Child::start(&[]).await;
     let all = range(0, child.ready.num_layers);
-    let texts = ["Once upon a time", "The fox", "A lantern in the dark wood was", "Tim and Sam"];
+    let texts = ["a cat sat", "there was a fox", "there was a little girl", "there lived an old man"]
+        .map(|text| format!("Once upon a time {text}"));
     let steps = 12;
     let mut runs = Vec::new();
     for (number, text) in (10..).zip(texts) {
-        let prompt = model.tokenizer.encode(text, Encode::TEXT).unwrap();
+        let prompt = model.tokenizer.encode(&text, Encode::TEXT).unwrap();
         let whole = expected(&model, &prompt, &SamplingParams::default(), &[], steps);
+        assert_eq!(whole.steps.len(), steps, "{text}");
         let session = SessionId::numbered(number);
         let conduct = conduct(&prompt, &[], &SamplingParams::default(), &[]);
         child.worker.open(open(session, all, Some(conduct))).await.unwrap();
@@ -64,10 +66,8 @@ async fn sessions_beyond_the_room_are_refused_with_what_is_missing() {
     // Room for one session of 256 positions in two layers, and half of another.
     let page = 2 * 256 * position;
     let child = Child::of(Spec { kv_bytes: page * 3 / 2, ..spec(&[layers]) }).await;
-    let asked = |number, positions| OpenSession {
-        positions,
-        ..open(SessionId::numbered(number), layers, None)
-    };
+    let asked =
+        |number, positions| OpenSession { positions, ..open(SessionId::numbered(number), layers, None) };
     child.worker.open(asked(1, 200)).await.unwrap();
     let missing = Fault::NoRoom { needed_bytes: page, free_bytes: page / 2 };
     assert_eq!(child.worker.open(asked(2, 1)).await, Err(missing));

@@ -1,5 +1,6 @@
 //! The worker subprocess, as the daemon uses it: real processes over the embedded model.
 #![cfg(unix)]
+#![forbid(unsafe_code)]
 
 mod crash;
 mod cut;
@@ -12,9 +13,7 @@ use node::{
     cli::EngineArgs,
     generate::{self, Request, Session},
     model::Model,
-    worker::{
-        Body, Conduct, Job, JobInput, OpenSession, Output, Ready, Source, Spec, Want, Worker, spawn,
-    },
+    worker::{Body, Conduct, Job, JobInput, OpenSession, Output, Ready, Source, Spec, Want, Worker, spawn},
 };
 use p2p::codec::Wire;
 use scheduler::{LayerRange, SessionId};
@@ -96,13 +95,8 @@ struct Expected {
 }
 
 fn model() -> Model {
-    let args = EngineArgs {
-        model: "minnow".into(),
-        threads: Some(1),
-        ctx: Some(CONTEXT),
-        isa: None,
-        no_pin: true,
-    };
+    let args =
+        EngineArgs { model: "minnow".into(), threads: Some(1), ctx: Some(CONTEXT), isa: None, no_pin: true };
     Model::load(&args).unwrap()
 }
 

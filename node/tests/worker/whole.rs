@@ -83,9 +83,11 @@ async fn decoding_in_a_worker_is_generate() {
     let free = expected(&model, &prompt, &greedy, &[], 60);
     // A stop string that the free answer has in its second half, so that it is met and held back before.
     let word = free.text.split_whitespace().nth(12).unwrap();
-    for (sampling, stop, most) in
-        [(greedy.clone(), vec![], 60), (creative(), vec![], 400), (greedy.clone(), vec!["no such text", word], 60)]
-    {
+    for (sampling, stop, most) in [
+        (greedy.clone(), vec![], 60),
+        (creative(), vec![], 400),
+        (greedy.clone(), vec!["no such text", word], 60),
+    ] {
         let whole = expected(&model, &prompt, &sampling, &stop, most);
         let (steps, text, stopped) =
             decode(&mut child, conduct(&whole.prompt, &[], &sampling, &stop), most).await;
@@ -144,7 +146,15 @@ async fn a_token_chosen_again_is_the_same_and_so_is_its_text() {
     }
     // What was truncated away is chosen again, too.
     child.worker.truncate(SESSION, prompt.len() as u32).unwrap();
-    let input = JobInput::Tokens(vec![ids[prompt.len()]]);
-    let (id, text, _) = sampled(child.run(job(SESSION, 0, prompt.len(), 1, input, Want::Sample)).await);
-    assert_eq!((id, text), whole.steps[1]);
+    let last = prompt.len() - 1;
+    let input = JobInput::Tokens(vec![prompt[last]]);
+    assert_eq!(child.worker.open(again(&child, &prompt)).await, Ok(prompt.len() as u32));
+    let (id, text, _) = sampled(child.run(job(SESSION, 0, last, 1, input, Want::Sample)).await);
+    assert_eq!((id, text), whole.steps[0]);
+}
+
+/// Opens the session again, keeping all there is.
+fn again(child: &Child, prompt: &[u32]) -> OpenSession {
+    let all = range(0, child.ready.num_layers);
+    OpenSession { at: CONTEXT as u32, ..open(SESSION, all, Some(conduct(prompt, &[], &creative(), &[]))) }
 }
