@@ -46,7 +46,8 @@ async fn waiting_sessions_share_passes_and_get_what_they_get_alone() {
             let step = run.3;
             let (id, text, _) = sampled(output.body);
             assert_eq!((id, text), run.2.steps[step]);
-            (run.1.push(id), run.3 += 1);
+            run.1.push(id);
+            run.3 += 1;
         }
     }
     assert!(most >= 2, "no pass served two sessions");
