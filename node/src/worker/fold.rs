@@ -31,6 +31,8 @@ pub(super) struct Engine<'m> {
     /// Incoming tokens of a pass.
     tokens: Vec<u32>,
     logits: Vec<f32>,
+    /// Sessions of the last pass.
+    served: Vec<[u8; 16]>,
 }
 
 /// A job that goes into a pass.
@@ -56,37 +58,43 @@ impl<'m> Engine<'m> {
             model.shards.iter().map(|shard| Workspace::new(shard, capacity)).collect::<Result<_, _>>()?;
         let sessions = Sessions::new(model, kv_bytes);
         let (rows, tokens) = (Vec::new(), Vec::new());
-        Ok(Self { model, sessions, workspaces, rows, tokens, logits: Vec::new() })
+        Ok(Self { model, sessions, workspaces, rows, tokens, logits: Vec::new(), served: Vec::new() })
     }
 
-    /// Takes the jobs of the next pass out of `waiting`, whose first must be a job: those for the same lane, of
-    /// other sessions, up to the next frame that is no job.
-    pub(super) fn fold(&self, waiting: &mut VecDeque<Asked>) -> Vec<(Run, Vec<u8>)> {
-        let mut jobs: Vec<(Run, Vec<u8>)> = Vec::new();
-        let mut passed = Vec::new();
-        let mut lane = None;
-        let (mut at, mut rows) = (0, 0u32);
-        while let Some((Ask::Run(run), _)) = waiting.get(at) {
-            let here = self.sessions.lane(run);
-            let first = jobs.is_empty();
-            if first {
-                lane = here;
-            }
-            let fits = lane.is_some() && here == lane && rows.saturating_add(run.rows) <= MAX_ROWS;
-            let (session, more) = (run.session, run.rows);
-            if first || (fits && jobs.len() < MAX_ITEMS && !passed.contains(&session)) {
-                if let Some((Ask::Run(run), payload)) = waiting.remove(at) {
-                    jobs.push((run, payload));
+    /// Takes the jobs of the next pass out of `waiting`, whose first must be a job.
+    ///
+    /// Among the jobs up to the next frame that is none, the first of a session that had no part in the last pass leads
+    /// (so a long prompt does not keep the others waiting), and the first of every other session for the same lane
+    /// joins while there is room.
+    pub(super) fn fold(&mut self, waiting: &mut VecDeque<Asked>) -> Vec<(Run, Vec<u8>)> {
+        let runs =
+            || waiting.iter().map_while(|(ask, _)| if let Ask::Run(run) = ask { Some(run) } else { None });
+        let lead = runs().position(|run| !self.served.contains(&run.session)).unwrap_or(0);
+        let Some(leader) = runs().nth(lead) else { return Vec::new() };
+        let lane = self.sessions.lane(leader);
+        let (mut rows, mut seen, mut taken) = (leader.rows, vec![leader.session], vec![lead]);
+        for (at, run) in runs().enumerate().filter(|_| lane.is_some()) {
+            let joined = rows.saturating_add(run.rows);
+            let fits = joined <= MAX_ROWS && taken.len() < MAX_ITEMS && self.sessions.lane(run) == lane;
+            // A session's own jobs keep their order: what follows one that was seen stays behind it.
+            if !seen.contains(&run.session) {
+                seen.push(run.session);
+                if fits {
+                    rows = joined;
+                    taken.push(at);
                 }
-                rows = rows.saturating_add(more);
-            } else {
-                at += 1;
-            }
-            passed.push(session);
-            if lane.is_none() {
-                break;
             }
         }
+        taken.sort_unstable();
+        self.served.clear();
+        let mut jobs = Vec::with_capacity(taken.len());
+        for at in taken.into_iter().rev() {
+            if let Some((Ask::Run(run), payload)) = waiting.remove(at) {
+                self.served.push(run.session);
+                jobs.push((run, payload));
+            }
+        }
+        jobs.reverse();
         jobs
     }
 
@@ -253,4 +261,124 @@ fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, 
         compute_us,
         batched,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::SessionId;
+
+    use super::*;
+    use crate::worker::ipc::{Load, Open};
+
+    fn load(layers: (u32, u32)) -> Loaded {
+        let load = Load {
+            path: None,
+            model: Some([1; 32]),
+            layers: vec![layers],
+            context: 512,
+            threads: Some(1),
+            isa: None,
+            kv_bytes: u64::MAX,
+            pin: false,
+            nice: false,
+        };
+        Loaded::load(&load).unwrap()
+    }
+
+    fn bytes(session: u64) -> [u8; 16] {
+        *SessionId::numbered(session).as_bytes()
+    }
+
+    fn open(engine: &mut Engine<'_>, session: u64, layers: (u32, u32), rounding: &[u32]) {
+        let open = Open {
+            session: bytes(session),
+            epoch: 1,
+            layers,
+            positions: 512,
+            at: 0,
+            wire: 0,
+            rounding: rounding.to_vec(),
+            conduct: None,
+        };
+        engine.sessions.open(open, Vec::new(), Instant::now()).unwrap();
+    }
+
+    fn job(job: u64, session: u64, layer: u32, rows: u32) -> Asked {
+        let session = bytes(session);
+        let run = Run { job, session, epoch: 1, layer, from: 0, rows, wire: None, want: Want::Nothing };
+        (Ask::Run(run), Vec::new())
+    }
+
+    /// The jobs of each pass, by their numbers.
+    fn passes(engine: &mut Engine<'_>, mut waiting: VecDeque<Asked>) -> Vec<Vec<u64>> {
+        let mut passes = Vec::new();
+        while !waiting.is_empty() {
+            match waiting.front() {
+                Some((Ask::Run(_), _)) => {
+                    let jobs = engine.fold(&mut waiting);
+                    passes.push(jobs.iter().map(|(run, _)| run.job).collect());
+                }
+                _ => drop(waiting.pop_front()),
+            }
+        }
+        passes
+    }
+
+    #[test]
+    fn what_shares_a_pass_and_who_goes_first() {
+        let model = load((0, 3));
+        let mut engine = Engine::new(&model, u64::MAX).unwrap();
+        for session in [1, 2, 3] {
+            open(&mut engine, session, (0, 2), &[]);
+        }
+        open(&mut engine, 3, (2, 3), &[]);
+        open(&mut engine, 4, (0, 2), &[1]);
+        open(&mut engine, 5, (0, 2), &[1, 3]);
+        let mut check = |waiting: Vec<Asked>, expected: &[&[u64]]| {
+            engine.served.clear();
+            assert_eq!(passes(&mut engine, waiting.into()), expected);
+        };
+        // The same lane, until the rows are full.
+        check(vec![job(0, 1, 0, 1), job(1, 2, 0, 200), job(2, 3, 0, 55)], &[&[0, 1, 2]]);
+        check(vec![job(0, 1, 0, 1), job(1, 2, 0, 255), job(2, 3, 0, 1)], &[&[0, 1], &[2]]);
+        // Rounding outside the range does not matter, inside it does.
+        check(vec![job(0, 1, 0, 1), job(1, 4, 0, 1), job(2, 5, 0, 1)], &[&[0], &[1, 2]]);
+        // A session's jobs keep their order, over its ranges too.
+        check(vec![job(0, 1, 0, 1), job(1, 1, 0, 1), job(2, 2, 0, 1)], &[&[0, 2], &[1]]);
+        check(vec![job(0, 3, 2, 1), job(1, 3, 0, 1), job(2, 1, 0, 1)], &[&[0], &[1, 2]]);
+        // A long prompt lets others in after every chunk.
+        let chunks = (0..4).map(|n| job(n, 1, 0, 256)).chain([job(9, 2, 0, 1), job(10, 2, 0, 1)]);
+        check(chunks.collect(), &[&[0], &[9], &[1], &[10], &[2], &[3]]);
+        // Nothing overtakes a frame that is no job; a job for nobody goes alone.
+        let close = (Ask::Close { session: bytes(1) }, Vec::new());
+        check(vec![job(0, 1, 0, 1), close, job(1, 2, 0, 1)], &[&[0], &[1]]);
+        check(vec![job(0, 77, 0, 1), job(1, 78, 0, 1)], &[&[0], &[1]]);
+    }
+
+    #[test]
+    fn a_pass_has_a_bounded_number_of_jobs() {
+        let model = load((0, 1));
+        let mut engine = Engine::new(&model, u64::MAX).unwrap();
+        let sessions = MAX_ITEMS as u64 + 3;
+        (0..sessions).for_each(|session| open(&mut engine, session, (0, 1), &[]));
+        let jobs = (0..sessions).map(|session| job(session, session, 0, 1)).collect();
+        let sizes: Vec<usize> = passes(&mut engine, jobs).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [MAX_ITEMS, 3]);
+    }
+
+    #[test]
+    fn ranges_without_a_frame_are_closed_and_give_their_room_back() {
+        let model = load((0, 3));
+        let mut engine = Engine::new(&model, u64::MAX).unwrap();
+        open(&mut engine, 1, (0, 2), &[]);
+        open(&mut engine, 2, (0, 2), &[]);
+        let both = engine.sessions.reserved_bytes();
+        let opened = Instant::now();
+        let later = opened + crate::worker::IDLE;
+        assert_eq!(engine.sessions.sweep(later - std::time::Duration::from_secs(1)), []);
+        engine.sessions.touch((SessionId::numbered(2), 0), later);
+        let gone = engine.sessions.sweep(later + std::time::Duration::from_secs(1));
+        assert_eq!(gone, [(SessionId::numbered(1), 0)]);
+        assert_eq!(engine.sessions.reserved_bytes(), both / 2);
+    }
 }

@@ -534,3 +534,99 @@ pub async fn receive<M: Decode<()>>(from: &mut (impl AsyncRead + Unpin)) -> io::
     from.read_exact(&mut payload).await?;
     Ok(Some((message, payload)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(frame: &Frame) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        frame.write(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), frame.len());
+        bytes
+    }
+
+    #[test]
+    fn frames_come_out_as_they_went_in_short_and_long() {
+        for length in [0, 1, ONE_WRITE, ONE_WRITE + 1, 1 << 20] {
+            let payload: Vec<u8> = (0..length).map(|i| i as u8).collect();
+            let sent = bytes(&Frame::new(&Tell::Pong { id: 7 }, payload.clone()).unwrap());
+            let mut stream = [sent.as_slice(), sent.as_slice()].concat();
+            let mut from = stream.as_slice();
+            for _ in 0..2 {
+                let (tell, got) = read::<Tell>(&mut from).unwrap().unwrap();
+                assert!(matches!(tell, Tell::Pong { id: 7 }) && got == payload);
+            }
+            assert!(read::<Tell>(&mut from).unwrap().is_none());
+            stream.truncate(sent.len() - 1);
+            let error = read::<Tell>(&mut stream.as_slice()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_before_it_is_allocated() {
+        let lengths = |meta: u32, payload: u32| [meta.to_le_bytes(), payload.to_le_bytes()].concat();
+        let long = MAX_META as u32 + 1;
+        let large = MAX_FRAME as u32 + 1;
+        for header in [lengths(long, 0), lengths(1, large - 1), lengths(u32::MAX, u32::MAX)] {
+            let error = read::<Tell>(&mut header.as_slice()).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+        let why = "x".repeat(MAX_META);
+        assert!(Frame::new(&Tell::Failed { why }, Vec::new()).is_err());
+        assert!(Frame::new(&Tell::Pong { id: 1 }, vec![0; MAX_FRAME]).is_err());
+    }
+
+    #[test]
+    fn lengths_inside_a_message_are_bounded_too() {
+        // `Failed { why }` that announces an exabyte of text.
+        let mut meta = vec![1, 253];
+        meta.extend((1u64 << 60).to_le_bytes());
+        let mut frame = [(meta.len() as u32).to_le_bytes(), [0; 4]].concat();
+        frame.extend(meta);
+        let error = read::<Tell>(&mut frame.as_slice()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn every_shortened_or_lengthened_message_is_refused() {
+        let ask = Ask::Run(Run {
+            job: 300,
+            session: [9; 16],
+            epoch: 70_000,
+            layer: 3,
+            from: 1000,
+            rows: 2,
+            wire: Some(1),
+            want: Want::Activations,
+        });
+        let good = bytes(&Frame::new(&ask, Vec::new()).unwrap());
+        for len in 8..good.len() + 2 {
+            let mut meta = good[8..].to_vec();
+            meta.resize(len - 8, 0);
+            let mut frame = [(meta.len() as u32).to_le_bytes(), [0; 4]].concat();
+            frame.extend(meta);
+            assert_eq!(read::<Ask>(&mut frame.as_slice()).is_ok(), len == good.len(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn sampling_parameters_survive_the_way() {
+        let params = SamplingParams {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.9,
+            min_p: 0.05,
+            typical_p: 0.95,
+            repetition_penalty: 1.1,
+            presence_penalty: 0.2,
+            frequency_penalty: 0.3,
+            penalty_window: 128,
+            logit_bias: vec![(5, -1.0)],
+            top_logprobs: 3,
+            logprobs: true,
+        };
+        assert_eq!(SamplingParams::from(Sampling::from(&params)), params);
+    }
+}

@@ -279,7 +279,7 @@ pub enum Body {
         /// Positions held.
         have: u32,
     },
-    /// It cannot be computed, and why; the cache is as it was before.
+    /// It cannot be computed, and why; none of its rows is in the cache.
     Failed(String),
     /// Nothing was wanted; the cache is filled.
     Nothing,
@@ -305,3 +305,9 @@ impl fmt::Display for Fault {
 }
 
 impl std::error::Error for Fault {}
+
+impl From<Fault> for crate::Error {
+    fn from(fault: Fault) -> Self {
+        Self::Failed(fault.to_string())
+    }
+}

@@ -19,6 +19,7 @@ use std::{
 };
 
 use super::{
+    MAX_JOBS,
     fold::{Asked, Engine},
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell},
     load::Loaded,
@@ -26,10 +27,11 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// Frames between two threads. A fold takes at most 16; more only hides from the daemon that it is ahead.
+/// Frames between two threads.
 const QUEUE: usize = 64;
-/// Frames taken out of the queue to look for jobs that can share a pass.
-const WAITING: usize = 64;
+/// Frames taken out of the queue to look for jobs that can share a pass: all that may be under way, so that none
+/// waits unseen while its session counts as idle.
+const WAITING: usize = MAX_JOBS + QUEUE;
 /// How often idle sessions are looked for.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Buffer of the reader: a decode step of most models in one system call.
@@ -174,6 +176,11 @@ fn serve(engine: &mut Engine<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fra
         let now = Instant::now();
         if now.duration_since(swept) >= SWEEP {
             swept = now;
+            for (ask, _) in &waiting {
+                if let Ask::Run(run) = ask {
+                    engine.sessions.touch((ipc::session(run.session), run.layer), now);
+                }
+            }
             for (session, first) in engine.sessions.sweep(now) {
                 tell(Tell::Closed { session: *session.as_bytes(), first }, Vec::new());
             }

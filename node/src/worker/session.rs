@@ -3,10 +3,7 @@
 //! A session has one cache per range of layers it opened here. Room is reserved when a range is opened, for all the
 //! positions it asked for, so that a session that was let in never runs out halfway.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, time::Instant};
 
 use p2p::codec::{Wire, encoded_len};
 use scheduler::{LayerRange, SessionId};
@@ -231,13 +228,16 @@ impl<'m> Sessions<'m> {
         self.conductors.remove(&session);
     }
 
-    /// Closes ranges that were idle for [`IDLE`]; returns them.
-    pub(super) fn sweep(&mut self, now: Instant) -> Vec<Key> {
-        self.sweep_after(now, IDLE)
+    /// A frame for a range waits, so nobody has given it up.
+    pub(super) fn touch(&mut self, key: Key, now: Instant) {
+        if let Some(held) = self.held.get_mut(&key) {
+            held.touched = now;
+        }
     }
 
-    fn sweep_after(&mut self, now: Instant, idle: Duration) -> Vec<Key> {
-        let late = |held: &Held| now.saturating_duration_since(held.touched) > idle;
+    /// Closes ranges that were idle for [`IDLE`]; returns them.
+    pub(super) fn sweep(&mut self, now: Instant) -> Vec<Key> {
+        let late = |held: &Held| now.saturating_duration_since(held.touched) > IDLE;
         let gone: Vec<Key> = self.held.iter().filter(|(_, held)| late(held)).map(|(key, _)| *key).collect();
         gone.iter().for_each(|key| {
             self.held.remove(key);

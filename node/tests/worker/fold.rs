@@ -11,12 +11,14 @@ async fn waiting_sessions_share_passes_and_get_what_they_get_alone() {
     let model = model();
     let mut child = Child::start(&[]).await;
     let all = range(0, child.ready.num_layers);
-    let texts = ["Once upon a time", "The fox", "A lantern in the dark wood was", "Tim and Sam"];
+    let texts = ["a cat sat", "there was a fox", "there was a little girl", "there lived an old man"]
+        .map(|text| format!("Once upon a time {text}"));
     let steps = 12;
     let mut runs = Vec::new();
     for (number, text) in (10..).zip(texts) {
-        let prompt = model.tokenizer.encode(text, Encode::TEXT).unwrap();
+        let prompt = model.tokenizer.encode(&text, Encode::TEXT).unwrap();
         let whole = expected(&model, &prompt, &SamplingParams::default(), &[], steps);
+        assert_eq!(whole.steps.len(), steps, "{text}");
         let session = SessionId::numbered(number);
         let conduct = conduct(&prompt, &[], &SamplingParams::default(), &[]);
         child.worker.open(open(session, all, Some(conduct))).await.unwrap();
@@ -44,7 +46,8 @@ async fn waiting_sessions_share_passes_and_get_what_they_get_alone() {
             let step = run.3;
             let (id, text, _) = sampled(output.body);
             assert_eq!((id, text), run.2.steps[step]);
-            (run.1.push(id), run.3 += 1);
+            run.1.push(id);
+            run.3 += 1;
         }
     }
     assert!(most >= 2, "no pass served two sessions");

@@ -1,5 +1,6 @@
 //! The worker subprocess, as the daemon uses it: real processes over the embedded model.
 #![cfg(unix)]
+#![forbid(unsafe_code)]
 
 mod crash;
 mod cut;

@@ -146,7 +146,15 @@ async fn a_token_chosen_again_is_the_same_and_so_is_its_text() {
     }
     // What was truncated away is chosen again, too.
     child.worker.truncate(SESSION, prompt.len() as u32).unwrap();
-    let input = JobInput::Tokens(vec![ids[prompt.len()]]);
-    let (id, text, _) = sampled(child.run(job(SESSION, 0, prompt.len(), 1, input, Want::Sample)).await);
-    assert_eq!((id, text), whole.steps[1]);
+    let last = prompt.len() - 1;
+    let input = JobInput::Tokens(vec![prompt[last]]);
+    assert_eq!(child.worker.open(again(&child, &prompt)).await, Ok(prompt.len() as u32));
+    let (id, text, _) = sampled(child.run(job(SESSION, 0, last, 1, input, Want::Sample)).await);
+    assert_eq!((id, text), whole.steps[0]);
+}
+
+/// Opens the session again, keeping all there is.
+fn again(child: &Child, prompt: &[u32]) -> OpenSession {
+    let all = range(0, child.ready.num_layers);
+    OpenSession { at: CONTEXT as u32, ..open(SESSION, all, Some(conduct(prompt, &[], &creative(), &[]))) }
 }
