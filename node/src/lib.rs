@@ -3,6 +3,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod content;
 pub mod error;
 pub mod generate;
 pub mod library;

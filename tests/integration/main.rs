@@ -4,4 +4,5 @@
 mod candle;
 mod cli;
 mod convert;
+mod pull;
 mod repo;
