@@ -1,10 +1,13 @@
 //! The command line: every command, its flags and its examples.
 
+mod model;
 pub mod swarm;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use model::{ModelCommand, PullArgs};
 
 /// Runs language models on this machine, and across a swarm of other people's.
 ///
@@ -310,48 +313,6 @@ pub struct SelftestArgs {
     /// One JSON object on one line
     #[arg(long)]
     pub json: bool,
-}
-
-/// `shoal model ...`
-#[derive(Debug, Subcommand)]
-pub enum ModelCommand {
-    /// The models this machine knows
-    List {
-        /// A JSON array
-        #[arg(long)]
-        json: bool,
-    },
-    /// Give a .gguf file a name; the file stays where it is
-    Add {
-        /// The file
-        file: PathBuf,
-        /// Its name [default: the file's name without .gguf]
-        #[arg(long)]
-        name: Option<String>,
-        /// A JSON object
-        #[arg(long)]
-        json: bool,
-    },
-    /// Forget a name; the file stays where it is
-    Rm {
-        /// The name
-        name: String,
-    },
-    /// What a file holds and whether this build can run it
-    Inspect {
-        /// A .gguf file or a name
-        #[arg(default_value = crate::library::DEFAULT_MODEL)]
-        model: String,
-        /// List every tensor
-        #[arg(long)]
-        tensors: bool,
-        /// List every metadata entry
-        #[arg(long)]
-        metadata: bool,
-        /// A JSON object
-        #[arg(long)]
-        json: bool,
-    },
 }
 
 /// `shoal tokenize`

@@ -10,6 +10,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The engine refused a file or a request.
     Engine(shard::Error),
+    /// A model could not be fetched, kept or handed out.
+    Model(p2p::blob::Error),
     /// Reading input or writing output failed.
     Io(io::Error),
     /// The command line asks for something that cannot be done as given.
@@ -40,6 +42,9 @@ impl Error {
             Self::Engine(shard::Error::Unsupported { .. }) => Some(
                 "`shoal model inspect FILE` shows what the file asks for; the README lists what is supported",
             ),
+            Self::Model(p2p::blob::Error::NoSource { .. }) => Some(
+                "name a mirror with --from URL, or run `shoal join` so that peers are asked; what was fetched is kept",
+            ),
             _ => None,
         }
     }
@@ -59,6 +64,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Engine(e) => e.fmt(f),
+            Self::Model(e) => e.fmt(f),
             Self::Io(e) => e.fmt(f),
             Self::Usage(why) | Self::Failed(why) => f.write_str(why),
             Self::Interrupted => f.write_str("stopped before the end"),
@@ -71,6 +77,15 @@ impl std::error::Error for Error {}
 impl From<shard::Error> for Error {
     fn from(e: shard::Error) -> Self {
         Self::Engine(e)
+    }
+}
+
+impl From<p2p::blob::Error> for Error {
+    fn from(e: p2p::blob::Error) -> Self {
+        match e {
+            p2p::blob::Error::Stopped => Self::Interrupted,
+            e => Self::Model(e),
+        }
     }
 }
 

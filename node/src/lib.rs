@@ -4,6 +4,7 @@
 pub mod cli;
 pub mod commands;
 pub mod conduct;
+pub mod content;
 pub mod control;
 pub mod daemon;
 pub mod error;

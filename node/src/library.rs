@@ -1,7 +1,10 @@
 //! The models this machine knows by name.
 //!
-//! A name stands for a file somewhere on disk and the BLAKE3 hash it had when it was added; files are never copied or
-//! moved. The list is one small JSON file, replaced atomically. The embedded model is always there.
+//! A name stands for a file somewhere on disk and its id, the BLAKE3 hash it had when it was added; files are never copied
+//! or moved. The list is one small JSON file, replaced atomically. The embedded model is always there.
+//!
+//! What belongs to a model beyond its name is in a folder called by its id, see [`crate::content`]: the tree that makes
+//! any part of it checkable and, for a model that was pulled, the file itself, maybe with only some layers in it.
 
 use std::{
     env, fs, io,
@@ -9,11 +12,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use scheduler::ModelId;
+use p2p::blob::GroupSet;
+use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
-use shard::gguf::Gguf;
+use shard::{
+    engine::Ends,
+    gguf::{Gguf, byte_ranges},
+};
 
-use crate::{Error, Result};
+use crate::{Error, Result, content};
 
 /// The name of the model inside the binary.
 pub const DEFAULT_MODEL: &str = "minnow";
@@ -31,6 +38,10 @@ pub struct Entry {
     pub id: String,
     /// The file's length then.
     pub bytes: u64,
+    /// Whether other nodes may fetch it from this one.
+    pub shared: bool,
+    /// The mirrors it was pulled from.
+    pub from: Vec<String>,
 }
 
 /// The list of named files.
@@ -50,7 +61,10 @@ pub fn home() -> Result<PathBuf> {
     })
 }
 
-/// Opens a model by name or path. The embedded model needs no library, so it works without a home folder.
+/// Opens a whole model by name, id or path. The embedded model needs no library, so it works without a home folder.
+///
+/// # Errors
+/// [`Error::Usage`] for an unknown name, and for a model of which only some layers are here.
 pub fn open(model: &str) -> Result<Gguf> {
     if model == DEFAULT_MODEL {
         return Ok(Gguf::from_bytes(EMBEDDED)?);
@@ -58,17 +72,34 @@ pub fn open(model: &str) -> Result<Gguf> {
     if looks_like_a_path(model) {
         return open_file(Path::new(model));
     }
-    let library = Library::load(&home()?)?;
-    match library.get(model) {
-        Some(entry) => open_file(&entry.path),
-        None => Err(Error::usage(format!(
-            "no model is called \"{model}\" here; known: {}",
-            std::iter::once(DEFAULT_MODEL)
-                .chain(library.entries.iter().map(|e| e.name.as_str()))
-                .collect::<Vec<_>>()
-                .join(", ")
-        ))),
+    let home = home()?;
+    let library = Library::load(&home)?;
+    let entry = library.find(model)?;
+    if content::present(&home, entry)?.is_some_and(|have| have.len() != have.groups()) {
+        return Err(Error::usage(format!(
+            "only a part of {} is here; `shoal model pull {}` fetches the rest",
+            entry.name, entry.name
+        )));
     }
+    open_file(&entry.path)
+}
+
+/// Opens `entry` to run `layers` and `ends` of it.
+///
+/// # Errors
+/// [`Error::Usage`] when a part of them is not here; those of the engine for a file that is not sound.
+pub fn open_part(home: &Path, entry: &Entry, layers: LayerRange, ends: Ends) -> Result<Gguf> {
+    let gguf = open_file(&entry.path)?;
+    if let Some(have) = content::present(home, entry)? {
+        let needed = GroupSet::of_bytes(entry.bytes, &byte_ranges(&gguf, layers, ends)?);
+        if !have.covers(&needed) {
+            return Err(Error::usage(format!(
+                "layers {layers} of {} are not all here; `shoal model pull {} --layers {layers}` fetches them",
+                entry.name, entry.name
+            )));
+        }
+    }
+    Ok(gguf)
 }
 
 /// Where a model's file is; `None` for the one inside the binary.
@@ -118,6 +149,11 @@ pub fn embedded_hash() -> [u8; 32] {
     *blake3::hash(EMBEDDED).as_bytes()
 }
 
+/// The bytes of the embedded model.
+pub fn embedded_bytes() -> &'static [u8] {
+    EMBEDDED
+}
+
 /// The embedded model as it would stand in a list: BLAKE3 in hex, bytes.
 pub fn embedded() -> (String, u64) {
     (blake3::hash(EMBEDDED).to_hex().to_string(), EMBEDDED.len() as u64)
@@ -148,6 +184,18 @@ impl Library {
         &self.entries
     }
 
+    /// The model called `model`, or whose id that is.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] naming those there are.
+    pub fn find(&self, model: &str) -> Result<&Entry> {
+        self.get(model).or_else(|| self.entries.iter().find(|e| e.id == model)).ok_or_else(|| {
+            let names = self.entries.iter().map(|e| e.name.as_str());
+            let known: Vec<_> = std::iter::once(DEFAULT_MODEL).chain(names).collect();
+            Error::usage(format!("no model is called \"{model}\" here; known: {}", known.join(", ")))
+        })
+    }
+
     /// The file called `name`.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.name == name)
@@ -162,10 +210,11 @@ impl Library {
         work(&mut Self::load(home)?)
     }
 
-    /// Adds a file under a free name and saves the list.
+    /// Adds a file under a free name and saves the list. A file that is known by that name is told anew whether it is
+    /// shared and where it came from.
     pub fn add(&mut self, entry: Entry) -> Result<()> {
         check_name(&entry.name)?;
-        match self.get(&entry.name) {
+        match self.entries.iter_mut().find(|known| known.name == entry.name) {
             Some(known) if known.path != entry.path || known.id != entry.id => {
                 return Err(Error::usage(format!(
                     "\"{}\" already names {}; choose another with --name or run `shoal model rm {}` first",
@@ -174,7 +223,7 @@ impl Library {
                     entry.name
                 )));
             }
-            Some(_) => return Ok(()),
+            Some(known) => *known = entry,
             None => self.entries.push(entry),
         }
         self.save()
@@ -203,7 +252,7 @@ impl Library {
     }
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(crate) fn check_name(name: &str) -> Result<()> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);
     if name == DEFAULT_MODEL {
         return Err(Error::usage(format!(
@@ -225,12 +274,30 @@ impl Entry {
             path: value["path"].as_str()?.into(),
             id: value["id"].as_str()?.into(),
             bytes: value["bytes"].as_u64()?,
+            // Lists from before sharing have neither.
+            shared: value["shared"].as_bool().unwrap_or(false),
+            from: value["from"]
+                .as_array()
+                .map(|list| list.iter().filter_map(|url| Some(url.as_str()?.to_owned())).collect())
+                .unwrap_or_default(),
         })
     }
 
     /// The entry as `shoal model list --json` prints it.
     pub fn to_json(&self) -> Value {
-        json!({"name": self.name, "path": self.path.to_string_lossy(), "id": self.id, "bytes": self.bytes})
+        json!({
+            "name": self.name,
+            "path": self.path.to_string_lossy(),
+            "id": self.id,
+            "bytes": self.bytes,
+            "shared": self.shared,
+            "from": self.from,
+        })
+    }
+
+    /// Its name in the swarm; `None` if the list was written by another hand.
+    pub fn model(&self) -> Option<ModelId> {
+        content::parse_id(&self.id)
     }
 }
 
@@ -239,7 +306,15 @@ mod tests {
     use super::*;
 
     fn entry(name: &str) -> Entry {
-        Entry { name: name.into(), path: "/models/a.gguf".into(), id: "00".into(), bytes: 1 }
+        let from = vec!["https://mirror.example/a.gguf".into()];
+        Entry {
+            name: name.into(),
+            path: "/models/a.gguf".into(),
+            id: "00".into(),
+            bytes: 1,
+            shared: true,
+            from,
+        }
     }
 
     #[test]

@@ -5,5 +5,6 @@ mod candle;
 mod cli;
 mod convert;
 mod failover;
+mod pull;
 mod repo;
 mod swarm;

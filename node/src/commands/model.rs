@@ -1,17 +1,15 @@
-//! `shoal model`: the names this machine knows, and what a file holds.
+//! `shoal model`: the models this machine knows, shares and writes out.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{fs, path::Path};
 
-use serde_json::{Map, Value, json};
-use shard::{
-    gguf::{self, Gguf},
-    models::Blueprint,
-    tokenizer::Tokenizer,
-};
+use p2p::blob::sparse;
+use serde_json::json;
+use shard::{gguf::Gguf, models::Blueprint};
 
 use crate::{
-    Result,
+    Error, Result,
     cli::ModelCommand,
+    content,
     library::{self, DEFAULT_MODEL, Entry, Library},
     output::{self, human_bytes, say},
 };
@@ -20,197 +18,167 @@ pub(super) fn run(command: ModelCommand) -> Result<()> {
     match command {
         ModelCommand::List { json } => list(json),
         ModelCommand::Add { file, name, json } => add(&file, name, json),
-        ModelCommand::Rm { name } => {
-            let entry = Library::change(&library::home()?, |library| library.remove(&name))?;
-            say!("forgot {}; the file {} stays where it is", entry.name, entry.path.display());
-            Ok(())
+        ModelCommand::Pull(args) => super::pull::run(args),
+        ModelCommand::Share { model, name, off, json } => share(&model, name, off, json),
+        ModelCommand::Export { model, output, force, json } => export(&model, &output, force, json),
+        ModelCommand::Rm { name } => remove(&name),
+        ModelCommand::Inspect { model, tensors, metadata, json } => {
+            super::inspect::run(&model, tensors, metadata, json)
         }
-        ModelCommand::Inspect { model, tensors, metadata, json } => inspect(&model, tensors, metadata, json),
     }
 }
 
 fn list(json: bool) -> Result<()> {
     let (id, bytes) = library::embedded();
-    let embedded = Entry { name: DEFAULT_MODEL.into(), path: "(inside the binary)".into(), id, bytes };
-    let library = Library::load(&library::home()?)?;
-    let all = std::iter::once(&embedded).chain(library.entries());
+    let embedded = Entry {
+        name: DEFAULT_MODEL.into(),
+        path: "(inside the binary)".into(),
+        id,
+        bytes,
+        shared: false,
+        from: Vec::new(),
+    };
+    let home = library::home()?;
+    let library = Library::load(&home)?;
     if json {
-        return output::json_line(&all.map(Entry::to_json).collect());
+        let mut all = vec![embedded.to_json()];
+        for entry in library.entries() {
+            let mut value = entry.to_json();
+            if let Some(have) = content::present(&home, entry)? {
+                value["present_bytes"] = json!(have.bytes(entry.bytes));
+            }
+            all.push(value);
+        }
+        return output::json_line(&all.into());
     }
     say!("{:24} {:>11}  {:12}  FILE", "NAME", "SIZE", "ID");
-    for entry in all {
-        let gone = if entry.name == DEFAULT_MODEL || entry.path.is_file() { "" } else { "  (missing)" };
+    for entry in std::iter::once(&embedded).chain(library.entries()) {
+        let embedded = entry.name == DEFAULT_MODEL;
+        let mut notes = String::new();
+        if !embedded && !entry.path.is_file() {
+            notes += "  (missing)";
+        } else if let Some(have) = content::present(&home, entry)?.filter(|have| have.len() != have.groups())
+        {
+            notes += &format!("  ({} here)", human_bytes(have.bytes(entry.bytes)));
+        }
+        if entry.shared {
+            notes += "  (shared)";
+        }
         let (name, size, id) = (&entry.name, human_bytes(entry.bytes), &entry.id[..12.min(entry.id.len())]);
-        say!("{name:24} {size:>11}  {id:12}  {}{gone}", entry.path.display());
+        say!("{name:24} {size:>11}  {id:12}  {}{notes}", entry.path.display());
     }
     Ok(())
 }
 
-fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
+/// Hashes a file and puts it on the list; Ctrl-C stops it.
+fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
     let path = fs::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
     let gguf = Gguf::open(&path)?;
     Blueprint::from_gguf(&gguf)?;
     let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let bytes = gguf.file_len();
-    let bar = output::progress(bytes, "hashing", true);
-    let mut hasher = blake3::Hasher::new();
-    let mut reader = bar.wrap_read(fs::File::open(&path)?);
-    io::copy(&mut reader, &mut hasher)?;
+    let name = name.unwrap_or(stem);
+    library::check_name(&name)?;
+    output::catch_interrupt()?;
+    let bar = output::progress(gguf.file_len(), "hashing", true);
+    let entry = content::register(&library::home()?, &path, name, shared, &mut |done| {
+        bar.set_position(done);
+        !output::interrupted()
+    });
     bar.finish_and_clear();
-    let entry = Entry { name: name.unwrap_or(stem), path, id: hasher.finalize().to_hex().to_string(), bytes };
-    Library::change(&library::home()?, |library| library.add(entry.clone()))?;
+    entry
+}
+
+fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
+    let entry = register(file, name, false)?;
     if json {
         return output::json_line(&entry.to_json());
     }
-    say!("added {} ({}, id {})", entry.name, human_bytes(bytes), &entry.id[..12]);
+    say!("added {} ({}, id {})", entry.name, human_bytes(entry.bytes), &entry.id[..12]);
     say!("try: shoal run --model {} \"Hello\"", entry.name);
     Ok(())
 }
 
-/// Everything about a file that a person asks before running it.
-struct Report<'a> {
-    gguf: &'a Gguf,
-    formats: BTreeMap<String, (usize, u64)>,
-    weights: u64,
-    blueprint: Result<Blueprint, shard::Error>,
-    tokenizer: Result<Tokenizer, shard::Error>,
-}
-
-impl<'a> Report<'a> {
-    fn new(gguf: &'a Gguf) -> Self {
-        let mut formats = BTreeMap::<String, (usize, u64)>::new();
-        for tensor in gguf.tensors() {
-            let name = shard::quant::by_type(tensor.ggml_type)
-                .map_or(format!("type {}", tensor.ggml_type), |f| f.name.into());
-            let row = formats.entry(name).or_default();
-            *row = (row.0 + 1, row.1 + tensor.len);
-        }
-        let weights = gguf.tensors().iter().fold(0u64, |sum, t| sum.saturating_add(t.elements()));
-        let (blueprint, tokenizer) = (Blueprint::from_gguf(gguf), Tokenizer::from_gguf(gguf.metadata()));
-        Self { gguf, formats, weights, blueprint, tokenizer }
+fn share(model: &str, name: Option<String>, off: bool, json: bool) -> Result<()> {
+    if model == DEFAULT_MODEL {
+        return Err(Error::usage("every node has the embedded model already"));
     }
-
-    fn json(&self) -> Value {
-        let metadata = self.gguf.metadata();
-        let formats: Map<String, Value> = self
-            .formats
-            .iter()
-            .map(|(name, (tensors, bytes))| (name.clone(), json!({"tensors": tensors, "bytes": bytes})))
-            .collect();
-        let mut value = json!({
-            "architecture": metadata.str("general.architecture"),
-            "name": metadata.str("general.name"),
-            "license": metadata.str("general.license"),
-            "file_bytes": self.gguf.file_len(),
-            "weights": self.weights,
-            "tensors": self.gguf.tensors().len(),
-            "formats": formats,
-            "chat_template": metadata.str("tokenizer.chat_template").is_some(),
-            "runs_here": self.blueprint.is_ok() && self.tokenizer.is_ok(),
-        });
-        match &self.blueprint {
-            Ok(b) => {
-                value["layers"] = json!(b.layers.len());
-                value["hidden"] = json!(b.hidden);
-                value["vocab"] = json!(b.vocab);
-                value["context"] = json!(b.context);
-                value["kv_bytes_per_token"] = json!(b.kv_bytes_per_token());
+    let home = library::home()?;
+    let known = Library::load(&home)?.find(model).ok().cloned();
+    let entry = match known {
+        Some(mut entry) => {
+            let tree = entry.model().map(|id| sparse::outboard_path(&content::folder(&home, id)));
+            if !off && !tree.is_some_and(|tree| tree.is_file()) {
+                // It was added before trees were kept.
+                entry = register(&entry.path, Some(entry.name.clone()), true)?;
             }
-            Err(e) => value["model_error"] = json!(e.to_string()),
+            entry.shared = !off;
+            Library::change(&home, |library| library.add(entry.clone()))?;
+            entry
         }
-        match &self.tokenizer {
-            Ok(t) => {
-                value["tokenizer"] = json!({"model": metadata.str("tokenizer.ggml.model"), "pre": metadata.str("tokenizer.ggml.pre"), "tokens": t.len()})
-            }
-            Err(e) => value["tokenizer_error"] = json!(e.to_string()),
-        }
-        value
-    }
-
-    fn print(&self) -> Result<()> {
-        let metadata = self.gguf.metadata();
-        let text = |key| metadata.str(key).unwrap_or("not said");
-        say!("architecture   {}", text("general.architecture"));
-        say!("name           {}", text("general.name"));
-        say!("license        {}", text("general.license"));
-        say!(
-            "size           {} ({} weights in {} tensors)",
-            human_bytes(self.gguf.file_len()),
-            self.weights,
-            self.gguf.tensors().len()
-        );
-        for (name, (tensors, bytes)) in &self.formats {
-            say!("  {name:12} {tensors:5} tensors  {}", human_bytes(*bytes));
-        }
-        match &self.blueprint {
-            Ok(b) => {
-                say!("layers         {}, hidden {}, vocabulary {}", b.layers.len(), b.hidden, b.vocab);
-                say!(
-                    "context        {} tokens, {} of KV cache each",
-                    b.context,
-                    human_bytes(b.kv_bytes_per_token() as u64)
-                );
-            }
-            Err(e) => say!("cannot run     {e}"),
-        }
-        match &self.tokenizer {
-            Ok(t) => say!(
-                "tokenizer      {} ({}), {} tokens",
-                text("tokenizer.ggml.model"),
-                metadata.str("tokenizer.ggml.pre").unwrap_or("-"),
-                t.len()
-            ),
-            Err(e) => say!("tokenizer      {e}"),
-        }
-        say!(
-            "chat template  {}",
-            if metadata.str("tokenizer.chat_template").is_some() { "yes" } else { "no" }
-        );
-        Ok(())
-    }
-}
-
-fn inspect(model: &str, tensors: bool, metadata: bool, json: bool) -> Result<()> {
-    let gguf = library::open(model)?;
-    let report = Report::new(&gguf);
+        None if off => return Err(Library::load(&home)?.find(model).err().unwrap_or(Error::Interrupted)),
+        None => register(Path::new(model), name, true)?,
+    };
     if json {
-        let mut value = report.json();
-        if tensors {
-            value["tensor_list"] = gguf.tensors().iter().map(tensor_json).collect();
-        }
-        if metadata {
-            let pairs = gguf.metadata().iter().map(|(k, v)| (k.to_string(), json!(v.to_string())));
-            value["metadata"] = Value::Object(pairs.collect());
-        }
-        return output::json_line(&value);
+        return output::json_line(&entry.to_json());
     }
-    report.print()?;
-    if metadata {
-        say!("\nmetadata");
-        for (key, value) in gguf.metadata().iter() {
-            say!("  {key} = {}", one_line(&value.to_string()));
-        }
+    if off {
+        say!("{} is not shared any more", entry.name);
+        return Ok(());
     }
-    if tensors {
-        say!("\ntensors");
-        for t in gguf.tensors() {
-            say!("  {:40} {:8} {:?}", t.name, format_name(t), t.dims);
-        }
-    }
+    say!("sharing {} ({})", entry.name, human_bytes(entry.bytes));
+    say!("id {}", entry.id);
+    say!("others fetch it with: shoal model pull {}", entry.id);
     Ok(())
 }
 
-/// The beginning of a text, without line breaks.
-fn one_line(text: &str) -> String {
-    let line: String = text.chars().take(100).map(|c| if c == '\n' { ' ' } else { c }).collect();
-    if text.chars().count() > 100 { line + " ..." } else { line }
+fn export(model: &str, output: &Path, force: bool, json: bool) -> Result<()> {
+    let beside = content::obao_beside(output);
+    if let Some(there) = [output, &beside].into_iter().find(|path| path.exists() && !force) {
+        return Err(Error::usage(format!("{} exists; --force replaces it", there.display())));
+    }
+    let home = library::home()?;
+    let (id, bytes) = if model == DEFAULT_MODEL {
+        let bytes = library::embedded_bytes();
+        fs::write(output, bytes).map_err(|e| shard::Error::io(output, e))?;
+        let (tree, encoded) = p2p::blob::Outboard::make(output, &mut |_| true)?;
+        sparse::replace(&beside, &[&encoded])?;
+        (content::hex(tree.id()), bytes.len() as u64)
+    } else {
+        let entry = Library::load(&home)?.find(model)?.clone();
+        output::catch_interrupt()?;
+        let bar = output::progress(entry.bytes, "writing", true);
+        let written = content::export(&home, &entry, output, &mut |done| {
+            bar.set_position(done);
+            !output::interrupted()
+        });
+        bar.finish_and_clear();
+        written?;
+        (entry.id, entry.bytes)
+    };
+    if json {
+        let (file, tree) = (output.to_string_lossy(), beside.to_string_lossy());
+        return output::json_line(&json!({"file": file, "obao": tree, "id": id, "bytes": bytes}));
+    }
+    say!("wrote {} ({}) and {}", output.display(), human_bytes(bytes), beside.display());
+    say!("on a web server they are a mirror: shoal model pull {id} --from https://.../FILE.gguf");
+    Ok(())
 }
 
-fn format_name(tensor: &gguf::TensorInfo) -> String {
-    shard::quant::by_type(tensor.ggml_type)
-        .map_or(format!("type {}", tensor.ggml_type), |f| f.name.to_string())
-}
-
-fn tensor_json(tensor: &gguf::TensorInfo) -> Value {
-    json!({"name": tensor.name, "format": format_name(tensor), "dims": tensor.dims, "offset": tensor.offset, "bytes": tensor.len})
+fn remove(name: &str) -> Result<()> {
+    let home = library::home()?;
+    let entry = Library::change(&home, |library| library.remove(name))?;
+    let others = Library::load(&home)?;
+    let last = !others.entries().iter().any(|other| other.id == entry.id);
+    let folder = entry.model().map(|id| content::folder(&home, id)).filter(|folder| last && folder.is_dir());
+    let ours = content::is_ours(&home, &entry);
+    if let Some(folder) = folder {
+        let freed = content::disk_used(&folder);
+        fs::remove_dir_all(&folder).map_err(|e| shard::Error::io(&folder, e))?;
+        if ours {
+            say!("removed {} and the {} fetched of it", entry.name, human_bytes(freed));
+            return Ok(());
+        }
+    }
+    say!("forgot {}; the file {} stays where it is", entry.name, entry.path.display());
+    Ok(())
 }

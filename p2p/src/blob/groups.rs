@@ -148,7 +148,8 @@ impl GroupSet {
         for (word, bytes) in set.words.iter_mut().zip(bytes.chunks(8)) {
             *word = u64::from_le_bytes(std::array::from_fn(|i| bytes.get(i).copied().unwrap_or(0)));
         }
-        let beyond = groups % 64 != 0 && set.words.last().is_some_and(|last| last >> (groups % 64) != 0);
+        let beyond =
+            !groups.is_multiple_of(64) && set.words.last().is_some_and(|last| last >> (groups % 64) != 0);
         (!beyond).then_some(set)
     }
 }

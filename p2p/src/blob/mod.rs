@@ -22,6 +22,8 @@
 //! Limits: files from 1 byte to [`MAX_FILE_BYTES`]; the tree of a file is held in memory while it is pulled or served
 //! (32 bytes per group: 20 MiB for a 40 GiB model); Unix only, for positioned reads and writes.
 
+#![allow(clippy::single_range_in_vec_init, reason = "lists of byte ranges, often of one, are meant as such")]
+
 pub mod groups;
 pub mod http;
 pub mod outboard;
@@ -117,6 +119,8 @@ pub enum Error {
     },
     /// The one source there was failed.
     Source(SourceError),
+    /// The caller asked it to stop; what was done is kept.
+    Stopped,
 }
 
 impl Error {
@@ -151,6 +155,7 @@ impl fmt::Display for Error {
                 why.iter().try_for_each(|why| write!(f, "; {why}"))
             }
             Self::Source(e) => e.fmt(f),
+            Self::Stopped => f.write_str("stopped before the end"),
         }
     }
 }

@@ -105,8 +105,8 @@ impl Outboard {
     /// `progress` is told how many bytes have been hashed and returns whether to go on.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be read, `progress` stopped it (kind `Other`) or the file is empty, larger than
-    /// [`MAX_FILE_BYTES`] or changes its length meanwhile (kind `InvalidData`).
+    /// [`Error::Stopped`] by `progress`; [`Error::Io`] when it cannot be read, or (kind `InvalidData`) is empty, larger
+    /// than [`MAX_FILE_BYTES`] or changes its length meanwhile.
     pub fn make(path: &Path, progress: &mut dyn FnMut(u64) -> bool) -> Result<(Self, Vec<u8>), Error> {
         let io = |e| Error::io(path, e);
         let file = File::open(path).map_err(io)?;
@@ -117,9 +117,12 @@ impl Outboard {
         }
         let tree = BaoTree::new(bytes, BlockSize::from_chunk_log(GROUP_LOG));
         let mut pairs = PreOrderOutboard { root: blake3::Hash::from([0; 32]), tree, data: Vec::new() };
-        let reader = Watched { reader: &file, done: 0, last: Vec::new(), progress };
+        let reader = Watched { reader: &file, done: 0, last: Vec::new(), stopped: false, progress };
         let mut reader = io::BufReader::with_capacity(1 << 20, reader);
-        let root = outboard(&mut reader, tree, &mut pairs).map_err(io)?;
+        let root = match outboard(&mut reader, tree, &mut pairs) {
+            Err(_) if reader.get_ref().stopped => return Err(Error::Stopped),
+            root => root.map_err(io)?,
+        };
         if file.metadata().map_err(io)?.len() != bytes {
             return Err(io(io::Error::new(io::ErrorKind::InvalidData, "the file changes while it is read")));
         }
@@ -333,6 +336,7 @@ struct Watched<'a, R> {
     done: u64,
     /// At least the last [`GROUP_BYTES`] that were read.
     last: Vec<u8>,
+    stopped: bool,
     progress: &'a mut dyn FnMut(u64) -> bool,
 }
 
@@ -343,10 +347,8 @@ impl<R: Read> Read for Watched<'_, R> {
         let keep = (GROUP_BYTES as usize).saturating_sub(read).min(self.last.len());
         self.last.drain(..self.last.len() - keep);
         self.last.extend(&buffer[read.saturating_sub(GROUP_BYTES as usize)..read]);
-        match (self.progress)(self.done) {
-            true => Ok(read),
-            false => Err(io::Error::other("stopped")),
-        }
+        self.stopped = !(self.progress)(self.done);
+        if self.stopped { Err(io::Error::other("stopped")) } else { Ok(read) }
     }
 }
 
@@ -470,7 +472,7 @@ mod tests {
         .unwrap();
         assert_eq!(seen, 3 << 20);
         let stopped = Outboard::make(file.path(), &mut |done| done < 1 << 20);
-        assert!(matches!(stopped, Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::Other));
+        assert!(matches!(stopped, Err(Error::Stopped)));
         let empty = written(&[]);
         assert!(matches!(Outboard::make(empty.path(), &mut |_| true), Err(Error::Io { .. })));
     }

@@ -10,7 +10,7 @@
 //! FOLDER/lock
 //! ```
 //!
-//! Every [`COMMIT_BYTES`](super::pull::COMMIT_BYTES) the bytes are flushed and then the state; a pull that was killed
+//! Every [`COMMIT_BYTES`](super::pull::COMMIT_BYTES) and every few seconds the bytes are flushed and then the state; a pull that was killed
 //! goes on from there if the server still has the same file (`If-Range` with its strong ETag or Last-Modified) and
 //! answers ranges, else from the start. A broken connection is made again as in [`super::pull()`].
 //!
@@ -30,13 +30,13 @@ use reqwest::{
 };
 use tokio::{
     task::spawn_blocking,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
     Error, MAX_FILE_BYTES, Pace,
     http::{address, broken, client, content_range, refused},
-    pull::{COMMIT_BYTES, FIRST_WAIT},
+    pull::{COMMIT_BYTES, COMMIT_EVERY, FIRST_WAIT},
     source::SourceError,
     sparse::{lock, replace},
 };
@@ -104,16 +104,17 @@ fn validator(headers: &HeaderMap) -> String {
     if found.len() <= MAX_VALIDATOR { found.to_owned() } else { String::new() }
 }
 
-/// Fetches the whole file at `url` into `folder`, which is created. `on` is told the bytes here and the length.
+/// Fetches the whole file at `url` into `folder`, which is created. `on` is told the bytes here and the
+/// length and returns whether to go on.
 ///
 /// # Errors
 /// [`Error::TooLarge`] when the server announces more than is offered; [`Error::Source`] when it refuses or breaks
-/// repeatedly: what is flushed stays; [`Error::Locked`]; [`Error::Io`].
+/// repeatedly: what is flushed stays; [`Error::Stopped`] by `on`; [`Error::Locked`]; [`Error::Io`].
 pub async fn fetch(
     folder: &Path,
     url: &str,
     options: &Options,
-    on: &mut (dyn FnMut(u64, u64) + Send),
+    on: &mut (dyn FnMut(u64, u64) -> bool + Send),
 ) -> Result<Complete, Error> {
     fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
     let (lock, path) = (lock(folder)?, folder.join("partial"));
@@ -179,7 +180,7 @@ impl Download<'_> {
     }
 
     /// One connection, to the end of the file.
-    async fn attempt(&mut self, on: &mut (dyn FnMut(u64, u64) + Send)) -> Result<(), Error> {
+    async fn attempt(&mut self, on: &mut (dyn FnMut(u64, u64) -> bool + Send)) -> Result<(), Error> {
         if self.state.as_ref().is_some_and(|state| state.bytes == self.at) {
             return Ok(());
         }
@@ -205,7 +206,7 @@ impl Download<'_> {
         }
         self.state = Some(State { flushed: self.at, bytes, validator: validator(response.headers()) });
         self.file.set_len(self.at).map_err(|e| Error::io(&self.path, e))?;
-        let mut unsaved = 0;
+        let (mut unsaved, mut saved) = (0, Instant::now());
         while self.at < bytes {
             let next = timeout(self.options.timeout, response.chunk()).await;
             let chunk = next.map_err(|_| SourceError::Slow)?.map_err(broken)?;
@@ -219,11 +220,14 @@ impl Download<'_> {
             self.options.pace.take(chunk.len()).await;
             self.write(&chunk)?;
             unsaved += chunk.len() as u64;
-            if unsaved >= COMMIT_BYTES {
+            if unsaved >= COMMIT_BYTES || saved.elapsed() >= COMMIT_EVERY {
                 self.save().await?;
-                unsaved = 0;
+                (unsaved, saved) = (0, Instant::now());
             }
-            on(self.at, bytes);
+            if !on(self.at, bytes) {
+                self.save().await?;
+                return Err(Error::Stopped);
+            }
         }
         self.save().await
     }

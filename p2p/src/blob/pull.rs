@@ -142,6 +142,9 @@ struct Pull<'a> {
 
 /// Brings all groups of `options.wanted` into `file` from `sources` and from those that arrive on `more` meanwhile.
 ///
+/// Of several `sources`, one may be left in the middle of an answer when the others end the pull: only a source that
+/// pulled alone and was not dropped can be used again.
+///
 /// `on` hears what happens; it is called between two groups and should return at once.
 ///
 /// # Errors
@@ -149,7 +152,7 @@ struct Pull<'a> {
 /// closed or absent; [`Error::Io`] of the disk. What has been fetched stays.
 pub async fn pull(
     file: &mut SparseFile,
-    sources: Vec<Box<dyn Source>>,
+    sources: &mut [Box<dyn Source>],
     mut more: Option<mpsc::Receiver<Box<dyn Source>>>,
     options: &Options,
     on: &mut (dyn FnMut(Event) + Send),
@@ -175,8 +178,9 @@ pub async fn pull(
     };
     let pull = Pull { shared: Mutex::new(shared), tree, options, changed: Notify::new() };
     let mut loops: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
-    for source in sources {
-        loops.push(pull.join(source));
+    for source in sources.iter_mut() {
+        let index = pull.enter(source.name());
+        loops.push(Box::pin(pull.drive(index, source.as_mut())));
     }
     let mut tick = interval(COMMIT_EVERY);
     tick.tick().await;
@@ -189,7 +193,11 @@ pub async fn pull(
             biased;
             _ = loops.next(), if !loops.is_empty() => {}
             source = next(&mut more), if more.is_some() && loops.len() < MAX_SOURCES => match source {
-                Some(source) => loops.push(pull.join(source)),
+                Some(mut source) => {
+                    let index = pull.enter(source.name());
+                    let pull = &pull;
+                    loops.push(Box::pin(async move { pull.drive(index, source.as_mut()).await }));
+                }
                 None => more = None,
             },
             _ = pull.due() => {}
@@ -257,22 +265,20 @@ impl<'a> Pull<'a> {
             .unwrap_or_else(|e| Err(Error::io("", std::io::Error::other(e))))
     }
 
-    fn join<'p>(&'p self, source: Box<dyn Source>) -> BoxFuture<'p, ()> {
-        let index = {
-            let mut shared = self.lock();
-            shared.report.by_source.push((source.name().to_owned(), 0));
-            shared.report.by_source.len() - 1
-        };
-        Box::pin(self.drive(index, source))
+    /// The number of a new source.
+    fn enter(&self, source: &str) -> usize {
+        let mut shared = self.lock();
+        shared.report.by_source.push((source.to_owned(), 0));
+        shared.report.by_source.len() - 1
     }
 
     /// The life of one source.
-    async fn drive(&self, index: usize, mut source: Box<dyn Source>) {
+    async fn drive(&self, index: usize, source: &mut dyn Source) {
         let name = source.name().to_owned();
         let mut broken = 0;
         loop {
             let before = self.lock().report.by_source[index].1;
-            let error = match self.take_from(index, &mut *source).await {
+            let error = match self.take_from(index, source).await {
                 Ok(()) => return,
                 Err(error) => error,
             };

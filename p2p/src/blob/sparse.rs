@@ -91,6 +91,22 @@ fn record_head(id: ModelId, bytes: u64) -> Vec<u8> {
     [&MAGIC[..], id.as_bytes(), &bytes.to_le_bytes()].concat()
 }
 
+/// Moves the complete and flushed file at `path`, from which `tree` and its bytes `encoded` have just been made, into
+/// `folder`, where all of it is on the record.
+///
+/// # Errors
+/// [`Error::Locked`], [`Error::Io`]; the file stays where it is then.
+pub fn adopt(folder: &Path, path: &Path, tree: Arc<Outboard>, encoded: &[u8]) -> Result<(), Error> {
+    fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+    let _lock = lock(folder)?;
+    replace(&outboard_path(folder), &[encoded])?;
+    fs::rename(path, model_path(folder)).map_err(|e| Error::io(path, e))?;
+    let kept = model_path(folder);
+    let file = Arc::new(File::open(&kept).map_err(|e| Error::io(kept, e))?);
+    let have = GroupSet::all(tree.groups());
+    Checkpoint { folder: folder.to_owned(), file, id: tree.id(), bytes: tree.bytes(), have }.commit()
+}
+
 /// A model's file that is being filled. One process at a time.
 #[derive(Debug)]
 pub struct SparseFile {

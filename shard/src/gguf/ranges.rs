@@ -43,8 +43,9 @@ pub fn byte_ranges(gguf: &Gguf, layers: LayerRange, ends: Ends) -> Result<Vec<Ra
         ("output" | "output_norm", _) => ends.head,
         _ => true,
     };
-    let mut ranges = vec![0..gguf.data_start().min(gguf.file_len())];
-    ranges.extend(gguf.tensors().iter().filter(needed).map(|t| t.offset..t.offset + t.len));
+    let header = std::iter::once(0..gguf.data_start().min(gguf.file_len()));
+    let tensors = gguf.tensors().iter().filter(needed).map(|t| t.offset..t.offset + t.len);
+    let mut ranges: Vec<Range<u64>> = header.chain(tensors).collect();
     ranges.sort_unstable_by_key(|range| range.start);
     let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
     for range in ranges {

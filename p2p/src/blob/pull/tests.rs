@@ -57,10 +57,10 @@ impl Bench {
         asker
     }
 
-    async fn pull(&mut self, sources: Vec<Box<dyn Source>>, options: &Options) -> Result<Report, Error> {
+    async fn pull(&mut self, mut sources: Vec<Box<dyn Source>>, options: &Options) -> Result<Report, Error> {
         let mut file = self.open();
         let events = &mut self.events;
-        pull(&mut file, sources, None, options, &mut |event| events.push(event)).await
+        pull(&mut file, &mut sources, None, options, &mut |event| events.push(event)).await
     }
 
     fn all(&self) -> Options {
@@ -256,8 +256,8 @@ async fn any_flipped_byte_of_any_group_is_never_accepted() {
         let bad = (40 + ANSWER_BYTES + at) as u64;
         let liar = Tampered { stream: bench.stream(None), bad, seen: Arc::default() };
         let mut file = SparseFile::open(home.path(), bench.tree.clone(), &bench.encoded).unwrap();
-        let source = Box::new(PeerSource::new("liar", liar));
-        let pulled = pull(&mut file, vec![source], None, &bench.all(), &mut |_| {}).await;
+        let source: Box<dyn Source> = Box::new(PeerSource::new("liar", liar));
+        let pulled = pull(&mut file, &mut [source], None, &bench.all(), &mut |_| {}).await;
         assert!(pulled.is_err(), "byte {at}");
         assert!(!file.have().contains((at / G) as u32), "byte {at}");
         let on_disk = std::fs::read(file.path()).unwrap();
@@ -309,8 +309,9 @@ async fn a_pull_that_is_dropped_in_the_middle_loses_nothing_that_was_written() {
         }
     };
     let options = Options { pace: Arc::new(Pace::new(Some(100 << 16))), ..bench.all() };
+    let mut sources = [bench.peer("a", None)];
     tokio::select! {
-        _ = pull(&mut file, vec![bench.peer("a", None)], None, &options, &mut on) => panic!("it ended before it was stopped"),
+        _ = pull(&mut file, &mut sources, None, &options, &mut on) => panic!("it ended before it was stopped"),
         _ = seen.notified() => {}
     }
     let had = file.have().len();
@@ -331,11 +332,11 @@ async fn a_source_that_comes_later_is_used() {
     send.send(bench.peer("late", None)).await.unwrap();
     drop(send);
     let mut file = bench.open();
-    let report = pull(&mut file, Vec::new(), Some(more), &bench.all(), &mut |_| {}).await.unwrap();
+    let report = pull(&mut file, &mut [], Some(more), &bench.all(), &mut |_| {}).await.unwrap();
     assert_eq!(report.by_source, [("late".to_owned(), 10 << 16)]);
     let mut empty = SparseFile::open(&bench.folder().join("x"), bench.tree.clone(), &bench.encoded).unwrap();
     let (_, closed) = mpsc::channel(1);
-    let nobody = pull(&mut empty, Vec::new(), Some(closed), &bench.all(), &mut |_| {}).await;
+    let nobody = pull(&mut empty, &mut [], Some(closed), &bench.all(), &mut |_| {}).await;
     assert!(matches!(nobody, Err(Error::NoSource { missing: 10, .. })));
 }
 

@@ -1,0 +1,346 @@
+//! `shoal model pull`: says what comes, asks, fetches, shows how it goes.
+
+use std::{
+    io::{self, BufRead, IsTerminal, Write},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use indicatif::ProgressBar;
+use p2p::blob::{Event, Pace, Report, Source};
+use scheduler::LayerRange;
+use serde_json::json;
+
+use crate::{
+    Error, Result,
+    cli::PullArgs,
+    content::{
+        self, hex, parse_id,
+        pull::{Ask, Found, Prepared, Step, fetch_plain, prepare},
+    },
+    library::{self, Entry, Library},
+    output::{self, human_bytes, say},
+};
+
+/// Time between two lines of progress in JSON.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
+
+pub(super) fn run(args: PullArgs) -> Result<()> {
+    let ask = ask(&args)?;
+    let sources = ask.mirrors()?;
+    output::catch_interrupt()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(pull(ask, sources, &args))
+}
+
+/// What the command line asks for, with what the library knows of it.
+fn ask(args: &PullArgs) -> Result<Ask> {
+    let home = library::home()?;
+    let library = Library::load(&home)?;
+    let mut ask = Ask::new(home, parse_id(&args.model));
+    if args.model.contains("://") {
+        ask.from.push(args.model.clone());
+    } else if let Some(entry) = library
+        .get(&args.model)
+        .or_else(|| library.entries().iter().find(|entry| ask.id.is_some() && entry.model() == ask.id))
+    {
+        ask.id = entry.model();
+        ask.from = entry.from.clone();
+        ask.name = Some(entry.name.clone());
+    } else if ask.id.is_none() {
+        return Err(Error::usage(format!(
+            "\"{}\" is no name from `shoal model list`, no id of 64 hex digits and no address",
+            args.model
+        )));
+    }
+    for url in args.from.iter().rev() {
+        ask.from.retain(|known| known != url);
+        ask.from.insert(0, url.clone());
+    }
+    if let Some(name) = &args.name {
+        library::check_name(name)?;
+        if library.get(name).is_some_and(|taken| ask.id.is_none() || taken.model() != ask.id) {
+            return Err(Error::usage(format!("\"{name}\" names another model; choose another --name")));
+        }
+        ask.name = Some(name.clone());
+    }
+    ask.layers = args.layers.iter().map(|text| layers(text)).collect::<Result<_>>()?;
+    ask.disk_bytes = args.disk;
+    ask.pace = Arc::new(Pace::new(args.rate));
+    Ok(ask)
+}
+
+fn layers(text: &str) -> Result<LayerRange> {
+    let parsed = text.split_once("..").and_then(|(a, b)| LayerRange::new(a.parse().ok()?, b.parse().ok()?));
+    parsed.ok_or_else(|| Error::usage(format!("--layers wants A..B with A below B, got \"{text}\"")))
+}
+
+async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> Result<()> {
+    if sources.is_empty() && !is_kept(&ask) {
+        return Err(Error::usage(
+            "nobody to fetch it from: name a mirror with --from URL, or run `shoal join` to ask peers",
+        ));
+    }
+    let mut view = View::new(args.json);
+    let mut hear = |event| view.hear(event);
+    let found = tokio::select! {
+        found = prepare(ask.clone(), &mut sources, &mut hear) => found?,
+        () = interruption() => return Err(Error::Interrupted),
+    };
+    match found {
+        Found::Here(entry) => done(&entry, None, args.json, "is here already"),
+        Found::NoTree(why) if sources.is_empty() => {
+            Err(Error::Failed(format!("no source has this model: {}", why.join("; "))))
+        }
+        Found::NoTree(why) => {
+            // Those that have another model's tree are out.
+            let from = sources.iter().map(|source| source.name().to_owned()).collect();
+            plain(Ask { from, ..ask }, why, args, view).await
+        }
+        Found::Pull(mut prepared) => {
+            announce(&prepared, &ask, args)?;
+            view.start(prepared.total_bytes());
+            let mut hear = |event| view.hear(event);
+            let fetched = tokio::select! {
+                fetched = prepared.fetch(&mut sources, None, &mut hear) => fetched,
+                () = interruption() => Err(Error::Interrupted),
+            };
+            view.finish();
+            match fetched {
+                Ok(report) => done(prepared.entry(), Some(report), args.json, "is here"),
+                Err(error) => {
+                    prepared.save()?;
+                    if matches!(error, Error::Interrupted) {
+                        note(&prepared);
+                    }
+                    Err(error)
+                }
+            }
+        }
+    }
+}
+
+/// Whether a tree is here already: then a pull may have nothing left to fetch.
+fn is_kept(ask: &Ask) -> bool {
+    ask.id.is_some_and(|id| p2p::blob::sparse::outboard_path(&content::folder(&ask.home, id)).is_file())
+}
+
+fn note(prepared: &Prepared) {
+    let (name, left) = (&prepared.entry().name, human_bytes(prepared.missing_bytes()));
+    eprintln!("stopped; {left} are left and the rest is kept: `shoal model pull {name}` goes on");
+}
+
+/// Says what is about to be fetched, and asks where a person can answer.
+fn announce(prepared: &Prepared, ask: &Ask, args: &PullArgs) -> Result<()> {
+    let entry = prepared.entry();
+    let (total, missing) = (prepared.total_bytes(), prepared.missing_bytes());
+    if args.json {
+        output::json_line(&json!({
+            "event": "plan", "name": entry.name, "id": entry.id, "file_bytes": entry.bytes, "total_bytes": total,
+            "missing_bytes": missing, "num_layers": prepared.num_layers(), "from": entry.from,
+        }))?;
+    } else {
+        say!("{} (id {})", entry.name, &entry.id[..12]);
+        match prepared.num_layers() {
+            Some(count) => {
+                let parts: Vec<String> = ask.layers.iter().map(LayerRange::to_string).collect();
+                say!(
+                    "layers {} of 0..{count}: {} of {}",
+                    parts.join(" and "),
+                    human_bytes(total),
+                    human_bytes(entry.bytes)
+                );
+            }
+            None => say!("the whole file: {}", human_bytes(total)),
+        }
+        say!("to fetch: {}, {} are here", human_bytes(missing), human_bytes(total - missing));
+    }
+    if missing == 0 { Ok(()) } else { confirm(&human_bytes(missing), args) }
+}
+
+/// Asks unless told not to. Without a person there it must have been told.
+fn confirm(size: &str, args: &PullArgs) -> Result<()> {
+    if args.yes {
+        return Ok(());
+    }
+    if !io::stdin().is_terminal() || args.json {
+        return Err(Error::usage(format!("{size} would be fetched; add --yes")));
+    }
+    eprint!("fetch {size}? [Y/n] ");
+    io::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    match answer.trim().to_lowercase().as_str() {
+        "" | "y" | "yes" => Ok(()),
+        _ => Err(Error::Interrupted),
+    }
+}
+
+/// A whole file whose tree nobody has: it cannot be checked in parts.
+async fn plain(ask: Ask, why: Vec<String>, args: &PullArgs, mut view: View) -> Result<()> {
+    if !ask.layers.is_empty() || ask.from.is_empty() {
+        let why = why.join("; ");
+        return Err(Error::usage(format!(
+            "no source has this model's hash tree, without which layers cannot be checked ({why}); \
+             pull the whole file, or put FILE.gguf.obao from `shoal model export` beside the file"
+        )));
+    }
+    let url = &ask.from[0];
+    let probe = p2p::blob::HttpSource::new(url).map_err(p2p::blob::Error::from)?;
+    let (bytes, _) = probe.probe().await.map_err(p2p::blob::Error::from)?;
+    if args.json {
+        output::json_line(&json!({
+            "event": "plan", "id": ask.id.map(hex), "file_bytes": bytes, "total_bytes": bytes,
+            "missing_bytes": bytes, "from": ask.from, "checked": "at the end",
+        }))?;
+    } else {
+        say!("{url}: {}", human_bytes(bytes));
+        match ask.id {
+            Some(_) => say!("there is no .obao beside it: it is checked when it is complete"),
+            None => {
+                say!("there is no .obao beside it and no id was given: its id will be what this mirror sends")
+            }
+        }
+    }
+    confirm(&human_bytes(bytes), args)?;
+    view.start(bytes);
+    let mut hear = |step, done, all| {
+        view.step(step, done, all);
+        !output::interrupted()
+    };
+    let fetched = tokio::select! {
+        fetched = fetch_plain(&ask, &mut hear) => fetched,
+        () = interruption() => Err(Error::Interrupted),
+    };
+    view.finish();
+    done(&fetched?, None, args.json, "is here")
+}
+
+fn done(entry: &Entry, report: Option<Report>, json: bool, what: &str) -> Result<()> {
+    if json {
+        let mut line = entry.to_json();
+        line["event"] = json!("done");
+        if let Some(report) = report {
+            line["fetched_bytes"] = json!(report.fetched_bytes);
+            line["spare_bytes"] = json!(report.spare_bytes);
+            let by_source: Vec<_> = report
+                .by_source
+                .iter()
+                .map(|(source, bytes)| json!({"source": source, "bytes": bytes}))
+                .collect();
+            line["by_source"] = json!(by_source);
+        }
+        return output::json_line(&line);
+    }
+    say!("{} {what} (id {})", entry.name, entry.id);
+    Ok(())
+}
+
+/// Returns a moment after Ctrl-C: what can end cleanly by itself has ended by then.
+async fn interruption() {
+    while !output::interrupted() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+}
+
+/// A bar for a person, lines for a program.
+struct View {
+    json: bool,
+    bar: Option<ProgressBar>,
+    total_bytes: u64,
+    /// Bytes that were there at the start, for the speed.
+    first_bytes: Option<u64>,
+    started: Instant,
+    told: Option<Instant>,
+    step: Option<Step>,
+}
+
+impl View {
+    fn new(json: bool) -> Self {
+        let (bar, first_bytes, told, step) = (None, None, None, None);
+        Self { json, bar, total_bytes: 0, first_bytes, started: Instant::now(), told, step }
+    }
+
+    fn start(&mut self, total_bytes: u64) {
+        (self.total_bytes, self.first_bytes, self.started) = (total_bytes, None, Instant::now());
+        if !self.json {
+            self.bar = Some(output::progress(total_bytes, "fetching", true));
+        }
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Started { have_bytes, .. } => {
+                if let Some(bar) = &self.bar {
+                    // What is here must not count as speed.
+                    bar.set_position(have_bytes);
+                    bar.reset_eta();
+                }
+                self.first_bytes = Some(have_bytes);
+            }
+            Event::Joined { source } => self.tell(json!({"event": "joined", "source": source}), None),
+            Event::Progress { done_bytes, .. } => self.progress(done_bytes),
+            Event::Retrying { source, why } => {
+                let text = format!("{source}: {why}; asking again");
+                self.tell(json!({"event": "retrying", "source": source, "why": why}), Some(text));
+            }
+            Event::Dropped { source, why, lied } => {
+                let text = format!("{source} is left: {why}");
+                self.tell(
+                    json!({"event": "dropped", "source": source, "why": why, "lied": lied}),
+                    Some(text),
+                );
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step, done: u64, all: u64) {
+        if self.step != Some(step) {
+            self.step = Some(step);
+            self.start(all);
+            if let (Some(bar), Step::Hashing) = (&self.bar, step) {
+                bar.set_message("hashing");
+            }
+        }
+        self.first_bytes.get_or_insert(done);
+        self.progress(done);
+    }
+
+    fn progress(&mut self, done_bytes: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done_bytes);
+        }
+        if !self.json || self.told.is_some_and(|told| told.elapsed() < REPORT_EVERY) {
+            return;
+        }
+        self.told = Some(Instant::now());
+        let new = done_bytes.saturating_sub(self.first_bytes.unwrap_or(0));
+        let speed = new as f64 / self.started.elapsed().as_secs_f64().max(1e-3);
+        let left = self.total_bytes.saturating_sub(done_bytes);
+        let line = json!({
+            "event": "progress", "done_bytes": done_bytes, "total_bytes": self.total_bytes,
+            "bytes_per_s": speed as u64, "eta_s": (speed > 0.0).then(|| (left as f64 / speed).ceil() as u64),
+            "hashing": self.step == Some(Step::Hashing),
+        });
+        self.tell(line, None);
+    }
+
+    /// A line of JSON for a program, `text` for a person. What cannot be shown stops nothing: the result will say so.
+    fn tell(&self, line: serde_json::Value, text: Option<String>) {
+        if self.json {
+            let _ = output::json_line(&line);
+        } else if let Some(text) = text {
+            match &self.bar {
+                Some(bar) if !bar.is_hidden() => bar.println(text),
+                _ => eprintln!("{text}"),
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
