@@ -21,9 +21,10 @@
 //! the worker waits); [`MAX_REPLIES`] questions unanswered; caches within [`Spec::kv_bytes`] (an opening beyond it is refused with what
 //! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame.
 //!
-//! Limits: a worker may read any file its user may read; memory beyond caches is bounded by the address space
+//! Limits: until its model is loaded a worker may read any file its user may read; memory beyond caches is bounded by the address space
 //! measured after loading, not by a promise of the model's size. Unix only.
 
+mod child;
 mod conductor;
 mod fold;
 mod handle;
@@ -34,6 +35,7 @@ mod probe;
 pub mod process;
 pub mod sandbox;
 mod session;
+mod shared;
 
 use std::{fmt, path::PathBuf, time::Duration};
 

@@ -69,8 +69,10 @@ pub fn run() -> Result<()> {
     let mut engine = Engine::new(&loaded, load.kv_bytes)?;
     let ready = ready(&loaded, sandboxed)?;
     Frame::new(&Tell::Ready(ready), Vec::new())?.write(&mut writer)?;
-    sandbox::limit_memory(load.kv_bytes);
-    serve(&mut engine, &asks, &spawn_writer(writer)?)
+    let tells = spawn_writer(writer)?;
+    sandbox::limit_memory(load.kv_bytes, true);
+    sandbox::seal();
+    serve(&mut engine, &asks, &tells)
 }
 
 fn load_model(load: &Load) -> Result<Loaded> {
@@ -79,7 +81,7 @@ fn load_model(load: &Load) -> Result<Loaded> {
         None => 0,
     };
     // Mapped, packed, and as much again: a header that asks for more is hostile.
-    sandbox::limit_memory(file_bytes.saturating_mul(3));
+    sandbox::limit_memory(file_bytes.saturating_mul(3), false);
     Loaded::load(load)
 }
 
