@@ -98,6 +98,7 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
     Ok(ipc::Load {
         path,
         model: spec.model.map(|model| *model.as_bytes()),
+        exact: spec.class.map(|class| class == Class::D1),
         layers: spec.layers.iter().copied().map(ipc::pair).collect(),
         context: spec.context as u64,
         threads: spec.threads.map(|threads| threads as u32),

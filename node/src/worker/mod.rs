@@ -77,6 +77,9 @@ pub struct Spec {
     /// The model's hash, where it is known. Without it the worker hashes the file, which takes a second per gigabyte
     /// and is meaningless for a file with holes.
     pub model: Option<ModelId>,
+    /// What [`Ready::class`] of an earlier worker with this instruction set was; `None` to find out, which takes the
+    /// time of `shoal selftest`.
+    pub class: Option<Class>,
     /// What to load; none for all layers. Embedding and head come with the first and the last layer.
     pub layers: Vec<LayerRange>,
     /// Most positions a session may hold, cut to what the model was made for.
@@ -103,6 +106,7 @@ impl Spec {
         Self {
             source,
             model: None,
+            class: None,
             layers: Vec::new(),
             context: 4096,
             threads: None,

@@ -129,6 +129,7 @@ fn load() -> Frame {
     let load = Load {
         path: None,
         model: None,
+        exact: Some(true),
         layers: vec![(0, 1)],
         context: 64,
         threads: Some(1),

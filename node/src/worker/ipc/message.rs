@@ -115,6 +115,8 @@ pub struct Load {
     pub path: Option<Vec<u8>>,
     /// The model's hash, if it is known; the worker computes it otherwise.
     pub model: Option<[u8; 32]>,
+    /// Whether this machine computes the bits of profile `d1`, if it is known.
+    pub exact: Option<bool>,
     /// Start and end of the layers to load; none for all.
     pub layers: Vec<(u32, u32)>,
     /// Most positions of a session.
