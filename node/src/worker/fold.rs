@@ -274,6 +274,7 @@ mod tests {
         let load = Load {
             path: None,
             model: Some([1; 32]),
+            exact: Some(true),
             layers: vec![layers],
             context: 512,
             threads: Some(1),

@@ -1,42 +1,35 @@
 //! The daemon's end of a worker.
 //!
-//! Two tasks and a thread per worker. The thread starts the child and waits for it: Linux kills a child with the *thread*
-//! that started it, so that thread must live as long as the child. The writer task owns the way out, the reader task
-//! the way in; it ends when the child does, and then fails everything that waits: questions with [`Fault::Dead`], every
-//! open range with an output [`Body::Failed`], after which the channel of outputs is closed.
+//! Two tasks and a thread per worker. The thread starts the child and waits for it. The writer task owns the way out, the
+//! reader task the way in; it ends when the child does, and then fails everything that waits: questions with
+//! [`Fault::Dead`], every open range with an output [`super::Body::Failed`], after which the channel of outputs is closed.
 //!
 //! The child is let go when the last [`Worker`] is dropped: it reads the end of its stream and exits.
 
 use std::{
-    collections::HashMap,
     io,
-    os::{fd::OwnedFd, unix::ffi::OsStrExt, unix::net::UnixStream as StdStream},
-    path::PathBuf,
-    process::{Command, Stdio},
+    os::{unix::ffi::OsStrExt, unix::net::UnixStream as StdStream},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread,
     time::Instant,
 };
 
-use p2p::{codec::Wire, wire::announce::Class};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use scheduler::{LayerRange, ModelId, SessionId};
+use p2p::wire::announce::Class;
+use scheduler::{ModelId, SessionId};
 use tokio::{
-    io::{AsyncWriteExt, BufReader},
-    net::{
-        UnixStream,
-        unix::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    io::BufReader,
+    net::UnixStream,
     sync::{mpsc, oneshot},
 };
 
 use super::{
-    Body, Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession,
-    Output, PoisonGuard, Prompt, Ready, Source, Spec,
-    ipc::{self, Ask, Frame, Sampled, Tell},
+    Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
+    Prompt, Ready, Source, Spec,
+    child::Child,
+    ipc::{self, Ask, Frame, Tell},
+    shared::{Reply, Shared, lock, read_frames, write_frames},
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -50,93 +43,6 @@ const READ_BUFFER: usize = 64 << 10;
 pub struct Worker {
     frames: mpsc::Sender<Frame>,
     shared: Arc<Shared>,
-}
-
-/// What the handles and the reader task share.
-struct Shared {
-    child: Child,
-    guard: PoisonGuard,
-    alive: AtomicBool,
-    /// Whether we wanted the child to end.
-    dismissed: AtomicBool,
-    next_id: AtomicU64,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// Unanswered questions.
-    replies: HashMap<u64, oneshot::Sender<Result<Reply, Fault>>>,
-    /// Jobs under way: whose, and how many bytes.
-    jobs: HashMap<u64, (SessionId, usize)>,
-    queued_bytes: usize,
-    /// Open ranges by session and first layer: epoch and layers.
-    open: HashMap<(SessionId, u32), (u32, LayerRange)>,
-    /// Why the child is gone.
-    dead: Option<String>,
-}
-
-/// An answer to a question.
-struct Reply {
-    have: u32,
-    payload: Vec<u8>,
-}
-
-/// The child process, which may be signaled until it is reaped.
-struct Child {
-    pid: Pid,
-    reaped: Arc<Mutex<bool>>,
-}
-
-impl Child {
-    /// Starts `program worker` with `stdin`, from a thread that stays until the child has ended.
-    async fn start(program: PathBuf, stdin: OwnedFd) -> io::Result<Self> {
-        let (sender, receiver) = oneshot::channel();
-        thread::Builder::new().name("worker-wait".into()).spawn(move || {
-            let mut command = Command::new(program);
-            command.arg("worker").stdin(stdin).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
-            for name in ["RUST_LOG", "RUST_BACKTRACE"] {
-                if let Some(value) = std::env::var_os(name) {
-                    command.env(name, value);
-                }
-            }
-            let spawned = command.spawn();
-            // Its copy of the child's end of the pair would hide the child's death.
-            drop(command);
-            let mut child = match spawned {
-                Ok(child) => child,
-                Err(error) => return drop(sender.send(Err(error))),
-            };
-            let pid = Pid::from_child(&child);
-            let reaped = Arc::new(Mutex::new(false));
-            let unclaimed = sender.send(Ok(Self { pid, reaped: reaped.clone() })).is_err();
-            if unclaimed {
-                let _ = child.kill();
-            }
-            // Waiting without reaping keeps the process number taken until nobody can signal it any more.
-            while let Err(error) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
-                if error != rustix::io::Errno::INTR {
-                    break;
-                }
-            }
-            *lock(&reaped) = true;
-            let _ = child.wait();
-        })?;
-        receiver.await.unwrap_or_else(|_| Err(io::Error::other("the thread that starts workers ended")))
-    }
-
-    /// Ends it now, whatever it does.
-    fn kill(&self) {
-        let reaped = lock(&self.reaped);
-        if !*reaped {
-            let _ = kill_process(self.pid, Signal::KILL);
-        }
-    }
-}
-
-/// A panic elsewhere leaves these maps as consistent as they were.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Starts a worker, lets it load and measure, and connects it. Call it inside a tokio runtime.
@@ -192,6 +98,7 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
     Ok(ipc::Load {
         path,
         model: spec.model.map(|model| *model.as_bytes()),
+        exact: spec.class.map(|class| class == Class::D1),
         layers: spec.layers.iter().copied().map(ipc::pair).collect(),
         context: spec.context as u64,
         threads: spec.threads.map(|threads| threads as u32),
@@ -385,136 +292,5 @@ impl Worker {
             shortest = shortest.min(asked.elapsed().as_secs_f64() * 1e3);
         }
         Ok(shortest)
-    }
-}
-
-impl Shared {
-    fn fault(&self) -> Fault {
-        Fault::Dead(lock(&self.state).dead.clone().unwrap_or_else(|| "its stream ended".into()))
-    }
-
-    fn answer(&self, id: u64, reply: Result<Reply, Fault>) {
-        // Who asked may have gone meanwhile.
-        if let Some(sender) = lock(&self.state).replies.remove(&id) {
-            let _ = sender.send(reply);
-        }
-    }
-
-    fn job_done(&self, job: u64) {
-        let mut state = lock(&self.state);
-        if let Some((_, bytes)) = state.jobs.remove(&job) {
-            state.queued_bytes -= bytes;
-        }
-    }
-
-    /// What an answer means here; an output for the receiver, if it is one.
-    fn take(&self, tell: Tell, payload: Vec<u8>) -> io::Result<Option<Output>> {
-        match tell {
-            Tell::Pong { id } | Tell::Encoded { id } | Tell::Finished { id } => {
-                self.answer(id, Ok(Reply { have: 0, payload }));
-            }
-            Tell::Opened { id, have } => self.answer(id, Ok(Reply { have, payload })),
-            Tell::Refused { id, fault } => self.answer(id, Err(fault)),
-            Tell::Dropped { job } => self.job_done(job),
-            Tell::Closed { session, first } => {
-                lock(&self.state).open.remove(&(ipc::session(session), first));
-            }
-            Tell::Output(output) => {
-                self.job_done(output.job);
-                return checked(output, payload).map(Some);
-            }
-            Tell::Ready(_) | Tell::Failed { .. } => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "it loaded twice"));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The child is gone: suspects what it was doing, fails what waits, and returns an output for each open range.
-    fn bury(&self, why: String) -> Vec<Output> {
-        self.alive.store(false, Ordering::SeqCst);
-        let mut state = lock(&self.state);
-        let State { replies, jobs, open, .. } = std::mem::take(&mut *state);
-        state.dead = Some(why.clone());
-        drop(state);
-        if !self.dismissed.load(Ordering::SeqCst) {
-            let mut suspects: Vec<SessionId> = jobs.into_values().map(|job| job.0).collect();
-            suspects.sort_unstable();
-            suspects.dedup();
-            suspects.into_iter().for_each(|session| self.guard.suspect(session));
-        }
-        for sender in replies.into_values() {
-            let _ = sender.send(Err(Fault::Dead(why.clone())));
-        }
-        let failed = |((session, _), (epoch, layers))| Output {
-            session,
-            epoch,
-            layers,
-            from: 0,
-            rows: 0,
-            body: Body::Failed(format!("the worker is gone ({why})")),
-            compute_us: 0,
-            batched: 0,
-        };
-        open.into_iter().map(failed).collect()
-    }
-}
-
-fn checked(output: ipc::Output, payload: Vec<u8>) -> io::Result<Output> {
-    let body = match output.body {
-        ipc::Body::Nothing => Body::Nothing,
-        ipc::Body::NeedReplay { have } => Body::NeedReplay { have },
-        ipc::Body::Failed(why) => Body::Failed(why),
-        ipc::Body::Activations(wire) => {
-            let wire = Wire::from_u8(wire)
-                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "activations of no known form"))?;
-            Body::Activations(wire, payload)
-        }
-        ipc::Body::Sampled(sampled) => {
-            let Sampled { position, id, text, stop, ends_turn, bytes, logprob, top } = sampled;
-            Body::Sampled { position, id, text, stop, ends_turn, bytes, logprob, top }
-        }
-    };
-    Ok(Output {
-        session: ipc::session(output.session),
-        epoch: output.epoch,
-        layers: ipc::range(output.layers)?,
-        from: output.from,
-        rows: output.rows,
-        body,
-        compute_us: output.compute_us,
-        batched: output.batched,
-    })
-}
-
-/// Sends what is queued; ends when no handle is left or the child is gone.
-async fn write_frames(mut to: OwnedWriteHalf, mut queue: mpsc::Receiver<Frame>, shared: Arc<Shared>) {
-    while let Some(frame) = queue.recv().await {
-        if frame.send(&mut to).await.is_err() {
-            return;
-        }
-    }
-    shared.dismissed.store(true, Ordering::SeqCst);
-    let _ = to.shutdown().await;
-}
-
-/// Reads until the child is gone or talks nonsense, which ends it.
-async fn read_frames(mut from: BufReader<OwnedReadHalf>, outputs: mpsc::Sender<Output>, shared: Arc<Shared>) {
-    let why = loop {
-        let taken = match ipc::receive::<Tell>(&mut from).await {
-            Ok(Some((tell, payload))) => shared.take(tell, payload),
-            Ok(None) => break "its stream ended".to_string(),
-            Err(error) => Err(error),
-        };
-        match taken {
-            // Without a receiver the answer has no reader; the handles may still ask.
-            Ok(Some(output)) => drop(outputs.send(output).await),
-            Ok(None) => {}
-            Err(error) => break error.to_string(),
-        }
-    };
-    shared.child.kill();
-    for output in shared.bury(why) {
-        let _ = outputs.send(output).await;
     }
 }

@@ -21,9 +21,10 @@
 //! the worker waits); [`MAX_REPLIES`] questions unanswered; caches within [`Spec::kv_bytes`] (an opening beyond it is refused with what
 //! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame.
 //!
-//! Limits: a worker may read any file its user may read; memory beyond caches is bounded by the address space
+//! Limits: until its model is loaded a worker may read any file its user may read; memory beyond caches is bounded by the address space
 //! measured after loading, not by a promise of the model's size. Unix only.
 
+mod child;
 mod conductor;
 mod fold;
 mod handle;
@@ -34,6 +35,7 @@ mod probe;
 pub mod process;
 pub mod sandbox;
 mod session;
+mod shared;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -75,6 +77,9 @@ pub struct Spec {
     /// The model's hash, where it is known. Without it the worker hashes the file, which takes a second per gigabyte
     /// and is meaningless for a file with holes.
     pub model: Option<ModelId>,
+    /// What [`Ready::class`] of an earlier worker with this instruction set was; `None` to find out, which takes the
+    /// time of `shoal selftest`.
+    pub class: Option<Class>,
     /// What to load; none for all layers. Embedding and head come with the first and the last layer.
     pub layers: Vec<LayerRange>,
     /// Most positions a session may hold, cut to what the model was made for.
@@ -101,6 +106,7 @@ impl Spec {
         Self {
             source,
             model: None,
+            class: None,
             layers: Vec::new(),
             context: 4096,
             threads: None,

@@ -39,29 +39,34 @@ pub(super) struct Times {
 
 /// Runs some layers of `model` with made-up rows.
 pub(super) fn measure(model: &Loaded) -> Result<Times> {
-    // Of equally long ones, one without the head: its rows end as activations.
-    let longest = |shard: &&Shard| (shard.range().len(), !shard.ends().head);
-    let Some(shard) = model.shards.iter().max_by_key(longest) else {
-        return Ok(Times { decode_ms: LEAST_MS, prefill_ms: LEAST_MS, visit_ms: 0.0, head_ms: 0.0 });
+    // The head would add to the longer visit only, so its layer is left out.
+    let body = |shard: &Shard| shard.range().len() - u32::from(shard.ends().head);
+    let Some(shard) = model.shards.iter().max_by_key(|shard| body(shard)).filter(|shard| body(shard) > 0)
+    else {
+        return last_layer(model);
     };
     let chunk = CHUNK.min(model.context);
     let mut bench = Bench::new(shard, chunk)?;
-    let first = shard.range().start();
-    // The head would add to the longer visit only.
-    let body = shard.range().len() - u32::from(shard.ends().head && shard.range().len() > 1);
-    let few = body.min(FEW);
-    let (fixed, decode_ms) = fit(few, |n| bench.median(first, n, 1, Output::All))?;
+    let (first, few) = (shard.range().start(), body(shard).min(FEW));
+    let (visit_ms, decode_ms) = fit(few, |n| bench.median(first, n, 1, Output::All))?;
     let (_, chunk_ms) = fit(few, |n| bench.median(first, n, chunk, Output::All))?;
-    let head_ms = match model.shards.last() {
-        Some(last) if last.ends().head => {
-            let mut bench = Bench::new(last, 1)?;
-            let layer = last.range().end() - 1;
-            let with = bench.median(layer, 1, 1, Output::Last)?;
-            (with - bench.median(layer, 1, 1, Output::None)?).max(0.0)
+    let prefill_ms = (chunk_ms / chunk as f64).max(LEAST_MS);
+    let head_ms = match model.shards.last().filter(|last| last.ends().head) {
+        Some(last) => {
+            let with = Bench::new(last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
+            (with - visit_ms - decode_ms).max(0.0)
         }
-        _ => 0.0,
+        None => 0.0,
     };
-    Ok(Times { decode_ms, prefill_ms: (chunk_ms / chunk as f64).max(LEAST_MS), visit_ms: fixed, head_ms })
+    Ok(Times { decode_ms, prefill_ms, visit_ms, head_ms })
+}
+
+/// Of a model that has nothing but the last layer here: layer and head are measured together, and a prompt's token is
+/// taken to cost what a decoded one does.
+fn last_layer(model: &Loaded) -> Result<Times> {
+    let shard = &model.shards[0];
+    let both = Bench::new(shard, 1)?.median(shard.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
+    Ok(Times { decode_ms: both, prefill_ms: both, visit_ms: 0.0, head_ms: 0.0 })
 }
 
 /// Whether this machine computes the bits of profile `d1`.

@@ -67,10 +67,12 @@ pub fn run() -> Result<()> {
         }
     };
     let mut engine = Engine::new(&loaded, load.kv_bytes)?;
-    let ready = ready(&loaded, sandboxed)?;
+    let ready = ready(&loaded, load.exact, sandboxed)?;
     Frame::new(&Tell::Ready(ready), Vec::new())?.write(&mut writer)?;
-    sandbox::limit_memory(load.kv_bytes);
-    serve(&mut engine, &asks, &spawn_writer(writer)?)
+    let tells = spawn_writer(writer)?;
+    sandbox::limit_memory(load.kv_bytes, true);
+    sandbox::seal();
+    serve(&mut engine, &asks, &tells)
 }
 
 fn load_model(load: &Load) -> Result<Loaded> {
@@ -79,11 +81,11 @@ fn load_model(load: &Load) -> Result<Loaded> {
         None => 0,
     };
     // Mapped, packed, and as much again: a header that asks for more is hostile.
-    sandbox::limit_memory(file_bytes.saturating_mul(3));
+    sandbox::limit_memory(file_bytes.saturating_mul(3), false);
     Loaded::load(load)
 }
 
-fn ready(loaded: &Loaded, sandboxed: bool) -> Result<Ready> {
+fn ready(loaded: &Loaded, exact: Option<bool>, sandboxed: bool) -> Result<Ready> {
     let times = probe::measure(loaded)?;
     let blueprint = loaded.blueprint();
     Ok(Ready {
@@ -101,7 +103,7 @@ fn ready(loaded: &Loaded, sandboxed: bool) -> Result<Ready> {
         visit_ms: times.visit_ms,
         head_ms: times.head_ms,
         load_ms: loaded.load_ms,
-        exact: probe::is_exact(loaded)?,
+        exact: exact.map_or_else(|| probe::is_exact(loaded), Ok)?,
         sandboxed,
     })
 }

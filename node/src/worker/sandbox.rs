@@ -5,8 +5,10 @@
 //! gained; and the kernel kills the process when the daemon's thread that started it ends. Everywhere, resource limits forbid core dumps
 //! (they would hold prompts) and bound memory and open files.
 //!
-//! Limits: the filter is a list of what is denied, so the worker can still read files; outside Linux only the resource
-//! limits hold. A system without filters is reported, not refused: see [`super::Ready::sandboxed`].
+//! Once the model is loaded, [`seal`] denies opening files at all: what can be read then is what is mapped.
+//!
+//! Limits: the filter is a list of what is denied, so the worker can read files until it has loaded; outside Linux only
+//! the resource limits hold. A system without filters is reported, not refused: see [`super::Ready::sandboxed`].
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
@@ -19,8 +21,8 @@ const NICENESS: i32 = 10;
 
 /// Gives up what can be given up; call it first, with one thread. Returns whether the filter is in force.
 pub fn enter() -> bool {
-    lower(Resource::Core, 0);
-    lower(Resource::Nofile, MAX_FILES);
+    lower(Resource::Core, 0, true);
+    lower(Resource::Nofile, MAX_FILES, true);
     match confine() {
         Ok(confined) => confined,
         Err(why) => {
@@ -30,10 +32,17 @@ pub fn enter() -> bool {
     }
 }
 
-/// Lets `bytes` more than is used now be taken, and some slack.
-pub(super) fn limit_memory(bytes: u64) {
+/// Denies opening files from now on, in all threads. Call it when everything is loaded.
+pub fn seal() {
+    if let Err(why) = close_files() {
+        eprintln!("warning: worker: files can still be opened: {why}");
+    }
+}
+
+/// Lets `bytes` more than is used now be taken, and some slack; `for_good` if nothing may raise that again.
+pub(super) fn limit_memory(bytes: u64, for_good: bool) {
     if let Some(used) = address_space() {
-        lower(Resource::As, used.saturating_add(bytes).saturating_add(SLACK_BYTES));
+        lower(Resource::As, used.saturating_add(bytes).saturating_add(SLACK_BYTES), for_good);
     }
 }
 
@@ -44,10 +53,11 @@ pub(super) fn give_way() {
     }
 }
 
-/// Sets the soft limit, never above the hard one, which stays: the second bound on memory may be the higher one.
-fn lower(resource: Resource, to: u64) {
-    let maximum = getrlimit(resource).maximum;
-    let current = Some(maximum.map_or(to, |most| most.min(to)));
+/// Sets the soft limit, never above the hard one; `for_good` sets that too.
+fn lower(resource: Resource, to: u64, for_good: bool) {
+    let most = getrlimit(resource).maximum;
+    let current = Some(most.map_or(to, |most| most.min(to)));
+    let maximum = if for_good { current } else { most };
     if let Err(error) = setrlimit(resource, Rlimit { current, maximum }) {
         eprintln!("warning: worker: {error} when limiting {resource:?}");
     }
@@ -71,6 +81,20 @@ fn confine() -> Result<bool, String> {
     Ok(false)
 }
 
+#[cfg(not(target_os = "linux"))]
+fn close_files() -> Result<(), String> {
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn close_files() -> Result<(), String> {
+    let mut calls = vec![(libc::SYS_openat, Vec::new())];
+    #[cfg(target_arch = "x86_64")]
+    calls.push((libc::SYS_open, Vec::new()));
+    let program = compile(seccompiler::SeccompAction::Errno(libc::EPERM as u32), calls)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(|error| error.to_string())
+}
+
 #[cfg(target_os = "linux")]
 fn confine() -> Result<bool, String> {
     use rustix::process::{Signal, set_parent_process_death_signal};
@@ -88,13 +112,20 @@ fn install(
     answer: seccompiler::SeccompAction,
     rules: impl IntoIterator<Item = (i64, Vec<seccompiler::SeccompRule>)>,
 ) -> Result<(), String> {
-    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+    seccompiler::apply_filter(&compile(answer, rules)?).map_err(|error| error.to_string())
+}
 
+/// A filter that gives `answer` where a rule matches and allows the rest.
+#[cfg(target_os = "linux")]
+fn compile(
+    answer: seccompiler::SeccompAction,
+    rules: impl IntoIterator<Item = (i64, Vec<seccompiler::SeccompRule>)>,
+) -> Result<seccompiler::BpfProgram, String> {
     let machine = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
-    let filter = SeccompFilter::new(rules.into_iter().collect(), SeccompAction::Allow, answer, machine)
-        .map_err(|error| error.to_string())?;
-    let program: BpfProgram = filter.try_into().map_err(|error| format!("{error}"))?;
-    seccompiler::apply_filter(&program).map_err(|error| error.to_string())
+    let allow = seccompiler::SeccompAction::Allow;
+    seccompiler::SeccompFilter::new(rules.into_iter().collect(), allow, answer, machine)
+        .and_then(TryInto::try_into)
+        .map_err(|error| error.to_string())
 }
 
 /// What a worker never needs.

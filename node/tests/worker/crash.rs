@@ -129,6 +129,7 @@ fn load() -> Frame {
     let load = Load {
         path: None,
         model: None,
+        exact: Some(true),
         layers: vec![(0, 1)],
         context: 64,
         threads: Some(1),
@@ -241,5 +242,7 @@ fn the_sandbox_denies_what_a_worker_never_needs() {
     assert_eq!(core.split_whitespace().nth(4), Some("0"));
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
+    sandbox::seal();
+    assert_eq!(std::fs::read(&file).map_err(kind).err(), Some(denied));
     println!("the sandbox holds");
 }

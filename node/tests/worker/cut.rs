@@ -103,6 +103,17 @@ async fn cuts_over_two_workers_change_nothing_raw_or_rounded() {
 }
 
 #[tokio::test]
+async fn any_part_of_the_model_can_be_held_and_is_measured() {
+    let num_layers = Child::start(&[range(0, 1)]).await.ready.num_layers;
+    let last = range(num_layers - 1, num_layers);
+    for layers in [vec![last], vec![range(0, 1), last], vec![range(2, 4), last], vec![range(3, 4)]] {
+        let ready = Child::start(&layers).await.ready;
+        assert_eq!(ready.layers, layers);
+        assert!(ready.decode_ms > 0.0 && ready.prefill_ms > 0.0, "{ready:?}");
+    }
+}
+
+#[tokio::test]
 async fn rounding_changes_the_rows_that_leave_and_only_by_the_rule() {
     let model = model();
     let prompt = model.tokenizer.encode("Once upon a time", Encode::TEXT).unwrap();

@@ -15,7 +15,7 @@ use node::{
     model::Model,
     worker::{Body, Conduct, Job, JobInput, OpenSession, Output, Ready, Source, Spec, Want, Worker, spawn},
 };
-use p2p::codec::Wire;
+use p2p::{codec::Wire, wire::announce::Class};
 use scheduler::{LayerRange, SessionId};
 use shard::sample::SamplingParams;
 use tokio::sync::mpsc::Receiver;
@@ -27,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 fn spec(layers: &[LayerRange]) -> Spec {
     Spec {
         program: Some(env!("CARGO_BIN_EXE_shoal").into()),
+        class: Some(Class::D1),
         layers: layers.to_vec(),
         context: CONTEXT,
         threads: Some(1),

@@ -4,7 +4,6 @@ use node::{
     generate,
     worker::{Conduct, Fault, JobInput, Prompt, TextKind, Want},
 };
-use p2p::wire::announce::Class;
 use scheduler::SessionId;
 use serde_json::json;
 use shard::{sample::SamplingParams, tokenizer::Encode};
@@ -49,7 +48,7 @@ async fn decode(child: &mut Child, conduct: Conduct, most: usize) -> (Vec<(u32, 
 #[tokio::test]
 async fn a_worker_says_what_it_is_and_encodes_as_the_model_does() {
     let model = model();
-    let child = Child::start(&[]).await;
+    let child = Child::of(Spec { class: None, ..spec(&[]) }).await;
     let blueprint = model.shard.blueprint();
     assert_eq!(child.ready.num_layers as usize, blueprint.layers.len());
     assert_eq!(child.ready.layers, [range(0, child.ready.num_layers)]);

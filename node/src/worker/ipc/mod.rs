@@ -12,6 +12,8 @@
 //! [`MAX_META`] as well, since a length inside a message is as untrusted as the one in front of it. A frame beyond them,
 //! one with bytes left over or one that does not decode ends the connection, and with it the worker; the daemon goes on.
 
+mod message;
+
 use std::{
     ffi::OsStr,
     io::{self, Read, Write},
@@ -21,8 +23,9 @@ use std::{
 
 use bincode::{Decode, Encode, config};
 use scheduler::{LayerRange, SessionId};
-use shard::sample::SamplingParams;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+pub use message::*;
 
 /// Longest meta part: 64 stop strings of 4 KiB and 1024 logit biases fit.
 pub const MAX_META: usize = 512 << 10;
@@ -30,356 +33,6 @@ pub const MAX_META: usize = 512 << 10;
 pub const MAX_FRAME: usize = 16 << 20;
 /// Payloads up to this travel in one write with their meta part: copying them costs less than another system call.
 const ONE_WRITE: usize = 64 << 10;
-
-/// What the daemon says.
-#[derive(Clone, Debug, Encode, Decode)]
-pub enum Ask {
-    /// The first frame: which model, how.
-    Load(Load),
-    /// Answered by [`Tell::Pong`].
-    Ping {
-        /// Echoed.
-        id: u64,
-    },
-    /// Text to ids; the payload is the text. Answered by [`Tell::Encoded`].
-    Encode {
-        /// Echoed.
-        id: u64,
-        /// What the text is.
-        kind: TextKind,
-    },
-    /// Answered by [`Tell::Opened`]; the payload is the history of a conducting session, u32 ids.
-    Open {
-        /// Echoed.
-        id: u64,
-        /// For what.
-        open: Open,
-    },
-    /// A job; the payload is its input. Answered by [`Tell::Output`] or [`Tell::Dropped`].
-    Run(Run),
-    /// Forget positions from `to` on, in every range of the session.
-    Truncate {
-        /// Whose.
-        session: [u8; 16],
-        /// Positions to keep.
-        to: u32,
-    },
-    /// The text that is still held back, since nothing follows. Answered by [`Tell::Finished`].
-    Finish {
-        /// Echoed.
-        id: u64,
-        /// Whose.
-        session: [u8; 16],
-    },
-    /// Forget the session.
-    Close {
-        /// Which.
-        session: [u8; 16],
-    },
-}
-
-/// What the worker says.
-#[derive(Clone, Debug, Encode, Decode)]
-pub enum Tell {
-    /// The model is loaded and measured.
-    Ready(Ready),
-    /// The model cannot be loaded; the worker ends.
-    Failed {
-        /// Why.
-        why: String,
-    },
-    /// To [`Ask::Ping`].
-    Pong {
-        /// As asked.
-        id: u64,
-    },
-    /// To [`Ask::Encode`]; the payload is u32 ids.
-    Encoded {
-        /// As asked.
-        id: u64,
-    },
-    /// To [`Ask::Open`].
-    Opened {
-        /// As asked.
-        id: u64,
-        /// Positions still computed.
-        have: u32,
-    },
-    /// To [`Ask::Finish`]; the payload is text.
-    Finished {
-        /// As asked.
-        id: u64,
-    },
-    /// Instead of an answer to what had this id.
-    Refused {
-        /// As asked.
-        id: u64,
-        /// Why.
-        fault: Fault,
-    },
-    /// To [`Ask::Run`]; the payload is activations, if any.
-    Output(Output),
-    /// To [`Ask::Run`] of an epoch that is over.
-    Dropped {
-        /// As asked.
-        job: u64,
-    },
-    /// The session's range was idle for too long and is gone.
-    Closed {
-        /// Whose.
-        session: [u8; 16],
-        /// The first layer of the range.
-        first: u32,
-    },
-}
-
-/// See [`super::Spec`].
-#[derive(Clone, Debug, Encode, Decode)]
-pub struct Load {
-    /// The file's path in the system's own bytes; `None` for the embedded model.
-    pub path: Option<Vec<u8>>,
-    /// The model's hash, if it is known; the worker computes it otherwise.
-    pub model: Option<[u8; 32]>,
-    /// Start and end of the layers to load; none for all.
-    pub layers: Vec<(u32, u32)>,
-    /// Most positions of a session.
-    pub context: u64,
-    /// Compute threads.
-    pub threads: Option<u32>,
-    /// Instruction set.
-    pub isa: Option<String>,
-    /// Room for caches.
-    pub kv_bytes: u64,
-    /// Whether threads stay on their processor.
-    pub pin: bool,
-    /// Whether others go first.
-    pub nice: bool,
-}
-
-/// See [`super::Ready`].
-#[derive(Clone, Debug, Encode, Decode)]
-#[allow(missing_docs)]
-pub struct Ready {
-    pub model: [u8; 32],
-    pub name: String,
-    pub num_layers: u32,
-    pub layers: Vec<(u32, u32)>,
-    pub hidden: u32,
-    pub vocab: u32,
-    pub context: u32,
-    pub kv_bytes_per_layer_position: u64,
-    pub resident_bytes: u64,
-    pub decode_ms: f64,
-    pub prefill_ms: f64,
-    pub visit_ms: f64,
-    pub head_ms: f64,
-    pub load_ms: f64,
-    pub exact: bool,
-    pub sandboxed: bool,
-}
-
-/// What a text to encode is.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum TextKind {
-    /// A JSON array of messages for the chat template.
-    Chat {
-        /// A JSON array of tool descriptions.
-        tools: Option<String>,
-    },
-    /// Text as it is.
-    Raw {
-        /// Whether BOS goes in front, where the model wants one.
-        bos: bool,
-        /// Whether names of special tokens become those tokens.
-        special: bool,
-    },
-}
-
-/// See [`super::OpenSession`].
-#[derive(Clone, Debug, Encode, Decode)]
-#[allow(missing_docs)]
-pub struct Open {
-    pub session: [u8; 16],
-    pub epoch: u32,
-    pub layers: (u32, u32),
-    pub positions: u32,
-    pub at: u32,
-    pub wire: u8,
-    pub rounding: Vec<u32>,
-    pub conduct: Option<Conduct>,
-}
-
-/// See [`super::Conduct`]; the history is the payload.
-#[derive(Clone, Debug, Encode, Decode)]
-#[allow(missing_docs)]
-pub struct Conduct {
-    pub sampling: Sampling,
-    pub seed: u64,
-    pub stop: Vec<String>,
-    pub prompt_tokens: u32,
-}
-
-/// [`SamplingParams`], field by field.
-#[derive(Clone, Debug, Encode, Decode)]
-#[allow(missing_docs)]
-pub struct Sampling {
-    pub temperature: f32,
-    pub top_k: u64,
-    pub top_p: f32,
-    pub min_p: f32,
-    pub typical_p: f32,
-    pub repetition_penalty: f32,
-    pub presence_penalty: f32,
-    pub frequency_penalty: f32,
-    pub penalty_window: u64,
-    pub logit_bias: Vec<(u32, f32)>,
-    pub top_logprobs: u64,
-    pub logprobs: bool,
-}
-
-/// See [`super::Job`].
-#[derive(Clone, Debug, Encode, Decode)]
-#[allow(missing_docs)]
-pub struct Run {
-    pub job: u64,
-    pub session: [u8; 16],
-    pub epoch: u32,
-    pub layer: u32,
-    pub from: u32,
-    pub rows: u32,
-    /// `None` for token ids, else the form of the activations.
-    pub wire: Option<u8>,
-    pub want: Want,
-}
-
-/// What a job is to give.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum Want {
-    /// Nothing: caches are filled.
-    Nothing,
-    /// The rows after the last layer of the range.
-    Activations,
-    /// The token after the last row.
-    Sample,
-}
-
-/// See [`super::Output`].
-#[derive(Clone, Debug, Encode, Decode)]
-#[allow(missing_docs)]
-pub struct Output {
-    pub job: u64,
-    pub session: [u8; 16],
-    pub epoch: u32,
-    pub layers: (u32, u32),
-    pub from: u32,
-    pub rows: u32,
-    pub body: Body,
-    pub compute_us: u64,
-    pub batched: u32,
-}
-
-/// See [`super::Body`].
-#[derive(Clone, Debug, Encode, Decode)]
-#[allow(missing_docs)]
-pub enum Body {
-    Nothing,
-    Activations(u8),
-    Sampled(Sampled),
-    NeedReplay { have: u32 },
-    Failed(String),
-}
-
-/// The token after a position, as the session that conducts sees it.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
-pub struct Sampled {
-    /// Where it stands, the prompt included.
-    pub position: u32,
-    /// Its id.
-    pub id: u32,
-    /// Text that became certain with it, possibly empty.
-    pub text: String,
-    /// Whether it ends the text.
-    pub stop: bool,
-    /// Whether it is one of the model's own ends: then it is no part of the answer.
-    pub ends_turn: bool,
-    /// Its own bytes, when log-probabilities are asked for.
-    pub bytes: Vec<u8>,
-    /// Its log-probability, when asked for.
-    pub logprob: Option<f32>,
-    /// The likeliest tokens here, best first, when asked for.
-    pub top: Vec<Top>,
-}
-
-/// One of the likeliest tokens.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
-pub struct Top {
-    /// Its id.
-    pub id: u32,
-    /// Its bytes, not always whole characters.
-    pub bytes: Vec<u8>,
-    /// Natural logarithm of its probability.
-    pub logprob: f32,
-}
-
-/// Why a worker did not do what it was asked.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum Fault {
-    /// It cannot be done as asked; another request may work.
-    Refused(String),
-    /// The caches of open sessions leave too little room: close some, or ask another node.
-    NoRoom {
-        /// Bytes the session would need.
-        needed_bytes: u64,
-        /// Bytes that are free.
-        free_bytes: u64,
-    },
-    /// More is queued than the worker is allowed to have waiting: read outputs, then ask again.
-    Busy,
-    /// The session was being computed when two workers died: it fails instead of killing a third.
-    Poison,
-    /// The worker is gone, and everything it held: start another.
-    Dead(String),
-}
-
-impl From<&SamplingParams> for Sampling {
-    fn from(p: &SamplingParams) -> Self {
-        Self {
-            temperature: p.temperature,
-            top_k: p.top_k as u64,
-            top_p: p.top_p,
-            min_p: p.min_p,
-            typical_p: p.typical_p,
-            repetition_penalty: p.repetition_penalty,
-            presence_penalty: p.presence_penalty,
-            frequency_penalty: p.frequency_penalty,
-            penalty_window: p.penalty_window as u64,
-            logit_bias: p.logit_bias.clone(),
-            top_logprobs: p.top_logprobs as u64,
-            logprobs: p.logprobs,
-        }
-    }
-}
-
-impl From<Sampling> for SamplingParams {
-    /// Counts that do not fit become too large to pass validation.
-    fn from(s: Sampling) -> Self {
-        let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        Self {
-            temperature: s.temperature,
-            top_k: count(s.top_k),
-            top_p: s.top_p,
-            min_p: s.min_p,
-            typical_p: s.typical_p,
-            repetition_penalty: s.repetition_penalty,
-            presence_penalty: s.presence_penalty,
-            frequency_penalty: s.frequency_penalty,
-            penalty_window: count(s.penalty_window),
-            logit_bias: s.logit_bias,
-            top_logprobs: count(s.top_logprobs),
-            logprobs: s.logprobs,
-        }
-    }
-}
 
 /// A range as it travels.
 pub fn pair(layers: LayerRange) -> (u32, u32) {
@@ -537,6 +190,8 @@ pub async fn receive<M: Decode<()>>(from: &mut (impl AsyncRead + Unpin)) -> io::
 
 #[cfg(test)]
 mod tests {
+    use shard::{sample::SamplingParams, synthetic::Random};
+
     use super::*;
 
     fn bytes(frame: &Frame) -> Vec<u8> {
@@ -628,5 +283,37 @@ mod tests {
             logprobs: true,
         };
         assert_eq!(SamplingParams::from(Sampling::from(&params)), params);
+    }
+
+    #[test]
+    fn damaged_frames_are_refused_or_read_as_something_and_never_panic() {
+        let conduct = Conduct {
+            sampling: (&SamplingParams::default()).into(),
+            seed: 1,
+            stop: vec!["END".into()],
+            prompt_tokens: 2,
+        };
+        let open = Open {
+            session: [3; 16],
+            epoch: 1,
+            layers: (0, 4),
+            positions: 100,
+            at: 0,
+            wire: 0,
+            rounding: vec![2],
+            conduct: Some(conduct),
+        };
+        let good = bytes(&Frame::new(&Ask::Open { id: 1, open }, ids_to_bytes(&[1, 2])).unwrap());
+        let mut random = Random(11);
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let mut frame = good.clone();
+            for _ in 0..=random.next() % 3 {
+                let at = random.next() as usize % frame.len();
+                frame[at] ^= 1 << (random.next() % 8);
+            }
+            refused += usize::from(read::<Ask>(&mut frame.as_slice()).is_err());
+        }
+        assert!(refused > 1000, "{refused}");
     }
 }

@@ -1,0 +1,70 @@
+//! The child process itself: started, signaled, reaped.
+//!
+//! Linux kills a child with the *thread* that started it (that is what the child asks for), so a thread of its own
+//! starts each child and stays until the child has ended.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use tokio::sync::oneshot;
+
+use super::shared::lock;
+
+/// The child process, which may be signaled until it is reaped.
+pub(super) struct Child {
+    pub(super) pid: Pid,
+    reaped: Arc<Mutex<bool>>,
+}
+
+impl Child {
+    /// Starts `program worker` with `stdin`, from a thread that stays until the child has ended.
+    pub(super) async fn start(program: PathBuf, stdin: OwnedFd) -> io::Result<Self> {
+        let (sender, receiver) = oneshot::channel();
+        thread::Builder::new().name("worker-wait".into()).spawn(move || {
+            let mut command = Command::new(program);
+            command.arg("worker").stdin(stdin).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
+            for name in ["RUST_LOG", "RUST_BACKTRACE"] {
+                if let Some(value) = std::env::var_os(name) {
+                    command.env(name, value);
+                }
+            }
+            let spawned = command.spawn();
+            // Its copy of the child's end of the pair would hide the child's death.
+            drop(command);
+            let mut child = match spawned {
+                Ok(child) => child,
+                Err(error) => return drop(sender.send(Err(error))),
+            };
+            let pid = Pid::from_child(&child);
+            let reaped = Arc::new(Mutex::new(false));
+            let unclaimed = sender.send(Ok(Self { pid, reaped: reaped.clone() })).is_err();
+            if unclaimed {
+                let _ = child.kill();
+            }
+            // Waiting without reaping keeps the process number taken until nobody can signal it any more.
+            while let Err(error) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+                if error != rustix::io::Errno::INTR {
+                    break;
+                }
+            }
+            *lock(&reaped) = true;
+            let _ = child.wait();
+        })?;
+        receiver.await.unwrap_or_else(|_| Err(io::Error::other("the thread that starts workers ended")))
+    }
+
+    /// Ends it now, whatever it does.
+    pub(super) fn kill(&self) {
+        let reaped = lock(&self.reaped);
+        if !*reaped {
+            let _ = kill_process(self.pid, Signal::KILL);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What the handles of a worker share, and the two tasks that own its stream.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use p2p::codec::Wire;
+use scheduler::{LayerRange, SessionId};
+use tokio::{
+    io::{AsyncWriteExt, BufReader},
+    net::unix::{OwnedReadHalf, OwnedWriteHalf},
+    sync::{mpsc, oneshot},
+};
+
+use super::{
+    Body, Fault, Output, PoisonGuard,
+    child::Child,
+    ipc::{self, Frame, Sampled, Tell},
+};
+
+/// What the handles and the reader task share.
+pub(super) struct Shared {
+    pub(super) child: Child,
+    pub(super) guard: PoisonGuard,
+    pub(super) alive: AtomicBool,
+    /// Whether we wanted the child to end.
+    pub(super) dismissed: AtomicBool,
+    pub(super) next_id: AtomicU64,
+    pub(super) state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Unanswered questions.
+    pub(super) replies: HashMap<u64, oneshot::Sender<Result<Reply, Fault>>>,
+    /// Jobs under way: whose, and how many bytes.
+    pub(super) jobs: HashMap<u64, (SessionId, usize)>,
+    pub(super) queued_bytes: usize,
+    /// Open ranges by session and first layer: epoch and layers.
+    pub(super) open: HashMap<(SessionId, u32), (u32, LayerRange)>,
+    /// Why the child is gone.
+    pub(super) dead: Option<String>,
+}
+
+/// An answer to a question.
+pub(super) struct Reply {
+    pub(super) have: u32,
+    pub(super) payload: Vec<u8>,
+}
+
+/// A panic elsewhere leaves these maps as consistent as they were.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn fault(&self) -> Fault {
+        Fault::Dead(lock(&self.state).dead.clone().unwrap_or_else(|| "its stream ended".into()))
+    }
+
+    fn answer(&self, id: u64, reply: Result<Reply, Fault>) {
+        // Who asked may have gone meanwhile.
+        if let Some(sender) = lock(&self.state).replies.remove(&id) {
+            let _ = sender.send(reply);
+        }
+    }
+
+    fn job_done(&self, job: u64) {
+        let mut state = lock(&self.state);
+        if let Some((_, bytes)) = state.jobs.remove(&job) {
+            state.queued_bytes -= bytes;
+        }
+    }
+
+    /// What an answer means here; an output for the receiver, if it is one.
+    fn take(&self, tell: Tell, payload: Vec<u8>) -> io::Result<Option<Output>> {
+        match tell {
+            Tell::Pong { id } | Tell::Encoded { id } | Tell::Finished { id } => {
+                self.answer(id, Ok(Reply { have: 0, payload }));
+            }
+            Tell::Opened { id, have } => self.answer(id, Ok(Reply { have, payload })),
+            Tell::Refused { id, fault } => self.answer(id, Err(fault)),
+            Tell::Dropped { job } => self.job_done(job),
+            Tell::Closed { session, first } => {
+                lock(&self.state).open.remove(&(ipc::session(session), first));
+            }
+            Tell::Output(output) => {
+                self.job_done(output.job);
+                return checked(output, payload).map(Some);
+            }
+            Tell::Ready(_) | Tell::Failed { .. } => {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it loaded twice"));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The child is gone: suspects what it was doing, fails what waits, and returns an output for each open range.
+    fn bury(&self, why: String) -> Vec<Output> {
+        self.alive.store(false, Ordering::SeqCst);
+        let mut state = lock(&self.state);
+        let State { replies, jobs, open, .. } = std::mem::take(&mut *state);
+        state.dead = Some(why.clone());
+        drop(state);
+        if !self.dismissed.load(Ordering::SeqCst) {
+            let mut suspects: Vec<SessionId> = jobs.into_values().map(|job| job.0).collect();
+            suspects.sort_unstable();
+            suspects.dedup();
+            suspects.into_iter().for_each(|session| self.guard.suspect(session));
+        }
+        for sender in replies.into_values() {
+            let _ = sender.send(Err(Fault::Dead(why.clone())));
+        }
+        let failed = |((session, _), (epoch, layers))| Output {
+            session,
+            epoch,
+            layers,
+            from: 0,
+            rows: 0,
+            body: Body::Failed(format!("the worker is gone ({why})")),
+            compute_us: 0,
+            batched: 0,
+        };
+        open.into_iter().map(failed).collect()
+    }
+}
+
+fn checked(output: ipc::Output, payload: Vec<u8>) -> io::Result<Output> {
+    let body = match output.body {
+        ipc::Body::Nothing => Body::Nothing,
+        ipc::Body::NeedReplay { have } => Body::NeedReplay { have },
+        ipc::Body::Failed(why) => Body::Failed(why),
+        ipc::Body::Activations(wire) => {
+            let wire = Wire::from_u8(wire)
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "activations of no known form"))?;
+            Body::Activations(wire, payload)
+        }
+        ipc::Body::Sampled(sampled) => {
+            let Sampled { position, id, text, stop, ends_turn, bytes, logprob, top } = sampled;
+            Body::Sampled { position, id, text, stop, ends_turn, bytes, logprob, top }
+        }
+    };
+    Ok(Output {
+        session: ipc::session(output.session),
+        epoch: output.epoch,
+        layers: ipc::range(output.layers)?,
+        from: output.from,
+        rows: output.rows,
+        body,
+        compute_us: output.compute_us,
+        batched: output.batched,
+    })
+}
+
+/// Sends what is queued; ends when no handle is left or the child is gone.
+pub(super) async fn write_frames(
+    mut to: OwnedWriteHalf,
+    mut queue: mpsc::Receiver<Frame>,
+    shared: Arc<Shared>,
+) {
+    while let Some(frame) = queue.recv().await {
+        if frame.send(&mut to).await.is_err() {
+            return;
+        }
+    }
+    shared.dismissed.store(true, Ordering::SeqCst);
+    let _ = to.shutdown().await;
+}
+
+/// Reads until the child is gone or talks nonsense, which ends it.
+pub(super) async fn read_frames(
+    mut from: BufReader<OwnedReadHalf>,
+    outputs: mpsc::Sender<Output>,
+    shared: Arc<Shared>,
+) {
+    let why = loop {
+        let taken = match ipc::receive::<Tell>(&mut from).await {
+            Ok(Some((tell, payload))) => shared.take(tell, payload),
+            Ok(None) => break "its stream ended".to_string(),
+            Err(error) => Err(error),
+        };
+        match taken {
+            // Without a receiver the answer has no reader; the handles may still ask.
+            Ok(Some(output)) => drop(outputs.send(output).await),
+            Ok(None) => {}
+            Err(error) => break error.to_string(),
+        }
+    };
+    shared.child.kill();
+    for output in shared.bury(why) {
+        let _ = outputs.send(output).await;
+    }
+}
