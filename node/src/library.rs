@@ -7,6 +7,7 @@ use std::{
     env, fs, io,
     io::Write,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use serde_json::{Value, json};
@@ -30,6 +31,8 @@ pub struct Entry {
     pub id: String,
     /// The file's length then.
     pub bytes: u64,
+    /// When the file was last written then, in milliseconds of Unix time; `None` where that is not known.
+    pub modified_ms: Option<u64>,
 }
 
 /// The list of named files.
@@ -59,7 +62,10 @@ pub fn open(model: &str) -> Result<Gguf> {
     }
     let library = Library::load(&home()?)?;
     match library.get(model) {
-        Some(entry) => open_file(&entry.path),
+        Some(entry) => {
+            entry.check_unchanged()?;
+            open_file(&entry.path)
+        }
         None => Err(Error::usage(format!(
             "no model is called \"{model}\" here; known: {}",
             std::iter::once(DEFAULT_MODEL)
@@ -195,13 +201,56 @@ impl Entry {
             path: value["path"].as_str()?.into(),
             id: value["id"].as_str()?.into(),
             bytes: value["bytes"].as_u64()?,
+            modified_ms: value["modified_ms"].as_u64(),
         })
+    }
+
+    /// Refuses a file that is not the one that was added: its hash is the model's name, and answers under a wrong name
+    /// would be taken for lies. Only a file that was written since is read and hashed again.
+    ///
+    /// # Errors
+    /// What changed, and what to do; nothing about a file that is gone, which opening reports.
+    fn check_unchanged(&self) -> Result<()> {
+        let Ok(found) = fs::metadata(&self.path) else { return Ok(()) };
+        let same_length = found.len() == self.bytes;
+        if same_length && self.modified_ms.is_some() && modified_ms(&found) == self.modified_ms {
+            return Ok(());
+        }
+        if same_length && hash_file(&self.path, |file| file)? == self.id {
+            return Ok(());
+        }
+        Err(Error::usage(format!(
+            "{} has changed since it was added as \"{}\"; run `shoal model rm {}` and add it again",
+            self.path.display(),
+            self.name,
+            self.name
+        )))
     }
 
     /// The entry as `shoal model list --json` prints it.
     pub fn to_json(&self) -> Value {
-        json!({"name": self.name, "path": self.path.to_string_lossy(), "id": self.id, "bytes": self.bytes})
+        json!({
+            "name": self.name,
+            "path": self.path.to_string_lossy(),
+            "id": self.id,
+            "bytes": self.bytes,
+            "modified_ms": self.modified_ms,
+        })
     }
+}
+
+/// When a file was last written, in milliseconds of Unix time.
+pub fn modified_ms(file: &fs::Metadata) -> Option<u64> {
+    let since = file.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_millis()).ok()
+}
+
+/// BLAKE3 of a file in hex, read through what `wrap` makes of it.
+pub fn hash_file<R: io::Read>(path: &Path, wrap: impl FnOnce(fs::File) -> R) -> Result<String> {
+    let file = fs::File::open(path).map_err(|e| shard::Error::io(path, e))?;
+    let mut hasher = blake3::Hasher::new();
+    io::copy(&mut wrap(file), &mut hasher).map_err(|e| shard::Error::io(path, e))?;
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 #[cfg(test)]
@@ -209,7 +258,13 @@ mod tests {
     use super::*;
 
     fn entry(name: &str) -> Entry {
-        Entry { name: name.into(), path: "/models/a.gguf".into(), id: "00".into(), bytes: 1 }
+        Entry {
+            name: name.into(),
+            path: "/models/a.gguf".into(),
+            id: "00".into(),
+            bytes: 1,
+            modified_ms: Some(5),
+        }
     }
 
     #[test]
@@ -233,6 +288,34 @@ mod tests {
             assert!(check_name(name).is_err(), "{name:?}");
         }
         assert!(check_name("llama3.2:1b-q4_0").is_ok());
+    }
+
+    #[test]
+    fn a_file_that_changed_is_noticed_by_its_hash() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        fs::write(&path, "one").unwrap();
+        let id = blake3::hash(b"one").to_hex().to_string();
+        let of = |modified_ms| Entry {
+            name: "a".into(),
+            path: path.clone(),
+            id: id.clone(),
+            bytes: 3,
+            modified_ms,
+        };
+        let now = modified_ms(&fs::metadata(&path).unwrap());
+        assert!(now.is_some());
+        of(now).check_unchanged().unwrap();
+        // Touched, or added before times were kept: the hash decides.
+        of(Some(1)).check_unchanged().unwrap();
+        of(None).check_unchanged().unwrap();
+        fs::write(&path, "two").unwrap();
+        assert!(of(Some(1)).check_unchanged().unwrap_err().to_string().contains("has changed"));
+        assert!(of(None).check_unchanged().is_err());
+        fs::write(&path, "three").unwrap();
+        assert!(of(modified_ms(&fs::metadata(&path).unwrap())).check_unchanged().is_err(), "another length");
+        fs::remove_file(&path).unwrap();
+        of(now).check_unchanged().unwrap();
     }
 
     #[test]

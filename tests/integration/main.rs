@@ -4,4 +4,6 @@
 mod candle;
 mod cli;
 mod convert;
+mod privacy;
 mod repo;
+mod wire;

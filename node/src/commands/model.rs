@@ -1,6 +1,6 @@
 //! `shoal model`: the names this machine knows, and what a file holds.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use serde_json::{Map, Value, json};
 use shard::{
@@ -31,15 +31,27 @@ pub(super) fn run(command: ModelCommand) -> Result<()> {
 
 fn list(json: bool) -> Result<()> {
     let (id, bytes) = library::embedded();
-    let embedded = Entry { name: DEFAULT_MODEL.into(), path: "(inside the binary)".into(), id, bytes };
+    let embedded = Entry {
+        name: DEFAULT_MODEL.into(),
+        path: "(inside the binary)".into(),
+        id,
+        bytes,
+        modified_ms: None,
+    };
     let library = Library::load(&library::home()?)?;
     let all = std::iter::once(&embedded).chain(library.entries());
+    let missing = |entry: &Entry| entry.name != DEFAULT_MODEL && !entry.path.is_file();
     if json {
-        return output::json_line(&all.map(Entry::to_json).collect());
+        let with_state = |entry: &Entry| {
+            let mut line = entry.to_json();
+            line["missing"] = json!(missing(entry));
+            line
+        };
+        return output::json_line(&all.map(with_state).collect());
     }
     say!("{:24} {:>11}  {:12}  FILE", "NAME", "SIZE", "ID");
     for entry in all {
-        let gone = if entry.name == DEFAULT_MODEL || entry.path.is_file() { "" } else { "  (missing)" };
+        let gone = if missing(entry) { "  (missing)" } else { "" };
         let (name, size, id) = (&entry.name, human_bytes(entry.bytes), &entry.id[..12.min(entry.id.len())]);
         say!("{name:24} {size:>11}  {id:12}  {}{gone}", entry.path.display());
     }
@@ -52,12 +64,12 @@ fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
     Blueprint::from_gguf(&gguf)?;
     let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let bytes = gguf.file_len();
+    // Before the hash: a file that is written meanwhile then looks changed, and not the other way around.
+    let modified_ms = fs::metadata(&path).ok().as_ref().and_then(library::modified_ms);
     let bar = output::progress(bytes, "hashing", true);
-    let mut hasher = blake3::Hasher::new();
-    let mut reader = bar.wrap_read(fs::File::open(&path)?);
-    io::copy(&mut reader, &mut hasher)?;
+    let id = library::hash_file(&path, |file| bar.wrap_read(file))?;
     bar.finish_and_clear();
-    let entry = Entry { name: name.unwrap_or(stem), path, id: hasher.finalize().to_hex().to_string(), bytes };
+    let entry = Entry { name: name.unwrap_or(stem), path, id, bytes, modified_ms };
     Library::change(&library::home()?, |library| library.add(entry.clone()))?;
     if json {
         return output::json_line(&entry.to_json());
