@@ -10,6 +10,7 @@ use std::{
     env, fs, io,
     io::Write,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use p2p::blob::GroupSet;
@@ -42,6 +43,8 @@ pub struct Entry {
     pub shared: bool,
     /// The mirrors it was pulled from.
     pub from: Vec<String>,
+    /// When the file was last written then, in milliseconds of Unix time; `None` where that is not known.
+    pub modified_ms: Option<u64>,
 }
 
 /// The list of named files.
@@ -75,11 +78,16 @@ pub fn open(model: &str) -> Result<Gguf> {
     let home = home()?;
     let library = Library::load(&home)?;
     let entry = library.find(model)?;
-    if content::present(&home, entry)?.is_some_and(|have| have.len() != have.groups()) {
-        return Err(Error::usage(format!(
-            "only a part of {} is here; `shoal model pull {}` fetches the rest",
-            entry.name, entry.name
-        )));
+    match content::present(&home, entry)? {
+        Some(have) if have.len() != have.groups() => {
+            return Err(Error::usage(format!(
+                "only a part of {} is here; `shoal model pull {}` fetches the rest",
+                entry.name, entry.name
+            )));
+        }
+        // What was pulled was checked group by group.
+        Some(_) => {}
+        None => entry.check_unchanged()?,
     }
     open_file(&entry.path)
 }
@@ -280,7 +288,30 @@ impl Entry {
                 .as_array()
                 .map(|list| list.iter().filter_map(|url| Some(url.as_str()?.to_owned())).collect())
                 .unwrap_or_default(),
+            modified_ms: value["modified_ms"].as_u64(),
         })
+    }
+
+    /// Refuses a file that is not the one that was added: its hash is the model's name, and answers under a wrong name
+    /// would be taken for lies. Only a file that was written since is read and hashed again.
+    ///
+    /// # Errors
+    /// What changed, and what to do; nothing about a file that is gone, which opening reports.
+    fn check_unchanged(&self) -> Result<()> {
+        let Ok(found) = fs::metadata(&self.path) else { return Ok(()) };
+        let same_length = found.len() == self.bytes;
+        if same_length && self.modified_ms.is_some() && modified_ms(&found) == self.modified_ms {
+            return Ok(());
+        }
+        if same_length && hash_file(&self.path, |file| file)? == self.id {
+            return Ok(());
+        }
+        Err(Error::usage(format!(
+            "{} has changed since it was added as \"{}\"; run `shoal model rm {}` and add it again",
+            self.path.display(),
+            self.name,
+            self.name
+        )))
     }
 
     /// The entry as `shoal model list --json` prints it.
@@ -292,6 +323,7 @@ impl Entry {
             "bytes": self.bytes,
             "shared": self.shared,
             "from": self.from,
+            "modified_ms": self.modified_ms,
         })
     }
 
@@ -299,6 +331,20 @@ impl Entry {
     pub fn model(&self) -> Option<ModelId> {
         content::parse_id(&self.id)
     }
+}
+
+/// When a file was last written, in milliseconds of Unix time.
+pub fn modified_ms(file: &fs::Metadata) -> Option<u64> {
+    let since = file.modified().ok()?.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    u64::try_from(since.as_millis()).ok()
+}
+
+/// BLAKE3 of a file in hex, read through what `wrap` makes of it.
+pub fn hash_file<R: io::Read>(path: &Path, wrap: impl FnOnce(fs::File) -> R) -> Result<String> {
+    let file = fs::File::open(path).map_err(|e| shard::Error::io(path, e))?;
+    let mut hasher = blake3::Hasher::new();
+    io::copy(&mut wrap(file), &mut hasher).map_err(|e| shard::Error::io(path, e))?;
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 #[cfg(test)]
@@ -314,6 +360,7 @@ mod tests {
             bytes: 1,
             shared: true,
             from,
+            modified_ms: Some(5),
         }
     }
 
@@ -338,6 +385,36 @@ mod tests {
             assert!(check_name(name).is_err(), "{name:?}");
         }
         assert!(check_name("llama3.2:1b-q4_0").is_ok());
+    }
+
+    #[test]
+    fn a_file_that_changed_is_noticed_by_its_hash() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        fs::write(&path, "one").unwrap();
+        let id = blake3::hash(b"one").to_hex().to_string();
+        let of = |modified_ms| Entry {
+            name: "a".into(),
+            path: path.clone(),
+            id: id.clone(),
+            bytes: 3,
+            shared: false,
+            from: Vec::new(),
+            modified_ms,
+        };
+        let now = modified_ms(&fs::metadata(&path).unwrap());
+        assert!(now.is_some());
+        of(now).check_unchanged().unwrap();
+        // Touched, or added before times were kept: the hash decides.
+        of(Some(1)).check_unchanged().unwrap();
+        of(None).check_unchanged().unwrap();
+        fs::write(&path, "two").unwrap();
+        assert!(of(Some(1)).check_unchanged().unwrap_err().to_string().contains("has changed"));
+        assert!(of(None).check_unchanged().is_err());
+        fs::write(&path, "three").unwrap();
+        assert!(of(modified_ms(&fs::metadata(&path).unwrap())).check_unchanged().is_err(), "another length");
+        fs::remove_file(&path).unwrap();
+        of(now).check_unchanged().unwrap();
     }
 
     #[test]

@@ -148,6 +148,7 @@ fn models_are_added_listed_inspected_and_forgotten() {
     assert_eq!(names(&list), ["minnow", "tiny"]);
     assert_eq!(list[1]["id"], added["id"]);
     assert_eq!(added["id"], blake3_of(&fixture("qwen2")));
+    assert_eq!(list[1]["missing"], false);
     let report = shoal.json(["model", "inspect", "tiny", "--json", "--tensors"], "");
     assert_eq!((&report["architecture"], &report["runs_here"]), (&json!("qwen2"), &json!(true)));
     assert_eq!(report["tensor_list"].as_array().unwrap().len() as u64, report["tensors"].as_u64().unwrap());
@@ -155,6 +156,29 @@ fn models_are_added_listed_inspected_and_forgotten() {
     let (code, error) = shoal.fails(["run", "--model", "tiny", "hello"], "");
     assert_eq!(code, 2);
     assert!(error.contains("minnow"), "{error}");
+}
+
+#[test]
+fn a_named_file_that_changed_or_is_gone_is_not_taken_for_the_model() {
+    let shoal = Shoal::new();
+    let file = shoal.home().join("mine.gguf");
+    let path = file.to_str().unwrap();
+    fs::copy(fixture("qwen2"), &file).unwrap();
+    shoal.ok(["model", "add", path], "");
+    let eval = ["eval", "--model", "mine", "--tokens", "1 2 3", "--json"];
+    let before = shoal.json(eval, "");
+    // Written anew with the same bytes: the same model.
+    fs::write(&file, fs::read(fixture("qwen2")).unwrap()).unwrap();
+    assert_eq!(shoal.json(eval, "")["logit"], before["logit"]);
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let (code, error) = shoal.fails(eval, "");
+    assert_eq!(code, 2);
+    assert!(error.contains("has changed") && error.contains("model rm mine"), "{error}");
+    fs::remove_file(&file).unwrap();
+    assert_eq!(shoal.json(["model", "list", "--json"], "")[1]["missing"], true);
+    assert!(shoal.fails(eval, "").1.contains("mine.gguf"));
 }
 
 fn blake3_of(path: &str) -> String {

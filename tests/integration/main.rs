@@ -5,6 +5,8 @@ mod candle;
 mod cli;
 mod convert;
 mod failover;
+mod privacy;
 mod pull;
 mod repo;
 mod swarm;
+mod wire;

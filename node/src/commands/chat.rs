@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::{
     request,
     run::{show_json, show_text, summary_json, summary_text},
+    utf8,
 };
 use crate::{
     Error, Result,
@@ -170,9 +171,9 @@ impl Lines {
     fn next(&mut self) -> Result<Option<String>> {
         match self {
             Self::Plain => {
-                let mut line = String::new();
-                let read = io::stdin().lock().read_line(&mut line)?;
-                Ok((read > 0).then_some(line))
+                let mut line = Vec::new();
+                let read = io::stdin().lock().read_until(b'\n', &mut line)?;
+                if read == 0 { Ok(None) } else { utf8(line, "a line of standard input").map(Some) }
             }
             Self::Editor(editor) => match editor.readline("> ") {
                 Ok(line) => {

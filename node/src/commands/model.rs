@@ -37,13 +37,17 @@ fn list(json: bool) -> Result<()> {
         bytes,
         shared: false,
         from: Vec::new(),
+        modified_ms: None,
     };
     let home = library::home()?;
     let library = Library::load(&home)?;
     if json {
-        let mut all = vec![embedded.to_json()];
+        let mut first = embedded.to_json();
+        first["missing"] = json!(false);
+        let mut all = vec![first];
         for entry in library.entries() {
             let mut value = entry.to_json();
+            value["missing"] = json!(!entry.path.is_file());
             if let Some(have) = content::present(&home, entry)? {
                 value["present_bytes"] = json!(have.bytes(entry.bytes));
             }

@@ -124,6 +124,8 @@ pub fn register(
     shared: bool,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Entry> {
+    // Before the hash: a file that is written meanwhile then looks changed, and not the other way around.
+    let modified_ms = fs::metadata(path).ok().as_ref().and_then(crate::library::modified_ms);
     let (tree, encoded) = Outboard::make(path, progress)?;
     let folder = folder(home, tree.id());
     fs::create_dir_all(&folder).map_err(|e| shard::Error::io(&folder, e))?;
@@ -135,6 +137,7 @@ pub fn register(
         bytes: tree.bytes(),
         shared,
         from: Vec::new(),
+        modified_ms,
     };
     Library::change(home, |library| library.add(entry.clone()))?;
     Ok(entry)

@@ -151,6 +151,7 @@ pub async fn prepare(
         bytes: tree.bytes(),
         shared: known.is_none_or(|entry| entry.shared),
         from: known.map(|entry| entry.from.clone()).unwrap_or_default(),
+        modified_ms: None,
     };
     crate::library::check_name(&entry.name)?;
     for url in &ask.from {
@@ -360,6 +361,7 @@ pub async fn fetch_plain(ask: &Ask, on: &mut (dyn FnMut(Step, u64, u64) -> bool 
         bytes,
         shared: true,
         from: ask.from.clone(),
+        modified_ms: None,
     };
     Library::change(&ask.home, |library| library.add(entry.clone()))?;
     // What is left there are a lock and a state that mean nothing any more.
