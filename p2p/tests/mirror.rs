@@ -219,8 +219,8 @@ async fn a_mirror_and_a_peer_are_both_used_at_once() {
     let site = Site::new(96 * G);
     let Some(server) = nginx(site.root.path()) else { return };
     let home = TempDir::new().unwrap();
-    // Together at 20 MB/s: whoever comes first cannot take everything before the other has begun.
-    let options = Options { pace: Arc::new(Pace::new(Some(20_000_000))), ..site.all() };
+    // Together at 5 MB/s: whoever comes first cannot take everything before the other has begun.
+    let options = Options { pace: Arc::new(Pace::new(Some(5_000_000))), ..site.all() };
     let mut sources = [http(&server.url("m.gguf")), site.peer(), http(&server.url("slow/m.gguf"))];
     let (report, _) = site.pull(&home, &mut sources, &options).await;
     let report = report.unwrap();
@@ -283,12 +283,12 @@ async fn a_plain_download_is_resumed_where_it_was_flushed() {
     let stopped = plain::fetch(home.path(), &url, &options(None), &mut |done, _| done < 10 * G).await;
     assert!(matches!(stopped, Err(Error::Stopped)), "{stopped:?}");
     let mut first = None;
-    let complete = plain::fetch(home.path(), &url, &options(None), &mut |done, all| {
+    let mut hear = |done, all| {
         assert_eq!(all, site.tree.bytes());
         first.get_or_insert(done);
         true
-    });
-    let complete = complete.await.unwrap();
+    };
+    let complete = plain::fetch(home.path(), &url, &options(None), &mut hear).await.unwrap();
     assert!(first.unwrap() > 10 * G, "it went on from where it was");
     assert!(fs::read(&complete.path).unwrap() == site.data);
     drop(complete);

@@ -143,8 +143,9 @@ async fn one_peer_gives_everything_and_the_record_survives() {
 #[tokio::test]
 async fn two_peers_are_both_used() {
     let mut bench = Bench::new(64 * G);
-    // Both are held to the same pace by the small pipe between; neither can be done before the other began.
-    let report = bench.pull(vec![bench.peer("a", None), bench.peer("b", None)], &bench.all()).await.unwrap();
+    // Together at 8 MB/s: neither can be done before the other has begun.
+    let options = Options { pace: Arc::new(Pace::new(Some(8_000_000))), ..bench.all() };
+    let report = bench.pull(vec![bench.peer("a", None), bench.peer("b", None)], &options).await.unwrap();
     assert!(report.by_source.iter().all(|(_, bytes)| *bytes >= 4 * GROUP_BYTES), "{report:?}");
     bench.assert_whole();
 }
