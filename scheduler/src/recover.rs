@@ -2,7 +2,8 @@
 //!
 //! Being late is not being dead. A late stage is *hedged*: its shadow gets the same frame and the first answer wins;
 //! since all honest nodes compute the same bits, hedging risks nothing, and a difference is evidence. Hedges are
-//! paid from a bucket of one per twenty steps, so a slow swarm is not loaded double. A dead stage is *switched* to
+//! paid from a bucket of one per twenty steps, so a slow swarm is not loaded double. Where nobody can be hedged with, the
+//! frame is sent to the same stage once more, which costs less than moving away from a node whose packet was lost. A dead stage is *switched* to
 //! its shadow (warm) or its cover (replayed from the requester's log), else the rest of the request is *rerouted*
 //! without the nodes that failed. Everything has a budget, so every request ends.
 //!
@@ -67,7 +68,7 @@ pub enum GiveUp {
 /// The next move.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Recovery {
-    /// Nothing yet.
+    /// Stay: go on with the next step, or send the frame of this one once more.
     Wait,
     /// Send the pending frame to this node too.
     Hedge(NodeId),
@@ -114,7 +115,7 @@ impl Budget {
         self.hedges = (self.hedges + 1.0 / STEPS_PER_HEDGE).min(MOST_HEDGES);
     }
 
-    /// The next move after `failure`. `hedged` says that this step has been hedged already.
+    /// The next move after `failure`. `hedged` says that this step has been hedged, or its frame sent again, already.
     pub fn next(&mut self, failure: Failure, options: &Options, hedged: bool) -> Recovery {
         match failure {
             Failure::Crashed => {
@@ -131,10 +132,13 @@ impl Budget {
                 };
             }
             Failure::Late if !hedged => {
-                if let Some(shadow) = options.shadow.filter(|_| self.hedges >= 1.0) {
-                    self.hedges -= 1.0;
-                    return Recovery::Hedge(shadow.node);
-                }
+                return match options.shadow.filter(|_| self.hedges >= 1.0) {
+                    Some(shadow) => {
+                        self.hedges -= 1.0;
+                        Recovery::Hedge(shadow.node)
+                    }
+                    None => Recovery::Wait,
+                };
             }
             _ => {}
         }
@@ -176,13 +180,20 @@ impl Budget {
 pub struct Detector {
     /// Time per token and step, as a round trip with variation: its p99 bounds ordinary steps.
     step: RoundTrip,
+    /// The same over ordinary steps only: what jitter alone explains is not slowness.
+    ordinary: RoundTrip,
     baseline: Ema,
     slow_steps: u32,
 }
 
 impl Default for Detector {
     fn default() -> Self {
-        Self { step: RoundTrip::default(), baseline: Ema::new(crate::latency::SPEED_TAU_MS), slow_steps: 0 }
+        Self {
+            step: RoundTrip::default(),
+            ordinary: RoundTrip::default(),
+            baseline: Ema::new(crate::latency::SPEED_TAU_MS),
+            slow_steps: 0,
+        }
     }
 }
 
@@ -201,16 +212,19 @@ impl Detector {
     /// Notes a step that took `ms` for one token.
     pub fn note(&mut self, now: Millis, ms: f64) {
         let usual = self.baseline.value();
-        if usual.is_some_and(|usual| ms > 3.0 * usual) {
+        let jitter = self.ordinary.p99_ms().unwrap_or(f64::INFINITY);
+        if usual.is_some_and(|usual| ms > 3.0 * usual) && ms > jitter {
             self.slow_steps += 1;
         } else {
             self.slow_steps = 0;
             self.baseline.add(now, ms);
+            self.ordinary.add(ms);
         }
         self.step.add(ms);
     }
 
-    /// Whether it has been over three times slower than it used to be for eight steps running.
+    /// Whether it has been over three times slower than it used to be, and slower than it ever is by chance, for eight
+    /// steps running. Without the second, the jitter of a long way moved requests off healthy nodes.
     pub fn is_gray(&self) -> bool {
         self.slow_steps >= GRAY_STEPS
     }
@@ -237,7 +251,8 @@ mod tests {
         assert_eq!(budget.next(Failure::Closed, &both(), false), Recovery::Switch(vec![segment(1)]));
         let cover = Options { shadow: None, ..both() };
         assert_eq!(budget.next(Failure::Refused, &cover, false), Recovery::Switch(vec![segment(2)]));
-        assert_eq!(budget.next(Failure::Late, &Options::default(), false), Recovery::Retry);
+        assert_eq!(budget.next(Failure::Late, &Options::default(), false), Recovery::Wait);
+        assert_eq!(budget.next(Failure::Late, &Options::default(), true), Recovery::Retry);
         assert_eq!(budget.next(Failure::Closed, &Options::default(), false), Recovery::Reroute);
         assert_eq!(budget.next(Failure::Gray, &cover, false), Recovery::Wait);
         assert_eq!(budget.next(Failure::Misrouted, &both(), false), Recovery::Switch(vec![segment(1)]));
@@ -286,5 +301,19 @@ mod tests {
         assert!(stage.is_gray() && stage.patience_ms(1, 0.0) > 500);
         stage.note(Millis(3_100), 21.0);
         assert!(!stage.is_gray());
+    }
+
+    /// Steps of 5 to 65 ms that begin, by chance, with the quick ones.
+    #[test]
+    fn jitter_is_not_slowness() {
+        let mut stage = Detector::default();
+        let mut chance = crate::chance::Chance::new(3);
+        (0..5).for_each(|t| stage.note(Millis(t * 50), 6.0 + t as f64));
+        for t in 5..10_000 {
+            stage.note(Millis(t * 50), chance.between(5.0, 65.0));
+            assert!(!stage.is_gray(), "step {t}");
+        }
+        (0..8).for_each(|t| stage.note(Millis(600_000 + t * 400), 350.0));
+        assert!(stage.is_gray());
     }
 }

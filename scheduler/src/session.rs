@@ -559,7 +559,10 @@ impl Session {
         let hedged = self.hedged || self.phase != Phase::Stepping;
         let next = self.budget.next(failure, &options, hedged);
         match next {
-            Recovery::Wait => self.send_missing(now, actions),
+            Recovery::Wait => {
+                self.hedged |= failure == Failure::Late;
+                self.send_missing(now, actions);
+            }
             Recovery::Hedge(shadow) => {
                 let known = self.known();
                 let (from, to) = (self.stages[at].done.min(known - 1), self.logged(at).min(known));

@@ -1,4 +1,4 @@
-//! `storm [--seed N] [--seeds K] [--calm]`
+//! `storm [--seed N] [--seeds K] [--calm | --soak | --soak-datagrams]`
 //!
 //! Tells K storms from seed N on, two threads at a time; prints the drawn options of every storm in which anything
 //! happened that must not, and the sums. Exits with 1 if there was any. With one seed it prints the report as well.
@@ -12,31 +12,35 @@ use simulations::storm::{self, Options, Report};
 const THREADS: u64 = 2;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (mut seed, mut seeds, mut calm) = (0u64, 1u64, false);
+    let (mut seed, mut seeds) = (0u64, 1u64);
+    let mut draw: fn(u64) -> Options = Options::draw;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--seed" => seed = args.next().ok_or("--seed needs a value")?.parse()?,
             "--seeds" => seeds = args.next().ok_or("--seeds needs a value")?.parse()?,
-            "--calm" => calm = true,
-            _ => return Err("usage: storm [--seed N] [--seeds K] [--calm]".into()),
+            "--calm" => draw = Options::calm,
+            "--soak" => draw = |seed| Options::soak(seed, true),
+            "--soak-datagrams" => draw = |seed| Options::soak(seed, false),
+            _ => {
+                return Err("usage: storm [--seed N] [--seeds K] [--calm | --soak | --soak-datagrams]".into());
+            }
         }
     }
     let began = Instant::now();
-    let options = |seed| if calm { Options::calm(seed) } else { Options::draw(seed) };
     let sums: Vec<(Report, u64)> = std::thread::scope(|scope| {
         let handles: Vec<_> = (0..THREADS)
             .map(|k| {
                 scope.spawn(move || {
                     let mut sum = (Report::default(), 0);
                     for seed in (seed..seed + seeds).filter(|seed| seed % THREADS == k) {
-                        let report = storm::run(&options(seed));
+                        let report = storm::run(&draw(seed));
                         if !report.violations.is_empty() {
-                            println!("{:?}\n  {}", options(seed), report.violations.join("\n  "));
+                            println!("{:?}\n  {}", draw(seed), report.violations.join("\n  "));
                             sum.1 += 1;
                         }
                         if seeds == 1 {
-                            println!("{:?}\n{report:?}", options(seed));
+                            println!("{:?}\n{report:?}", draw(seed));
                         }
                         add(&mut sum.0, report);
                     }

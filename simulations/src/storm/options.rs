@@ -145,4 +145,24 @@ impl Options {
             ..Self::draw(seed)
         }
     }
+
+    /// An hour without faults over a bad network: 3 % loss, 30 ms jitter, answers of 200 tokens all the time.
+    pub fn soak(seed: u64, reliable: bool) -> Self {
+        Self {
+            nodes: 8,
+            requesters: 3,
+            regions: 2,
+            reliable,
+            loss: 0.03,
+            jitter_ms: 30,
+            gossip_loss: 0.03,
+            slots: 8,
+            kv: 1 << 16,
+            conversations: 120,
+            turns: 1,
+            tokens: (8, 200),
+            heal_ms: 3_600_000,
+            ..Self::calm(seed)
+        }
+    }
 }

@@ -35,7 +35,7 @@ pub const BOUND_MS: u64 = 120_000;
 /// pairs that cannot talk, the next one knows.
 const ASKS: u32 = 3;
 /// Events of one storm; beyond, something sends for ever.
-const MOST_EVENTS: u64 = 2_000_000;
+const MOST_EVENTS: u64 = 50_000_000;
 
 /// What machines tell each other.
 #[derive(Clone, Debug)]
