@@ -1,4 +1,4 @@
-// Where the page begins: the token leaves the address, then the two views are wired to one picture of the swarm.
+// Where the page begins: the ticket leaves the address, then the two views are wired to one picture of the swarm.
 //
 //   http.js      requests with the token, event streams        swarm.js  what is known of the swarm, bounded and checked
 //   dom.js       elements out of text, never out of HTML       view.js   which of it is drawn, and in which order
@@ -73,15 +73,15 @@ function locks(swarm) {
   });
 }
 
-takeToken();
+await takeToken();
 themes();
 const swarm = new Swarm();
 const chat = new Chat(swarm);
 const panel = new Panel(swarm);
 locks(swarm);
 models(chat, swarm);
-addEventListener('hashchange', () => {
-  takeToken();
+addEventListener('hashchange', async () => {
+  await takeToken();
   turn(panel);
 });
 turn(panel);

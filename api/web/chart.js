@@ -13,6 +13,8 @@ const ROW = 46;
 const BAR = 14;
 const TOP = 64;
 const SOUNDINGS = 44;
+/** How long the drawn token takes for one lap; the animation in the style sheet takes as long. */
+const LAP_MS = 2600;
 /** Below this width labels are shortened. */
 const NARROW = 520;
 
@@ -47,13 +49,28 @@ function thread(stages, x, y) {
   return path;
 }
 
-function lap(view, x, y, width, narrow) {
+/** The way back over the top, from the right edge at the last row to the left edge at the first. */
+const back = (left, right, r, first) => `V${22 + r} Q${right} 22 ${right - r} 22 H${left + r} Q${left} 22 ${left} ${22 + r} V${first}`;
+
+/**
+ * The token on its lap: one, as only one is under way at a time. It is slower than the real one, and where it is depends on
+ * the clock alone, so that it does not jump when the drawing is made anew.
+ */
+function bead(path) {
+  return ['halo', 'bead'].map((name) => {
+    const node = s('path', { class: name, d: path, pathLength: 100 });
+    node.style.animationDelay = `${-Math.round(performance.now() % LAP_MS)}ms`;
+    return node;
+  });
+}
+
+function lap(view, x, y, narrow) {
   const first = y(view.stages[0].row);
   const last = y(view.stages.at(-1).row);
   const left = x(0) - 16;
   const right = x(view.layers) + 16;
   const r = 12;
-  const path = `M${right} ${last} V${22 + r} Q${right} 22 ${right - r} 22 H${left + r} Q${left} 22 ${left} ${22 + r} V${first}`;
+  const path = `M${right} ${last} ${back(left, right, r, first)}`;
   const total = view.stages.reduce((sum, stage) => sum + (stage.ms || 0), 0);
   const words = narrow ? `one lap ${duration(total)}` : `one token, one lap: ${duration(total)}`;
   const text = view.tokS > 0 ? `${words} · ${rate(view.tokS)} tok/s` : words;
@@ -65,6 +82,15 @@ function lap(view, x, y, width, narrow) {
     s('rect', { class: 'behind', x: middle - half, y: 12, width: 2 * half, height: 20 }),
     s('text', { class: 'lap-text', x: middle, y: 26, 'text-anchor': 'middle' }, text),
   ];
+}
+
+/** The time on the way, beside each change of row. */
+function hops(view, x, y) {
+  return view.stages.slice(1).map((stage, i) => {
+    const sign = Math.sign(stage.row - view.stages[i].row);
+    if (stage.hopMs === null || sign === 0) return null;
+    return s('text', { class: 'hop', x: x(stage.start) + 7, y: y(view.stages[i].row) + sign * 17 + 4 }, duration(stage.hopMs));
+  });
 }
 
 function rowLabels(row, y, left, narrow) {
@@ -89,7 +115,8 @@ function stageBar(stage, i, view, x, y, narrow, dead) {
   const anchor = wide < 70 ? (i === 0 ? 'start' : last ? 'end' : 'middle') : 'middle';
   const at = anchor === 'start' ? from : anchor === 'end' ? from + wide : from + wide / 2;
   const range = `${stage.start}–${stage.end}`;
-  const text = narrow || wide < 96 ? duration(stage.ms) : `layers ${range} · ${duration(stage.ms)}`;
+  const ms = narrow ? stage.ms : (stage.computeMs ?? NaN);
+  const text = narrow || wide < 96 ? duration(ms) : `layers ${range} · ${duration(ms)}`;
   return s(
     'g',
     { class: `stage ${row.kind}${dead ? ' dead' : ''}` },
@@ -181,11 +208,12 @@ export function draw(host, view, width) {
   ];
   if (view.stages.length) {
     parts.push(
-      lap(view, x, y, width, narrow),
+      lap(view, x, y, narrow),
       view.stages.map((stage, i) => stageBar(stage, i, view, x, y, narrow, dead.has(stage.row))),
       s('path', { class: 'thread', d: thread(view.stages, x, y) }),
-      s('path', { class: view.flowing ? 'flow going' : 'flow', d: thread(view.stages, x, y) }),
       s('path', { class: 'thread-head', d: HEAD, transform: `translate(${x(layers) + 18} ${y(view.stages.at(-1).row)})` }),
+      !narrow && hops(view, x, y),
+      view.flowing && bead(`${thread(view.stages, x, y)} ${back(x(0) - 16, x(layers) + 16, 12, y(view.stages[0].row))}`),
     );
   }
   parts.push(view.scars.map((scar) => scarMark(scar, `${host.id}-hatch`, x, y, width)), seabed(view, x, bottom + 4, narrow));

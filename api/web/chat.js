@@ -66,9 +66,7 @@ export class Chat {
         prompt.focus();
       }
     });
-    $('modes').append(...MODES.map(({ mode }) => h('label', { class: `mode ${mode}` },
-      h('input', { type: 'radio', name: 'mode', value: mode, checked: mode === 'local', change: () => this.choose(mode) }),
-      h('span', null, mode))));
+    $('modes').addEventListener('change', (event) => this.choose(event.target.value));
     $('fresh').addEventListener('click', () => this.clear());
     for (const button of document.querySelectorAll('#welcome button')) button.addEventListener('click', () => this.send(button.textContent));
     $('scroll').addEventListener('scroll', () => {
@@ -298,6 +296,7 @@ export class Chat {
       drawn = true;
       growing.update(turn.content);
       this.follow();
+      this.course();
     };
     const outcome = { finish: 'stopped', mode: body.mode, seed: body.seed };
     try {
@@ -417,6 +416,7 @@ export class Chat {
     const { swarm } = this;
     const layers = swarm.model(outcome.pipeline?.model)?.layers ?? 1;
     const stages = (outcome.pipeline?.stages ?? []).map((stage) => ({ ...stage, kind: kindOf(swarm.nodes.get(stage.node)) }));
+    const planned = stages.length ? stages : readRoute(outcome.route);
     const report = outcome.report ?? {};
     const peers = list(report.computed_by, 64).map((name) => clean(name, 24)).filter((name) => name && name !== 'me');
     const checkers = list(report.checked_by, 16).map((name) => clean(name, 24)).filter(Boolean);
@@ -429,7 +429,7 @@ export class Chat {
     if (outcome.finish === 'stopped') facts.push('stopped by you');
     if (outcome.finish === 'length') facts.push('cut at the token limit');
     const line = s('svg', { class: 'strip', 'aria-hidden': 'true' });
-    strip(line, stages, layers);
+    strip(line, planned, Math.max(layers, ...planned.map((stage) => stage.end)));
     const row = (name, value) => value && h('div', null, h('dt', null, name), h('dd', null, value));
     return h('details', { class: 'badge' },
       h('summary', null, line, h('span', { class: 'facts' }, facts.map((fact, i) => h('span', { class: /survived|unchecked/.test(fact) ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
@@ -455,6 +455,10 @@ function readHeaders(outcome, headers) {
   outcome.route = clean(headers.get('x-shoal-route'), 400);
   outcome.predicted = Number(headers.get('x-shoal-predicted-tok-s')) || 0;
 }
+
+/** The stages in a route such as `me:0-2 3f2a91c0:2-16`. */
+const readRoute = (route) =>
+  [...(route ?? '').matchAll(/(\w{1,16}):(\d{1,4})-(\d{1,4})/g)].map(([, node, start, end]) => ({ kind: node === 'me' ? 'home' : 'stranger', start: Number(start), end: Number(end) }));
 
 /** What a chunk says beside its text: the last one has the report on the whole answer. */
 function readChunk(outcome, chunk) {

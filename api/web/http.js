@@ -1,17 +1,25 @@
-// Talks to the node that served this page, and to nothing else. The token comes once in the address (`#token=...`), is
-// kept for this tab only and leaves the address before anything else runs.
+// Talks to the node that served this page, and to nothing else. The address brings a ticket (`#t=...`), good once, which
+// the node takes for the token of this tab; or a token itself (`#token=...`). Either leaves the address before anything
+// else runs, and the token is kept for this tab only.
 
 const KEY = 'shoal.token';
 
 /** Longest line and longest event accepted from an event stream, in characters; a longer one ends the stream. */
 const MAX_EVENT = 1 << 20;
 
-/** Takes the token out of the address, if one is there. */
-export function takeToken() {
-  const found = /^#(?:token|t)=([\w.~+/=-]{1,512})$/.exec(location.hash);
+/** Takes the ticket or the token out of the address, if one is there. */
+export async function takeToken() {
+  const found = /^#(t|token)=([\w.~+/=-]{1,512})$/.exec(location.hash);
   if (!found) return;
-  sessionStorage.setItem(KEY, decodeURIComponent(found[1]));
   history.replaceState(null, '', location.pathname + location.search);
+  const [, kind, secret] = found;
+  if (kind === 'token') return keepToken(secret);
+  try {
+    const { token } = await json('/session', { body: { ticket: secret } });
+    if (typeof token === 'string') keepToken(token);
+  } catch {
+    // A ticket that was used before: the tab may have its token already, and is asked for one if not.
+  }
 }
 
 /** Keeps a token the user typed. */

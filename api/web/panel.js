@@ -1,7 +1,7 @@
 // The page about the swarm: the drawing, figures, what this node gives, failovers, models and nodes.
 
 import { draw } from './chart.js';
-import { $, announce, bytes, clean, count, duration, h, number, rate, s, write } from './dom.js';
+import { $, announce, bytes, clean, count, duration, h, rate, s, write } from './dom.js';
 import { tell } from './swarm.js';
 import { chartView, kindOf, pickModel } from './view.js';
 
@@ -38,6 +38,7 @@ export class Panel {
     this.drawing('beside-chart', 'beside-title', 'beside-frame', BESIDE_ROWS);
     write($('where'), this.where());
     $('where').classList.toggle('down', !this.swarm.connected || this.swarm.state !== 'ready');
+    $('swarm').classList.toggle('known', this.swarm.known);
     if ($('swarm').hidden) return;
     this.figures();
     if (!now && performance.now() - this.tablesAt < TABLES_MS) {
@@ -100,13 +101,14 @@ export class Panel {
     write(button, give.paused ? 'Resume' : 'Pause');
     const held = nodes.get(me)?.layers.map((layers) => `${layers.start}–${layers.end}`).join(', ');
     write($('give-state'), give.paused ? 'Paused: nobody gets anything from this machine now.' : held ? `Others may use layers ${held} on this machine.` : 'This machine holds no layers for others.');
-    write($('give-served'), `${number(give.layerTokens).toLocaleString('en')} layer passes in ${count(give.sessions, 'prompt')}`);
+    write($('give-served'), `${give.layerTokens.toLocaleString('en')} layer passes`);
+    write($('give-sessions'), count(give.sessions, 'prompt'));
     write($('give-bytes'), `${bytes(give.bytesIn)}, ${bytes(give.bytesOut)}`);
     const form = $('caps');
     if (form.contains(document.activeElement)) return;
-    form.elements.memory.value = give.memoryBytes === null ? '' : give.memoryBytes / 1e9;
+    form.elements.memory.value = give.memoryBytes === null ? '' : Math.round(give.memoryBytes / 1e8) / 10;
     form.elements.threads.value = give.threads ?? '';
-    form.elements.upload.value = give.uploadBytesPerS === null ? '' : give.uploadBytesPerS / 1e6;
+    form.elements.upload.value = give.uploadBytesPerS === null ? '' : Math.round(give.uploadBytesPerS / 1e5) / 10;
   }
 
   setCaps(form) {

@@ -64,10 +64,13 @@ export function swarm() {
   };
 }
 
+/** The session of a request. */
+const session = (request) => `5e55${request.split('-')[1]}`;
+
 /** The way of a prompt through that swarm. */
 export function pipeline(request, more = {}) {
   return {
-    session: '5e55', request, model: 'qwen3-4b-q4_0', mode: 'boomerang', epoch: 0, position: 12, tok_s: 9.7,
+    session: session(request), request, model: 'qwen3-4b-q4_0', mode: 'boomerang', epoch: 0, position: 12, tok_s: 9.7,
     stages: [
       { node: key('a'), start: 0, end: 4, compute_ms: 5.6, hop_ms: null },
       { node: key('c'), start: 4, end: 18, compute_ms: 12.7, hop_ms: 5.8 },
@@ -84,13 +87,13 @@ export function failedOver(request) {
   const after = pipeline(request, { epoch: 1, position: 40, faults_survived: 1 });
   after.stages[1] = { node: key('d'), start: 4, end: 18, compute_ms: 13.1, hop_ms: 9.3 };
   after.standbys = [];
-  const failover = { type: 'failover', at_ms: Date.now(), session: '5e55', epoch: 1, lost: key('c'), replacement: key('d'), layers: [4, 18], position: 40, stall_ms: 312, why: 'timeout' };
+  const failover = { type: 'failover', at_ms: Date.now(), session: session(request), epoch: 1, lost: key('c'), replacement: key('d'), layers: [4, 18], position: 40, stall_ms: 312, why: 'timeout' };
   return { failover, after };
 }
 
 export class Fake {
   constructor({ state = swarm(), token = 'secret-token', pace = null } = {}) {
-    Object.assign(this, { state, token, pace, requests: [], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [] });
+    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [] });
   }
 
   /** Listens on a port of its choice; resolves to the address without the token. */
@@ -122,6 +125,14 @@ export class Fake {
       response.writeHead(status, { ...HEADERS, 'content-type': 'application/json', ...headers });
       response.end(JSON.stringify(value));
     };
+    if (pathname === '/session') {
+      let sent = '';
+      for await (const part of request) sent += part;
+      const at = this.tickets.indexOf(JSON.parse(sent).ticket);
+      if (at < 0) return json(401, { error: { message: 'This address was used already.' } });
+      this.tickets.splice(at, 1);
+      return json(200, { token: this.token });
+    }
     if (request.headers.authorization !== `Bearer ${this.token}`) return json(401, { error: { message: 'The token is missing or wrong.' } });
     if (pathname === '/v1/models') return json(200, { object: 'list', data: this.models.map((id) => ({ id, object: 'model' })) });
     if (pathname === '/swarm') return json(200, this.state);
@@ -209,7 +220,7 @@ async function live(port) {
       await wait(90);
       stream.token(piece);
       const stages_ms = [[null, 5.6], [5.8 + Math.random(), 12.7], [17.6 + Math.random(), 9.1], [12.4, 6.9]];
-      if (i % 3 === 0) fake.tell({ type: 'progress', session: '5e55', position: 12 + i, tok_s: 9.2 + Math.random(), stages_ms });
+      if (i % 3 === 0) fake.tell({ type: 'progress', session: session(stream.id), position: 12 + i, tok_s: 9.2 + Math.random(), stages_ms });
       if (i === 40) {
         const { failover, after } = failedOver(stream.id);
         fake.tell({ type: 'node', node: { ...fake.state.nodes[2], state: 'suspect' } });
@@ -219,7 +230,7 @@ async function live(port) {
         fake.tell({ type: 'pipeline', pipeline: after });
       }
     }
-    fake.tell({ type: 'pipeline_ended', session: '5e55', why: 'stop' });
+    fake.tell({ type: 'pipeline_ended', session: session(stream.id), why: 'stop' });
     stream.end({ computed_by: ['me', '3f2a91c0', 'd90b7e11', 'heron'], faults_survived: 1 });
   };
   console.log(`${await fake.listen(port)}#token=demo`);
