@@ -203,7 +203,10 @@ impl Worker {
         if state.jobs.len() >= MAX_JOBS || state.queued_bytes + bytes > MAX_QUEUED_BYTES {
             return Err(Fault::Busy);
         }
-        self.frames.try_send(frame).map_err(|_| Fault::Busy)?;
+        self.frames.try_send(frame).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Fault::Busy,
+            mpsc::error::TrySendError::Closed(_) => Fault::Dead("its stream ended".into()),
+        })?;
         state.jobs.insert(id, (job.session, bytes));
         state.queued_bytes += bytes;
         Ok(())
