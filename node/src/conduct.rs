@@ -316,6 +316,9 @@ impl Conductor {
 
     fn open(&mut self, stage: Option<usize>, epoch: u32, segment: Segment, next: Option<NodeId>, at: u32) {
         let (orders, node) = (self.orders.clone(), segment.node);
+        // A cut that a failover made is not a rounding boundary: it travels raw.
+        let rounded = self.rounding.contains(&segment.layers.end());
+        let wire = if rounded { self.plan.wire } else { Wire::Raw };
         let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
         self.sampling = None;
         self.waiting.retain(|job| job.epoch == epoch);
@@ -328,7 +331,7 @@ impl Conductor {
                 layers: segment.layers,
                 positions,
                 at,
-                wire: self.plan.wire,
+                wire,
                 rounding: self.rounding.clone(),
                 conduct: last.then(|| Conduct { history, ..self.plan.conduct.clone() }),
             };
@@ -357,7 +360,7 @@ impl Conductor {
             layers: segment.layers,
             positions,
             at,
-            wire: self.plan.wire,
+            wire,
             rounding: self.rounding.clone(),
             next: next.map(contact),
             log: true,

@@ -88,12 +88,12 @@ impl Node {
         serde_json::from_str(text.lines().last().unwrap()).unwrap()
     }
 
-    /// Waits until `count` peers that hold something are connected.
     /// An address on TCP.
     pub fn tcp(&self) -> &str {
         self.addresses.iter().find(|address| address.contains("/tcp/")).expect("it listens on TCP")
     }
 
+    /// Waits until `count` peers that hold something are connected.
     pub fn meets(&self, count: usize) {
         let started = Instant::now();
         loop {

@@ -19,7 +19,9 @@ use tempfile::TempDir;
 
 /// A prompt that has not ended by then hangs.
 const BOUND: Duration = Duration::from_secs(45);
-const LAYERS: [&str; 3] = ["1..3,3..5", "3..5,5..7", "5..7,1..3"];
+/// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
+/// differently.
+const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Kind {
@@ -46,24 +48,25 @@ const KINDS: [Kind; 4] = [Kind::Killed, Kind::Frozen, Kind::Worker, Kind::Leaves
 const PHASES: [Phase; 5] = [Phase::Prefill, Phase::First, Phase::Middle, Phase::Last, Phase::Between];
 
 struct Swarm {
+    layers: &'static [&'static str],
     folder: TempDir,
     asks: Node,
     serves: Vec<Node>,
 }
 
 impl Swarm {
-    fn start() -> Self {
+    fn start(layers: &'static [&'static str]) -> Self {
         let folder = TempDir::new().unwrap();
         let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
-        let mut swarm = Self { folder, asks, serves: Vec::new() };
-        swarm.serves = (0..LAYERS.len()).map(|index| swarm.node(index)).collect();
-        swarm.asks.meets(LAYERS.len());
+        let mut swarm = Self { layers, folder, asks, serves: Vec::new() };
+        swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
+        swarm.asks.meets(layers.len());
         swarm
     }
 
     fn node(&self, index: usize) -> Node {
         let home = self.folder.path().join(index.to_string());
-        Node::start(&home, &["--layers", LAYERS[index], "--peer", self.asks.tcp()])
+        Node::start(&home, &["--layers", self.layers[index], "--peer", self.asks.tcp()])
     }
 
     fn strike(&self, index: usize, kind: Kind) {
@@ -91,7 +94,7 @@ impl Swarm {
         let _ = self.serves[index].child.kill();
         let _ = self.serves[index].child.wait();
         self.serves[index] = self.node(index);
-        self.asks.meets(LAYERS.len());
+        self.asks.meets(self.layers.len());
     }
 }
 
@@ -157,9 +160,12 @@ fn the_answer_survives_every_kind_of_death() {
             Shoal::new().json(args, "")["ids"].clone()
         })
         .collect();
-    let mut swarm = Swarm::start();
-    let mut stalls: BTreeMap<Kind, Vec<f64>> = BTreeMap::new();
+    let mut swarm = Swarm::start(LAYERS[0]);
+    let mut stalls: BTreeMap<(&str, Kind), Vec<f64>> = BTreeMap::new();
     for seed in first..first + faults {
+        if seed == first + faults / 2 {
+            swarm = Swarm::start(LAYERS[1]);
+        }
         let mut chance = Chance::new(seed);
         // Every pair of kind and phase comes round; who and what is drawn.
         let kind = KINDS[seed as usize % KINDS.len()];
@@ -176,7 +182,7 @@ fn the_answer_survives_every_kind_of_death() {
             Phase::Between => usize::MAX,
         };
         if phase == Phase::Between {
-            let index = chance.below(LAYERS.len());
+            let index = chance.below(swarm.layers.len());
             swarm.strike(index, kind);
             victim = Some(index);
         }
@@ -203,16 +209,22 @@ fn the_answer_survives_every_kind_of_death() {
             .filter_map(|f| f["stall_ms"].as_f64())
             .fold(0.0, f64::max);
         if worst > 0.0 {
-            stalls.entry(kind).or_default().push(worst);
+            let standby = if swarm.layers.len() == 4 { "followed" } else { "cut anew" };
+            stalls.entry((standby, kind)).or_default().push(worst);
         }
         if let Some(victim) = victim {
             swarm.restore(victim);
         }
     }
     println!("{faults} faults: 0 tokens lost, 0 doubled, 0 different, 0 hangs");
-    for (kind, mut stalls) in stalls {
+    for ((standby, kind), mut stalls) in stalls {
         stalls.sort_by(f64::total_cmp);
         let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share).round() as usize];
-        println!("{kind:?}: stall p50 {:.0} ms, p99 {:.0} ms, n {}", at(0.5), at(0.99), stalls.len());
+        println!(
+            "{standby}, {kind:?}: stall p50 {:.0} ms, p99 {:.0} ms, n {}",
+            at(0.5),
+            at(0.99),
+            stalls.len()
+        );
     }
 }

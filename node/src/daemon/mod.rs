@@ -196,7 +196,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         }
     };
     let kv_bytes = setup.worker.kv_bytes;
-    let spec = worker::Spec { layers: with_ends(&serve, setup.num_layers), ..setup.worker };
+    let layers = with_ends(&serve, setup.num_layers);
+    let mut spec = worker::Spec { layers, model: Some(setup.model), ..setup.worker };
     let (worker, ready, outputs) =
         worker::spawn(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
     let table = Table::default();
@@ -209,6 +210,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let (routes, mut route) = mpsc::channel(control::QUESTIONS);
     let (conductors, mut conductor) = mpsc::channel(control::QUESTIONS);
     let (finished, mut done) = mpsc::channel(control::QUESTIONS);
+    // Another worker on this machine computes the same bits.
+    spec.class = Some(ready.class);
     let (born, mut newborn) = mpsc::channel(1);
     let (deaths, mut died) = mpsc::channel(1);
     tokio::spawn(pump(outputs, table.clone(), deaths.clone()));
