@@ -54,6 +54,8 @@ pub struct Config {
     /// Multiaddresses to listen on. Port 0 lets the system choose, so any number of nodes share one host. Addresses
     /// that cannot be listened on are skipped (a host without IPv6) unless none is left.
     pub listen: Vec<String>,
+    /// Addresses under which this node is known to be reachable from outside: a forwarded port, a name.
+    pub external: Vec<String>,
     /// Nodes to find the swarm through, with `/p2p/`. They are dialed until they answer, for as long as this node runs.
     pub bootstrap: Vec<String>,
     /// Relays to be reachable through, with `/p2p/`, whatever AutoNAT finds. Relays met in the swarm are used by
@@ -111,6 +113,7 @@ impl Config {
         Self {
             identity,
             listen: listen.map(str::to_owned).to_vec(),
+            external: Vec::new(),
             bootstrap: Vec::new(),
             relays: Vec::new(),
             swarm: SwarmId::named(SwarmId::PUBLIC_NAME),

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use libp2p::core::ConnectedPoint;
+use libp2p::core::transport::ListenerId;
 use libp2p::gossipsub::{self, MessageAcceptance, MessageId};
 use libp2p::kad::{self, GetProvidersOk, QueryResult};
 use libp2p::multiaddr::Protocol;
@@ -44,17 +45,7 @@ impl EventLoop {
             SwarmEvent::OutgoingConnectionError { peer_id, connection_id, error } => {
                 self.on_dial_error(peer_id, connection_id, &error);
             }
-            SwarmEvent::NewListenAddr { address, .. } => {
-                if let Some(reservation) = self
-                    .reservations
-                    .iter_mut()
-                    .find(|r| address.to_string().starts_with(&r.address.to_string()))
-                {
-                    reservation.failures = 0;
-                }
-                let address = split_peer(address).0.with(Protocol::P2p(self.me)).to_string();
-                self.outbox.must(Event::Listening { address });
-            }
+            SwarmEvent::NewListenAddr { listener_id, address } => self.on_listening(listener_id, &address),
             SwarmEvent::ListenerClosed { listener_id, reason, .. } => {
                 let now = Instant::now();
                 tracing::debug!(?reason, "a listener closed");
@@ -68,6 +59,20 @@ impl EventLoop {
             }
             _ => {}
         }
+    }
+
+    fn on_listening(&mut self, listener: ListenerId, address: &Multiaddr) {
+        if let Some(reservation) = self.reservations.iter_mut().find(|r| r.listener == Some(listener)) {
+            reservation.failures = 0;
+        }
+        // Where nothing lies between the nodes, to listen is to be reachable; and who relays says that it is.
+        let path = path::of_address(address);
+        let reachable = self.loopback_only || self.relays && path != Path::Loopback;
+        if reachable && path != Path::Relayed {
+            self.swarm.add_external_address(address.clone());
+        }
+        let address = split_peer(address.clone()).0.with(Protocol::P2p(self.me)).to_string();
+        self.outbox.must(Event::Listening { address });
     }
 
     fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
@@ -261,6 +266,10 @@ impl EventLoop {
         if met.told != Some(path) {
             met.told = Some(path);
             self.outbox.must(Event::Connected { node, path });
+            // Often the first ping was faster than the introduction.
+            if let Some(ms) = met.rtt_ms {
+                self.outbox.may(Event::RoundTrip { node, ms });
+            }
         }
         let speaks_kad = info.protocols.contains(&self.names.kad);
         let local_only = self.loopback_only;

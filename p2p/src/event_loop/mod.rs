@@ -99,6 +99,8 @@ struct EventLoop {
     names: Arc<Names>,
     topic: IdentTopic,
     loopback_only: bool,
+    /// Whether this node relays for others.
+    relays: bool,
     outgoing_limit: usize,
     cache: Option<PathBuf>,
     commands: mpsc::Receiver<Command>,
@@ -174,6 +176,7 @@ impl EventLoop {
             topic: IdentTopic::new(&names.topic),
             names,
             loopback_only: config.loopback_only,
+            relays: config.relay,
             outgoing_limit: config.limits.outgoing as usize,
             cache: config.cache.clone(),
             commands,
@@ -241,6 +244,9 @@ impl EventLoop {
                 return Err(Error::Address { address: text.clone(), why });
             };
             self.book.add(peer, address, Source::Bootstrap, now);
+        }
+        for text in &config.external {
+            self.swarm.add_external_address(split_peer(address(text, self.loopback_only)?).0);
         }
         for text in &config.relays {
             let relay = address(text, self.loopback_only)?;
