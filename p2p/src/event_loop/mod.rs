@@ -50,7 +50,7 @@ const MAX_LISTENING: usize = 256;
 
 /// What helper tasks bring back.
 enum Report {
-    Asked { from: NodeId, ask: Ask, reply: ReplyTo },
+    Asked { from: NodeId, ask: Box<Ask>, reply: ReplyTo },
     CaughtUp { announcements: Vec<Vec<u8>> },
 }
 
