@@ -15,7 +15,7 @@ use p2p::{
     Network,
     wire::{
         control::{Answer, Lease, Refusal},
-        frame::{Header, Kind, MAX_REASON},
+        frame::{Header, Kind},
     },
 };
 use scheduler::{NodeId, SessionId};
@@ -231,9 +231,9 @@ impl Running {
             }
             Body::NeedReplay { have } => self.tell_requester(Kind::NeedReplay, start, have, Bytes::new()),
             Body::Failed(why) => {
-                let mut why = why;
-                why.truncate(why.floor_char_boundary(MAX_REASON));
-                self.tell_requester(Kind::Failed, start, 0, Bytes::from(why));
+                let (header, why) = Header::failed(output.epoch, start, 0, &why);
+                let why = Bytes::copy_from_slice(why);
+                self.send(self.stage.requester, header, why);
             }
             Body::Sampled { .. } | Body::Nothing => {}
         }

@@ -79,7 +79,9 @@ impl EventLoop {
 
     pub(super) fn on_report(&mut self, report: Report) {
         match report {
-            Report::Asked { from, ask, reply } if matches!(*ask, Ask::CatchUp { .. }) => self.serve_catch_up(from, reply),
+            Report::Asked { from, ask, reply } if matches!(*ask, Ask::CatchUp { .. }) => {
+                self.serve_catch_up(from, reply)
+            }
             Report::Asked { from, ask, reply } => {
                 if !self.outbox.may(Event::Ask { from, ask: *ask, reply }) {
                     tracing::warn!(node = %from, "the node does not keep up, an ask is refused");

@@ -46,7 +46,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
                 let stages = line["stages"].as_array().cloned().unwrap_or_default();
                 let strangers =
                     stages.iter().filter_map(|stage| stage["node"].as_str()).filter(|node| *node != me);
-                victim = strangers.last().map(str::to_owned);
+                victim = strangers.next_back().map(str::to_owned);
             }
             Some("token") => seen += 1,
             _ => {}
