@@ -44,7 +44,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         match line["event"].as_str() {
             Some("route") => {
                 let stages = line["stages"].as_array().cloned().unwrap_or_default();
-                let strangers =
+                let mut strangers =
                     stages.iter().filter_map(|stage| stage["node"].as_str()).filter(|node| *node != me);
                 victim = strangers.next_back().map(str::to_owned);
             }
