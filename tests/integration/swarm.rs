@@ -38,6 +38,69 @@ fn split_equals_whole() {
 }
 
 #[test]
+fn a_q8_session_equals_the_local_run_with_the_same_cuts() {
+    let split = through_a_swarm("4", &["--wire", "q8"]);
+    let stages = split["stages"].as_array().unwrap();
+    let cuts: Vec<String> = stages[1..].iter().map(|stage| stage["start"].to_string()).collect();
+    let whole = alone(&["--wire", "q8", "--cuts", &cuts.join(",")]);
+    assert_eq!(split["ids"], whole["ids"], "cuts {cuts:?}");
+    let (raw, q8) = (through_a_swarm("4", &[]), &split);
+    let per_token =
+        |line: &Value| line["bytes_out"].as_f64().unwrap() / line["completion_tokens"].as_f64().unwrap();
+    let ratio = per_token(&raw) / per_token(q8);
+    // 3.76 to 1, less where only one of the two runs found somebody to feed.
+    assert!((2.0..5.0).contains(&ratio), "q8 carries {ratio} times fewer bytes");
+}
+
+/// The rule of the q8 wire is written down twice, once where it travels and once where it is computed with.
+#[test]
+fn both_writings_of_q8_give_the_same_bits() {
+    let mut chance = scheduler::chance::Chance::new(3);
+    for case in 0..2_000 {
+        let scale = 10f64.powi(case % 70 - 35);
+        let row = |chance: &mut scheduler::chance::Chance| match chance.below(20) {
+            0 => 0.0,
+            1 => f32::from_bits(chance.below(1 << 23) as u32),
+            _ => (chance.between(-1.0, 1.0) * scale) as f32,
+        };
+        let values: Vec<f32> = (0..64).map(|_| row(&mut chance)).collect();
+        let mut rounded = values.clone();
+        shard::round::q8(&mut rounded);
+        let (mut bytes, mut carried) = (Vec::new(), Vec::new());
+        p2p::codec::encode(p2p::codec::Wire::Q8, 64, &values, &mut bytes).unwrap();
+        p2p::codec::decode(p2p::codec::Wire::Q8, 64, 1, &bytes, &mut carried).unwrap();
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&carried), bits(&rounded), "case {case}: {values:?}");
+    }
+}
+
+#[test]
+fn a_node_without_the_model_has_a_peer_answer_in_open_mode() {
+    let folder = TempDir::new().unwrap();
+    let fixture = harness::data("families/qwen2.gguf");
+    let fixture = fixture.to_str().unwrap();
+    let serves = Node::start(&folder.path().join("a"), &["--model", fixture]);
+    let asks = Node::start(&folder.path().join("b"), &["--ask-only", "--peer", serves.tcp()]);
+    asks.meets(1);
+    let name = asks.ask(&["peers"])["peers"][0]["models"][0]["name"].as_str().unwrap().to_owned();
+    let refused = Command::new(binary())
+        .args(["run", "--via", "swarm", "--model", &name, "--home"])
+        .arg(&asks.home)
+        .arg(PROMPT)
+        .output()
+        .unwrap();
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("--mode"),
+        "text leaves only when the user says so"
+    );
+    let ask = ["run", "--via", "swarm", "--mode", "open", "--model", &name, "-n", "12", "--raw", "a b c"];
+    let answer = asks.ask(&ask);
+    let local = Shoal::new().json(["run", "--json", "--model", fixture, "-n", "12", "--raw", "a b c"], "");
+    assert_eq!(answer["ids"], local["ids"], "{answer}");
+    assert_eq!(answer["conductor"], serves.name.as_str());
+}
+
+#[test]
 fn the_demonstration_survives_a_death_in_the_middle_of_a_sentence() {
     let last = Shoal::new().json(["demo", "--json", "-n", "80"], "");
     assert_eq!(last["equal"], true, "{last}");
