@@ -7,6 +7,7 @@ mod eval;
 mod model;
 mod run;
 mod selftest;
+mod serve;
 mod template;
 mod tokenize;
 
@@ -24,6 +25,7 @@ pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Model(command) => model::run(command),
