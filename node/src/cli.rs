@@ -3,7 +3,7 @@
 mod model;
 pub mod swarm;
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -74,6 +74,12 @@ Examples:
   printf 'Tell me a story about an owl\\nWho was in it?\\n' | shoal chat --json"
     )]
     Chat(ChatArgs),
+    /// Answer programs and browsers: OpenAI's, Anthropic's and Ollama's API, and a page
+    #[command(after_help = "Examples:
+  shoal serve
+  shoal serve --model llama.gguf --listen 127.0.0.1:8080
+  curl -H \"Authorization: Bearer $(cat ~/.local/share/shoal/api-token)\" http://127.0.0.1:7435/v1/models")]
+    Serve(ServeArgs),
     /// Measure prefill and decode speed of a model, or of a shape before you download it
     #[command(after_help = "Examples:
   shoal bench
@@ -273,6 +279,43 @@ pub struct ChatArgs {
     /// One JSON object per line; one user message per line of standard input
     #[arg(long)]
     pub json: bool,
+}
+
+/// `shoal serve`
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Address and port; port 0 takes a free one
+    #[arg(short, long, default_value = "127.0.0.1:7435", env = "SHOAL_LISTEN")]
+    pub listen: SocketAddr,
+    /// File with the token that requests must bring; made where it does not exist [default: api-token in the data folder]
+    #[arg(long, value_name = "FILE", env = "SHOAL_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Let every program on this machine ask without a token
+    #[arg(long, conflicts_with = "token_file")]
+    pub no_token: bool,
+    /// Listen on an address that other machines reach, without TLS
+    #[arg(long)]
+    pub insecure_lan: bool,
+    /// Another name under which the API is addressed, for a proxy before it (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub allow_host: Vec<String>,
+    /// Most answers under way; further requests are told to come back
+    #[arg(long, default_value_t = 256, value_parser = answers)]
+    pub answers: usize,
+    /// Memory for the caches of all sessions, in MiB
+    #[arg(long, default_value_t = 1024)]
+    pub kv_mib: usize,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    /// JSON lines: where it listens, and when it is ready
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn answers(text: &str) -> Result<usize, String> {
+    let n = text.parse().ok().filter(|n| (1..=65_536).contains(n));
+    n.ok_or_else(|| "must be a number from 1 to 65536".into())
 }
 
 /// `shoal bench`

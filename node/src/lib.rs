@@ -1,12 +1,14 @@
 #![doc = include_str!("../ARCHITECTURE.md")]
 #![forbid(unsafe_code)]
 
+pub mod batch;
 pub mod cli;
 pub mod commands;
 pub mod conduct;
 pub mod content;
 pub mod control;
 pub mod daemon;
+pub mod constrain;
 pub mod error;
 pub mod generate;
 pub mod library;
@@ -18,5 +20,6 @@ pub mod score;
 pub mod stage;
 pub mod table;
 pub mod worker;
+pub mod serve;
 
 pub use error::{Error, Result};

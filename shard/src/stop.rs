@@ -17,6 +17,7 @@ pub struct StopStrings {
     held: String,
     ready: String,
     hit: bool,
+    met: Option<usize>,
 }
 
 impl StopStrings {
@@ -28,12 +29,17 @@ impl StopStrings {
         if stops.iter().any(|s| s.is_empty() || s.len() > MAX_STOP_BYTES) {
             return Err(Error::invalid(format!("stop strings must have 1 to {MAX_STOP_BYTES} bytes")));
         }
-        Ok(Self { stops, held: String::new(), ready: String::new(), hit: false })
+        Ok(Self { stops, held: String::new(), ready: String::new(), hit: false, met: None })
     }
 
     /// Whether a stop string was met; nothing more will come out.
     pub fn hit(&self) -> bool {
         self.hit
+    }
+
+    /// The stop string that was met.
+    pub fn met(&self) -> Option<&str> {
+        self.met.map(|met| self.stops[met].as_str())
     }
 
     /// Takes more text and gives back what can be shown now.
@@ -43,8 +49,10 @@ impl StopStrings {
             return &self.ready;
         }
         self.held.push_str(text);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+        let found = self.stops.iter().enumerate().filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)));
+        if let Some((at, met)) = found.min() {
             self.hit = true;
+            self.met = Some(met);
             self.ready.push_str(&self.held[..at]);
             self.held.clear();
             return &self.ready;

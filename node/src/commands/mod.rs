@@ -11,6 +11,7 @@ mod pull;
 mod run;
 mod selftest;
 pub(crate) mod swarm;
+mod serve;
 mod template;
 mod tokenize;
 mod worker;
@@ -43,6 +44,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Why(args) => swarm::why(args),
         Command::Doctor(args) => swarm::doctor(args),
         Command::Chat(args) => chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Model(command) => model::run(command),

@@ -1,0 +1,424 @@
+//! Many answers at once on one machine: a compute thread that folds sessions into passes.
+//!
+//! Every pass carries one row of each session that is decoding and, in the rows that are left, the next chunk of a prompt.
+//! A session's bits do not depend on what it shares a pass with, so neither do its tokens. Sessions whose reader does not
+//! read are left out of a pass until it does; sessions whose reader is gone are dropped before the next pass, which is
+//! what makes a cancel take effect within one step.
+//!
+//! Bounds: [`MAX_WAITING`] jobs wait for the thread, further ones are refused; at most [`MAX_SESSIONS`] sessions and as many
+//! as fit the memory for caches run, the others wait in their order; [`MAX_UNREAD`] events wait for each reader.
+
+use std::{
+    collections::VecDeque,
+    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
+    time::{Duration, Instant},
+};
+
+use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprob, TokenLogprobs, Usage};
+use shard::{
+    engine::{Capacity, Input, Item, Output, Workspace},
+    kv::{KvCache, PrefixCache},
+    sample::{Logprob, Sampler, SamplingParams},
+    stop::StopStrings,
+    tokenizer::{Detokenizer, Tokenizer},
+};
+use tokio::sync::mpsc;
+
+use crate::{
+    Result,
+    constrain::Constraint,
+    model::{CHUNK_ROWS, Model},
+};
+
+/// Sessions computed at once; each costs a row of every pass and its cache.
+pub const MAX_SESSIONS: usize = 256;
+/// Jobs on the way to the compute thread.
+pub const MAX_WAITING: usize = 64;
+/// Events on the way to a reader; a full channel pauses the session.
+const MAX_UNREAD: usize = 64;
+/// Events that one pass may give a session: a token, held back text, the end.
+const EVENTS_PER_PASS: usize = 3;
+/// Memory for the logits of one pass; sessions beyond it take turns.
+const LOGIT_BYTES: usize = 64 << 20;
+/// How long to wait when every session waits for its reader.
+const IDLE: Duration = Duration::from_millis(2);
+
+/// An answer to compute.
+pub struct Job {
+    /// The prompt, at least one token and no more than the context.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen; valid.
+    pub sampling: SamplingParams,
+    /// The seed of every draw.
+    pub seed: u64,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// The answer ends before any of these.
+    pub stop: Vec<String>,
+    /// Whether control tokens print their names.
+    pub show_special: bool,
+    /// Which tokens may come, if not all.
+    pub constraint: Option<Constraint>,
+    /// Where events go.
+    events: mpsc::Sender<Event>,
+}
+
+/// What a job is made of.
+pub struct Ask {
+    /// See [`Job`].
+    pub prompt: Vec<u32>,
+    /// See [`Job`].
+    pub sampling: SamplingParams,
+    /// See [`Job`].
+    pub seed: u64,
+    /// See [`Job`].
+    pub max_tokens: usize,
+    /// See [`Job`].
+    pub stop: Vec<String>,
+    /// See [`Job`].
+    pub show_special: bool,
+    /// See [`Job`].
+    pub constraint: Option<Constraint>,
+}
+
+/// The door to the compute thread.
+#[derive(Clone)]
+pub struct Jobs(SyncSender<Job>);
+
+impl Jobs {
+    /// A door and what is behind it.
+    pub fn new() -> (Self, Receiver<Job>) {
+        let (sender, receiver) = sync_channel(MAX_WAITING);
+        (Self(sender), receiver)
+    }
+
+    /// Hands a job over; its events come out of what is returned, and dropping that cancels it.
+    ///
+    /// # Errors
+    /// [`Failure::Busy`] when too many wait, [`Failure::Internal`] when the thread is gone.
+    pub fn start(&self, ask: Ask) -> Result<mpsc::Receiver<Event>, Failure> {
+        let (events, receiver) = mpsc::channel(MAX_UNREAD);
+        let Ask { prompt, sampling, seed, max_tokens, stop, show_special, constraint } = ask;
+        let job = Job { prompt, sampling, seed, max_tokens, stop, show_special, constraint, events };
+        match self.0.try_send(job) {
+            Ok(()) => Ok(receiver),
+            Err(TrySendError::Full(_)) => Err(Failure::Busy { retry_after_s: 1 }),
+            Err(TrySendError::Disconnected(_)) => {
+                Err(Failure::Internal { why: "the engine stopped; start `shoal serve` again".into() })
+            }
+        }
+    }
+}
+
+/// One answer under way.
+struct Session<'m> {
+    job: Job,
+    kv: KvCache,
+    /// Prompt and generated tokens.
+    ids: Vec<u32>,
+    sampler: Sampler,
+    stops: StopStrings,
+    text: Detokenizer<'m>,
+    /// Most tokens to generate, the context considered.
+    room: usize,
+    /// Bytes its cache may grow to.
+    reserved_bytes: usize,
+    reused: usize,
+    generated: usize,
+    began: Instant,
+    prefill: Option<Duration>,
+    first: Option<Instant>,
+    over: bool,
+}
+
+/// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
+/// that begin like earlier ones.
+pub fn run(model: &Model, jobs: &Receiver<Job>, kv_bytes: usize) -> Result<()> {
+    let vocab = model.shard.blueprint().vocab;
+    let items = (LOGIT_BYTES / (4 * vocab)).clamp(8, MAX_SESSIONS);
+    let rows = CHUNK_ROWS.max(items);
+    let capacity = Capacity { rows, items, logit_rows: items };
+    let mut batch = Batch {
+        model,
+        workspace: Workspace::new(&model.shard, capacity)?,
+        position_bytes: position_bytes(model)?,
+        waiting: VecDeque::new(),
+        sessions: Vec::new(),
+        kept: PrefixCache::new(kv_bytes / 4),
+        kv_bytes: kv_bytes - kv_bytes / 4,
+        logits: vec![0.0; vocab],
+    };
+    loop {
+        if !batch.take(jobs) {
+            return Ok(());
+        }
+        batch.admit();
+        batch.pass();
+    }
+}
+
+/// Bytes that a position of a session costs.
+fn position_bytes(model: &Model) -> Result<usize> {
+    let mut kv = model.shard.new_kv();
+    let positions = model.ctx.min(256);
+    kv.reserve(positions)?;
+    Ok(kv.bytes().div_ceil(positions))
+}
+
+struct Batch<'m> {
+    model: &'m Model,
+    workspace: Workspace,
+    position_bytes: usize,
+    waiting: VecDeque<Job>,
+    sessions: Vec<Session<'m>>,
+    kept: PrefixCache,
+    kv_bytes: usize,
+    logits: Vec<f32>,
+}
+
+impl<'m> Batch<'m> {
+    /// Takes new jobs, waiting for one when there is nothing else to do; false at the end of all work.
+    fn take(&mut self, jobs: &Receiver<Job>) -> bool {
+        self.waiting.retain(|job| !job.events.is_closed());
+        let idle = self.sessions.is_empty() && self.waiting.is_empty();
+        if idle {
+            match jobs.recv() {
+                Ok(job) => self.waiting.push_back(job),
+                Err(_) => return false,
+            }
+        } else if self.sessions.iter().all(|session| session.is_unread()) {
+            match jobs.recv_timeout(IDLE) {
+                Ok(job) => self.waiting.push_back(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(IDLE),
+            }
+        }
+        // What waits here is bounded, too: more stay in the channel, and the door refuses.
+        while self.waiting.len() < MAX_WAITING {
+            match jobs.try_recv() {
+                Ok(job) => self.waiting.push_back(job),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+            }
+        }
+        true
+    }
+
+    /// Begins sessions while there is room, in their order.
+    fn admit(&mut self) {
+        while let Some(job) = self.waiting.front() {
+            let room = job.max_tokens.min(self.model.ctx - job.prompt.len().min(self.model.ctx) + 1);
+            let bytes = (job.prompt.len() + room).min(self.model.ctx) * self.position_bytes;
+            let used: usize = self.sessions.iter().map(|session| session.reserved_bytes).sum();
+            // A session that is larger than all the room runs alone.
+            let full = used + bytes > self.kv_bytes && !self.sessions.is_empty();
+            if full || self.sessions.len() == MAX_SESSIONS {
+                return;
+            }
+            let Some(job) = self.waiting.pop_front() else { return };
+            let events = job.events.clone();
+            match self.begin(job, room, bytes) {
+                Ok(session) => self.sessions.push(session),
+                Err(error) => {
+                    let why = error.to_string();
+                    // The channel is empty: the job has not begun.
+                    let _ = events.try_send(Event::Failed(Failure::Invalid { field: None, why }));
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, mut job: Job, room: usize, reserved_bytes: usize) -> Result<Session<'m>> {
+        let tokenizer = &self.model.tokenizer;
+        let sampler = Sampler::new(job.sampling.clone(), job.seed, self.logits.len())?;
+        let stops = StopStrings::new(job.stop.clone())?;
+        let kv = self.kept.take(&job.prompt).unwrap_or_else(|| self.model.shard.new_kv());
+        let mut ids = std::mem::take(&mut job.prompt);
+        ids.reserve(room);
+        let text = tokenizer.stream().show_special(job.show_special);
+        job.prompt = ids.clone();
+        Ok(Session {
+            reused: kv.len(),
+            job,
+            kv,
+            ids,
+            sampler,
+            stops,
+            text,
+            room,
+            reserved_bytes,
+            generated: 0,
+            began: Instant::now(),
+            prefill: None,
+            first: None,
+            over: false,
+        })
+    }
+
+    /// One pass over the model, and what follows from it.
+    fn pass(&mut self) {
+        // A session that decodes has one row to compute; decoding comes first, so that a long prompt delays nobody.
+        self.sessions.sort_by_key(|session| session.pending() > 1);
+        let mut rows_left = self.workspace.capacity().rows;
+        let mut prompt_rows = CHUNK_ROWS;
+        let mut taken = Vec::new();
+        let mut items = Vec::new();
+        for (index, session) in self.sessions.iter_mut().enumerate() {
+            let pending = session.pending();
+            let rows =
+                if pending > 1 { pending.min(rows_left).min(prompt_rows) } else { pending.min(rows_left) };
+            if rows == 0
+                || items.len() == self.workspace.capacity().items
+                || session.is_unread()
+                || session.job.events.is_closed()
+            {
+                continue;
+            }
+            rows_left -= rows;
+            prompt_rows -= if pending > 1 { rows } else { 0 };
+            let last = rows == pending;
+            let start = session.kv.len();
+            taken.push((index, last));
+            items.push(Item {
+                kv: &mut session.kv,
+                input: Input::Tokens(&session.ids[start..start + rows]),
+                output: if last { Output::Last } else { Output::None },
+            });
+        }
+        if items.is_empty() {
+            self.sweep();
+            return;
+        }
+        let outcome = self.model.shard.forward(&mut self.workspace, &mut items);
+        drop(items);
+        let mut row = 0;
+        let turns = taken.len();
+        for (index, last) in taken {
+            let session = &mut self.sessions[index];
+            if let Err(error) = &outcome {
+                session.fail(error);
+            } else if last {
+                self.logits.copy_from_slice(self.workspace.logits(row));
+                row += 1;
+                session.step(&self.model.tokenizer, &mut self.logits);
+            } else {
+                session.tell_prefill();
+            }
+        }
+        if turns < self.sessions.len() {
+            self.sessions.rotate_left(turns);
+        }
+        self.sweep();
+    }
+
+    /// Takes sessions out that are over or have no reader, and keeps what they computed.
+    fn sweep(&mut self) {
+        let mut index = 0;
+        while index < self.sessions.len() {
+            let session = &self.sessions[index];
+            if session.over || session.job.events.is_closed() {
+                let session = self.sessions.remove(index);
+                self.kept.put(session.ids, session.kv);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Rows that have to be computed before the next token can be chosen.
+    fn pending(&self) -> usize {
+        self.ids.len() - self.kv.len()
+    }
+
+    /// Whether the reader has so much to read that the session must wait.
+    fn is_unread(&self) -> bool {
+        self.job.events.capacity() < EVENTS_PER_PASS
+    }
+
+    /// Sends an event. There was room for it before the pass; what fails is that the reader has gone.
+    fn tell(&self, event: Event) {
+        let _ = self.job.events.try_send(event);
+    }
+
+    fn tell_prefill(&self) {
+        let total = self.job.prompt.len() - self.reused;
+        self.tell(Event::Prefill { done: self.kv.len() - self.reused, total });
+    }
+
+    fn fail(&mut self, error: &dyn std::error::Error) {
+        self.over = true;
+        self.tell(Event::Failed(Failure::Internal { why: error.to_string() }));
+    }
+
+    /// Chooses a token from `logits` and tells about it.
+    fn step(&mut self, tokenizer: &Tokenizer, logits: &mut [f32]) {
+        let now = Instant::now();
+        self.prefill.get_or_insert(now - self.began);
+        self.first.get_or_insert(now);
+        if let Some(constraint) = &mut self.job.constraint
+            && let Err(error) = constraint.mask(logits)
+        {
+            return self.fail(&error);
+        }
+        let choice = match self.sampler.sample(logits, &self.ids, self.ids.len() as u64) {
+            Ok(choice) => choice,
+            Err(error) => return self.fail(&error),
+        };
+        let id = choice.id;
+        self.generated += 1;
+        if tokenizer.stop_ids().contains(&id) {
+            return self.finish(Finish::Stop);
+        }
+        let logprobs = choice.logprob.map(|logprob| TokenLogprobs {
+            chosen: named(tokenizer, Logprob { id, logprob }),
+            top: choice.top.iter().map(|top| named(tokenizer, *top)).collect(),
+        });
+        if let Some(constraint) = &mut self.job.constraint
+            && let Err(error) = constraint.accept(id)
+        {
+            return self.fail(&error);
+        }
+        self.ids.push(id);
+        let text = self.stops.push(self.text.push(id)).to_owned();
+        let done = self.job.constraint.as_ref().is_some_and(Constraint::is_complete);
+        self.tell(Event::Token { id, text, logprobs });
+        if self.stops.hit() || done {
+            self.finish(Finish::Stop);
+        } else if self.generated >= self.room {
+            self.finish(Finish::Length);
+        }
+    }
+
+    fn finish(&mut self, finish: Finish) {
+        self.over = true;
+        if !self.stops.hit() {
+            let mut rest = self.stops.push(self.text.finish()).to_owned();
+            rest.push_str(self.stops.finish());
+            if !rest.is_empty() {
+                self.tell(Event::Text(rest));
+            }
+        }
+        let prefill = self.prefill.unwrap_or_default();
+        let decode = self.first.map(|first| first.elapsed()).unwrap_or_default();
+        let after_first = self.generated.saturating_sub(1) as f64;
+        let usage = Usage {
+            prompt_tokens: self.job.prompt.len(),
+            cached_tokens: self.reused,
+            completion_tokens: self.generated,
+        };
+        let report = Report {
+            computed_by: vec!["me".into()],
+            ttft_ms: prefill.as_secs_f64() * 1e3,
+            prefill_ms: prefill.as_secs_f64() * 1e3,
+            tok_s: after_first / decode.as_secs_f64().max(1e-9),
+            ..Report::default()
+        };
+        let stop = self.stops.met().map(str::to_owned);
+        self.tell(Event::Done(Done { finish, stop, usage, report }));
+    }
+}
+
+fn named(tokenizer: &Tokenizer, token: Logprob) -> TokenLogprob {
+    TokenLogprob { id: token.id, bytes: tokenizer.token_bytes(token.id), logprob: token.logprob }
+}

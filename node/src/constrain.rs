@@ -1,0 +1,138 @@
+//! Answers that must have a form: JSON, JSON of a schema, a grammar, a regular expression.
+//!
+//! Before each choice the tokens that cannot continue a valid answer are made impossible; what is left is chosen among as
+//! always, so the draw for a token still depends on the seed, its position and the logits alone, and every node that
+//! computes the same logits writes the same answer. The grammar engine is `llguidance`; its limits on grammars and on work
+//! per token hold. References in schemas stay inside the schema: nothing is fetched.
+//!
+//! Limits: white space in JSON is fixed (`", "` and `": "`) unless the schema says otherwise with `x-guidance`: small models
+//! left free can write blanks for ever. Log-probabilities beside a constraint are those of the tokens it allows.
+
+use std::{fmt, sync::Arc};
+
+use api::inference::{Failure, Format};
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
+};
+use serde_json::{Value, json};
+use shard::tokenizer::{Tokenizer, vocabulary::Kind};
+
+/// Longest grammar or regular expression.
+const MAX_GRAMMAR_BYTES: usize = 256 << 10;
+/// The logit of what may not come: finite, as the sampler wants, and of no probability beside anything that may.
+const IMPOSSIBLE: f32 = -1e30;
+
+/// Makes constraints for one model's vocabulary.
+pub struct Constraints {
+    factory: ParserFactory,
+}
+
+/// One answer's constraint.
+pub struct Constraint {
+    matcher: Matcher,
+}
+
+/// A constraint that cannot go on.
+#[derive(Debug)]
+pub struct Broken(String);
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the answer's form cannot be kept: {}", self.0)
+    }
+}
+
+impl std::error::Error for Broken {}
+
+fn first_line(error: impl fmt::Display) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+impl Constraints {
+    /// Reads the vocabulary of `tokenizer`, of which a model computes the first `vocab` logits.
+    ///
+    /// # Errors
+    /// [`Broken`] when the vocabulary has no token that ends a turn.
+    pub fn new(tokenizer: &Tokenizer, vocab: usize) -> Result<Self, Broken> {
+        let end = tokenizer.eos().or(tokenizer.stop_ids().first().copied());
+        let end = end.ok_or_else(|| Broken("the model has no token that ends an answer".into()))?;
+        let bytes = |id: u32| match tokenizer.kind(id) {
+            Kind::Normal | Kind::Byte | Kind::UserDefined => tokenizer.token_bytes(id),
+            _ => [&[TokTrie::SPECIAL_TOKEN_MARKER][..], tokenizer.token_text(id).as_bytes()].concat(),
+        };
+        let words: Vec<Vec<u8>> = (0..vocab as u32).map(bytes).collect();
+        let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words);
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &[])
+            .map_err(|error| Broken(first_line(error)))?;
+        factory.quiet();
+        Ok(Self { factory })
+    }
+
+    /// The constraint that `format` asks for, if it asks for one.
+    ///
+    /// # Errors
+    /// [`Failure::Invalid`] when the schema or grammar is malformed, too large or uses what is not supported.
+    pub fn constraint(&self, format: &Format) -> Result<Option<Constraint>, Failure> {
+        let refuse = |why: String| Failure::invalid("response_format", why);
+        let grammar = match format {
+            Format::Text => return Ok(None),
+            Format::JsonObject => TopLevelGrammar::from_json_schema(fixed_space(json!({"type": "object"}))),
+            Format::JsonSchema(schema) => {
+                if schema.to_string().len() > MAX_GRAMMAR_BYTES {
+                    return Err(refuse(format!("the schema has more than {} KiB", MAX_GRAMMAR_BYTES >> 10)));
+                }
+                TopLevelGrammar::from_json_schema(fixed_space(schema.clone()))
+            }
+            Format::Grammar(text) | Format::Regex(text) if text.len() > MAX_GRAMMAR_BYTES => {
+                return Err(refuse(format!("the grammar has more than {} KiB", MAX_GRAMMAR_BYTES >> 10)));
+            }
+            Format::Grammar(text) => TopLevelGrammar::from_lark(text.clone()),
+            Format::Regex(text) => TopLevelGrammar::from_regex(text),
+        };
+        let parser = self.factory.create_parser(grammar);
+        let parser =
+            parser.map_err(|error| refuse(format!("the form cannot be used: {}", first_line(error))))?;
+        Ok(Some(Constraint { matcher: Matcher::new(Ok(parser)) }))
+    }
+}
+
+fn fixed_space(mut schema: Value) -> Value {
+    if let Some(schema) = schema.as_object_mut() {
+        schema.entry("x-guidance").or_insert_with(
+            || json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}),
+        );
+    }
+    schema
+}
+
+impl Constraint {
+    /// Makes the logits of tokens that may not come next impossible.
+    ///
+    /// # Errors
+    /// [`Broken`] when the grammar's limits are exceeded.
+    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), Broken> {
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|error| Broken(first_line(error)))?;
+        for (id, logit) in logits.iter_mut().enumerate() {
+            if id >= allowed.len() || !allowed.is_allowed(id as u32) {
+                *logit = IMPOSSIBLE;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with a token.
+    ///
+    /// # Errors
+    /// [`Broken`] when it was not allowed.
+    pub fn accept(&mut self, id: u32) -> Result<(), Broken> {
+        self.matcher.consume_token(id).map_err(|error| Broken(first_line(error)))
+    }
+
+    /// Whether the answer is complete and nothing may follow.
+    pub fn is_complete(&self) -> bool {
+        self.matcher.is_stopped()
+    }
+}

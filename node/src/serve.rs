@@ -1,0 +1,363 @@
+//! The API's other side on one machine alone: prompts become jobs of the compute thread ([`crate::batch`]).
+//!
+//! The API answers from the first moment: while the model loads every prompt is told to come back in a second.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::SystemTime,
+};
+
+use api::{
+    Inference,
+    inference::{
+        EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
+        Prompt, Verify,
+    },
+    swarm::{
+        Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Reachability, SwarmEvent,
+        SwarmModel, SwarmSnapshot,
+    },
+};
+use futures::{
+    FutureExt, StreamExt,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
+use shard::{
+    gguf::Gguf,
+    sample::SamplingParams,
+    tokenizer::{Encode, chat::RenderInput},
+};
+
+use crate::{
+    Result,
+    batch::{self, Ask, Jobs},
+    cli::EngineArgs,
+    constrain::Constraints,
+    generate,
+    model::Model,
+};
+
+/// How a node alone names itself.
+const ME: &str = "me";
+/// Loading the largest models takes some minutes, most take seconds.
+const RETRY_AFTER_S: u32 = 2;
+
+/// A node that computes everything itself.
+pub struct Alone {
+    state: Arc<OnceLock<Result<Ready, String>>>,
+    jobs: Jobs,
+    name: String,
+}
+
+struct Ready {
+    model: Model,
+    info: ModelInfo,
+    constraints: Result<Constraints, String>,
+}
+
+impl Alone {
+    /// Begins to load the model of `args` on the thread that will compute. `kv_bytes` bounds the memory of all sessions.
+    ///
+    /// # Errors
+    /// When the thread cannot be started; what goes wrong on it is told to whoever asks.
+    pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
+        let state = Arc::new(OnceLock::new());
+        let (jobs, work) = Jobs::new();
+        let name = model_name(&args.model);
+        let (theirs, called) = (state.clone(), name.clone());
+        std::thread::Builder::new().name("compute".into()).spawn(move || {
+            let ready = theirs.get_or_init(|| load(&args, called).map_err(|error| error.to_string()));
+            match ready {
+                Ok(ready) => {
+                    if let Err(error) = batch::run(&ready.model, &work, kv_bytes) {
+                        tracing::error!(%error, "the engine stopped");
+                    }
+                }
+                Err(why) => tracing::error!(%why, "the model could not be loaded"),
+            }
+        })?;
+        Ok(Arc::new(Self { state, jobs, name }))
+    }
+
+    /// Whether the model is loaded, or why it cannot be; `None` while it loads.
+    pub fn loaded(&self) -> Option<Result<(), String>> {
+        self.state.get().map(|state| state.as_ref().map(|_| ()).map_err(Clone::clone))
+    }
+
+    fn model(&self) -> Result<&Ready, Failure> {
+        let unavailable = |why: String| Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S };
+        match self.state.get() {
+            None => Err(unavailable(format!("the model {} is being loaded", self.name))),
+            Some(Err(why)) => Err(unavailable(format!("the model could not be loaded: {why}"))),
+            Some(Ok(ready)) => Ok(ready),
+        }
+    }
+}
+
+/// What clients call a model: its name, or its file's name without the folder, letters that names cannot have replaced.
+fn model_name(model: &str) -> String {
+    let file = model.rsplit(['/', '\\']).next().unwrap_or(model);
+    let file = file.strip_suffix(".gguf").unwrap_or(file);
+    let letter =
+        |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':') { c } else { '-' };
+    file.chars().take(96).map(letter).collect()
+}
+
+fn load(args: &EngineArgs, name: String) -> Result<Ready> {
+    let model = Model::load(args)?;
+    let vocab = model.shard.blueprint().vocab;
+    let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
+    let info = info(&model, name);
+    Ok(Ready { model, info, constraints })
+}
+
+fn info(model: &Model, name: String) -> ModelInfo {
+    let template = model.gguf.metadata().str("tokenizer.chat_template").map(str::to_owned);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let blueprint = model.shard.blueprint();
+    ModelInfo {
+        name,
+        hash: None,
+        architecture: blueprint.architecture.to_owned(),
+        format: format_name(&model.gguf),
+        parameters: model.gguf.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum(),
+        file_bytes: model.gguf.file_len(),
+        context: model.ctx,
+        num_layers: blueprint.layers.len(),
+        hidden: blueprint.hidden,
+        tools: template.as_ref().is_some_and(|template| template.contains("tools")),
+        template,
+        created_s: now.map_or(0, |now| now.as_secs()),
+        modes: vec![Mode::Local],
+        embeddings: false,
+        local: true,
+    }
+}
+
+/// The format most weights are in.
+fn format_name(gguf: &Gguf) -> String {
+    let largest = gguf.tensors().iter().max_by_key(|tensor| tensor.dims.iter().product::<u64>());
+    largest.map(|tensor| tensor.format.name().to_lowercase()).unwrap_or_default()
+}
+
+/// A request's prompt as token ids.
+fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
+    let wrong = |field: &'static str| move |error: shard::Error| Failure::invalid(field, error.to_string());
+    let ids = match prompt {
+        Prompt::Text(text) => {
+            let how = Encode { bos: true, special: false };
+            model.tokenizer.encode(text, how).map_err(wrong("prompt"))?
+        }
+        Prompt::Tokens(ids) => {
+            let vocab = model.shard.blueprint().vocab;
+            if ids.iter().any(|id| *id as usize >= vocab) {
+                return Err(Failure::invalid("prompt", format!("token ids must be below {vocab}")));
+            }
+            ids.clone()
+        }
+        Prompt::Messages { messages, tools, extra } => match &model.template {
+            Err(why) => {
+                let why = format!("the model's chat template cannot be used ({why}); use /v1/completions");
+                return Err(Failure::invalid("messages", why));
+            }
+            Ok(None) => generate::encode_chat(model, messages)
+                .map_err(|error| Failure::invalid("messages", error.to_string()))?,
+            Ok(Some(template)) => {
+                let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
+                let input = RenderInput {
+                    messages: messages.clone(),
+                    tools: tools.clone(),
+                    add_generation_prompt: true,
+                    bos_token: text(model.tokenizer.bos()),
+                    eos_token: text(model.tokenizer.eos()),
+                    now: Some(generate::now()),
+                    extra: extra.clone(),
+                };
+                let rendered = template.render(&input).map_err(wrong("messages"))?;
+                model.tokenizer.encode_prompt(&rendered).map_err(wrong("messages"))?
+            }
+        },
+    };
+    if ids.is_empty() {
+        return Err(Failure::invalid("prompt", "the prompt is empty"));
+    }
+    if ids.len() > model.ctx {
+        return Err(Failure::TooLong { tokens: ids.len(), context: model.ctx });
+    }
+    Ok(ids)
+}
+
+fn sampling(model: &Model, request: &GenerateRequest) -> Result<SamplingParams, Failure> {
+    let asked = &request.sampling;
+    let default = SamplingParams::default();
+    let vocab = model.shard.blueprint().vocab;
+    if let Some((id, _)) = asked.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
+        return Err(Failure::invalid(
+            "logit_bias",
+            format!("token {id} does not exist; ids are below {vocab}"),
+        ));
+    }
+    let params = SamplingParams {
+        temperature: asked.temperature.unwrap_or(default.temperature),
+        top_k: asked.top_k.unwrap_or(default.top_k),
+        top_p: asked.top_p.unwrap_or(default.top_p),
+        min_p: asked.min_p.unwrap_or(default.min_p),
+        typical_p: asked.typical_p.unwrap_or(default.typical_p),
+        repetition_penalty: asked.repetition_penalty.unwrap_or(default.repetition_penalty),
+        presence_penalty: asked.presence_penalty.unwrap_or(default.presence_penalty),
+        frequency_penalty: asked.frequency_penalty.unwrap_or(default.frequency_penalty),
+        penalty_window: default.penalty_window,
+        logit_bias: asked.logit_bias.clone(),
+        logprobs: request.logprobs.is_some(),
+        top_logprobs: request.logprobs.unwrap_or(0),
+    };
+    let valid = params.validate();
+    valid.map_err(|error| Failure::Invalid { field: None, why: error.to_string() })?;
+    Ok(params)
+}
+
+/// A seed for a request that has none; small enough for readers whose numbers are doubles.
+fn draw_seed() -> Result<u64, Failure> {
+    let seed = getrandom::u64();
+    let seed = seed.map_err(|_| Failure::Internal { why: "the system has no randomness".into() })?;
+    Ok(seed & ((1 << 53) - 1))
+}
+
+impl Ready {
+    fn begin(&self, jobs: &Jobs, request: &GenerateRequest) -> Result<Generation, Failure> {
+        if let Some(mode) = request.mode.filter(|mode| *mode != Mode::Local) {
+            let why = format!("this node is alone, it cannot answer in mode `{}`", mode.name());
+            return Err(Failure::invalid("mode", why));
+        }
+        let constraint = match &self.constraints {
+            Ok(constraints) => constraints.constraint(&request.format)?,
+            Err(_) if request.format == api::inference::Format::Text => None,
+            Err(why) => return Err(Failure::invalid("response_format", why.as_str())),
+        };
+        let prompt = encode(&self.model, &request.prompt)?;
+        let plan = Plan {
+            model: self.info.name.clone(),
+            mode: Mode::Local,
+            verify: Verify::None,
+            route: vec![format!("{ME}:0-{}", self.info.num_layers)],
+            predicted_tok_s: None,
+            seed: request.seed.map_or_else(draw_seed, Ok)?,
+            prompt_tokens: prompt.len(),
+        };
+        let ask = Ask {
+            prompt,
+            sampling: sampling(&self.model, request)?,
+            seed: plan.seed,
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            stop: request.stop.clone(),
+            show_special: request.show_special,
+            constraint,
+        };
+        let events = jobs.start(ask)?;
+        let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });
+        Ok(Generation { plan, events: events.boxed() })
+    }
+}
+
+impl Inference for Alone {
+    fn models(&self) -> Vec<ModelInfo> {
+        self.model().map(|ready| vec![ready.info.clone()]).unwrap_or_default()
+    }
+
+    fn ready(&self) -> Result<(), Failure> {
+        self.model().map(drop)
+    }
+
+    fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {
+        let (state, jobs) = (self.state.clone(), self.jobs.clone());
+        let loading = self.ready().err();
+        // Rendering a template and encoding a long prompt take their time: not on the threads that serve connections.
+        let work = tokio::task::spawn_blocking(move || match (state.get(), loading) {
+            (Some(Ok(ready)), None) => ready.begin(&jobs, &request),
+            (_, failure) => Err(failure.unwrap_or_else(|| Failure::Internal { why: "no model".into() })),
+        });
+        work.map(|done| done.unwrap_or_else(|error| Err(Failure::Internal { why: error.to_string() })))
+            .boxed()
+    }
+
+    fn embed(&self, _: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        let why = "this model was made to continue text and has no embeddings";
+        futures::future::ready(Err(Failure::invalid("model", why))).boxed()
+    }
+
+    fn swarm(&self) -> SwarmSnapshot {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let ready = self.model();
+        let (state, reason) = match (&ready, self.state.get()) {
+            (Ok(_), _) => (NodeState::Ready, None),
+            (Err(failure), None) => (NodeState::Starting, Some(failure.to_string())),
+            (Err(failure), Some(_)) => (NodeState::Unable, Some(failure.to_string())),
+        };
+        let info = ready.ok().map(|ready| &ready.info);
+        let holding =
+            |info: &ModelInfo| Holding { model: info.name.clone(), start: 0, end: info.num_layers as u32 };
+        let me = Node {
+            id: ME.into(),
+            name: "this machine".into(),
+            me: true,
+            trusted: true,
+            state: "up".into(),
+            class: "d1".into(),
+            path: "self".into(),
+            holdings: info.map(holding).into_iter().collect(),
+            ..Node::default()
+        };
+        let model = |info: &ModelInfo| SwarmModel {
+            id: info.name.clone(),
+            name: info.name.clone(),
+            num_layers: info.num_layers as u32,
+            file_bytes: info.file_bytes,
+            holders: vec![1; info.num_layers],
+            complete: true,
+            download: None,
+        };
+        SwarmSnapshot {
+            at_ms: now.map_or(0, |now| now.as_millis() as u64),
+            version: env!("CARGO_PKG_VERSION").into(),
+            me: ME.into(),
+            state,
+            reason,
+            reachability: Reachability { class: "unknown".into(), why: "this node is in no swarm".into() },
+            nodes: vec![me],
+            models: info.map(model).into_iter().collect(),
+            modes: vec![ModeInfo {
+                mode: Mode::Local,
+                sentence: "Nobody else: everything is computed on this machine.".into(),
+                available: info.is_some(),
+                reason: None,
+            }],
+            ..SwarmSnapshot::default()
+        }
+    }
+
+    fn watch(&self) -> BoxStream<'static, SwarmEvent> {
+        // Alone, the one thing that changes is that the model is ready.
+        let state = self.state.clone();
+        let told = stream::once(async move {
+            while state.get().is_none() {
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            }
+            let (state, reason) = match state.get() {
+                Some(Err(why)) => (NodeState::Unable, Some(why.clone())),
+                _ => (NodeState::Ready, None),
+            };
+            SwarmEvent::State { state, reason }
+        });
+        told.chain(stream::pending()).boxed()
+    }
+
+    fn contribute(&self, _: ContributionChange) -> Result<Contribution, Failure> {
+        let why = "this node is in no swarm, so there is nothing to give or to pause".into();
+        Err(Failure::Invalid { field: None, why })
+    }
+
+    fn metrics(&self) -> Vec<Metric> {
+        Vec::new()
+    }
+}
