@@ -13,7 +13,8 @@ fn the_page_works_in_a_real_browser() {
         assert!(!required, "node is not installed");
         return say("skipped: the page is not tested in a browser, missing: node");
     };
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     for line in said.lines().filter(|line| line.starts_with("skipped:")) {
         say(line);
