@@ -217,6 +217,7 @@ export function draw(host, view, width) {
     );
   }
   parts.push(view.scars.map((scar) => scarMark(scar, `${host.id}-hatch`, x, y, width)), seabed(view, x, bottom + 4, narrow));
+  host.classList.toggle('resting', !view.flowing);
   host.setAttribute('width', width);
   host.setAttribute('height', height(view.rows.length));
   host.replaceChildren(

@@ -146,7 +146,7 @@ export class Chat {
   /** The line above the prompt: the way of the running answer, or what would happen next. */
   course() {
     const running = this.answering && [...this.swarm.pipelines.values()].findLast((one) => one.request && one.request === this.answering.request);
-    const pipeline = running || (this.answering && this.swarm.current());
+    const pipeline = running || undefined;
     const layers = this.swarm.model(pipeline?.model)?.layers ?? 1;
     const stages = (pipeline?.stages ?? []).map((stage) => ({ ...stage, kind: kindOf(this.swarm.nodes.get(stage.node)) }));
     strip($('course-strip'), stages, layers);
@@ -164,11 +164,12 @@ export class Chat {
       return `Ready. ${count([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length, 'peer')} in reach.`;
     }
     const names = [...new Set(stages.filter((stage) => stage.kind !== 'home').map((stage) => swarm.called(stage.node)))];
-    const where = names.length ? `through ${names.slice(0, 3).join(', ')}${names.length > 3 ? ` and ${names.length - 3} more` : ''}` : 'on this machine';
-    const { tokens, firstAt } = this.answering;
-    if (tokens === 0) return pipeline ? `Reading the prompt ${where}.` : 'Waiting for the first token.';
+    const { tokens, firstAt, mode } = this.answering;
+    // Where it is computed is said only when it is known.
+    const where = names.length ? ` through ${names.slice(0, 3).join(', ')}${names.length > 3 ? ` and ${names.length - 3} more` : ''}` : pipeline || mode === 'local' ? ' on this machine' : '';
+    if (tokens === 0) return pipeline ? `Reading the prompt${where}.` : 'Waiting for the first token.';
     const seconds = (performance.now() - firstAt) / 1000;
-    return `${count(tokens, 'token')} ${where}${seconds > 0.5 ? `, ${rate(tokens / seconds)} per second` : ''}`;
+    return `${count(tokens, 'token')}${where}${seconds > 0.5 ? `, ${rate(tokens / seconds)} per second` : ''}`;
   }
 
   onFailover(failover) {
@@ -282,7 +283,7 @@ export class Chat {
   /** Streams the answer to the turns so far. */
   async answer() {
     const controller = new AbortController();
-    const answering = { abort: () => controller.abort(), tokens: 0, firstAt: 0, startedAt: performance.now(), request: '', faults: [], waiting: '' };
+    const answering = { abort: () => controller.abort(), tokens: 0, firstAt: 0, startedAt: performance.now(), mode: this.mode, request: '', faults: [], waiting: '' };
     this.answering = answering;
     const body = this.body();
     const turn = { role: 'assistant', content: '' };
@@ -418,12 +419,15 @@ export class Chat {
     const stages = (outcome.pipeline?.stages ?? []).map((stage) => ({ ...stage, kind: kindOf(swarm.nodes.get(stage.node)) }));
     const planned = stages.length ? stages : readRoute(outcome.route);
     const report = outcome.report ?? {};
-    const peers = list(report.computed_by, 64).map((name) => clean(name, 24)).filter((name) => name && name !== 'me');
+    // An answer that was cut has no report: then the plan says who took part, and nothing says who checked.
+    const took = outcome.report ? list(report.computed_by, 64) : planned.map((stage) => (stage.kind === 'home' ? 'me' : stages.length ? swarm.called(stage.node) : stage.node));
+    const peers = [...new Set(took.map((name) => clean(name, 24)))].filter((name) => name && name !== 'me');
+    const known = took.length > 0 || outcome.mode === 'local';
     const checkers = list(report.checked_by, 16).map((name) => clean(name, 24)).filter(Boolean);
     const speed = number(report.tok_s) || (outcome.seconds > 0 ? outcome.tokens / outcome.seconds : 0);
     const faults = Math.max(number(report.faults_survived), outcome.told.length);
-    const facts = [peers.length ? count(peers.length, 'peer') : 'this machine alone'];
-    if (peers.length) facts.push(checkers.length ? `checked by ${checkers.slice(0, 2).join(', ')}${checkers.length > 2 ? ` and ${checkers.length - 2} more` : ''}` : 'unchecked');
+    const facts = [peers.length ? count(peers.length, 'peer') : known ? 'this machine alone' : `mode ${outcome.mode}`];
+    if (peers.length && outcome.report) facts.push(checkers.length ? `checked by ${checkers.slice(0, 2).join(', ')}${checkers.length > 2 ? ` and ${checkers.length - 2} more` : ''}` : 'unchecked');
     if (speed) facts.push(`${rate(speed)} tok/s`);
     if (faults) facts.push(`${count(faults, 'fault')} survived`);
     if (outcome.finish === 'stopped') facts.push('stopped by you');
@@ -434,10 +438,10 @@ export class Chat {
     return h('details', { class: 'badge' },
       h('summary', null, line, h('span', { class: 'facts' }, facts.map((fact, i) => h('span', { class: /survived|unchecked/.test(fact) ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
       h('dl', null,
-        row('Read by', `mode ${outcome.mode}`),
+        row('Mode', outcome.mode),
         row('Way', stages.length ? stages.map((stage) => `${stage.kind === 'home' ? 'this machine' : swarm.called(stage.node)} ${stage.start}–${stage.end} (${duration(stageMs(stage))})`).join(' → ') : clean(outcome.route, 400)),
-        row('Computed by', peers.length ? peers.join(', ') : 'this machine'),
-        row('Checked by', peers.length ? (checkers.length ? `${checkers.join(', ')}${number(report.checked_tokens) ? `: ${count(number(report.checked_tokens), 'token')} recomputed and equal` : ''}` : 'nobody') : ''),
+        row('Computed by', peers.length ? peers.join(', ') : known ? 'this machine' : ''),
+        row('Checked by', peers.length && outcome.report ? (checkers.length ? `${checkers.join(', ')}${number(report.checked_tokens) ? `: ${count(number(report.checked_tokens), 'token')} recomputed and equal` : ''}` : 'nobody') : ''),
         row('Speed', `${rate(speed)} tokens per second${outcome.predicted ? `, ${rate(outcome.predicted)} predicted` : ''}`),
         row('First token', Number.isFinite(outcome.firstMs) ? `after ${duration(outcome.firstMs)}` : ''),
         row('Seed', `${outcome.seed}: with it, the same tokens come again`),
@@ -458,7 +462,7 @@ function readHeaders(outcome, headers) {
 
 /** The stages in a route such as `me:0-2 3f2a91c0:2-16`. */
 const readRoute = (route) =>
-  [...(route ?? '').matchAll(/(\w{1,16}):(\d{1,4})-(\d{1,4})/g)].map(([, node, start, end]) => ({ kind: node === 'me' ? 'home' : 'stranger', start: Number(start), end: Number(end) }));
+  [...(route ?? '').matchAll(/(\w{1,16}):(\d{1,4})-(\d{1,4})/g)].map(([, node, start, end]) => ({ node, kind: node === 'me' ? 'home' : 'stranger', start: Number(start), end: Number(end) }));
 
 /** What a chunk says beside its text: the last one has the report on the whole answer. */
 function readChunk(outcome, chunk) {

@@ -195,13 +195,16 @@ check('stop cancels the request at once, by button and by key', async () => {
   await ready(page);
   for (const stop of [() => page.click('#send'), () => page.keyboard.press('Escape')]) {
     const stream = await ask(view, 'go on');
+    fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
     stream.token('forever and');
     await shown(page, 'forever and');
+    await until(page, () => document.querySelector('#course-text').textContent.includes('through 3f2a91c0'));
     const gone = new Promise((resolve) => (fake.gone = resolve));
     await stop();
     await gone;
     await page.waitForSelector('.turn.answer:last-child .badge');
-    assert.match(await page.innerText('.turn.answer:last-child .badge'), /stopped by you/);
+    assert.match(await page.innerText('.turn.answer:last-child .badge'), /^2 peers · .*stopped by you/);
+    assert.doesNotMatch(await page.innerText('.turn.answer:last-child .badge'), /checked/, 'nobody said so');
     assert.equal(await page.innerText('#send'), 'Send');
   }
   await view.close();
