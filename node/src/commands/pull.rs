@@ -311,7 +311,9 @@ impl View {
         if let Some(bar) = &self.bar {
             bar.set_position(done_bytes);
         }
-        if !self.json || self.told.is_some_and(|told| told.elapsed() < REPORT_EVERY) {
+        // Before the plan is told only a header comes.
+        if !self.json || self.total_bytes == 0 || self.told.is_some_and(|told| told.elapsed() < REPORT_EVERY)
+        {
             return;
         }
         self.told = Some(Instant::now());
