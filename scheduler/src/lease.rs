@@ -76,8 +76,8 @@ impl Leases {
         let mut crowded = false;
         for answer in answers {
             let believed = self.sessions(now, answer.node).unwrap_or(0).max(announced(answer.node));
-            crowded |=
-                answer.sessions >= answer.lanes && answer.sessions > believed.saturating_add(answer.lanes / 2);
+            crowded |= answer.sessions >= answer.lanes
+                && answer.sessions > believed.saturating_add(answer.lanes / 2);
             remember(&mut self.heard, now, answer.node, (now, answer.sessions), |entry| entry.0, HEARD_MS);
         }
         if crowded && looks + 1 < LOOKS { Verdict::Again } else { Verdict::Take }

@@ -14,9 +14,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::capability::Holding;
 use crate::latency::{Ema, RoundTrip, SPEED_TAU_MS, bounded_claim};
 use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
-use crate::capability::Holding;
 use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId};
 
 /// Two missed 5 s announcements plus one slow gossip round; lower and a busy peer flaps in and out of pipelines.
@@ -217,7 +217,8 @@ impl SwarmView {
         let Some(known) = self.known.get(&node) else { return false };
         let announced = known.capability.holding(model).map(Holding::loaded_set).unwrap_or_default();
         let held = announced.intersection(&held);
-        let full = self.corrections.len() >= MAX_CORRECTIONS && !self.corrections.contains_key(&(node, model));
+        let full =
+            self.corrections.len() >= MAX_CORRECTIONS && !self.corrections.contains_key(&(node, model));
         if held == announced || full {
             return false;
         }
@@ -229,7 +230,8 @@ impl SwarmView {
     /// Two nodes turned out not to reach each other, in either direction: no route crosses that pair for a while.
     pub fn unreachable(&mut self, one: NodeId, other: NodeId, now: Millis) {
         let pair = (one.min(other), one.max(other));
-        if one != other && (self.unreachable.len() < MAX_CORRECTIONS || self.unreachable.contains_key(&pair)) {
+        if one != other && (self.unreachable.len() < MAX_CORRECTIONS || self.unreachable.contains_key(&pair))
+        {
             self.unreachable.insert(pair, now);
             self.epoch += 1;
         }
@@ -298,7 +300,8 @@ impl SwarmView {
             host.trust = experience.trust;
             if let Some(holding) = holding {
                 let loaded = holding.loaded_set();
-                let correction = self.corrections.get(&(*id, model)).filter(|known| known.announced == loaded);
+                let correction =
+                    self.corrections.get(&(*id, model)).filter(|known| known.announced == loaded);
                 host.loaded = within(correction.map_or(loaded, |known| known.held.clone()));
                 host.on_disk = within(holding.on_disk_set());
                 let prior = if *id == myself { 0.0 } else { PRIOR_LAYER_MS };
@@ -430,7 +433,8 @@ mod tests {
         let some: LayerSet = LayerRange::new(0, 3).unwrap().into();
         assert!(!view.correct(node, model, all.clone(), Millis(0)), "it repeats its claim");
         assert!(view.correct(node, model, some.clone(), Millis(0)));
-        let shown = |view: &SwarmView| view.snapshot(model, 8, node).unwrap().host(node).unwrap().loaded.clone();
+        let shown =
+            |view: &SwarmView| view.snapshot(model, 8, node).unwrap().host(node).unwrap().loaded.clone();
         view.merge(said(1, 2), Millis(1));
         assert_eq!(shown(&view), some, "saying it again does not make it true");
         let mut other = claim(1, 3);

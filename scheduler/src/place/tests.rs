@@ -1,4 +1,6 @@
-use super::{Advice, Ground, Keeper, Move, Pace, SETTLE_MS, Site, first_holding, goodput_tps, place, restitch, split};
+use super::{
+    Advice, Ground, Keeper, Move, Pace, SETTLE_MS, Site, first_holding, goodput_tps, place, restitch, split,
+};
 use crate::chance::Chance;
 use crate::{LayerRange, LayerSet, Millis, NodeId};
 

@@ -6,8 +6,8 @@ use scheduler::chance::mix;
 use scheduler::lease::{Leases, Load, Verdict};
 use scheduler::recover::Failure;
 use scheduler::route::{self, Router};
-use scheduler::snapshot::{Host, Links};
 use scheduler::session::{Action, End, Event, Session, Standbys};
+use scheduler::snapshot::{Host, Links};
 use scheduler::trust::{Outcome, Record};
 use scheduler::{
     Boomerang, LayerRange, LayerSet, ModelId, NodeId, Pipeline, Request, Segment, SessionId, Shape, Snapshot,
@@ -114,8 +114,7 @@ impl Swarm {
         let now = self.local(at);
         let prompt = turn.history.len();
         let rtt = self.net.rtt_p99_ms();
-        let (session, actions) =
-            Session::start(id, now, prompt as u32, wanted, pipeline, standbys, rtt);
+        let (session, actions) = Session::start(id, now, prompt as u32, wanted, pipeline, standbys, rtt);
         let cancels = self.chance.happens(self.options.cancels) && turn.must == 0;
         let live = Live {
             session,
@@ -171,7 +170,8 @@ impl Swarm {
         let pipeline = machine.asker.router.route(&snapshot, &request).ok()?.pipeline;
         let ends = [pipeline.segments().first(), pipeline.segments().last()];
         let home = ends.iter().flatten().all(|segment| segment.node == id(at));
-        self.checks.that(home || !self.options.boomerang, || format!("an end of {pipeline:?} is not at {at}"));
+        self.checks
+            .that(home || !self.options.boomerang, || format!("an end of {pipeline:?} is not at {at}"));
         let shadows = pipeline.segments().iter().enumerate().map(|(k, segment)| {
             let follows = self.options.shadows && segment.node != id(at);
             follows.then(|| standby::shadow(&snapshot, &request, &pipeline, k)).flatten()
@@ -210,7 +210,6 @@ impl Swarm {
             | Event::Token { epoch, .. } => *epoch != live.session.epoch(),
             _ => false,
         };
-        if std::env::var_os("STORM_LOG").is_some() { eprintln!("{} {at} {id:?}      <- {event:?}", self.now); }
         let before = (live.session.epoch(), live.session.emitted().len());
         let actions = live.session.step(now, event);
         let after = (live.session.epoch(), live.session.emitted().len());
@@ -274,7 +273,6 @@ impl Swarm {
 
     fn act(&mut self, at: usize, id: SessionId, actions: Vec<Action>) {
         for action in actions {
-            if std::env::var_os("STORM_LOG").is_some() { eprintln!("{} {at} {id:?} {action:?}", self.now); }
             let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
             match action {
                 Action::Open { stage, epoch, segment, next, at: keep } => {
@@ -372,9 +370,11 @@ impl Swarm {
         let Some(live) = self.machines[at].asker.live.remove(&id) else { return };
         let now = self.local(at);
         let whole = live.tokens.len() == live.prompt + self.options.tokens.1 as usize;
-        self.checks.that(whole == (end == End::Length), || format!("{id:?} ended by {end:?}, whole: {whole}"));
+        self.checks
+            .that(whole == (end == End::Length), || format!("{id:?} ended by {end:?}, whole: {whole}"));
         let must = live.turn.must;
-        self.checks.that(whole || must != 1, || format!("{id:?} of machine {at} ended by {end:?} after healing"));
+        self.checks
+            .that(whole || must != 1, || format!("{id:?} of machine {at} ended by {end:?} after healing"));
         if !whole && must > 1 {
             let turn = Turn { must: must - 1, ..live.turn.clone() };
             self.at(self.now + AGAIN_MS, Happening::Ask { at, turn: Box::new(turn) });

@@ -54,7 +54,9 @@ impl Checks {
         let highest = self.epochs.entry((at.0, at.1, session, layer)).or_insert(epoch);
         let fenced = epoch >= *highest;
         *highest = (*highest).max(epoch);
-        self.that(fenced, || format!("{now} ms: machine {} computes {session:?} of an old epoch {epoch}", at.0));
+        self.that(fenced, || {
+            format!("{now} ms: machine {} computes {session:?} of an old epoch {epoch}", at.0)
+        });
         self.that(holds, || format!("{now} ms: machine {} computes layers it does not hold", at.0));
         self.that(in_place, || format!("{now} ms: machine {} computes off its KV length", at.0));
     }

@@ -124,7 +124,14 @@ impl Stage {
     pub fn new(held: LayerSet, slots: u32, kv: u64) -> Self {
         let limits =
             Limits { slots, kv_bytes: kv, waiting: WAITING, tiers: vec![Tier { weight: 1.0, share: slots }] };
-        Self { held, door: Admission::new(limits.clone()), served: BTreeMap::new(), closed: BTreeMap::new(), asks: 0, limits }
+        Self {
+            held,
+            door: Admission::new(limits.clone()),
+            served: BTreeMap::new(),
+            closed: BTreeMap::new(),
+            asks: 0,
+            limits,
+        }
     }
 
     /// Takes in a lease; `Err` when it is refused, `Ok(true)` when it runs already, `Ok(false)` when the answer comes from
@@ -235,7 +242,8 @@ impl Stage {
         let keys: Vec<_> =
             self.served.range((session, 0)..).map(|e| *e.0).take_while(|k| k.0 == session).collect();
         // A close that comes late does not end what was opened since.
-        let keys = keys.into_iter().filter(|key| self.served.get(key).is_some_and(|s| s.lease.epoch <= epoch));
+        let keys =
+            keys.into_iter().filter(|key| self.served.get(key).is_some_and(|s| s.lease.epoch <= epoch));
         let keys: Vec<_> = keys.collect();
         keys.into_iter().for_each(|key| self.drop_entry(key));
     }
@@ -279,8 +287,7 @@ impl Stage {
 
     /// A session that keeps more than its lease, if any.
     pub fn over_lease(&self) -> Option<SessionId> {
-        let over =
-            |s: &&Served| s.kv.len() > s.lease.positions || (s.guard.is_none() && !s.kv.is_empty());
+        let over = |s: &&Served| s.kv.len() > s.lease.positions || (s.guard.is_none() && !s.kv.is_empty());
         self.served.values().find(over).map(|served| served.lease.session)
     }
 

@@ -10,9 +10,7 @@ use scheduler::place::{Advice, Keeper, Move};
 use scheduler::recover::{BEACON_MS, Failure};
 use scheduler::session::{Event, Standbys};
 use scheduler::view::{Geography, Merged, SwarmView};
-use scheduler::{
-    Capability, LayerRange, LayerSet, Millis, ModelId, NodeId, OperatorId, Pipeline, SessionId,
-};
+use scheduler::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId, OperatorId, Pipeline, SessionId};
 
 use super::Report;
 use super::asker::{Asker, Turn};
@@ -44,8 +42,18 @@ const MOST_EVENTS: u64 = 50_000_000;
 pub(super) enum Body {
     Open(Lease),
     /// Under the epoch in which the session was at that time.
-    Close { session: SessionId, epoch: u32 },
-    Frame { session: SessionId, epoch: u32, layer: u32, from: u32, inputs: Vec<u64>, home: usize },
+    Close {
+        session: SessionId,
+        epoch: u32,
+    },
+    Frame {
+        session: SessionId,
+        epoch: u32,
+        layer: u32,
+        from: u32,
+        inputs: Vec<u64>,
+        home: usize,
+    },
     Feed {
         session: SessionId,
         layer: u32,
@@ -54,17 +62,61 @@ pub(super) enum Body {
         home: usize,
     },
     Gossip(Box<Capability>),
-    Opened { session: SessionId, stage: usize, epoch: u32, have: u32, load: Load },
+    Opened {
+        session: SessionId,
+        stage: usize,
+        epoch: u32,
+        have: u32,
+        load: Load,
+    },
     /// `node` will not serve the session; if that is because it does not hold the layers, this is what it holds.
-    Failed { session: SessionId, epoch: u32, node: NodeId, failure: Failure, held: Option<LayerSet> },
+    Failed {
+        session: SessionId,
+        epoch: u32,
+        node: NodeId,
+        failure: Failure,
+        held: Option<LayerSet>,
+    },
     /// Two nodes cannot reach each other.
-    NoWay { session: SessionId, epoch: u32, from: NodeId, to: NodeId },
-    Short { session: SessionId, stage: usize, epoch: u32, have: u32 },
-    Logged { session: SessionId, stage: usize, epoch: u32, layer: u32, from: u32, outputs: Vec<u64> },
-    Token { session: SessionId, epoch: u32, position: u32, token: u32 },
-    Beacon { session: SessionId, stage: usize, epoch: u32 },
-    Fed { session: SessionId, node: NodeId, have: u32 },
-    Lost { node: NodeId },
+    NoWay {
+        session: SessionId,
+        epoch: u32,
+        from: NodeId,
+        to: NodeId,
+    },
+    Short {
+        session: SessionId,
+        stage: usize,
+        epoch: u32,
+        have: u32,
+    },
+    Logged {
+        session: SessionId,
+        stage: usize,
+        epoch: u32,
+        layer: u32,
+        from: u32,
+        outputs: Vec<u64>,
+    },
+    Token {
+        session: SessionId,
+        epoch: u32,
+        position: u32,
+        token: u32,
+    },
+    Beacon {
+        session: SessionId,
+        stage: usize,
+        epoch: u32,
+    },
+    Fed {
+        session: SessionId,
+        node: NodeId,
+        have: u32,
+    },
+    Lost {
+        node: NodeId,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -181,9 +233,9 @@ impl Swarm {
             let (slots, kv) = if serves { (options.slots, options.kv) } else { (64, 1 << 20) };
             let pretends = draw.happens(options.pretenders) && serves;
             let start = draw.below(options.layers as usize) as u32;
-            let leap = options.jumps.then(|| {
-                (draw.below(options.heal_ms as usize) as u64, 1_000 + draw.below(3_600_000) as u64)
-            });
+            let leap = options
+                .jumps
+                .then(|| (draw.below(options.heal_ms as usize) as u64, 1_000 + draw.below(3_600_000) as u64));
             Machine {
                 up: true,
                 boot: 0,
@@ -416,9 +468,8 @@ impl Swarm {
                 self.opened(to, session, stage, epoch, have, load);
             }
             Body::Failed { session, epoch, node, failure, held } => {
-                let corrected = held.is_some_and(|held| {
-                    self.machines[to].view.correct(node, ModelId::default(), held, now)
-                });
+                let corrected = held
+                    .is_some_and(|held| self.machines[to].view.correct(node, ModelId::default(), held, now));
                 let failure = if corrected { Failure::Misrouted } else { failure };
                 self.failed_in(to, session, epoch, node, failure);
             }
@@ -464,7 +515,10 @@ impl Swarm {
         }
         self.admit(to);
         // Asked again, or asked under a new epoch while it runs: promised at once.
-        if opened == Ok(true) && !follow && let Some(have) = self.machines[to].stage.have(session, layer, epoch) {
+        if opened == Ok(true)
+            && !follow
+            && let Some(have) = self.machines[to].stage.have(session, layer, epoch)
+        {
             let load = self.machines[to].stage.load(id(to));
             self.send(to, home, Body::Opened { session, stage, epoch, have, load });
         }
@@ -742,7 +796,9 @@ fn windows(options: &Options, draw: &mut Chance) -> Vec<LayerSet> {
     let mut held = Vec::new();
     for _ in 0..options.nodes {
         let len = (options.room as usize).min(n);
-        let need = |start: usize| holders[start..start + len].iter().map(|h| 4u32.saturating_sub(*h).pow(3)).sum::<u32>();
+        let need = |start: usize| {
+            holders[start..start + len].iter().map(|h| 4u32.saturating_sub(*h).pow(3)).sum::<u32>()
+        };
         let most = (0..=n - len).map(need).max().unwrap_or(0);
         let starts: Vec<usize> = (0..=n - len).filter(|start| need(*start) == most).collect();
         let start = starts[draw.below(starts.len())];
