@@ -27,6 +27,10 @@ const MOST_HEDGES: f64 = 3.0;
 /// Steps in a row that must be slow before a stage is left for it.
 const GRAY_STEPS: u32 = 8;
 
+/// Steps before anything counts as slow. Fewer and quick ones at the start, by chance, make all later ones look slow and
+/// shut them out of the baseline for ever.
+const ORDINARY_STEPS: u32 = 16;
+
 /// What is wrong with a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
@@ -183,6 +187,7 @@ pub struct Detector {
     /// The same over ordinary steps only: what jitter alone explains is not slowness.
     ordinary: RoundTrip,
     baseline: Ema,
+    seen: u32,
     slow_steps: u32,
 }
 
@@ -192,6 +197,7 @@ impl Default for Detector {
             step: RoundTrip::default(),
             ordinary: RoundTrip::default(),
             baseline: Ema::new(crate::latency::SPEED_TAU_MS),
+            seen: 0,
             slow_steps: 0,
         }
     }
@@ -213,7 +219,9 @@ impl Detector {
     pub fn note(&mut self, now: Millis, ms: f64) {
         let usual = self.baseline.value();
         let jitter = self.ordinary.p99_ms().unwrap_or(f64::INFINITY);
-        if usual.is_some_and(|usual| ms > 3.0 * usual) && ms > jitter {
+        self.seen = self.seen.saturating_add(1);
+        let known = self.seen > ORDINARY_STEPS;
+        if known && usual.is_some_and(|usual| ms > 3.0 * usual) && ms > jitter {
             self.slow_steps += 1;
         } else {
             self.slow_steps = 0;

@@ -24,7 +24,20 @@ use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
 /// # Errors
 /// [`NoRoute`] when the other nodes do not cover the model.
 pub fn disjoint(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Result<Route, NoRoute> {
-    let mut router = Router::default();
+    disjoint_with(&mut Router::default(), snapshot, request, primary)
+}
+
+/// As [`disjoint`], with the memory of a router kept for this: at ten thousand nodes half of the time of a first search
+/// is the memory of its table. The router is prepared anew.
+///
+/// # Errors
+/// As [`disjoint`].
+pub fn disjoint_with(
+    router: &mut Router,
+    snapshot: &Snapshot,
+    request: &Request,
+    primary: &Pipeline,
+) -> Result<Route, NoRoute> {
     let others = without(snapshot, request, primary, true);
     if others.policy.deny.len() > without(snapshot, request, primary, false).policy.deny.len()
         && let Ok(route) = router.prepare(snapshot, &others).and_then(|()| router.route(snapshot, &others))

@@ -11,7 +11,9 @@
 //! for twelve hours, doubling from then on. Equivocation and forged signatures ban at once. Being unreachable is a
 //! stall, which lowers the score and never bans.
 
-use crate::Millis;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{Millis, NodeId, OperatorId};
 
 /// Quarantine after the first proven lie.
 pub const QUARANTINE_MS: u64 = 600_000;
@@ -155,8 +157,87 @@ impl Record {
     }
 }
 
+/// What somebody says a segment's output at disputed positions is, as a digest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Testimony {
+    /// Who computed it.
+    pub node: NodeId,
+    /// Who answers for it; several nodes of one operator count once.
+    pub operator: OperatorId,
+    /// Of the canonical output bytes.
+    pub digest: [u8; 32],
+}
+
+/// What follows from testimonies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// All say the same.
+    Agreed,
+    /// Ask one more holder, of an operator not heard yet.
+    AskAnother,
+    /// As many stand against as for: only an own recomputation decides.
+    Recompute,
+    /// These are wrong.
+    Wrong(Vec<NodeId>),
+}
+
+/// Judges a dispute. Honest nodes of the exact class compute the same bits, so equal digests of unrelated operators are
+/// the truth; `own` is the digest of an own recomputation (the layer audit), which outweighs everybody.
+///
+/// Nobody is convicted by a single other voice, so a slanderer convicts nobody. Without `own`, two operators that
+/// collude outvote one honest node: that is the limit of voting, and why whoever holds the weights should recompute.
+pub fn judge(testimonies: &[Testimony], own: Option<[u8; 32]>) -> Verdict {
+    let against = |truth: [u8; 32]| {
+        let wrong = testimonies.iter().filter(|said| said.digest != truth).map(|said| said.node);
+        Verdict::Wrong(wrong.collect())
+    };
+    if testimonies.windows(2).all(|pair| pair[0].digest == pair[1].digest)
+        && own.is_none_or(|own| testimonies.iter().all(|said| said.digest == own))
+    {
+        return Verdict::Agreed;
+    }
+    if let Some(own) = own {
+        return against(own);
+    }
+    let mut voices: BTreeMap<[u8; 32], BTreeSet<OperatorId>> = BTreeMap::new();
+    for said in testimonies {
+        voices.entry(said.digest).or_default().insert(said.operator);
+    }
+    let mut counts: Vec<(usize, [u8; 32])> =
+        voices.iter().map(|(digest, who)| (who.len(), *digest)).collect();
+    counts.sort_unstable_by(|a, b| b.cmp(a));
+    match counts[..] {
+        [(most, truth), (next, _), ..] if most >= 2 && most > next => against(truth),
+        [(1, _), ..] if counts.len() < 3 => Verdict::AskAnother,
+        _ => Verdict::Recompute,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::{Testimony, Verdict, judge};
+    use crate::{NodeId, OperatorId};
+
+    #[test]
+    fn nobody_is_convicted_by_one_voice() {
+        let says = |node, operator, digest| Testimony {
+            node: NodeId::numbered(node),
+            operator: OperatorId::numbered(operator),
+            digest: [digest; 32],
+        };
+        let (a, b, c) = (says(1, 1, 7), says(2, 2, 8), says(3, 3, 8));
+        assert_eq!(judge(&[a, says(4, 4, 7)], None), Verdict::Agreed);
+        assert_eq!(judge(&[a, b], None), Verdict::AskAnother);
+        assert_eq!(judge(&[a, b, c], None), Verdict::Wrong(vec![NodeId::numbered(1)]));
+        assert_eq!(judge(&[a, b, says(5, 2, 8)], None), Verdict::AskAnother, "one operator counts once");
+        assert_eq!(judge(&[a, b, says(6, 6, 9)], None), Verdict::Recompute);
+        assert_eq!(judge(&[a, says(7, 7, 7), b, c], None), Verdict::Recompute, "two against two");
+        let both = Verdict::Wrong(vec![NodeId::numbered(2), NodeId::numbered(3)]);
+        assert_eq!(judge(&[a, b, c], Some([7; 32])), both, "own work outweighs the majority");
+        assert_eq!(judge(&[b, c], Some([7; 32])), both);
+        assert_eq!(judge(&[a], Some([7; 32])), Verdict::Agreed);
+    }
+
     use super::{BAN_MS, Outcome, QUARANTINE_MS, Record, Standing};
     use crate::Millis;
     use crate::chance::Chance;

@@ -1,5 +1,7 @@
 //! `simulate SCENARIO [--seed N] [--seeds K] [--policy NAME] [--json] [--svg FILE]`
 //!
+//! With several seeds it prints medians over all and on how many seeds the first policy won.
+//!
 //! Runs a scenario (a name of `scenarios/`, or a path to a TOML file) under every policy, prints the seed and the
 //! scenario first, then a table, and writes a plot beside it. Exits with 1 when anything happened that must not.
 
@@ -54,8 +56,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let scenario = Scenario::parse(&std::fs::read_to_string(path)?)?;
     let mut violations = 0;
+    let mut all = Vec::new();
     for seed in options.seed..options.seed + options.seeds {
-        if !options.json {
+        if !options.json && options.seeds == 1 {
             println!("seed {seed}, {scenario:?}\n");
         }
         let chosen = policy::ALL.into_iter().filter(|policy| match &options.policy {
@@ -66,12 +69,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         violations += runs.iter().map(|(_, run)| run.violations.total()).sum::<u64>();
         if options.json {
             println!("{}", report::json(&scenario, seed, &runs));
-        } else {
+        } else if options.seeds == 1 {
             println!("{}", report::table(&scenario, &runs));
         }
         if let Some(file) = &options.svg {
             std::fs::write(file, report::svg(&scenario, seed, &runs))?;
         }
+        all.push(runs);
+    }
+    if options.seeds > 1 && !options.json {
+        println!("seeds {}..{}, {scenario:?}\n", options.seed, options.seed + options.seeds);
+        println!("{}", report::comparison(&scenario, &all));
     }
     if violations > 0 { Err(format!("{violations} violations").into()) } else { Ok(()) }
 }

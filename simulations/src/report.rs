@@ -10,17 +10,58 @@ use crate::scenario::Scenario;
 
 const COLORS: [&str; 5] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666"];
 
+/// An announcement on the wire: one model, one range, eight measured links, three addresses, key and signature. Every
+/// machine hears every one at least once; what the mesh repeats comes on top.
+const ANNOUNCE_BYTES: f64 = 800.0;
+
+/// Medians over many seeds, one row per policy, and on how many seeds the first policy was at least as good, in Markdown.
+pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> String {
+    let mut out = String::from(
+        "| policy | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p99 ms | regret p50 | worst sessions / lane | first is as good in tok/s, per token p50, p99 |\n|---|---|---|---|---|---|---|---|\n",
+    );
+    let policies = seeds.first().map_or(0, Vec::len);
+    for k in 0..policies {
+        let median = |value: &dyn Fn(&Outcome) -> f64| {
+            let mut values: Vec<f64> =
+                seeds.iter().map(|runs| value(&runs[k].1)).filter(|value| !value.is_nan()).collect();
+            values.sort_by(f64::total_cmp);
+            percentile(&values, 0.5)
+        };
+        let wins = |better: &dyn Fn(&Outcome, &Outcome) -> bool| {
+            seeds.iter().filter(|runs| better(&runs[0].1, &runs[k].1)).count()
+        };
+        let p = |samples: &[f64], q| percentile(samples, q);
+        let _ = writeln!(
+            out,
+            "| {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {:.0} | {:.2} | {:.2} | {}, {}, {} of {} |",
+            seeds[0][k].0.name(),
+            median(&|run| run.tokens as f64 / scenario.seconds),
+            median(&|run| p(&run.first_ms, 0.5)),
+            median(&|run| p(&run.first_ms, 0.99)),
+            median(&|run| p(&run.each_ms, 0.5)),
+            median(&|run| p(&run.each_ms, 0.99)),
+            median(&|run| p(&run.stall_ms, 0.99)),
+            median(&|run| p(&run.regret, 0.5)),
+            median(&|run| run.peak),
+            wins(&|a, b| a.tokens as f64 >= 0.995 * b.tokens as f64),
+            wins(&|a, b| p(&a.each_ms, 0.5) <= p(&b.each_ms, 0.5)),
+            wins(&|a, b| p(&a.each_ms, 0.99) <= p(&b.each_ms, 0.99)),
+            seeds.len(),
+        );
+    }
+    out
+}
+
 /// One row per policy, in Markdown.
 pub fn table(scenario: &Scenario, runs: &[(Policy, Outcome)]) -> String {
     let mut out = String::from(
-        "| policy | whole / asked | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p99 ms | regret p50 / p99 | busiest / mean | announcements /node/s | violations |\n|---|---|---|---|---|---|---|---|---|---|\n",
+        "| policy | whole / asked | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p99 ms | regret p50 / p99 | busiest / mean | worst sessions / lane | gossip kB/node/s | violations |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for (policy, run) in runs {
         let p = |samples: &[f64], q| percentile(samples, q);
-        let machines = f64::from(scenario.nodes + scenario.requesters);
         let _ = writeln!(
             out,
-            "| {} | {} / {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {:.0} | {:.2} / {:.2} | {:.1} | {:.2} | {} |",
+            "| {} | {} / {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {:.0} | {:.2} / {:.2} | {:.1} | {:.2} | {:.1} | {} |",
             policy.name(),
             run.requests.1,
             run.requests.0,
@@ -33,7 +74,8 @@ pub fn table(scenario: &Scenario, runs: &[(Policy, Outcome)]) -> String {
             p(&run.regret, 0.5),
             p(&run.regret, 0.99),
             run.skew,
-            run.announcements as f64 / machines / scenario.seconds,
+            run.peak,
+            run.announcements as f64 / scenario.seconds * ANNOUNCE_BYTES / 1_000.0,
             run.violations.total(),
         );
     }

@@ -8,7 +8,8 @@
 //! Safety is checked as it happens ([`Violations`]); when the scenario is over all faults heal, and every request that
 //! is still alive must end within ten minutes.
 //!
-//! Limits: all requesters share one view, refreshed once a second; frames are not lost singly (the session machine's own tests do that); memory for keys and values is not a constraint here.
+//! Limits: all requesters share one view, refreshed once a second; frames are not lost singly and doors are open ([`crate::storm`]
+//! does both); memory for keys and values is not a constraint here.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -81,7 +82,9 @@ pub struct Outcome {
     pub regret: Vec<f64>,
     /// Busiest over mean number of visits, over machines that hold layers.
     pub skew: f64,
-    /// Announcements delivered.
+    /// Most sessions per lane that counted on one machine at any time.
+    pub peak: f64,
+    /// Announcements made; every machine hears every one.
     pub announcements: u64,
     /// What must not happen.
     pub violations: Violations,
@@ -475,7 +478,11 @@ impl Run<'_> {
         let live = &self.live[request];
         for segment in &live.segments {
             *self.running.entry((live.requester, segment.node)).or_insert(0) += 1;
-            self.world.machines[index(segment.node)].sessions += 1;
+            let machine = &mut self.world.machines[index(segment.node)];
+            machine.sessions += 1;
+            if index(segment.node) < self.world.nodes {
+                self.outcome.peak = self.outcome.peak.max(f64::from(machine.sessions) / machine.lanes as f64);
+            }
         }
     }
 

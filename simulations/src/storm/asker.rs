@@ -210,9 +210,6 @@ impl Swarm {
             | Event::Token { epoch, .. } => *epoch != live.session.epoch(),
             _ => false,
         };
-        if std::env::var_os("STORM_LOG").is_some() {
-            eprintln!("{} {at} {id:?}      <- {event:?}", self.now);
-        }
         let before = (live.session.epoch(), live.session.emitted().len());
         let actions = live.session.step(now, event);
         let after = (live.session.epoch(), live.session.emitted().len());
@@ -276,9 +273,6 @@ impl Swarm {
 
     fn act(&mut self, at: usize, id: SessionId, actions: Vec<Action>) {
         for action in actions {
-            if std::env::var_os("STORM_LOG").is_some() {
-                eprintln!("{} {at} {id:?} {action:?}", self.now);
-            }
             let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
             match action {
                 Action::Open { stage, epoch, segment, next, at: keep } => {
