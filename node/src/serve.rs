@@ -138,7 +138,8 @@ fn info(model: &Model, name: String) -> ModelInfo {
 /// The format most weights are in.
 fn format_name(gguf: &Gguf) -> String {
     let largest = gguf.tensors().iter().max_by_key(|tensor| tensor.dims.iter().product::<u64>());
-    largest.map(|tensor| tensor.format.name().to_lowercase()).unwrap_or_default()
+    let format = largest.and_then(|tensor| shard::quant::by_type(tensor.ggml_type));
+    format.map(|format| format.name.to_string()).unwrap_or_default()
 }
 
 /// A request's prompt as token ids.

@@ -158,7 +158,12 @@ impl Fake {
 
     /// As [`Fake::new`], without pauses.
     pub fn quick() -> Self {
-        Self { pace_ms: 0, ..Self::new() }
+        Self::paced(0)
+    }
+
+    /// As [`Fake::new`], with this many milliseconds per token.
+    pub fn paced(pace_ms: u64) -> Self {
+        Self { pace_ms, ..Self::new() }
     }
 
     fn tell(&self, event: SwarmEvent) {

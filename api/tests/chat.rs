@@ -1,0 +1,198 @@
+//! Complete answers of every family of clients, against golden JSON.
+
+mod fake;
+mod http;
+
+use fake::Fake;
+use serde_json::{Value, json};
+
+fn user(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}
+
+/// Removes what differs from run to run.
+fn settled(mut value: Value, random: &[&str]) -> Value {
+    for pointer in random {
+        let place = value.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer} is missing"));
+        *place = json!("*");
+    }
+    value
+}
+
+#[tokio::test]
+async fn openai_chat_is_golden() {
+    let api = http::start(Fake::quick()).await;
+    let reply = api
+        .post(
+            "/v1/chat/completions",
+            &json!({"messages": user("hi"), "logprobs": true, "top_logprobs": 1, "seed": 5}),
+        )
+        .await;
+    assert_eq!(reply.status, 200);
+    let golden: Value = serde_json::from_str(include_str!("golden/chat.json")).unwrap();
+    assert_eq!(settled(reply.json(), &["/id", "/created"]), golden);
+    for (name, value) in [
+        ("x-shoal-mode", "boomerang"),
+        ("x-shoal-verify", "sample"),
+        ("x-shoal-route", "me:0-2 4b0c4d06:2-16 70737679:16-30 me:30-32"),
+        ("x-shoal-seed", "5"),
+        ("x-shoal-predicted-tok-s", "16.00"),
+        ("x-shoal-actual-tok-s", "15.50"),
+    ] {
+        assert_eq!(reply.header(name), Some(value), "{name}");
+    }
+    assert!(reply.header("x-shoal-computed-by").is_some_and(|by| by.starts_with("me ")));
+    assert!(reply.header("x-shoal-checked-by").is_some());
+}
+
+#[tokio::test]
+async fn choices_draw_with_following_seeds_and_count_together() {
+    let api = http::start(Fake::quick()).await;
+    let reply = api.post("/v1/chat/completions", &json!({"messages": user("a b"), "n": 3, "seed": 10})).await;
+    let body = reply.json();
+    assert_eq!(body["choices"].as_array().unwrap().len(), 3);
+    assert_eq!(body["usage"]["completion_tokens"], 12);
+    assert_eq!(body["usage"]["prompt_tokens"], 7);
+    assert_eq!(api.fake.last.lock().unwrap().as_ref().unwrap().seed, Some(12));
+}
+
+#[tokio::test]
+async fn requests_arrive_as_they_were_meant() {
+    let api = http::start(Fake::quick()).await;
+    let body = json!({
+        "model": "fake-small", "messages": [
+            {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]},
+            {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "2"},
+        ],
+        "temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 9, "max_tokens": 3, "stop": "END",
+        "logit_bias": {"7": -100}, "presence_penalty": 1, "mode": "local", "unknown_field": {"x": [1]},
+    });
+    assert_eq!(api.post("/v1/chat/completions", &body).await.status, 200);
+    let request = api.fake.last.lock().unwrap().clone().unwrap();
+    assert_eq!(request.model.as_deref(), Some("fake-small"));
+    assert_eq!(request.max_tokens, Some(9));
+    assert_eq!(request.stop, ["END"]);
+    assert_eq!(request.sampling.logit_bias, [(7, -100.0)]);
+    assert_eq!(request.sampling.temperature, Some(0.5));
+    assert_eq!(request.mode, Some(api::inference::Mode::Local));
+    let api::inference::Prompt::Messages { messages, .. } = request.prompt else { panic!("not messages") };
+    assert_eq!(messages[0], json!({"role": "system", "content": "be brief"}));
+    assert_eq!(messages[1]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+    assert_eq!(messages[2], json!({"role": "tool", "content": "2", "tool_call_id": "1"}));
+}
+
+fn weather() -> Value {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    json!({"name": "get_weather", "description": "Weather", "parameters": schema})
+}
+
+#[tokio::test]
+async fn calls_of_tools_reach_every_family() {
+    let fake = Fake::quick();
+    let call = "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}</tool_call>";
+    *fake.script.lock().unwrap() = Some(call.into());
+    let api = http::start(fake).await;
+    let openai = json!([{"type": "function", "function": weather()}]);
+    let reply =
+        api.post("/v1/chat/completions", &json!({"messages": user("?"), "tools": openai})).await.json();
+    assert_eq!(reply["choices"][0]["finish_reason"], "tool_calls");
+    assert_eq!(reply["choices"][0]["message"]["content"], Value::Null);
+    let function = &reply["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert_eq!(*function, json!({"name": "get_weather", "arguments": "{\"city\":\"Paris\"}"}));
+
+    let mut flat = weather();
+    flat["type"] = "function".into();
+    let reply = api.post("/v1/responses", &json!({"input": "?", "tools": [flat]})).await.json();
+    assert_eq!(reply["output"][0]["type"], "function_call");
+    assert_eq!(reply["output"][0]["arguments"], "{\"city\":\"Paris\"}");
+
+    let tool = json!({"name": "get_weather", "input_schema": weather()["parameters"]});
+    let reply = api
+        .post("/v1/messages", &json!({"max_tokens": 50, "messages": user("?"), "tools": [tool]}))
+        .await
+        .json();
+    assert_eq!(reply["stop_reason"], "tool_use");
+    assert_eq!(reply["content"][0]["input"], json!({"city": "Paris"}));
+
+    let body = json!({"model": "fake-7b:latest", "messages": user("?"), "tools": openai, "stream": false});
+    let reply = api.post("/api/chat", &body).await.json();
+    assert_eq!(
+        reply["message"]["tool_calls"][0]["function"],
+        json!({"name": "get_weather", "arguments": {"city": "Paris"}})
+    );
+}
+
+#[tokio::test]
+async fn a_demanded_call_becomes_a_schema_and_a_call() {
+    let api = http::start(Fake::quick()).await;
+    let tools = json!([{"type": "function", "function": weather()}]);
+    let body = json!({"messages": user("?"), "tools": tools, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}});
+    let reply = api.post("/v1/chat/completions", &body).await.json();
+    assert_eq!(reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get_weather");
+    let format = api.fake.last.lock().unwrap().as_ref().unwrap().format.clone();
+    let api::inference::Format::JsonSchema(schema) = format else { panic!("no schema") };
+    assert_eq!(schema["properties"]["name"]["const"], "get_weather");
+}
+
+#[tokio::test]
+async fn the_other_families_answer_in_their_shapes() {
+    let api = http::start(Fake::quick()).await;
+    let reply = api
+        .post(
+            "/v1/messages",
+            &json!({"model": "fake-7b", "max_tokens": 50, "system": "s", "messages": user("hi")}),
+        )
+        .await
+        .json();
+    assert_eq!(reply["content"], json!([{"type": "text", "text": "You said: hi"}]));
+    assert_eq!((&reply["stop_reason"], &reply["usage"]["output_tokens"]), (&json!("end_turn"), &json!(3)));
+    let reply =
+        api.post("/api/generate", &json!({"model": "fake-7b", "prompt": "hi", "stream": false})).await.json();
+    assert_eq!(
+        (&reply["response"], &reply["done"], &reply["eval_count"]),
+        (&json!("You said: hi"), &json!(true), &json!(3))
+    );
+    let reply = api.post("/v1/responses", &json!({"input": "hi", "instructions": "s"})).await.json();
+    assert_eq!(reply["output"][0]["content"][0]["text"], "You said: hi");
+    assert_eq!(reply["status"], "completed");
+    let reply = api.post("/v1/completions", &json!({"prompt": ["one", "two"], "echo": true})).await.json();
+    assert_eq!(reply["choices"][1]["text"], "two and then: two");
+    assert_eq!(reply["choices"][1]["index"], 1);
+    let reply = api.post("/v1/embeddings", &json!({"input": "x", "encoding_format": "base64"})).await.json();
+    assert_eq!(reply["data"][0]["embedding"], "mpkZP83MTD8=");
+    assert_eq!(api.get("/api/tags").await.json()["models"][0]["name"], "fake-7b:latest");
+    assert_eq!(
+        api.post("/api/show", &json!({"model": "fake-7b"})).await.json()["details"]["family"],
+        "llama"
+    );
+    assert_eq!(api.get("/v1/models/fake-small").await.json()["id"], "fake-small");
+}
+
+#[tokio::test]
+async fn every_described_route_exists_and_metrics_name_no_one() {
+    let api = http::start(Fake::quick()).await;
+    let document = api.get("/openapi.json").await.json();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for method in operations.as_object().unwrap().keys() {
+            let path = path.replace("{model}", "fake-7b");
+            if path == "/swarm/events" {
+                continue;
+            }
+            let reply = match method.as_str() {
+                "get" => api.get(&path).await,
+                _ => api.post(&path, &json!({})).await,
+            };
+            assert!(![404, 405, 500].contains(&reply.status), "{method} {path}: {}", reply.status);
+        }
+    }
+    let metrics = api.get("/metrics").await.text();
+    assert!(metrics.contains("shoal_http_requests_total{dialect=\"openai\",status=\"2xx\"}"));
+    let labels: std::collections::BTreeSet<&str> = metrics
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .collect();
+    let golden: Vec<&str> = include_str!("golden/metrics.txt").lines().collect();
+    assert_eq!(labels.into_iter().collect::<Vec<_>>(), golden);
+}

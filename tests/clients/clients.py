@@ -1,0 +1,191 @@
+"""The official Python clients of OpenAI, Anthropic and Ollama against a running `shoal serve`.
+
+    clients.py URL TOKEN_FILE
+
+Prints one line per check and a summary; exits 0 when all pass, 77 when a package is missing. The model may be the
+smallest there is: checks look at shapes, at determinism and at forms that are forced, never at wisdom.
+"""
+
+import json
+import sys
+
+try:
+    import anthropic
+    import ollama
+    import openai
+except ImportError as missing:
+    print(f"skipped: {missing}; pip install -r tests/clients/requirements.txt")
+    sys.exit(77)
+
+URL, TOKEN = sys.argv[1], open(sys.argv[2]).read().strip()
+STORY = [{"role": "user", "content": "Tell me a story about a fox"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "green"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["color", "count"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
+           "additionalProperties": False}
+
+oai = openai.OpenAI(base_url=f"{URL}/v1", api_key=TOKEN, max_retries=0)
+ant = anthropic.Anthropic(base_url=URL, api_key=TOKEN, max_retries=0)
+oll = ollama.Client(host=URL, headers={"Authorization": f"Bearer {TOKEN}"})
+MODEL = oai.models.list().data[0].id
+CHECKS = []
+
+
+def check(work):
+    CHECKS.append(work)
+    return work
+
+
+@check
+def openai_chat_and_stream_agree():
+    ask = dict(model=MODEL, messages=STORY, max_tokens=24, seed=7, temperature=0.8)
+    whole = oai.chat.completions.create(**ask)
+    assert whole.choices[0].message.content and whole.choices[0].finish_reason in ("length", "stop")
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    chunks = list(oai.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content, (text, whole.choices[0].message.content)
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+@check
+def openai_headers_say_who_computed():
+    raw = oai.chat.completions.with_raw_response.create(model=MODEL, messages=STORY, max_tokens=3)
+    for name in ("mode", "verify", "route", "computed-by", "actual-tok-s"):
+        assert f"x-shoal-{name}" in raw.headers, name
+
+
+@check
+def openai_choices_and_stop():
+    reply = oai.chat.completions.create(model=MODEL, messages=STORY, max_tokens=12, n=2, seed=1, temperature=1)
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    whole = oai.chat.completions.create(model=MODEL, messages=STORY, max_tokens=24).choices[0].message.content
+    word = whole.split()[2]
+    stopped = oai.chat.completions.create(model=MODEL, messages=STORY, max_tokens=24, stop=[word])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stopped.choices[0].message.content == whole[: whole.index(word)]
+
+
+@check
+def openai_logprobs():
+    reply = oai.chat.completions.create(model=MODEL, messages=STORY, max_tokens=5, logprobs=True, top_logprobs=3)
+    tokens = reply.choices[0].logprobs.content
+    assert len(tokens) == 5 and all(len(t.top_logprobs) == 3 for t in tokens)
+    assert all(t.logprob <= 0 and t.token == t.top_logprobs[0].token for t in tokens)
+    spelled = b"".join(bytes(t.bytes) for t in tokens).decode()
+    assert spelled.strip() == reply.choices[0].message.content.strip()
+
+
+@check
+def openai_json_schema_and_object():
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+    reply = oai.chat.completions.create(model=MODEL, messages=STORY, max_tokens=60, response_format=form)
+    thing = json.loads(reply.choices[0].message.content)
+    assert thing["color"] in ("red", "green") and 0 <= thing["count"] <= 9
+    form = {"type": "regex", "regex": "[a-c]{3,5}!"}
+    reply = oai.chat.completions.create(model=MODEL, messages=STORY, max_tokens=20, extra_body={"response_format": form})
+    text = reply.choices[0].message.content
+    assert text.endswith("!") and set(text[:-1]) <= set("abc"), text
+
+
+@check
+def openai_tools():
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+    ask = dict(model=MODEL, messages=STORY, max_tokens=60, tools=[tool], tool_choice="required", seed=3)
+    message = oai.chat.completions.create(**ask).choices[0]
+    assert message.finish_reason == "tool_calls"
+    call = message.message.tool_calls[0]
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+    streamed = [c.choices[0].delta.tool_calls for c in oai.chat.completions.create(**ask, stream=True)]
+    assert [calls[0].function.arguments for calls in streamed if calls] == [call.function.arguments]
+
+
+@check
+def openai_completions_responses_models():
+    reply = oai.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=8, echo=True)
+    assert reply.choices[0].text.startswith("Once upon a time")
+    reply = oai.responses.create(model=MODEL, input="Tell me a story", max_output_tokens=8)
+    assert reply.output_text and reply.usage.output_tokens <= 8
+    events = list(oai.responses.create(model=MODEL, input="Tell me a story", max_output_tokens=8, stream=True))
+    assert events[0].type == "response.created"
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == reply.output_text
+    assert oai.models.retrieve(MODEL).id == MODEL
+
+
+@check
+def openai_errors():
+    for body, error in (
+        (dict(messages=STORY, model="no-such-model"), openai.NotFoundError),
+        (dict(messages=STORY, model=MODEL, temperature=-1), openai.BadRequestError),
+        (dict(messages=[{"role": "user", "content": "word " * 100_000}], model=MODEL), openai.BadRequestError),
+    ):
+        try:
+            oai.chat.completions.create(**body, max_tokens=4)
+            raise AssertionError(f"{error.__name__} expected")
+        except error as e:
+            assert e.body["message"] and e.type == "invalid_request_error"
+    try:
+        openai.OpenAI(base_url=f"{URL}/v1", api_key="wrong", max_retries=0).models.list()
+        raise AssertionError("AuthenticationError expected")
+    except openai.AuthenticationError:
+        pass
+    try:
+        oai.embeddings.create(model=MODEL, input="x")
+    except openai.BadRequestError as e:
+        assert e.param == "model"
+
+
+@check
+def anthropic_messages():
+    ask = dict(model=MODEL, messages=STORY, max_tokens=12, extra_body={"seed": 5}, temperature=0.7)
+    reply = ant.messages.create(**ask)
+    assert reply.content[0].type == "text" and reply.stop_reason in ("max_tokens", "end_turn")
+    with ant.messages.stream(**ask) as stream:
+        assert "".join(stream.text_stream) == reply.content[0].text
+        assert stream.get_final_message().usage.output_tokens == reply.usage.output_tokens
+    tool = {"name": "get_weather", "input_schema": WEATHER}
+    reply = ant.messages.create(
+        model=MODEL, messages=STORY, max_tokens=60, tools=[tool], tool_choice={"type": "tool", "name": "get_weather"})
+    use = next(block for block in reply.content if block.type == "tool_use")
+    assert use.input["city"] in ("Paris", "Rome") and reply.stop_reason == "tool_use"
+    try:
+        ant.messages.create(model="no-such-model", messages=STORY, max_tokens=4)
+        raise AssertionError("NotFoundError expected")
+    except anthropic.NotFoundError as e:
+        assert e.body["error"]["type"] == "not_found_error"
+
+
+@check
+def ollama_generate_chat_and_more():
+    options = {"num_predict": 12, "seed": 5, "temperature": 0.7}
+    reply = oll.chat(model=MODEL, messages=STORY, options=options)
+    assert reply.message.content and reply.done and reply.eval_count <= 12
+    streamed = list(oll.chat(model=MODEL, messages=STORY, options=options, stream=True))
+    assert "".join(part.message.content for part in streamed) == reply.message.content
+    assert oll.generate(model=MODEL, prompt="Once", options=options, raw=True).response
+    reply = oll.chat(model=MODEL, messages=STORY, format=SCHEMA, options={"num_predict": 60})
+    assert json.loads(reply.message.content)["color"] in ("red", "green")
+    names = [model.model for model in oll.list().models]
+    assert f"{MODEL}:latest" in names and oll.show(MODEL).details.family
+    try:
+        oll.chat(model="no-such-model", messages=STORY)
+        raise AssertionError("ResponseError expected")
+    except ollama.ResponseError as e:
+        assert e.status_code == 404
+
+
+failed = 0
+for work in CHECKS:
+    try:
+        work()
+        print(f"ok      {work.__name__}")
+    except Exception as error:  # every check runs, whatever another one met
+        failed += 1
+        print(f"FAILED  {work.__name__}: {type(error).__name__}: {error}")
+print(f"{len(CHECKS) - failed} passed, {failed} failed")
+sys.exit(1 if failed else 0)
