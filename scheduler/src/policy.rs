@@ -30,7 +30,9 @@ pub struct RoutePolicy {
     /// Nodes trusted less than this do not serve; in `[0, 1]`.
     pub trust_floor: f64,
     /// Among routes within this fraction of the best one a request picks by its seed, so that requesters who
-    /// route on the same stale view do not all run to the same node. Zero always takes the best.
+    /// route on the same stale view do not all run to the same node. Zero always takes the best. At the default of
+    /// 0.02 leases do most of the spreading (see [`crate::lease`]): 0.05 costs a fifth of the p99 where nobody crowds,
+    /// zero a tenth of it in a flash crowd.
     pub near_equal: f64,
     /// Refuse a route predicted to take longer than this, in ms.
     pub deadline_ms: Option<f64>,
@@ -44,7 +46,7 @@ impl Default for RoutePolicy {
             allow: None,
             deny: BTreeSet::new(),
             trust_floor: 0.0,
-            near_equal: 0.05,
+            near_equal: 0.02,
             deadline_ms: None,
         }
     }

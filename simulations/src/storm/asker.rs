@@ -199,7 +199,7 @@ impl Swarm {
     }
 
     /// An event for a session, unless it is of another epoch.
-    pub fn to_session(&mut self, at: usize, id: SessionId, event: Event) {
+    pub fn tell_session(&mut self, at: usize, id: SessionId, event: Event) {
         let now = self.local(at);
         let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
         let stale = match &event {
@@ -247,7 +247,7 @@ impl Swarm {
                 }
             }
         }
-        self.to_session(at, id, Event::Opened { stage, epoch, have });
+        self.tell_session(at, id, Event::Opened { stage, epoch, have });
     }
 
     fn look_again(&mut self, at: usize, id: SessionId) -> bool {
@@ -428,7 +428,7 @@ impl Swarm {
             None => self.machines[at].asker.live.keys().copied().collect(),
         };
         for id in sessions {
-            self.to_session(at, id, Event::Failed { node, failure });
+            self.tell_session(at, id, Event::Failed { node, failure });
         }
     }
 
@@ -448,7 +448,7 @@ impl Swarm {
         }
         let whole = log.iter().take_while(|slot| slot.is_some()).count() as u32;
         self.checks.that(same, || format!("{id:?}: two honest answers at layer {layer} differ"));
-        self.to_session(at, id, Event::Boundary { stage, epoch, to: whole.min(to as u32) });
+        self.tell_session(at, id, Event::Boundary { stage, epoch, to: whole.min(to as u32) });
     }
 
     /// A shadow said how far it is.

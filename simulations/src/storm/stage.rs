@@ -94,6 +94,10 @@ struct Served {
     heard: Millis,
 }
 
+/// A lease was turned away: the layers are not held, or the door is full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused;
+
 /// What comes of a frame.
 #[derive(Clone, Debug)]
 pub enum Framed {
@@ -136,10 +140,10 @@ impl Stage {
 
     /// Takes in a lease; `Err` when it is refused, `Ok(true)` when it runs already, `Ok(false)` when the answer comes from
     /// [`Self::admitted`] or none is due.
-    pub fn open(&mut self, now: Millis, lease: Lease) -> Result<bool, ()> {
+    pub fn open(&mut self, now: Millis, lease: Lease) -> Result<bool, Refused> {
         let key = (lease.session, lease.layers.start());
         if !self.held.covers(lease.layers) {
-            return Err(());
+            return Err(Refused);
         }
         if self.closed.get(&lease.session).is_some_and(|closed| lease.epoch <= closed.0) {
             return Ok(false);
@@ -166,7 +170,7 @@ impl Stage {
             deadline: Some(now + WAIT_MS),
             predicted_ms: 0.0,
         };
-        self.door.submit(now, ask).map_err(|_| ())?;
+        self.door.submit(now, ask).map_err(|_| Refused)?;
         let kv = Kv::new(lease.layers);
         self.served.insert(key, Served { lease, kv, ask: self.asks, guard: None, heard: now });
         Ok(false)

@@ -394,10 +394,12 @@ impl Swarm {
             }
             Happening::Wake { at, session } => match self.awake(at) {
                 Err(thaw) => self.at(thaw, Happening::Wake { at, session }),
-                Ok(_) => self.to_session(at, session, Event::Tick),
+                Ok(_) => self.tell_session(at, session, Event::Tick),
             },
-            Happening::Cancel { at, session } => self.to_session(at, session, Event::Cancel),
-            Happening::Route { at, session, found } => self.to_session(at, session, Event::Rerouted(*found)),
+            Happening::Cancel { at, session } => self.tell_session(at, session, Event::Cancel),
+            Happening::Route { at, session, found } => {
+                self.tell_session(at, session, Event::Rerouted(*found))
+            }
             Happening::Ask { at, turn } => {
                 self.due -= 1;
                 self.ask(at, *turn, 0);
@@ -478,16 +480,16 @@ impl Swarm {
                 self.failed_in(to, session, epoch, other, Failure::Misrouted);
             }
             Body::Short { session, stage, epoch, have } => {
-                self.to_session(to, session, Event::NeedReplay { stage, epoch, have });
+                self.tell_session(to, session, Event::NeedReplay { stage, epoch, have });
             }
             Body::Logged { session, stage, epoch, layer, from, outputs } => {
                 self.logged(to, session, epoch, stage, (layer, from, outputs));
             }
             Body::Token { session, epoch, position, token } => {
-                self.to_session(to, session, Event::Token { epoch, position, token, stop: false });
+                self.tell_session(to, session, Event::Token { epoch, position, token, stop: false });
             }
             Body::Beacon { session, stage, epoch } => {
-                self.to_session(to, session, Event::Beacon { stage, epoch });
+                self.tell_session(to, session, Event::Beacon { stage, epoch });
             }
             Body::Fed { session, node, have } => self.fed(to, session, node, have),
             Body::Lost { node } => self.node_failed(to, None, node, Failure::Closed),
