@@ -23,7 +23,9 @@ async fn a_private_swarm_opens_to_its_key_only() {
         // Not one word of the outsiders came through: the first who is connected is the member.
         let first = expect(&mut of_a, |event| match event {
             Event::Connected { node, .. } => Some(node),
-            Event::Incoming { from, .. } | Event::Ask { from, .. } => panic!("{from} spoke before it connected"),
+            Event::Incoming { from, .. } | Event::Ask { from, .. } => {
+                panic!("{from} spoke before it connected")
+            }
             _ => None,
         });
         assert_eq!(first.await, b.me());
@@ -84,7 +86,8 @@ async fn many_nodes_share_a_process() {
     let boot = vec![address(&hub).await];
     let mut nodes = Vec::new();
     for i in 1..=20 {
-        let config = Config { memory: true, listen: listen(i), bootstrap: boot.clone(), ..config(100 + i, TCP) };
+        let config =
+            Config { memory: true, listen: listen(i), bootstrap: boot.clone(), ..config(100 + i, TCP) };
         nodes.push(node(config).await);
     }
     for (_, events) in &mut nodes {
