@@ -267,3 +267,95 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::Identity;
+    use crate::wire::announce::{Class, Draft, seal};
+    use scheduler::{Claim, OperatorId};
+
+    fn sealed(seed: u16, sequence: u64, ttl_ms: u32) -> Vec<u8> {
+        let mut bytes = [0; 32];
+        bytes[..2].copy_from_slice(&seed.to_le_bytes());
+        let identity = Identity::from_seed(bytes);
+        let claim = Claim {
+            node: identity.node(),
+            operator: OperatorId::new(*identity.node().as_bytes()),
+            sequence,
+            region: 0,
+            access_ms: 0.0,
+            up_bytes_per_ms: 1.0,
+            down_bytes_per_ms: 1.0,
+            draining: false,
+            holdings: Vec::new(),
+        };
+        let draft = Draft {
+            claim,
+            class: Class::D1,
+            offers: Vec::new(),
+            links: Vec::new(),
+            addresses: Vec::new(),
+            ttl_ms,
+            agent: String::new(),
+        };
+        seal(&draft, &identity).unwrap()
+    }
+
+    fn fresh(ledger: &mut Ledger, bytes: &[u8], now: Instant) -> bool {
+        matches!(ledger.hear(bytes, now), Verdict::Fresh(_))
+    }
+
+    #[test]
+    fn only_higher_numbers_are_news_even_after_they_are_void() {
+        let start = Instant::now();
+        let mut ledger = Ledger::default();
+        assert!(fresh(&mut ledger, &sealed(1, 5, 1_000), start));
+        for old in [5, 4, 0] {
+            assert!(matches!(ledger.hear(&sealed(1, old, 1_000), start), Verdict::Stale));
+        }
+        assert_eq!(ledger.known(start).len(), 1);
+        let later = start + Duration::from_secs(2);
+        ledger.expire(later);
+        assert_eq!((ledger.known(later).len(), ledger.len(later)), (0, 0));
+        assert!(matches!(ledger.hear(&sealed(1, 5, 1_000), later), Verdict::Stale), "a replay");
+        assert!(fresh(&mut ledger, &sealed(1, 6, 1_000), later));
+        let much_later = later + MEMORY * 2;
+        ledger.expire(much_later);
+        assert!(ledger.entries.is_empty());
+    }
+
+    #[test]
+    fn any_changed_byte_is_a_lie() {
+        let now = Instant::now();
+        let mut ledger = Ledger::default();
+        let bytes = sealed(1, 5, 1_000);
+        for at in (0..bytes.len()).step_by(7) {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x20;
+            assert!(matches!(ledger.hear(&bad, now), Verdict::Invalid), "byte {at}");
+        }
+        assert!(ledger.entries.is_empty());
+    }
+
+    #[test]
+    fn one_node_cannot_fill_the_air() {
+        let now = Instant::now();
+        let mut ledger = Ledger::default();
+        let burst = (1..=100).filter(|n| fresh(&mut ledger, &sealed(1, *n, 1_000), now)).count();
+        assert_eq!(burst, NODE_BURST as usize);
+        assert!(fresh(&mut ledger, &sealed(1, 101, 1_000), now + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_forwarder_that_floods_is_dropped_then_deafened_then_forgiven() {
+        let now = Instant::now();
+        let mut forwarder = Forwarder::new(now);
+        let mut counts = [0; 3];
+        for _ in 0..PEER_BURST as u32 + PEER_EXCESS {
+            counts[forwarder.hear(now) as usize] += 1;
+        }
+        assert_eq!(counts, [PEER_BURST as u32, PEER_EXCESS - 1, 1]);
+        assert_eq!(forwarder.hear(now + Duration::from_secs(1)), Patience::Listen);
+    }
+}

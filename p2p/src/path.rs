@@ -58,6 +58,12 @@ pub(crate) fn of_address(address: &Multiaddr) -> Path {
     path
 }
 
+/// Whether dialing `address` leads to this host: of a circuit, to its relay.
+pub(crate) fn is_of_this_host(address: &Multiaddr) -> bool {
+    let until_relay: Multiaddr = address.iter().take_while(|part| *part != Protocol::P2pCircuit).collect();
+    of_address(&until_relay) == Path::Loopback
+}
+
 fn unmapped(ip: Ipv6Addr) -> IpAddr {
     ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
 }

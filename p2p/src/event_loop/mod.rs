@@ -150,7 +150,7 @@ fn unix_now() -> u64 {
 /// Parses an address, which must be of this host when nothing else is allowed.
 fn address(text: &str, loopback_only: bool) -> Result<Multiaddr> {
     let address: Multiaddr = text.parse().map_err(|e| Error::address(text, e))?;
-    if loopback_only && path::of_address(&address) != Path::Loopback {
+    if loopback_only && !path::is_of_this_host(&address) {
         let why = "only addresses of this host are allowed here".to_owned();
         return Err(Error::Address { address: text.to_owned(), why });
     }

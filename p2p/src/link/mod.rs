@@ -17,7 +17,7 @@ mod stream;
 use std::fmt;
 
 pub(crate) use stream::{Guard, Traffic};
-pub use stream::{Reader, Stream, Writer};
+pub use stream::{MAX_SEND, Reader, Stream, Writer};
 
 /// What a stream is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -1,0 +1,178 @@
+//! Peers that flood, stall, lie about lengths and open whatever they can: memory and service hold.
+
+mod support;
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use p2p::wire::control::{Answer, Ask};
+use p2p::{Config, Event, HopError, Plane};
+use scheduler::SessionId;
+use support::*;
+
+/// Growth of this process that a flood may cause, KiB: TRUST.md's figure. Attacker and victim share the process.
+const MAX_GROWTH_KIB: u64 = 64 << 10;
+
+/// Resident memory of this process, KiB; `None` where the system does not say.
+fn resident_kib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn assert_growth(before: Option<u64>, what: &str) {
+    if let (Some(before), Some(after)) = (before, resident_kib()) {
+        let growth = after.saturating_sub(before);
+        println!("{what}: {before} KiB -> {after} KiB");
+        assert!(growth < MAX_GROWTH_KIB, "{what}: grew by {growth} KiB");
+    }
+}
+
+/// Answers every ask of a node with `Released`, until it stops.
+fn serve(network: p2p::Network, mut events: p2p::Events) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        while let Some(event) = events.next().await {
+            if let Event::Ask { reply, .. } = event {
+                network.answer(reply, Answer::Released);
+            }
+        }
+    })
+}
+
+/// An honest node can connect and is answered.
+async fn assert_serves(address: &str, node_seed: u8) {
+    let (honest, _events) = node(config(node_seed, TCP)).await;
+    let peer = honest.dial(address).await.expect("an honest node gets in");
+    let ask = Ask::Release { session: SessionId::new([2; 16]) };
+    assert_eq!(honest.ask(peer, &ask, PATIENCE).await, Ok(Answer::Released));
+    honest.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_connections_come_and_go() {
+    let (victim, events) = node(config(1, TCP)).await;
+    let at = address(&victim).await;
+    let serving = serve(victim.clone(), events);
+    assert_serves(&at, 2).await;
+    let before = resident_kib();
+    let port: u16 = at.split('/').nth(4).unwrap().parse().unwrap();
+    let flood = tokio::task::spawn_blocking(move || {
+        let mut held = std::collections::VecDeque::new();
+        for i in 0..10_000 {
+            // The victim may refuse at any moment, that is its right.
+            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+            if i % 2 == 0 {
+                let _ = stream.write_all(b"\x13/multistream/1.0.0\n");
+            }
+            held.push_back(stream);
+            if held.len() > 64 {
+                held.pop_front();
+            }
+        }
+    });
+    flood.await.unwrap();
+    assert_serves(&at, 3).await;
+    assert_growth(before, "10,000 connections");
+    assert!(victim.peers().await.len() <= 1, "raw sockets are no peers");
+    victim.shutdown().await;
+    serving.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_never_read_are_bounded() {
+    let (victim, mut events) = node(config(1, TCP)).await;
+    let at = address(&victim).await;
+    let (greedy, _of_greedy) = node(Config {
+        limits: p2p::config::Limits { streams_per_peer: 10_000, ..Default::default() },
+        ..config(2, TCP)
+    })
+    .await;
+    let peer = greedy.dial(&at).await.unwrap();
+    let before = resident_kib();
+    // The victim takes streams and never reads them.
+    let held = tokio::spawn(async move {
+        let mut held = Vec::new();
+        while let Some(event) = events.next().await {
+            if let Event::Incoming { stream, .. } = event {
+                held.push(stream);
+            }
+        }
+        held.len()
+    });
+    let mut open = Vec::new();
+    for _ in 0..2_000 {
+        let Ok(mut stream) = greedy.open(peer, Plane::Data).await else { continue };
+        // At most a window's worth leaves; then the sender waits, not the victim's memory.
+        let sent = tokio::time::timeout(Duration::from_millis(1), stream.send(&[1; 64 << 10], &[])).await;
+        drop(sent);
+        open.push(stream);
+    }
+    assert_growth(before, "2,000 streams never read");
+    let ask = Ask::CatchUp { have: 0 };
+    let (honest, _of_honest) = node(config(3, TCP)).await;
+    honest.dial(&at).await.unwrap();
+    assert_eq!(honest.ask(peer, &ask, PATIENCE).await, Ok(Answer::Announcements(Vec::new())));
+    victim.shutdown().await;
+    let held = held.await.unwrap();
+    assert!((1..=64).contains(&held), "{held} streams of one peer were taken");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claimed_length_costs_nothing() {
+    let (victim, mut of_victim) = node(config(1, TCP)).await;
+    let (liar, _of_liar) = node(config(2, TCP)).await;
+    let peer = liar.dial(&address(&victim).await).await.unwrap();
+    let mut stream = liar.open(peer, Plane::Data).await.unwrap();
+    stream.send(&[1; 10], &[]).await.unwrap();
+    let mut taken = expect(&mut of_victim, |event| match event {
+        Event::Incoming { stream, .. } => Some(stream),
+        _ => None,
+    })
+    .await;
+    let mut payload = Vec::new();
+    assert_eq!(taken.recv_payload(9 << 20, 8 << 20, &mut payload).await, Err(HopError::Corrupt));
+    assert_eq!(payload.capacity(), 0, "beyond the cap nothing is allocated");
+    let claimed = taken.recv_payload(8 << 20, 8 << 20, &mut payload);
+    assert!(
+        tokio::time::timeout(Duration::from_millis(200), claimed).await.is_err(),
+        "ten bytes came, not 8 MiB"
+    );
+    assert!(payload.capacity() <= 128 << 10, "{} bytes for ten", payload.capacity());
+    let mut byte = [0];
+    let waited = taken.recv_exact_within(&mut byte, Duration::from_millis(50)).await;
+    assert_eq!(waited, Err(HopError::Timeout), "a slow peer runs into the reader's deadline");
+    let oversize = vec![0; p2p::link::MAX_SEND + 1];
+    assert!(matches!(stream.send(&oversize, &[]).await, Err(HopError::Refused(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_announcements_is_cut_off() {
+    let (victim, mut of_victim) = node(config(1, TCP)).await;
+    let at = address(&victim).await;
+    let (honest, _of_honest) = node(config(3, TCP)).await;
+    honest.dial(&at).await.unwrap();
+    connected(&mut of_victim, honest.me()).await;
+    let (flooder, mut of_flooder) = node(config(2, TCP)).await;
+    flooder.dial(&at).await.unwrap();
+    connected(&mut of_flooder, victim.me()).await;
+    // What one node publishes in a burst leaves at its own rate; the last word is what counts.
+    let started = Instant::now();
+    for sequence in 1..=200 {
+        flooder.publish(announcement(&identity(2), sequence)).await.unwrap();
+    }
+    let mut heard = 0;
+    expect(&mut of_victim, |event| match event {
+        Event::Announcement(announcement, _) if announcement.node() == flooder.me() => {
+            heard += 1;
+            (announcement.capability.claim().sequence == 200).then_some(())
+        }
+        _ => None,
+    })
+    .await;
+    // Eight at once and one a second, at the most.
+    let allowed = 9 + started.elapsed().as_secs();
+    assert!(heard <= allowed, "{heard} of 200 announcements came through");
+    honest.publish(announcement(&identity(3), 1)).await.unwrap();
+    announced(&mut of_victim, honest.me(), 1).await;
+}
