@@ -44,7 +44,7 @@ fn serve(network: p2p::Network, mut events: p2p::Events) -> tokio::task::JoinHan
 async fn assert_serves(address: &str, node_seed: u8) {
     let (honest, _events) = node(config(node_seed, TCP)).await;
     let peer = honest.dial(address).await.expect("an honest node gets in");
-    let ask = Ask::Release { session: SessionId::new([2; 16]) };
+    let ask = Ask::Release { session: SessionId::new([2; 16]), epoch: 1 };
     assert_eq!(honest.ask(peer, &ask, PATIENCE).await, Ok(Answer::Released));
     honest.shutdown().await;
 }
