@@ -132,6 +132,7 @@ fn run(swarm: &Swarm, ask: &[String], strike: &mut dyn FnMut(&Value, usize)) -> 
         let left = BOUND.saturating_sub(started.elapsed());
         let line = lines.recv_timeout(left).unwrap_or_else(|_| {
             let _ = child.kill();
+            let _ = child.wait();
             panic!("no end within {BOUND:?}, {tokens} tokens came; route {route}")
         });
         match line["event"].as_str() {

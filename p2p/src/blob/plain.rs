@@ -10,7 +10,7 @@
 //! FOLDER/lock
 //! ```
 //!
-//! Every [`COMMIT_BYTES`](super::pull::COMMIT_BYTES) and every few seconds the bytes are flushed and then the state; a pull that was killed
+//! Every [`super::pull::COMMIT_BYTES`] and every few seconds the bytes are flushed and then the state; a pull that was killed
 //! goes on from there if the server still has the same file (`If-Range` with its strong ETag or Last-Modified) and
 //! answers ranges, else from the start. A broken connection is made again as in [`super::pull()`].
 //!

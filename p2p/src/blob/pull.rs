@@ -1,6 +1,6 @@
 //! Fetches the wanted groups of a model from several sources at once.
 //!
-//! Each source has a loop of its own: claim some groups of the [`Plan`](super::plan::Plan), ask for them, check and
+//! Each source has a loop of its own: claim some groups of the [`super::plan::Plan`], ask for them, check and
 //! write one after the other. All loops run in the caller's task, so dropping the future stops everything; groups that
 //! were written stay in the file.
 //!
