@@ -1,0 +1,89 @@
+// Where the page begins: the ticket leaves the address, then the two views are wired to one picture of the swarm.
+//
+//   http.js      requests with the token, event streams        swarm.js  what is known of the swarm, bounded and checked
+//   dom.js       elements out of text, never out of HTML       view.js   which of it is drawn, and in which order
+//   markdown.js  a model's text as allow-listed elements       chart.js  the drawing
+//   chat.js      the conversation                              panel.js  the page about the swarm
+
+import { Chat } from './chat.js';
+import { $, clean, list } from './dom.js';
+import { json, keepToken, takeToken } from './http.js';
+import { Panel } from './panel.js';
+import { Swarm } from './swarm.js';
+
+const THEMES = { auto: 'Auto', light: 'Light', dark: 'Dark' };
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  $('theme-name').textContent = THEMES[theme];
+}
+
+function themes() {
+  const kept = localStorage.getItem('shoal.theme');
+  setTheme(kept in THEMES ? kept : 'auto');
+  $('theme').addEventListener('click', () => {
+    const names = Object.keys(THEMES);
+    const next = names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length];
+    localStorage.setItem('shoal.theme', next);
+    setTheme(next);
+  });
+}
+
+/** Shows the page that the address names. */
+function turn(panel) {
+  const page = location.hash === '#swarm' ? 'swarm' : 'chat';
+  for (const name of ['chat', 'swarm']) {
+    $(name).hidden = name !== page;
+    if (name === page) $(`to-${name}`).setAttribute('aria-current', 'page');
+    else $(`to-${name}`).removeAttribute('aria-current');
+  }
+  document.title = page === 'swarm' ? 'Swarm · Shoal' : 'Shoal';
+  panel.render(true);
+}
+
+/** Reads the models that can be asked, until there are some. */
+async function models(chat, swarm) {
+  let asked = '';
+  const read = async () => {
+    // Asked anew only when what is known of the models or the node has changed.
+    const now = `${swarm.connected} ${swarm.state} ${swarm.models.map((model) => model.id + model.complete).join()}`;
+    if (!swarm.connected || now === asked) return;
+    asked = now;
+    try {
+      const answer = await json('/v1/models');
+      chat.setModels(list(answer.data, 200).map((model) => ({ id: String(model?.id ?? '').slice(0, 128), shown: clean(model?.id, 48) || 'unnamed' })));
+    } catch {
+      asked = '';
+    }
+  };
+  swarm.addEventListener('change', read);
+}
+
+function locks(swarm) {
+  const dialog = $('lock');
+  swarm.addEventListener('locked', () => {
+    if (!dialog.open) dialog.showModal();
+  });
+  $('unlock').addEventListener('submit', (event) => {
+    event.preventDefault();
+    keepToken($('token').value);
+    $('token').value = '';
+    dialog.close();
+    swarm.wake?.();
+  });
+}
+
+await takeToken();
+themes();
+const swarm = new Swarm();
+const chat = new Chat(swarm);
+const panel = new Panel(swarm);
+locks(swarm);
+models(chat, swarm);
+addEventListener('hashchange', async () => {
+  await takeToken();
+  turn(panel);
+});
+turn(panel);
+swarm.follow();
+if (matchMedia('(pointer: fine)').matches) $('prompt').focus();

@@ -1,0 +1,322 @@
+// What this page knows of the swarm: `GET /swarm/events` begins with a snapshot and goes on with changes.
+//
+// Everything that arrives is checked and bounded here, once: names are cleaned, numbers finite, layer ranges inside sane
+// limits, lists cut. What is drawn later relies on it. The connection is held while the tab is visible and opened again
+// with growing pauses when it breaks; each time the snapshot comes first, which makes good what was missed.
+
+import { clean, list, number } from './dom.js';
+import { events, json, request } from './http.js';
+
+/** Nodes kept; a swarm that names more is shown in part. */
+const MAX_NODES = 512;
+/** Failovers kept for the log; older ones fall off its end. */
+const MAX_LOG = 60;
+/** Pipelines kept, the newest; a finished one is still worth looking at. */
+const MAX_PIPELINES = 32;
+/** How long a failover stays in the drawing. */
+const SCAR_MS = 14_000;
+/** A pipeline that computed something this recently is running. */
+const MOVING_MS = 2500;
+/** Throughput samples: two minutes, one a second. */
+const SAMPLES = 120;
+const FIRST_PAUSE_MS = 500;
+const LONGEST_PAUSE_MS = 15_000;
+
+const PATHS = { self: 'this machine', loopback: 'same machine', lan: 'lan', direct: 'direct', relayed: 'relayed', none: 'not connected' };
+const STATES = ['up', 'suspect', 'paused', 'gone'];
+const id = (value) => String(value ?? '').slice(0, 128);
+const optional = (value) => (typeof value === 'number' && Number.isFinite(value) ? value : null);
+
+const range = (value) => {
+  const start = Math.max(0, Math.floor(number(value?.start)));
+  const end = Math.min(4096, Math.floor(number(value?.end)));
+  return end > start ? { start, end } : null;
+};
+
+function readNode(value) {
+  return {
+    id: id(value.id),
+    short: clean(value.name, 24) || id(value.id).slice(0, 8) || 'unnamed',
+    self: value.me === true,
+    trusted: value.trusted === true,
+    state: STATES.includes(value.state) ? value.state : 'up',
+    exact: value.class === 'd1',
+    path: PATHS[value.path] ?? 'unknown',
+    rttMs: optional(value.rtt_ms),
+    layers: list(value.holdings, 64).flatMap((holding) => {
+      const held = range(holding);
+      return held ? [{ model: id(holding.model), ...held }] : [];
+    }),
+    layerMs: optional(value.layer_ms),
+    bytesIn: number(value.bytes_in),
+    bytesOut: number(value.bytes_out),
+    passed: number(value.checks_passed),
+    failed: number(value.checks_failed),
+  };
+}
+
+const readStages = (value) =>
+  list(value, 128).flatMap((stage) => {
+    const layers = range(stage);
+    return layers ? [{ node: id(stage.node), ...layers, computeMs: optional(stage.compute_ms), hopMs: optional(stage.hop_ms) }] : [];
+  });
+
+function readPipeline(value) {
+  return {
+    session: id(value.session),
+    request: id(value.request),
+    model: clean(value.model, 96),
+    mode: clean(value.mode, 16),
+    epoch: number(value.epoch),
+    position: number(value.position),
+    tokS: Math.max(0, number(value.tok_s)),
+    stages: readStages(value.stages),
+    standbys: readStages(value.standbys),
+    faults: number(value.faults_survived),
+    movedAt: performance.now(),
+    ended: false,
+  };
+}
+
+function readModel(value) {
+  const layers = Math.min(4096, Math.max(1, Math.floor(number(value.num_layers, 1))));
+  return {
+    id: id(value.id),
+    name: clean(value.name, 96) || 'unnamed',
+    layers,
+    fileBytes: number(value.file_bytes),
+    holders: list(value.holders, layers).map((holders) => Math.max(0, Math.floor(number(holders)))),
+    complete: value.complete === true,
+    download: list(value.download, 2).length === 2 ? value.download.map((part) => number(part)) : null,
+  };
+}
+
+const readContribution = (value) => ({
+  paused: value?.paused === true,
+  memoryBytes: optional(value?.memory_bytes),
+  threads: optional(value?.threads),
+  uploadBytesPerS: optional(value?.upload_bytes_per_s),
+  layerTokens: number(value?.served_layer_tokens),
+  sessions: number(value?.served_sessions),
+  bytesIn: number(value?.bytes_in),
+  bytesOut: number(value?.bytes_out),
+});
+
+export class Swarm extends EventTarget {
+  constructor() {
+    super();
+    this.connected = false;
+    this.known = false;
+    this.state = 'starting';
+    this.reason = '';
+    this.me = '';
+    this.name = '';
+    this.reachability = { class: 'unknown', why: '' };
+    this.modes = [];
+    this.defaultMode = 'local';
+    this.models = [];
+    this.nodes = new Map();
+    this.pipelines = new Map();
+    this.contribution = readContribution(null);
+    this.log = [];
+    this.scars = [];
+    this.rates = [];
+    this.waiting = false;
+  }
+
+  /** Keeps the state fresh until the page is closed. */
+  async follow() {
+    setInterval(() => this.sample(), 1000);
+    document.addEventListener('visibilitychange', () => (document.hidden ? this.stop?.abort() : this.wake?.()));
+    let pause = FIRST_PAUSE_MS;
+    for (;;) {
+      if (document.hidden) await new Promise((resolve) => (this.wake = resolve));
+      this.stop = new AbortController();
+      try {
+        const response = await request('/swarm/events', { signal: this.stop.signal, accept: 'text/event-stream' });
+        pause = FIRST_PAUSE_MS;
+        for await (const event of events(response)) this.readEvent(event.data);
+      } catch (error) {
+        if (error.status === 401 || error.status === 403) {
+          this.dispatchEvent(new CustomEvent('locked', { detail: error }));
+          await new Promise((resolve) => (this.wake = resolve));
+          continue;
+        }
+        // Anything else is the connection, or the node starting: wait and ask again.
+      }
+      this.connected = false;
+      this.changed();
+      await new Promise((resolve) => {
+        this.wake = resolve;
+        setTimeout(resolve, pause);
+      });
+      pause = Math.min(LONGEST_PAUSE_MS, pause * 2);
+    }
+  }
+
+  /** Changes what this node gives: `{ paused, memory_bytes, threads, upload_bytes_per_s }`, each optional. */
+  async contribute(change) {
+    this.contribution = readContribution(await json('/swarm/contribution', { body: change }));
+    this.changed();
+  }
+
+  readEvent(data) {
+    let value;
+    try {
+      value = JSON.parse(data);
+    } catch {
+      return;
+    }
+    const read = READERS[value?.type];
+    if (!read) return;
+    read(this, value);
+    this.changed();
+  }
+
+  readSnapshot(value) {
+    this.connected = true;
+    this.known = true;
+    this.me = id(value.me);
+    this.name = clean(value.swarm, 40);
+    this.readState(value);
+    this.reachability = { class: clean(value.reachability?.class, 20) || 'unknown', why: clean(value.reachability?.why, 300) };
+    this.models = list(value.models, 128).map(readModel);
+    this.nodes = new Map(list(value.nodes, MAX_NODES).map((node) => [id(node?.id), readNode(node ?? {})]));
+    this.defaultMode = clean(value.default_mode, 16);
+    this.modes = list(value.modes, 8).map((mode) => ({
+      mode: clean(mode?.mode, 16),
+      sentence: clean(mode?.sentence, 300),
+      available: mode?.available !== false,
+      reason: clean(mode?.reason, 200),
+    }));
+    // Sessions that ended while nobody listened are over; those still there go on.
+    for (const pipeline of this.pipelines.values()) pipeline.ended = true;
+    for (const pipeline of list(value.pipelines, MAX_PIPELINES)) this.putPipeline(pipeline ?? {});
+    this.contribution = readContribution(value.contribution);
+  }
+
+  readState(value) {
+    this.state = ['starting', 'ready', 'unable'].includes(value.state) ? value.state : 'unable';
+    this.reason = clean(value.reason, 300);
+  }
+
+  putNode(value) {
+    const node = readNode(value);
+    if (this.nodes.size < MAX_NODES || this.nodes.has(node.id)) this.nodes.set(node.id, node);
+  }
+
+  putPipeline(value) {
+    const pipeline = readPipeline(value);
+    this.pipelines.delete(pipeline.session);
+    this.pipelines.set(pipeline.session, pipeline);
+    while (this.pipelines.size > MAX_PIPELINES) this.pipelines.delete(this.pipelines.keys().next().value);
+  }
+
+  putProgress(value) {
+    const pipeline = this.pipelines.get(id(value.session));
+    if (!pipeline) return;
+    pipeline.position = number(value.position);
+    pipeline.tokS = Math.max(0, number(value.tok_s));
+    pipeline.movedAt = performance.now();
+    list(value.stages_ms, 128).forEach((pair, i) => {
+      if (!pipeline.stages[i]) return;
+      pipeline.stages[i].hopMs = optional(pair?.[0]) ?? pipeline.stages[i].hopMs;
+      pipeline.stages[i].computeMs = optional(pair?.[1]) ?? pipeline.stages[i].computeMs;
+    });
+  }
+
+  putFailover(value) {
+    const pipeline = this.pipelines.get(id(value.session));
+    const failover = {
+      session: id(value.session),
+      request: pipeline?.request ?? '',
+      model: pipeline?.model ?? '',
+      from: id(value.lost),
+      to: id(value.replacement),
+      ...(range({ start: value.layers?.[0], end: value.layers?.[1] }) ?? { start: 0, end: 0 }),
+      position: number(value.position),
+      stallMs: Math.max(0, number(value.stall_ms)),
+      why: clean(value.why, 20),
+      at: new Date(number(value.at_ms, Date.now())),
+      drawnUntil: performance.now() + SCAR_MS,
+    };
+    this.log = [failover, ...this.log].slice(0, MAX_LOG);
+    this.scars = [...this.scars, failover].slice(-6);
+    this.dispatchEvent(new CustomEvent('failover', { detail: failover }));
+  }
+
+  /** The short name of a node, known or not. */
+  called(node) {
+    return this.nodes.get(node)?.short ?? (clean(node, 8) || 'a node');
+  }
+
+  /** The model of this id or name. */
+  model(model) {
+    return this.models.find((one) => one.id === model || one.name === model);
+  }
+
+  /** Whether this pipeline computes something now. */
+  moves(pipeline) {
+    return Boolean(pipeline) && !pipeline.ended && pipeline.movedAt > performance.now() - MOVING_MS;
+  }
+
+  /** The pipeline that moves now, of this model if one is given, else the last one seen. */
+  current(model) {
+    const all = [...this.pipelines.values()].filter((pipeline) => pipeline.stages.length && (!model || this.model(pipeline.model) === model));
+    return all.findLast((pipeline) => this.moves(pipeline)) ?? all.at(-1);
+  }
+
+  sample() {
+    const now = performance.now();
+    const moving = [...this.pipelines.values()].filter((pipeline) => this.moves(pipeline));
+    this.rates = [...this.rates, moving.reduce((sum, pipeline) => sum + pipeline.tokS, 0)].slice(-SAMPLES);
+    const before = this.scars.length;
+    this.scars = this.scars.filter((scar) => scar.drawnUntil > now);
+    if (moving.length || this.wasMoving || before !== this.scars.length) this.changed();
+    this.wasMoving = moving.length > 0;
+  }
+
+  /** Tells listeners at most once a frame, however many events arrive. */
+  changed() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.dispatchEvent(new Event('change'));
+    });
+  }
+}
+
+/** The kinds of change; a kind this page does not know is passed over. */
+const READERS = {
+  snapshot: (swarm, value) => swarm.readSnapshot(value.snapshot ?? {}),
+  node: (swarm, value) => swarm.putNode(value.node ?? {}),
+  node_gone: (swarm, value) => {
+    const node = swarm.nodes.get(id(value.node));
+    if (node) node.state = 'gone';
+  },
+  model: (swarm, value) => {
+    const model = readModel(value.model ?? {});
+    swarm.models = [...swarm.models.filter((one) => one.id !== model.id), model].slice(0, 128);
+  },
+  pipeline: (swarm, value) => swarm.putPipeline(value.pipeline ?? {}),
+  progress: (swarm, value) => swarm.putProgress(value),
+  failover: (swarm, value) => swarm.putFailover(value),
+  pipeline_ended: (swarm, value) => {
+    const pipeline = swarm.pipelines.get(id(value.session));
+    if (pipeline) pipeline.ended = true;
+  },
+  contribution: (swarm, value) => {
+    swarm.contribution = readContribution(value.contribution);
+  },
+  state: (swarm, value) => swarm.readState(value),
+};
+
+const REASONS = { closed: 'closed its connection', timeout: 'went silent', refused: 'refused to go on', wrong: 'computed something wrong' };
+
+/** A failover as a sentence. */
+export function tell(swarm, failover) {
+  const where = failover.end > failover.start ? `layers ${failover.start}–${failover.end}` : 'its layers';
+  const stall = failover.stallMs >= 1000 ? `${(failover.stallMs / 1000).toFixed(1)} s` : `${Math.round(failover.stallMs)} ms`;
+  return `${swarm.called(failover.from)} ${REASONS[failover.why] ?? 'stopped'} at token ${failover.position}; ${swarm.called(failover.to)} took over ${where} after ${stall} and the answer went on.`;
+}

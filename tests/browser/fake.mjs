@@ -1,0 +1,239 @@
+// A node that is not one: serves api/web with the headers of the real server and a swarm that a test, or a developer,
+// conducts. `node fake.mjs` alone runs it with a life of its own and prints its address.
+//
+// It speaks the JSON of api/src/swarm.rs and of OpenAI's chat chunks. Nothing is timed: a stream waits until it is told to
+// go on, unless `pace` says how many milliseconds lie between tokens.
+
+import { readFileSync, readdirSync } from 'node:fs';
+import { createServer } from 'node:http';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const WEB = join(dirname(fileURLToPath(import.meta.url)), '../../api/web');
+const KINDS = { html: 'text/html; charset=utf-8', js: 'text/javascript; charset=utf-8', css: 'text/css; charset=utf-8' };
+
+/** The headers of TRUST.md F3; the real server sends the same. */
+export const HEADERS = {
+  'content-security-policy':
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+  'x-content-type-options': 'nosniff',
+  'referrer-policy': 'no-referrer',
+  'cross-origin-opener-policy': 'same-origin',
+  'cross-origin-resource-policy': 'same-origin',
+  'cache-control': 'no-store',
+};
+
+const MODEL = 'b7'.repeat(32);
+const key = (letter) => letter.repeat(64);
+const node = (letter, name, path, rtt, start, end, more = {}) => ({
+  id: key(letter), name, me: false, trusted: false, state: 'up', class: 'd1', path, rtt_ms: rtt,
+  holdings: [{ model: MODEL, start, end }], layer_ms: 0.9, memory_bytes: 8e9, kv_free_bytes: 2e9, load: 0.2, bytes_in: 4e6, bytes_out: 5e6,
+  checks_passed: 214, checks_failed: 0, ...more,
+});
+
+/** Eight machines around one model of 32 layers. */
+export function swarm() {
+  const nodes = [
+    node('a', 'a41f09c2', 'self', null, 0, 4, { me: true, layer_ms: 1.4, holdings: [{ model: MODEL, start: 0, end: 4 }, { model: MODEL, start: 28, end: 32 }] }),
+    node('b', 'attic', 'lan', 0.6, 0, 12, { trusted: true }),
+    node('c', '3f2a91c0', 'direct', 11.2, 4, 18),
+    node('d', 'd90b7e11', 'direct', 18.4, 4, 18),
+    node('e', 'heron', 'direct', 24.1, 18, 28),
+    node('f', '77c1d0aa', 'direct', 31.7, 16, 32),
+    node('9', '9be04412', 'relayed', 84.0, 10, 24),
+    node('8', '8a02cc5f', 'relayed', 120.5, 20, 32, { state: 'paused' }),
+  ];
+  const holders = (layers) => Array.from({ length: layers }, (_, layer) => nodes.filter((one) => one.holdings.some((held) => held.start <= layer && layer < held.end)).length);
+  return {
+    at_ms: Date.now(), version: '0.1.0', me: key('a'), swarm: 'harbor', state: 'ready', reason: null,
+    reachability: { class: 'direct', why: 'peers dialed this node' },
+    nodes,
+    models: [
+      { id: MODEL, name: 'qwen3-4b-q4_0', num_layers: 32, file_bytes: 2.4e9, holders: holders(32), complete: true, download: null },
+      { id: '51'.repeat(32), name: 'minnow', num_layers: 4, file_bytes: 5.1e6, holders: [1, 1, 1, 1], complete: true, download: null },
+    ],
+    pipelines: [],
+    contribution: { paused: false, memory_bytes: 8e9, threads: 4, upload_bytes_per_s: null, served_layer_tokens: 481_220, served_sessions: 37, bytes_in: 212e6, bytes_out: 208e6 },
+    default_mode: 'local',
+    modes: [
+      { mode: 'local', sentence: 'Computed on this machine alone. Nobody else can read it.', available: true, reason: null },
+      { mode: 'trusted', sentence: 'Computed only on machines you named. Their owners can read it.', available: true, reason: null },
+      { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.', available: true, reason: null },
+      { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.', available: true, reason: null },
+    ],
+  };
+}
+
+/** The session of a request. */
+const session = (request) => `5e55${request.split('-')[1]}`;
+
+/** The way of a prompt through that swarm. */
+export function pipeline(request, more = {}) {
+  return {
+    session: session(request), request, model: 'qwen3-4b-q4_0', mode: 'boomerang', epoch: 0, position: 12, tok_s: 9.7,
+    stages: [
+      { node: key('a'), start: 0, end: 4, compute_ms: 5.6, hop_ms: null },
+      { node: key('c'), start: 4, end: 18, compute_ms: 12.7, hop_ms: 5.8 },
+      { node: key('e'), start: 18, end: 28, compute_ms: 9.1, hop_ms: 17.6 },
+      { node: key('a'), start: 28, end: 32, compute_ms: 6.9, hop_ms: 12.4 },
+    ],
+    standbys: [{ node: key('d'), start: 4, end: 18, compute_ms: null, hop_ms: null }],
+    faults_survived: 0, ...more,
+  };
+}
+
+/** The same after the second stage was lost and its shadow took over. */
+export function failedOver(request) {
+  const after = pipeline(request, { epoch: 1, position: 40, faults_survived: 1 });
+  after.stages[1] = { node: key('d'), start: 4, end: 18, compute_ms: 13.1, hop_ms: 9.3 };
+  after.standbys = [];
+  const failover = { type: 'failover', at_ms: Date.now(), session: session(request), epoch: 1, lost: key('c'), replacement: key('d'), layers: [4, 18], position: 40, stall_ms: 312, why: 'timeout' };
+  return { failover, after };
+}
+
+export class Fake {
+  constructor({ state = swarm(), token = 'secret-token', pace = null } = {}) {
+    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [] });
+  }
+
+  /** Listens on a port of its choice; resolves to the address without the token. */
+  async listen(port = 0) {
+    this.server = createServer((request, response) => this.handle(request, response).catch((error) => response.destroy(error)));
+    await new Promise((resolve) => this.server.listen(port, '127.0.0.1', resolve));
+    return `http://127.0.0.1:${this.server.address().port}/`;
+  }
+
+  close() {
+    this.server.closeAllConnections();
+    this.server.close();
+  }
+
+  /** Sends one change to every page that watches. */
+  tell(event) {
+    for (const watcher of this.watchers) watcher.write(`data: ${JSON.stringify(event)}\n\n`);
+  }
+
+  async handle(request, response) {
+    const { pathname } = new URL(request.url, 'http://x');
+    this.requests.push({ method: request.method, path: pathname, headers: request.headers });
+    const file = pathname === '/' ? 'index.html' : pathname.slice(1);
+    if (request.method === 'GET' && readdirSync(WEB).includes(file)) {
+      response.writeHead(200, { ...HEADERS, 'content-type': KINDS[file.split('.').pop()] });
+      return void response.end(readFileSync(join(WEB, file)));
+    }
+    const json = (status, value, headers = {}) => {
+      response.writeHead(status, { ...HEADERS, 'content-type': 'application/json', ...headers });
+      response.end(JSON.stringify(value));
+    };
+    if (pathname === '/session') {
+      let sent = '';
+      for await (const part of request) sent += part;
+      const at = this.tickets.indexOf(JSON.parse(sent).ticket);
+      if (at < 0) return json(401, { error: { message: 'This address was used already.' } });
+      this.tickets.splice(at, 1);
+      return json(200, { token: this.token });
+    }
+    if (request.headers.authorization !== `Bearer ${this.token}`) return json(401, { error: { message: 'The token is missing or wrong.' } });
+    if (pathname === '/v1/models') return json(200, { object: 'list', data: this.models.map((id) => ({ id, object: 'model' })) });
+    if (pathname === '/swarm') return json(200, this.state);
+    if (pathname === '/swarm/events') {
+      response.writeHead(200, { ...HEADERS, 'content-type': 'text/event-stream' });
+      response.write(`data: ${JSON.stringify({ type: 'snapshot', snapshot: this.state })}\n\n`);
+      this.watchers.add(response);
+      return void response.on('close', () => this.watchers.delete(response));
+    }
+    let text = '';
+    for await (const part of request) text += part;
+    const body = JSON.parse(text || 'null');
+    if (pathname === '/swarm/contribution') {
+      Object.assign(this.state.contribution, body);
+      this.tell({ type: 'contribution', contribution: this.state.contribution });
+      return json(200, this.state.contribution);
+    }
+    if (pathname !== '/v1/chat/completions') return json(404, { error: { message: 'No such route.' } });
+    const refusal = this.refusals.shift();
+    if (refusal) return json(refusal.status, { error: { message: refusal.message } }, refusal.headers);
+    this.begin(body, request, response);
+  }
+
+  begin(body, request, response) {
+    const id = `chatcmpl-${this.streams.length + 1}`;
+    response.writeHead(200, {
+      ...HEADERS, 'content-type': 'text/event-stream', 'x-request-id': id, 'x-shoal-mode': body.mode ?? 'local',
+      'x-shoal-route': 'me:0-4 3f2a91c0:4-18 heron:18-28 me:28-32', 'x-shoal-predicted-tok-s': '10.2', 'x-shoal-seed': String(body.seed ?? 41),
+    });
+    let sent = Number(request.headers['last-event-id'] ?? 0);
+    const chunk = (delta, finish = null, more = {}) => ({ id, object: 'chat.completion.chunk', model: body.model, choices: [{ index: 0, delta, finish_reason: finish }], ...more });
+    const stream = {
+      id, body, closed: false,
+      token: (content) => response.write(`id: ${(sent += 1)}\ndata: ${JSON.stringify(chunk({ content }))}\n\n`),
+      end: (report = {}, finish = 'stop') => {
+        response.write(`data: ${JSON.stringify(chunk({}, finish, { shoal: { computed_by: ['me', '3f2a91c0', 'heron'], checked_by: ['d90b7e11'], checked_tokens: 48, faults_survived: 0, ttft_ms: 180, prefill_ms: 160, tok_s: 9.6, ...report } }))}\n\n`);
+        response.end('data: [DONE]\n\n');
+      },
+      cut: () => response.destroy(),
+    };
+    response.on('close', () => {
+      stream.closed = true;
+      this.gone?.(stream);
+    });
+    response.write(`data: ${JSON.stringify(chunk({ role: 'assistant' }))}\n\n`);
+    this.streams.push(stream);
+    this.begun?.(stream);
+  }
+}
+
+const ANSWER = `At the edge of the harbor lived a **fox** who owned one lantern and no fear of the dark.
+
+Every evening she carried it along the wall, and every evening the boats counted its light: *one, two, three* steps, then a pause where the stones were loose.
+
+### What she carried
+
+| thing | weight | why |
+|---|---|---|
+| lantern | 1.2 kg | boats |
+| wick | 20 g | tomorrow |
+| \`matches\` | none left | she asked the baker |
+
+1. She lit it at dusk.
+2. She put it down where the wall breaks.
+3. She waited until the last mast had passed.
+
+\`\`\`python
+def pause(steps):
+    return [step for step in steps if step.loose]
+\`\`\`
+
+> A light that is carried is a light that is believed.
+
+One night the wind took the flame, and the boats did not notice, because the baker had lit his.`;
+
+/** A life of its own, for looking at: answers what is asked and loses a node on the way. */
+async function live(port) {
+  const fake = new Fake({ token: 'demo' });
+  const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+  fake.begun = async (stream) => {
+    fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
+    const pieces = ANSWER.match(/\S+\s*/g);
+    for (const [i, piece] of pieces.entries()) {
+      if (stream.closed) break;
+      await wait(90);
+      stream.token(piece);
+      const stages_ms = [[null, 5.6], [5.8 + Math.random(), 12.7], [17.6 + Math.random(), 9.1], [12.4, 6.9]];
+      if (i % 3 === 0) fake.tell({ type: 'progress', session: session(stream.id), position: 12 + i, tok_s: 9.2 + Math.random(), stages_ms });
+      if (i === 40) {
+        const { failover, after } = failedOver(stream.id);
+        fake.tell({ type: 'node', node: { ...fake.state.nodes[2], state: 'suspect' } });
+        await wait(400);
+        fake.tell(failover);
+        fake.tell({ type: 'node_gone', node: failover.lost, why: 'silent' });
+        fake.tell({ type: 'pipeline', pipeline: after });
+      }
+    }
+    fake.tell({ type: 'pipeline_ended', session: session(stream.id), why: 'stop' });
+    stream.end({ computed_by: ['me', '3f2a91c0', 'd90b7e11', 'heron'], faults_survived: 1 });
+  };
+  console.log(`${await fake.listen(port)}#token=demo`);
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) await live(Number(process.argv[2] ?? 8088));
