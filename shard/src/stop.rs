@@ -49,7 +49,8 @@ impl StopStrings {
             return &self.ready;
         }
         self.held.push_str(text);
-        let found = self.stops.iter().enumerate().filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)));
+        let found =
+            self.stops.iter().enumerate().filter_map(|(i, stop)| Some((self.held.find(stop.as_str())?, i)));
         if let Some((at, met)) = found.min() {
             self.hit = true;
             self.met = Some(met);

@@ -4,5 +4,6 @@
 mod browser;
 mod candle;
 mod cli;
+mod clients;
 mod convert;
 mod repo;
