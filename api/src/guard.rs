@@ -32,6 +32,7 @@ use crate::{
     error::{ApiError, Kind},
     fields::{Fields, required},
     names,
+    server::MAX_HEADER_BYTES,
 };
 
 /// Tabs that hold a token of their own; the oldest is forgotten for a new one.
@@ -124,6 +125,13 @@ pub(crate) async fn places(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
+    let bytes: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if bytes > MAX_HEADER_BYTES {
+        return Err(ApiError::new(
+            Kind::TooLarge,
+            format!("the headers have more than {} KiB", MAX_HEADER_BYTES >> 10),
+        ));
+    }
     origin(&app.hosts, &request)?;
     Ok(next.run(request).await)
 }

@@ -87,7 +87,7 @@ fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
             "required": true, "content": {"application/json": {"schema": reference}},
         });
         if *closed {
-            let header = |name: &str, text: &str, schema: Value| json!({"name": name, "in": "header", "description": text, "schema": schema});
+            let header = |name: &str, text: &str, schema: Value| json!({"name": name, "in": "header", "required": false, "description": text, "schema": schema});
             parameters.push(header(
                 "Last-Event-ID",
                 "Leave out the tokens up to this number; needs a seed",

@@ -21,7 +21,7 @@ use crate::{App, Inference, guard, metrics, queue, router};
 /// Each costs a task and, while its headers come, a buffer. Reached only by attacks and load tests.
 const MAX_CONNECTIONS: usize = 2048;
 /// A token, a few names: an honest request has 2 KiB.
-const MAX_HEADER_BYTES: usize = 64 << 10;
+pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Headers of one request.
 const MAX_HEADERS: usize = 100;
 /// An honest client sends its headers at once.

@@ -142,7 +142,7 @@ def openai_errors():
 
 @check
 def anthropic_messages():
-    ask = dict(model=MODEL, messages=STORY, max_tokens=12, extra_body={"seed": 5}, temperature=0.7)
+    ask = dict(model=MODEL, messages=STORY, max_tokens=12, extra_body={"seed": 5, "temperature": 0.7})
     reply = ant.messages.create(**ask)
     assert reply.content[0].type == "text" and reply.stop_reason in ("max_tokens", "end_turn")
     with ant.messages.stream(**ask) as stream:

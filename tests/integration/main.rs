@@ -4,6 +4,7 @@
 mod browser;
 mod candle;
 mod cli;
+mod clients;
 mod convert;
 mod failover;
 mod privacy;

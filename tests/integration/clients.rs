@@ -1,0 +1,83 @@
+//! The official Python clients against a real `shoal serve`: runs `tests/clients/clients.py`.
+//!
+//! It needs the packages of `tests/clients/requirements.txt` for `python3`, or for the interpreter that `SHOAL_PYTHON`
+//! names. Where they are missing it says so and skips, unless `SHOAL_CLIENTS=required` is set.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, Command, Stdio},
+};
+
+use harness::{Shoal, binary, root};
+use serde_json::Value;
+
+/// A server, killed with the test.
+struct Serving(Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn official_clients_are_content() {
+    let shoal = Shoal::new();
+    let token = shoal.home().join("token");
+    let mut child = Command::new(binary())
+        .args(["serve", "--json", "--listen", "127.0.0.1:0", "--token-file"])
+        .arg(&token)
+        .env("SHOAL_HOME", shoal.home())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("shoal starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
+    let _serving = Serving(child);
+    let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    let listening = next();
+    assert_eq!(listening["event"], "listening");
+    assert_eq!(next()["event"], "ready");
+    let python = std::env::var("SHOAL_PYTHON").unwrap_or_else(|_| "python3".into());
+    let ran = Command::new(&python)
+        .arg(root().join("tests/clients/clients.py"))
+        .arg(listening["url"].as_str().unwrap())
+        .arg(&token)
+        .output();
+    let required = std::env::var("SHOAL_CLIENTS").is_ok_and(|value| value == "required");
+    let Ok(output) = ran else {
+        assert!(!required, "{python} is not installed");
+        return say("skipped: the official clients are not tested, missing: python3");
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    if output.status.code() == Some(77) {
+        assert!(!required, "{said}");
+        return say(&format!("skipped: the official clients are not tested, {}", said.trim()));
+    }
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_api_is_not_opened_to_others_by_accident() {
+    let shoal = Shoal::new();
+    let (code, why) = shoal.fails(["serve", "--listen", "0.0.0.0:0"], "");
+    assert_eq!(code, 2);
+    assert!(why.contains("--insecure-lan"), "{why}");
+    let (code, _) = shoal.fails(["serve", "--listen", "0.0.0.0:0", "--insecure-lan", "--no-token"], "");
+    assert_eq!(code, 2);
+    let token = shoal.home().join("open-token");
+    std::fs::write(&token, "a-token-that-everybody-can-read\n").unwrap();
+    let mut rights = std::fs::metadata(&token).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut rights, 0o644);
+    std::fs::set_permissions(&token, rights).unwrap();
+    let (code, why) =
+        shoal.fails(["serve", "--listen", "127.0.0.1:0", "--token-file", token.to_str().unwrap()], "");
+    assert_eq!(code, 2);
+    assert!(why.contains("chmod 600"), "{why}");
+}
+
+/// Past the test runner, which keeps to itself what passing tests print.
+fn say(line: &str) {
+    // Nobody to tell is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
