@@ -10,7 +10,7 @@
 //! Read [`inference`] for what is asked of the other side, `router.rs` for every route, `guard.rs` for who may speak,
 //! `answer.rs` for what all dialects share. This crate knows no swarm and no engine, and nothing but this crate knows axum.
 //!
-//! Embed it with [`serve`]:
+//! Embed it with [`Server`]:
 //!
 //! ```no_run
 //! # async fn f(inference: std::sync::Arc<dyn api::Inference>) -> std::io::Result<()> {
