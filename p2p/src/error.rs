@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use libp2p::multiaddr;
 
 /// A failure of the network itself or of a request to it.
 #[derive(Debug)]
@@ -73,9 +72,10 @@ impl std::error::Error for Error {
     }
 }
 
+#[cfg(feature = "net")]
 impl Error {
     /// The complaint about an address that does not parse.
-    pub(crate) fn address(address: &str, why: multiaddr::Error) -> Self {
+    pub(crate) fn address(address: &str, why: libp2p::multiaddr::Error) -> Self {
         Self::Address { address: address.to_owned(), why: why.to_string() }
     }
 }

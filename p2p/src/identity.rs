@@ -17,8 +17,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
-use libp2p::PeerId;
-use libp2p::identity::{self, Keypair};
+#[cfg(feature = "net")]
+use libp2p::{
+    PeerId,
+    identity::{self, Keypair},
+};
 use scheduler::NodeId;
 
 use crate::error::{Error, Result};
@@ -26,6 +29,7 @@ use crate::error::{Error, Result};
 /// Bytes of the key file: an ed25519 seed.
 const SEED_LEN: usize = 32;
 /// Multihash code of a public key carried whole inside a `PeerId`.
+#[cfg(feature = "net")]
 const IDENTITY_HASH: u64 = 0;
 
 /// The secret key of this node.
@@ -109,6 +113,7 @@ impl Identity {
     }
 
     /// The same key for libp2p.
+    #[cfg(feature = "net")]
     pub(crate) fn keypair(&self) -> Keypair {
         Keypair::ed25519_from_bytes(self.key.to_bytes()).expect("a seed of 32 bytes is a key")
     }
@@ -129,12 +134,14 @@ fn digest(domain: &str, message: &[u8]) -> [u8; 32] {
 }
 
 /// The libp2p name of `node`, `None` when its 32 bytes are no public key.
+#[cfg(feature = "net")]
 pub fn peer_id(node: NodeId) -> Option<PeerId> {
     let key = identity::ed25519::PublicKey::try_from_bytes(node.as_bytes()).ok()?;
     Some(identity::PublicKey::from(key).to_peer_id())
 }
 
 /// The node behind a libp2p name, `None` when the name is not an ed25519 key.
+#[cfg(feature = "net")]
 pub fn node_id(peer: &PeerId) -> Option<NodeId> {
     let hash = peer.as_ref();
     if hash.code() != IDENTITY_HASH {
@@ -177,7 +184,7 @@ fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "net"))]
 mod tests {
     use super::*;
 

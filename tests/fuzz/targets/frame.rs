@@ -25,7 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn payload_of(header: &Header, payload: &[u8]) {
     match header.kind {
-        Kind::Activations => {
+        Kind::Activations | Kind::Feed => {
             let rows = header.rows as usize;
             let width =
                 codec::row_width(header.wire, payload.len() / rows).expect("a header that was accepted");
