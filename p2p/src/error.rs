@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-
 /// A failure of the network itself or of a request to it.
 #[derive(Debug)]
 #[non_exhaustive]
