@@ -57,6 +57,7 @@ pub mod standby;
 
 pub mod place;
 
+pub mod account;
 pub mod admit;
 pub mod recover;
 pub mod session;

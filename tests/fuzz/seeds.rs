@@ -9,6 +9,7 @@ use shard::{
 };
 
 fn main() {
+    wire();
     put("gguf", "empty", &file(Writer::new(), &[]));
     put("gguf", "pairs", &pairs());
     for format in quant::ALL {
@@ -36,6 +37,33 @@ fn main() {
     for (index, (template, conversation)) in TEMPLATES.iter().enumerate() {
         put("template", &format!("template-{index}"), format!("{template}\0{conversation}").as_bytes());
     }
+}
+
+/// What nodes say to each other, from the frozen samples of the wire formats.
+fn wire() {
+    for line in include_str!("../../p2p/src/wire/golden.txt").lines() {
+        let (name, hex) = line.split_once(' ').expect("a name and its bytes");
+        let digit = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex");
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(digit).collect();
+        let behind = |which: u8| [&[which], bytes.as_slice()].concat();
+        match name.split('-').next() {
+            Some("ask") => put("control", name, &behind(0)),
+            Some("answer") => put("control", name, &behind(1)),
+            Some("delegate") => put("control", name, &behind(2)),
+            Some("announcement") => put("announce", name, &bytes),
+            Some("hello") => put("frame", name, &bytes),
+            // A stream: hello, the header, and more than a small payload.
+            _ => put("frame", name, &[b"shh1".as_slice(), &[0; 20], &bytes, &[0; 256]].concat()),
+        }
+    }
+    // Two blocks of eight bits, and two rows of floats.
+    let block = [&[0xfa, 0x3d, 127], [3; 31].as_slice()].concat();
+    put("codec", "q8", &[&[1], block.as_slice(), &block].concat());
+    put("codec", "raw", &[&[0], [0, 0, 0x80, 0x3f].repeat(64).as_slice()].concat());
+    put("receipt", "proof", b"shp1");
+    put("receipt", "equivocation", b"she1");
+    put("receipt", "receipt", b"shr1");
+    put("receipt", "challenge", b"shq1");
 }
 
 fn put(target: &str, name: &str, bytes: &[u8]) {

@@ -150,3 +150,6 @@ pub fn decode(
     }
     done
 }
+
+#[cfg(test)]
+mod tests;

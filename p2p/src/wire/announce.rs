@@ -295,12 +295,12 @@ fn read_links(from: &mut Reader<'_>, me: NodeId) -> Result<Vec<Link>, Malformed>
     Ok(links)
 }
 
-/// Text that ends up on screens: nothing that moves a cursor.
+/// Text that ends up on screens: nothing that moves a cursor, is invisible or turns the direction of reading.
 fn read_label(from: &mut Reader<'_>, most: usize) -> Result<String, Malformed> {
     let text = from.text(most)?;
-    if text.chars().any(char::is_control) {
-        Err(Malformed("announcement: text"))
-    } else {
-        Ok(text.to_owned())
+    let hidden = |c| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    if text.chars().any(|c| c.is_control() || hidden(c)) {
+        return Err(Malformed("announcement: text"));
     }
+    Ok(text.to_owned())
 }

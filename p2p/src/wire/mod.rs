@@ -4,7 +4,9 @@
 //! |---|---|---|---|
 //! | activations and what is said beside them | [`frame`] | data, one stream per (session, neighbor) | no |
 //! | asking a node for something, its answer | [`control`] | control, one call each | no |
+//! | a prompt for somebody else to conduct | [`delegate`] | delegate, one stream per prompt | no |
 //! | what a node offers | [`announce`] | gossip | by the node |
+//! | what a stage computed, receipts, proofs | [`receipt`] | data, control | by the stage, the requester or both |
 //!
 //! Decoding is the door of the program. Every `decode` here
 //! * reads through [`cursor::Reader`], which cannot read past the end, and allocates at most a small multiple of the
@@ -19,7 +21,9 @@
 pub mod announce;
 pub mod control;
 pub mod cursor;
+pub mod delegate;
 pub mod frame;
+pub mod receipt;
 
 use std::fmt;
 
@@ -34,3 +38,6 @@ impl fmt::Display for Malformed {
 }
 
 impl std::error::Error for Malformed {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! Any bytes as an ask, an answer and a message of a delegate stream: what is accepted is written back as the same
+//! bytes. The first byte says which of the three.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES};
+use p2p::wire::delegate::{Event, Kind, Prefix, Request};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((which, bytes)) = bytes.split_first() else { return };
+    match which % 3 {
+        0 => {
+            let Ok(ask) = Ask::decode(bytes) else { return };
+            assert_eq!(ask.encode(), bytes);
+            if let Ask::Lease(lease) = &ask {
+                assert!(lease.at <= lease.positions && lease.rounding.is_sorted());
+                assert!(lease.next.as_ref().is_none_or(|next| next.addresses.len() <= MAX_ADDRESSES));
+            }
+        }
+        1 => {
+            let Ok(answer) = Answer::decode(bytes) else { return };
+            assert_eq!(answer.encode(), bytes);
+        }
+        _ => delegate(bytes),
+    }
+});
+
+fn delegate(bytes: &[u8]) {
+    let Some((prefix, body)) = bytes.split_first_chunk() else { return };
+    let Ok(read) = Prefix::read(prefix) else { return };
+    assert_eq!(read.write(), *prefix);
+    assert!(read.len as usize <= read.kind.cap());
+    let Some(body) = body.get(..read.len as usize) else { return };
+    let written = match read.kind {
+        Kind::Request => Request::decode(body).map(|request| request.encode()),
+        kind => Event::decode(kind, body).map(|event| event.encode()),
+    };
+    if let Ok((again, written)) = written {
+        assert_eq!((again, written.as_slice()), (*prefix, body));
+    }
+}
