@@ -209,7 +209,7 @@ impl EventLoop {
                     drop(permit);
                     if let Ok((ask, reply)) = heard {
                         // A loop that has stopped answers nobody.
-                        let _ = reporter.send(Report::Asked { from, ask, reply }).await;
+                        let _ = reporter.send(Report::Asked(from, Box::new((ask, reply)))).await;
                     }
                 });
             }
@@ -261,7 +261,7 @@ impl EventLoop {
         let Some(met) = self.met.get_mut(&peer) else { return };
         let node = met.node;
         met.agent = info.agent_version.chars().filter(|c| !c.is_control()).take(64).collect();
-        met.relays = info.protocols.iter().any(|protocol| *protocol == relay::HOP_PROTOCOL_NAME);
+        met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
         let fresh = met.told.is_none();
         if met.told != Some(path) {
             met.told = Some(path);

@@ -79,12 +79,14 @@ impl EventLoop {
 
     pub(super) fn on_report(&mut self, report: Report) {
         match report {
-            Report::Asked { from, ask: Ask::CatchUp { .. }, reply } => self.serve_catch_up(from, reply),
-            Report::Asked { from, ask, reply } => {
-                if !self.outbox.may(Event::Ask { from, ask, reply }) {
-                    tracing::warn!(node = %from, "the node does not keep up, an ask is refused");
+            Report::Asked(from, asked) => match *asked {
+                (Ask::CatchUp { .. }, reply) => self.serve_catch_up(from, reply),
+                (ask, reply) => {
+                    if !self.outbox.may(Event::Ask { from, ask, reply }) {
+                        tracing::warn!(node = %from, "the node does not keep up, an ask is refused");
+                    }
                 }
-            }
+            },
             Report::CaughtUp { announcements } => {
                 let now = Instant::now();
                 for bytes in announcements {
