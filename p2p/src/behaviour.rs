@@ -49,7 +49,7 @@ pub(crate) struct Behaviour {
     /// Lets others be reached through this node.
     pub relay: Toggle<relay::Behaviour>,
     /// Turns a relayed connection into a direct one.
-    pub dcutr: dcutr::Behaviour,
+    pub dcutr: Toggle<dcutr::Behaviour>,
     /// Asks others whether this node can be reached.
     pub autonat_client: Toggle<autonat::v2::client::Behaviour>,
     /// Tells others whether they can be.
@@ -94,7 +94,7 @@ impl Behaviour {
             mdns: mdns.into(),
             relay_client,
             relay: config.relay.then(|| relay::Behaviour::new(me, relay_limits())).into(),
-            dcutr: dcutr::Behaviour::new(me),
+            dcutr: config.punch.then(|| dcutr::Behaviour::new(me)).into(),
             autonat_client: wide.then(autonat::v2::client::Behaviour::default).into(),
             autonat_server: wide.then(autonat::v2::server::Behaviour::default).into(),
             upnp: (config.upnp && wide).then(upnp::tokio::Behaviour::default).into(),

@@ -72,6 +72,8 @@ pub struct Config {
     pub upnp: bool,
     /// Carry other nodes' connections when they cannot reach each other. Off: it spends bandwidth on strangers.
     pub relay: bool,
+    /// Turn relayed connections into direct ones where the networks between allow it.
+    pub punch: bool,
     /// Where known peers are remembered between runs.
     pub cache: Option<PathBuf>,
     /// Neither listen on nor dial anything but this host. For tests and swarms of one machine; turns mDNS and UPnP off.
@@ -121,6 +123,7 @@ impl Config {
             mdns: true,
             upnp: true,
             relay: false,
+            punch: true,
             cache: None,
             loopback_only: false,
             memory: false,

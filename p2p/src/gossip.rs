@@ -249,6 +249,11 @@ impl Ledger {
         live.into_iter().map(|entry| entry.bytes.clone()).collect()
     }
 
+    /// Whether something of `node` is known and holds.
+    pub fn knows(&self, node: NodeId, now: Instant) -> bool {
+        self.entries.get(&node).is_some_and(|entry| entry.void > now)
+    }
+
     /// Number of nodes not void.
     pub fn len(&self, now: Instant) -> usize {
         self.entries.values().filter(|entry| entry.void > now).count()

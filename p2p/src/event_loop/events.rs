@@ -65,10 +65,10 @@ impl EventLoop {
         if let Some(reservation) = self.reservations.iter_mut().find(|r| r.listener == Some(listener)) {
             reservation.failures = 0;
         }
-        // Where nothing lies between the nodes, to listen is to be reachable; and who relays says that it is.
+        // Who relays says that it can be reached. Others leave it to AutoNAT: hole punching tries what is not settled.
         let path = path::of_address(address);
-        let reachable = self.loopback_only || self.relays && path != Path::Loopback;
-        if reachable && path != Path::Relayed {
+        let meant = self.loopback_only || path != Path::Loopback;
+        if self.relays && meant && path != Path::Relayed {
             self.swarm.add_external_address(address.clone());
         }
         let address = split_peer(address.clone()).0.with(Protocol::P2p(self.me)).to_string();
@@ -209,7 +209,7 @@ impl EventLoop {
                     drop(permit);
                     if let Ok((ask, reply)) = heard {
                         // A loop that has stopped answers nobody.
-                        let _ = reporter.send(Report::Asked { from, ask: Box::new(ask), reply }).await;
+                        let _ = reporter.send(Report::Asked(from, Box::new((ask, reply)))).await;
                     }
                 });
             }

@@ -50,7 +50,7 @@ const MAX_LISTENING: usize = 256;
 
 /// What helper tasks bring back.
 enum Report {
-    Asked { from: NodeId, ask: Box<Ask>, reply: ReplyTo },
+    Asked(NodeId, Box<(Ask, ReplyTo)>),
     CaughtUp { announcements: Vec<Vec<u8>> },
 }
 

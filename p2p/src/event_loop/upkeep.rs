@@ -79,14 +79,14 @@ impl EventLoop {
 
     pub(super) fn on_report(&mut self, report: Report) {
         match report {
-            Report::Asked { from, ask, reply } if matches!(*ask, Ask::CatchUp { .. }) => {
-                self.serve_catch_up(from, reply)
-            }
-            Report::Asked { from, ask, reply } => {
-                if !self.outbox.may(Event::Ask { from, ask: *ask, reply }) {
-                    tracing::warn!(node = %from, "the node does not keep up, an ask is refused");
+            Report::Asked(from, asked) => match *asked {
+                (Ask::CatchUp { .. }, reply) => self.serve_catch_up(from, reply),
+                (ask, reply) => {
+                    if !self.outbox.may(Event::Ask { from, ask, reply }) {
+                        tracing::warn!(node = %from, "the node does not keep up, an ask is refused");
+                    }
                 }
-            }
+            },
             Report::CaughtUp { announcements } => {
                 let now = Instant::now();
                 for bytes in announcements {
@@ -202,6 +202,17 @@ impl EventLoop {
 
     fn sweep(&mut self, now: Instant) {
         self.ledger.expire(now);
+        // The mesh may have passed by what a neighbor said of itself: it is asked until it is heard.
+        let unheard = |(peer, met): (&PeerId, &Met)| {
+            let settled = met.told.is_some() && now.saturating_duration_since(met.since) > SWEEP_EVERY;
+            (settled && !self.ledger.knows(met.node, now)).then_some(*peer)
+        };
+        let unheard: Vec<PeerId> = self.met.iter().filter_map(unheard).take(MAX_CATCH_UPS).collect();
+        for peer in unheard {
+            if self.catch_up.len() < MAX_CATCH_UPS && !self.catch_up.contains(&peer) {
+                self.catch_up.push_back(peer);
+            }
+        }
         for connection in self.swarm.behaviour().link.superseded() {
             self.swarm.close_connection(connection);
         }
