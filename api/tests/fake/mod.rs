@@ -350,7 +350,9 @@ impl Inference for Fake {
                     tokio::time::sleep(Duration::from_millis(if stall { 180 } else { pace })).await;
                 }
                 for change in told {
-                    let _ = changes.as_ref().map(|changes| changes.send(change));
+                    if let Some(changes) = &changes {
+                        let _ = changes.send(change);
+                    }
                 }
                 Some(event)
             }
