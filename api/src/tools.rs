@@ -421,8 +421,8 @@ mod tests {
     fn every_family_is_understood_however_it_is_cut() {
         let paris = ("get_weather".to_owned(), r#"{"city":"Paris"}"#.to_owned());
         let sum = ("add".to_owned(), r#"{"a":1,"b":2}"#.to_owned());
-        type Calls<'a> = &'a [&'a (String, String)];
-        let cases: &[(&str, &str, Calls<'_>)] = &[
+        type Case<'a> = (&'a str, &'a str, &'a [&'a (String, String)]);
+        let cases: &[Case<'_>] = &[
             (
                 "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>",
                 "I look.\n",

@@ -32,8 +32,8 @@ use crate::{
 
 /// Sessions computed at once; each costs a row of every pass and its cache.
 pub const MAX_SESSIONS: usize = 256;
-/// Jobs on the way to the compute thread.
-pub const MAX_WAITING: usize = 64;
+/// Jobs on the way to the compute thread: as many as may run, so that a burst between two passes is not refused.
+pub const MAX_WAITING: usize = MAX_SESSIONS;
 /// Events on the way to a reader; a full channel pauses the session.
 const MAX_UNREAD: usize = 64;
 /// Events that one pass may give a session: a token, held back text, the end.

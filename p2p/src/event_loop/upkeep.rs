@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use libp2p::gossipsub::PublishError;
 use libp2p::{Multiaddr, PeerId};
 
-use super::{EventLoop, IDENTIFY, Report, Reservation, unix_now};
+use super::{EventLoop, IDENTIFY, Met, Report, Reservation, unix_now};
 use crate::control::{self, ReplyTo};
 use crate::gossip::{Budget, Verdict};
 use crate::link::Lane;
@@ -184,8 +184,7 @@ impl EventLoop {
 
     /// Closes whoever does not say that it is of this swarm, and lets callers know.
     fn close_strangers(&mut self, now: Instant) {
-        let silent =
-            |met: &super::Met| met.told.is_none() && now.saturating_duration_since(met.since) > IDENTIFY;
+        let silent = |met: &Met| met.told.is_none() && now.saturating_duration_since(met.since) > IDENTIFY;
         let strangers: Vec<PeerId> = self.met.iter().filter(|(_, m)| silent(m)).map(|(p, _)| *p).collect();
         for peer in strangers {
             self.turn_away(&peer, "it does not say which swarm it is of");
