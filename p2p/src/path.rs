@@ -89,7 +89,8 @@ pub(crate) fn plausible(address: &Multiaddr, path: Path) -> bool {
     });
     let nowhere = address.iter().any(|part| match part {
         Protocol::Ip4(ip) => ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast(),
-        Protocol::Ip6(ip) => ip.is_unspecified() || ip.is_multicast(),
+        // Link-local ones mean nothing without the name of an interface, which no multiaddr here carries.
+        Protocol::Ip6(ip) => ip.is_unspecified() || ip.is_multicast() || ip.is_unicast_link_local(),
         Protocol::Tcp(port) | Protocol::Udp(port) => port == 0,
         _ => false,
     });
@@ -159,5 +160,6 @@ mod tests {
         assert!(!check("/ip4/0.0.0.0/tcp/1", Path::Loopback));
         assert!(!check("/ip4/8.8.8.8/tcp/0", Path::Direct));
         assert!(!check("/ip4/8.8.8.8", Path::Direct));
+        assert!(!check("/ip6/fe80::1/tcp/1", Path::Lan));
     }
 }

@@ -4,6 +4,7 @@
 //! whatever it runs on, before the swarm sees it (see [`crate::gate`]). There is no plaintext.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use libp2p::core::muxing::StreamMuxerBox;
@@ -47,7 +48,8 @@ pub(crate) fn build(config: &Config) -> Result<(Boxed<(PeerId, StreamMuxerBox)>,
     let quic = quic::tokio::Transport::new(quic).map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
     let wires = quic.or_transport(tcp).map(|either, _| either.into_inner());
     // Names mean nothing to a node that speaks to its own host only, and need files that a sandbox may not have.
-    let wires = if config.loopback_only {
+    let names = !config.loopback_only && (cfg!(not(unix)) || Path::new("/etc/resolv.conf").exists());
+    let wires = if !names {
         wires.boxed()
     } else {
         let named = dns::tokio::Transport::system(wires).map_err(|e| failed(&e))?;

@@ -14,6 +14,9 @@ use support::*;
 /// Growth of this process that a flood may cause, KiB: TRUST.md's figure. Attacker and victim share the process.
 const MAX_GROWTH_KIB: u64 = 64 << 10;
 
+/// Tests that count the memory of their process take turns in it.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 /// Resident memory of this process, KiB; `None` where the system does not say.
 fn resident_kib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -51,6 +54,7 @@ async fn assert_serves(address: &str, node_seed: u8) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_connections_come_and_go() {
+    let _alone = ALONE.lock().await;
     let (victim, events) = node(config(1, TCP)).await;
     let at = address(&victim).await;
     let serving = serve(victim.clone(), events);
@@ -81,6 +85,7 @@ async fn ten_thousand_connections_come_and_go() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_never_read_are_bounded() {
+    let _alone = ALONE.lock().await;
     let (victim, mut events) = node(config(1, TCP)).await;
     let at = address(&victim).await;
     let (greedy, _of_greedy) = node(Config {
@@ -120,6 +125,7 @@ async fn streams_never_read_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claimed_length_costs_nothing() {
+    let _alone = ALONE.lock().await;
     let (victim, mut of_victim) = node(config(1, TCP)).await;
     let (liar, _of_liar) = node(config(2, TCP)).await;
     let peer = liar.dial(&address(&victim).await).await.unwrap();
@@ -148,6 +154,7 @@ async fn a_claimed_length_costs_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_announcements_is_cut_off() {
+    let _alone = ALONE.lock().await;
     let (victim, mut of_victim) = node(config(1, TCP)).await;
     let at = address(&victim).await;
     let (honest, _of_honest) = node(config(3, TCP)).await;
@@ -175,4 +182,81 @@ async fn a_flood_of_announcements_is_cut_off() {
     assert!(heard <= allowed, "{heard} of 200 announcements came through");
     honest.publish(announcement(&identity(3), 1)).await.unwrap();
     announced(&mut of_victim, honest.me(), 1).await;
+}
+
+/// Garbage and stale announcements, without any of our own restraint: the flooder is shut out, others are heard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_garbage_gossip_is_shut_out() {
+    let _alone = ALONE.lock().await;
+    use futures::StreamExt;
+    let (victim, mut of_victim) = node(config(1, TCP)).await;
+    let at = address(&victim).await;
+    let (honest, mut of_honest) = node(config(3, TCP)).await;
+    honest.dial(&at).await.unwrap();
+    connected(&mut of_honest, victim.me()).await;
+    connected(&mut of_victim, honest.me()).await;
+    let swarm = p2p::SwarmId::named(p2p::SwarmId::PUBLIC_NAME);
+    let topic = libp2p::gossipsub::IdentTopic::new(format!("/shoal/{swarm}/announce/1"));
+    let mut attacker = raw::swarm(swarm, &topic);
+    attacker.dial(at.parse::<libp2p::Multiaddr>().unwrap()).unwrap();
+    let before = resident_kib();
+    let flood = tokio::spawn(async move {
+        let mut sent = 0_u64;
+        let until = Instant::now() + Duration::from_secs(8);
+        while Instant::now() < until {
+            let garbage = [&sent.to_le_bytes()[..], &[0; 1_000]].concat();
+            sent += u64::from(attacker.behaviour_mut().gossip.publish(topic.clone(), garbage).is_ok());
+            // Give the connection a turn, or nothing leaves.
+            let _ = tokio::time::timeout(Duration::from_micros(50), attacker.next()).await;
+        }
+        sent
+    });
+    let told = async {
+        for sequence in 1..=6 {
+            honest.publish(announcement(&identity(3), sequence)).await.unwrap();
+            announced(&mut of_victim, honest.me(), sequence).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    told.await;
+    let sent = flood.await.unwrap();
+    assert!(sent > 100, "the flood was {sent} messages");
+    println!("{sent} pieces of garbage");
+    assert_growth(before, "garbage gossip");
+}
+
+mod raw {
+    use libp2p::gossipsub::{
+        self, ConfigBuilder, IdentTopic, MessageAuthenticity, MessageId, ValidationMode,
+    };
+    use libp2p::swarm::NetworkBehaviour;
+    use libp2p::{SwarmBuilder, identify, noise, tcp, yamux};
+
+    #[derive(NetworkBehaviour)]
+    pub struct Behaviour {
+        pub gossip: gossipsub::Behaviour,
+        pub identify: identify::Behaviour,
+    }
+
+    pub fn swarm(swarm: p2p::SwarmId, topic: &IdentTopic) -> libp2p::Swarm<Behaviour> {
+        let settings = ConfigBuilder::default()
+            .protocol_id_prefix(format!("/shoal/{swarm}/gossip"))
+            .validation_mode(ValidationMode::Anonymous)
+            .message_id_fn(|message| MessageId::new(blake3::hash(&message.data).as_bytes()))
+            .heartbeat_initial_delay(std::time::Duration::from_millis(100))
+            .build()
+            .unwrap();
+        let mut gossip = gossipsub::Behaviour::new(MessageAuthenticity::Anonymous, settings).unwrap();
+        gossip.subscribe(topic).unwrap();
+        SwarmBuilder::with_new_identity()
+            .with_tokio()
+            .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
+            .unwrap()
+            .with_behaviour(|key| {
+                let settings = identify::Config::new(format!("/shoal/{swarm}/1"), key.public());
+                Behaviour { gossip, identify: identify::Behaviour::new(settings) }
+            })
+            .unwrap()
+            .build()
+    }
 }

@@ -205,8 +205,10 @@ async fn the_cache_brings_a_node_back() {
     a.shutdown().await;
     disconnected(&mut of_hub, a.me()).await;
     // Nobody is named this time, and the hub does not know where to find it.
+    let started = std::time::Instant::now();
     let (again, mut of_again) = node(Config { cache, ..config(2, TCP) }).await;
     assert_eq!(connected(&mut of_again, hub.me()).await, Path::Loopback);
+    println!("rejoined after {} ms", started.elapsed().as_millis());
     assert_eq!(again.me(), a.me());
 }
 

@@ -58,6 +58,7 @@ impl EventLoop {
     fn addresses(&self) -> Vec<String> {
         let mut all: Vec<Multiaddr> = self.swarm.external_addresses().cloned().collect();
         all.extend(self.swarm.listeners().cloned());
+        all.retain(|address| path::plausible(address, path::Path::Loopback));
         // Public, then relayed, then local: who is near finds the near ones by mDNS too.
         all.sort_by_key(|address| match path::of_address(address) {
             path::Path::Direct => 0,
