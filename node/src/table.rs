@@ -4,7 +4,7 @@
 //! neighbors are read by one task each, which looks the session up here per frame: the map is the only thing that
 //! readers, worker and daemon share.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use dashmap::{DashMap, mapref::entry::Entry};
 use p2p::{
@@ -20,6 +20,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::worker::Output;
 
+/// A neighbor that opened a stream says at once what for.
+const HELLO: Duration = Duration::from_secs(10);
 /// Frames waiting for one session; when they are full the stream they came from is read no further.
 const FRAMES: usize = 32;
 /// Outputs of the worker waiting for one session. A session has at most [`JOBS_AHEAD`] jobs out, so it never fills.
@@ -160,7 +162,7 @@ impl Table {
     /// ends the stream.
     pub async fn read(self, from: NodeId, mut stream: Reader) {
         let mut hello = [0; Hello::LEN];
-        if stream.recv_exact(&mut hello).await.is_err() {
+        if stream.recv_exact_within(&mut hello, HELLO).await.is_err() {
             return;
         }
         let Ok(hello) = Hello::read(&hello) else { return };

@@ -4,7 +4,7 @@
 //! took: nobody mints credit. A balance is between two nodes only. Ten keys of one cheat that sign for each other
 //! gain nothing with anybody else, and there is no currency to inflate.
 //!
-//! From the balance follows a [`Tier`], and from the tier a share of the slots of [`admit`](crate::admit): a quarter,
+//! From the balance follows a [`Tier`], and from the tier a share of the slots of [`crate::admit`]: a quarter,
 //! half, all and twice the concurrency cap for bronze, silver, gold and platinum. Shares are borrowed, not owned:
 //! what one tier does not use the others take. Newcomers are bronze, and bronze has always a slot.
 //!
