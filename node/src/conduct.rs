@@ -53,6 +53,8 @@ pub const CHUNK_ROWS: u32 = 96;
 const FEED_ROWS: u32 = 16;
 /// Bytes of inputs kept for replays, all segments together.
 const MAX_LOG_BYTES: usize = 1 << 28;
+/// Own stages say this often that they compute, as those of others do.
+const BEACON: Duration = Duration::from_millis(100);
 /// An answer to a lease later than this counts as none.
 const LEASE_MS: u64 = 2_000;
 /// How long a stage keeps a session nobody sends frames for.
@@ -86,6 +88,13 @@ pub struct Plan {
     pub policy: RoutePolicy,
     /// How much work it is.
     pub shape: Shape,
+}
+
+impl Plan {
+    fn contact(&self, node: NodeId) -> Contact {
+        let known = self.contacts.iter().find(|contact| contact.node == node);
+        known.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
+    }
 }
 
 /// What the caller hears.
@@ -192,6 +201,7 @@ struct Conductor {
     /// Jobs for the own worker that wait for their turn.
     waiting: VecDeque<Job>,
     running: usize,
+    running_epoch: u32,
     /// The step whose sample was asked for.
     sampling: Option<(u32, u32)>,
     /// What the worker said about the token that the machine is about to emit.
@@ -246,6 +256,7 @@ pub async fn conduct(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlet
         outboxes: BTreeMap::new(),
         waiting: VecDeque::new(),
         running: 0,
+        running_epoch: 0,
         sampling: None,
         sampled: None,
         fed: BTreeMap::new(),
@@ -269,7 +280,7 @@ pub async fn conduct(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlet
             Some(arrival) = doors.frames.recv() => conductor.arrival(arrival),
             Some(order) = doors.orders.recv() => conductor.order(order),
             Ok(node) = conductor.means.lost.recv() => conductor.failed(node, Failure::Closed),
-            () = sleep(due) => vec![Event::Tick],
+            () = sleep(due.min(BEACON)) => conductor.tick(),
         };
         for event in events {
             let now = conductor.now();
@@ -282,6 +293,15 @@ pub async fn conduct(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlet
 }
 
 impl Conductor {
+    /// Time passed. The own stages say like any other that they are computing.
+    fn tick(&self) -> Vec<Event> {
+        let epoch = self.machine.epoch();
+        let home = self.machine.segments().enumerate().filter(|(_, segment)| segment.node == self.means.me);
+        let computing = self.running > 0 && self.means.worker.borrow().is_alive();
+        let beacons = home.filter(|_| computing).map(|(stage, _)| Event::Beacon { stage, epoch });
+        beacons.chain([Event::Tick]).collect()
+    }
+
     fn now(&self) -> Millis {
         Millis(self.began.elapsed().as_millis() as u64)
     }
@@ -322,6 +342,10 @@ impl Conductor {
         let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
         self.sampling = None;
         self.waiting.retain(|job| job.epoch == epoch);
+        if self.running_epoch != epoch {
+            // What was under way belongs to the epoch before; the worker drops it without an answer.
+            (self.running_epoch, self.running) = (epoch, 0);
+        }
         if node == self.means.me {
             let last = segment.layers.end() == self.machine_layers();
             let history = self.tokens.clone();
@@ -348,10 +372,6 @@ impl Conductor {
             });
             return;
         }
-        let contact = |node: NodeId| {
-            let known = self.plan.contacts.iter().find(|contact| contact.node == node);
-            known.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
-        };
         let next = next.filter(|next| *next != self.means.me);
         let lease = Lease {
             session: self.plan.session,
@@ -362,12 +382,12 @@ impl Conductor {
             at,
             wire,
             rounding: self.rounding.clone(),
-            next: next.map(contact),
+            next: next.map(|next| self.plan.contact(next)),
             log: true,
             ttl_ms: TTL_MS,
             follow: stage.is_none(),
         };
-        let (network, there) = (self.means.network.clone(), contact(node));
+        let (network, there) = (self.means.network.clone(), self.plan.contact(node));
         tokio::spawn(async move {
             let asked = async {
                 network.connect(&there).await.map_err(|_| HopError::Closed)?;
@@ -472,10 +492,11 @@ impl Conductor {
         let header = Header { kind, wire, epoch, layer, from, rows, len: bytes.len() as u32 };
         self.report.wire_bytes.0 += bytes.len() as u64;
         let (network, orders, session) = (&self.means.network, &self.orders, self.plan.session);
+        let contact = self.plan.contact(node);
         let outbox = self
             .outboxes
             .entry(node)
-            .or_insert_with(|| Outbox::open(network.clone(), node, session, epoch, orders.clone()));
+            .or_insert_with(|| Outbox::open(network.clone(), contact, session, epoch, orders.clone()));
         if !outbox.send(header, bytes) {
             self.outboxes.remove(&node);
             let _ = self.orders.try_send(Order::Lost(node));
@@ -520,10 +541,10 @@ impl Conductor {
 
     /// The own worker answered.
     fn output(&mut self, output: Output) -> Vec<Event> {
-        self.running = self.running.saturating_sub(1);
         if output.epoch != self.machine.epoch() {
             return Vec::new();
         }
+        self.running = self.running.saturating_sub(1);
         let Some(stage) = self.stage_from(output.layers.start()) else { return Vec::new() };
         let to = output.from + output.rows;
         match output.body {

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use p2p::{
     Network,
     wire::{
-        control::{Answer, Lease, Refusal},
+        control::{Answer, Contact, Lease, Refusal},
         frame::{Header, Kind},
     },
 };
@@ -72,6 +72,8 @@ struct Running {
     /// By first layer.
     leases: BTreeMap<u32, Lease>,
     outboxes: BTreeMap<NodeId, Outbox>,
+    /// The latest epoch leased, and its jobs at the worker.
+    epoch: u32,
     jobs: usize,
     idle_since: Instant,
 }
@@ -85,6 +87,7 @@ impl Stage {
             orders: inlets.orders,
             leases: BTreeMap::new(),
             outboxes: BTreeMap::new(),
+            epoch: 0,
             jobs: 0,
             idle_since: Instant::now(),
             stage: self,
@@ -128,6 +131,16 @@ impl Running {
             }
             Order::Lost(node) => {
                 self.outboxes.remove(&node);
+                let leads_there = |lease: &&Lease| lease.next.as_ref().is_some_and(|next| next.node == node);
+                let stuck: Vec<(u32, u32)> =
+                    self.leases.values().filter(leads_there).map(|l| (l.layers.start(), l.epoch)).collect();
+                for (start, epoch) in stuck {
+                    // Its own work is lost on the way: the requester must find another way past this pair.
+                    let (header, why) =
+                        Header::failed(epoch, start, 0, "the next stage cannot be reached from here");
+                    let why = Bytes::copy_from_slice(why);
+                    self.send(self.stage.requester, header, why);
+                }
                 node == self.stage.requester
             }
             _ => false,
@@ -161,6 +174,10 @@ impl Running {
                     tokio::spawn(async move { network.connect(&next).await });
                 }
                 self.idle_since = Instant::now();
+                if lease.epoch > self.epoch {
+                    // What was under way belongs to the epoch before; the worker drops it without an answer.
+                    (self.epoch, self.jobs) = (lease.epoch, 0);
+                }
                 self.leases.retain(|_, held| held.epoch == lease.epoch || held.layers != lease.layers);
                 self.leases.insert(lease.layers.start(), lease);
                 Answer::Accepted { have }
@@ -202,7 +219,9 @@ impl Running {
     }
 
     async fn output(&mut self, output: Output) {
-        self.jobs = self.jobs.saturating_sub(1);
+        if output.epoch == self.epoch {
+            self.jobs = self.jobs.saturating_sub(1);
+        }
         self.idle_since = Instant::now();
         let start = output.layers.start();
         match output.body {
@@ -255,10 +274,14 @@ impl Running {
 
     fn send(&mut self, node: NodeId, header: Header, payload: Bytes) {
         let (network, orders, session) = (&self.stage.network, &self.orders, self.stage.session);
+        let next =
+            self.leases.values().filter_map(|lease| lease.next.as_ref()).find(|next| next.node == node);
+        // The requester asked over a connection that is there.
+        let contact = next.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() });
         let outbox = self
             .outboxes
             .entry(node)
-            .or_insert_with(|| Outbox::open(network.clone(), node, session, header.epoch, orders.clone()));
+            .or_insert_with(|| Outbox::open(network.clone(), contact, session, header.epoch, orders.clone()));
         if !outbox.send(header, payload) {
             self.outboxes.remove(&node);
         }

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use dashmap::{DashMap, mapref::entry::Entry};
 use p2p::{
-    Network,
+    HopError, Network,
     link::{Plane, Reader},
     wire::{
         control::{Answer, Contact, Lease},
@@ -189,18 +189,20 @@ impl Table {
 pub struct Outbox(mpsc::Sender<(Header, bytes::Bytes)>);
 
 impl Outbox {
-    /// Opens a stream of `session` to `node` in the background. When that fails, or the stream breaks later, the session
-    /// hears [`Order::Lost`].
+    /// Connects to a node if need be and opens a stream of `session` to it, in the background. When that fails, or the
+    /// stream breaks later, the session hears [`Order::Lost`].
     pub fn open(
         network: Network,
-        node: NodeId,
+        contact: Contact,
         session: SessionId,
         epoch: u32,
         orders: mpsc::Sender<Order>,
     ) -> Self {
         let (sender, mut queue) = mpsc::channel::<(Header, bytes::Bytes)>(OUTBOX);
+        let node = contact.node;
         tokio::spawn(async move {
             let lost = async {
+                network.connect(&contact).await.map_err(|_| HopError::Closed)?;
                 let mut stream = network.open(node, Plane::Data).await?;
                 stream.send(&Hello { session, epoch }.write(), &[]).await?;
                 while let Some((header, payload)) = queue.recv().await {

@@ -30,7 +30,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::recover::{Budget, Detector, Failure, GiveUp, Options, Recovery, SILENCE_MS};
+use crate::recover::{Budget, COLD_STEP_MS, Detector, Failure, GiveUp, Options, Recovery, SILENCE_MS};
 use crate::standby::Cover;
 use crate::{Millis, NodeId, Pipeline, Segment, SessionId};
 
@@ -416,7 +416,8 @@ impl Session {
     fn wait_for(&mut self, now: Millis, stage: usize) {
         let detector = self.detectors.get(&self.stages[stage].segment.node).cloned().unwrap_or_default();
         let patience = detector.patience_ms(self.step_tokens, self.rtt_p99_ms);
-        self.due = now + patience;
+        // A long prompt has time, but who says nothing meanwhile is looked at as soon as for a single token.
+        self.due = now + patience.min(COLD_STEP_MS + self.rtt_p99_ms as u64);
         self.last_due = now + STALLING * patience;
     }
 
