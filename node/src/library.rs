@@ -127,10 +127,14 @@ pub fn path(model: &str) -> Result<Option<PathBuf>> {
 
 /// The name of a model in the swarm: the BLAKE3 of its file.
 pub fn id(model: &str) -> Result<ModelId> {
-    let hash = match path(model)? {
-        None => blake3::hash(EMBEDDED),
-        Some(path) => blake3::Hasher::new().update_reader(fs::File::open(&path)?)?.finalize(),
-    };
+    let Some(path) = path(model)? else { return Ok(ModelId::new(embedded_hash())) };
+    // What is on the list was hashed when it was added, and opening it noticed any change since.
+    if !looks_like_a_path(model)
+        && let Some(id) = Library::load(&home()?)?.find(model)?.model()
+    {
+        return Ok(id);
+    }
+    let hash = blake3::Hasher::new().update_reader(fs::File::open(&path)?)?.finalize();
     Ok(ModelId::new(*hash.as_bytes()))
 }
 

@@ -65,6 +65,11 @@ pub struct Routed {
     pub shape: Shape,
 }
 
+/// A session's own number: picks among near-equal routes.
+fn seed(session: SessionId) -> u64 {
+    session.as_bytes().iter().take(8).rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte))
+}
+
 impl Daemon {
     pub(super) fn answer_route(&mut self, question: RouteQuestion) {
         let found = self.route(&question);
@@ -102,7 +107,7 @@ impl Daemon {
         let mut in_flight = BTreeMap::new();
         self.in_flight.values().flatten().for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
         let in_flight = in_flight.into_iter().collect();
-        let seed = u64::from_le_bytes(question.session.as_bytes()[..8].try_into().unwrap_or_default());
+        let seed = seed(question.session);
         Request { requester: Some(self.me), shape: question.shape, policy, in_flight, seed }
     }
 
@@ -160,7 +165,7 @@ impl Daemon {
     pub(super) fn reroute(&mut self, question: Reroute) {
         let Reroute { policy, shape, deny, answer, session } = question;
         let num_layers = self.held.ready.num_layers;
-        let seed = u64::from_le_bytes(session.as_bytes()[..8].try_into().unwrap_or_default());
+        let seed = seed(session);
         let policy =
             RoutePolicy { deny: deny.into_iter().filter(|node| *node != self.me).collect(), ..policy };
         let request = Request { requester: Some(self.me), shape, policy, in_flight: Vec::new(), seed };

@@ -20,7 +20,8 @@ fn asked(home: &std::path::Path, question: &Question) -> Result<Value> {
     Ok(line)
 }
 
-fn words(value: &Value) -> String {
+/// A list of strings as a person reads it.
+pub(super) fn words(value: &Value) -> String {
     let parts: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
 }

@@ -8,11 +8,11 @@ use std::{
 
 use p2p::{Identity, SwarmId, invite::Invite};
 use scheduler::LayerSet;
-use serde_json::{Value, json};
+use serde_json::json;
 use shard::gguf::Gguf;
 use tokio::sync::{mpsc, watch};
 
-use super::runtime;
+use super::{ask::words, runtime};
 use crate::{
     Error, Result,
     cli::swarm::JoinArgs,
@@ -213,11 +213,6 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
         }
         Notice::Stopped if json => output::json_line(&json!({ "event": "stopped" })),
         Notice::Ready(status) => {
-            let words = |value: &Value| -> String {
-                let parts: Vec<&str> =
-                    value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-                if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
-            };
             say!("This node is {}.", status["node"].as_str().unwrap_or_default());
             say!(
                 "It serves layers {} of {} ({:.2} ms a layer and token).",
