@@ -602,6 +602,8 @@ impl Conductor {
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
             Kind::Beacon => vec![Event::Beacon { stage, epoch }],
+            // Nobody's crash: the session is moved without being held against it.
+            Kind::Unreachable => self.failed(from, Failure::Closed),
             Kind::Failed => {
                 tracing::info!(node = %from, why = %String::from_utf8_lossy(&payload), "a stage failed");
                 self.failed(from, Failure::Crashed)

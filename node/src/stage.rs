@@ -136,10 +136,8 @@ impl Running {
                     self.leases.values().filter(leads_there).map(|l| (l.layers.start(), l.epoch)).collect();
                 for (start, epoch) in stuck {
                     // Its own work is lost on the way: the requester must find another way past this pair.
-                    let (header, why) =
-                        Header::failed(epoch, start, 0, "the next stage cannot be reached from here");
-                    let why = Bytes::copy_from_slice(why);
-                    self.send(self.stage.requester, header, why);
+                    let header = Header::signal(Kind::Unreachable, epoch, start, 0, 0);
+                    self.send(self.stage.requester, header, Bytes::new());
                 }
                 node == self.stage.requester
             }

@@ -58,11 +58,13 @@ pub enum Kind {
     Commit = 5,
     /// As [`Kind::Activations`], to one who follows: compute and keep the KV, send nothing on.
     Feed = 6,
+    /// The sender computes, but cannot reach the stage after it: what it answers is lost on the way. No payload.
+    Unreachable = 7,
 }
 
 impl Kind {
     /// All kinds, by their byte.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Activations,
         Self::NeedReplay,
         Self::Beacon,
@@ -70,6 +72,7 @@ impl Kind {
         Self::Bye,
         Self::Commit,
         Self::Feed,
+        Self::Unreachable,
     ];
 
     /// Whether it carries hidden states.
@@ -230,7 +233,7 @@ impl Header {
                 let row = len / self.rows as usize;
                 len > 0 && len <= MAX_FRAME && codec::row_width(self.wire, row).is_some_and(|w| self.fits(w))
             }
-            Kind::NeedReplay | Kind::Beacon | Kind::Bye => len == 0,
+            Kind::NeedReplay | Kind::Beacon | Kind::Bye | Kind::Unreachable => len == 0,
             Kind::Failed => len <= MAX_REASON,
             Kind::Commit => len == COMMIT_LEN,
         };
