@@ -44,6 +44,7 @@ use tokio::{
 
 use crate::{
     table::{Arrival, Inlets, JOBS_AHEAD, Order, Outbox, Outlets},
+    telemetry::Hops,
     worker::{Body, Conduct, Job, JobInput, OpenSession, Output, Top, Want, Worker},
 };
 
@@ -98,7 +99,7 @@ impl Plan {
 }
 
 /// What the caller hears.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum Progress {
     /// A token, in order, once.
     Token {
@@ -125,7 +126,7 @@ pub enum Progress {
 }
 
 /// What happened, for `why` and for the answer's metadata.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Report {
     /// How it ended.
     pub end: End,
@@ -212,6 +213,7 @@ struct Conductor {
     step_began: Instant,
     stage_ms: BTreeMap<u32, (f64, u32)>,
     silent_since: Option<(NodeId, Instant)>,
+    hops: Hops,
     report: Report,
 }
 
@@ -264,6 +266,7 @@ pub async fn conduct(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlet
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        hops: Hops::default(),
         report,
     };
     let mut over = conductor.perform(first).await;
@@ -440,6 +443,7 @@ impl Conductor {
         let mut at = from;
         while at < to {
             let rows = CHUNK_ROWS.min(to - at);
+            self.hop_began(Segment { node, ..segment }, at, rows);
             if segment.layers.start() == 0 {
                 let ids = self.tokens[at as usize..(at + rows) as usize].to_vec();
                 self.run_at_home(segment.layers, epoch, at, rows, JobInput::Tokens(ids));
@@ -545,6 +549,7 @@ impl Conductor {
             return Vec::new();
         }
         self.running = self.running.saturating_sub(1);
+        self.hops.ended(output.layers.start(), output.from);
         let Some(stage) = self.stage_from(output.layers.start()) else { return Vec::new() };
         let to = output.from + output.rows;
         match output.body {
@@ -617,6 +622,14 @@ impl Conductor {
             || self.shadows.get(&stage) == Some(&node)
     }
 
+    /// For the log: a frame is on its way to a stage.
+    fn hop_began(&mut self, to: Segment, from: u32, rows: u32) {
+        let epoch = self.machine.epoch();
+        self.hops.began(to.layers.start(), from, || {
+            tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows)
+        });
+    }
+
     /// The output of a stage is here: log it, pass it on where that is ours to do.
     #[allow(clippy::too_many_arguments)]
     fn boundary(
@@ -659,7 +672,13 @@ impl Conductor {
             let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
             *mean = (mean.0 + ms, mean.1 + 1);
         }
+        if let Some(segment) = self.segment(stage) {
+            self.hops.ended(segment.layers.start(), from);
+        }
         let next = self.segment(stage + 1);
+        if let Some(next) = next {
+            self.hop_began(next, from, rows);
+        }
         if let Some(next) = next
             && (home || next.node == self.means.me)
         {
