@@ -297,7 +297,7 @@ mod tests {
         let mut budget = Budget::default();
         let none = Options::default();
         while budget.next(Failure::Closed, &none, true) == Recovery::Reroute {}
-        for _ in 0..STEPS_PER_MOVE - 1 {
+        for _ in 1..super::STEPS_PER_MOVE {
             budget.step_done();
         }
         assert_eq!(budget.next(Failure::Closed, &none, true), Recovery::GiveUp(GiveUp::Exhausted));
