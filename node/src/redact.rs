@@ -7,11 +7,11 @@
 use std::fmt::{Debug, Formatter, Result};
 
 use crate::{
-    conduct::{Progress, Report},
     control::Ask,
-    generate::{Event, Request, Summary},
+    generate::{Progress, Report},
+    local::{Event, Request, Summary},
     telemetry::Hidden,
-    worker::{Body, Conduct, JobInput, Prompt, TextKind, ipc::message},
+    worker::{Body, Conduct, JobInput, Prompt, TextKind, ipc},
 };
 
 impl Debug for Ask {
@@ -45,19 +45,19 @@ impl Debug for TextKind {
     }
 }
 
-impl Debug for message::Conduct {
+impl Debug for ipc::Conduct {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.debug_struct("Conduct").field("stop", &Hidden::ids(&self.stop)).finish_non_exhaustive()
     }
 }
 
-impl Debug for message::Sampled {
+impl Debug for ipc::Sampled {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.debug_struct("Sampled").field("position", &self.position).finish_non_exhaustive()
     }
 }
 
-impl Debug for message::Top {
+impl Debug for ipc::Top {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.debug_struct("Top").finish_non_exhaustive()
     }
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::{
         control::{Mode, Question},
-        generate::Finish,
+        local::Finish,
     };
 
     const WORD: &str = "canary";

@@ -4,7 +4,7 @@
 //! below it (`hop`: node, layers, epoch, first position, rows), on the requester's side and on the stage's.
 //! Reports say when, how long, how much and who computed; never what. Text, token ids and logits are redacted by
 //! type: whatever carries them prints only how much it carries (`Debug` of `control::Ask`, `worker::Prompt`,
-//! `conduct::Progress` and the like, through [`Hidden`]); whose prompt a stage serves is [`Requester`], a name that
+//! `generate::Progress` and the like, through [`Hidden`]); whose prompt a stage serves is [`Requester`], a name that
 //! means nothing outside this process.
 //!
 //! A bare level (`--log debug`) is about Shoal's own code; libraries then only warn, because some of them print every

@@ -11,8 +11,8 @@ use tracing::{Instrument, field::Empty};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
-    conduct::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     control::{Ask, Mode},
+    generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     table::{Order, Table},
     worker::{Conduct, Prompt, Ready, Worker},
 };
@@ -207,7 +207,7 @@ impl PromptTask {
             "prompt", %session, mode = ask.mode.name(), wire = wire.name(), prompt_tokens,
             tokens = Empty, faults = Empty, ttft_ms = Empty
         );
-        tokio::spawn(conduct::conduct(means, plan, inlets, doors).instrument(span.clone()));
+        tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
         let mut ended = None;
         while let Some(piece) = news.recv().await {

@@ -276,8 +276,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             what: "sandbox",
             well: status["model"]["sandboxed"] == json!(true),
             found: if status["model"]["sandboxed"] == json!(true) { "on" } else { "off" }.into(),
-            advice: "this system cannot take network and file access from the process that computes (Linux 5.13 or newer \
-                     can): serve only models you trust",
+            advice: "this system cannot take the network from the process that computes: use only model files you trust",
         },
     ]))
 }
