@@ -409,8 +409,8 @@ impl Daemon {
                 }
                 self.network.answer(reply, Answer::Released);
             }
-            // Catching up is answered by the network, which keeps what it heard.
-            ControlAsk::CatchUp { .. } => {}
+            // These are answered by the network itself.
+            ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
     }
 
