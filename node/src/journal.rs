@@ -67,7 +67,8 @@ pub struct Begun {
 impl Begun {
     /// A question asked now.
     pub fn now(ask: Ask, model: String, rounding: Option<Vec<u32>>) -> Self {
-        let at_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let at_s =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self { version: VERSION, ask, model, rounding, at_s }
     }
 }
@@ -188,7 +189,8 @@ impl Journal {
         if self.broken {
             return;
         }
-        let written = serde_json::to_string(&(id, text)).map_err(Error::from).and_then(|line| self.line(&line));
+        let written =
+            serde_json::to_string(&(id, text)).map_err(Error::from).and_then(|line| self.line(&line));
         if let Err(error) = written {
             tracing::warn!(%error, "the answer goes on, but could not be continued after a crash");
             self.broken = true;
@@ -246,10 +248,9 @@ pub fn unfinished(home: &Path) -> Vec<Kept> {
 
 /// Deletes interrupted answers: those whose names begin so, all when `name` is `None`. How many.
 pub fn forget(home: &Path, name: Option<&str>) -> usize {
-    let matching = unfinished(home).into_iter().filter(|kept| name.is_none_or(|name| kept.name.starts_with(name)));
-    matching
-        .filter(|kept| named(home, &kept.name).is_ok_and(|path| fs::remove_file(path).is_ok()))
-        .count()
+    let matching =
+        unfinished(home).into_iter().filter(|kept| name.is_none_or(|name| kept.name.starts_with(name)));
+    matching.filter(|kept| named(home, &kept.name).is_ok_and(|path| fs::remove_file(path).is_ok())).count()
 }
 
 /// Deletes what is too old, unreadable or too much.
@@ -285,7 +286,8 @@ fn parse(bytes: &[u8], name: String) -> Option<Kept> {
         let line = &line[..line.iter().position(|byte| *byte == b'\n')?];
         let (hash, payload) = line.split_at_checked(17)?;
         let expected = check(&last, payload);
-        let same = hash.ends_with(b" ") && hash.starts_with(data_encoding::HEXLOWER.encode(&expected).as_bytes());
+        let same =
+            hash.ends_with(b" ") && hash.starts_with(data_encoding::HEXLOWER.encode(&expected).as_bytes());
         if !same {
             return None;
         }
@@ -306,11 +308,7 @@ fn parse(bytes: &[u8], name: String) -> Option<Kept> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        os::unix::fs::PermissionsExt,
-        path::Path,
-    };
+    use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
     use serde_json::json;
     use tempfile::TempDir;
@@ -329,7 +327,9 @@ mod tests {
 
     fn written(home: &Path, name: &str) -> Journal {
         let mut journal = Journal::create(home, name, &begun()).unwrap();
-        [(5, "One"), (6, " é"), (7, ""), (8, "\n\"two\"")].iter().for_each(|(id, text)| journal.token(*id, text));
+        [(5, "One"), (6, " é"), (7, ""), (8, "\n\"two\"")]
+            .iter()
+            .for_each(|(id, text)| journal.token(*id, text));
         journal
     }
 

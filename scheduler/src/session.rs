@@ -798,7 +798,15 @@ impl Session {
 
 impl Stage {
     fn fresh(segment: Segment) -> Self {
-        Self { segment, have: None, done: 0, heard: Millis(0), alive: Millis(0), shadow: None, cover: Vec::new() }
+        Self {
+            segment,
+            have: None,
+            done: 0,
+            heard: Millis(0),
+            alive: Millis(0),
+            shadow: None,
+            cover: Vec::new(),
+        }
     }
 }
 
@@ -827,7 +835,10 @@ mod tests {
         });
         for position in 3..7 {
             if position <= logged {
-                session.step(Millis(2), Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, to: position });
+                session.step(
+                    Millis(2),
+                    Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, to: position },
+                );
             }
             session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
         }

@@ -96,9 +96,11 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         &plan.standbys,
         plan.rtt_p99_ms,
     );
-    let rounding = match plan.wire {
-        Wire::Raw => Vec::new(),
-        Wire::Q8 => plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start()).collect(),
+    let cuts = plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
+    let rounding = match (plan.wire, &plan.rounding) {
+        (Wire::Raw, _) => Vec::new(),
+        (Wire::Q8, Some(fixed)) => fixed.clone(),
+        (Wire::Q8, None) => cuts.collect(),
     };
     let report = Report {
         end: End::Cancelled,

@@ -23,6 +23,8 @@ pub struct Plan {
     pub conduct: Conduct,
     /// How activations travel.
     pub wire: Wire,
+    /// Boundaries at which they are rounded, for a session that fixed them before; else the pipeline's cuts are.
+    pub rounding: Option<Vec<u32>>,
     /// Width of an activation.
     pub hidden: usize,
     /// Which model.

@@ -606,7 +606,11 @@ impl Swarm {
                 let inputs = outputs.clone();
                 let ahead = Body::Frame { session, epoch, layer, from, inputs, home: requester };
                 self.send(at, index(next), ahead);
-                self.send(at, requester, Body::Logged { session, stage, node: id(at), epoch, layer, from, outputs });
+                self.send(
+                    at,
+                    requester,
+                    Body::Logged { session, stage, node: id(at), epoch, layer, from, outputs },
+                );
             }
             None => {
                 let token = outputs.last().map_or(0, |hidden| token_of(*hidden));

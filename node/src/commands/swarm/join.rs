@@ -59,6 +59,7 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         network,
         serve,
         invite: template,
+        keeps: !args.no_journal,
     };
     let (stop, stopped) = watch::channel(false);
     let on_interrupt = stop.clone();

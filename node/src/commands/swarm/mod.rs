@@ -6,6 +6,7 @@ mod doctor;
 mod join;
 pub mod local;
 pub mod remote;
+mod resume;
 mod up;
 
 use tokio::runtime::{Builder, Runtime};
@@ -15,6 +16,7 @@ pub(super) use self::{
     demo::demo,
     doctor::doctor,
     join::join,
+    resume::resume,
     up::up,
 };
 use crate::{Result, cli::swarm::HomeArgs, library};
