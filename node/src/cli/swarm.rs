@@ -64,6 +64,15 @@ pub struct JoinArgs {
     /// Address of a node to start from, ending in /p2p/… (repeatable)
     #[arg(long, value_name = "ADDRESS")]
     pub peer: Vec<String>,
+    /// Node to be reachable through, as an address ending in /p2p/… (repeatable) [default: found when needed]
+    #[arg(long, value_name = "ADDRESS")]
+    pub relay: Vec<String>,
+    /// Carry connections of nodes that cannot reach each other even when this one talks to its own machine only
+    #[arg(long, hide = true)]
+    pub carry: bool,
+    /// Keep relayed connections relayed: for tests
+    #[arg(long, hide = true)]
+    pub no_punch: bool,
     /// Only talk to nodes on this machine
     #[arg(long)]
     pub loopback: bool,
