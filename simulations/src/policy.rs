@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use scheduler::chance::Chance;
-use scheduler::place::{Ground, Site, place, restitch};
+use scheduler::place::{Ground, Site, place, restitch, widen};
 use scheduler::{LayerRange, NodeId, Pipeline, Segment};
 
 use crate::scenario::Scenario;
@@ -100,8 +100,8 @@ fn place_ours(scenario: &Scenario, world: &mut World) {
         }
         placement = more;
     }
-    for segment in placement.pipelines.iter().flat_map(Pipeline::segments) {
-        world.machines[crate::world::index(segment.node)].held = vec![segment.layers];
+    for (node, range) in widen(&ground, &placement) {
+        world.machines[crate::world::index(node)].held = vec![range];
     }
     // The idle ones hold the barest windows: they are the standbys.
     place_windows(world);
