@@ -7,6 +7,7 @@ mod cli;
 mod clients;
 mod convert;
 mod failover;
+mod lab;
 mod privacy;
 mod pull;
 mod repo;
