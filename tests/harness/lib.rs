@@ -3,6 +3,7 @@
 
 pub mod lab;
 pub mod node;
+pub mod wires;
 
 use std::{
     ffi::OsStr,

@@ -6,6 +6,7 @@ mod candle;
 mod cli;
 mod clients;
 mod convert;
+mod delay;
 mod failover;
 mod lab;
 mod privacy;
