@@ -28,7 +28,8 @@ fn main() {
                 });
                 let base_ms = REGIONS_MS.iter().flatten().copied().collect();
                 let links = Links::Regions { base_ms, regions: 5, measured: Vec::new() };
-                let s = Snapshot::new(ModelId::default(), world.layers, None, hosts.collect(), &links).unwrap();
+                let s =
+                    Snapshot::new(ModelId::default(), world.layers, None, hosts.collect(), &links).unwrap();
                 let mut ask = Request::new(id(r), Shape::ONE_TOKEN);
                 ask.policy.near_equal = 0.0;
                 costs.push(route::route(&s, &ask).map_or(f64::NAN, |f| f.optimum_ms));

@@ -24,16 +24,15 @@ struct Options {
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut found =
-        Options {
-            scenario: String::new(),
-            seed: 1,
-            seeds: 1,
-            policies: Vec::new(),
-            set: Vec::new(),
-            json: false,
-            svg: None,
-        };
+    let mut found = Options {
+        scenario: String::new(),
+        seed: 1,
+        seeds: 1,
+        policies: Vec::new(),
+        set: Vec::new(),
+        json: false,
+        svg: None,
+    };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));

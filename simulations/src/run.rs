@@ -378,11 +378,7 @@ impl Run<'_> {
         for segment in pipeline.segments() {
             let at = index(segment.node);
             let machine = &self.world.machines[at];
-            answers.push(Load {
-                node: segment.node,
-                sessions: machine.sessions,
-                lanes: machine.knee(),
-            });
+            answers.push(Load { node: segment.node, sessions: machine.sessions, lanes: machine.knee() });
             asked_ms = asked_ms.max(2.0 * self.world.hop_ms(home, at));
         }
         self.live[request].delay_ms += asked_ms;
