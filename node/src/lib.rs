@@ -10,6 +10,7 @@ pub mod control;
 pub mod daemon;
 pub mod error;
 pub mod generate;
+pub mod lessons;
 pub mod library;
 pub mod local;
 pub mod model;

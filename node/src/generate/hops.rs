@@ -116,7 +116,12 @@ impl Conductor {
             }
             Kind::Beacon => vec![Event::Beacon { stage, epoch }],
             // Nobody's crash: the session is moved without being held against it.
-            Kind::Unreachable => self.failed(from, Failure::Closed),
+            Kind::Unreachable => {
+                if let Some(next) = self.segment(stage + 1) {
+                    self.means.lessons.apart(from, next.node);
+                }
+                self.failed(from, Failure::Closed)
+            }
             Kind::Failed => {
                 tracing::info!(node = %from, why = %String::from_utf8_lossy(&payload), "a stage failed");
                 self.failed(from, Failure::Crashed)

@@ -33,6 +33,7 @@ use std::{
 use p2p::codec::Wire;
 use scheduler::{
     Millis, NodeId, Segment,
+    lease::Load,
     recover::Failure,
     session::{Action, End, Event, Session},
 };
@@ -76,6 +77,11 @@ struct Conductor {
     step_began: Instant,
     stage_ms: BTreeMap<u32, (f64, u32)>,
     silent_since: Option<(NodeId, Instant)>,
+    /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
+    looking: Option<u32>,
+    loads: Vec<Load>,
+    /// The route is given back for a quieter one.
+    again: bool,
     report: Report,
 }
 
@@ -92,6 +98,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         &plan.standbys,
         plan.rtt_p99_ms,
     );
+    let first_epoch = machine.epoch();
     let rounding = match plan.wire {
         Wire::Raw => Vec::new(),
         Wire::Q8 => plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start()).collect(),
@@ -128,6 +135,9 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        looking: Some(first_epoch),
+        loads: Vec::new(),
+        again: false,
         report,
     };
     let mut over = conductor.perform(first).await;
@@ -252,6 +262,7 @@ impl Conductor {
             if count == 0 { 0.0 } else { sum / f64::from(count) }
         });
         self.report.stage_ms = stages.collect();
-        let _ = self.means.progress.send(Progress::Done(Box::new(self.report.clone()))).await;
+        let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
+        let _ = self.means.progress.send(over).await;
     }
 }
