@@ -26,9 +26,11 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
+use tracing::Instrument;
 
 use crate::{
     table::{Arrival, Inlets, JOBS_AHEAD, Order, Outbox, Outlets, Table},
+    telemetry::{Hops, Requester},
     worker::{Body, Job, JobInput, OpenSession, Output, Want, Worker},
 };
 
@@ -51,6 +53,8 @@ pub enum Served {
     Waited {
         /// From the frame's arrival, computing not counted.
         ms: f64,
+        /// Its share of the pass that computed it.
+        served_ms: f64,
     },
     /// A session ended.
     Ended(SessionId),
@@ -88,11 +92,18 @@ struct Running {
     /// When the frames came whose outputs are awaited, the oldest first; at most [`JOBS_AHEAD`].
     came: VecDeque<Instant>,
     idle_since: Instant,
+    hops: Hops,
 }
 
 impl Stage {
     /// Serves until the requester releases it, its lease runs out, or the worker dies.
-    pub async fn run(self, inlets: Inlets, mut doors: Outlets) {
+    pub async fn run(self, inlets: Inlets, doors: Outlets) {
+        let span =
+            tracing::debug_span!("serve", session = %self.session, requester = %Requester(self.requester));
+        self.serve(inlets, doors).instrument(span).await;
+    }
+
+    async fn serve(self, inlets: Inlets, mut doors: Outlets) {
         let mut beacon = interval(Duration::from_millis(BEACON_MS));
         beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut running = Running {
@@ -103,6 +114,7 @@ impl Stage {
             jobs: 0,
             came: VecDeque::new(),
             idle_since: Instant::now(),
+            hops: Hops::default(),
             stage: self,
         };
         loop {
@@ -235,6 +247,15 @@ impl Running {
         if worker.run(job).is_ok() {
             self.jobs += 1;
             self.came.push_back(self.idle_since);
+            self.hops.began(header.layer, header.from, || {
+                tracing::debug_span!(
+                    "hop",
+                    layer = header.layer,
+                    epoch = header.epoch,
+                    from = header.from,
+                    rows
+                )
+            });
             let _ = self.stage.books.try_send(Served::Rows { rows, bytes_in, bytes_out: 0 });
         } else {
             self.tell_requester(Kind::Failed, header.layer, 0, Bytes::from_static(b"the worker died"));
@@ -245,12 +266,15 @@ impl Running {
         if output.epoch == self.epoch {
             self.jobs = self.jobs.saturating_sub(1);
             if let Some(came) = self.came.pop_front() {
-                let ms = came.elapsed().as_secs_f64() * 1e3 - output.compute_us as f64 / 1e3;
-                let _ = self.stage.books.try_send(Served::Waited { ms: ms.max(0.0) });
+                let pass_ms = output.compute_us as f64 / 1e3;
+                let ms = (came.elapsed().as_secs_f64() * 1e3 - pass_ms).max(0.0);
+                let served_ms = pass_ms / f64::from(output.batched.max(1));
+                let _ = self.stage.books.try_send(Served::Waited { ms, served_ms });
             }
         }
         self.idle_since = Instant::now();
         let start = output.layers.start();
+        self.hops.ended(start, output.from);
         match output.body {
             Body::Activations(wire, bytes) => {
                 let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else {

@@ -1,7 +1,9 @@
 //! What the integration tests share: the fixtures and the `shoal` binary.
 #![forbid(unsafe_code)]
 
+pub mod nemesis;
 pub mod node;
+pub mod prompt;
 
 use std::{
     ffi::OsStr,

@@ -15,7 +15,7 @@ use p2p::{
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
-    latency::{Ema, LOAD_TAU_MS, RoundTrip, Window},
+    latency::{Duty, Ema, LOAD_TAU_MS, RoundTrip, Window},
     view::Merged,
 };
 
@@ -39,8 +39,10 @@ const ADDRESSES: usize = 8;
 /// A round trip counts this long.
 const RECENT_MS: u64 = 60_000;
 /// What a round trip on one host takes at most, ms; a ping that took longer met a busy processor.
-const LOOPBACK_MS: f64 = 1.0;
-/// Sessions per lane that share a pass for the price of one, at most: what a worker folds together.
+const LOOPBACK_MS: f64 = 2.0;
+/// Session time after which it is looked how much of it was computing, ms.
+const DUTY_MS: f64 = 5_000.0;
+/// Rows that share a pass for the price of one, at most: what a worker folds together.
 const MOST_LANES: f64 = 16.0;
 /// What a line is taken to carry by the farthest path in use, bytes per ms up and down: memory, a gigabit, and an ordinary
 /// home line (20 and 100 Mbit/s). Nobody measures it yet.
@@ -88,25 +90,48 @@ impl Figures {
             || moved(self.visit_ms, said.visit_ms, SMALL_MS)
             || moved(f64::from(self.active), f64::from(said.active), f64::from(self.knee.max(2) / 2))
             || moved(self.kv_room as f64, said.kv_room as f64, said.kv_room as f64 / 8.0)
-            || self.knee != said.knee
+            || moved(f64::from(self.knee), f64::from(said.knee), 1.0)
     }
 }
 
-/// How long frames wait here besides being computed.
+/// How long frames are here: computed, and waiting besides.
 pub(super) struct Waits {
     least: Window,
     mean: Ema,
+    duty: Duty,
+    /// Since the last sample of `duty`: sessions x ms, and ms computed.
+    session_ms: f64,
+    served_ms: f64,
+    looked: Millis,
 }
 
 impl Waits {
     fn new() -> Self {
-        Self { least: Window::new(RECENT_MS), mean: Ema::new(LOAD_TAU_MS) }
+        Self {
+            least: Window::new(RECENT_MS),
+            mean: Ema::new(LOAD_TAU_MS),
+            duty: Duty::default(),
+            session_ms: 0.0,
+            served_ms: 0.0,
+            looked: Millis(0),
+        }
     }
 
-    /// Notes a frame that came in, and out again, with `ms` not spent computing.
-    fn add(&mut self, now: Millis, ms: f64) {
+    /// Notes a frame that came in, and out again, with `ms` not spent computing and `served_ms` its share of what was.
+    fn add(&mut self, now: Millis, ms: f64, served_ms: f64) {
         self.least.add(now, ms);
         self.mean.add(now, ms);
+        self.served_ms += served_ms;
+    }
+
+    /// Notes how many sessions there are; called every now and then.
+    fn look(&mut self, now: Millis, sessions: u32) {
+        self.session_ms += f64::from(sessions) * now.since(self.looked) as f64;
+        self.looked = now;
+        if self.session_ms >= DUTY_MS {
+            self.duty.add(now, self.session_ms, self.served_ms);
+            (self.session_ms, self.served_ms) = (0.0, 0.0);
+        }
     }
 
     /// What every visit waits, and what the present ones wait beyond, ms.
@@ -193,9 +218,9 @@ impl Announcer {
         self.trips.get(&node).and_then(|trips| trips.smooth.mean_ms()).map(|ms| 2.0 * ms)
     }
 
-    /// Notes how long a frame was here without being computed.
-    pub fn waited(&mut self, now: Millis, ms: f64) {
-        self.waits.add(now, ms);
+    /// Notes how long a frame was here without being computed, and how long it was computed.
+    pub fn waited(&mut self, now: Millis, ms: f64, served_ms: f64) {
+        self.waits.add(now, ms, served_ms);
     }
 
     /// Something changed that others should hear of at once.
@@ -276,19 +301,22 @@ impl Daemon {
     }
 
     /// Sessions this node serves side by side at full speed: as many rows as are computed in the time that reading the
-    /// weights takes.
+    /// weights takes, times the share of their time that sessions spend elsewhere.
     pub(super) fn knee(&self) -> u32 {
         let ready = &self.held.ready;
-        (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES) as u32
+        let lanes = (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
+        self.gossip.waits.duty.knee(lanes as u32).max(1)
     }
 
     pub(super) fn figures(&mut self, now: Millis) -> Figures {
+        let active = self.door.sessions();
+        self.gossip.waits.look(now, active);
         let (waited, queue_ms) = self.gossip.waits.split(now);
         let per_position = self.held.ready.kv_bytes_per_layer_position.max(1);
         Figures {
             visit_ms: self.held.ready.visit_ms.max(waited),
             queue_ms,
-            active: self.door.sessions(),
+            active,
             knee: self.knee(),
             kv_room: self.door.kv_free() / per_position,
         }
@@ -464,13 +492,64 @@ mod tests {
         assert!(!gossip.due(later(SPACING_MS - 1), &base) && gossip.due(later(SPACING_MS), &base));
     }
 
+    /// What one of five idle nodes that all know each other costs another: every announcement crosses a connection at most
+    /// twice, once each way.
+    #[test]
+    fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
+        let identity = p2p::Identity::from_seed([7; 32]);
+        let range = LayerRange::new(4, 12).unwrap();
+        let model = scheduler::ModelId::numbered(1);
+        let holding = Holding {
+            model,
+            loaded: vec![range],
+            on_disk: Vec::new(),
+            decode_ms: 1.0,
+            prefill_ms: 0.2,
+            visit_ms: 0.1,
+            queue_ms: 0.0,
+            load_ms: 0.0,
+            active: 0,
+            batch_knee: 4,
+            kv_layer_positions: 1 << 20,
+        };
+        let draft = Draft {
+            claim: Claim {
+                node: identity.node(),
+                operator: own_operator(identity.node()),
+                sequence: 1,
+                region: 0,
+                access_ms: 0.0,
+                up_bytes_per_ms: 1e6,
+                down_bytes_per_ms: 1e6,
+                draining: false,
+                holdings: vec![holding],
+            },
+            class: Class::D1,
+            offers: vec![Offer {
+                model,
+                name: "a-model-with-a-name".into(),
+                num_layers: 28,
+                hidden: 2_048,
+                context: 4_096,
+                file_bytes: 1 << 30,
+            }],
+            links: (1..=4).map(|n| Link { to: node(n), rtt_ms: 1.0 }).collect(),
+            addresses: vec!["/ip4/192.0.2.100/tcp/40000/p2p/".to_owned() + &"x".repeat(52); 2],
+            ttl_ms: TTL_MS,
+            agent: "shoal/0.1.0".into(),
+        };
+        let bytes = seal(&draft, &identity).unwrap().len();
+        let bits_per_s = (5 * 2 * bytes * 8) as f64 / (REFRESH_MS as f64 / 1e3);
+        assert!(bits_per_s < 2_000.0, "{bytes} bytes an announcement, {bits_per_s} bit/s");
+    }
+
     #[test]
     fn waiting_is_told_from_what_every_visit_waits() {
         let mut waits = Waits::new();
         assert_eq!(waits.split(Millis(0)), (0.0, 0.0));
-        (0..10).for_each(|t| waits.add(Millis(t * 100), 0.5));
+        (0..10).for_each(|t| waits.add(Millis(t * 100), 0.5, 1.0));
         assert_eq!(waits.split(Millis(1_000)), (0.5, 0.0));
-        (0..100).for_each(|t| waits.add(Millis(1_000 + t * 500), 8.5));
+        (0..100).for_each(|t| waits.add(Millis(1_000 + t * 500), 8.5, 1.0));
         let (visit, queue) = waits.split(Millis(50_500));
         assert!(visit == 0.5 && (7.5..8.01).contains(&queue), "{visit} {queue}");
         assert_eq!(waits.split(Millis(50_500 + 2 * LOAD_TAU_MS)).1, 0.0, "nobody waits in an empty house");

@@ -17,6 +17,7 @@ mod delegate;
 mod estimate;
 mod gossip;
 mod hold;
+mod keep;
 mod place;
 mod prompt;
 mod route;
@@ -56,7 +57,7 @@ use crate::{
     generate::Reroute,
     lessons::Lessons,
     stage::Served,
-    table::Table,
+    table::{Order, Table},
     worker::{self, Ready, Worker},
 };
 
@@ -100,6 +101,8 @@ pub struct Setup {
     pub num_layers: u32,
     /// What an invite from this node says about the swarm.
     pub invite: Invite,
+    /// Whether running answers are kept on disk so that a crash does not lose them.
+    pub keeps: bool,
 }
 
 /// Which layers a node offers to others.
@@ -168,6 +171,8 @@ struct Daemon {
     identity: Identity,
     network: Network,
     invite: Invite,
+    home: PathBuf,
+    keeps: bool,
     started: Instant,
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
@@ -178,7 +183,7 @@ struct Daemon {
     placing: Placing,
     lessons: Lessons,
     /// What a step takes at home besides layers, ms.
-    home: Ema,
+    at_home: Ema,
     history: VecDeque<Value>,
     totals: Totals,
     draining: watch::Sender<bool>,
@@ -248,6 +253,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         identity: setup.identity,
         network,
         invite: setup.invite,
+        home: setup.home.clone(),
+        keeps: setup.keeps,
         started,
         view: SwarmView::new(Geography::around(UNMEASURED_MS)),
         facts: BTreeMap::new(),
@@ -257,7 +264,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
         lessons: Lessons::default(),
-        home: Ema::new(SPEED_TAU_MS),
+        at_home: Ema::new(SPEED_TAU_MS),
         history: VecDeque::new(),
         totals: Totals::default(),
         draining: watch::Sender::new(false),
@@ -447,8 +454,8 @@ impl Daemon {
         match ask {
             ControlAsk::Lease(lease) => self.lease(from, lease, reply),
             ControlAsk::Release { session, epoch } => self.released(from, session, epoch, reply),
-            // Catching up is answered by the network, which keeps what it heard.
-            ControlAsk::CatchUp { .. } => {}
+            // These are answered by the network itself.
+            ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
     }
 
@@ -459,9 +466,9 @@ impl Daemon {
                 self.totals.bytes_in += bytes_in;
                 self.totals.bytes_out += bytes_out;
             }
-            Served::Waited { ms } => {
+            Served::Waited { ms, served_ms } => {
                 let now = self.now();
-                self.gossip.waited(now, ms);
+                self.gossip.waited(now, ms, served_ms);
             }
             Served::Ended(session) => {
                 tracing::debug!(%session, "session over");
@@ -476,9 +483,16 @@ impl Daemon {
         let Call { question, lines } = call;
         let line = match question {
             Question::Generate(ask) => {
-                tokio::spawn(self.prompt_task().answer(*ask, lines));
+                let home = self.keeps.then(|| self.home.clone());
+                tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
                 return;
             }
+            Question::Resume { session } => {
+                let (task, home) = (self.prompt_task(), self.home.clone());
+                tokio::spawn(async move { task.resume(&home, session, lines).await });
+                return;
+            }
+            Question::Cancel { session } => self.cancel(&session),
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
                 return;
@@ -495,6 +509,16 @@ impl Daemon {
             }
         };
         let _ = lines.try_send(line);
+    }
+
+    /// Stops an answer of this node.
+    fn cancel(&self, session: &str) -> Value {
+        let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
+        let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
+        let own =
+            session.and_then(|session| self.table.get(session)).filter(|inlets| inlets.requester == self.me);
+        let cancelled = own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok());
+        json!({ "cancelled": cancelled, "end": true })
     }
 
     fn prompt_task(&self) -> PromptTask {
@@ -520,7 +544,7 @@ impl Daemon {
             self.view.observe_visit(node, self.held.id, now, layers, ms);
         }
         if let Some(ms) = over.measured.home_ms {
-            self.home.add(now, ms);
+            self.at_home.add(now, ms);
         }
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {

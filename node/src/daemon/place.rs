@@ -139,7 +139,10 @@ impl Daemon {
             return;
         }
         let others = self.others();
-        let own = LayerSet::new(self.held.served.iter().copied());
+        // Nobody needs the ends from somebody else.
+        let between = LayerRange::new(1, num_layers - 1);
+        let own: LayerSet =
+            self.held.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect();
         let own_ms = self.held.ready.decode_ms;
         let (advised, present_tps, advised_tps) = advise(num_layers, cap, &own, own_ms, &others);
         let holders = holders(num_layers, &others);

@@ -247,7 +247,7 @@ impl Daemon {
 
     /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
     pub(super) fn home_ms(&self) -> f64 {
-        self.home.value().unwrap_or(self.held.ready.head_ms)
+        self.at_home.value().unwrap_or(self.held.ready.head_ms)
     }
 }
 

@@ -178,6 +178,8 @@ fn samples() -> Vec<Sample> {
         ("ask-lease-bare", Ask::Lease(bare).encode(), ask),
         ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
+        ("ask-ping", Ask::Ping.encode(), ask),
+        ("answer-pong", Answer::Pong.encode(), answer),
         ("answer-accepted", Answer::Accepted { have: 16, sessions: 3, lanes: 4 }.encode(), answer),
         ("answer-refused", Answer::refused(Refusal::NoRoom, "8 GiB wanted").encode(), answer),
         ("answer-not-held", Answer::not_held(&held).encode(), answer),
@@ -483,7 +485,7 @@ proptest! {
     }
 
     #[test]
-    fn made_up_bytes_never_panic(index in 0..23_usize, at in any::<prop::sample::Index>(), junk in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn made_up_bytes_never_panic(index in 0..25_usize, at in any::<prop::sample::Index>(), junk in prop::collection::vec(any::<u8>(), 0..64)) {
         let (name, mut bytes, again) = SAMPLES[index].clone();
         let at = at.index(bytes.len());
         bytes.truncate(at);

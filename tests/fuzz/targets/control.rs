@@ -29,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
                     assert!(held.is_empty() || reason == Refusal::NotHeld);
                     assert!(held.iter().all(|range| range.end() <= MAX_LAYERS));
                 }
-                Answer::Released | Answer::Announcements(_) => {}
+                Answer::Released | Answer::Pong | Answer::Announcements(_) => {}
             }
         }
         _ => delegate(bytes),
