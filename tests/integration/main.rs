@@ -13,6 +13,7 @@ mod lab;
 mod privacy;
 mod pull;
 mod repo;
+mod routes;
 mod soak;
 mod swarm;
 mod wire;
