@@ -59,6 +59,7 @@ impl Conductor {
             return Vec::new();
         }
         self.running = self.running.saturating_sub(1);
+        self.hops.ended(output.layers.start(), output.from);
         let Some(stage) = self.stage_from(output.layers.start()) else { return Vec::new() };
         let to = output.from + output.rows;
         match output.body {

@@ -42,6 +42,7 @@ use self::log::Logs;
 pub use self::plan::{Means, Plan, Progress, Report, Reroute};
 use crate::{
     table::{Inlets, Order, Outbox, Outlets},
+    telemetry::Hops,
     worker::Job,
 };
 
@@ -77,6 +78,8 @@ struct Conductor {
     stage_ms: BTreeMap<u32, (f64, u32)>,
     /// Who failed, and when the last token before it came.
     silent_since: Option<(NodeId, Instant)>,
+    /// For the log and traces: frames under way.
+    hops: Hops,
     last_token: Instant,
     /// By node, pings that are under way.
     pings: BTreeMap<NodeId, usize>,
@@ -134,6 +137,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        hops: Hops::default(),
         last_token: began,
         pings: BTreeMap::new(),
         report,

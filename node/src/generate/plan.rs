@@ -51,7 +51,7 @@ impl Plan {
 }
 
 /// What the caller hears.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum Progress {
     /// A token, in order, once.
     Token {
@@ -78,7 +78,7 @@ pub enum Progress {
 }
 
 /// What happened, for `why` and for the answer's metadata.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Report {
     /// How it ended.
     pub end: End,

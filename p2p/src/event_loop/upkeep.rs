@@ -108,6 +108,7 @@ impl EventLoop {
         if announcement.node() == self.node {
             return;
         }
+        self.hear_of(&announcement, now);
         if self.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
             // Whoever knows it drops it by its hash; whoever does not will ask.
             let _ = self.swarm.behaviour_mut().gossip.publish(self.topic.clone(), bytes.clone());

@@ -21,8 +21,8 @@ pub const MAX_ANSWER: usize = 256 << 10;
 pub const MAX_CAUGHT_UP: usize = 1_024;
 /// Addresses of one contact; a node with more names its best.
 pub const MAX_ADDRESSES: usize = 8;
-/// Longest address, bytes.
-pub const MAX_ADDRESS: usize = 128;
+/// Longest address, bytes: a circuit names two peers behind the relay's own address, up to 190 bytes over IPv6.
+pub const MAX_ADDRESS: usize = 256;
 /// Longest explanation of a refusal, bytes; what goes beyond is cut off.
 pub const MAX_TEXT: usize = 256;
 /// Most positions a lease may ask room for; above any published context.

@@ -5,9 +5,12 @@ mod demo;
 mod doctor;
 mod join;
 pub mod local;
+mod look;
 pub mod remote;
 mod resume;
+mod screen;
 mod up;
+mod watch;
 
 use tokio::runtime::{Builder, Runtime};
 
