@@ -4,7 +4,7 @@ use simulations::policy::{self, Policy};
 use simulations::run::{percentile, run};
 use simulations::scenario::Scenario;
 
-const SCENARIOS: [&str; 7] = [
+const SCENARIOS: [&str; 9] = [
     include_str!("../scenarios/home_cluster.toml"),
     include_str!("../scenarios/two_continents.toml"),
     include_str!("../scenarios/thousand_strangers.toml"),
@@ -12,6 +12,8 @@ const SCENARIOS: [&str; 7] = [
     include_str!("../scenarios/liars.toml"),
     include_str!("../scenarios/flash_crowd.toml"),
     include_str!("../scenarios/ten_thousand_nodes.toml"),
+    include_str!("../scenarios/growing_swarm.toml"),
+    include_str!("../scenarios/equal_replicas.toml"),
 ];
 
 fn short(text: &str) -> Scenario {
