@@ -210,9 +210,9 @@ impl VisitFit {
 
 /// Which share of its time a session keeps this node busy; the rest of it the session is on the way or at other nodes.
 ///
-/// From it follows what a node announces as `batch_knee`: with lanes for four visits and sessions that are here a quarter
-/// of their time, sixteen sessions run side by side at full speed. A node that announced its lanes would look crowded
-/// at a quarter of what it can do, and routes would make detours around it.
+/// From it follows what a node announces as `batch_knee`: with lanes for four visits and sessions that are here half of
+/// their time, eight sessions run side by side at full speed. A node that announced its lanes would look crowded at half
+/// of what it can do, and routes would make detours around it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Duty {
     share: f64,
@@ -335,10 +335,11 @@ mod tests {
         duty.add(Millis(0), 999.0, 10.0, 0.0);
         duty.add(Millis(0), f64::NAN, 10.0, 0.0);
         assert_eq!(duty.knee(4), 4, "too little was seen");
-        (0..40).for_each(|t| duty.add(Millis(t * 5_000), 60_000.0, 5_000.0, 40_000.0));
-        assert!((duty.share() - 0.25).abs() < 1e-9 && (15..=16).contains(&duty.knee(4)));
-        (0..500).for_each(|t| duty.add(Millis(200_000 + t * 5_000), 20_000.0, 0.0, 0.0));
-        assert_eq!(duty.knee(1), 4, "never as if they were not there");
+        (1..40).for_each(|t| duty.add(Millis(t * 5_000), 60_000.0, 16_000.0, 40_000.0));
+        assert!((duty.share() - 0.8).abs() < 1e-9, "{duty:?}");
+        assert_eq!(duty.knee(4), 5);
+        (40..80).for_each(|t| duty.add(Millis(t * 5_000), 20_000.0, 0.0, 0.0));
+        assert_eq!(duty.knee(4), 8, "never as if they were not there");
     }
 
     #[test]
