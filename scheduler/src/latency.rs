@@ -251,7 +251,7 @@ impl Duty {
 
     /// Sessions that `lanes` lanes serve side by side at full speed.
     pub fn knee(&self, lanes: u32) -> u32 {
-        (f64::from(lanes) / self.share()) as u32
+        (f64::from(lanes) / self.share()).round() as u32
     }
 }
 
