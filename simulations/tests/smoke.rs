@@ -75,3 +75,27 @@ fn bad_scenarios_are_named() {
         assert!(error.contains(said), "{error}");
     }
 }
+
+/// A crowd that fills eight equal machines: the fullest is at most half as full again as the mean, as one hears of it late.
+#[test]
+fn a_crowd_does_not_herd() {
+    let scenario = Scenario::parse(SCENARIOS[8]).unwrap();
+    for seed in 1..4 {
+        let outcome = run(&scenario, Policy::Ours, seed);
+        let (half, most) = (percentile(&outcome.spread, 0.5), percentile(&outcome.spread, 0.99));
+        assert!(half <= 1.2 && most <= 1.5, "seed {seed}: {half} {most}");
+        assert!(percentile(&run(&scenario, Policy::Petals, seed).spread, 0.5) > 4.0, "nobody was crowded");
+    }
+}
+
+/// Machines that came one by one hold what suited the swarm then; keepers put that right, a few at a time, and nobody who
+/// is served notices.
+#[test]
+fn keepers_move_what_grew_badly() {
+    let mut scenario = Scenario::parse(SCENARIOS[7]).unwrap();
+    (scenario.rate, scenario.requesters) = (1.0, 3);
+    let outcome = run(&scenario, Policy::Ours, 1);
+    assert_eq!(outcome.violations.total(), 0, "{:?}", outcome.violations);
+    assert!((1..=60).contains(&outcome.moves), "{} moves", outcome.moves);
+    assert!(outcome.requests.1 * 100 >= outcome.requests.0 * 95, "{:?}", outcome.requests);
+}
