@@ -8,6 +8,8 @@ mod clients;
 mod convert;
 mod delay;
 mod failover;
+mod hostile;
+mod joining;
 mod lab;
 mod privacy;
 mod pull;

@@ -16,6 +16,7 @@ mod delegate;
 mod gossip;
 mod hold;
 mod prompt;
+mod reach;
 mod route;
 mod show;
 
