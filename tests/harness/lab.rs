@@ -178,7 +178,9 @@ impl Host {
     pub fn without(&self, version: u8) {
         match version {
             4 => self.run("ip -4 addr flush dev lo"),
-            _ => ["all", "default"].iter().for_each(|which| self.set(&format!("ipv6/conf/{which}/disable_ipv6"), "1")),
+            _ => ["all", "default"]
+                .iter()
+                .for_each(|which| self.set(&format!("ipv6/conf/{which}/disable_ipv6"), "1")),
         }
     }
 }

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 pub mod lab;
+pub mod nemesis;
 pub mod node;
+pub mod prompt;
 pub mod wires;
 
 use std::{

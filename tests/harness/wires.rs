@@ -89,13 +89,8 @@ impl Wires {
     /// No wires yet; those to come are open.
     pub fn new() -> Self {
         let now = Instant::now();
-        let state = State {
-            mood: Mood::Open,
-            flows: Vec::new(),
-            turns: Vec::new(),
-            last_bytes: now,
-            last_turn: now,
-        };
+        let state =
+            State { mood: Mood::Open, flows: Vec::new(), turns: Vec::new(), last_bytes: now, last_turn: now };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let master = shared.clone();
         thread::spawn(move || master.take_turns());

@@ -106,7 +106,11 @@ fn a_token_crosses_the_ring_once() {
     gaps.sort_unstable();
     // a -> b, b -> c, c -> a. A machine so busy that a node computes for a second shows as a turn without a row.
     assert!(gaps[0] >= 3, "a row came home without having gone round: {turns:?}");
-    assert_eq!(gaps[gaps.len() * 3 / 4], 3, "more than one traversal of the ring a token: {gaps:?} {turns:?}");
+    assert_eq!(
+        gaps[gaps.len() * 3 / 4],
+        3,
+        "more than one traversal of the ring a token: {gaps:?} {turns:?}"
+    );
 }
 
 #[test]

@@ -164,9 +164,7 @@ fn five_nodes_share_a_host_that_has_nothing_but_loopback() {
     let peer = address(&asks, &["/ip4/127.0.0.1/", "/tcp/"]).to_owned();
     let servers: Vec<Node> = [("1", "1..4"), ("2", "1..4"), ("3", "4..7"), ("4", "4..7")]
         .iter()
-        .map(|(home, layers)| {
-            node(&host, &folder.path().join(home), &["--layers", layers, "--peer", &peer])
-        })
+        .map(|(home, layers)| node(&host, &folder.path().join(home), &["--layers", layers, "--peer", &peer]))
         .collect();
     asks.meets(servers.len());
     let split = answers_as_alone(&asks, "12");

@@ -83,6 +83,11 @@ impl EventLoop {
         match report {
             Report::Asked(from, asked) => match *asked {
                 (Ask::CatchUp { .. }, reply) => self.serve_catch_up(from, reply),
+                (Ask::Ping, reply) => {
+                    tokio::spawn(async move {
+                        let _ = reply.send(&Answer::Pong).await;
+                    });
+                }
                 (ask, reply) => {
                     if !self.outbox.may(Event::Ask { from, ask, reply }) {
                         tracing::warn!(node = %from, "the node does not keep up, an ask is refused");

@@ -175,6 +175,8 @@ fn samples() -> Vec<Sample> {
         ("ask-lease-bare", Ask::Lease(bare).encode(), ask),
         ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
+        ("ask-ping", Ask::Ping.encode(), ask),
+        ("answer-pong", Answer::Pong.encode(), answer),
         ("answer-accepted", Answer::Accepted { have: 16 }.encode(), answer),
         ("answer-refused", Answer::refused(Refusal::NoRoom, "8 GiB wanted").encode(), answer),
         ("answer-released", Answer::Released.encode(), answer),
