@@ -89,8 +89,12 @@ async fn misbehave(seed: u8, address: String, streams: usize, over: Arc<AtomicBo
     // As the node's own default swarm.
     let swarm = p2p::SwarmId::named("shoal");
     let limits = p2p::config::Limits { streams_per_peer: 10_000, ..Default::default() };
-    let config =
-        Config { listen, swarm, limits, ..Config::loopback(Identity::from_seed([seed.wrapping_add(100); 32])) };
+    let config = Config {
+        listen,
+        swarm,
+        limits,
+        ..Config::loopback(Identity::from_seed([seed.wrapping_add(100); 32]))
+    };
     let Ok((network, _events)) = p2p::spawn(config).await else { return };
     let Ok(victim) = network.dial(&address).await else { return };
     let mut kept = Vec::new();
@@ -199,7 +203,17 @@ fn a_crowd_of_strangers_does_not_stop_honest_prompts() {
         peak.1
     );
     assert!(count(&deeds.connections) > 0 && count(&deeds.streams) > 0, "nobody attacked");
-    assert!(peak.0.saturating_sub(before.0) < MAX_GROWTH_KIB, "the daemon grew from {} to {}", before.0, peak.0);
-    assert!(peak.1.saturating_sub(before.1) < MAX_GROWTH_KIB, "the worker grew from {} to {}", before.1, peak.1);
+    assert!(
+        peak.0.saturating_sub(before.0) < MAX_GROWTH_KIB,
+        "the daemon grew from {} to {}",
+        before.0,
+        peak.0
+    );
+    assert!(
+        peak.1.saturating_sub(before.1) < MAX_GROWTH_KIB,
+        "the worker grew from {} to {}",
+        before.1,
+        peak.1
+    );
     assert_eq!(ask()["ids"], alone["ids"]);
 }
