@@ -72,7 +72,7 @@ fn knock(port: u16, most: usize, deeds: &Deeds) {
     for i in 0..most {
         // It may refuse at any moment, that is its right.
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { continue };
-        if i % 2 == 0 {
+        if i.is_multiple_of(2) {
             let _ = stream.write_all(b"\x13/multistream/1.0.0\n");
         }
         deeds.connections.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +107,7 @@ async fn misbehave(seed: u8, address: String, streams: usize, over: Arc<AtomicBo
         } else {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        if round % 8 == 0 {
+        if round.is_multiple_of(8) {
             // The answer is of no interest.
             let _ = network.ask(victim, &Ask::CatchUp { have: 0 }, ANSWER).await;
             deeds.asks.fetch_add(1, Ordering::Relaxed);
