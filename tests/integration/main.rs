@@ -9,6 +9,8 @@ mod convert;
 mod delay;
 mod disasters;
 mod failover;
+mod hostile;
+mod joining;
 mod lab;
 mod privacy;
 mod pull;

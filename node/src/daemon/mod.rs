@@ -20,6 +20,7 @@ mod hold;
 mod keep;
 mod place;
 mod prompt;
+mod reach;
 mod route;
 mod show;
 

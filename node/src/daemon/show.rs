@@ -8,13 +8,15 @@ impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
         let now = self.now();
         let figures = self.figures(now);
+        let addresses = self.network.addresses().await;
         let ready = &self.held.ready;
         let ranges = |ranges: &[scheduler::LayerRange]| -> Vec<String> {
             ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
         };
         json!({
             "node": format!("{:?}", self.me),
-            "addresses": self.network.addresses().await,
+            "reached": super::reach::reach(self.reachability, &addresses),
+            "addresses": addresses,
             "peers": self.network.peers().await.len(),
             "known_nodes": self.view.len().saturating_sub(1),
             "model": {

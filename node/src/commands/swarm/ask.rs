@@ -69,6 +69,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         human_bytes(number(&status["bytes_in"]) as u64),
         human_bytes(number(&status["bytes_out"]) as u64)
     );
+    say!("reached   {}: {}", text(&status["reached"]["class"]), text(&status["reached"]["why"]));
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
     }
