@@ -34,7 +34,13 @@ pub struct Node {
 impl Node {
     /// Starts a node on loopback with one thread and waits until it can be asked.
     pub fn start(home: &Path, args: &[&str]) -> Self {
-        let mut child = Command::new(binary())
+        Self::start_as(home, args, |_| {})
+    }
+
+    /// As [`Node::start`]; `prepare` may change its environment and where its standard error goes.
+    pub fn start_as(home: &Path, args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(binary());
+        command
             .args([
                 "join",
                 "--json",
@@ -48,9 +54,9 @@ impl Node {
             .args(args)
             .env("SHOAL_HOME", home)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::piped());
+        prepare(&mut command);
+        let mut child = command.spawn().unwrap();
         let (send, lines) = sync_channel(1_024);
         let stdout = child.stdout.take().unwrap();
         thread::spawn(move || {

@@ -7,6 +7,8 @@ mod cli;
 mod clients;
 mod convert;
 mod failover;
+mod operate;
+mod packaging;
 mod privacy;
 mod pull;
 mod repo;
