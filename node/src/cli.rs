@@ -11,9 +11,7 @@ use clap::{Args, Parser, Subcommand};
 pub use model::{ModelCommand, PullArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
 
-/// Runs language models on this machine, and across a swarm of other people's.
-///
-/// Without any setup, `shoal run "Tell me a story about a fox"` answers with the small model inside the binary.
+/// Runs language models on this machine, and across a swarm of other people's
 #[derive(Debug, Parser)]
 #[command(
     name = "shoal",
@@ -85,8 +83,10 @@ pub enum Command {
   shoal status --watch --json                  the same as one JSON object per line")]
     Status(operate::StatusArgs),
     /// Who the running node knows, how far away they are and what they hold
-    #[command(after_help = "Path: direct, or through a relay where no direct way was found. Layers are counted from 0; 2..6 \
-                            is 2, 3, 4 and 5.")]
+    #[command(
+        after_help = "Path: direct, or through a relay where no direct way was found. Layers are counted from 0; 2..6 \
+                            is 2, 3, 4 and 5."
+    )]
     Peers(swarm::AskArgs),
     /// Predict the speed of a prompt: here, and through the swarm
     #[command(after_help = "Example:
@@ -125,8 +125,10 @@ Examples:
   shoal bench --shape llama-1b --format q4_0 --json")]
     Bench(BenchArgs),
     /// Check that this machine computes the same bits as every other
-    #[command(after_help = "A machine that differs still computes; it is announced as class approx, and nobody takes its word \
-                            for exact results.")]
+    #[command(
+        after_help = "A machine that differs still computes; it is announced as class approx, and nobody takes its word \
+                            for exact results."
+    )]
     Selftest(SelftestArgs),
     /// Look after the models this machine knows
     #[command(subcommand)]

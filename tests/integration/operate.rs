@@ -29,7 +29,8 @@ fn last_json(output: &Output) -> Value {
 fn a_setting_comes_from_the_flag_else_the_environment_else_the_file() {
     let home = TempDir::new().unwrap();
     let show = |variables: &[(&str, &str)], extra: &[&str]| {
-        let shown = last_json(&with(home.path(), variables, &[&["config", "show", "--json"], extra].concat()));
+        let shown =
+            last_json(&with(home.path(), variables, &[&["config", "show", "--json"], extra].concat()));
         let rows = shown["settings"].as_array().unwrap().clone();
         move |key: &str| {
             let row = rows.iter().find(|row| row["key"] == key).unwrap_or_else(|| panic!("no {key}"));
@@ -101,8 +102,13 @@ fn the_log_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
     assert!(stage.contains("requester=requester-") && stage.contains("hop{layer=1"), "{stage}");
 
     let ids: Vec<String> = done["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
-    let prompt: Vec<String> =
-        Shoal::new().json(["tokenize", "--json", PROMPT], "").as_array().unwrap().iter().map(Value::to_string).collect();
+    let prompt: Vec<String> = Shoal::new()
+        .json(["tokenize", "--json", PROMPT], "")
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(Value::to_string)
+        .collect();
     let answer = done["text"].as_str().unwrap();
     for text in [&requester, &stage] {
         for secret in ["Xanthippe", "quokka", "story about", answer.trim()] {
@@ -133,7 +139,19 @@ fn doctor_writes_a_report_that_names_nobody() {
     let said: Value = serde_json::from_str(&text).unwrap();
     let checks: Vec<&str> =
         said["checks"].as_array().unwrap().iter().map(|check| check["check"].as_str().unwrap()).collect();
-    for check in ["clock", "processor", "numerics", "memory", "disk", "files", "key", "settings", "node", "ports", "peers"] {
+    for check in [
+        "clock",
+        "processor",
+        "numerics",
+        "memory",
+        "disk",
+        "files",
+        "key",
+        "settings",
+        "node",
+        "ports",
+        "peers",
+    ] {
         assert!(checks.contains(&check), "{check} is missing in {checks:?}");
     }
     assert_eq!(said["settings_changed"]["join.swarm"], "file");

@@ -41,7 +41,9 @@ fn the_scripts_are_plain_shell() {
         let path = packaging(script);
         let path = path.to_str().unwrap();
         assert_ne!(fs::metadata(path).unwrap().permissions().mode() & 0o111, 0, "{script} is not executable");
-        for (shell, args) in [("sh", &["-n", path][..]), ("dash", &["-n", path]), ("shellcheck", &["-s", "sh", path])] {
+        for (shell, args) in
+            [("sh", &["-n", path][..]), ("dash", &["-n", path]), ("shellcheck", &["-s", "sh", path])]
+        {
             if let Some(output) = tool(shell, args) {
                 assert!(output.status.success(), "{shell} {script}: {}", said(&output));
             }
@@ -94,7 +96,12 @@ fn installing_checks_repeats_replaces_and_removes() {
     let first = install(out, home, &[]);
     assert!(first.status.success(), "{}", said(&first));
     let installed = files(&local);
-    for part in ["bin/shoal", "share/man/man1/shoal.1", "share/bash-completion/completions/shoal", "share/systemd/user/shoal.service"] {
+    for part in [
+        "bin/shoal",
+        "share/man/man1/shoal.1",
+        "share/bash-completion/completions/shoal",
+        "share/systemd/user/shoal.service",
+    ] {
         assert!(installed.contains(&local.join(part)), "{part} is missing in {installed:?}");
     }
     let runs = Command::new(local.join("bin/shoal")).arg("--version").output().unwrap();
@@ -115,7 +122,8 @@ fn installing_checks_repeats_replaces_and_removes() {
     assert_eq!(said(&runs).trim(), "shoal 1.1.0");
 
     // One byte is wrong: nothing is installed, what is there stays.
-    let archive = files(newer.path()).into_iter().find(|path| path.extension().is_some_and(|e| e == "gz")).unwrap();
+    let archive =
+        files(newer.path()).into_iter().find(|path| path.extension().is_some_and(|e| e == "gz")).unwrap();
     let mut bytes = fs::read(&archive).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
@@ -146,7 +154,8 @@ fn the_install_script_says_what_is_wrong() {
         let output = install(empty.path(), home.path(), args);
         assert!(!output.status.success() && said(&output).contains(part), "{args:?}: {}", said(&output));
     }
-    fs::write(empty.path().join("SHA256SUMS"), format!("{}  shoal-1-plan9-vax.tar.gz\n", "0".repeat(64))).unwrap();
+    fs::write(empty.path().join("SHA256SUMS"), format!("{}  shoal-1-plan9-vax.tar.gz\n", "0".repeat(64)))
+        .unwrap();
     let output = install(empty.path(), home.path(), &[]);
     assert!(said(&output).contains("nothing for"), "{}", said(&output));
     assert!(files(home.path()).is_empty());
@@ -175,7 +184,9 @@ fn the_services_are_hardened_and_start_a_command_that_exists() {
         assert!(node::cli::parses(args), "{start}");
         // The program and its pages are not installed where tests run: nothing else may be wrong.
         let path = packaging(unit);
-        let Some(output) = tool("systemd-analyze", &["verify", "--man=no", path.to_str().unwrap()]) else { continue };
+        let Some(output) = tool("systemd-analyze", &["verify", "--man=no", path.to_str().unwrap()]) else {
+            continue;
+        };
         let complaints = said(&output);
         let wrong: Vec<&str> = complaints
             .lines()

@@ -13,7 +13,7 @@ use crate::{
 
 /// Columns of `shoal config show`, in characters.
 const KEY: usize = 20;
-const VALUE: usize = 34;
+const VALUE: usize = 50;
 
 pub(super) fn run(command: ConfigCommand, named: Option<OsString>) -> Result<()> {
     let place = config::place_here(named);
@@ -38,7 +38,9 @@ fn path(place: &Place, json: bool) -> Result<()> {
         return output::json_line(&json!({ "file": file, "exists": exists }));
     }
     match file {
-        Some(file) => say!("{file}{}", if exists { "" } else { "  (not there; `shoal config template` prints one)" }),
+        Some(file) => {
+            say!("{file}{}", if exists { "" } else { "  (not there; `shoal config template` prints one)" })
+        }
         None => say!("no file is read"),
     }
     Ok(())

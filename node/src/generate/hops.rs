@@ -137,9 +137,11 @@ impl Conductor {
     /// For the log and traces: a frame is on its way to a stage.
     fn hop_began(&mut self, to: Segment, from: u32, rows: u32) {
         let epoch = self.machine.epoch();
-        self.hops.began(to.layers.start(), from, || {
-            tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows)
-        });
+        self.hops.began(
+            to.layers.start(),
+            from,
+            || tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows),
+        );
     }
 
     /// The output of a stage is here: log it, pass it on where that is ours to do.

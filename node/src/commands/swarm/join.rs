@@ -147,9 +147,8 @@ fn agree(args: &JoinArgs, gguf: &Gguf, serve: &Serve, num_layers: u32) -> Result
 /// The data folder, which only its owner may enter, whoever made it.
 fn create_private_folder(home: &Path) -> Result<()> {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-    let broken = |e: io::Error| {
-        Error::Failed(format!("{} is not private: {e}; run: chmod 700 {0}", home.display()))
-    };
+    let broken =
+        |e: io::Error| Error::Failed(format!("{} is not private: {e}; run: chmod 700 {0}", home.display()));
     if let Ok(folder) = std::fs::metadata(home)
         && folder.permissions().mode() & 0o077 != 0
     {
