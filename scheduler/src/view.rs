@@ -456,7 +456,9 @@ mod tests {
     fn without_a_map_hops_lie_around_the_viewer() {
         let (me, near, far) = (NodeId::numbered(1), NodeId::numbered(2), NodeId::numbered(3));
         let mut view = SwarmView::new(Geography::around(50.0));
-        (1..=3).for_each(|node| drop(view.merge(said(node, 1), Millis(0))));
+        (1..=3).for_each(|node| {
+            let _ = view.merge(said(node, 1), Millis(0));
+        });
         view.set_link(me, near, 80.0);
         view.set_link(me, near, 4.0);
         let hop = |view: &SwarmView, from, to| {

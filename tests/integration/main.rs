@@ -12,6 +12,8 @@ mod failover;
 mod hostile;
 mod joining;
 mod lab;
+mod operate;
+mod packaging;
 mod privacy;
 mod pull;
 mod repo;

@@ -99,9 +99,10 @@ pub(super) struct Waits {
     least: Window,
     mean: Ema,
     duty: Duty,
-    /// Since the last sample of `duty`: sessions x ms, and ms computed.
+    /// Since the last sample of `duty`: sessions x ms, ms computed and ms waited here.
     session_ms: f64,
     served_ms: f64,
+    waited_ms: f64,
     looked: Millis,
 }
 
@@ -113,6 +114,7 @@ impl Waits {
             duty: Duty::default(),
             session_ms: 0.0,
             served_ms: 0.0,
+            waited_ms: 0.0,
             looked: Millis(0),
         }
     }
@@ -122,6 +124,7 @@ impl Waits {
         self.least.add(now, ms);
         self.mean.add(now, ms);
         self.served_ms += served_ms;
+        self.waited_ms += ms;
     }
 
     /// Notes how many sessions there are; called every now and then.
@@ -129,8 +132,8 @@ impl Waits {
         self.session_ms += f64::from(sessions) * now.since(self.looked) as f64;
         self.looked = now;
         if self.session_ms >= DUTY_MS {
-            self.duty.add(now, self.session_ms, self.served_ms);
-            (self.session_ms, self.served_ms) = (0.0, 0.0);
+            self.duty.add(now, self.session_ms, self.served_ms, self.waited_ms);
+            (self.session_ms, self.served_ms, self.waited_ms) = (0.0, 0.0, 0.0);
         }
     }
 
