@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use scheduler::chance::Chance;
 use scheduler::lease::Load;
 use scheduler::place::Keeper;
-use scheduler::recover::Failure;
+use scheduler::recover::{BEACON_MS, Failure};
 use scheduler::session::{Event, Standbys};
 use scheduler::view::{Geography, SwarmView};
 use scheduler::{Capability, LayerRange, LayerSet, Millis, NodeId, Pipeline, SessionId};
