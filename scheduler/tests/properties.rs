@@ -1,6 +1,6 @@
 //! What must hold of every route, on drawn swarms against slow twins that share no code with the router.
 //!
-//! Cases that once failed, under faults met or put in on purpose, are kept in `properties.regressions` and run first.
+//! A case that fails is written to `properties.regressions`, to be committed, and runs first from then on.
 
 mod oracle;
 
