@@ -92,6 +92,18 @@ pub enum Command {
     #[command(after_help = "Example:
   shoal plan --mode boomerang \"Tell me a story\"")]
     Plan(swarm::PlanArgs),
+    /// Continue an answer that a crash interrupted, with the very tokens it would have had
+    #[command(
+        after_help = "While an answer runs, the question and the tokens so far are kept in the data folder, readable by you
+only; they are deleted when the answer ends or is stopped with Ctrl-C, and after a day. `shoal join --no-journal` keeps
+nothing.
+
+Examples:
+  shoal resume
+  shoal resume --list
+  shoal resume --forget"
+    )]
+    Resume(swarm::ResumeArgs),
     /// What happened to a prompt: who computed what, how long each hop took, who failed
     #[command(after_help = "Examples:
   shoal why                                    the last prompt

@@ -34,29 +34,19 @@ pub struct Node {
 impl Node {
     /// Starts a node on loopback with one thread and waits until it can be asked.
     pub fn start(home: &Path, args: &[&str]) -> Self {
-        Self::start_as(home, args, |_| {})
+        Self::launch(Command::new(binary()), home, &[&["--loopback"], args].concat())
     }
 
-    /// As [`Node::start`]; `prepare` may change its environment and where its standard error goes.
-    pub fn start_as(home: &Path, args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
-        let mut command = Command::new(binary());
-        command
-            .args([
-                "join",
-                "--json",
-                "--yes",
-                "--loopback",
-                "--until-stdin-closes",
-                "--threads",
-                "1",
-                "--no-pin",
-            ])
+    /// Starts a node with one thread as `command`, which runs the binary somewhere, and waits until it can be asked.
+    pub fn launch(mut command: Command, home: &Path, args: &[&str]) -> Self {
+        let mut child = command
+            .args(["join", "--json", "--yes", "--until-stdin-closes", "--threads", "1", "--no-pin"])
             .args(args)
             .env("SHOAL_HOME", home)
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        prepare(&mut command);
-        let mut child = command.spawn().unwrap();
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (send, lines) = sync_channel(1_024);
         let stdout = child.stdout.take().unwrap();
         thread::spawn(move || {

@@ -44,6 +44,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Status(args) => swarm::status(args),
         Command::Peers(args) => swarm::peers(args),
         Command::Plan(args) => swarm::plan(args),
+        Command::Resume(args) => swarm::resume(args),
         Command::Why(args) => swarm::why(args),
         Command::Doctor(args) => swarm::doctor(args, cli.global.config),
         Command::Chat(args) => chat::run(args),
