@@ -7,7 +7,7 @@
 //! bound what it buffers for a reader that does not read, and pause that session when the bound is reached.
 
 use futures::{future::BoxFuture, stream::BoxStream};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot};
@@ -149,7 +149,8 @@ pub struct Sampling {
 }
 
 /// What the answer must look like.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Format {
     /// Anything.
     #[default]

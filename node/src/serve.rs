@@ -26,7 +26,7 @@ use futures::{
 use shard::{
     gguf::Gguf,
     sample::SamplingParams,
-    tokenizer::{Encode, chat::RenderInput},
+    tokenizer::Encode,
 };
 
 use crate::{
@@ -162,21 +162,10 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
                 let why = format!("the model's chat template cannot be used ({why}); use /v1/completions");
                 return Err(Failure::invalid("messages", why));
             }
-            Ok(None) => generate::encode_chat(model, messages)
-                .map_err(|error| Failure::invalid("messages", error.to_string()))?,
-            Ok(Some(template)) => {
-                let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
-                let input = RenderInput {
-                    messages: messages.clone(),
-                    tools: tools.clone(),
-                    add_generation_prompt: true,
-                    bos_token: text(model.tokenizer.bos()),
-                    eos_token: text(model.tokenizer.eos()),
-                    now: Some(generate::now()),
-                    extra: extra.clone(),
-                };
-                let rendered = template.render(&input).map_err(wrong("messages"))?;
-                model.tokenizer.encode_prompt(&rendered).map_err(wrong("messages"))?
+            Ok(_) => {
+                let (tokenizer, template) = (&model.tokenizer, &model.template);
+                generate::encode_messages(tokenizer, template, messages, tools.clone(), extra.clone())
+                    .map_err(|error| Failure::invalid("messages", error.to_string()))?
             }
         },
     };

@@ -201,6 +201,10 @@ fn answer(
     let now = Instant::now();
     let (id, outcome) = match ask {
         Ask::Ping { id } => (id, Ok((Tell::Pong { id }, Vec::new()))),
+        Ask::Check { id, format } => {
+            let made = engine.model.constraint(Some(&format)).map_err(refused);
+            (id, made.map(|_| (Tell::Checked { id }, Vec::new())))
+        }
         Ask::Encode { id, kind } => {
             let ids = engine.model.encode(&kind, payload).map_err(refused);
             (id, ids.map(|ids| (Tell::Encoded { id }, ipc::ids_to_bytes(&ids))))
