@@ -4,7 +4,6 @@
 pub mod batch;
 pub mod cli;
 pub mod commands;
-pub mod conduct;
 pub mod constrain;
 pub mod content;
 pub mod control;
@@ -12,6 +11,7 @@ pub mod daemon;
 pub mod error;
 pub mod generate;
 pub mod library;
+pub mod local;
 pub mod model;
 pub mod npy;
 pub mod output;

@@ -34,7 +34,7 @@ use crate::{
     batch::{self, Ask, Jobs},
     cli::EngineArgs,
     constrain::Constraints,
-    generate,
+    local,
     model::Model,
 };
 
@@ -164,7 +164,7 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
             }
             Ok(_) => {
                 let (tokenizer, template) = (&model.tokenizer, &model.template);
-                generate::encode_messages(tokenizer, template, messages, tools.clone(), extra.clone())
+                local::encode_messages(tokenizer, template, messages, tools.clone(), extra.clone())
                     .map_err(|error| Failure::invalid("messages", error.to_string()))?
             }
         },

@@ -25,7 +25,7 @@ use std::{
 use crate::{
     Error, Result,
     cli::{Cli, Command, PrivacyCommand, SamplingArgs},
-    generate::Request,
+    local::Request,
 };
 use shard::sample::SamplingParams;
 

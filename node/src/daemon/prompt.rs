@@ -11,8 +11,8 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
-    conduct::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     control::{Ask, Mode},
+    generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     table::{Order, Table},
     worker::{Conduct, Fault, Prompt, Ready, TextKind, Worker},
 };
@@ -269,7 +269,7 @@ impl PromptTask {
             shape: routed.shape,
         };
         let orders = inlets.orders.clone();
-        tokio::spawn(conduct::conduct(means, plan, inlets, doors));
+        tokio::spawn(generate::generate(means, plan, inlets, doors));
         let mut text = String::new();
         let mut ended = None;
         while let Some(piece) = news.recv().await {

@@ -22,7 +22,7 @@ use super::ipc::{self, Load, TextKind};
 use crate::{
     Error, Result,
     constrain::{Constraint, Constraints},
-    generate, library, model,
+    library, local, model,
 };
 
 /// One model's layers, as shards, and what turns text into ids and back.
@@ -126,7 +126,7 @@ impl Loaded {
                 let messages: Value = serde_json::from_slice(text)?;
                 let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
                 let extra = extra.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default();
-                generate::encode_messages(tokenizer, &self.template, &messages, tools, extra)
+                local::encode_messages(tokenizer, &self.template, &messages, tools, extra)
             }
         }
     }
