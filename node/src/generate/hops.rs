@@ -115,8 +115,11 @@ impl Conductor {
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
             Kind::Beacon => vec![Event::Beacon { stage, epoch }],
-            // Nobody's crash: the session is moved without being held against it.
-            Kind::Unreachable => self.failed(from, Failure::Closed),
+            // It computes; whom it cannot reach is likelier to be gone than it is to lie.
+            Kind::Unreachable => match self.segment(stage + 1) {
+                Some(next) if next.node != self.means.me => self.failed(next.node, Failure::Closed),
+                _ => Vec::new(),
+            },
             Kind::Failed => {
                 tracing::info!(node = %from, why = %String::from_utf8_lossy(&payload), "a stage failed");
                 self.failed(from, Failure::Crashed)
