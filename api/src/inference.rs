@@ -166,7 +166,7 @@ pub enum Format {
 }
 
 /// Who can read the prompt, from fewest to most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Nobody: everything is computed on this machine.
@@ -331,7 +331,7 @@ pub struct Report {
 }
 
 /// A model that can be asked for.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelInfo {
     /// Its name, `[A-Za-z0-9._:-]`, at most 96 characters.
     pub name: String,

@@ -130,6 +130,8 @@ pub enum Question {
     Status,
     /// Who it knows.
     Peers,
+    /// What the API and its page show.
+    View,
     /// A code for a friend.
     Invite,
     /// Finish what runs, say good-bye, stop.
@@ -259,6 +261,11 @@ impl Caller {
         let (read, mut write) = stream.into_split();
         write.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes()).await?;
         Ok(Self { lines: BufReader::new(read).lines(), _write: write })
+    }
+
+    /// The next line as it is, `None` after the last or when the node went away.
+    pub async fn line(&mut self) -> Option<Value> {
+        serde_json::from_str(&self.lines.next_line().await.ok()??).ok()
     }
 
     /// The next line of the answer, `None` after the last.

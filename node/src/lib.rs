@@ -19,6 +19,7 @@ pub mod privacy;
 pub mod score;
 pub mod serve;
 pub mod stage;
+pub mod swarmed;
 pub mod table;
 pub mod worker;
 

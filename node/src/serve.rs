@@ -25,6 +25,7 @@ use futures::{
 };
 use shard::{
     gguf::Gguf,
+    models::Blueprint,
     sample::SamplingParams,
     tokenizer::Encode,
 };
@@ -96,7 +97,7 @@ impl Alone {
 }
 
 /// What clients call a model: its name, or its file's name without the folder, letters that names cannot have replaced.
-fn model_name(model: &str) -> String {
+pub(crate) fn model_name(model: &str) -> String {
     let file = model.rsplit(['/', '\\']).next().unwrap_or(model);
     let file = file.strip_suffix(".gguf").unwrap_or(file);
     let letter =
@@ -108,22 +109,22 @@ fn load(args: &EngineArgs, name: String) -> Result<Ready> {
     let model = Model::load(args)?;
     let vocab = model.shard.blueprint().vocab;
     let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
-    let info = info(&model, name);
+    let info = info(&model.gguf, model.shard.blueprint(), model.ctx, name);
     Ok(Ready { model, info, constraints })
 }
 
-fn info(model: &Model, name: String) -> ModelInfo {
-    let template = model.gguf.metadata().str("tokenizer.chat_template").map(str::to_owned);
+/// What clients are told of the model in `gguf`, of which sessions hold `ctx` positions.
+pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String) -> ModelInfo {
+    let template = gguf.metadata().str("tokenizer.chat_template").map(str::to_owned);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let blueprint = model.shard.blueprint();
     ModelInfo {
         name,
         hash: None,
         architecture: blueprint.architecture.to_owned(),
-        format: format_name(&model.gguf),
-        parameters: model.gguf.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum(),
-        file_bytes: model.gguf.file_len(),
-        context: model.ctx,
+        format: format_name(gguf),
+        parameters: gguf.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum(),
+        file_bytes: gguf.file_len(),
+        context: ctx,
         num_layers: blueprint.layers.len(),
         hidden: blueprint.hidden,
         tools: template.as_ref().is_some_and(|template| template.contains("tools")),
@@ -178,16 +179,10 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-fn sampling(model: &Model, request: &GenerateRequest) -> Result<SamplingParams, Failure> {
+/// How tokens are chosen, as `request` asks. Ids of biased tokens are for the model to judge.
+pub(crate) fn sampling(request: &GenerateRequest) -> Result<SamplingParams, Failure> {
     let asked = &request.sampling;
     let default = SamplingParams::default();
-    let vocab = model.shard.blueprint().vocab;
-    if let Some((id, _)) = asked.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
-        return Err(Failure::invalid(
-            "logit_bias",
-            format!("token {id} does not exist; ids are below {vocab}"),
-        ));
-    }
     let params = SamplingParams {
         temperature: asked.temperature.unwrap_or(default.temperature),
         top_k: asked.top_k.unwrap_or(default.top_k),
@@ -208,7 +203,7 @@ fn sampling(model: &Model, request: &GenerateRequest) -> Result<SamplingParams, 
 }
 
 /// A seed for a request that has none; small enough for readers whose numbers are doubles.
-fn draw_seed() -> Result<u64, Failure> {
+pub(crate) fn draw_seed() -> Result<u64, Failure> {
     let seed = getrandom::u64();
     let seed = seed.map_err(|_| Failure::Internal { why: "the system has no randomness".into() })?;
     Ok(seed & ((1 << 53) - 1))
@@ -225,6 +220,12 @@ impl Ready {
             Err(_) if request.format == api::inference::Format::Text => None,
             Err(why) => return Err(Failure::invalid("response_format", why.as_str())),
         };
+        let sampling = sampling(request)?;
+        let vocab = self.model.shard.blueprint().vocab;
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
+            let why = format!("token {id} does not exist; ids are below {vocab}");
+            return Err(Failure::invalid("logit_bias", why));
+        }
         let prompt = encode(&self.model, &request.prompt)?;
         let plan = Plan {
             model: self.info.name.clone(),
@@ -237,7 +238,7 @@ impl Ready {
         };
         let ask = Ask {
             prompt,
-            sampling: sampling(&self.model, request)?,
+            sampling,
             seed: plan.seed,
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             stop: request.stop.clone(),

@@ -272,17 +272,26 @@ impl PromptTask {
         tokio::spawn(generate::generate(means, plan, inlets, doors));
         let mut text = String::new();
         let mut ended = None;
-        while let Some(piece) = news.recv().await {
+        loop {
+            let piece = tokio::select! {
+                piece = news.recv() => piece,
+                // Whoever asked has gone, maybe while nothing came.
+                () = lines.closed() => break,
+            };
+            let Some(piece) = piece else { break };
             let line = match piece {
-                Progress::Token { id, text: piece, logprob, top, .. } => {
+                Progress::Token { id, text: piece, bytes, logprob, top, .. } => {
                     text.push_str(&piece);
                     let mut line = json!({ "event": "token", "id": id, "text": piece });
                     if let Some(logprob) = logprob {
                         line["logprob"] = json!(logprob);
-                        line["top_logprobs"] = top.iter().map(|top| json!([top.id, top.logprob])).collect();
+                        line["bytes"] = json!(bytes);
+                        line["top_logprobs"] =
+                            top.iter().map(|top| json!([top.id, top.logprob, top.bytes])).collect();
                     }
                     line
                 }
+                Progress::Pace { stage_ms } => json!({ "event": "pace", "stage_ms": stage_ms }),
                 Progress::Moved { failed, segments } => {
                     json!({ "event": "moved", "failed": format!("{failed:?}"), "stages": stages(&segments, &[]) })
                 }
@@ -293,14 +302,16 @@ impl PromptTask {
                 }
             };
             if lines.send(line).await.is_err() {
-                let _ = orders.send(Order::Cancel).await;
-                while let Some(piece) = news.recv().await {
-                    if let Progress::Done(report) = piece {
-                        ended = Some(report);
-                        break;
-                    }
-                }
                 break;
+            }
+        }
+        if ended.is_none() {
+            let _ = orders.send(Order::Cancel).await;
+            while let Some(piece) = news.recv().await {
+                if let Progress::Done(report) = piece {
+                    ended = Some(report);
+                    break;
+                }
             }
         }
         self.table.leave(session);
@@ -408,6 +419,8 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         "gave_up": error,
         "text": text,
         "rest": report.rest,
+        "stop": report.met,
+        "ended_turn": report.ended_turn,
         "ids": report.ids,
         "prompt_tokens": prompt_tokens,
         "completion_tokens": report.ids.len(),

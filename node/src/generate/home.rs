@@ -71,8 +71,9 @@ impl Conductor {
                 Bytes::from(bytes),
                 true,
             ),
-            Body::Sampled { id, text, stop, ends_turn, logprob, top, .. } => {
-                let said = Progress::Token { position: to, id, text, logprob, top };
+            Body::Sampled { id, text, stop, met, ends_turn, bytes, logprob, top, .. } => {
+                let said = Progress::Token { position: to, id, text, bytes, logprob, top };
+                self.report.met = met;
                 self.sampled = Some((said, ends_turn));
                 vec![Event::Token { epoch: output.epoch, position: to, token: id, stop }]
             }

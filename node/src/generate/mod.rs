@@ -49,6 +49,8 @@ use crate::{
 pub const CHUNK_ROWS: u32 = 96;
 /// A shadow is fed every this many positions (the lag it may have).
 const FEED_ROWS: u32 = 16;
+/// How often the caller hears how fast it goes.
+const PACE_TOKENS: usize = 4;
 /// Own stages say this often that they compute, as those of others do.
 const BEACON: Duration = Duration::from_millis(100);
 
@@ -99,6 +101,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     let report = Report {
         end: End::Cancelled,
         rest: String::new(),
+        met: None,
+        ended_turn: false,
         ids: Vec::new(),
         segments: plan.pipeline.segments().to_vec(),
         stage_ms: Vec::new(),
@@ -227,6 +231,7 @@ impl Conductor {
         let Some((said, ends_turn)) = self.sampled.take() else { return };
         debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));
         if ends_turn {
+            self.report.ended_turn = true;
             // The token that ends the turn is not part of the answer; text held back before it may be.
             if let Progress::Token { text, .. } = said {
                 self.report.rest.push_str(&text);
@@ -238,6 +243,19 @@ impl Conductor {
             // Nobody listens any more.
             let _ = self.orders.try_send(Order::Cancel);
         }
+        if self.report.ids.len().is_multiple_of(PACE_TOKENS) {
+            // Old news is no news: a caller that is behind does without.
+            let _ = self.means.progress.try_send(Progress::Pace { stage_ms: self.mean_stage_ms() });
+        }
+    }
+
+    /// Milliseconds of a decode step until the output of each segment arrived; 0 where none was measured.
+    fn mean_stage_ms(&self) -> Vec<f64> {
+        let mean = |segment: Segment| {
+            let (sum, count) = self.stage_ms.get(&segment.layers.end()).copied().unwrap_or((0.0, 0));
+            if count == 0 { 0.0 } else { sum / f64::from(count) }
+        };
+        self.machine.segments().map(mean).collect()
     }
 
     async fn done(&mut self, end: End) {
@@ -247,11 +265,7 @@ impl Conductor {
         worker.close(session);
         self.report.end = end;
         self.report.segments = self.machine.segments().collect();
-        let stages = self.report.segments.iter().map(|segment| {
-            let (sum, count) = self.stage_ms.get(&segment.layers.end()).copied().unwrap_or((0.0, 0));
-            if count == 0 { 0.0 } else { sum / f64::from(count) }
-        });
-        self.report.stage_ms = stages.collect();
+        self.report.stage_ms = self.mean_stage_ms();
         let _ = self.means.progress.send(Progress::Done(Box::new(self.report.clone()))).await;
     }
 }

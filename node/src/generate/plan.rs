@@ -59,10 +59,17 @@ pub enum Progress {
         id: u32,
         /// Text that became certain with it.
         text: String,
+        /// Its own bytes, when log-probabilities are asked for.
+        bytes: Vec<u8>,
         /// Its log-probability, when asked for.
         logprob: Option<f32>,
         /// The likeliest tokens at its position: id, log-probability.
         top: Vec<Top>,
+    },
+    /// How fast it goes, every [`super::PACE_TOKENS`] tokens.
+    Pace {
+        /// Milliseconds of a decode step until the output of each segment arrived, means.
+        stage_ms: Vec<f64>,
     },
     /// Somebody failed and somebody else goes on.
     Moved {
@@ -82,6 +89,10 @@ pub struct Report {
     pub end: End,
     /// Text that was held back and turned out to belong to the answer.
     pub rest: String,
+    /// The stop string that ended it, where one did.
+    pub met: Option<String>,
+    /// Whether the model ended its turn: by a token that is not among `ids`.
+    pub ended_turn: bool,
     /// Ids generated.
     pub ids: Vec<u32>,
     /// Who ran what at the end.
