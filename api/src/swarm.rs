@@ -187,6 +187,8 @@ pub struct Stage {
 pub struct Contribution {
     /// Whether it serves nobody for now.
     pub paused: bool,
+    /// Layers others may use.
+    pub layers: Vec<Holding>,
     /// Memory cap.
     pub memory_bytes: Option<u64>,
     /// Threads cap.

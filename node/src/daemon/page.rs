@@ -10,7 +10,7 @@ use api::{
     swarm::{Contribution, Holding, Node, NodeState, Reachability, SwarmModel, SwarmSnapshot},
 };
 use p2p::{PeerInfo, wire::announce::Class};
-use scheduler::{Capability, ModelId, NodeId};
+use scheduler::{Capability, LayerRange, ModelId, NodeId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -40,14 +40,11 @@ fn class(class: Class) -> String {
 
 fn holdings(capability: Option<&Capability>) -> Vec<Holding> {
     let held = capability.into_iter().flat_map(|capability| &capability.claim().holdings);
-    held.flat_map(|holding| {
-        holding.loaded.iter().map(|range| Holding {
-            model: format!("{:?}", holding.model),
-            start: range.start(),
-            end: range.end(),
-        })
-    })
-    .collect()
+    held.flat_map(|holding| holding.loaded.iter().map(|range| layers(holding.model, *range))).collect()
+}
+
+fn layers(model: ModelId, range: LayerRange) -> Holding {
+    Holding { model: format!("{model:?}"), start: range.start(), end: range.end() }
 }
 
 impl Daemon {
@@ -154,6 +151,7 @@ impl Daemon {
     fn contribution(&self, peers: &[PeerInfo]) -> Contribution {
         Contribution {
             paused: self.paused,
+            layers: self.held.served.iter().map(|range| layers(self.held.id, *range)).collect(),
             memory_bytes: Some(self.held.kv_bytes),
             threads: self.held.spec.threads.map(|threads| threads as u32),
             upload_bytes_per_s: None,

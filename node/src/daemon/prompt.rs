@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use api::inference::Format;
 use p2p::{Network, codec::Wire};
-use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, session::End};
+use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, recover::Failure, session::End};
 use serde_json::{Map, Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -292,9 +292,8 @@ impl PromptTask {
                     line
                 }
                 Progress::Pace { stage_ms } => json!({ "event": "pace", "stage_ms": stage_ms }),
-                Progress::Moved { failed, segments } => {
-                    json!({ "event": "moved", "failed": format!("{failed:?}"), "stages": stages(&segments, &[]) })
-                }
+                Progress::Moved { failed, why, segments } => json!({ "event": "moved",
+                    "failed": format!("{failed:?}"), "why": noticed(why), "stages": stages(&segments, &[]) }),
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
                     ended = Some(report);
@@ -324,6 +323,16 @@ impl PromptTask {
         let _ = self.finished.send(super::Finished { session, line: Some(line.clone()), speeds }).await;
         let _ = lines.send(line).await;
         Ok(())
+    }
+}
+
+/// A failure in one word.
+fn noticed(why: Option<Failure>) -> &'static str {
+    match why {
+        Some(Failure::Closed | Failure::Crashed) => "closed",
+        Some(Failure::Refused) => "refused",
+        Some(Failure::Corrupt) => "wrong",
+        _ => "timeout",
     }
 }
 

@@ -78,6 +78,8 @@ struct Conductor {
     step_began: Instant,
     stage_ms: BTreeMap<u32, (f64, u32)>,
     silent_since: Option<(NodeId, Instant)>,
+    /// The last failure that was seen, not only suspected.
+    noticed: Option<(NodeId, Failure)>,
     report: Report,
 }
 
@@ -132,6 +134,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        noticed: None,
         report,
     };
     let mut over = conductor.perform(first).await;

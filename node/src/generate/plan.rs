@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use p2p::{Network, codec::Wire, wire::control::Contact};
 use scheduler::{
     NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    recover::Failure,
     session::{End, Standbys},
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -75,6 +76,8 @@ pub enum Progress {
     Moved {
         /// Who failed.
         failed: NodeId,
+        /// What was noticed; nothing but silence for `None`.
+        why: Option<Failure>,
         /// Who runs what from now on.
         segments: Vec<Segment>,
     },

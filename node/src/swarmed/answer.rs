@@ -275,6 +275,7 @@ struct Moved {
     lost: String,
     replacement: String,
     layers: (u32, u32),
+    why: String,
 }
 
 impl Drop for Story {
@@ -391,7 +392,8 @@ impl Story {
         self.pipeline.faults_survived += 1;
         self.note_stages();
         self.shared.board.pipeline(self.pipeline.clone());
-        self.moves.push(Moved { lost, replacement, layers });
+        let why = line["why"].as_str().unwrap_or("closed").to_owned();
+        self.moves.push(Moved { lost, replacement, layers, why });
     }
 
     /// The answer goes on: how long it stood still is known now.
@@ -401,7 +403,7 @@ impl Story {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let at_ms = now.map_or(0, |now| now.as_millis() as u64);
         let moves = std::mem::take(&mut self.moves);
-        let told = moves.into_iter().map(|Moved { lost, replacement, layers }| {
+        let told = moves.into_iter().map(|Moved { lost, replacement, layers, why }| {
             let event = Event::Failover {
                 lost: self.name(&lost),
                 replacement: self.name(&replacement),
@@ -416,7 +418,7 @@ impl Story {
                 layers,
                 position,
                 stall_ms,
-                why: "closed".into(),
+                why,
             });
             event
         });
