@@ -74,6 +74,9 @@ impl Conductor {
             Body::Sampled { id, text, stop, met, ends_turn, bytes, logprob, top, .. } => {
                 let said = Progress::Token { position: to, id, text, bytes, logprob, top };
                 self.report.met = met;
+                if output.rows == 1 {
+                    self.time_stage(output.layers.end());
+                }
                 self.sampled = Some((said, ends_turn));
                 vec![Event::Token { epoch: output.epoch, position: to, token: id, stop }]
             }

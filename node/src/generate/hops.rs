@@ -159,9 +159,7 @@ impl Conductor {
             tracing::warn!(stage, layer, from, "two answers for one position differ");
         }
         if rows == 1 {
-            let ms = self.step_began.elapsed().as_secs_f64() * 1e3;
-            let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
-            *mean = (mean.0 + ms, mean.1 + 1);
+            self.time_stage(layer);
         }
         let next = self.segment(stage + 1);
         if let Some(next) = next

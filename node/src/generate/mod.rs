@@ -252,6 +252,13 @@ impl Conductor {
         }
     }
 
+    /// The output of the segment that ends with `layer` is here.
+    fn time_stage(&mut self, layer: u32) {
+        let ms = self.step_began.elapsed().as_secs_f64() * 1e3;
+        let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
+        *mean = (mean.0 + ms, mean.1 + 1);
+    }
+
     /// Milliseconds of a decode step until the output of each segment arrived; 0 where none was measured.
     fn mean_stage_ms(&self) -> Vec<f64> {
         let mean = |segment: Segment| {
