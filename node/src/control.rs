@@ -60,7 +60,7 @@ impl Mode {
 }
 
 /// A prompt and how to answer it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Ask {
     /// The model, by name; the default one when empty.
     #[serde(default)]
@@ -96,7 +96,7 @@ pub struct Ask {
 }
 
 /// The part of a prompt that only HTTP clients use.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ForApi {
     /// What the answer must look like.
@@ -109,8 +109,9 @@ pub struct ForApi {
     pub extra: Map<String, Value>,
     /// Whether control tokens print their names, so that calls of tools marked by them can be found.
     pub show_special: bool,
-    /// Whether names of control tokens in a text to continue are only text.
-    pub plain_text: bool,
+    /// Asked over HTTP: names of control tokens in a text to continue are only text, and nothing is kept on disk, since
+    /// the client asks again.
+    pub over_http: bool,
 }
 
 /// What a command can ask of the node.
@@ -125,6 +126,16 @@ pub enum Question {
     Why {
         /// Its session in hex, or a beginning of it.
         session: Option<String>,
+    },
+    /// Continue an interrupted answer: the given one, else the last.
+    Resume {
+        /// Its name, or a beginning of it.
+        session: Option<String>,
+    },
+    /// Stop a running answer for good: nothing of it is kept.
+    Cancel {
+        /// Its session in hex.
+        session: String,
     },
     /// What this node is doing.
     Status,
@@ -152,6 +163,12 @@ pub struct Call {
     pub question: Question,
     /// Where the lines of the answer go; closed when the caller went away.
     pub lines: mpsc::Sender<Value>,
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Where the socket of a node with this data folder is.

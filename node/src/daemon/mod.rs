@@ -15,6 +15,7 @@
 mod delegate;
 mod gossip;
 mod hold;
+mod keep;
 mod page;
 mod prompt;
 mod route;
@@ -94,6 +95,8 @@ pub struct Setup {
     pub invite: Invite,
     /// For the API.
     pub front: Front,
+    /// Whether running answers are kept on disk so that a crash does not lose them.
+    pub keeps: bool,
 }
 
 /// Which layers a node offers to others.
@@ -165,6 +168,8 @@ struct Daemon {
     identity: Identity,
     network: Network,
     invite: Invite,
+    home: PathBuf,
+    keeps: bool,
     started: Instant,
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
@@ -238,6 +243,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         identity: setup.identity,
         network,
         invite: setup.invite,
+        home: setup.home.clone(),
+        keeps: setup.keeps,
         started,
         view: SwarmView::new(Geography::flat(50.0)),
         facts: BTreeMap::new(),
@@ -418,8 +425,8 @@ impl Daemon {
                 }
                 self.network.answer(reply, Answer::Released);
             }
-            // Catching up is answered by the network, which keeps what it heard.
-            ControlAsk::CatchUp { .. } => {}
+            // These are answered by the network itself.
+            ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
     }
 
@@ -487,9 +494,16 @@ impl Daemon {
         let Call { question, lines } = call;
         let line = match question {
             Question::Generate(ask) => {
-                tokio::spawn(self.prompt_task().answer(*ask, lines));
+                let home = (self.keeps && !ask.api.over_http).then(|| self.home.clone());
+                tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
                 return;
             }
+            Question::Resume { session } => {
+                let (task, home) = (self.prompt_task(), self.home.clone());
+                tokio::spawn(async move { task.resume(&home, session, lines).await });
+                return;
+            }
+            Question::Cancel { session } => self.cancel(&session),
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
                 return;
@@ -506,6 +520,16 @@ impl Daemon {
             }
         };
         let _ = lines.try_send(line);
+    }
+
+    /// Stops an answer of this node.
+    fn cancel(&self, session: &str) -> Value {
+        let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
+        let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
+        let own =
+            session.and_then(|session| self.table.get(session)).filter(|inlets| inlets.requester == self.me);
+        let cancelled = own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok());
+        json!({ "cancelled": cancelled, "end": true })
     }
 
     fn prompt_task(&self) -> PromptTask {

@@ -8,6 +8,7 @@ use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, recover::Failure, 
 use serde_json::{Map, Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tracing::{Instrument, field::Empty};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
@@ -35,6 +36,15 @@ pub struct PromptTask {
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<super::Finished>,
+}
+
+/// What was said before, elsewhere or before a crash.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Said {
+    /// Tokens emitted.
+    pub(super) ids: Vec<u32>,
+    /// The session's rounding boundaries, when they were fixed then.
+    pub(super) rounding: Option<Vec<u32>>,
 }
 
 struct Planned {
@@ -83,23 +93,21 @@ impl From<String> for Trouble {
 }
 
 impl PromptTask {
-    /// Answers a prompt, line by line.
-    pub async fn answer(self, ask: Ask, lines: mpsc::Sender<Value>) {
-        self.answer_after(ask, Vec::new(), lines).await;
-    }
-
-    /// As [`PromptTask::answer`], going on after tokens that were emitted elsewhere.
-    pub(super) async fn answer_after(self, ask: Ask, emitted: Vec<u32>, lines: mpsc::Sender<Value>) {
+    /// Answers a prompt, line by line, going on after what was said before.
+    pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
         let conducts = ask.model.is_empty() || ask.model == self.ready.name;
-        let ended =
-            if conducts { self.run(ask, emitted, &lines).await } else { self.elsewhere(ask, &lines).await };
+        let ended = if conducts {
+            self.run(ask, said, &lines).await
+        } else {
+            self.elsewhere(ask, said, &lines).await
+        };
         if let Err(trouble) = ended {
             let _ = lines.send(trouble.0).await;
         }
     }
 
     /// This node does not hold the model: somebody else must conduct.
-    async fn elsewhere(&self, ask: Ask, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+    async fn elsewhere(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             let why = format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
@@ -121,7 +129,7 @@ impl PromptTask {
             let why = format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
             return Err(Trouble::kind("unavailable", why));
         }
-        let line = self.delegate(&ask, peers, lines).await?;
+        let line = self.delegate(&ask, said.ids, peers, lines).await?;
         let finished = super::Finished {
             session: SessionId::new(random()?),
             line: Some(line.clone()),
@@ -130,6 +138,15 @@ impl PromptTask {
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
+    }
+
+    /// The model that answers, as an interrupted answer remembers it.
+    pub(super) fn model_of(&self, ask: &Ask) -> String {
+        if ask.model.is_empty() || ask.model == self.ready.name {
+            format!("{:?}", self.ready.model)
+        } else {
+            ask.model.clone()
+        }
     }
 
     /// Says what answering it would take.
@@ -206,7 +223,7 @@ impl PromptTask {
         let (prompt, field) = match &ask.prompt {
             Value::Object(given) => return token_ids(given, self.ready.vocab),
             // Over HTTP a text is text: names of control tokens in it are not those tokens.
-            Value::String(text) if ask.api.plain_text => {
+            Value::String(text) if ask.api.over_http => {
                 let kind = TextKind::Raw { bos: true, special: false };
                 (Prompt { text: text.clone(), kind }, "prompt")
             }
@@ -220,9 +237,9 @@ impl PromptTask {
         worker.encode(prompt).await.map_err(|fault| Trouble::of(fault, field))
     }
 
-    async fn run(&self, ask: Ask, emitted: Vec<u32>, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+    async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
-            self.prepare(&ask, &emitted, true).await?;
+            self.prepare(&ask, &said.ids, true).await?;
         let finished = |line| super::Finished { session, line, speeds: Vec::new() };
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
@@ -249,6 +266,7 @@ impl PromptTask {
             session,
             prompt: ids,
             max_tokens,
+            rounding: said.rounding,
             conduct: Conduct {
                 sampling,
                 seed: ask.seed,
@@ -269,7 +287,11 @@ impl PromptTask {
             shape: routed.shape,
         };
         let orders = inlets.orders.clone();
-        tokio::spawn(generate::generate(means, plan, inlets, doors));
+        let span = tracing::info_span!(
+            "prompt", %session, mode = ask.mode.name(), wire = wire.name(), prompt_tokens,
+            tokens = Empty, faults = Empty, ttft_ms = Empty
+        );
+        tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
         let mut ended = None;
         loop {
@@ -318,6 +340,9 @@ impl PromptTask {
             let _ = self.finished.send(finished(None)).await;
             return Err(Trouble::kind("internal", "the prompt was dropped; `shoal why` may say more"));
         };
+        span.record("tokens", report.ids.len()).record("faults", report.faults.len());
+        span.record("ttft_ms", report.ttft_ms);
+        span.in_scope(|| tracing::info!("answered"));
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let speeds = speeds(&report, self.me);
         let _ = self.finished.send(super::Finished { session, line: Some(line.clone()), speeds }).await;

@@ -154,7 +154,7 @@ fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<A
             tools,
             extra,
             show_special: request.show_special,
-            plain_text: true,
+            over_http: true,
         },
     })
 }

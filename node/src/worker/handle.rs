@@ -193,7 +193,7 @@ impl Worker {
     /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`], [`Fault::Dead`].
     pub async fn check(&self, format: &Format) -> Result<(), Fault> {
         let Some(format) = form(format)? else { return Ok(()) };
-        self.ask(|id| Ask::Check { id, format }, Vec::new()).await.map(drop)
+        self.ask(|id| Ask::Check { id }, format.into_bytes()).await.map(drop)
     }
 
     /// Queues a job; its output comes on the receiver.

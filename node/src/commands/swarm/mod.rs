@@ -5,8 +5,12 @@ mod demo;
 mod doctor;
 mod join;
 pub mod local;
+mod look;
 pub mod remote;
+mod resume;
+mod screen;
 mod up;
+mod watch;
 
 use tokio::runtime::{Builder, Runtime};
 
@@ -15,6 +19,7 @@ pub(super) use self::{
     demo::demo,
     doctor::doctor,
     join::join,
+    resume::resume,
     up::up,
 };
 use crate::{Result, cli::swarm::HomeArgs, library};

@@ -16,12 +16,11 @@ pub enum Ask {
         /// Echoed.
         id: u64,
     },
-    /// Whether answers can have a form; answered by [`Tell::Checked`].
+    /// Whether answers can have a form; the payload is it, as JSON of [`api::inference::Format`]. Answered by
+    /// [`Tell::Checked`].
     Check {
         /// Echoed.
         id: u64,
-        /// The form, as JSON of [`api::inference::Format`].
-        format: String,
     },
     /// Text to ids; the payload is the text. Answered by [`Tell::Encoded`].
     Encode {
@@ -168,7 +167,7 @@ pub struct Ready {
 }
 
 /// What a text to encode is.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
 pub enum TextKind {
     /// A JSON array of messages for the chat template.
     Chat {
@@ -201,7 +200,7 @@ pub struct Open {
 }
 
 /// See [`crate::worker::Conduct`]; the history is the payload.
-#[derive(Clone, Debug, Encode, Decode)]
+#[derive(Clone, Encode, Decode)]
 #[allow(missing_docs)]
 pub struct Conduct {
     pub sampling: Sampling,
@@ -284,7 +283,7 @@ pub enum Body {
 }
 
 /// The token after a position, as the session that conducts sees it.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+#[derive(Clone, PartialEq, Encode, Decode)]
 pub struct Sampled {
     /// Where it stands, the prompt included.
     pub position: u32,
@@ -307,7 +306,7 @@ pub struct Sampled {
 }
 
 /// One of the likeliest tokens.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+#[derive(Clone, PartialEq, Encode, Decode)]
 pub struct Top {
     /// Its id.
     pub id: u32,
