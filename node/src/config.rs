@@ -28,9 +28,8 @@ use std::{
 };
 
 use clap::{
-    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches,
-    builder::Resettable,
-    parser::{MatchesError, ValueSource},
+    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, builder::Resettable,
+    parser::ValueSource,
 };
 use serde_json::{Value, json};
 use toml::Table;
@@ -381,7 +380,7 @@ fn source(matches: &ArgMatches, id: &str) -> Option<ValueSource> {
 }
 
 fn raw(matches: &ArgMatches, id: &str) -> Vec<String> {
-    let words = matches.try_get_raw(id).unwrap_or_else(|_: MatchesError| None);
+    let words = matches.try_get_raw(id).unwrap_or(None);
     words.into_iter().flatten().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 

@@ -205,13 +205,20 @@ mod tests {
             id: ID,
             text: WORD.into(),
             stop: false,
+            met: Some(WORD.into()),
             ends_turn: false,
             bytes: WORD.as_bytes().to_vec(),
             logprob: None,
             top: Vec::new(),
         };
-        let token =
-            Progress::Token { position: 3, id: ID, text: WORD.into(), logprob: None, top: Vec::new() };
+        let token = Progress::Token {
+            position: 3,
+            id: ID,
+            text: WORD.into(),
+            bytes: WORD.as_bytes().to_vec(),
+            logprob: None,
+            top: Vec::new(),
+        };
         let summary = Summary {
             finish: Finish::Stop,
             ids: vec![ID],
@@ -221,7 +228,10 @@ mod tests {
             prefill: std::time::Duration::ZERO,
             steps: Vec::new(),
         };
-        let tools = Prompt { text: WORD.into(), kind: TextKind::Chat { tools: Some(WORD.into()) } };
+        let tools = Prompt {
+            text: WORD.into(),
+            kind: TextKind::Chat { tools: Some(WORD.into()), extra: Some(WORD.into()) },
+        };
         let event = Event::Token { id: ID, text: WORD, logprob: None, top: &[] };
         let printed = [
             format!("{ask:?}"),

@@ -23,12 +23,7 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use shard::{
-    gguf::Gguf,
-    models::Blueprint,
-    sample::SamplingParams,
-    tokenizer::Encode,
-};
+use shard::{gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
 use crate::{
     Result,

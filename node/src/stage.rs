@@ -266,12 +266,8 @@ impl Running {
                 let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
                 let bytes = Bytes::from(bytes);
                 let bytes_out = bytes.len() as u64 * (1 + u64::from(log && next.is_some()));
-                let _ = self.stage.books.try_send(Served::Rows {
-                    rows: 0,
-                    layers: 0,
-                    bytes_in: 0,
-                    bytes_out,
-                });
+                let _ =
+                    self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in: 0, bytes_out });
                 let requester = self.stage.requester;
                 self.send(next.unwrap_or(requester), header, bytes.clone());
                 if log && next.is_some() {

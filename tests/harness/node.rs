@@ -57,8 +57,7 @@ impl Node {
             }
         });
         let stdin = child.stdin.take();
-        let mut node =
-            Self {
+        let mut node = Self {
             home: home.to_owned(),
             name: String::new(),
             addresses: Vec::new(),

@@ -43,7 +43,9 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
             Via::Auto => runs,
             Via::Swarm if runs => true,
             Via::Swarm => {
-                return Err(Error::usage("no node runs here; start one with `shoal join`, or say --via local"));
+                return Err(Error::usage(
+                    "no node runs here; start one with `shoal join`, or say --via local",
+                ));
             }
         };
         if swarm {
@@ -199,7 +201,9 @@ fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, jso
         say!("");
         match swarm {
             true => say!("Ctrl-C stops it. Who computes a prompt is in every answer and on the page."),
-            false => say!("Ctrl-C stops it. Everything is computed on this machine; nobody else reads the prompts."),
+            false => say!(
+                "Ctrl-C stops it. Everything is computed on this machine; nobody else reads the prompts."
+            ),
         }
     }
     Ok(())

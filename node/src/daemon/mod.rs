@@ -42,11 +42,11 @@ use tokio::{
     time::interval,
 };
 
-pub use self::{page::Front, prompt::PromptTask};
 use self::{
     gossip::Facts,
     route::{ConductorQuestion, RouteQuestion},
 };
+pub use self::{page::Front, prompt::PromptTask};
 use crate::{
     Error, Result,
     control::{self, Call, Question},

@@ -106,9 +106,8 @@ impl Daemon {
             holdings: holdings(capability),
             layer_ms: held.map(|held| held.decode_ms),
             kv_free_bytes: held.map_or(0, |held| held.kv_layer_positions.saturating_mul(position_bytes)),
-            load: held.map_or(0.0, |held| {
-                (f64::from(held.active) / f64::from(held.batch_knee.max(1))).min(1.0)
-            }),
+            load: held
+                .map_or(0.0, |held| (f64::from(held.active) / f64::from(held.batch_knee.max(1))).min(1.0)),
             bytes_in: link.map_or(0, |peer| peer.bytes_in),
             bytes_out: link.map_or(0, |peer| peer.bytes_out),
             ..Node::default()

@@ -362,9 +362,8 @@ impl Story {
     fn pace(&mut self, line: &Value) {
         let at = line["stage_ms"].as_array().into_iter().flatten().map(|ms| ms.as_f64().unwrap_or_default());
         let view = self.shared.board.view().ok();
-        let layer_ms = |node: &str| {
-            view.as_ref()?.snapshot.nodes.iter().find(|known| known.id == node)?.layer_ms
-        };
+        let layer_ms =
+            |node: &str| view.as_ref()?.snapshot.nodes.iter().find(|known| known.id == node)?.layer_ms;
         let mut before = 0.0;
         let mut pairs = Vec::new();
         for (stage, at) in self.pipeline.stages.iter_mut().zip(at) {
@@ -372,7 +371,8 @@ impl Story {
             before = at.max(before);
             let said = layer_ms(&stage.node).map(|ms| ms * f64::from(stage.end - stage.start));
             let compute = took.map(|took| said.map_or(took, |said| said.min(took)));
-            let hop = took.zip(compute).filter(|_| stage.node != self.me).map(|(took, compute)| took - compute);
+            let hop =
+                took.zip(compute).filter(|_| stage.node != self.me).map(|(took, compute)| took - compute);
             (stage.compute_ms, stage.hop_ms) = (compute, hop);
             pairs.push((hop, compute));
         }
@@ -404,11 +404,8 @@ impl Story {
         let at_ms = now.map_or(0, |now| now.as_millis() as u64);
         let moves = std::mem::take(&mut self.moves);
         let told = moves.into_iter().map(|Moved { lost, replacement, layers, why }| {
-            let event = Event::Failover {
-                lost: self.name(&lost),
-                replacement: self.name(&replacement),
-                stall_ms,
-            };
+            let event =
+                Event::Failover { lost: self.name(&lost), replacement: self.name(&replacement), stall_ms };
             self.shared.board.tell(SwarmEvent::Failover {
                 at_ms,
                 session: self.session.clone(),
@@ -433,7 +430,9 @@ impl Story {
             other => {
                 let why = line["gave_up"].as_str().or(other).unwrap_or("nobody said why").to_owned();
                 self.shared.board.ended(&self.session, "failed");
-                let why = format!("the answer was given up ({why}); `shoal why` says more, and it can be asked again");
+                let why = format!(
+                    "the answer was given up ({why}); `shoal why` says more, and it can be asked again"
+                );
                 events.push(Event::Failed(Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S }));
                 return events;
             }

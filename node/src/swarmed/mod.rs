@@ -23,9 +23,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use api::{
     Inference,
-    inference::{
-        EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo,
-    },
+    inference::{EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo},
     swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
 };
 use futures::{

@@ -17,8 +17,10 @@ use crate::{
     Error, Result,
     cli::swarm::JoinArgs,
     daemon::{self, Notice, Serve, Setup},
-    library, model, serve, swarmed::Door,
+    library, model,
     output::{self, human_bytes, say},
+    serve,
+    swarmed::Door,
     worker::{Source, Spec},
 };
 

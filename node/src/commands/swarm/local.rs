@@ -52,7 +52,8 @@ impl LocalSwarm {
         for (index, layers) in layers.iter().enumerate() {
             let home = swarm._folder.path().join(index.to_string());
             std::fs::create_dir_all(&home)?;
-            let (node, address) = start_node(&home, engine, layers, first.as_deref(), api.filter(|_| index == 0))?;
+            let (node, address) =
+                start_node(&home, engine, layers, first.as_deref(), api.filter(|_| index == 0))?;
             first = first.or(address);
             swarm.nodes.push(node);
         }
