@@ -31,8 +31,8 @@ fn the_page_shows_a_swarm_that_loses_a_node() {
     let token = std::fs::read_to_string(asks.api["token_file"].as_str().unwrap()).unwrap();
     let url = format!("{}/#token={}", asks.api["url"].as_str().unwrap(), token.trim());
     let pids = [&first, &second].map(|node| (node.name.clone(), json!(node.child.id())));
-    let pids = serde_json::Value::Object(pids.into_iter().collect());
-    run("swarm.mjs", &[("SHOAL_URL", &url), ("SHOAL_PIDS", &pids.to_string())]);
+    let pids = serde_json::Value::Object(pids.into_iter().collect()).to_string();
+    run("swarm.mjs", &[("SHOAL_URL", url.as_str()), ("SHOAL_PIDS", pids.as_str())]);
 }
 
 fn run(script: &str, environment: &[(&str, &str)]) {
