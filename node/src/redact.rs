@@ -119,6 +119,7 @@ impl Debug for Progress {
                 .field("why", why)
                 .field("segments", segments)
                 .finish(),
+            Self::Crowded => f.write_str("Crowded"),
             Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
         }
     }

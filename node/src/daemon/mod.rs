@@ -12,12 +12,16 @@
 //! Weights, text and activations never enter it. Bounds are at the channels: a full one makes its sender wait, and
 //! the network's events are the only ones that may be dropped (announcements, which come again).
 
+mod admit;
 mod delegate;
+mod estimate;
 mod gossip;
 mod hold;
 mod keep;
 mod page;
+mod place;
 mod prompt;
+mod reach;
 mod route;
 mod show;
 
@@ -28,22 +32,24 @@ use std::{
 };
 
 use p2p::{
-    Event, Identity, Network, Plane, Reachability, ReplyTo,
-    invite::Invite,
-    wire::control::{Answer, Ask as ControlAsk, Lease, Refusal},
+    Event, Identity, Network, Plane, Reachability, ReplyTo, invite::Invite, wire::control::Ask as ControlAsk,
 };
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, SessionId,
+    latency::{Ema, SPEED_TAU_MS},
     view::{Geography, SwarmView},
 };
 use serde_json::{Value, json};
 use tokio::{
-    sync::{broadcast, mpsc, oneshot, watch},
+    sync::{broadcast, mpsc, watch},
     time::interval,
 };
 
 use self::{
+    admit::Door,
+    estimate::Measured,
     gossip::Facts,
+    place::{Moved, Placing},
     route::{ConductorQuestion, RouteQuestion},
 };
 pub use self::{page::Front, prompt::PromptTask};
@@ -51,11 +57,15 @@ use crate::{
     Error, Result,
     control::{self, Call, Question},
     generate::Reroute,
-    stage::{Served, Stage},
+    lessons::Lessons,
+    stage::Served,
     table::{Order, Table},
     worker::{self, Ready, Worker},
 };
 
+/// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
+/// is known to be near goes first.
+const UNMEASURED_MS: f64 = 50.0;
 /// Looks at the clock this often: announces, expires.
 const TICK_MS: u64 = 250;
 /// Prompts remembered for `why`.
@@ -133,7 +143,6 @@ struct Held {
     loaded: Vec<LayerRange>,
     served: Vec<LayerRange>,
     file_bytes: u64,
-    kv_bytes: u64,
 }
 
 impl Held {
@@ -148,8 +157,8 @@ pub struct Finished {
     session: SessionId,
     /// What there is to say about it.
     line: Option<Value>,
-    /// Measured: who, ms per layer and token.
-    speeds: Vec<(NodeId, f64)>,
+    /// What it taught.
+    measured: Measured,
 }
 
 /// Sums since the node started.
@@ -176,6 +185,11 @@ struct Daemon {
     held: Held,
     table: Table,
     gossip: gossip::Announcer,
+    door: Door,
+    placing: Placing,
+    lessons: Lessons,
+    /// What a step takes at home besides layers, ms.
+    at_home: Ema,
     history: VecDeque<Value>,
     totals: Totals,
     draining: watch::Sender<bool>,
@@ -189,6 +203,8 @@ struct Daemon {
     routes: mpsc::Sender<RouteQuestion>,
     conductors: mpsc::Sender<ConductorQuestion>,
     finished: mpsc::Sender<Finished>,
+    /// Workers that died, by process number.
+    deaths: mpsc::Sender<u32>,
     /// Prompts of this node and the peers they run on.
     in_flight: BTreeMap<SessionId, Vec<NodeId>>,
 }
@@ -198,6 +214,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let started = Instant::now();
     let listener = control::listen(&setup.home).await?;
     let (network, mut events) = p2p::spawn(setup.network).await.map_err(|e| Error::Failed(e.to_string()))?;
+    let cap = if let Serve::Scarcest(cap) = setup.serve { Some(cap) } else { None };
     let (serve, heard) = match setup.serve {
         Serve::These(layers) => (layers, Vec::new()),
         Serve::Scarcest(cap) => {
@@ -224,7 +241,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     spec.class = Some(ready.class);
     let (born, mut newborn) = mpsc::channel(1);
     let (deaths, mut died) = mpsc::channel(1);
-    tokio::spawn(pump(outputs, table.clone(), deaths.clone()));
+    let (moves, mut moved) = mpsc::channel(1);
+    tokio::spawn(pump(outputs, worker.pid(), table.clone(), deaths.clone()));
     let held = Held {
         id: ready.model,
         worker: watch::Sender::new(worker),
@@ -234,7 +252,6 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         loaded: ready.layers.clone(),
         served: serve,
         file_bytes: setup.file_bytes,
-        kv_bytes,
         ready,
     };
     let mut daemon = Daemon {
@@ -246,11 +263,15 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         home: setup.home.clone(),
         keeps: setup.keeps,
         started,
-        view: SwarmView::new(Geography::flat(50.0)),
+        view: SwarmView::new(Geography::around(UNMEASURED_MS)),
         facts: BTreeMap::new(),
         held,
         table,
         gossip: gossip::Announcer::new(unix_ms()),
+        door: Door::new(kv_bytes),
+        placing: Placing::new(cap),
+        lessons: Lessons::default(),
+        at_home: Ema::new(SPEED_TAU_MS),
         history: VecDeque::new(),
         totals: Totals::default(),
         draining: watch::Sender::new(false),
@@ -264,6 +285,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         routes,
         conductors,
         finished,
+        deaths,
         in_flight: BTreeMap::new(),
     };
     for event in heard {
@@ -284,10 +306,11 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
             Some(question) = route.recv() => daemon.answer_route(question),
             Some(question) = conductor.recv() => daemon.answer_conductors(question),
             Some(entry) = served.recv() => daemon.book(entry),
-            Some(()) = died.recv() => daemon.bear(born.clone(), deaths.clone()),
+            Some(pid) = died.recv() => daemon.bear(pid, born.clone()),
+            Some(other) = moved.recv() => daemon.moved(other),
             Some(worker) = newborn.recv() => daemon.held.replace(worker),
             Some(over) = done.recv() => daemon.remember(over),
-            _ = clock.tick() => if daemon.tick().await { break },
+            _ = clock.tick() => if daemon.tick(&moves).await { break },
             _ = stop.changed() => daemon.leave(None),
         }
     }
@@ -305,11 +328,16 @@ fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
 }
 
 /// Carries the worker's outputs to their sessions, until it dies.
-async fn pump(mut outputs: mpsc::Receiver<worker::Output>, table: Table, deaths: mpsc::Sender<()>) {
+async fn pump(
+    mut outputs: mpsc::Receiver<worker::Output>,
+    pid: u32,
+    table: Table,
+    deaths: mpsc::Sender<u32>,
+) {
     while let Some(output) = outputs.recv().await {
         table.deliver(output).await;
     }
-    let _ = deaths.send(()).await;
+    let _ = deaths.send(pid).await;
 }
 
 /// Milliseconds since 1970: what a restarted node's sequence numbers continue from.
@@ -335,35 +363,45 @@ impl Daemon {
                 tokio::spawn(self.prompt_task().delegated(from, stream));
             }
             Event::Incoming { plane: Plane::Blob, .. } => {}
-            Event::Connected { node, .. } => {
-                tracing::debug!(%node, "connected");
+            Event::Connected { node, path } => {
+                tracing::debug!(%node, %path, "connected");
+                self.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
                 self.view.forget(node);
+                self.gossip.gone(node);
                 if self.facts.remove(&node).is_some() {
                     let _ = self.notices.try_send(Notice::Left(node));
                 }
                 let _ = self.lost.send(node);
             }
             Event::RoundTrip { node, ms } => {
-                self.gossip.measured(node, ms);
-                self.view.observe_link(self.me, node, ms);
+                let ms = self.gossip.measured(node, now, ms);
+                self.view.set_link(self.me, node, ms);
             }
-            Event::Reachability { reachability } => self.reachability = reachability,
-            Event::Listening { address } => tracing::info!(%address, "listening"),
+            Event::Reachability { reachability } => {
+                self.reachability = reachability;
+                self.gossip.tell();
+            }
+            Event::Listening { address } => {
+                tracing::info!(%address, "listening");
+                self.gossip.tell();
+            }
             _ => {}
         }
     }
 
     /// True when the node may stop.
-    async fn tick(&mut self) -> bool {
+    async fn tick(&mut self, moves: &mpsc::Sender<Moved>) -> bool {
         let now = self.now();
         for node in self.view.expire(now) {
             if node != self.me && self.facts.remove(&node).is_some() {
                 let _ = self.notices.try_send(Notice::Left(node));
             }
         }
+        self.admit();
+        self.place(moves);
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
@@ -371,10 +409,11 @@ impl Daemon {
 
     /// The worker died: its sessions heard of it from their jobs, others may come. A worker that keeps dying is started
     /// ever more rarely.
-    fn bear(&mut self, born: mpsc::Sender<Worker>, deaths: mpsc::Sender<()>) {
-        if self.leaving.is_some() {
+    fn bear(&mut self, pid: u32, born: mpsc::Sender<Worker>) {
+        if self.leaving.is_some() || pid != self.held.worker.borrow().pid() {
             return;
         }
+        let deaths = self.deaths.clone();
         let young = self.held.born.elapsed() < GROWN_UP;
         self.held.young_deaths = if young { (self.held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
         let pause = Duration::from_millis(match self.held.young_deaths {
@@ -387,15 +426,20 @@ impl Daemon {
             tokio::time::sleep(pause).await;
             match worker::spawn(spec).await {
                 Ok((worker, _, outputs)) => {
-                    tokio::spawn(pump(outputs, table, deaths));
+                    tokio::spawn(pump(outputs, worker.pid(), table, deaths));
                     let _ = born.send(worker).await;
                 }
                 Err(error) => {
                     tracing::error!(%error, "no worker");
-                    let _ = deaths.send(()).await;
+                    let _ = deaths.send(pid).await;
                 }
             }
         });
+    }
+
+    /// Carries the outputs of another worker to their sessions.
+    fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
+        tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()));
     }
 
     fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {
@@ -419,61 +463,10 @@ impl Daemon {
     fn asked(&mut self, from: NodeId, ask: ControlAsk, reply: ReplyTo) {
         match ask {
             ControlAsk::Lease(lease) => self.lease(from, lease, reply),
-            ControlAsk::Release { session, epoch } => {
-                if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
-                    let _ = inlets.orders.try_send(Order::Release { epoch });
-                }
-                self.network.answer(reply, Answer::Released);
-            }
+            ControlAsk::Release { session, epoch } => self.released(from, session, epoch, reply),
             // These are answered by the network itself.
             ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
-    }
-
-    fn lease(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
-        let refused = |reason, text: &str| Answer::Refused { reason, text: text.to_owned() };
-        let holds =
-            lease.model == self.held.id && self.held.served.iter().any(|range| range.covers(lease.layers));
-        if !holds {
-            return self.network.answer(reply, refused(Refusal::NotHeld, "these layers are not served here"));
-        }
-        if self.paused {
-            return self.network.answer(reply, refused(Refusal::Draining, "this node serves nobody for now"));
-        }
-        let session = lease.session;
-        let inlets = match self.table.get(session) {
-            Some(inlets) if inlets.requester == from => inlets,
-            Some(_) => {
-                return self.network.answer(reply, refused(Refusal::NotTrusted, "another node's session"));
-            }
-            None => {
-                let Some((inlets, doors)) = self.table.enter(session, from) else {
-                    return self.network.answer(reply, refused(Refusal::Busy, "no more sessions here"));
-                };
-                let stage = Stage {
-                    session,
-                    requester: from,
-                    network: self.network.clone(),
-                    worker: self.held.worker.subscribe(),
-                    table: self.table.clone(),
-                    books: self.books.clone(),
-                    draining: self.draining.subscribe(),
-                };
-                self.totals.sessions += 1;
-                tokio::spawn(stage.run(inlets.clone(), doors));
-                inlets
-            }
-        };
-        let (answer, answered) = oneshot::channel();
-        let order = Order::Lease { lease: Box::new(lease), answer };
-        if inlets.orders.try_send(order).is_err() {
-            return self.network.answer(reply, refused(Refusal::Busy, "this session has too much to do"));
-        }
-        let network = self.network.clone();
-        tokio::spawn(async move {
-            let gone = Answer::Refused { reason: Refusal::Failed, text: "the session ended".into() };
-            network.answer(reply, answered.await.unwrap_or(gone));
-        });
     }
 
     fn book(&mut self, entry: Served) {
@@ -484,7 +477,14 @@ impl Daemon {
                 self.totals.bytes_in += bytes_in;
                 self.totals.bytes_out += bytes_out;
             }
-            Served::Ended(session) => tracing::debug!(%session, "session over"),
+            Served::Waited { ms, served_ms } => {
+                let now = self.now();
+                self.gossip.waited(now, ms, served_ms);
+            }
+            Served::Ended(session) => {
+                tracing::debug!(%session, "session over");
+                self.admit();
+            }
         }
     }
 
@@ -516,6 +516,7 @@ impl Daemon {
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {
                 self.paused = paused;
+                self.gossip.tell();
                 json!({ "paused": paused, "end": true })
             }
         };
@@ -544,14 +545,18 @@ impl Daemon {
             reroutes: self.reroutes.clone(),
             lost: self.lost.clone(),
             finished: self.finished.clone(),
+            lessons: self.lessons.clone(),
         }
     }
 
     fn remember(&mut self, over: Finished) {
         self.in_flight.remove(&over.session);
         let now = self.now();
-        for (node, layer_ms) in over.speeds {
-            self.view.observe_speed(node, now, layer_ms);
+        for (node, layers, ms) in over.measured.visits {
+            self.view.observe_visit(node, self.held.id, now, layers, ms);
+        }
+        if let Some(ms) = over.measured.home_ms {
+            self.at_home.add(now, ms);
         }
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {

@@ -68,7 +68,7 @@ impl Daemon {
         };
         let layers: u32 = self.held.loaded.iter().map(|range| range.len()).sum();
         let position_bytes = self.held.ready.kv_bytes_per_layer_position * u64::from(layers);
-        json!({ "snapshot": snapshot, "about": self.front.about, "kv_bytes": self.held.kv_bytes,
+        json!({ "snapshot": snapshot, "about": self.front.about, "kv_bytes": self.held.spec.kv_bytes,
             "position_bytes": position_bytes, "end": true })
     }
 
@@ -85,8 +85,8 @@ impl Daemon {
             path: "self".into(),
             holdings: holdings(self.view.get(self.me)),
             layer_ms: Some(ready.decode_ms),
-            memory_bytes: ready.resident_bytes + self.held.kv_bytes,
-            kv_free_bytes: self.held.kv_bytes,
+            memory_bytes: ready.resident_bytes + self.held.spec.kv_bytes,
+            kv_free_bytes: self.held.spec.kv_bytes,
             ..Node::default()
         }
     }
@@ -151,7 +151,7 @@ impl Daemon {
         Contribution {
             paused: self.paused,
             layers: self.held.served.iter().map(|range| layers(self.held.id, *range)).collect(),
-            memory_bytes: Some(self.held.kv_bytes),
+            memory_bytes: Some(self.held.spec.kv_bytes),
             threads: self.held.spec.threads.map(|threads| threads as u32),
             upload_bytes_per_s: None,
             served_layer_tokens: self.totals.layer_rows,

@@ -33,6 +33,7 @@ use std::{
 use p2p::codec::Wire;
 use scheduler::{
     Millis, NodeId, Segment,
+    lease::Load,
     recover::Failure,
     session::{Action, End, Event, Session},
 };
@@ -82,6 +83,11 @@ struct Conductor {
     silent_since: Option<(NodeId, Instant)>,
     /// The last failure that was seen, not only suspected.
     noticed: Option<(NodeId, Failure)>,
+    /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
+    looking: Option<u32>,
+    loads: Vec<Load>,
+    /// The route is given back for a quieter one.
+    again: bool,
     /// For the log and traces: frames under way.
     hops: Hops,
     last_token: Instant,
@@ -103,6 +109,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         &plan.standbys,
         plan.rtt_p99_ms,
     );
+    let first_epoch = machine.epoch();
     let cuts = plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
     let rounding = match (plan.wire, &plan.rounding) {
         (Wire::Raw, _) => Vec::new(),
@@ -144,6 +151,9 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         stage_ms: BTreeMap::new(),
         silent_since: None,
         noticed: None,
+        looking: Some(first_epoch),
+        loads: Vec::new(),
+        again: false,
         hops: Hops::default(),
         last_token: began,
         pings: BTreeMap::new(),
@@ -290,6 +300,7 @@ impl Conductor {
         self.report.end = end;
         self.report.segments = self.machine.segments().collect();
         self.report.stage_ms = self.mean_stage_ms();
-        let _ = self.means.progress.send(Progress::Done(Box::new(self.report.clone()))).await;
+        let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
+        let _ = self.means.progress.send(over).await;
     }
 }

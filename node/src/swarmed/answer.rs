@@ -304,6 +304,11 @@ impl Story {
         }
         match line["event"].as_str() {
             Some("token") => self.token(&line),
+            // The nodes of the first route were crowded: this is another one, before anything was computed.
+            Some("route") => {
+                self.rerouted(&line);
+                Vec::new()
+            }
             Some("moved") => {
                 self.moved(&line);
                 Vec::new()
@@ -314,6 +319,19 @@ impl Story {
             }
             Some("done") => self.done(&line),
             _ => Vec::new(),
+        }
+    }
+
+    fn rerouted(&mut self, line: &Value) {
+        self.shared.board.ended(&self.session, "cancelled");
+        self.session = line["session"].as_str().unwrap_or_default().to_owned();
+        let now = stages(&line["stages"]);
+        self.pipeline.standbys = standbys(line, &now);
+        (self.pipeline.session, self.pipeline.stages) = (self.session.clone(), now);
+        self.computed_by.clear();
+        self.note_stages();
+        if !self.pipeline.stages.is_empty() {
+            self.shared.board.pipeline(self.pipeline.clone());
         }
     }
 

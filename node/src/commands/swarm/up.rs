@@ -9,7 +9,7 @@ use crate::{
     Error, Result,
     cli::{EngineArgs, swarm::UpArgs},
     library, model,
-    output::{self, say},
+    output::{self, Waiting, say},
 };
 
 pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
@@ -62,7 +62,9 @@ pub(super) fn start(
         return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
     }
     let shares = local::shares(num_layers, usize::from(nodes));
+    let waiting = Waiting::start("starting the nodes");
     let swarm = local::LocalSwarm::start(engine, &shares, api)?;
+    drop(waiting);
     for (index, node) in swarm.nodes.iter().enumerate() {
         if json {
             output::json_line(
