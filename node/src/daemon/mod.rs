@@ -18,6 +18,7 @@ mod estimate;
 mod gossip;
 mod hold;
 mod keep;
+mod page;
 mod place;
 mod prompt;
 mod reach;
@@ -44,7 +45,6 @@ use tokio::{
     time::interval,
 };
 
-pub use self::prompt::PromptTask;
 use self::{
     admit::Door,
     estimate::Measured,
@@ -52,6 +52,7 @@ use self::{
     place::{Moved, Placing},
     route::{ConductorQuestion, RouteQuestion},
 };
+pub use self::{page::Front, prompt::PromptTask};
 use crate::{
     Error, Result,
     control::{self, Call, Question},
@@ -102,6 +103,8 @@ pub struct Setup {
     pub num_layers: u32,
     /// What an invite from this node says about the swarm.
     pub invite: Invite,
+    /// For the API.
+    pub front: Front,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
 }
@@ -162,6 +165,7 @@ pub struct Finished {
 #[derive(Clone, Copy, Default)]
 struct Totals {
     rows: u64,
+    layer_rows: u64,
     bytes_in: u64,
     bytes_out: u64,
     sessions: u64,
@@ -169,6 +173,7 @@ struct Totals {
 
 struct Daemon {
     me: NodeId,
+    front: Front,
     identity: Identity,
     network: Network,
     invite: Invite,
@@ -226,7 +231,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
 
     let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);
     let seats = control::Seats::default();
-    tokio::spawn(control::serve(listener, calls_in, seats.clone()));
+    tokio::spawn(control::serve(listener, calls_in.clone(), seats.clone()));
     let (books, mut served) = mpsc::channel(BOOKS);
     let (reroutes, mut reroute) = mpsc::channel(control::QUESTIONS);
     let (routes, mut route) = mpsc::channel(control::QUESTIONS);
@@ -251,6 +256,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     };
     let mut daemon = Daemon {
         me: network.me(),
+        front: setup.front,
         identity: setup.identity,
         network,
         invite: setup.invite,
@@ -288,6 +294,9 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     daemon.announce(true).await;
     let status = daemon.status().await;
     let _ = daemon.notices.send(Notice::Ready(status)).await;
+    if let Some(door) = daemon.front.door.take() {
+        door.send_replace(Some(calls_in));
+    }
     let mut clock = interval(Duration::from_millis(TICK_MS));
     loop {
         tokio::select! {
@@ -462,8 +471,9 @@ impl Daemon {
 
     fn book(&mut self, entry: Served) {
         match entry {
-            Served::Rows { rows, bytes_in, bytes_out } => {
+            Served::Rows { rows, layers, bytes_in, bytes_out } => {
                 self.totals.rows += u64::from(rows);
+                self.totals.layer_rows += u64::from(rows) * u64::from(layers);
                 self.totals.bytes_in += bytes_in;
                 self.totals.bytes_out += bytes_out;
             }
@@ -484,7 +494,7 @@ impl Daemon {
         let Call { question, lines } = call;
         let line = match question {
             Question::Generate(ask) => {
-                let home = self.keeps.then(|| self.home.clone());
+                let home = (self.keeps && !ask.api.over_http).then(|| self.home.clone());
                 tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
                 return;
             }
@@ -501,6 +511,7 @@ impl Daemon {
             Question::Leave => return self.leave(Some(lines)),
             Question::Status => self.status().await,
             Question::Peers => self.peers().await,
+            Question::View => self.page().await,
             Question::Invite => self.invite_code().await,
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {

@@ -9,7 +9,7 @@ use std::{
 use p2p::{Identity, SwarmId, invite::Invite};
 use scheduler::LayerSet;
 use serde_json::json;
-use shard::gguf::Gguf;
+use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
 
 use super::{ask::words, runtime};
@@ -19,6 +19,8 @@ use crate::{
     daemon::{self, Notice, Serve, Setup},
     library, model,
     output::{self, human_bytes, say},
+    serve,
+    swarmed::Door,
     worker::{Source, Spec},
 };
 
@@ -41,6 +43,8 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let serve = what_to_serve(&args, num_layers)?;
     agree(&args, &gguf, &serve, num_layers)?;
     let (network, template) = network(&args, &home, identity.clone(), invite)?;
+    let (door, opened) = watch::channel(None);
+    let data = home.clone();
     let setup = Setup {
         worker: Spec {
             context: model::context(&gguf, args.engine.ctx)?,
@@ -59,6 +63,16 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         network,
         serve,
         invite: template,
+        front: daemon::Front {
+            about: serve::info(
+                &gguf,
+                &Blueprint::from_gguf(&gguf)?,
+                model::context(&gguf, args.engine.ctx)?,
+                serve::model_name(&args.engine.model),
+            ),
+            swarm: args.swarm.clone(),
+            door: Some(door),
+        },
         keeps: !args.no_journal,
     };
     let (stop, stopped) = watch::channel(false);
@@ -86,7 +100,23 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
                 }
             }
         });
-        let ended = daemon::run(setup, notices, stopped).await;
+        let mut until = stopped.clone();
+        let http = async move {
+            match args.api.api {
+                None => Ok(()),
+                Some(address) => {
+                    let stop = async move { drop(until.wait_for(|stop| *stop).await) };
+                    let door = Door::Here(opened);
+                    super::super::serve::beside(address, &args.api, json, &data, door, stop).await
+                }
+            }
+        };
+        let node = daemon::run(setup, notices, stopped);
+        let ended = tokio::select! {
+            ended = node => ended,
+            // The API ends after the node, unless it cannot begin.
+            Err(why) = http => Err(why),
+        };
         let _ = printer.await;
         ended
     })
