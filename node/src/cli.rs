@@ -62,6 +62,12 @@ pub enum Command {
     Plan(swarm::PlanArgs),
     /// What happened to a prompt: who computed what, how long each hop took, who failed
     Why(swarm::WhyArgs),
+    /// Work done for others and by others, as both sides signed, and the balance with everybody
+    Receipts(swarm::AskArgs),
+    /// Check a proof that a node lied: the signatures, and the computation once more
+    #[command(after_help = "Example:
+  shoal verify ~/.local/share/shoal/proofs/1f2e3d4c5b6a7988.proof")]
+    Verify(swarm::VerifyArgs),
     /// Check clock, processor, memory, disk, key and network, and say what to do about each
     Doctor(swarm::AskArgs),
     /// Talk in turns; the history stays computed between them

@@ -1,7 +1,10 @@
 #![doc = include_str!("../ARCHITECTURE.md")]
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod batch;
+#[cfg(debug_assertions)]
+mod cheat;
 pub mod cli;
 pub mod commands;
 pub mod constrain;
@@ -16,10 +19,12 @@ pub mod model;
 pub mod npy;
 pub mod output;
 pub mod privacy;
+pub mod receipts;
 pub mod score;
 pub mod serve;
 pub mod stage;
 pub mod table;
+pub mod trust;
 pub mod worker;
 
 pub use error::{Error, Result};

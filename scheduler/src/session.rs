@@ -112,6 +112,19 @@ pub enum Event {
         /// How.
         failure: Failure,
     },
+    /// A node was proven wrong: what it gave to `layer` from position `from` on is worthless, and so is all that was
+    /// computed from it, in other stages too. The tokens below `known` stay (those the user has read cannot be taken
+    /// back), the others are generated again.
+    Convicted {
+        /// Which.
+        node: NodeId,
+        /// The layer after its last.
+        layer: u32,
+        /// First position of it that was wrong.
+        from: u32,
+        /// Prompt and answer that stay.
+        known: u32,
+    },
     /// The router's answer to [`Action::FindRoute`].
     Rerouted(Option<(Pipeline, Standbys)>),
     /// The user does not want it any more.
@@ -251,6 +264,8 @@ pub struct Session {
     forgiving: bool,
     /// Times somebody was.
     forgiven: u32,
+    /// Caches computed from a lie: from here on nobody keeps his.
+    tainted: u32,
     rtt_p99_ms: f64,
 }
 
@@ -287,6 +302,7 @@ impl Session {
             blame: BTreeMap::new(),
             forgiving: false,
             forgiven: 0,
+            tainted: u32::MAX,
             rtt_p99_ms,
         };
         let mut actions = Vec::new();
@@ -374,6 +390,9 @@ impl Session {
                 }
             }
             Event::Failed { node, failure } => self.node_failed(now, node, failure, &mut actions),
+            Event::Convicted { node, layer, from, known } => {
+                self.convicted(now, node, layer, (from, known), &mut actions);
+            }
             Event::Rerouted(found) => self.rerouted(now, found, &mut actions),
             Event::Cancel => self.finish(End::Cancelled, &mut actions),
         }
@@ -561,6 +580,32 @@ impl Session {
         *self.blame.entry(node).or_insert(0) += 1;
     }
 
+    fn convicted(
+        &mut self,
+        now: Millis,
+        node: NodeId,
+        layer: u32,
+        (from, known): (u32, u32),
+        actions: &mut Vec<Action>,
+    ) {
+        self.tokens.truncate(known.saturating_sub(self.prompt) as usize);
+        let known = self.known();
+        for (entered, logged) in &mut self.log {
+            *logged = (*logged).min(if *entered >= layer { from } else { known });
+        }
+        self.tainted = self.tainted.min(from);
+        let stage = self.stages.iter().position(|stage| stage.segment.node == node);
+        match stage.filter(|_| self.phase != Phase::Asking) {
+            Some(stage) => self.recover(now, stage, Failure::Corrupt, actions),
+            None => {
+                self.bar(node);
+                if self.phase != Phase::Asking {
+                    self.open_all(now, actions);
+                }
+            }
+        }
+    }
+
     fn recover(&mut self, now: Millis, at: usize, failure: Failure, actions: &mut Vec<Action>) {
         let stage = &self.stages[at];
         let options = Options {
@@ -660,7 +705,7 @@ impl Session {
             self.stages[at].heard = now;
             let next = self.stages.get(at + 1).map(|stage| stage.segment.node);
             let segment = self.stages[at].segment;
-            let keep = self.known() - 1;
+            let keep = (self.known() - 1).min(self.tainted);
             actions.push(Action::Open { stage: at, epoch: self.epoch, segment, next, at: keep });
             if let Some(node) = self.stages[at].shadow {
                 let segment = Segment { node, ..segment };

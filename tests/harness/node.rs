@@ -34,6 +34,11 @@ pub struct Node {
 impl Node {
     /// Starts a node on loopback with one thread and waits until it can be asked.
     pub fn start(home: &Path, args: &[&str]) -> Self {
+        Self::start_with(home, args, &[])
+    }
+
+    /// As [`Node::start`], with variables of the environment.
+    pub fn start_with(home: &Path, args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(binary())
             .args([
                 "join",
@@ -47,6 +52,7 @@ impl Node {
             ])
             .args(args)
             .env("SHOAL_HOME", home)
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -11,4 +11,5 @@ mod privacy;
 mod pull;
 mod repo;
 mod swarm;
+mod verify;
 mod wire;

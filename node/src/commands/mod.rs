@@ -42,6 +42,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Peers(args) => swarm::peers(args),
         Command::Plan(args) => swarm::plan(args),
         Command::Why(args) => swarm::why(args),
+        Command::Receipts(args) => swarm::receipts(args),
+        Command::Verify(args) => swarm::verify(args),
         Command::Doctor(args) => swarm::doctor(args),
         Command::Chat(args) => chat::run(args),
         Command::Serve(args) => serve::run(args),

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::prompt::PromptTask;
-use crate::control::{Ask, LINES, Mode};
+use crate::control::{Ask, LINES, Mode, Verify};
 
 /// A conductor that says nothing for this long is given up: a long prompt on a slow machine takes its time.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -172,6 +172,7 @@ fn ask(request: &Request) -> Result<Ask, String> {
         seed: request.seed,
         max_tokens: request.max_tokens,
         stop: request.stop.clone(),
+        verify: Verify::default(),
     })
 }
 

@@ -12,6 +12,7 @@
 //! Weights, text and activations never enter it. Bounds are at the channels: a full one makes its sender wait, and
 //! the network's events are the only ones that may be dropped (announcements, which come again).
 
+mod check;
 mod delegate;
 mod gossip;
 mod hold;
@@ -28,10 +29,14 @@ use std::{
 use p2p::{
     Event, Identity, Network, Plane, Reachability, ReplyTo,
     invite::Invite,
-    wire::control::{Answer, Ask as ControlAsk, Lease, Refusal},
+    wire::{
+        control::{Answer, Ask as ControlAsk, Lease, Refusal},
+        receipt::Receipt,
+    },
 };
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, SessionId,
+    trust::Outcome,
     view::{Geography, SwarmView},
 };
 use serde_json::{Value, json};
@@ -47,10 +52,13 @@ use self::{
 };
 use crate::{
     Error, Result,
+    audit::Auditor,
     control::{self, Call, Question},
     generate::Reroute,
+    receipts::Receipts,
     stage::{Served, Stage},
     table::{Order, Table},
+    trust::Trust,
     worker::{self, Ready, Worker},
 };
 
@@ -144,6 +152,20 @@ pub struct Finished {
     line: Option<Value>,
     /// Measured: who, ms per layer and token.
     speeds: Vec<(NodeId, f64)>,
+    /// What to remember of whom.
+    outcomes: Vec<(NodeId, Outcome)>,
+    /// Work that was signed for.
+    receipts: Vec<Box<[u8; Receipt::LEN]>>,
+    /// Proofs against liars.
+    proofs: Vec<Vec<u8>>,
+}
+
+impl Finished {
+    /// Nothing to remember.
+    fn new(session: SessionId, line: Option<Value>) -> Self {
+        let (outcomes, receipts, proofs) = Default::default();
+        Self { session, line, speeds: Vec::new(), outcomes, receipts, proofs }
+    }
 }
 
 /// Sums since the node started.
@@ -164,6 +186,10 @@ struct Daemon {
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
     held: Held,
+    home: PathBuf,
+    trust: Trust,
+    receipts: Receipts,
+    auditor: Option<Auditor>,
     table: Table,
     gossip: gossip::Announcer,
     history: VecDeque<Value>,
@@ -227,14 +253,19 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         kv_bytes,
         ready,
     };
+    let me = network.me();
     let mut daemon = Daemon {
-        me: network.me(),
+        me,
         identity: setup.identity,
         network,
         invite: setup.invite,
         started,
         view: SwarmView::new(Geography::flat(50.0)),
         facts: BTreeMap::new(),
+        trust: Trust::open(&setup.home),
+        receipts: Receipts::open(&setup.home, me, check::unix_s()),
+        auditor: Auditor::new(&held.spec, held.id, held.ready.class),
+        home: setup.home.clone(),
         held,
         table,
         gossip: gossip::Announcer::new(unix_ms()),
@@ -409,6 +440,11 @@ impl Daemon {
                 }
                 self.network.answer(reply, Answer::Released);
             }
+            ControlAsk::Settle { session, upto } => self.settle(from, session, upto, reply),
+            ControlAsk::Receipt(receipt) => {
+                self.keep_receipt(from, &receipt);
+                self.network.answer(reply, Answer::Released);
+            }
             // Catching up is answered by the network, which keeps what it heard.
             ControlAsk::CatchUp { .. } => {}
         }
@@ -438,6 +474,9 @@ impl Daemon {
                     session,
                     requester: from,
                     network: self.network.clone(),
+                    identity: self.identity.clone(),
+                    hidden: self.held.ready.hidden,
+                    class: self.held.ready.class,
                     worker: self.held.worker.subscribe(),
                     table: self.table.clone(),
                     books: self.books.clone(),
@@ -487,6 +526,7 @@ impl Daemon {
             Question::Leave => return self.leave(Some(lines)),
             Question::Status => self.status().await,
             Question::Peers => self.peers().await,
+            Question::Receipts => self.list_receipts(),
             Question::Invite => self.invite_code().await,
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {
@@ -501,6 +541,11 @@ impl Daemon {
         PromptTask {
             me: self.me,
             network: self.network.clone(),
+            identity: self.identity.clone(),
+            auditor: self.auditor.clone(),
+            shares: self.trust.shares(self.held.id),
+            approx: self.approx(),
+            layer_bytes: self.held.file_bytes / u64::from(self.held.ready.num_layers.max(1)),
             table: self.table.clone(),
             worker: self.held.worker.subscribe(),
             ready: self.held.ready.clone(),
@@ -518,6 +563,7 @@ impl Daemon {
         for (node, layer_ms) in over.speeds {
             self.view.observe_speed(node, now, layer_ms);
         }
+        self.learn(over.outcomes, &over.receipts, &over.proofs);
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();

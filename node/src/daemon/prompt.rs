@@ -1,8 +1,8 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use p2p::{Network, codec::Wire};
+use p2p::{Identity, Network, codec::Wire};
 use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, session::End};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
@@ -10,7 +10,8 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
-    control::{Ask, Mode},
+    audit::Auditor,
+    control::{Ask, Mode, Verify},
     generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     table::{Order, Table},
     worker::{Conduct, Prompt, Ready, Worker},
@@ -26,6 +27,11 @@ const NEWS: usize = 64;
 pub struct PromptTask {
     pub(super) me: NodeId,
     pub(super) network: Network,
+    pub(super) identity: Identity,
+    pub(super) auditor: Option<Auditor>,
+    pub(super) shares: BTreeMap<NodeId, f64>,
+    pub(super) approx: BTreeSet<NodeId>,
+    pub(super) layer_bytes: u64,
     pub(super) table: Table,
     pub(super) worker: watch::Receiver<Worker>,
     pub(super) ready: Ready,
@@ -81,11 +87,7 @@ impl PromptTask {
             return Err(format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model));
         }
         let line = self.delegate(&ask, peers, lines).await?;
-        let finished = super::Finished {
-            session: SessionId::new(random()?),
-            line: Some(line.clone()),
-            speeds: Vec::new(),
-        };
+        let finished = super::Finished::new(SessionId::new(random()?), Some(line.clone()));
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
@@ -153,6 +155,7 @@ impl PromptTask {
             ends: Boomerang { head: ask.head.max(1), tail: ask.tail.max(1) },
             trusted,
             may_stay_home: ask.may_stay_home,
+            exact: ask.verify == Verify::Strict,
             commit,
             answer,
         };
@@ -165,7 +168,7 @@ impl PromptTask {
     async fn run(&self, ask: Ask, emitted: Vec<u32>, lines: &mpsc::Sender<Value>) -> Result<(), String> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
             self.prepare(&ask, &emitted, true).await?;
-        let finished = |line| super::Finished { session, line, speeds: Vec::new() };
+        let finished = |line| super::Finished::new(session, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
             return Err("this node runs as many prompts as it takes; try again in a moment".into());
@@ -181,6 +184,8 @@ impl PromptTask {
         let means = Means {
             me: self.me,
             network: self.network.clone(),
+            identity: self.identity.clone(),
+            auditor: self.auditor.clone(),
             worker: self.worker.clone(),
             reroute: self.reroutes.clone(),
             lost: self.lost.subscribe(),
@@ -200,6 +205,10 @@ impl PromptTask {
             rtt_p99_ms: routed.rtt_p99_ms,
             policy: routed.policy,
             shape: routed.shape,
+            verify: ask.verify,
+            shares: self.shares.clone(),
+            approx: self.approx.clone(),
+            layer_bytes: self.layer_bytes,
         };
         let orders = inlets.orders.clone();
         tokio::spawn(generate::generate(means, plan, inlets, doors));
@@ -219,6 +228,9 @@ impl PromptTask {
                 Progress::Moved { failed, segments } => {
                     json!({ "event": "moved", "failed": format!("{failed:?}"), "stages": stages(&segments, &[]) })
                 }
+                Progress::Integrity { position, node } => json!({ "event": "integrity",
+                    "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
+                    "message": "a peer was caught lying after tokens that followed from it were shown; run it again" }),
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
                     ended = Some(report);
@@ -243,7 +255,9 @@ impl PromptTask {
         };
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let speeds = speeds(&report, self.me);
-        let _ = self.finished.send(super::Finished { session, line: Some(line.clone()), speeds }).await;
+        let Report { outcomes, receipts, proofs, .. } = *report;
+        let over = super::Finished { session, line: Some(line.clone()), speeds, outcomes, receipts, proofs };
+        let _ = self.finished.send(over).await;
         let _ = lines.send(line).await;
         Ok(())
     }
@@ -319,6 +333,18 @@ fn stages(segments: &[Segment], ms: &[f64]) -> Vec<Value> {
         .collect()
 }
 
+/// The stages, and of those that others ran who checked them up to where.
+fn checked_stages(report: &Report) -> Vec<Value> {
+    let mut stages = stages(&report.segments, &report.stage_ms);
+    for (layers, by, upto) in &report.checks {
+        if let Some(stage) = stages.iter_mut().find(|stage| stage["start"] == layers.start()) {
+            stage["checked_by"] = by.iter().map(|node| json!(format!("{node:?}"))).collect();
+            stage["checked_positions"] = json!(upto);
+        }
+    }
+    stages
+}
+
 fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> Value {
     let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
     let faults: Vec<Value> = report
@@ -326,6 +352,8 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         .iter()
         .map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms }))
         .collect();
+    let checkers: BTreeSet<String> =
+        report.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
     let (finish, error) = match report.end {
         End::Stop => ("stop", None),
         End::Length => ("length", None),
@@ -347,7 +375,12 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         "ttft_ms": report.ttft_ms,
         "decode_tok_s": if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
         "predicted": plan["predicted"],
-        "stages": stages(&report.segments, &report.stage_ms),
+        "stages": checked_stages(report),
+        "verified": report.verified,
+        "checked_by": checkers,
+        "convicted": report.convicted.iter().map(|node| format!("{node:?}")).collect::<Vec<_>>(),
+        "integrity": report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
+        "receipts": report.receipts.len(),
         "faults": faults,
         "differing_answers": report.evidence,
         "bytes_out": report.wire_bytes.0,

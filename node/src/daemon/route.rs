@@ -31,6 +31,8 @@ pub struct RouteQuestion {
     pub trusted: BTreeSet<NodeId>,
     /// Whether doing it alone is an answer when it is faster.
     pub may_stay_home: bool,
+    /// Whether only nodes whose results can be compared bit by bit may compute.
+    pub exact: bool,
     /// Whether it will be run: counts as load until it is finished.
     pub commit: bool,
     /// Where the answer goes.
@@ -104,6 +106,10 @@ impl Daemon {
             Mode::Trusted => policy.allow = Some(question.trusted.clone()),
             Mode::Boomerang | Mode::Open => {}
         }
+        policy.deny.extend(self.denied());
+        if question.exact {
+            policy.deny.extend(self.approx());
+        }
         let mut in_flight = BTreeMap::new();
         self.in_flight.values().flatten().for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
         let in_flight = in_flight.into_iter().collect();
@@ -166,8 +172,9 @@ impl Daemon {
         let Reroute { policy, shape, deny, answer, session } = question;
         let num_layers = self.held.ready.num_layers;
         let seed = seed(session);
-        let policy =
-            RoutePolicy { deny: deny.into_iter().filter(|node| *node != self.me).collect(), ..policy };
+        // Who was barred when it began stays so, and who was since.
+        let deny = deny.into_iter().chain(self.denied()).chain(policy.deny.clone());
+        let policy = RoutePolicy { deny: deny.filter(|node| *node != self.me).collect(), ..policy };
         let request = Request { requester: Some(self.me), shape, policy, in_flight: Vec::new(), seed };
         let found = self.view.snapshot(self.held.id, num_layers, self.me).ok().and_then(|snapshot| {
             let route = compare(&snapshot, &request).asked.ok()?;

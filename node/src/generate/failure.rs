@@ -22,14 +22,14 @@ impl Conductor {
 
     pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
         match order {
-            Order::Opened { stage: Some(stage), epoch, node, answer } => match answer {
+            Order::Opened { stage: Some(stage), epoch, node, answer, .. } => match answer {
                 Ok(have) => vec![Event::Opened { stage, epoch, have }],
                 Err(failure) if epoch == self.machine.epoch() => self.failed(node, failure),
                 Err(_) => Vec::new(),
             },
-            Order::Opened { stage: None, node, answer, .. } => match answer {
+            Order::Opened { stage: None, layers, node, answer, .. } => match answer {
                 Ok(have) => {
-                    self.fed.insert(node, have);
+                    self.fed.insert((node, layers.start()), have);
                     Vec::new()
                 }
                 Err(failure) => self.failed(node, failure),
@@ -44,7 +44,12 @@ impl Conductor {
             }
             Order::Lost(node) => self.failed(node, Failure::Closed),
             Order::Cancel => vec![Event::Cancel],
-            Order::Lease { .. } | Order::Release { .. } => Vec::new(),
+            Order::Settled { node, settled } => {
+                self.settled(node, &settled);
+                Vec::new()
+            }
+            Order::Audited { layers, round, found } => self.audited(layers, round, found),
+            Order::Lease { .. } | Order::Release { .. } | Order::Settle { .. } => Vec::new(),
         }
     }
 
@@ -54,7 +59,7 @@ impl Conductor {
             session: self.plan.session,
             policy: self.plan.policy.clone(),
             shape: self.plan.shape,
-            deny: deny.into_iter().collect(),
+            deny: deny.into_iter().chain(self.checks.denied.iter().copied()).collect(),
             answer,
         };
         let (reroute, orders) = (self.means.reroute.clone(), self.orders.clone());

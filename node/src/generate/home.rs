@@ -69,12 +69,14 @@ impl Conductor {
                 output.rows,
                 wire,
                 Bytes::from(bytes),
-                true,
+                self.means.me,
             ),
             Body::Sampled { id, text, stop, ends_turn, logprob, top, .. } => {
                 let said = Progress::Token { position: to, id, text, logprob, top };
                 self.sampled = Some((said, ends_turn));
-                vec![Event::Token { epoch: output.epoch, position: to, token: id, stop }]
+                let token = Event::Token { epoch: output.epoch, position: to, token: id, stop };
+                let most = self.report.ids.len() as u32 + 1 >= self.plan.max_tokens;
+                if stop || most { self.hold_last(token, to) } else { vec![token] }
             }
             Body::NeedReplay { have } => vec![Event::NeedReplay { stage, epoch: output.epoch, have }],
             Body::Failed(why) => {

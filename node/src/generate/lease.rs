@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// An answer to a lease later than this counts as none.
-const LEASE_MS: u64 = 2_000;
+pub(super) const LEASE_MS: u64 = 2_000;
 /// How long a stage keeps a session nobody sends frames for.
 const TTL_MS: u32 = 60_000;
 
@@ -30,12 +30,13 @@ impl Conductor {
         next: Option<NodeId>,
         at: u32,
     ) {
-        let (orders, node) = (self.orders.clone(), segment.node);
+        let (orders, node, layers) = (self.orders.clone(), segment.node, segment.layers);
         // A cut that a failover made is not a rounding boundary: it travels raw.
         let rounded = self.rounding.contains(&segment.layers.end());
         let wire = if rounded { self.plan.wire } else { Wire::Raw };
         let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
         self.sampling = None;
+        self.checks.last = None;
         self.waiting.retain(|job| job.epoch == epoch);
         if self.running_epoch != epoch {
             // What was under way belongs to the epoch before; the worker drops it without an answer.
@@ -63,7 +64,7 @@ impl Conductor {
                     Some(worker) => worker.open(open).await.map_err(|_| Failure::Refused),
                     None => Err(Failure::Late),
                 };
-                let _ = orders.send(Order::Opened { stage, epoch, node, answer }).await;
+                let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer }).await;
             });
             return;
         }
@@ -100,19 +101,14 @@ impl Conductor {
                 Err(HopError::Timeout) => Err(Failure::Late),
                 Err(HopError::Closed) => Err(Failure::Closed),
             };
-            let _ = orders.send(Order::Opened { stage, epoch, node, answer }).await;
+            let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer }).await;
         });
     }
 
     pub(super) fn close(&mut self, node: NodeId, epoch: u32) {
-        self.outboxes.remove(&node);
-        if node == self.means.me {
-            return;
+        if node != self.means.me {
+            self.bill(node, epoch);
         }
-        let (network, session) = (self.means.network.clone(), self.plan.session);
-        tokio::spawn(async move {
-            let _ =
-                network.ask(node, &Ask::Release { session, epoch }, Duration::from_millis(LEASE_MS)).await;
-        });
+        self.outboxes.remove(&node);
     }
 }

@@ -18,16 +18,18 @@
 //!
 //! Limits: the log keeps at most [`log::MAX_LOG_BYTES`]; beyond, what is missing is computed again from the tokens.
 
+mod books;
 mod failure;
 mod home;
 mod hops;
 mod lease;
 mod log;
 mod plan;
+mod verify;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use p2p::codec::Wire;
@@ -38,8 +40,8 @@ use scheduler::{
 };
 use tokio::{sync::mpsc, time::sleep};
 
-use self::log::Logs;
 pub use self::plan::{Means, Plan, Progress, Report, Reroute};
+use self::{log::Logs, verify::Checks};
 use crate::{
     table::{Inlets, Order, Outbox, Outlets},
     worker::Job,
@@ -70,12 +72,13 @@ struct Conductor {
     sampling: Option<(u32, u32)>,
     /// What the worker said about the token that the machine is about to emit.
     sampled: Option<(Progress, bool)>,
-    /// By stage, positions given to its shadow.
-    fed: BTreeMap<NodeId, u32>,
+    /// By shadow and the first layer of what it follows, positions given to it.
+    fed: BTreeMap<(NodeId, u32), u32>,
     shadows: BTreeMap<usize, NodeId>,
     step_began: Instant,
     stage_ms: BTreeMap<u32, (f64, u32)>,
     silent_since: Option<(NodeId, Instant)>,
+    checks: Checks,
     report: Report,
 }
 
@@ -107,6 +110,14 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         faults: Vec::new(),
         wire_bytes: (0, 0),
         evidence: 0,
+        checks: Vec::new(),
+        verified: 1.0,
+        integrity: None,
+        convicted: Vec::new(),
+        read: 0,
+        outcomes: Vec::new(),
+        receipts: Vec::new(),
+        proofs: Vec::new(),
     };
     let mut conductor = Conductor {
         tokens: plan.prompt.clone(),
@@ -128,6 +139,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        checks: Checks::default(),
         report,
     };
     let mut over = conductor.perform(first).await;
@@ -138,7 +150,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             .machine
             .wake()
             .map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
-        let events = tokio::select! {
+        let mut events = tokio::select! {
             biased;
             Some(output) = doors.outputs.recv() => conductor.output(output),
             Some(arrival) = doors.frames.recv() => conductor.arrival(arrival),
@@ -146,6 +158,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             Ok(node) = conductor.means.lost.recv() => conductor.failed(node, Failure::Closed),
             () = sleep(due.min(BEACON)) => conductor.tick(),
         };
+        conductor.check();
+        events.extend(conductor.let_go());
         for event in events {
             let now = conductor.now();
             let before: Vec<Segment> = conductor.machine.segments().collect();
@@ -153,7 +167,10 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             over = conductor.perform(actions).await || over;
             conductor.notice_move(&before).await;
         }
+        conductor.tell().await;
     }
+    conductor.settle_all(&mut doors.orders).await;
+    conductor.done().await;
 }
 
 impl Conductor {
@@ -163,7 +180,9 @@ impl Conductor {
         let home = self.machine.segments().enumerate().filter(|(_, segment)| segment.node == self.means.me);
         let computing = self.running > 0 && self.means.worker.borrow().is_alive();
         let beacons = home.filter(|_| computing).map(|(stage, _)| Event::Beacon { stage, epoch });
-        beacons.chain([Event::Tick]).collect()
+        // The last token of a strict answer waits for its check, not for a stage.
+        let tick = self.checks.last.is_none().then_some(Event::Tick);
+        beacons.chain(tick).collect()
     }
 
     fn now(&self) -> Millis {
@@ -179,7 +198,7 @@ impl Conductor {
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {
                     self.shadows.insert(stage, segment.node);
-                    self.fed.insert(segment.node, 0);
+                    self.fed.insert((segment.node, segment.layers.start()), 0);
                     self.open(None, epoch, segment, next, at);
                 }
                 Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
@@ -188,7 +207,7 @@ impl Conductor {
                 Action::Close { node, epoch } => self.close(node, epoch),
                 Action::Evidence { .. } => self.report.evidence += 1,
                 Action::Done(end) => {
-                    self.done(end).await;
+                    self.report.end = end;
                     return true;
                 }
             }
@@ -234,18 +253,34 @@ impl Conductor {
             return;
         }
         self.report.ids.push(token);
-        if self.means.progress.send(said).await.is_err() {
-            // Nobody listens any more.
-            let _ = self.orders.try_send(Order::Cancel);
+        if self.strict() {
+            self.checks.unread.push_back(said);
+            self.check();
+        } else {
+            self.checks.news.push(said);
+        }
+        self.tell().await;
+    }
+
+    /// Says what there is to say.
+    async fn tell(&mut self) {
+        for said in std::mem::take(&mut self.checks.news) {
+            self.report.read += u32::from(matches!(said, Progress::Token { .. }));
+            if self.means.progress.send(said).await.is_err() {
+                // Nobody listens any more.
+                let _ = self.orders.try_send(Order::Cancel);
+            }
         }
     }
 
-    async fn done(&mut self, end: End) {
+    async fn done(&mut self) {
+        // What could not be checked in time is said all the same, and said to be unchecked.
+        self.checks.news.extend(self.checks.unread.drain(..));
+        self.tell().await;
         let session = self.plan.session;
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         worker.close(session);
-        self.report.end = end;
         self.report.segments = self.machine.segments().collect();
         let stages = self.report.segments.iter().map(|segment| {
             let (sum, count) = self.stage_ms.get(&segment.layers.end()).copied().unwrap_or((0.0, 0));
@@ -254,4 +289,10 @@ impl Conductor {
         self.report.stage_ms = stages.collect();
         let _ = self.means.progress.send(Progress::Done(Box::new(self.report.clone()))).await;
     }
+}
+
+/// Seconds of Unix time.
+fn unix_s() -> u32 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
 }

@@ -1,15 +1,24 @@
 //! What is to be generated, what that takes, and what the caller hears of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use p2p::{Network, codec::Wire, wire::control::Contact};
+use p2p::{
+    Identity, Network,
+    codec::Wire,
+    wire::{control::Contact, receipt::Receipt},
+};
 use scheduler::{
-    NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
     session::{End, Standbys},
+    trust::Outcome,
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use crate::worker::{Conduct, Top, Worker};
+use crate::{
+    audit::Auditor,
+    control::Verify,
+    worker::{Conduct, Top, Worker},
+};
 
 /// What is to be generated, and where.
 pub struct Plan {
@@ -39,6 +48,14 @@ pub struct Plan {
     pub policy: RoutePolicy,
     /// How much work it is.
     pub shape: Shape,
+    /// How strangers are checked.
+    pub verify: Verify,
+    /// Share of the requests of a node to check; of one that is not in it, all.
+    pub shares: BTreeMap<NodeId, f64>,
+    /// Nodes whose results are not bit for bit those of profile `d1`.
+    pub approx: BTreeSet<NodeId>,
+    /// Weights of one layer, bytes.
+    pub layer_bytes: u64,
 }
 
 impl Plan {
@@ -71,6 +88,13 @@ pub enum Progress {
         /// Who runs what from now on.
         segments: Vec<Segment>,
     },
+    /// Tokens from this position on followed from a lie, and were read before it was found.
+    Integrity {
+        /// The first such token.
+        position: u32,
+        /// Who lied.
+        node: NodeId,
+    },
     /// It is over.
     Done(Box<Report>),
 }
@@ -98,6 +122,22 @@ pub struct Report {
     pub wire_bytes: (u64, u64),
     /// Two answers for one position differed this often.
     pub evidence: u32,
+    /// By segment that others ran: its layers, who else computed the same, and up to which position.
+    pub checks: Vec<(LayerRange, Vec<NodeId>, u32)>,
+    /// Share of what others computed that was checked; 1 when nobody else computed.
+    pub verified: f64,
+    /// The first token that was read and followed from a lie.
+    pub integrity: Option<u32>,
+    /// Who was proven wrong.
+    pub convicted: Vec<NodeId>,
+    /// Tokens the caller has.
+    pub read: u32,
+    /// What to remember of whom.
+    pub outcomes: Vec<(NodeId, Outcome)>,
+    /// Work that was signed for.
+    pub receipts: Vec<Box<[u8; Receipt::LEN]>>,
+    /// Proofs against those convicted; they hold what the prompt can be read from.
+    pub proofs: Vec<Vec<u8>>,
 }
 
 /// What the conductor needs from the rest of the node.
@@ -106,6 +146,10 @@ pub struct Means {
     pub me: NodeId,
     /// The way out.
     pub network: Network,
+    /// Who signs receipts.
+    pub identity: Identity,
+    /// Who computes again what is disputed, where that can be done here.
+    pub auditor: Option<Auditor>,
     /// Its own worker; another one after a crash.
     pub worker: watch::Receiver<Worker>,
     /// Asks the daemon for another pipeline without these nodes.

@@ -11,6 +11,8 @@ use scheduler::{LayerRange, ModelId, NodeId, SessionId};
 use super::Malformed;
 use super::announce::MAX_ANNOUNCEMENT;
 use super::cursor::{Reader, Writer, cut};
+use super::frame::COMMIT_LEN;
+use super::receipt::{Receipt, Work};
 use crate::codec::Wire;
 
 /// Longest ask, bytes. A longer one is refused unread.
@@ -27,6 +29,8 @@ pub const MAX_ADDRESS: usize = 128;
 pub const MAX_TEXT: usize = 256;
 /// Most positions a lease may ask room for; above any published context.
 pub const MAX_POSITIONS: u32 = 1 << 24;
+/// Ranges of one session that one answer settles; a node with more of them settles the lowest.
+pub const MAX_SETTLED: usize = 16;
 /// Longest life of a lease without a frame, ms: 10 minutes, what a user thinks before answering.
 pub const MAX_LEASE_TTL_MS: u32 = 600_000;
 
@@ -86,6 +90,26 @@ pub enum Ask {
         /// So many nodes are known already.
         have: u32,
     },
+    /// For the last commitments to a session and the bill for it, before it is released.
+    Settle {
+        /// Which.
+        session: SessionId,
+        /// What follows a stage computes so many positions first, as far as it gets within a moment.
+        upto: u32,
+    },
+    /// To keep this receipt, signed by both sides.
+    Receipt(Box<[u8; Receipt::LEN]>),
+}
+
+/// What a stage says of one range of layers when a session ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settlement {
+    /// Which layers.
+    pub layers: LayerRange,
+    /// Its commitment to everything it computed; see [`super::receipt::Commit`].
+    pub commit: [u8; COMMIT_LEN],
+    /// What it asks the requester to sign; see [`Work::offer`].
+    pub offer: Box<[u8; Work::OFFER_LEN]>,
 }
 
 /// Why a lease was refused.
@@ -150,10 +174,12 @@ pub enum Answer {
         /// More about it for a human, at most [`MAX_TEXT`] bytes.
         text: String,
     },
-    /// The session is forgotten.
+    /// Done: the session is forgotten, the receipt was read.
     Released,
     /// Sealed announcements, freshest first; the reader opens each.
     Announcements(Vec<Vec<u8>>),
+    /// What was computed, by range, at most [`MAX_SETTLED`].
+    Settled(Vec<Settlement>),
 }
 
 impl Contact {
@@ -248,6 +274,12 @@ impl Ask {
             Self::CatchUp { have } => {
                 to.u8(2).u32(*have);
             }
+            Self::Settle { session, upto } => {
+                to.u8(3).bytes(session.as_bytes()).u32(*upto);
+            }
+            Self::Receipt(receipt) => {
+                to.u8(4).bytes(receipt.as_slice());
+            }
         }
         to.finish()
     }
@@ -265,6 +297,8 @@ impl Ask {
             0 => Self::Lease(Lease::read(&mut from)?),
             1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
+            3 => Self::Settle { session: SessionId::new(from.array()?), upto: from.u32()? },
+            4 => Self::Receipt(Box::new(from.array()?)),
             _ => return Err(Malformed("ask: kind")),
         };
         from.finish().map(|()| ask)
@@ -298,6 +332,10 @@ impl Answer {
             Self::Announcements(sealed) => to.u8(3).list(sealed, |to, bytes| {
                 to.count(bytes.len()).bytes(bytes);
             }),
+            Self::Settled(settled) => to.u8(4).list(settled, |to, one| {
+                write_range(one.layers, to);
+                to.bytes(&one.commit).bytes(one.offer.as_slice());
+            }),
         };
         to.finish()
     }
@@ -322,6 +360,10 @@ impl Answer {
             3 => Self::Announcements(from.list(MAX_CAUGHT_UP, 2, |from| {
                 let len = from.count(MAX_ANNOUNCEMENT, 1)?;
                 from.bytes(len).map(<[u8]>::to_vec)
+            })?),
+            4 => Self::Settled(from.list(MAX_SETTLED, 8 + COMMIT_LEN + Work::OFFER_LEN, |from| {
+                let layers = read_range(from, MAX_LAYERS)?;
+                Ok(Settlement { layers, commit: from.array()?, offer: Box::new(from.array()?) })
             })?),
             _ => return Err(Malformed("answer: kind")),
         };

@@ -7,15 +7,17 @@ mod join;
 pub mod local;
 pub mod remote;
 mod up;
+mod verify;
 
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) use self::{
-    ask::{invite, leave, peers, plan, status, why},
+    ask::{invite, leave, peers, plan, receipts, status, why},
     demo::demo,
     doctor::doctor,
     join::join,
     up::up,
+    verify::verify,
 };
 use crate::{Result, cli::swarm::HomeArgs, library};
 
