@@ -22,7 +22,7 @@ use crate::worker::{self, Body, Job, JobInput, OpenSession, Source, Spec, Want};
 const ROWS: u32 = 128;
 
 /// What to compute again.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Case {
     /// Which layers.
     pub layers: LayerRange,

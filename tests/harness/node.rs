@@ -39,20 +39,17 @@ impl Node {
 
     /// As [`Node::start`], with variables of the environment.
     pub fn start_with(home: &Path, args: &[&str], variables: &[(&str, &str)]) -> Self {
-        let mut child = Command::new(binary())
-            .args([
-                "join",
-                "--json",
-                "--yes",
-                "--loopback",
-                "--until-stdin-closes",
-                "--threads",
-                "1",
-                "--no-pin",
-            ])
+        let mut command = Command::new(binary());
+        command.envs(variables.iter().copied());
+        Self::launch(command, home, &[&["--loopback"], args].concat())
+    }
+
+    /// Starts a node with one thread as `command`, which runs the binary somewhere, and waits until it can be asked.
+    pub fn launch(mut command: Command, home: &Path, args: &[&str]) -> Self {
+        let mut child = command
+            .args(["join", "--json", "--yes", "--until-stdin-closes", "--threads", "1", "--no-pin"])
             .args(args)
             .env("SHOAL_HOME", home)
-            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

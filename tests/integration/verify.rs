@@ -1,8 +1,17 @@
 //! Strangers are checked: honest swarms, liars, receipts and proofs, on real processes.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
 
-use harness::{Shoal, binary, node::Node};
+use harness::{
+    Shoal, binary,
+    node::{Node, PATIENCE},
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -75,7 +84,8 @@ fn honest_nodes_agree_and_their_receipts_match() {
         for node in &swarm.serves {
             let trust = swarm.trust(node);
             assert_eq!((&trust["strikes"], &trust["barred"]), (&0.into(), &false.into()), "{trust}");
-            assert_eq!(trust["requests"].as_u64().unwrap(), round as u64 + 1, "{trust}");
+            // Who only follows is not met when nothing is checked.
+            assert!(trust["requests"].as_u64().unwrap() > round.min(1) as u64, "{trust}");
         }
     }
     // Both sides keep the same receipts.
@@ -83,11 +93,19 @@ fn honest_nodes_agree_and_their_receipts_match() {
     let mine = mine["receipts"].as_array().unwrap();
     assert!(!mine.is_empty());
     for node in &swarm.serves {
-        let theirs = node.ask(&["receipts"]);
-        let theirs = theirs["receipts"].as_array().unwrap();
         let of_it: Vec<&Value> =
             mine.iter().filter(|receipt| receipt["stage"] == node.name.as_str()).collect();
-        assert_eq!(theirs.iter().collect::<Vec<_>>(), of_it);
+        let asked = Instant::now();
+        loop {
+            let theirs = node.ask(&["receipts"]);
+            let theirs: Vec<&Value> = theirs["receipts"].as_array().unwrap().iter().collect();
+            // The last one may be on its way.
+            if theirs == of_it {
+                break;
+            }
+            assert!(asked.elapsed() < PATIENCE, "{theirs:?} here, {of_it:?} there");
+            thread::sleep(Duration::from_millis(100));
+        }
     }
     let worked = mine.iter().filter(|receipt| receipt["decode_tokens"].as_u64() > Some(20));
     assert!(worked.count() >= 2, "{mine:?}");
@@ -95,7 +113,7 @@ fn honest_nodes_agree_and_their_receipts_match() {
 
 #[test]
 fn a_liar_is_caught_and_the_answer_is_right_all_the_same() {
-    // Whoever runs 1..7 first is drawn, so each of the two lies in one of the swarms; the third settles nothing.
+    // Whether it runs the segment or follows, its word is compared and computed again.
     let swarm = Swarm::start(&[("1..7", "ulp:30"), ("1..7", ""), ("1..7", "")]);
     let expected = alone();
     let (liar, mut proofs) = (&swarm.serves[0], Vec::new());

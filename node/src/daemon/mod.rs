@@ -16,6 +16,7 @@ mod check;
 mod delegate;
 mod gossip;
 mod hold;
+mod keep;
 mod prompt;
 mod route;
 mod show;
@@ -99,6 +100,8 @@ pub struct Setup {
     pub num_layers: u32,
     /// What an invite from this node says about the swarm.
     pub invite: Invite,
+    /// Whether running answers are kept on disk so that a crash does not lose them.
+    pub keeps: bool,
 }
 
 /// Which layers a node offers to others.
@@ -182,11 +185,12 @@ struct Daemon {
     identity: Identity,
     network: Network,
     invite: Invite,
+    home: PathBuf,
+    keeps: bool,
     started: Instant,
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
     held: Held,
-    home: PathBuf,
     trust: Trust,
     receipts: Receipts,
     auditor: Option<Auditor>,
@@ -259,13 +263,14 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         identity: setup.identity,
         network,
         invite: setup.invite,
+        home: setup.home.clone(),
+        keeps: setup.keeps,
         started,
         view: SwarmView::new(Geography::flat(50.0)),
         facts: BTreeMap::new(),
         trust: Trust::open(&setup.home),
         receipts: Receipts::open(&setup.home, me, check::unix_s()),
         auditor: Auditor::new(&held.spec, held.id, held.ready.class),
-        home: setup.home.clone(),
         held,
         table,
         gossip: gossip::Announcer::new(unix_ms()),
@@ -445,8 +450,8 @@ impl Daemon {
                 self.keep_receipt(from, &receipt);
                 self.network.answer(reply, Answer::Released);
             }
-            // Catching up is answered by the network, which keeps what it heard.
-            ControlAsk::CatchUp { .. } => {}
+            // These are answered by the network itself.
+            ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
     }
 
@@ -516,9 +521,16 @@ impl Daemon {
         let Call { question, lines } = call;
         let line = match question {
             Question::Generate(ask) => {
-                tokio::spawn(self.prompt_task().answer(*ask, lines));
+                let home = self.keeps.then(|| self.home.clone());
+                tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
                 return;
             }
+            Question::Resume { session } => {
+                let (task, home) = (self.prompt_task(), self.home.clone());
+                tokio::spawn(async move { task.resume(&home, session, lines).await });
+                return;
+            }
+            Question::Cancel { session } => self.cancel(&session),
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
                 return;
@@ -535,6 +547,16 @@ impl Daemon {
             }
         };
         let _ = lines.try_send(line);
+    }
+
+    /// Stops an answer of this node.
+    fn cancel(&self, session: &str) -> Value {
+        let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
+        let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
+        let own =
+            session.and_then(|session| self.table.get(session)).filter(|inlets| inlets.requester == self.me);
+        let cancelled = own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok());
+        json!({ "cancelled": cancelled, "end": true })
     }
 
     fn prompt_task(&self) -> PromptTask {

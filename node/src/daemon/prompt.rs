@@ -7,6 +7,7 @@ use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, session::End};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tracing::{Instrument, field::Empty};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
@@ -42,6 +43,15 @@ pub struct PromptTask {
     pub(super) finished: mpsc::Sender<super::Finished>,
 }
 
+/// What was said before, elsewhere or before a crash.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Said {
+    /// Tokens emitted.
+    pub(super) ids: Vec<u32>,
+    /// The session's rounding boundaries, when they were fixed then.
+    pub(super) rounding: Option<Vec<u32>>,
+}
+
 struct Planned {
     session: SessionId,
     /// The prompt's, and those emitted elsewhere.
@@ -54,23 +64,21 @@ struct Planned {
 }
 
 impl PromptTask {
-    /// Answers a prompt, line by line.
-    pub async fn answer(self, ask: Ask, lines: mpsc::Sender<Value>) {
-        self.answer_after(ask, Vec::new(), lines).await;
-    }
-
-    /// As [`PromptTask::answer`], going on after tokens that were emitted elsewhere.
-    pub(super) async fn answer_after(self, ask: Ask, emitted: Vec<u32>, lines: mpsc::Sender<Value>) {
+    /// Answers a prompt, line by line, going on after what was said before.
+    pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
         let conducts = ask.model.is_empty() || ask.model == self.ready.name;
-        let ended =
-            if conducts { self.run(ask, emitted, &lines).await } else { self.elsewhere(ask, &lines).await };
+        let ended = if conducts {
+            self.run(ask, said, &lines).await
+        } else {
+            self.elsewhere(ask, said, &lines).await
+        };
         if let Err(why) = ended {
             let _ = lines.send(json!({ "error": why })).await;
         }
     }
 
     /// This node does not hold the model: somebody else must conduct.
-    async fn elsewhere(&self, ask: Ask, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+    async fn elsewhere(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), String> {
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             return Err(format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
@@ -86,11 +94,20 @@ impl PromptTask {
         if peers.is_empty() {
             return Err(format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model));
         }
-        let line = self.delegate(&ask, peers, lines).await?;
+        let line = self.delegate(&ask, said.ids, peers, lines).await?;
         let finished = super::Finished::new(SessionId::new(random()?), Some(line.clone()));
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
+    }
+
+    /// The model that answers, as an interrupted answer remembers it.
+    pub(super) fn model_of(&self, ask: &Ask) -> String {
+        if ask.model.is_empty() || ask.model == self.ready.name {
+            format!("{:?}", self.ready.model)
+        } else {
+            ask.model.clone()
+        }
     }
 
     /// Says what answering it would take.
@@ -165,9 +182,9 @@ impl PromptTask {
         Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
     }
 
-    async fn run(&self, ask: Ask, emitted: Vec<u32>, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+    async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), String> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
-            self.prepare(&ask, &emitted, true).await?;
+            self.prepare(&ask, &said.ids, true).await?;
         let finished = |line| super::Finished::new(session, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
@@ -195,6 +212,7 @@ impl PromptTask {
             session,
             prompt: ids,
             max_tokens,
+            rounding: said.rounding,
             conduct: Conduct { sampling, seed: ask.seed, stop: ask.stop, history: Vec::new(), prompt_tokens },
             wire,
             hidden: self.ready.hidden as usize,
@@ -211,7 +229,11 @@ impl PromptTask {
             layer_bytes: self.layer_bytes,
         };
         let orders = inlets.orders.clone();
-        tokio::spawn(generate::generate(means, plan, inlets, doors));
+        let span = tracing::info_span!(
+            "prompt", %session, mode = ask.mode.name(), wire = wire.name(), prompt_tokens,
+            tokens = Empty, faults = Empty, ttft_ms = Empty
+        );
+        tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
         let mut ended = None;
         while let Some(piece) = news.recv().await {
@@ -253,6 +275,9 @@ impl PromptTask {
             let _ = self.finished.send(finished(None)).await;
             return Err("the prompt was dropped; `shoal why` may say more".into());
         };
+        span.record("tokens", report.ids.len()).record("faults", report.faults.len());
+        span.record("ttft_ms", report.ttft_ms);
+        span.in_scope(|| tracing::info!("answered"));
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let speeds = speeds(&report, self.me);
         let Report { outcomes, receipts, proofs, .. } = *report;

@@ -59,17 +59,18 @@ impl Conductor {
             return Vec::new();
         }
         self.running = self.running.saturating_sub(1);
+        self.hops.ended(output.layers.start(), output.from);
         let Some(stage) = self.stage_from(output.layers.start()) else { return Vec::new() };
         let to = output.from + output.rows;
         match output.body {
             Body::Activations(wire, bytes) => self.boundary(
                 stage,
+                self.means.me,
                 output.layers.end(),
                 output.from,
                 output.rows,
                 wire,
                 Bytes::from(bytes),
-                self.means.me,
             ),
             Body::Sampled { id, text, stop, ends_turn, logprob, top, .. } => {
                 let said = Progress::Token { position: to, id, text, logprob, top };

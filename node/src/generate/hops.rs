@@ -7,7 +7,7 @@ use p2p::{
     codec::Wire,
     wire::frame::{Header, Kind},
 };
-use scheduler::{LayerRange, NodeId, recover::Failure, session::Event};
+use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event};
 
 use super::{CHUNK_ROWS, Conductor, FEED_ROWS, log::Added};
 use crate::{
@@ -29,6 +29,7 @@ impl Conductor {
         let mut at = from;
         while at < to {
             let rows = CHUNK_ROWS.min(to - at);
+            self.hop_began(Segment { node, ..segment }, at, rows);
             if segment.layers.start() == 0 {
                 let ids = self.tokens[at as usize..(at + rows) as usize].to_vec();
                 self.run_at_home(segment.layers, epoch, at, rows, JobInput::Tokens(ids));
@@ -104,18 +105,21 @@ impl Conductor {
         match header.kind {
             Kind::Activations => self.boundary(
                 stage,
+                from,
                 header.layer,
                 header.from,
                 header.rows,
                 header.wire,
                 Bytes::from(payload),
-                from,
             ),
             Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
             Kind::Commit => self.committed(stage, from, header, &payload),
-            Kind::Beacon => vec![Event::Beacon { stage, epoch }],
+            // A shadow that computes says nothing about the stage it follows.
+            Kind::Beacon if self.segment(stage).is_some_and(|segment| segment.node == from) => {
+                vec![Event::Beacon { stage, epoch }]
+            }
             // It computes; whom it cannot reach is likelier to be gone than it is to lie.
             Kind::Unreachable => match self.segment(stage + 1) {
                 Some(next) if next.node != self.means.me => self.failed(next.node, Failure::Closed),
@@ -134,21 +138,31 @@ impl Conductor {
             || self.shadows.get(&stage) == Some(&node)
     }
 
+    /// For the log and traces: a frame is on its way to a stage.
+    fn hop_began(&mut self, to: Segment, from: u32, rows: u32) {
+        let epoch = self.machine.epoch();
+        self.hops.began(
+            to.layers.start(),
+            from,
+            || tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows),
+        );
+    }
+
     /// The output of a stage is here: log it, pass it on where that is ours to do.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn boundary(
         &mut self,
         stage: usize,
+        node: NodeId,
         layer: u32,
         from: u32,
         rows: u32,
         wire: Wire,
         bytes: Bytes,
-        by: NodeId,
     ) -> Vec<Event> {
         let epoch = self.machine.epoch();
         let fits = from + rows <= self.tokens.len() as u32;
-        let added = fits.then(|| self.logs.add(layer, from, rows, wire, &bytes, by)).flatten();
+        let added = fits.then(|| self.logs.add(layer, from, rows, wire, &bytes, node)).flatten();
         let Some(Added { reached, differs }) = added else {
             return self
                 .segment(stage)
@@ -159,7 +173,7 @@ impl Conductor {
             self.report.evidence += 1;
             tracing::warn!(stage, layer, from, "two answers for one position differ");
             if let Some(segment) = self.segment(stage) {
-                self.rivaled(segment.layers, by);
+                self.rivaled(segment.layers, node);
             }
         }
         if rows == 1 {
@@ -167,15 +181,21 @@ impl Conductor {
             let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
             *mean = (mean.0 + ms, mean.1 + 1);
         }
+        if let Some(segment) = self.segment(stage) {
+            self.hops.ended(segment.layers.start(), from);
+        }
         let next = self.segment(stage + 1);
+        if let Some(next) = next {
+            self.hop_began(next, from, rows);
+        }
         if let Some(next) = next
-            && (by == self.means.me || next.node == self.means.me)
+            && (node == self.means.me || next.node == self.means.me)
         {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }
         self.feed_shadow(stage + 1);
         reached.map_or_else(Vec::new, |logged| {
-            vec![Event::Boundary { stage, epoch, to: logged.min(from + rows) }]
+            vec![Event::Boundary { stage, node, epoch, to: logged.min(from + rows) }]
         })
     }
 

@@ -23,8 +23,8 @@ pub const MAX_ANSWER: usize = 256 << 10;
 pub const MAX_CAUGHT_UP: usize = 1_024;
 /// Addresses of one contact; a node with more names its best.
 pub const MAX_ADDRESSES: usize = 8;
-/// Longest address, bytes.
-pub const MAX_ADDRESS: usize = 128;
+/// Longest address, bytes: a circuit names two peers behind the relay's own address, up to 190 bytes over IPv6.
+pub const MAX_ADDRESS: usize = 256;
 /// Longest explanation of a refusal, bytes; what goes beyond is cut off.
 pub const MAX_TEXT: usize = 256;
 /// Most positions a lease may ask room for; above any published context.
@@ -90,6 +90,9 @@ pub enum Ask {
         /// So many nodes are known already.
         have: u32,
     },
+    /// Whether it is there. The network answers by itself: who hears nothing is cut off, or talks to a machine that
+    /// stands still.
+    Ping,
     /// For the last commitments to a session and the bill for it, before it is released.
     Settle {
         /// Which.
@@ -178,6 +181,8 @@ pub enum Answer {
     Released,
     /// Sealed announcements, freshest first; the reader opens each.
     Announcements(Vec<Vec<u8>>),
+    /// It is there.
+    Pong,
     /// What was computed, by range, at most [`MAX_SETTLED`].
     Settled(Vec<Settlement>),
 }
@@ -274,11 +279,14 @@ impl Ask {
             Self::CatchUp { have } => {
                 to.u8(2).u32(*have);
             }
+            Self::Ping => {
+                to.u8(3);
+            }
             Self::Settle { session, upto } => {
-                to.u8(3).bytes(session.as_bytes()).u32(*upto);
+                to.u8(4).bytes(session.as_bytes()).u32(*upto);
             }
             Self::Receipt(receipt) => {
-                to.u8(4).bytes(receipt.as_slice());
+                to.u8(5).bytes(receipt.as_slice());
             }
         }
         to.finish()
@@ -297,8 +305,9 @@ impl Ask {
             0 => Self::Lease(Lease::read(&mut from)?),
             1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
-            3 => Self::Settle { session: SessionId::new(from.array()?), upto: from.u32()? },
-            4 => Self::Receipt(Box::new(from.array()?)),
+            3 => Self::Ping,
+            4 => Self::Settle { session: SessionId::new(from.array()?), upto: from.u32()? },
+            5 => Self::Receipt(Box::new(from.array()?)),
             _ => return Err(Malformed("ask: kind")),
         };
         from.finish().map(|()| ask)
@@ -332,7 +341,8 @@ impl Answer {
             Self::Announcements(sealed) => to.u8(3).list(sealed, |to, bytes| {
                 to.count(bytes.len()).bytes(bytes);
             }),
-            Self::Settled(settled) => to.u8(4).list(settled, |to, one| {
+            Self::Pong => to.u8(4),
+            Self::Settled(settled) => to.u8(5).list(settled, |to, one| {
                 write_range(one.layers, to);
                 to.bytes(&one.commit).bytes(one.offer.as_slice());
             }),
@@ -361,7 +371,8 @@ impl Answer {
                 let len = from.count(MAX_ANNOUNCEMENT, 1)?;
                 from.bytes(len).map(<[u8]>::to_vec)
             })?),
-            4 => Self::Settled(from.list(MAX_SETTLED, 8 + COMMIT_LEN + Work::OFFER_LEN, |from| {
+            4 => Self::Pong,
+            5 => Self::Settled(from.list(MAX_SETTLED, 8 + COMMIT_LEN + Work::OFFER_LEN, |from| {
                 let layers = read_range(from, MAX_LAYERS)?;
                 Ok(Settlement { layers, commit: from.array()?, offer: Box::new(from.array()?) })
             })?),

@@ -5,9 +5,13 @@ mod demo;
 mod doctor;
 mod join;
 pub mod local;
+mod look;
 pub mod remote;
+mod resume;
+mod screen;
 mod up;
 mod verify;
+mod watch;
 
 use tokio::runtime::{Builder, Runtime};
 
@@ -16,6 +20,7 @@ pub(super) use self::{
     demo::demo,
     doctor::doctor,
     join::join,
+    resume::resume,
     up::up,
     verify::verify,
 };
