@@ -72,7 +72,7 @@ impl Daemon {
     pub(super) fn learn(
         &mut self,
         outcomes: Vec<(NodeId, Outcome)>,
-        receipts: &[Box<[u8; Receipt::LEN]>],
+        receipts: &[[u8; Receipt::LEN]],
         proofs: &[Vec<u8>],
     ) {
         for receipt in receipts {

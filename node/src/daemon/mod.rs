@@ -158,7 +158,7 @@ pub struct Finished {
     /// What to remember of whom.
     outcomes: Vec<(NodeId, Outcome)>,
     /// Work that was signed for.
-    receipts: Vec<Box<[u8; Receipt::LEN]>>,
+    receipts: Vec<[u8; Receipt::LEN]>,
     /// Proofs against liars.
     proofs: Vec<Vec<u8>>,
 }

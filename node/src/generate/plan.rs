@@ -137,7 +137,7 @@ pub struct Report {
     /// What to remember of whom.
     pub outcomes: Vec<(NodeId, Outcome)>,
     /// Work that was signed for.
-    pub receipts: Vec<Box<[u8; Receipt::LEN]>>,
+    pub receipts: Vec<[u8; Receipt::LEN]>,
     /// Proofs against those convicted; they hold what the prompt can be read from.
     pub proofs: Vec<Vec<u8>>,
 }

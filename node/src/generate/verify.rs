@@ -400,7 +400,7 @@ impl Conductor {
             }
             let Ok(receipt) = Receipt::cosign(one.offer.as_slice(), &self.means.identity) else { continue };
             let Ok(receipt) = <Box<[u8; Receipt::LEN]>>::try_from(receipt) else { continue };
-            self.report.receipts.push(receipt.clone());
+            self.report.receipts.push(*receipt);
             let network = self.means.network.clone();
             tokio::spawn(async move {
                 let _ = network.ask(node, &Ask::Receipt(receipt), Duration::from_millis(LEASE_MS)).await;
