@@ -914,7 +914,15 @@ mod tests {
         });
         for position in 3..9 {
             (0..2).for_each(|stage| {
-                session.step(Millis(2), Event::Boundary { stage, epoch: 1, to: position });
+                session.step(
+                    Millis(2),
+                    Event::Boundary {
+                        stage,
+                        node: NodeId::numbered(stage as u64 + 1),
+                        epoch: 1,
+                        to: position,
+                    },
+                );
             });
             session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
         }
