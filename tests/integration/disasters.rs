@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -39,6 +40,10 @@ fn alone(ask: &[&str]) -> Value {
     Shoal::new().json(["run", "--json"].iter().chain(ask), "")["ids"].clone()
 }
 
+fn serves(folder: &Path, index: usize, layers: &str, peer: &str) -> Node {
+    Node::start(&folder.join(index.to_string()), &["--layers", layers, "--peer", peer])
+}
+
 struct Swarm {
     layers: Vec<&'static str>,
     folder: TempDir,
@@ -58,16 +63,16 @@ impl Swarm {
 
     /// All who serve, started at once: most of a start is waiting.
     fn all(&self) -> Vec<Node> {
+        let (folder, peer) = (self.folder.path(), self.asks.tcp());
         thread::scope(|scope| {
-            let starting: Vec<_> =
-                (0..self.layers.len()).map(|index| scope.spawn(move || self.node(index))).collect();
+            let start = |(index, layers)| scope.spawn(move || serves(folder, index, layers, peer));
+            let starting: Vec<_> = self.layers.iter().copied().enumerate().map(start).collect();
             starting.into_iter().map(|node| node.join().unwrap()).collect()
         })
     }
 
     fn node(&self, index: usize) -> Node {
-        let home = self.folder.path().join(index.to_string());
-        Node::start(&home, &["--layers", self.layers[index], "--peer", self.asks.tcp()])
+        serves(self.folder.path(), index, self.layers[index], self.asks.tcp())
     }
 
     /// Indices of the nodes that run a prompt.
