@@ -173,6 +173,8 @@ mod tests {
 
     fn report(stage_ms: &[f64], gap: f64) -> Report {
         Report {
+            met: None,
+            ended_turn: false,
             end: End::Length,
             rest: String::new(),
             ids: Vec::new(),
