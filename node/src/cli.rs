@@ -391,7 +391,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: EngineArgs,
-    /// Random weights of a known shape instead of a model: llama-1b, llama-3b, llama-8b, qwen2-0.5b, ...
+    /// Random weights of a known shape instead of a model: llama-1b, llama-3b, llama-8b, qwen2-0.5b and others
     #[arg(long, conflicts_with = "model")]
     pub shape: Option<String>,
     /// Weight format of --shape
