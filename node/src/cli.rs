@@ -539,7 +539,7 @@ pub struct ConvertArgs {
     /// The file to write [default: FOLDER-FORMAT.gguf]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, ...
+    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k and others
     #[arg(short, long, default_value = "q8_0")]
     pub format: String,
     /// Threads that quantize [default: physical cores]
