@@ -20,4 +20,5 @@ mod repo;
 mod routes;
 mod soak;
 mod swarm;
+mod verify;
 mod wire;

@@ -385,7 +385,7 @@ impl Daemon {
         };
         Draft {
             claim,
-            class: Class::D1,
+            class: ready.class,
             offers,
             links: self.gossip.links(),
             addresses,

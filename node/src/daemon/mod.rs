@@ -13,6 +13,7 @@
 //! the network's events are the only ones that may be dropped (announcements, which come again).
 
 mod admit;
+mod check;
 mod delegate;
 mod estimate;
 mod gossip;
@@ -32,11 +33,17 @@ use std::{
 };
 
 use p2p::{
-    Event, Identity, Network, Plane, Reachability, ReplyTo, invite::Invite, wire::control::Ask as ControlAsk,
+    Event, Identity, Network, Plane, Reachability, ReplyTo,
+    invite::Invite,
+    wire::{
+        control::{Answer, Ask as ControlAsk},
+        receipt::Receipt,
+    },
 };
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, SessionId,
     latency::{Ema, SPEED_TAU_MS},
+    trust::Outcome,
     view::{Geography, SwarmView},
 };
 use serde_json::{Value, json};
@@ -55,11 +62,14 @@ use self::{
 pub use self::{page::Front, prompt::PromptTask};
 use crate::{
     Error, Result,
+    audit::Auditor,
     control::{self, Call, Question},
     generate::Reroute,
     lessons::Lessons,
+    receipts::Receipts,
     stage::Served,
     table::{Order, Table},
+    trust::Trust,
     worker::{self, Ready, Worker},
 };
 
@@ -159,6 +169,20 @@ pub struct Finished {
     line: Option<Value>,
     /// What it taught.
     measured: Measured,
+    /// What to remember of whom.
+    outcomes: Vec<(NodeId, Outcome)>,
+    /// Work that was signed for.
+    receipts: Vec<[u8; Receipt::LEN]>,
+    /// Proofs against liars.
+    proofs: Vec<Vec<u8>>,
+}
+
+impl Finished {
+    /// Nothing to remember.
+    fn new(session: SessionId, line: Option<Value>) -> Self {
+        let (measured, outcomes, receipts, proofs) = Default::default();
+        Self { session, line, measured, outcomes, receipts, proofs }
+    }
 }
 
 /// Sums since the node started.
@@ -183,6 +207,9 @@ struct Daemon {
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
     held: Held,
+    trust: Trust,
+    receipts: Receipts,
+    auditor: Option<Auditor>,
     table: Table,
     gossip: gossip::Announcer,
     door: Door,
@@ -254,8 +281,9 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         file_bytes: setup.file_bytes,
         ready,
     };
+    let me = network.me();
     let mut daemon = Daemon {
-        me: network.me(),
+        me,
         front: setup.front,
         identity: setup.identity,
         network,
@@ -265,6 +293,9 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         started,
         view: SwarmView::new(Geography::around(UNMEASURED_MS)),
         facts: BTreeMap::new(),
+        trust: Trust::open(&setup.home),
+        receipts: Receipts::open(&setup.home, me, check::unix_s()),
+        auditor: Auditor::new(&held.spec, held.id, held.ready.class),
         held,
         table,
         gossip: gossip::Announcer::new(unix_ms()),
@@ -464,6 +495,11 @@ impl Daemon {
         match ask {
             ControlAsk::Lease(lease) => self.lease(from, lease, reply),
             ControlAsk::Release { session, epoch } => self.released(from, session, epoch, reply),
+            ControlAsk::Settle { session, upto } => self.settle(from, session, upto, reply),
+            ControlAsk::Receipt(receipt) => {
+                self.keep_receipt(from, &receipt);
+                self.network.answer(reply, Answer::Released);
+            }
             // These are answered by the network itself.
             ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
@@ -512,6 +548,7 @@ impl Daemon {
             Question::Status => self.status().await,
             Question::Peers => self.peers().await,
             Question::View => self.page().await,
+            Question::Receipts => self.list_receipts(),
             Question::Invite => self.invite_code().await,
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {
@@ -537,6 +574,11 @@ impl Daemon {
         PromptTask {
             me: self.me,
             network: self.network.clone(),
+            identity: self.identity.clone(),
+            auditor: self.auditor.clone(),
+            shares: self.trust.shares(self.held.id),
+            approx: self.approx(),
+            layer_bytes: self.held.file_bytes / u64::from(self.held.ready.num_layers.max(1)),
             table: self.table.clone(),
             worker: self.held.worker.subscribe(),
             ready: self.held.ready.clone(),
@@ -558,6 +600,7 @@ impl Daemon {
         if let Some(ms) = over.measured.home_ms {
             self.at_home.add(now, ms);
         }
+        self.learn(over.outcomes, &over.receipts, &over.proofs);
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();

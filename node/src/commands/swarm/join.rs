@@ -190,7 +190,7 @@ fn create_private_folder(home: &Path) -> Result<()> {
     })
 }
 
-fn source(model: &str) -> Result<Source> {
+pub(super) fn source(model: &str) -> Result<Source> {
     Ok(match library::path(model)? {
         Some(path) => Source::File(path),
         None => Source::Embedded,
