@@ -41,6 +41,7 @@ pub enum Command {
   shoal join                                   find others on this network
   shoal join shoal1abcd...                     with a code from `shoal invite`
   shoal join --layers 2..6 --memory 1024       serve four layers, 1 GiB for sessions
+  shoal join --model 4f3c... --disk 20GB       fetch the layers of that model which the swarm lacks most, and serve them
   shoal join --ask-only                        serve nobody")]
     Join(Box<swarm::JoinArgs>),
     /// Run a swarm of several nodes on this machine
@@ -50,6 +51,10 @@ pub enum Command {
     Up(Box<swarm::UpArgs>),
     /// Let the running node finish what it serves, say good-bye and stop
     Leave(swarm::AskArgs),
+    /// Let the running node serve nobody and send nothing, until `shoal resume`; it still asks
+    Pause(swarm::AskArgs),
+    /// Let the running node serve others again
+    Resume(swarm::AskArgs),
     /// Print a code that lets a friend join this node's swarm
     Invite(swarm::AskArgs),
     /// What the running node is doing

@@ -91,6 +91,28 @@ pub struct Ask {
     pub stop: Vec<String>,
 }
 
+/// A model to fetch from peers and mirrors.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PullAsk {
+    /// Its id, 64 hex digits.
+    pub id: Option<String>,
+    /// Without an id: the name it is announced under.
+    pub called: Option<String>,
+    /// What to call it here.
+    pub name: Option<String>,
+    /// Mirrors' addresses.
+    pub from: Vec<String>,
+    /// The layers as pairs of first and end; none for the whole file.
+    pub layers: Vec<(u32, u32)>,
+    /// Most disk that all pulled models may take, within what the node was offered.
+    pub disk_bytes: Option<u64>,
+    /// How fast at most, within what the node was offered.
+    pub bytes_per_s: Option<u64>,
+    /// Only say what would be fetched.
+    pub plan_only: bool,
+}
+
 /// What a command can ask of the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase")]
@@ -110,6 +132,8 @@ pub enum Question {
     Peers,
     /// A code for a friend.
     Invite,
+    /// Fetch a model, or some layers of it.
+    Pull(Box<PullAsk>),
     /// Finish what runs, say good-bye, stop.
     Leave,
     /// Serve others, or not for now.
@@ -133,6 +157,11 @@ pub struct Call {
 /// Where the socket of a node with this data folder is.
 pub fn socket(home: &Path) -> PathBuf {
     home.join("control.sock")
+}
+
+/// Whether a node runs with the data folder `home`.
+pub fn is_running(home: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(socket(home)).is_ok()
 }
 
 /// Opens the socket. A node that runs already keeps it.

@@ -37,6 +37,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Join(args) => swarm::join(*args),
         Command::Up(args) => swarm::up(*args),
         Command::Leave(args) => swarm::leave(args),
+        Command::Pause(args) => swarm::pause(args, true),
+        Command::Resume(args) => swarm::pause(args, false),
         Command::Invite(args) => swarm::invite(args),
         Command::Status(args) => swarm::status(args),
         Command::Peers(args) => swarm::peers(args),

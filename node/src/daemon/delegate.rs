@@ -132,6 +132,19 @@ impl PromptTask {
     }
 }
 
+/// Tells a peer that its prompt is not conducted here.
+pub(super) async fn decline(mut stream: Stream) {
+    let reason = "this node takes no more prompts of others for now".to_owned();
+    let (prefix, body) = Event::Failed { reason }.encode();
+    let declined = async {
+        // What it asks is read first: a stream that is closed before looks like a node that died.
+        let _ = read_request(&mut stream).await?;
+        stream.send(&prefix, &body).await?;
+        stream.finish().await
+    };
+    let _ = timeout(ASKING, declined).await;
+}
+
 fn request(ask: &Ask, emitted: Vec<u32>) -> Request {
     let (messages, raw) = match &ask.prompt {
         Value::String(text) => (text.clone(), true),

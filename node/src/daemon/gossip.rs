@@ -126,7 +126,8 @@ impl Daemon {
             context: ready.context,
             file_bytes: self.held.file_bytes,
         };
-        let (holdings, offers) = if serving { (vec![holding], vec![offer]) } else { Default::default() };
+        let (mut holdings, mut offers) = if serving { (vec![holding], vec![offer]) } else { Default::default() };
+        self.name_shared(&mut holdings, &mut offers);
         let claim = Claim {
             node: self.me,
             operator: own_operator(self.me),
@@ -153,7 +154,7 @@ impl Daemon {
     fn merge_own(&mut self, draft: Draft, now: Millis) {
         let mut claim = draft.claim;
         let ready = &self.held.ready;
-        claim.holdings = vec![Holding {
+        let holding = Holding {
             model: self.held.id,
             loaded: LayerSet::new(self.held.loaded.iter().copied()).ranges().to_vec(),
             on_disk: Vec::new(),
@@ -165,7 +166,8 @@ impl Daemon {
             active: self.table.serving(self.me) as u32,
             batch_knee: 1,
             kv_layer_positions: self.kv_room(),
-        }];
+        };
+        claim.holdings = if self.held.loaded.is_empty() { Vec::new() } else { vec![holding] };
         claim.draining = false;
         match Capability::try_from(claim) {
             Ok(own) => {

@@ -55,7 +55,7 @@ impl PromptTask {
 
     /// As [`PromptTask::answer`], going on after tokens that were emitted elsewhere.
     pub(super) async fn answer_after(self, ask: Ask, emitted: Vec<u32>, lines: mpsc::Sender<Value>) {
-        let conducts = ask.model.is_empty() || ask.model == self.ready.name;
+        let conducts = (ask.model.is_empty() || ask.model == self.ready.name) && self.ready.has_ends();
         let ended =
             if conducts { self.run(ask, emitted, &lines).await } else { self.elsewhere(ask, &lines).await };
         if let Err(why) = ended {
@@ -64,7 +64,10 @@ impl PromptTask {
     }
 
     /// This node does not hold the model: somebody else must conduct.
-    async fn elsewhere(&self, ask: Ask, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+    async fn elsewhere(&self, mut ask: Ask, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+        if ask.model.is_empty() {
+            ask.model = self.ready.name.clone();
+        }
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             return Err(format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
@@ -106,6 +109,12 @@ impl PromptTask {
 
     /// Encode, then ask who shall run it.
     async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, String> {
+        if !self.ready.has_ends() {
+            return Err(format!(
+                "both ends of \"{}\" are not here, so prompts begin elsewhere and cannot be planned here; `shoal join --ends` fetches them",
+                self.ready.name
+            ));
+        }
         if !ask.model.is_empty() && ask.model != self.ready.name {
             return Err(format!(
                 "this node conducts \"{}\", not \"{}\"; start one with `shoal join --model {}`",

@@ -26,10 +26,10 @@ use tokio::{
 
 use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
-    Prompt, Ready, Source, Spec,
+    PoisonGuard, Prompt, Ready, Source, Spec,
     child::Child,
     ipc::{self, Ask, Frame, Tell},
-    shared::{Reply, Shared, lock, read_frames, write_frames},
+    shared::{Reply, Shared, State, lock, read_frames, write_frames},
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -74,7 +74,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     };
     let mut ready = ready.inspect_err(|_| child.kill())?;
     let shared = Arc::new(Shared {
-        child,
+        child: Some(child),
         guard: spec.guard,
         alive: AtomicBool::new(true),
         dismissed: AtomicBool::new(false),
@@ -131,6 +131,21 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
 }
 
 impl Worker {
+    /// No worker: whatever it is asked fails with [`Fault::Dead`]. For a node that has no weights yet.
+    pub fn absent() -> Self {
+        let state = State { dead: Some("no weights are here yet".into()), ..State::default() };
+        let shared = Shared {
+            child: None,
+            guard: PoisonGuard::default(),
+            alive: AtomicBool::new(false),
+            dismissed: AtomicBool::new(true),
+            next_id: AtomicU64::new(0),
+            state: Mutex::new(state),
+        };
+        // The other end is dropped: nothing is ever queued.
+        Self { frames: mpsc::channel(1).0, shared: Arc::new(shared) }
+    }
+
     /// Text to token ids.
     ///
     /// # Errors
@@ -240,7 +255,7 @@ impl Worker {
     /// Ends the child now; its memory is free as soon as the system has cleaned up.
     pub fn kill(&self) {
         self.shared.dismissed.store(true, Ordering::SeqCst);
-        self.shared.child.kill();
+        self.shared.kill();
     }
 
     /// Whether the child runs, as far as we know.
@@ -248,9 +263,9 @@ impl Worker {
         self.shared.alive.load(Ordering::SeqCst)
     }
 
-    /// The child's process number.
-    pub fn pid(&self) -> u32 {
-        self.shared.child.pid.as_raw_nonzero().get() as u32
+    /// The child's process number; `None` for a worker that never was.
+    pub fn pid(&self) -> Option<u32> {
+        self.shared.child.as_ref().map(|child| child.pid.as_raw_nonzero().get() as u32)
     }
 
     /// Jobs under way.

@@ -157,6 +157,36 @@ pub struct Ready {
     pub sandboxed: bool,
 }
 
+impl Ready {
+    /// Of a worker that is not there: nothing is in memory, nothing is known of the model but its names.
+    pub fn absent(model: ModelId, name: String, context: usize) -> Self {
+        Self {
+            model,
+            name,
+            num_layers: 0,
+            layers: Vec::new(),
+            hidden: 0,
+            vocab: 0,
+            context: u32::try_from(context).unwrap_or(u32::MAX),
+            kv_bytes_per_layer_position: 0,
+            resident_bytes: 0,
+            decode_ms: 0.0,
+            prefill_ms: 0.0,
+            visit_ms: 0.0,
+            head_ms: 0.0,
+            load_ms: 0.0,
+            class: Class::Approx,
+            sandboxed: false,
+        }
+    }
+
+    /// Whether both ends of the model are in memory, so that prompts can begin and end here.
+    pub fn has_ends(&self) -> bool {
+        let holds = |layer| self.layers.iter().any(|range| range.contains(layer));
+        self.num_layers > 0 && holds(0) && holds(self.num_layers - 1)
+    }
+}
+
 /// Text to turn into token ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {

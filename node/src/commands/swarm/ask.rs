@@ -65,6 +65,7 @@ pub(in crate::commands) fn status(args: AskArgs) -> Result<()> {
         human_bytes(number(&status["bytes_in"]) as u64),
         human_bytes(number(&status["bytes_out"]) as u64)
     );
+    content(&status)?;
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
     }
@@ -117,6 +118,62 @@ pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
         return output::json_line(&left);
     }
     say!("The node finished what it was serving, said good-bye and stopped.");
+    Ok(())
+}
+
+pub(in crate::commands) fn pause(args: AskArgs, paused: bool) -> Result<()> {
+    let answer = asked(&args.home.path()?, &Question::Pause { paused })?;
+    if args.json {
+        return output::json_line(&answer);
+    }
+    match paused {
+        true => say!("Paused: what runs goes on, nobody new is served, no model is sent. `shoal resume` ends it."),
+        false => say!("This node serves others again."),
+    }
+    Ok(())
+}
+
+/// What is kept, sent and fetched of models, and what the node may take.
+fn content(status: &Value) -> Result<()> {
+    let (content, caps) = (&status["content"], &status["caps"]);
+    let bytes = |value: &Value| human_bytes(value.as_u64().unwrap_or_default());
+    let cap = |value: &Value, unit: &str| {
+        value.as_u64().map_or_else(|| "any".to_owned(), |n| format!("{}{unit}", human_bytes(n)))
+    };
+    let fetching = &status["fetching"];
+    if let Some(what) = fetching["event"].as_str() {
+        let why = fetching["why"].as_str().unwrap_or_default();
+        match what {
+            "fetching" | "fetched" => say!(
+                "fetching  {} of {}, {}/s, {} s left",
+                bytes(&fetching["done_bytes"]),
+                bytes(&fetching["total_bytes"]),
+                bytes(&fetching["bytes_per_s"]),
+                fetching["eta_s"]
+            ),
+            "looking" => say!("fetching  looking for who has the model"),
+            _ => say!("fetching  waiting: {why}"),
+        }
+    }
+    let shared: Vec<&str> =
+        content["shared"].as_array().into_iter().flatten().filter_map(|model| model["name"].as_str()).collect();
+    if !shared.is_empty() || content["uploaded_bytes"] != json!(0) || content["downloaded_bytes"] != json!(0) {
+        say!(
+            "models    shares {}; {} sent, {} fetched",
+            if shared.is_empty() { "none".to_owned() } else { shared.join(", ") },
+            bytes(&content["uploaded_bytes"]),
+            bytes(&content["downloaded_bytes"])
+        );
+    }
+    say!(
+        "caps      {} sessions of others in {}; weights {}, disk {}, upload {}, download {}",
+        caps["sessions"],
+        bytes(&caps["kv_bytes"]),
+        cap(&caps["weights_bytes"], ""),
+        cap(&caps["disk_bytes"], ""),
+        cap(&caps["upload_bytes_per_s"], "/s"),
+        cap(&caps["download_bytes_per_s"], "/s")
+    );
     Ok(())
 }
 

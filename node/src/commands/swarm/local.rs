@@ -123,6 +123,8 @@ fn start_node(
     ]);
     command.arg("--home").arg(home);
     // Nodes share the machine's cores: one thread each, free to move.
+    // All their sessions are the same person's.
+    command.args(["--sessions", "64"]);
     command.args(["--threads", &engine.threads.unwrap_or(1).to_string(), "--no-pin"]);
     if let Some(isa) = &engine.isa {
         command.args(["--isa", isa]);

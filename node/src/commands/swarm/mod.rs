@@ -11,7 +11,7 @@ mod up;
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) use self::{
-    ask::{invite, leave, peers, plan, status, why},
+    ask::{invite, leave, pause, peers, plan, status, why},
     demo::demo,
     doctor::doctor,
     join::join,
