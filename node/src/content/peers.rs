@@ -113,7 +113,7 @@ impl Liars {
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Since(Instant),
-    Rests { until: Instant, breaks: u32 },
+    Rests { until: Instant },
 }
 
 #[derive(Debug)]
@@ -216,8 +216,7 @@ impl Finder {
                 let breaks = state.breaks.entry(node).or_default();
                 *breaks += 1;
                 let rest = (REST * (1 << (*breaks - 1).min(5))).min(LONGEST_REST);
-                let breaks = *breaks;
-                state.asked.insert(node, Asked::Rests { until: now + rest, breaks });
+                state.asked.insert(node, Asked::Rests { until: now + rest });
             }
             _ => {}
         }
@@ -231,7 +230,7 @@ impl Finder {
         let now = Instant::now();
         match state.asked.get(&node) {
             None => true,
-            Some(Asked::Rests { until, .. }) => now >= *until,
+            Some(Asked::Rests { until }) => now >= *until,
             Some(Asked::Since(since)) => {
                 now.duration_since(*since) >= STALE && now.duration_since(state.moved) >= STALE / 2
             }

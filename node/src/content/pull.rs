@@ -409,6 +409,17 @@ pub fn event_of(line: &Value) -> Option<Event> {
     })
 }
 
+/// What is about to be fetched.
+pub fn plan_json(prepared: &Prepared, layers: &[LayerRange]) -> Value {
+    let entry = prepared.entry();
+    let layers: Vec<[u32; 2]> = layers.iter().map(|range| [range.start(), range.end()]).collect();
+    json!({
+        "event": "plan", "name": entry.name, "id": entry.id, "file_bytes": entry.bytes,
+        "total_bytes": prepared.total_bytes(), "missing_bytes": prepared.missing_bytes(),
+        "num_layers": prepared.num_layers(), "layers": layers, "from": entry.from,
+    })
+}
+
 /// Adds what a pull did to its last line.
 pub fn report_json(report: &Report, line: &mut Value) {
     let by_source = report.by_source.iter().map(|(source, bytes)| json!({ "source": source, "bytes": bytes }));

@@ -36,14 +36,14 @@ use tokio::{
 
 use super::{
     Daemon, Notice, Serve,
-    pull::{Pulls, apart, plan_json},
+    pull::{Pulls, apart},
 };
 use crate::{
     Error, Result,
     content::{
         self, hex,
         peers::Question,
-        pull::{Ask, Found, Prepared, open, report_json},
+        pull::{Ask, Found, Prepared, open, plan_json, report_json},
     },
     library, model,
     worker::{self, Output, Ready, Worker},

@@ -29,7 +29,7 @@ use crate::{
     content::{
         self, hex,
         peers::{Finder, Liars, Question},
-        pull::{Ask, Found, Prepared, event_json, prepare, report_json},
+        pull::{Ask, Found, Prepared, event_json, plan_json, prepare, report_json},
     },
     control::PullAsk,
 };
@@ -247,17 +247,6 @@ fn listener(finder: Arc<OnceLock<Finder>>, events: mpsc::Sender<Value>) -> impl 
         }
         let _ = events.try_send(event_json(&event));
     }
-}
-
-/// What is about to be fetched.
-pub(super) fn plan_json(prepared: &Prepared, layers: &[LayerRange]) -> Value {
-    let entry = prepared.entry();
-    let layers: Vec<[u32; 2]> = layers.iter().map(|range| [range.start(), range.end()]).collect();
-    json!({
-        "event": "plan", "name": entry.name, "id": entry.id, "file_bytes": entry.bytes,
-        "total_bytes": prepared.total_bytes(), "missing_bytes": prepared.missing_bytes(),
-        "num_layers": prepared.num_layers(), "layers": layers, "from": entry.from,
-    })
 }
 
 /// Runs what `work` makes on a thread of its own with its own runtime.
