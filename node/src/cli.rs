@@ -1,6 +1,7 @@
 //! The command line: every command, its flags and its examples.
 
 mod model;
+pub mod operate;
 pub mod swarm;
 
 use std::{net::SocketAddr, path::PathBuf};
@@ -8,6 +9,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand};
 
 pub use model::{ModelCommand, PullArgs};
+pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
 
 /// Runs language models on this machine, and across a swarm of other people's.
 ///
@@ -15,6 +17,9 @@ pub use model::{ModelCommand, PullArgs};
 #[derive(Debug, Parser)]
 #[command(name = "shoal", version, max_term_width = 110, arg_required_else_help = true)]
 pub struct Cli {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub global: GlobalArgs,
     /// What to do
     #[command(subcommand)]
     pub command: Command,
@@ -58,7 +63,11 @@ pub enum Command {
     /// Print a code that lets a friend join this node's swarm
     Invite(swarm::AskArgs),
     /// What the running node is doing
-    Status(swarm::AskArgs),
+    #[command(after_help = "Examples:
+  shoal status
+  shoal status --watch                         a screen that follows it; q leaves
+  shoal status --watch --json                  the same as one JSON object per line")]
+    Status(operate::StatusArgs),
     /// Who the running node knows, how far away they are and what they hold
     Peers(swarm::AskArgs),
     /// Predict the speed of a prompt: here, and through the swarm
@@ -67,8 +76,11 @@ pub enum Command {
     Plan(swarm::PlanArgs),
     /// What happened to a prompt: who computed what, how long each hop took, who failed
     Why(swarm::WhyArgs),
-    /// Check clock, processor, memory, disk, key and network, and say what to do about each
-    Doctor(swarm::AskArgs),
+    /// Check clock, processor, memory, disk, key, ports and network, and say what to do about each
+    #[command(after_help = "Examples:
+  shoal doctor
+  shoal doctor --report report.json            for a bug report: no addresses, names, paths or prompts in it")]
+    Doctor(operate::DoctorArgs),
     /// Talk in turns; the history stays computed between them
     #[command(
         after_help = "In the chat: /help lists what you can type; Ctrl-C stops an answer, Ctrl-D leaves.
@@ -124,6 +136,19 @@ Example:
     #[command(after_help = "Example:
   shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf")]
     Convert(ConvertArgs),
+    /// Show and explain the settings
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print what makes a shell complete shoal's commands and flags
+    #[command(after_help = "Examples:
+  shoal completions bash > ~/.local/share/bash-completion/completions/shoal
+  shoal completions zsh > ~/.zfunc/_shoal
+  shoal completions fish > ~/.config/fish/completions/shoal.fish")]
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a folder
+    #[command(after_help = "Example:
+  shoal man ~/.local/share/man/man1 && man shoal-join")]
+    Man(ManArgs),
     /// Compute for the daemon that started this process
     #[command(hide = true)]
     Worker,

@@ -59,7 +59,7 @@ impl Mode {
 }
 
 /// A prompt and how to answer it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Ask {
     /// The model, by name; the default one when empty.
     #[serde(default)]

@@ -4,7 +4,7 @@
 pub mod batch;
 pub mod cli;
 pub mod commands;
-pub mod conduct;
+pub mod config;
 pub mod constrain;
 pub mod content;
 pub mod control;
@@ -12,14 +12,17 @@ pub mod daemon;
 pub mod error;
 pub mod generate;
 pub mod library;
+pub mod local;
 pub mod model;
 pub mod npy;
 pub mod output;
 pub mod privacy;
+mod redact;
 pub mod score;
 pub mod serve;
 pub mod stage;
 pub mod table;
+pub mod telemetry;
 pub mod worker;
 
 pub use error::{Error, Result};

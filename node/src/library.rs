@@ -10,6 +10,7 @@ use std::{
     env, fs, io,
     io::Write,
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::SystemTime,
 };
 
@@ -54,10 +55,22 @@ pub struct Library {
     entries: Vec<Entry>,
 }
 
-/// The file list lives in `$SHOAL_HOME`, else in the platform's data folder.
+/// The data folder that the config file names, set once when the command line was read.
+static HOME: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on [`home`] is this folder, unless `SHOAL_HOME` says otherwise. Only the first call counts.
+pub fn set_home(home: PathBuf) {
+    // A second value would move the files of a command under way.
+    let _ = HOME.set(home);
+}
+
+/// The file list lives in `$SHOAL_HOME`, else where the config file says, else in the platform's data folder.
 pub fn home() -> Result<PathBuf> {
     if let Some(home) = env::var_os("SHOAL_HOME") {
         return Ok(home.into());
+    }
+    if let Some(home) = HOME.get() {
+        return Ok(home.clone());
     }
     directories::ProjectDirs::from("", "", "shoal").map(|dirs| dirs.data_dir().to_owned()).ok_or_else(|| {
         Error::usage("no home folder is known here; set SHOAL_HOME to a folder for Shoal's data")

@@ -1,21 +1,19 @@
 //! The `shoal` binary: parse, run, print the error, exit.
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
-use clap::Parser;
+use node::{Result, commands, config, telemetry};
 
-/// What the node does, on standard error, for those who ask: `SHOAL_LOG=debug` or `SHOAL_LOG=node=info,p2p=debug`.
-fn log() {
-    if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("SHOAL_LOG") {
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    }
+fn run() -> Result<()> {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let cli = config::command_line(&argv)?;
+    let _reporting = telemetry::start(&cli.global)?;
+    commands::run(cli)
 }
 
 fn main() -> ExitCode {
-    let cli = node::cli::Cli::parse();
-    log();
-    match node::commands::run(cli) {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {

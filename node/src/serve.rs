@@ -34,7 +34,7 @@ use crate::{
     batch::{self, Ask, Jobs},
     cli::EngineArgs,
     constrain::Constraints,
-    generate,
+    local,
     model::Model,
 };
 
@@ -162,7 +162,7 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
                 let why = format!("the model's chat template cannot be used ({why}); use /v1/completions");
                 return Err(Failure::invalid("messages", why));
             }
-            Ok(None) => generate::encode_chat(model, messages)
+            Ok(None) => local::encode_chat(model, messages)
                 .map_err(|error| Failure::invalid("messages", error.to_string()))?,
             Ok(Some(template)) => {
                 let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
@@ -172,7 +172,7 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
                     add_generation_prompt: true,
                     bos_token: text(model.tokenizer.bos()),
                     eos_token: text(model.tokenizer.eos()),
-                    now: Some(generate::now()),
+                    now: Some(local::now()),
                     extra: extra.clone(),
                 };
                 let rendered = template.render(&input).map_err(wrong("messages"))?;

@@ -23,9 +23,11 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
+use tracing::Instrument;
 
 use crate::{
     table::{Arrival, Inlets, JOBS_AHEAD, Order, Outbox, Outlets, Table},
+    telemetry::{Hops, Requester},
     worker::{Body, Job, JobInput, OpenSession, Output, Want, Worker},
 };
 
@@ -76,11 +78,17 @@ struct Running {
     epoch: u32,
     jobs: usize,
     idle_since: Instant,
+    hops: Hops,
 }
 
 impl Stage {
     /// Serves until the requester releases it, its lease runs out, or the worker dies.
-    pub async fn run(self, inlets: Inlets, mut doors: Outlets) {
+    pub async fn run(self, inlets: Inlets, doors: Outlets) {
+        let span = tracing::debug_span!("serve", session = %self.session, requester = %Requester(self.requester));
+        self.serve(inlets, doors).instrument(span).await;
+    }
+
+    async fn serve(self, inlets: Inlets, mut doors: Outlets) {
         let mut beacon = interval(Duration::from_millis(BEACON_MS));
         beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut running = Running {
@@ -90,6 +98,7 @@ impl Stage {
             epoch: 0,
             jobs: 0,
             idle_since: Instant::now(),
+            hops: Hops::default(),
             stage: self,
         };
         loop {
@@ -210,6 +219,9 @@ impl Running {
         let worker = self.stage.worker.borrow().clone();
         if worker.run(job).is_ok() {
             self.jobs += 1;
+            self.hops.began(header.layer, header.from, || {
+                tracing::debug_span!("hop", layer = header.layer, epoch = header.epoch, from = header.from, rows)
+            });
             let _ = self.stage.books.try_send(Served::Rows { rows, bytes_in, bytes_out: 0 });
         } else {
             self.tell_requester(Kind::Failed, header.layer, 0, Bytes::from_static(b"the worker died"));
@@ -222,6 +234,7 @@ impl Running {
         }
         self.idle_since = Instant::now();
         let start = output.layers.start();
+        self.hops.ended(start, output.from);
         match output.body {
             Body::Activations(wire, bytes) => {
                 let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else {

@@ -24,6 +24,8 @@ pub const COLD_STEP_MS: u64 = 2_000;
 const STEPS_PER_HEDGE: f64 = 20.0;
 /// Hedges that can be saved up.
 const MOST_HEDGES: f64 = 3.0;
+/// Steps that pay for one more of everything else: what a request may cost is bounded by what it gets done.
+const STEPS_PER_MOVE: u32 = 8;
 /// Steps in a row that must be slow before a stage is left for it.
 const GRAY_STEPS: u32 = 8;
 
@@ -104,19 +106,32 @@ pub struct Budget {
     reroutes: u32,
     misroutes: u32,
     crashes: u32,
+    /// Steps that have not paid for anything yet.
+    steps: u32,
 }
 
 impl Default for Budget {
     /// One hedge in hand, eight switches, three retries, four reroutes, and eight for routes that were wrong.
     fn default() -> Self {
-        Self { hedges: 1.0, switches: 8, retries: 3, reroutes: 4, misroutes: 8, crashes: 0 }
+        Self { hedges: 1.0, switches: 8, retries: 3, reroutes: 4, misroutes: 8, crashes: 0, steps: 0 }
     }
 }
 
 impl Budget {
-    /// A step ended well: it pays its part of a hedge.
+    /// A step ended well: it pays its part of a hedge, and [`STEPS_PER_MOVE`] of them pay for one move of each kind, up
+    /// to what a request has at its start. A long answer may outlive more failures than a short one; one that gets
+    /// nowhere ends.
     pub fn step_done(&mut self) {
         self.hedges = (self.hedges + 1.0 / STEPS_PER_HEDGE).min(MOST_HEDGES);
+        self.steps += 1;
+        if self.steps >= STEPS_PER_MOVE {
+            let full = Self::default();
+            self.steps = 0;
+            self.switches = (self.switches + 1).min(full.switches);
+            self.retries = (self.retries + 1).min(full.retries);
+            self.reroutes = (self.reroutes + 1).min(full.reroutes);
+            self.misroutes = (self.misroutes + 1).min(full.misroutes);
+        }
     }
 
     /// The next move after `failure`. `hedged` says that this step has been hedged, or its frame sent again, already.
@@ -275,6 +290,19 @@ mod tests {
             budget.hedges >= 1.0 && matches!(budget.next(Failure::Late, &both(), false), Recovery::Hedge(_))
         });
         assert!((100..=101).contains(&hedges.count()));
+    }
+
+    #[test]
+    fn progress_pays_for_moves() {
+        let mut budget = Budget::default();
+        let none = Options::default();
+        while budget.next(Failure::Closed, &none, true) == Recovery::Reroute {}
+        for _ in 1..super::STEPS_PER_MOVE {
+            budget.step_done();
+        }
+        assert_eq!(budget.next(Failure::Closed, &none, true), Recovery::GiveUp(GiveUp::Exhausted));
+        budget.step_done();
+        assert_eq!(budget.next(Failure::Closed, &none, true), Recovery::Reroute);
     }
 
     #[test]

@@ -41,6 +41,8 @@ const MOST_REPLAYS: u32 = 8;
 /// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
 /// restart takes.
 const FORGIVE_MS: u64 = 500;
+/// Times somebody is forgiven: about 20 s of waiting, after which the request is given up.
+const MOST_FORGIVEN: u32 = 7;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
 
@@ -243,9 +245,11 @@ pub struct Session {
     budget: Budget,
     detectors: BTreeMap<NodeId, Detector>,
     failed: BTreeSet<NodeId>,
-    /// No route is left without those who failed; they are forgiven when the wait is over.
+    /// How often each failed, forgiven or not.
+    blame: BTreeMap<NodeId, u32>,
+    /// No route is left without those who failed; the least to blame are forgiven when the wait is over.
     forgiving: bool,
-    /// Times they were.
+    /// Times somebody was.
     forgiven: u32,
     rtt_p99_ms: f64,
 }
@@ -280,6 +284,7 @@ impl Session {
             budget: Budget::default(),
             detectors: BTreeMap::new(),
             failed: BTreeSet::new(),
+            blame: BTreeMap::new(),
             forgiving: false,
             forgiven: 0,
             rtt_p99_ms,
@@ -522,9 +527,11 @@ impl Session {
             Phase::Asking if self.forgiving => {
                 self.forgiving = false;
                 self.forgiven += 1;
-                self.failed.clear();
+                // One that was suspected once may be innocent; one that failed again after it was forgiven waits longest.
+                let least = self.failed.iter().map(|node| self.blame.get(node).copied()).min().flatten();
+                self.failed.retain(|node| self.blame.get(node).copied() > least);
                 self.due = now + OPEN_MS;
-                actions.push(Action::FindRoute { deny: Vec::new() });
+                actions.push(Action::FindRoute { deny: self.failed.iter().copied().collect() });
             }
             Phase::Asking => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
             Phase::Over => {}
@@ -545,8 +552,13 @@ impl Session {
         {
             self.recover(now, stage, failure, actions);
         } else if failure.bars() {
-            self.failed.insert(node);
+            self.bar(node);
         }
+    }
+
+    fn bar(&mut self, node: NodeId) {
+        self.failed.insert(node);
+        *self.blame.entry(node).or_insert(0) += 1;
     }
 
     fn recover(&mut self, now: Millis, at: usize, failure: Failure, actions: &mut Vec<Action>) {
@@ -575,7 +587,7 @@ impl Session {
             }
             Recovery::Switch(segments) => {
                 if failure.bars() {
-                    self.failed.insert(node);
+                    self.bar(node);
                 }
                 let replacements = segments.into_iter().map(Stage::fresh);
                 self.stages.splice(at..=at, replacements);
@@ -587,7 +599,7 @@ impl Session {
             Recovery::Retry => self.open_all(now, actions),
             Recovery::Reroute => {
                 if failure.bars() {
-                    self.failed.insert(node);
+                    self.bar(node);
                 }
                 self.forgiving = false;
                 self.phase = Phase::Asking;
@@ -605,8 +617,8 @@ impl Session {
             return;
         }
         match found {
-            // Nobody else is left: those who failed may be back by then.
-            None if !self.failed.is_empty() && self.budget.reroute() == Recovery::Reroute => {
+            // Nobody else is left: those who failed may be back by then, or others with the same layers.
+            None if self.forgiven < MOST_FORGIVEN => {
                 self.forgiving = true;
                 self.due = now + (FORGIVE_MS << self.forgiven.min(3));
             }

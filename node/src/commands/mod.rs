@@ -2,9 +2,12 @@
 
 mod bench;
 mod chat;
+mod completions;
+mod config;
 mod convert;
 mod eval;
 mod inspect;
+mod man;
 mod model;
 mod privacy;
 mod pull;
@@ -25,7 +28,7 @@ use std::{
 use crate::{
     Error, Result,
     cli::{Cli, Command, PrivacyCommand, SamplingArgs},
-    generate::Request,
+    local::Request,
 };
 use shard::sample::SamplingParams;
 
@@ -44,7 +47,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Peers(args) => swarm::peers(args),
         Command::Plan(args) => swarm::plan(args),
         Command::Why(args) => swarm::why(args),
-        Command::Doctor(args) => swarm::doctor(args),
+        Command::Doctor(args) => swarm::doctor(args, cli.global.config),
         Command::Chat(args) => chat::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Bench(args) => bench::run(args),
@@ -55,6 +58,9 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Eval(args) => eval::run(args),
         Command::Privacy(PrivacyCommand::Audit(args)) => privacy::audit(args),
         Command::Convert(args) => convert::run(args),
+        Command::Config(command) => config::run(command, cli.global.config),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
         Command::Worker => worker::run(),
     }
 }

@@ -14,9 +14,8 @@ use super::{request, stdin_text, swarm::remote};
 use crate::{
     Error, Result,
     cli::{RunArgs, swarm::Via},
-    control,
-    generate::{self, Event, Finish, Session, Summary},
-    library,
+    control, library,
+    local::{self, Event, Finish, Session, Summary},
     model::{self, Model},
     output,
 };
@@ -36,13 +35,13 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
-        generate::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
+        local::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
     let request = request(ids, &args.sampling)?;
     output::catch_interrupt()?;
     let mut session = Session::rounded(&model, rounding)?;
     let mut failure = None;
-    let summary = generate::generate(&model, &mut session, &request, &mut |event| {
+    let summary = local::generate(&model, &mut session, &request, &mut |event| {
         let shown = if args.json { show_json(&model, &event) } else { show_text(&event) };
         match shown {
             Err(error) => {

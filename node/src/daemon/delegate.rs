@@ -16,7 +16,10 @@ use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::prompt::PromptTask;
-use crate::control::{Ask, LINES, Mode};
+use crate::{
+    control::{Ask, LINES, Mode},
+    telemetry::Requester,
+};
 
 /// A conductor that says nothing for this long is given up: a long prompt on a slow machine takes its time.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -107,7 +110,7 @@ impl PromptTask {
     pub(super) async fn delegated(self, from: NodeId, mut stream: Stream) {
         let asked = timeout(ASKING, read_request(&mut stream)).await.unwrap_or(Err(HopError::Timeout));
         let Ok(request) = asked else { return };
-        tracing::info!(%from, tokens = request.max_tokens, "conducting for a peer");
+        tracing::info!(requester = %Requester(from), max_tokens = request.max_tokens, "conducting for a peer");
         let (lines, mut answer) = mpsc::channel(LINES);
         let (ask, emitted) = match ask(&request) {
             Ok(ask) => (ask, request.emitted),

@@ -3,7 +3,7 @@
 //! ```text
 //!   network ──┐                         ┌── stage tasks (sessions of others)      table.rs, stage.rs
 //!   commands ─┤                         │
-//!   books ────┼──> [ Daemon::run ] ─────┼── prompt tasks (sessions of ours)       prompt.rs, conduct.rs
+//!   books ────┼──> [ Daemon::run ] ─────┼── prompt tasks (sessions of ours)       prompt.rs, generate/
 //!   routes ───┤     view, contacts,     │
 //!   clock ────┘     history, held       └── worker subprocess (weights, KV)       worker/
 //! ```
@@ -54,9 +54,9 @@ use self::{
 };
 use crate::{
     Error, Result,
-    conduct::Reroute,
     content::peers,
     control::{self, Call, Question},
+    generate::Reroute,
     stage::{Served, Stage},
     table::{Order, Table},
     worker::{self, Ready, Worker},

@@ -7,11 +7,12 @@ use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, session::End};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tracing::{Instrument, field::Empty};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
-    conduct::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     control::{Ask, Mode},
+    generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     table::{Order, Table},
     worker::{Conduct, Prompt, Ready, Worker},
 };
@@ -211,7 +212,11 @@ impl PromptTask {
             shape: routed.shape,
         };
         let orders = inlets.orders.clone();
-        tokio::spawn(conduct::conduct(means, plan, inlets, doors));
+        let span = tracing::info_span!(
+            "prompt", %session, mode = ask.mode.name(), wire = wire.name(), prompt_tokens,
+            tokens = Empty, faults = Empty, ttft_ms = Empty
+        );
+        tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
         let mut ended = None;
         while let Some(piece) = news.recv().await {
@@ -250,6 +255,9 @@ impl PromptTask {
             let _ = self.finished.send(finished(None)).await;
             return Err("the prompt was dropped; `shoal why` may say more".into());
         };
+        span.record("tokens", report.ids.len()).record("faults", report.faults.len());
+        span.record("ttft_ms", report.ttft_ms);
+        span.in_scope(|| tracing::info!("answered"));
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let speeds = speeds(&report, self.me);
         let _ = self.finished.send(super::Finished { session, line: Some(line.clone()), speeds }).await;

@@ -12,7 +12,7 @@ use scheduler::{
 use tokio::sync::oneshot;
 
 use super::Daemon;
-use crate::{conduct::Reroute, control::Mode};
+use crate::{control::Mode, generate::Reroute};
 
 /// Added to measured round trips before a silence counts: timers, schedulers, Wi-Fi.
 const JITTER_MS: f64 = 20.0;

@@ -27,6 +27,7 @@ use scheduler::{
     Holding, ModelId, NodeId,
     capability::{MAX_LAYERS, MAX_MS},
 };
+use serde_json::{Value, json};
 use shard::{gguf::Gguf, models::Blueprint};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
@@ -216,5 +217,33 @@ impl Daemon {
             });
             offers.push(offer.clone());
         }
+    }
+
+    /// What is handed out and fetched, for `status`.
+    pub(super) fn content_json(&self) -> Value {
+        let shared = self.shared.borrow().iter().map(|offer| {
+            json!({ "name": offer.name, "id": content::hex(offer.model), "bytes": offer.file_bytes })
+        }).collect::<Vec<_>>();
+        json!({
+            "shared": shared,
+            "uploads": self.uploads.running(),
+            "uploaded_bytes": self.uploads.sent_bytes(),
+            "pulls": self.pulls.running(),
+            "downloaded_bytes": self.pulls.pace.taken_bytes(),
+            "liars": self.pulls.liars.count(),
+        })
+    }
+
+    /// What the node may take, for `status`.
+    pub(super) fn caps_json(&self) -> Value {
+        let caps = &self.caps;
+        json!({
+            "sessions": caps.sessions,
+            "kv_bytes": self.held.kv_bytes,
+            "disk_bytes": caps.disk_bytes,
+            "weights_bytes": caps.weights_bytes,
+            "upload_bytes_per_s": caps.upload_bytes_per_s,
+            "download_bytes_per_s": caps.download_bytes_per_s,
+        })
     }
 }

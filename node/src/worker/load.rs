@@ -14,7 +14,7 @@ use shard::{
 };
 
 use super::ipc::{self, Load, TextKind};
-use crate::{Error, Result, generate, library, model};
+use crate::{Error, Result, library, local, model};
 
 /// One model's layers, as shards, and what turns text into ids and back.
 pub(super) struct Loaded {
@@ -113,7 +113,7 @@ impl Loaded {
             TextKind::Chat { tools } => {
                 let messages: Value = serde_json::from_slice(text)?;
                 let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
-                generate::encode_messages(tokenizer, &self.template, &messages, tools)
+                local::encode_messages(tokenizer, &self.template, &messages, tools)
             }
         }
     }

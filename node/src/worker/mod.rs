@@ -188,7 +188,7 @@ impl Ready {
 }
 
 /// Text to turn into token ids.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Prompt {
     /// A JSON array of messages for [`TextKind::Chat`], else the text.
     pub text: String,
@@ -230,7 +230,7 @@ pub struct OpenSession {
 }
 
 /// How the tokens of a session are chosen and become text.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Conduct {
     /// How.
     pub sampling: SamplingParams,
@@ -264,7 +264,7 @@ pub struct Job {
 }
 
 /// The rows of a job.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum JobInput {
     /// Token ids, for a range that starts at layer 0.
     Tokens(Vec<u32>),
@@ -294,7 +294,7 @@ pub struct Output {
 }
 
 /// What came of a job.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub enum Body {
     /// The rows after the last layer of the range.
     Activations(Wire, Vec<u8>),

@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{remote, runtime};
+use super::{remote, runtime, watch};
 use crate::{
     Result,
     cli::{
         SamplingArgs,
+        operate::StatusArgs,
         swarm::{AskArgs, PlanArgs, WhyArgs},
     },
     control::{self, Question},
@@ -26,7 +27,10 @@ pub(super) fn words(value: &Value) -> String {
     if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
 }
 
-pub(in crate::commands) fn status(args: AskArgs) -> Result<()> {
+pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
+    if args.watch {
+        return watch::run(&args);
+    }
     let status = asked(&args.home.path()?, &Question::Status)?;
     if args.json {
         return output::json_line(&status);

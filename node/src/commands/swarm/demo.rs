@@ -13,7 +13,7 @@ use crate::{
     },
     commands::request,
     control::Mode,
-    generate::{self, Session},
+    local::{self, Session},
     model::Model,
     output::{self, say},
 };
@@ -101,10 +101,10 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
 /// The ids this machine gives alone, in this process.
 fn alone(messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u32>> {
     let model = Model::load(&EngineArgs::default_model())?;
-    let ids = generate::encode_chat(&model, messages)?;
+    let ids = local::encode_chat(&model, messages)?;
     let mut session = Session::new(&model)?;
     let summary =
-        generate::generate(
+        local::generate(
             &model,
             &mut session,
             &request(ids, sampling)?,

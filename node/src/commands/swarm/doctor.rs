@@ -1,7 +1,13 @@
-//! `shoal doctor`: is this machine fit to join, and what to do where it is not? The report names no address and no
-//! file, so that it can be shown to others.
+//! `shoal doctor`: is this machine fit to join, and what to do where it is not? No finding names an address, a key or a
+//! file, so that all of it, and the file that `--report` writes, can be shown to others.
 
-use std::{fs, path::Path, time::SystemTime};
+use std::{
+    ffi::OsString,
+    fs,
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    path::Path,
+    time::SystemTime,
+};
 
 use serde_json::{Value, json};
 use shard::{golden, kernels::Isa};
@@ -9,7 +15,8 @@ use shard::{golden, kernels::Isa};
 use super::runtime;
 use crate::{
     Error, Result,
-    cli::swarm::AskArgs,
+    cli::operate::DoctorArgs,
+    config::{self, Source},
     control::{self, Question},
     output::{self, human_bytes, say},
 };
@@ -20,6 +27,8 @@ const LEAST_MEMORY: u64 = 512 << 20;
 const LEAST_DISK: u64 = 1 << 30;
 /// The day this was written: a clock before it is wrong.
 const LEAST_UNIX_S: u64 = 1_795_000_000;
+/// Every peer, stream and model file is an open file; with fewer than this a busy node runs out.
+const LEAST_FILES: u64 = 1024;
 
 struct Finding {
     what: &'static str,
@@ -28,17 +37,34 @@ struct Finding {
     advice: &'static str,
 }
 
-pub(in crate::commands) fn doctor(args: AskArgs) -> Result<()> {
+impl Finding {
+    fn to_json(&self) -> Value {
+        let advice = if self.well { "" } else { self.advice };
+        json!({ "check": self.what, "ok": self.well, "found": self.found, "advice": advice })
+    }
+}
+
+pub(in crate::commands) fn doctor(args: DoctorArgs, named: Option<OsString>) -> Result<()> {
     let home = args.home.path()?;
-    let mut findings = vec![clock(), processor()?, memory(), disk(&home), key(&home)];
-    findings.extend(node(&home)?);
+    let settings = config::load(&config::place_here(named)).and_then(|values| config::resolve(&values, &[]));
+    let mut findings = vec![clock(), processor(), numerics()?, memory(), disk(&home), files(), key(&home)];
+    findings.push(configured(&settings));
+    let settings = settings.unwrap_or_default();
+    findings.extend(match node(&home)? {
+        Some(of_the_node) => of_the_node,
+        None => {
+            let advice = "start one with `shoal join`";
+            vec![Finding { what: "node", well: true, found: "not running".into(), advice }, ports(&settings)]
+        }
+    });
     let ill = findings.iter().filter(|finding| !finding.well).count();
+    if let Some(file) = &args.report {
+        let text = serde_json::to_string_pretty(&report(&findings, &settings))?;
+        fs::write(file, text + "\n").map_err(|e| shard::Error::io(file, e))?;
+    }
     if args.json {
-        let lines: Vec<Value> = findings
-            .iter()
-            .map(|f| json!({ "check": f.what, "ok": f.well, "found": f.found, "advice": if f.well { "" } else { f.advice } }))
-            .collect();
-        output::json_line(&json!({ "ok": ill == 0, "checks": lines }))?;
+        let checks: Vec<Value> = findings.iter().map(Finding::to_json).collect();
+        output::json_line(&json!({ "ok": ill == 0, "checks": checks }))?;
     } else {
         for finding in &findings {
             say!("{:10} {:4} {}", finding.what, if finding.well { "ok" } else { "!!" }, finding.found);
@@ -46,12 +72,98 @@ pub(in crate::commands) fn doctor(args: AskArgs) -> Result<()> {
                 say!("{:15} {}", "", finding.advice);
             }
         }
+        if let Some(file) = &args.report {
+            say!("\nThe report is in {}; it names nobody and no place.", file.display());
+        }
     }
     match ill {
         0 => Ok(()),
-        1 => Err(Error::Failed("one thing needs attention".into())),
-        n => Err(Error::Failed(format!("{n} things need attention"))),
+        1 => Err(Error::Failed("one thing needs attention, see above".into())),
+        n => Err(Error::Failed(format!("{n} things need attention, see above"))),
     }
+}
+
+/// What a bug report needs. Of the settings only which ones were changed, and where.
+fn report(findings: &[Finding], settings: &[config::Resolved]) -> Value {
+    let changed = settings.iter().filter(|row| row.source != Source::Default);
+    let changed: serde_json::Map<String, Value> =
+        changed.map(|row| (row.key.clone(), json!(row.source.name()))).collect();
+    json!({
+        "shoal": env!("CARGO_PKG_VERSION"),
+        "system": std::env::consts::OS,
+        "machine": std::env::consts::ARCH,
+        "instruction_sets": Isa::available().iter().map(|isa| isa.name()).collect::<Vec<_>>(),
+        "processors": processors(),
+        "settings_changed": changed,
+        "checks": findings.iter().map(Finding::to_json).collect::<Vec<_>>(),
+    })
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn processor() -> Finding {
+    let sets: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
+    let fast = sets.len() > 1;
+    Finding {
+        what: "processor",
+        well: fast,
+        found: format!("{} threads, instruction sets {}", processors(), sets.join(", ")),
+        advice: "no vector instructions that Shoal knows: it works, ten times slower than most",
+    }
+}
+
+fn files() -> Finding {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let found = limit.map_or_else(|| "no limit".to_owned(), |limit| format!("{limit} may be open"));
+    let advice = "raise the limit of open files: ulimit -n 4096, or LimitNOFILE= in a systemd unit";
+    Finding { what: "files", well: limit.is_none_or(|limit| limit >= LEAST_FILES), found, advice }
+}
+
+fn configured(settings: &Result<Vec<config::Resolved>>) -> Finding {
+    let advice = "a setting cannot be used; `shoal config show` says which and why";
+    match settings {
+        Ok(rows) => {
+            let changed = rows.iter().filter(|row| row.source != Source::Default).count();
+            Finding { what: "settings", well: true, found: format!("{changed} changed"), advice }
+        }
+        Err(_) => Finding { what: "settings", well: false, found: "a mistake".into(), advice },
+    }
+}
+
+/// Whether the ports that a node would open are free, and the protocols there.
+fn ports(settings: &[config::Resolved]) -> Finding {
+    let advice = "no such socket can be opened: another program may hold the port; choose one with --listen";
+    let wanted = settings.iter().find(|row| row.key == "join.listen").map(|row| row.values.as_slice());
+    let wanted: Vec<&String> = wanted.unwrap_or_default().iter().filter(|text| text.starts_with('/')).collect();
+    let mut taken = Vec::new();
+    for (udp, address) in wanted.iter().filter_map(|text| socket(text)) {
+        if !opens(udp, address) {
+            taken.push(format!("{} {}", if udp { "udp" } else { "tcp" }, address.port()));
+        }
+    }
+    if !taken.is_empty() {
+        return Finding { what: "ports", well: false, found: format!("taken: {}", taken.join(", ")), advice };
+    }
+    let any = |version: &str, udp| {
+        let address: IpAddr = if version == "IPv4" { [0; 4].into() } else { [0u16; 8].into() };
+        opens(udp, SocketAddr::new(address, 0))
+    };
+    let there: Vec<&str> = ["IPv4", "IPv6"].into_iter().filter(|v| any(v, true) && any(v, false)).collect();
+    let found = if there.is_empty() { "neither IPv4 nor IPv6".into() } else { there.join(" and ") };
+    Finding { what: "ports", well: !there.is_empty(), found, advice }
+}
+
+fn opens(udp: bool, address: SocketAddr) -> bool {
+    if udp { UdpSocket::bind(address).is_ok() } else { TcpListener::bind(address).is_ok() }
+}
+
+/// `/ip4/0.0.0.0/udp/4001/quic-v1` as (is it UDP, where).
+fn socket(multiaddress: &str) -> Option<(bool, SocketAddr)> {
+    let parts: Vec<&str> = multiaddress.split('/').collect();
+    let [_, "ip4" | "ip6", ip, transport @ ("tcp" | "udp"), port, ..] = parts.as_slice() else { return None };
+    Some((*transport == "udp", SocketAddr::new(ip.parse().ok()?, port.parse().ok()?)))
 }
 
 fn clock() -> Finding {
@@ -61,7 +173,7 @@ fn clock() -> Finding {
     Finding { what: "clock", well, found, advice: "set the system's clock: announcements are numbered by it" }
 }
 
-fn processor() -> Result<Finding> {
+fn numerics() -> Result<Finding> {
     let isa = Isa::detect();
     let checks = golden::check(isa)?;
     let passed = checks.iter().filter(|check| check.passed()).count();
@@ -119,28 +231,32 @@ fn key(home: &Path) -> Finding {
     }
 }
 
-/// What the running node says, when one runs.
-fn node(home: &Path) -> Result<Vec<Finding>> {
-    let advice = "start one with `shoal join`";
+/// What the running node says; `None` when none runs.
+fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     if !control::socket(home).exists() {
-        return Ok(vec![Finding { what: "node", well: true, found: "not running".into(), advice }]);
+        return Ok(None);
     }
     let status = match runtime()?.block_on(control::one(home, &Question::Status)) {
         Ok(status) => status,
+        // A file left behind by a node that was killed.
+        Err(Error::Usage(_)) => return Ok(None),
         Err(e) => {
             let advice = "the node does not answer: stop it and start it again with `shoal join`";
-            return Ok(vec![Finding { what: "node", well: false, found: e.to_string(), advice }]);
+            return Ok(Some(vec![Finding { what: "node", well: false, found: e.to_string(), advice }]));
         }
     };
     let peers = status["peers"].as_u64().unwrap_or(0);
-    let listening = status["addresses"].as_array().map_or(0, Vec::len);
+    let addresses = status["addresses"].as_array().map_or(0, Vec::len);
+    let relayed = status["addresses"].as_array().into_iter().flatten();
+    let relayed = relayed.filter(|a| a.as_str().is_some_and(|a| a.contains("p2p-circuit"))).count();
     let reachability = status["reachability"].as_str().unwrap_or("unknown").to_owned();
-    Ok(vec![
+    let advice = "start one with `shoal join`";
+    Ok(Some(vec![
         Finding { what: "node", well: true, found: "running".into(), advice },
         Finding {
             what: "ports",
-            well: listening > 0,
-            found: format!("{listening} addresses"),
+            well: addresses > 0,
+            found: format!("{addresses} addresses, {relayed} of them through relays"),
             advice: "nothing is listening: another program may hold the port, choose one with --listen",
         },
         Finding {
@@ -151,9 +267,39 @@ fn node(home: &Path) -> Result<Vec<Finding>> {
         },
         Finding {
             what: "reachable",
-            well: reachability != "private",
-            found: reachability,
-            advice: "others cannot dial this machine; it works through relays. A forwarded port makes it direct",
+            well: reachability != "private" || relayed > 0,
+            found: if relayed > 0 && reachability == "private" { "through a relay".into() } else { reachability },
+            advice: "others cannot dial this machine and no relay was found: forward a port and name it with --listen, or \
+                     join with an invite of somebody who can be reached",
         },
-    ])
+        Finding {
+            what: "sandbox",
+            well: status["model"]["sandboxed"] == json!(true),
+            found: if status["model"]["sandboxed"] == json!(true) { "on" } else { "off" }.into(),
+            advice: "this system cannot take the network from the process that computes: use only model files you trust",
+        },
+    ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_port_is_found() {
+        let held = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen = format!("/ip4/127.0.0.1/tcp/{}", held.local_addr().unwrap().port());
+        let row = |values: Vec<String>| config::Resolved {
+            key: "join.listen".into(),
+            values,
+            source: Source::File,
+            env: None,
+            about: String::new(),
+        };
+        let found = ports(&[row(vec![listen])]);
+        assert!(!found.well && found.found.starts_with("taken: tcp "), "{}", found.found);
+        assert!(ports(&[row(vec!["(any port)".into()])]).well);
+        assert_eq!(socket("/ip6/::1/udp/9/quic-v1"), Some((true, "[::1]:9".parse().unwrap())));
+        assert_eq!(socket("/dns4/x/tcp/9"), None);
+    }
 }

@@ -122,6 +122,11 @@ fn start_node(
         &engine.model,
     ]);
     command.arg("--home").arg(home);
+    // What the user set for their own node is not meant for these.
+    command.env("SHOAL_CONFIG", "none");
+    for name in crate::config::variables("join.") {
+        command.env_remove(name);
+    }
     // Nodes share the machine's cores: one thread each, free to move.
     // All their sessions are the same person's.
     command.args(["--sessions", "64"]);

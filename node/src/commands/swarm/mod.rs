@@ -5,8 +5,11 @@ mod demo;
 mod doctor;
 mod join;
 pub mod local;
+mod look;
 pub mod remote;
+mod screen;
 mod up;
+mod watch;
 
 use tokio::runtime::{Builder, Runtime};
 

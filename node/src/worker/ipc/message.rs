@@ -156,7 +156,7 @@ pub struct Ready {
 }
 
 /// What a text to encode is.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, PartialEq, Eq, Encode, Decode)]
 pub enum TextKind {
     /// A JSON array of messages for the chat template.
     Chat {
@@ -187,7 +187,7 @@ pub struct Open {
 }
 
 /// See [`crate::worker::Conduct`]; the history is the payload.
-#[derive(Clone, Debug, Encode, Decode)]
+#[derive(Clone, Encode, Decode)]
 #[allow(missing_docs)]
 pub struct Conduct {
     pub sampling: Sampling,
@@ -267,7 +267,7 @@ pub enum Body {
 }
 
 /// The token after a position, as the session that conducts sees it.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+#[derive(Clone, PartialEq, Encode, Decode)]
 pub struct Sampled {
     /// Where it stands, the prompt included.
     pub position: u32,
@@ -288,7 +288,7 @@ pub struct Sampled {
 }
 
 /// One of the likeliest tokens.
-#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+#[derive(Clone, PartialEq, Encode, Decode)]
 pub struct Top {
     /// Its id.
     pub id: u32,

@@ -27,7 +27,7 @@ use shard::{
 use crate::{Error, Result, model::Model};
 
 /// What to generate.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Request {
     /// The prompt as token ids, at least one.
     pub prompt: Vec<u32>,
@@ -42,7 +42,6 @@ pub struct Request {
 }
 
 /// One step of the way, as the caller sees it.
-#[derive(Debug)]
 pub enum Event<'a> {
     /// `done` of `total` prompt tokens are computed.
     Prefill {
@@ -92,7 +91,7 @@ impl Finish {
 }
 
 /// What happened, with times.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Summary {
     /// Why generation ended.
     pub finish: Finish,

@@ -1,0 +1,51 @@
+#!/bin/sh
+# Makes what install.sh installs: an archive of this machine's kind and its checksum.
+#
+#   node/packaging/release.sh DIR [BINARY]
+#
+# DIR gets shoal-VERSION-SYSTEM-MACHINE.tar.gz, SHA256SUMS and install.sh: put the three on a web server, or hand them
+# over as they are. BINARY is a built `shoal`; without one it is built here.
+set -eu
+
+fail() { printf 'release.sh: %s\n' "$1" >&2; exit 1; }
+[ $# -ge 1 ] || fail "name the folder to write to: release.sh DIR [BINARY]"
+out=$1
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+binary=${2:-}
+if [ -z "$binary" ]; then
+    (cd "$root" && cargo build --release --locked --package shoal-node)
+    binary=${CARGO_TARGET_DIR:-$root/target}/release/shoal
+fi
+[ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node"
+
+version=$("$binary" --version | cut -d ' ' -f 2)
+name=shoal-$version-$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/$name/completions" "$out"
+cp "$binary" "$work/$name/shoal"
+"$binary" man "$work/$name/man" >/dev/null
+"$binary" completions bash >"$work/$name/completions/shoal"
+"$binary" completions zsh >"$work/$name/completions/_shoal"
+"$binary" completions fish >"$work/$name/completions/shoal.fish"
+# What the Debian package takes: see [package.metadata.deb] in node/Cargo.toml.
+parts=${CARGO_TARGET_DIR:-$root/target}/packaging
+rm -rf "$parts"
+mkdir -p "$parts"
+cp -R "$work/$name/man" "$work/$name/completions" "$parts/"
+cp "$here/shoal-user.service" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/$name/"
+chmod 755 "$work/$name/shoal"
+# The same input gives the same archive where tar can do that.
+if tar --version 2>/dev/null | grep -q GNU; then
+    tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime='2000-01-01 00:00Z' -cf "$work/archive.tar" "$name"
+else
+    tar -C "$work" -cf "$work/archive.tar" "$name"
+fi
+gzip -n -9 <"$work/archive.tar" >"$out/$name.tar.gz"
+cp "$here/install.sh" "$out/install.sh"
+(
+    cd "$out"
+    if command -v sha256sum >/dev/null 2>&1; then sha256sum -- *.tar.gz; else shasum -a 256 -- *.tar.gz; fi >SHA256SUMS
+)
+printf 'wrote %s\n' "$out/$name.tar.gz"

@@ -1,0 +1,279 @@
+//! The screen of `shoal status --watch`: peers, pipeline, work, memory. Pure: a frame from what was seen.
+
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::{Line, Span},
+    widgets::{Block, Paragraph, Row, Sparkline, Table, Wrap},
+};
+use serde_json::{Value, json};
+
+use super::look::{Watched, ago, number, word};
+use crate::output::human_bytes;
+
+/// Below this width the two columns stand under each other.
+const WIDE: u16 = 90;
+
+/// How the screen is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// Whether colors may be used; `NO_COLOR` says no.
+    pub color: bool,
+}
+
+impl Look {
+    fn tint(self, color: Color) -> Style {
+        if self.color { Style::new().fg(color) } else { Style::new() }
+    }
+}
+
+/// Draws all of it.
+pub(super) fn draw(frame: &mut Frame<'_>, watched: &Watched, look: Look) {
+    let area = frame.area();
+    let [head, body, pipeline, work, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Min(6),
+        Constraint::Length(5),
+        Constraint::Length(4),
+        Constraint::Length(1),
+    ])
+    .areas(area);
+    frame.render_widget(header(watched, look), head);
+    let halves = [Constraint::Fill(1), Constraint::Fill(1)];
+    let [left, right] = if area.width >= WIDE {
+        Layout::horizontal(halves).areas(body)
+    } else {
+        Layout::vertical(halves).areas(body)
+    };
+    frame.render_widget(node(watched), left);
+    peers(frame, right, watched, look);
+    frame.render_widget(prompt(watched, look), pipeline);
+    curve(frame, work, watched, look);
+    let keys = "q leaves   p pauses or resumes serving others";
+    frame.render_widget(Paragraph::new(keys).style(Style::new().add_modifier(Modifier::DIM)), foot);
+}
+
+fn header(watched: &Watched, look: Look) -> Paragraph<'static> {
+    let status = &watched.look.status;
+    let name = word(&status["node"]);
+    let mut spans = vec![
+        Span::styled(" shoal ", Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED)),
+        Span::raw(format!(" {}  up {}", name.get(..8).unwrap_or(&name), ago(number(status, "uptime_s")))),
+    ];
+    let mut mark = |text: &str, color| spans.push(Span::styled(format!("  {text}"), look.tint(color)));
+    if status["paused"] == json!(true) {
+        mark("paused", Color::Yellow);
+    }
+    if status["draining"] == json!(true) {
+        mark("leaving", Color::Yellow);
+    }
+    match &watched.trouble {
+        Some(why) => mark(why, Color::Red),
+        None => mark(&format!("reachability {}", word(&status["reachability"])), Color::Cyan),
+    }
+    Paragraph::new(Line::from(spans))
+}
+
+fn list(value: &Value) -> String {
+    let words: Vec<String> = value.as_array().into_iter().flatten().map(word).collect();
+    if words.is_empty() { "nothing".into() } else { words.join(", ") }
+}
+
+fn node(watched: &Watched) -> Paragraph<'static> {
+    let (status, rates) = (&watched.look.status, watched.rates);
+    let model = &status["model"];
+    let lines = [
+        ("model", format!("{}, {} layers", word(&model["name"]), model["num_layers"])),
+        ("serving", list(&model["serving"])),
+        (
+            "memory",
+            format!(
+                "{} ({} of them weights)",
+                human_bytes(watched.memory()),
+                human_bytes(number(model, "resident_bytes") as u64)
+            ),
+        ),
+        (
+            "sessions",
+            format!("{} running, {} served", status["sessions"]["serving"], status["sessions"]["served"]),
+        ),
+        ("computed", format!("{} positions, {:.1} a second", status["served_positions"], rates.positions)),
+        (
+            "traffic",
+            format!(
+                "{} in ({}/s), {} out ({}/s)",
+                human_bytes(number(status, "bytes_in") as u64),
+                human_bytes(rates.bytes_in as u64),
+                human_bytes(number(status, "bytes_out") as u64),
+                human_bytes(rates.bytes_out as u64)
+            ),
+        ),
+    ];
+    let lines: Vec<Line<'_>> =
+        lines.into_iter().map(|(name, text)| Line::raw(format!("{name:9} {text}"))).collect();
+    Paragraph::new(lines).wrap(Wrap { trim: false }).block(Block::bordered().title(" this node "))
+}
+
+fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
+    let list_of = |peer: &Value| match peer["models"].as_array().and_then(|models| models.first()) {
+        Some(model) => format!("{} {}", word(&model["name"]), list(&model["layers"])),
+        None => "asks only".to_owned(),
+    };
+    let room = usize::from(area.height.saturating_sub(3)).max(1);
+    let known = &watched.look.peers;
+    let shown = if known.len() > room { room - 1 } else { known.len() };
+    let mut rows: Vec<Row<'_>> = known[..shown]
+        .iter()
+        .map(|peer| {
+            let name = word(&peer["node"]);
+            let rtt = peer["rtt_ms"].as_f64().map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
+            let here = peer["connected"] == json!(true);
+            let path = if here { word(&peer["path"]) } else { "not here".into() };
+            let style = look.tint(if here { Color::Green } else { Color::DarkGray });
+            Row::new([name.get(..8).unwrap_or(&name).to_owned(), path, rtt, list_of(peer)]).style(style)
+        })
+        .collect();
+    if shown < known.len() {
+        rows.push(Row::new([format!("and {}", known.len() - shown), "more".into()]));
+    }
+    let widths =
+        [Constraint::Length(8), Constraint::Length(9), Constraint::Length(9), Constraint::Min(10)];
+    let head = Row::new(["node", "path", "rtt", "holds"]).style(Style::new().add_modifier(Modifier::DIM));
+    let title = format!(" peers: {} connected ", watched.look.status["peers"]);
+    let table = Table::new(rows, widths).header(head).block(Block::bordered().title(title));
+    frame.render_widget(table, area);
+}
+
+/// The chain of the last prompt and how it went.
+fn prompt(watched: &Watched, look: Look) -> Paragraph<'static> {
+    let me = word(&watched.look.status["node"]);
+    let running = number(&watched.look.status, "prompts") as u64;
+    let title = if running == 0 { " pipeline ".to_owned() } else { format!(" pipeline: {running} running now ") };
+    let block = Block::bordered().title(title);
+    let Some(last) = &watched.look.last else {
+        let text = "no prompt yet: shoal run --via swarm \"Hello\"";
+        return Paragraph::new(text).style(Style::new().add_modifier(Modifier::DIM)).block(block);
+    };
+    let mut chain = Vec::new();
+    for (index, stage) in last["stages"].as_array().into_iter().flatten().enumerate() {
+        let name = word(&stage["node"]);
+        let own = name == me;
+        let name = if own { "home" } else { name.get(..8).unwrap_or(&name) };
+        if index > 0 {
+            chain.push(Span::raw(" → "));
+        }
+        let ms = stage["ms"].as_f64().map_or_else(String::new, |ms| format!(" {ms:.1} ms"));
+        let style = if own { Style::new() } else { look.tint(Color::Cyan) };
+        chain.push(Span::styled(format!("{name} {}..{}{ms}", stage["start"], stage["end"]), style));
+    }
+    let faults = last["faults"].as_array().map_or(0, Vec::len);
+    let survived = match faults {
+        0 => String::new(),
+        1 => ", survived a failure".to_owned(),
+        n => format!(", survived {n} failures"),
+    };
+    let how = format!(
+        "{:.1} tok/s (predicted {:.1}), first token after {:.0} ms, {} tokens, {} mode{survived}",
+        number(last, "decode_tok_s"),
+        number(&last["predicted"], "tok_s"),
+        number(last, "ttft_ms"),
+        number(last, "completion_tokens"),
+        word(&last["mode"]),
+    );
+    Paragraph::new(vec![Line::from(chain), Line::raw(how)]).wrap(Wrap { trim: false }).block(block)
+}
+
+fn curve(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
+    let most = watched.curve.iter().copied().max().unwrap_or(0);
+    let title = format!(" work for others: {:.1} positions/s (most {most}) ", watched.rates.positions);
+    let room = usize::from(area.width.saturating_sub(2));
+    let skip = watched.curve.len().saturating_sub(room);
+    let line = Sparkline::default()
+        .data(watched.curve.iter().skip(skip).copied())
+        .style(look.tint(Color::Green))
+        .block(Block::bordered().title(title));
+    frame.render_widget(line, area);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::super::look::Look as Seen;
+    use super::*;
+
+    fn seen() -> Watched {
+        let me = "aa".repeat(32);
+        let peer = |name: &str, connected: bool| {
+            json!({ "node": name.repeat(32), "connected": connected, "path": "direct", "rtt_ms": 12.34,
+                "models": [{ "name": "minnow\u{1b}[31m", "layers": ["1..4", "6..7"] }] })
+        };
+        let status = json!({ "node": me, "uptime_s": 3_700.0, "peers": 2, "prompts": 1, "paused": true,
+            "reachability": "public", "served_positions": 1234, "bytes_in": 2048, "bytes_out": 4096,
+            "sessions": { "serving": 3, "served": 9 },
+            "model": { "name": "minnow", "num_layers": 8, "serving": ["1..5"], "resident_bytes": 5 << 20 } });
+        let last = json!({ "stages": [{ "node": me, "start": 0, "end": 1 },
+                { "node": "bb".repeat(32), "start": 1, "end": 7, "ms": 3.25 }, { "node": me, "start": 7, "end": 8 }],
+            "decode_tok_s": 31.4, "predicted": { "tok_s": 30.0 }, "ttft_ms": 81.0, "completion_tokens": 40,
+            "mode": "boomerang", "faults": [{ "node": "cc", "stall_ms": 3.0 }] });
+        let look = Seen {
+            at_ms: 0.0,
+            status,
+            peers: vec![peer("bb", true), peer("cc", false)],
+            last: Some(last),
+            resident_bytes: [Some(30 << 20), Some(70 << 20)],
+        };
+        let mut watched = Watched { look, ..Watched::default() };
+        watched.curve.extend([1, 5, 9]);
+        watched
+    }
+
+    fn text(watched: &Watched, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, watched, Look { color: false })).unwrap();
+        let buffer = terminal.backend().buffer();
+        let cells: Vec<&str> = buffer.content().iter().map(|cell| cell.symbol()).collect();
+        cells.chunks(usize::from(width)).map(|row| row.concat() + "\n").collect()
+    }
+
+    #[test]
+    fn everything_an_operator_asks_for_is_on_the_screen() {
+        let screen = text(&seen(), 120, 30);
+        for part in [
+            "aaaaaaaa  up 1 h 1 min  paused",
+            "reachability public",
+            "minnow, 8 layers",
+            "serving   1..5",
+            "100.00 MiB (5.00 MiB of them weights)",
+            "3 running, 9 served",
+            "1234 positions",
+            "2.00 KiB in",
+            "peers: 2 connected",
+            "bbbbbbbb direct    12.3 ms",
+            "minnow[31m 1..4, 6..7",
+            "cccccccc not here",
+            "pipeline: 1 running now",
+            "home 0..1 → bbbbbbbb 1..7 3.2 ms → home 7..8",
+            "31.4 tok/s (predicted 30.0), first token after 81 ms, 40 tokens, boomerang mode, survived a failure",
+            "positions/s (most 9)",
+            "q leaves",
+        ] {
+            assert!(screen.contains(part), "{part:?} is missing in\n{screen}");
+        }
+        assert!(!screen.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn no_size_and_no_state_breaks_it() {
+        let mut watched = seen();
+        watched.look.peers = vec![watched.look.peers[0].clone(); 500];
+        watched.trouble = Some("the node does not answer".into());
+        for (width, height) in [(1, 1), (20, 5), (40, 12), (80, 24), (300, 100)] {
+            text(&watched, width, height);
+            text(&Watched::default(), width, height);
+        }
+        let narrow = text(&watched, 80, 40);
+        assert!(narrow.contains("the node does not answer") && narrow.contains("more"), "{narrow}");
+    }
+}

@@ -1,0 +1,162 @@
+//! `shoal status --watch`: looks at the node again and again, on a screen, or line by line where there is no terminal.
+
+use std::{
+    fs,
+    io::{self, IsTerminal},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use super::{
+    look::{Look, Watched},
+    runtime, screen,
+};
+use crate::{
+    Result,
+    cli::operate::StatusArgs,
+    control::{self, Question},
+    output::{self, human_bytes, say},
+};
+
+/// A node on this machine answers in milliseconds; one that needs longer hangs, and the screen says so.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Keys and signals are looked for this often.
+const REACT: Duration = Duration::from_millis(100);
+
+pub(super) fn run(args: &StatusArgs) -> Result<()> {
+    let home = args.home.path()?;
+    let runtime = runtime()?;
+    output::catch_interrupt()?;
+    let began = Instant::now();
+    let mut watched = Watched::default();
+    // A node that does not run is an error here; one that stops later is waited for.
+    watched.take(runtime.block_on(look(&home, began))?);
+    let every = Duration::from_secs_f64(args.every);
+    let mut refresh = |watched: &mut Watched| match runtime.block_on(look(&home, began)) {
+        Ok(look) => watched.take(look),
+        Err(why) => watched.trouble = Some(why.to_string()),
+    };
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
+    if args.json || dumb || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        return lines(&mut watched, &mut refresh, every, args.json);
+    }
+    on_screen(&mut watched, &mut refresh, every, &|watched| pause(&runtime, &home, watched))
+}
+
+async fn look(home: &Path, began: Instant) -> Result<Look> {
+    let ask = async |question: Question| {
+        match tokio::time::timeout(PATIENCE, control::one(home, &question)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(crate::Error::Failed("the node does not answer".into())),
+        }
+    };
+    let mut status = ask(Question::Status).await?;
+    status.as_object_mut().map(|status| status.remove("end"));
+    let mut peers = ask(Question::Peers).await?;
+    let peers = match peers["peers"].take() {
+        Value::Array(peers) => peers,
+        _ => Vec::new(),
+    };
+    // An error here means that no prompt was run yet.
+    let last = ask(Question::Why { session: None }).await.ok();
+    let resident_bytes = ["pid", "worker_pid"].map(|name| status[name].as_u64().and_then(resident));
+    Ok(Look { at_ms: began.elapsed().as_secs_f64() * 1e3, status, peers, last, resident_bytes })
+}
+
+/// Memory of a process, where the system has `/proc`.
+fn resident(pid: u64) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+fn lines(
+    watched: &mut Watched,
+    refresh: &mut dyn FnMut(&mut Watched),
+    every: Duration,
+    json: bool,
+) -> Result<()> {
+    loop {
+        match (&watched.trouble, json) {
+            (Some(why), true) => output::json_line(&json!({ "event": "trouble", "why": why }))?,
+            (Some(why), false) => say!("{why}"),
+            (None, true) => output::json_line(&watched.to_json())?,
+            (None, false) => say!(
+                "{} peers  {} sessions  {:.1} positions/s  {}/s in  {}/s out  {}",
+                watched.look.status["peers"],
+                watched.look.status["sessions"]["serving"],
+                watched.rates.positions,
+                human_bytes(watched.rates.bytes_in as u64),
+                human_bytes(watched.rates.bytes_out as u64),
+                human_bytes(watched.memory())
+            ),
+        }
+        let due = Instant::now() + every;
+        while Instant::now() < due {
+            if output::interrupted() {
+                return Ok(());
+            }
+            std::thread::sleep(REACT.min(due.saturating_duration_since(Instant::now())));
+        }
+        refresh(watched);
+    }
+}
+
+/// The terminal as it was comes back when this is dropped; a panic brings it back, too (ratatui's hook).
+struct Screen(ratatui::DefaultTerminal);
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+fn on_screen(
+    watched: &mut Watched,
+    refresh: &mut dyn FnMut(&mut Watched),
+    every: Duration,
+    pause: &dyn Fn(&mut Watched),
+) -> Result<()> {
+    let style = screen::Look { color: std::env::var_os("NO_COLOR").is_none_or(|said| said.is_empty()) };
+    let mut terminal = Screen(ratatui::try_init()?);
+    let mut due = Instant::now() + every;
+    loop {
+        terminal.0.draw(|frame| screen::draw(frame, watched, style))?;
+        if event::poll(REACT.min(due.saturating_duration_since(Instant::now())))?
+            && let Event::Key(key) = event::read()?
+            && key.kind == KeyEventKind::Press
+        {
+            match key.code {
+                KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                // A terminal in raw mode hands Ctrl-C over as a key.
+                KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(()),
+                KeyCode::Char('p') => pause(watched),
+                _ => {}
+            }
+        }
+        if output::interrupted() {
+            return Ok(());
+        }
+        if Instant::now() >= due {
+            refresh(watched);
+            due = Instant::now() + every;
+        }
+    }
+}
+
+/// Stops serving others, or begins again.
+fn pause(runtime: &Runtime, home: &Path, watched: &mut Watched) {
+    let paused = watched.look.status["paused"] != json!(true);
+    let asked = runtime.block_on(async {
+        tokio::time::timeout(PATIENCE, control::one(home, &Question::Pause { paused })).await
+    });
+    match asked {
+        Ok(Ok(answer)) => watched.look.status["paused"] = answer["paused"].clone(),
+        Ok(Err(why)) => watched.trouble = Some(why.to_string()),
+        Err(_) => watched.trouble = Some("the node does not answer".into()),
+    }
+}

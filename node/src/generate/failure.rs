@@ -1,0 +1,83 @@
+//! When somebody fails, and when somebody else is found.
+
+use std::time::Instant;
+
+use scheduler::{NodeId, Segment, recover::Failure, session::Event};
+use tokio::sync::oneshot;
+
+use super::{Conductor, Progress, Reroute};
+use crate::table::Order;
+
+impl Conductor {
+    pub(super) fn failed(&mut self, node: NodeId, failure: Failure) -> Vec<Event> {
+        let ours = self.machine.segments().any(|segment| segment.node == node);
+        let shadow = self.shadows.values().any(|shadow| *shadow == node);
+        if ours && self.silent_since.is_none() {
+            self.silent_since = Some((node, Instant::now()));
+        }
+        self.outboxes.remove(&node);
+        self.shadows.retain(|_, shadow| *shadow != node);
+        if ours || shadow { vec![Event::Failed { node, failure }] } else { Vec::new() }
+    }
+
+    pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
+        match order {
+            Order::Opened { stage: Some(stage), epoch, node, answer } => match answer {
+                Ok(have) => vec![Event::Opened { stage, epoch, have }],
+                Err(failure) if epoch == self.machine.epoch() => self.failed(node, failure),
+                Err(_) => Vec::new(),
+            },
+            Order::Opened { stage: None, node, answer, .. } => match answer {
+                Ok(have) => {
+                    self.fed.insert(node, have);
+                    Vec::new()
+                }
+                Err(failure) => self.failed(node, failure),
+            },
+            Order::Rerouted(found) => {
+                let found = found.map(|(pipeline, standbys, contacts)| {
+                    self.plan.contacts.extend(contacts);
+                    (pipeline, standbys)
+                });
+                self.shadows.clear();
+                vec![Event::Rerouted(found)]
+            }
+            Order::Lost(node) => self.failed(node, Failure::Closed),
+            Order::Cancel => vec![Event::Cancel],
+            Order::Lease { .. } | Order::Release { .. } => Vec::new(),
+        }
+    }
+
+    pub(super) fn find_route(&mut self, deny: Vec<NodeId>) {
+        let (answer, found) = oneshot::channel();
+        let question = Reroute {
+            session: self.plan.session,
+            policy: self.plan.policy.clone(),
+            shape: self.plan.shape,
+            deny: deny.into_iter().collect(),
+            answer,
+        };
+        let (reroute, orders) = (self.means.reroute.clone(), self.orders.clone());
+        tokio::spawn(async move {
+            let found = match reroute.send(question).await {
+                Ok(()) => found.await.unwrap_or(None),
+                Err(_) => None,
+            };
+            let _ = orders.send(Order::Rerouted(found)).await;
+        });
+    }
+
+    /// Tells the caller when somebody was replaced.
+    pub(super) async fn notice_move(&mut self, before: &[Segment]) {
+        let now: Vec<Segment> = self.machine.segments().collect();
+        if now == before {
+            return;
+        }
+        // Who is out of it altogether, else (a slow stage relieved of some layers) whoever runs something else now.
+        let out = before.iter().find(|old| now.iter().all(|new| new.node != old.node));
+        if let Some(left) = out.or(before.iter().find(|old| !now.contains(old))) {
+            let moved = Progress::Moved { failed: left.node, segments: now };
+            let _ = self.means.progress.send(moved).await;
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Frames out and in: prefill, decode and replay are one thing.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use p2p::{
+    codec::Wire,
+    wire::frame::{Header, Kind},
+};
+use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event};
+
+use super::{CHUNK_ROWS, Conductor, FEED_ROWS, log::Added};
+use crate::{
+    table::{Arrival, Order, Outbox},
+    worker::JobInput,
+};
+
+impl Conductor {
+    /// Sends the inputs `[from, to)` of a stage: tokens to the first, the log to any other.
+    pub(super) fn send(&mut self, stage: usize, epoch: u32, node: NodeId, from: u32, to: u32) {
+        let Some(segment) = self.segment(stage) else { return };
+        if stage == 0 {
+            self.step_began = Instant::now();
+        }
+        if node != segment.node {
+            // A hedge: whoever follows must first have all that came before.
+            self.feed(node, segment.layers.start(), epoch, from);
+        }
+        let mut at = from;
+        while at < to {
+            let rows = CHUNK_ROWS.min(to - at);
+            self.hop_began(Segment { node, ..segment }, at, rows);
+            if segment.layers.start() == 0 {
+                let ids = self.tokens[at as usize..(at + rows) as usize].to_vec();
+                self.run_at_home(segment.layers, epoch, at, rows, JobInput::Tokens(ids));
+            } else if let Some((wire, bytes)) = self.logs.get(segment.layers.start(), at, rows) {
+                self.give(node, segment.layers, epoch, at, rows, wire, bytes);
+            }
+            at += rows;
+        }
+    }
+
+    /// Gives inputs to whoever runs `layers`.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn give(
+        &mut self,
+        node: NodeId,
+        layers: LayerRange,
+        epoch: u32,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: Bytes,
+    ) {
+        if node == self.means.me {
+            self.run_at_home(layers, epoch, from, rows, JobInput::Wire(wire, bytes.to_vec()));
+        } else {
+            self.frame(node, Kind::Activations, layers.start(), epoch, from, rows, wire, bytes);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn frame(
+        &mut self,
+        node: NodeId,
+        kind: Kind,
+        layer: u32,
+        epoch: u32,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: Bytes,
+    ) {
+        let header = Header { kind, wire, epoch, layer, from, rows, len: bytes.len() as u32 };
+        self.report.wire_bytes.0 += bytes.len() as u64;
+        let (network, orders, session) = (&self.means.network, &self.orders, self.plan.session);
+        let contact = self.plan.contact(node);
+        let outbox = self
+            .outboxes
+            .entry(node)
+            .or_insert_with(|| Outbox::open(network.clone(), contact, session, epoch, orders.clone()));
+        if !outbox.send(header, bytes) {
+            self.outboxes.remove(&node);
+            let _ = self.orders.try_send(Order::Lost(node));
+        }
+    }
+
+    /// A stage's frame came in.
+    pub(super) fn arrival(&mut self, arrival: Arrival) -> Vec<Event> {
+        let (from, header, payload) = match arrival {
+            Arrival::Frame { from, header, payload } => (from, header, payload),
+            // The connection's end is told apart from a stream's: the machine hears of it through `lost`.
+            Arrival::Ended { .. } => return Vec::new(),
+        };
+        if header.epoch != self.machine.epoch() {
+            return Vec::new();
+        }
+        self.report.wire_bytes.1 += payload.len() as u64;
+        let epoch = header.epoch;
+        let stage = match header.kind {
+            Kind::Activations => self.stage_to(header.layer),
+            _ => self.stage_from(header.layer),
+        };
+        let Some(stage) = stage.filter(|stage| self.may_speak(*stage, from)) else { return Vec::new() };
+        match header.kind {
+            Kind::Activations => self.boundary(
+                stage,
+                header.layer,
+                header.from,
+                header.rows,
+                header.wire,
+                Bytes::from(payload),
+                false,
+            ),
+            Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
+                vec![Event::NeedReplay { stage, epoch, have: header.from }]
+            }
+            Kind::Beacon => vec![Event::Beacon { stage, epoch }],
+            // It computes; whom it cannot reach is likelier to be gone than it is to lie.
+            Kind::Unreachable => match self.segment(stage + 1) {
+                Some(next) if next.node != self.means.me => self.failed(next.node, Failure::Closed),
+                _ => Vec::new(),
+            },
+            Kind::Failed => {
+                tracing::info!(node = %from, why = %String::from_utf8_lossy(&payload), "a stage failed");
+                self.failed(from, Failure::Crashed)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    pub(super) fn may_speak(&self, stage: usize, node: NodeId) -> bool {
+        self.segment(stage).is_some_and(|segment| segment.node == node)
+            || self.shadows.get(&stage) == Some(&node)
+    }
+
+    /// For the log and traces: a frame is on its way to a stage.
+    fn hop_began(&mut self, to: Segment, from: u32, rows: u32) {
+        let epoch = self.machine.epoch();
+        self.hops.began(to.layers.start(), from, || {
+            tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows)
+        });
+    }
+
+    /// The output of a stage is here: log it, pass it on where that is ours to do.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn boundary(
+        &mut self,
+        stage: usize,
+        layer: u32,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: Bytes,
+        home: bool,
+    ) -> Vec<Event> {
+        let epoch = self.machine.epoch();
+        let fits = from + rows <= self.tokens.len() as u32;
+        let added = fits.then(|| self.logs.add(layer, from, rows, wire, &bytes)).flatten();
+        let Some(Added { reached, differs }) = added else {
+            return self
+                .segment(stage)
+                .map_or_else(Vec::new, |segment| self.failed(segment.node, Failure::Corrupt));
+        };
+        if differs {
+            // The same inputs gave other bits. The first answer stands: it was used.
+            self.report.evidence += 1;
+            tracing::warn!(stage, layer, from, "two answers for one position differ");
+        }
+        if rows == 1 {
+            let ms = self.step_began.elapsed().as_secs_f64() * 1e3;
+            let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
+            *mean = (mean.0 + ms, mean.1 + 1);
+        }
+        if let Some(segment) = self.segment(stage) {
+            self.hops.ended(segment.layers.start(), from);
+        }
+        let next = self.segment(stage + 1);
+        if let Some(next) = next {
+            self.hop_began(next, from, rows);
+        }
+        if let Some(next) = next
+            && (home || next.node == self.means.me)
+        {
+            self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
+        }
+        self.feed_shadow(stage + 1);
+        reached.map_or_else(Vec::new, |logged| {
+            vec![Event::Boundary { stage, epoch, to: logged.min(from + rows) }]
+        })
+    }
+
+    /// Gives the shadow of a stage what was logged since, in chunks.
+    pub(super) fn feed_shadow(&mut self, stage: usize) {
+        let (Some(shadow), Some(segment)) = (self.shadows.get(&stage).copied(), self.segment(stage)) else {
+            return;
+        };
+        let boundary = segment.layers.start();
+        let logged = self.logs.reached(boundary);
+        if logged >= self.fed.get(&shadow).copied().unwrap_or(0) + FEED_ROWS {
+            self.feed(shadow, boundary, self.machine.epoch(), logged);
+        }
+    }
+
+    /// Gives a follower the inputs it has not had yet, below position `to`.
+    pub(super) fn feed(&mut self, shadow: NodeId, boundary: u32, epoch: u32, to: u32) {
+        let mut at = self.fed.get(&shadow).copied().unwrap_or(0);
+        while at < to {
+            let rows = CHUNK_ROWS.min(to - at);
+            let Some((wire, bytes)) = self.logs.get(boundary, at, rows) else { break };
+            self.frame(shadow, Kind::Feed, boundary, epoch, at, rows, wire, bytes);
+            at += rows;
+        }
+        self.fed.insert(shadow, at);
+    }
+}

@@ -1,0 +1,118 @@
+//! Leases: what stages promise and when they are let go.
+
+use std::time::Duration;
+
+use p2p::{
+    HopError,
+    codec::Wire,
+    wire::control::{Answer, Ask, Lease},
+};
+use scheduler::{NodeId, Segment, recover::Failure};
+use tokio::time::timeout;
+
+use super::Conductor;
+use crate::{
+    table::Order,
+    worker::{Conduct, OpenSession, Worker},
+};
+
+/// An answer to a lease later than this counts as none.
+const LEASE_MS: u64 = 2_000;
+/// How long a stage keeps a session nobody sends frames for.
+const TTL_MS: u32 = 60_000;
+
+impl Conductor {
+    pub(super) fn open(
+        &mut self,
+        stage: Option<usize>,
+        epoch: u32,
+        segment: Segment,
+        next: Option<NodeId>,
+        at: u32,
+    ) {
+        let (orders, node) = (self.orders.clone(), segment.node);
+        // A cut that a failover made is not a rounding boundary: it travels raw.
+        let rounded = self.rounding.contains(&segment.layers.end());
+        let wire = if rounded { self.plan.wire } else { Wire::Raw };
+        let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
+        self.sampling = None;
+        self.waiting.retain(|job| job.epoch == epoch);
+        if self.running_epoch != epoch {
+            // What was under way belongs to the epoch before; the worker drops it without an answer.
+            (self.running_epoch, self.running) = (epoch, 0);
+        }
+        if node == self.means.me {
+            let last = segment.layers.end() == self.machine_layers();
+            let history = self.tokens.clone();
+            let open = OpenSession {
+                session: self.plan.session,
+                epoch,
+                layers: segment.layers,
+                positions,
+                at,
+                wire,
+                rounding: self.rounding.clone(),
+                conduct: last.then(|| Conduct { history, ..self.plan.conduct.clone() }),
+            };
+            let mut workers = self.means.worker.clone();
+            tokio::spawn(async move {
+                let alive =
+                    timeout(Duration::from_millis(LEASE_MS), workers.wait_for(Worker::is_alive)).await;
+                let worker = alive.ok().and_then(Result::ok).map(|worker| worker.clone());
+                let answer = match worker {
+                    Some(worker) => worker.open(open).await.map_err(|_| Failure::Refused),
+                    None => Err(Failure::Late),
+                };
+                let _ = orders.send(Order::Opened { stage, epoch, node, answer }).await;
+            });
+            return;
+        }
+        let next = next.filter(|next| *next != self.means.me);
+        let lease = Lease {
+            session: self.plan.session,
+            epoch,
+            model: self.plan.model,
+            layers: segment.layers,
+            positions,
+            at,
+            wire,
+            rounding: self.rounding.clone(),
+            next: next.map(|next| self.plan.contact(next)),
+            log: true,
+            ttl_ms: TTL_MS,
+            follow: stage.is_none(),
+        };
+        let (network, there) = (self.means.network.clone(), self.plan.contact(node));
+        tokio::spawn(async move {
+            let asked = async {
+                network.connect(&there).await.map_err(|_| HopError::Closed)?;
+                network.ask(node, &Ask::Lease(lease), Duration::from_millis(LEASE_MS)).await
+            }
+            .await;
+            let answer = match asked {
+                Ok(Answer::Accepted { have }) => Ok(have),
+                Ok(Answer::Refused { reason, text }) => {
+                    tracing::info!(%node, ?reason, text, "lease refused");
+                    Err(Failure::Refused)
+                }
+                Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),
+                Err(HopError::Refused(_)) => Err(Failure::Refused),
+                Err(HopError::Timeout) => Err(Failure::Late),
+                Err(HopError::Closed) => Err(Failure::Closed),
+            };
+            let _ = orders.send(Order::Opened { stage, epoch, node, answer }).await;
+        });
+    }
+
+    pub(super) fn close(&mut self, node: NodeId, epoch: u32) {
+        self.outboxes.remove(&node);
+        if node == self.means.me {
+            return;
+        }
+        let (network, session) = (self.means.network.clone(), self.plan.session);
+        tokio::spawn(async move {
+            let _ =
+                network.ask(node, &Ask::Release { session, epoch }, Duration::from_millis(LEASE_MS)).await;
+        });
+    }
+}

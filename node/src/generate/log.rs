@@ -1,0 +1,104 @@
+//! What entered each segment, as it crossed the wire, from position 0 without a gap.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use p2p::codec::{self, Wire};
+
+/// Bytes of inputs kept for replays, all segments together.
+pub(super) const MAX_LOG_BYTES: usize = 1 << 28;
+
+/// The logs of a session, by the layer the inputs enter.
+pub(super) struct Logs {
+    hidden: usize,
+    bytes: usize,
+    logs: BTreeMap<u32, Log>,
+}
+
+struct Log {
+    wire: Wire,
+    row_bytes: usize,
+    bytes: Vec<u8>,
+}
+
+/// What became of rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Added {
+    /// Positions logged now; `None` when the rows could not be added: a gap, another form, no room.
+    pub(super) reached: Option<u32>,
+    /// Whether rows that were there already were others.
+    pub(super) differs: bool,
+}
+
+impl Logs {
+    /// Empty logs of rows of `hidden` values.
+    pub(super) fn new(hidden: usize) -> Self {
+        Self { hidden, bytes: 0, logs: BTreeMap::new() }
+    }
+
+    /// Adds the rows from position `from` on that enter `layer`; `None` when `bytes` are not `rows` rows of the form
+    /// `wire`. What is there already stays: it was used.
+    pub(super) fn add(
+        &mut self,
+        layer: u32,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: &[u8],
+    ) -> Option<Added> {
+        let row_bytes = codec::encoded_len(wire, 1, self.hidden)?;
+        if bytes.len() != row_bytes * rows as usize {
+            return None;
+        }
+        let room = self.bytes + bytes.len() <= MAX_LOG_BYTES;
+        let log = self.logs.entry(layer).or_insert_with(|| Log { wire, row_bytes, bytes: Vec::new() });
+        let here = from as usize * row_bytes;
+        let mut added = Added { reached: None, differs: false };
+        if log.wire == wire && here <= log.bytes.len() {
+            let overlap = (log.bytes.len() - here).min(bytes.len());
+            added.differs = log.bytes[here..here + overlap] != bytes[..overlap];
+            if room {
+                log.bytes.extend_from_slice(&bytes[overlap..]);
+                self.bytes += bytes.len() - overlap;
+                added.reached = Some((log.bytes.len() / row_bytes) as u32);
+            }
+        }
+        Some(added)
+    }
+
+    /// `rows` rows that enter `layer`, from position `from` on.
+    pub(super) fn get(&self, layer: u32, from: u32, rows: u32) -> Option<(Wire, Bytes)> {
+        let log = self.logs.get(&layer)?;
+        let bytes = log.bytes.get(from as usize * log.row_bytes..(from + rows) as usize * log.row_bytes)?;
+        Some((log.wire, Bytes::copy_from_slice(bytes)))
+    }
+
+    /// Positions logged of what enters `layer`.
+    pub(super) fn reached(&self, layer: u32) -> u32 {
+        self.logs.get(&layer).map_or(0, |log| (log.bytes.len() / log.row_bytes) as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use p2p::codec::Wire;
+
+    use super::{Added, Logs};
+
+    #[test]
+    fn rows_are_kept_without_a_gap_and_the_first_answer_stands() {
+        let mut logs = Logs::new(2);
+        let row = |byte: u8| vec![byte; 8];
+        let two = [row(1), row(2)].concat();
+        let ok = |reached| Some(Added { reached: Some(reached), differs: false });
+        assert_eq!(logs.add(3, 0, 2, Wire::Raw, &two), ok(2));
+        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &row(4)), Some(Added { reached: None, differs: false }));
+        assert_eq!(logs.add(3, 1, 2, Wire::Raw, &[row(2), row(3)].concat()), ok(3));
+        let other = logs.add(3, 1, 1, Wire::Raw, &row(9));
+        assert_eq!(other, Some(Added { reached: Some(3), differs: true }));
+        assert_eq!(logs.get(3, 1, 2).unwrap().1, [row(2), row(3)].concat());
+        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &[0; 7]), None);
+        assert_eq!((logs.reached(3), logs.reached(4)), (3, 0));
+        assert!(logs.get(3, 2, 2).is_none() && logs.get(4, 0, 1).is_none());
+    }
+}

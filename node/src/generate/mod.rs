@@ -1,0 +1,261 @@
+//! The life of a prompt across the swarm, top to bottom, as its requester lives it.
+//!
+//! ```text
+//! route ── who runs what, who stands by                  (asked of the daemon, which owns the view)
+//!   lease ── every stage promises, all at once           Open, Follow   -> Opened
+//!     prefill ── chunks chase each other down the chain  Send           -> Boundary, Boundary, ..
+//!       decode ── one pass a token                       Send           -> Boundary, .., Token -> Emit
+//!         a stage fails ── the same steps from where the replacement stands; nothing is said twice
+//!     release ── leases, KV                              Close          -> Done
+//! ```
+//!
+//! What to do is decided by [`scheduler::session::Session`], which sees events and answers with actions; this folder
+//! does them: `lease`, `hops`, `home` (the own worker), `failure`, `log`. It holds the truth of the session (the tokens) and the log: what entered each segment, as it crossed the
+//! wire, so that a replacement can be brought to the same bits.
+//!
+//! The first and the last segment run in this node's own worker, which also samples: token ids, text and logits never
+//! leave the machine. Frames from a stage carry the epoch they were leased under; others are dropped.
+//!
+//! Limits: the log keeps at most [`log::MAX_LOG_BYTES`]; beyond, what is missing is computed again from the tokens.
+
+mod failure;
+mod home;
+mod hops;
+mod lease;
+mod log;
+mod plan;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use p2p::codec::Wire;
+use scheduler::{
+    Millis, NodeId, Segment,
+    recover::Failure,
+    session::{Action, End, Event, Session},
+};
+use tokio::{sync::mpsc, time::sleep};
+
+use self::log::Logs;
+pub use self::plan::{Means, Plan, Progress, Report, Reroute};
+use crate::{
+    table::{Inlets, Order, Outbox, Outlets},
+    telemetry::Hops,
+    worker::Job,
+};
+
+/// Rows of one prefill frame: enough to amortize unpacking weights, small enough that stages overlap.
+pub const CHUNK_ROWS: u32 = 96;
+/// A shadow is fed every this many positions (the lag it may have).
+const FEED_ROWS: u32 = 16;
+/// Own stages say this often that they compute, as those of others do.
+const BEACON: Duration = Duration::from_millis(100);
+
+struct Conductor {
+    means: Means,
+    plan: Plan,
+    orders: mpsc::Sender<Order>,
+    machine: Session,
+    began: Instant,
+    tokens: Vec<u32>,
+    logs: Logs,
+    rounding: Vec<u32>,
+    outboxes: BTreeMap<NodeId, Outbox>,
+    /// Jobs for the own worker that wait for their turn.
+    waiting: VecDeque<Job>,
+    running: usize,
+    running_epoch: u32,
+    /// The step whose sample was asked for.
+    sampling: Option<(u32, u32)>,
+    /// What the worker said about the token that the machine is about to emit.
+    sampled: Option<(Progress, bool)>,
+    /// By stage, positions given to its shadow.
+    fed: BTreeMap<NodeId, u32>,
+    shadows: BTreeMap<usize, NodeId>,
+    step_began: Instant,
+    stage_ms: BTreeMap<u32, (f64, u32)>,
+    silent_since: Option<(NodeId, Instant)>,
+    /// For the log and traces: frames under way.
+    hops: Hops,
+    report: Report,
+}
+
+/// Runs the prompt to its end. Nothing is returned: the caller hears of it through [`Progress`].
+pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlets) {
+    let began = Instant::now();
+    let prompt = plan.prompt.len() as u32;
+    let (machine, first) = Session::start(
+        plan.session,
+        Millis(0),
+        prompt,
+        plan.max_tokens,
+        &plan.pipeline,
+        &plan.standbys,
+        plan.rtt_p99_ms,
+    );
+    let rounding = match plan.wire {
+        Wire::Raw => Vec::new(),
+        Wire::Q8 => plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start()).collect(),
+    };
+    let report = Report {
+        end: End::Cancelled,
+        rest: String::new(),
+        ids: Vec::new(),
+        segments: plan.pipeline.segments().to_vec(),
+        stage_ms: Vec::new(),
+        ttft_ms: 0.0,
+        gaps_ms: Vec::new(),
+        faults: Vec::new(),
+        wire_bytes: (0, 0),
+        evidence: 0,
+    };
+    let mut conductor = Conductor {
+        tokens: plan.prompt.clone(),
+        logs: Logs::new(plan.hidden),
+        means,
+        plan,
+        orders: inlets.orders,
+        machine,
+        began,
+        rounding,
+        outboxes: BTreeMap::new(),
+        waiting: VecDeque::new(),
+        running: 0,
+        running_epoch: 0,
+        sampling: None,
+        sampled: None,
+        fed: BTreeMap::new(),
+        shadows: BTreeMap::new(),
+        step_began: began,
+        stage_ms: BTreeMap::new(),
+        silent_since: None,
+        hops: Hops::default(),
+        report,
+    };
+    let mut over = conductor.perform(first).await;
+    while !over {
+        conductor.feed_worker();
+        let now = conductor.now();
+        let due = conductor
+            .machine
+            .wake()
+            .map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
+        let events = tokio::select! {
+            biased;
+            Some(output) = doors.outputs.recv() => conductor.output(output),
+            Some(arrival) = doors.frames.recv() => conductor.arrival(arrival),
+            Some(order) = doors.orders.recv() => conductor.order(order),
+            Ok(node) = conductor.means.lost.recv() => conductor.failed(node, Failure::Closed),
+            () = sleep(due.min(BEACON)) => conductor.tick(),
+        };
+        for event in events {
+            let now = conductor.now();
+            let before: Vec<Segment> = conductor.machine.segments().collect();
+            let actions = conductor.machine.step(now, event);
+            over = conductor.perform(actions).await || over;
+            conductor.notice_move(&before).await;
+        }
+    }
+}
+
+impl Conductor {
+    /// Time passed. The own stages say like any other that they are computing.
+    fn tick(&self) -> Vec<Event> {
+        let epoch = self.machine.epoch();
+        let home = self.machine.segments().enumerate().filter(|(_, segment)| segment.node == self.means.me);
+        let computing = self.running > 0 && self.means.worker.borrow().is_alive();
+        let beacons = home.filter(|_| computing).map(|(stage, _)| Event::Beacon { stage, epoch });
+        beacons.chain([Event::Tick]).collect()
+    }
+
+    fn now(&self) -> Millis {
+        Millis(self.began.elapsed().as_millis() as u64)
+    }
+
+    /// Does what the machine says; true when it is over.
+    async fn perform(&mut self, actions: Vec<Action>) -> bool {
+        for action in actions {
+            match action {
+                Action::Open { stage, epoch, segment, next, at } => {
+                    self.open(Some(stage), epoch, segment, next, at)
+                }
+                Action::Follow { stage, epoch, segment, next, at } => {
+                    self.shadows.insert(stage, segment.node);
+                    self.fed.insert(segment.node, 0);
+                    self.open(None, epoch, segment, next, at);
+                }
+                Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
+                Action::Emit { position, token } => self.emit(position, token).await,
+                Action::FindRoute { deny } => self.find_route(deny),
+                Action::Close { node, epoch } => self.close(node, epoch),
+                Action::Evidence { .. } => self.report.evidence += 1,
+                Action::Done(end) => {
+                    self.done(end).await;
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn machine_layers(&self) -> u32 {
+        self.plan.pipeline.num_layers()
+    }
+
+    fn segment(&self, stage: usize) -> Option<Segment> {
+        self.machine.segments().nth(stage)
+    }
+
+    fn stage_from(&self, start: u32) -> Option<usize> {
+        self.machine.segments().position(|segment| segment.layers.start() == start)
+    }
+
+    fn stage_to(&self, end: u32) -> Option<usize> {
+        self.machine.segments().position(|segment| segment.layers.end() == end)
+    }
+
+    async fn emit(&mut self, position: u32, token: u32) {
+        let now = self.began.elapsed().as_secs_f64() * 1e3;
+        if self.report.ids.is_empty() {
+            self.report.ttft_ms = now;
+        } else {
+            let before: f64 = self.report.ttft_ms + self.report.gaps_ms.iter().sum::<f64>();
+            self.report.gaps_ms.push(now - before);
+        }
+        if let Some((node, since)) = self.silent_since.take() {
+            self.report.faults.push((node, since.elapsed().as_secs_f64() * 1e3));
+        }
+        self.tokens.push(token);
+        let Some((said, ends_turn)) = self.sampled.take() else { return };
+        debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));
+        if ends_turn {
+            // The token that ends the turn is not part of the answer; text held back before it may be.
+            if let Progress::Token { text, .. } = said {
+                self.report.rest.push_str(&text);
+            }
+            return;
+        }
+        self.report.ids.push(token);
+        if self.means.progress.send(said).await.is_err() {
+            // Nobody listens any more.
+            let _ = self.orders.try_send(Order::Cancel);
+        }
+    }
+
+    async fn done(&mut self, end: End) {
+        let session = self.plan.session;
+        let worker = self.means.worker.borrow().clone();
+        self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
+        worker.close(session);
+        self.report.end = end;
+        self.report.segments = self.machine.segments().collect();
+        let stages = self.report.segments.iter().map(|segment| {
+            let (sum, count) = self.stage_ms.get(&segment.layers.end()).copied().unwrap_or((0.0, 0));
+            if count == 0 { 0.0 } else { sum / f64::from(count) }
+        });
+        self.report.stage_ms = stages.collect();
+        let _ = self.means.progress.send(Progress::Done(Box::new(self.report.clone()))).await;
+    }
+}

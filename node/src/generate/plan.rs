@@ -1,0 +1,132 @@
+//! What is to be generated, what that takes, and what the caller hears of it.
+
+use std::collections::BTreeSet;
+
+use p2p::{Network, codec::Wire, wire::control::Contact};
+use scheduler::{
+    NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    session::{End, Standbys},
+};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use crate::worker::{Conduct, Top, Worker};
+
+/// What is to be generated, and where.
+pub struct Plan {
+    /// Its name.
+    pub session: SessionId,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// How tokens are chosen, and what was said already.
+    pub conduct: Conduct,
+    /// How activations travel.
+    pub wire: Wire,
+    /// Width of an activation.
+    pub hidden: usize,
+    /// Which model.
+    pub model: scheduler::ModelId,
+    /// Who runs what.
+    pub pipeline: Pipeline,
+    /// Who stands by.
+    pub standbys: Standbys,
+    /// Where nodes are.
+    pub contacts: Vec<Contact>,
+    /// The network's share of the slowest ordinary step, ms.
+    pub rtt_p99_ms: f64,
+    /// What the requester insists on.
+    pub policy: RoutePolicy,
+    /// How much work it is.
+    pub shape: Shape,
+}
+
+impl Plan {
+    pub(super) fn contact(&self, node: NodeId) -> Contact {
+        let known = self.contacts.iter().find(|contact| contact.node == node);
+        known.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
+    }
+}
+
+/// What the caller hears.
+#[derive(Clone)]
+pub enum Progress {
+    /// A token, in order, once.
+    Token {
+        /// Its position, the prompt included.
+        position: u32,
+        /// Its id.
+        id: u32,
+        /// Text that became certain with it.
+        text: String,
+        /// Its log-probability, when asked for.
+        logprob: Option<f32>,
+        /// The likeliest tokens at its position: id, log-probability.
+        top: Vec<Top>,
+    },
+    /// Somebody failed and somebody else goes on.
+    Moved {
+        /// Who failed.
+        failed: NodeId,
+        /// Who runs what from now on.
+        segments: Vec<Segment>,
+    },
+    /// It is over.
+    Done(Box<Report>),
+}
+
+/// What happened, for `why` and for the answer's metadata.
+#[derive(Clone)]
+pub struct Report {
+    /// How it ended.
+    pub end: End,
+    /// Text that was held back and turned out to belong to the answer.
+    pub rest: String,
+    /// Ids generated.
+    pub ids: Vec<u32>,
+    /// Who ran what at the end.
+    pub segments: Vec<Segment>,
+    /// Milliseconds of a decode step until the output of each segment arrived, means.
+    pub stage_ms: Vec<f64>,
+    /// Time to the first token.
+    pub ttft_ms: f64,
+    /// From token to token, ms, in order.
+    pub gaps_ms: Vec<f64>,
+    /// Failures survived: who and how long nothing came, ms.
+    pub faults: Vec<(NodeId, f64)>,
+    /// Bytes of activations sent and received.
+    pub wire_bytes: (u64, u64),
+    /// Two answers for one position differed this often.
+    pub evidence: u32,
+}
+
+/// What the conductor needs from the rest of the node.
+pub struct Means {
+    /// This node.
+    pub me: NodeId,
+    /// The way out.
+    pub network: Network,
+    /// Its own worker; another one after a crash.
+    pub worker: watch::Receiver<Worker>,
+    /// Asks the daemon for another pipeline without these nodes.
+    pub reroute: mpsc::Sender<Reroute>,
+    /// Nodes that closed their connections.
+    pub lost: broadcast::Receiver<NodeId>,
+    /// The caller.
+    pub progress: mpsc::Sender<Progress>,
+}
+
+/// A question to the daemon.
+#[derive(Debug)]
+pub struct Reroute {
+    /// Whose.
+    pub session: SessionId,
+    /// What the requester insists on.
+    pub policy: RoutePolicy,
+    /// How much work it is.
+    pub shape: Shape,
+    /// Nodes that failed this request.
+    pub deny: BTreeSet<NodeId>,
+    /// Where the answer goes.
+    pub answer: oneshot::Sender<Option<(Pipeline, Standbys, Vec<Contact>)>>,
+}

@@ -1,0 +1,232 @@
+//! What carries text, token ids or logits does not print them: `Debug` of each such type says how much it carries.
+//!
+//! A log line, a panic message or a trace that names one of these values is harmless by construction, whoever writes it.
+//! The implementations are collected here so that one look shows what is covered; a new type that carries a prompt
+//! belongs here and into the test below.
+
+use std::fmt::{Debug, Formatter, Result};
+
+use crate::{
+    control::Ask,
+    generate::{Progress, Report},
+    local::{Event, Request, Summary},
+    telemetry::Hidden,
+    worker::{Body, Conduct, JobInput, Prompt, TextKind, ipc},
+};
+
+impl Debug for Ask {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Ask")
+            .field("model", &self.model)
+            .field("prompt", &Hidden::text(&self.prompt.to_string()))
+            .field("mode", &self.mode)
+            .field("wire", &self.wire)
+            .field("max_tokens", &self.max_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Debug for Prompt {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Prompt").field("text", &Hidden::text(&self.text)).field("kind", &self.kind).finish()
+    }
+}
+
+impl Debug for TextKind {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Chat { tools } => {
+                f.debug_struct("Chat").field("tools", &tools.as_deref().map(Hidden::text)).finish()
+            }
+            Self::Raw { bos, special } => {
+                f.debug_struct("Raw").field("bos", bos).field("special", special).finish()
+            }
+        }
+    }
+}
+
+impl Debug for ipc::Conduct {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Conduct").field("stop", &Hidden::ids(&self.stop)).finish_non_exhaustive()
+    }
+}
+
+impl Debug for ipc::Sampled {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Sampled").field("position", &self.position).finish_non_exhaustive()
+    }
+}
+
+impl Debug for ipc::Top {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Top").finish_non_exhaustive()
+    }
+}
+
+impl Debug for Conduct {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Conduct")
+            .field("stop", &Hidden::ids(&self.stop))
+            .field("history", &Hidden::ids(&self.history))
+            .field("prompt_tokens", &self.prompt_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Debug for JobInput {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Tokens(ids) => f.debug_tuple("Tokens").field(&Hidden::ids(ids)).finish(),
+            Self::Wire(wire, bytes) => {
+                f.debug_tuple("Wire").field(wire).field(&Hidden(bytes.len(), "bytes")).finish()
+            }
+        }
+    }
+}
+
+impl Debug for Body {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Activations(wire, bytes) => {
+                f.debug_tuple("Activations").field(wire).field(&Hidden(bytes.len(), "bytes")).finish()
+            }
+            Self::Sampled { position, text, .. } => f
+                .debug_struct("Sampled")
+                .field("position", position)
+                .field("text", &Hidden::text(text))
+                .finish_non_exhaustive(),
+            Self::NeedReplay { have } => f.debug_struct("NeedReplay").field("have", have).finish(),
+            Self::Failed(why) => f.debug_tuple("Failed").field(why).finish(),
+            Self::Nothing => f.write_str("Nothing"),
+        }
+    }
+}
+
+impl Debug for Progress {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Token { position, text, .. } => f
+                .debug_struct("Token")
+                .field("position", position)
+                .field("text", &Hidden::text(text))
+                .finish_non_exhaustive(),
+            Self::Moved { failed, segments } => {
+                f.debug_struct("Moved").field("failed", failed).field("segments", segments).finish()
+            }
+            Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
+        }
+    }
+}
+
+impl Debug for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Report")
+            .field("end", &self.end)
+            .field("rest", &Hidden::text(&self.rest))
+            .field("ids", &Hidden::ids(&self.ids))
+            .field("segments", &self.segments)
+            .field("ttft_ms", &self.ttft_ms)
+            .field("faults", &self.faults)
+            .field("wire_bytes", &self.wire_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Debug for Request {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Request")
+            .field("prompt", &Hidden::ids(&self.prompt))
+            .field("max_tokens", &self.max_tokens)
+            .field("stop", &Hidden::ids(&self.stop))
+            .finish_non_exhaustive()
+    }
+}
+
+impl Debug for Event<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Prefill { done, total } => {
+                f.debug_struct("Prefill").field("done", done).field("total", total).finish()
+            }
+            Self::Token { text, .. } => {
+                f.debug_struct("Token").field("text", &Hidden::text(text)).finish_non_exhaustive()
+            }
+            Self::Text { text } => f.debug_struct("Text").field("text", &Hidden::text(text)).finish(),
+        }
+    }
+}
+
+impl Debug for Summary {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Summary")
+            .field("finish", &self.finish)
+            .field("ids", &Hidden::ids(&self.ids))
+            .field("text", &Hidden::text(&self.text))
+            .field("prompt_tokens", &self.prompt_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        control::{Mode, Question},
+        local::Finish,
+    };
+
+    const WORD: &str = "canary";
+    const ID: u32 = 48_151;
+
+    #[test]
+    fn nothing_that_carries_a_prompt_prints_it() {
+        let ask = Ask {
+            prompt: json!([{ "role": "user", "content": WORD }]),
+            stop: vec![WORD.into()],
+            sampling: json!({ "logit_bias": [[ID, 1.0]] }),
+            ..serde_json::from_value(json!({ "prompt": "", "mode": "local", "wire": "raw", "head": 1, "tail": 1,
+                "sampling": {}, "seed": 0, "max_tokens": 1 }))
+            .unwrap()
+        };
+        assert_eq!(ask.mode, Mode::Local);
+        let conduct = Conduct { stop: vec![WORD.into()], history: vec![ID], ..Conduct::default() };
+        let sampled = Body::Sampled {
+            position: 3,
+            id: ID,
+            text: WORD.into(),
+            stop: false,
+            ends_turn: false,
+            bytes: WORD.as_bytes().to_vec(),
+            logprob: None,
+            top: Vec::new(),
+        };
+        let token = Progress::Token { position: 3, id: ID, text: WORD.into(), logprob: None, top: Vec::new() };
+        let summary = Summary {
+            finish: Finish::Stop,
+            ids: vec![ID],
+            text: WORD.into(),
+            prompt_tokens: 1,
+            reused_tokens: 0,
+            prefill: std::time::Duration::ZERO,
+            steps: Vec::new(),
+        };
+        let tools = Prompt { text: WORD.into(), kind: TextKind::Chat { tools: Some(WORD.into()) } };
+        let event = Event::Token { id: ID, text: WORD, logprob: None, top: &[] };
+        let printed = [
+            format!("{ask:?}"),
+            format!("{:?}", Question::Generate(Box::new(ask.clone()))),
+            format!("{tools:?}"),
+            format!("{conduct:?}"),
+            format!("{:?}", JobInput::Tokens(vec![ID])),
+            format!("{sampled:?}"),
+            format!("{token:?}"),
+            format!("{summary:?}"),
+            format!("{event:?} {:?}", Event::Text { text: WORD }),
+        ];
+        for text in printed {
+            assert!(!text.contains(WORD) && !text.contains(&ID.to_string()), "{text}");
+        }
+    }
+}
