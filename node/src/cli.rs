@@ -56,10 +56,8 @@ pub enum Command {
     Up(Box<swarm::UpArgs>),
     /// Let the running node finish what it serves, say good-bye and stop
     Leave(swarm::AskArgs),
-    /// Let the running node serve nobody and send nothing, until `shoal resume`; it still asks
-    Pause(swarm::AskArgs),
-    /// Let the running node serve others again
-    Resume(swarm::AskArgs),
+    /// Let the running node serve nobody and send no model, until `shoal pause --off`; it still asks
+    Pause(swarm::PauseArgs),
     /// Print a code that lets a friend join this node's swarm
     Invite(swarm::AskArgs),
     /// What the running node is doing
@@ -74,6 +72,18 @@ pub enum Command {
     #[command(after_help = "Example:
   shoal plan --mode boomerang \"Tell me a story\"")]
     Plan(swarm::PlanArgs),
+    /// Continue an answer that a crash interrupted, with the very tokens it would have had
+    #[command(
+        after_help = "While an answer runs, the question and the tokens so far are kept in the data folder, readable by you
+only; they are deleted when the answer ends or is stopped with Ctrl-C, and after a day. `shoal join --no-journal` keeps
+nothing.
+
+Examples:
+  shoal resume
+  shoal resume --list
+  shoal resume --forget"
+    )]
+    Resume(swarm::ResumeArgs),
     /// What happened to a prompt: who computed what, how long each hop took, who failed
     Why(swarm::WhyArgs),
     /// Check clock, processor, memory, disk, key, ports and network, and say what to do about each

@@ -205,7 +205,10 @@ pub fn parse(text: &str, settings: &[Setting], command: &Command) -> std::result
             }
             toml::Value::Table(_) => {
                 let tables: Vec<&str> = TABLES.iter().map(|(table, ..)| *table).collect();
-                return Err(format!("[{name}] is no table of this file; there are [{}]", tables.join("], [")));
+                return Err(format!(
+                    "[{name}] is no table of this file; there are [{}]",
+                    tables.join("], [")
+                ));
             }
             value => take(name, value, settings, &mut values)?,
         }
@@ -227,9 +230,8 @@ fn take(
 
 fn unknown(key: &str, settings: &[Setting]) -> String {
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
-    let alike = |other: &str| {
-        strsim::jaro_winkler(key, other).max(if last(key) == last(other) { 0.99 } else { 0.0 })
-    };
+    let alike =
+        |other: &str| strsim::jaro_winkler(key, other).max(if last(key) == last(other) { 0.99 } else { 0.0 });
     let near =
         settings.iter().map(|setting| setting.key.as_str()).max_by(|a, b| alike(a).total_cmp(&alike(b)));
     match near.filter(|near| alike(near) >= ALIKE) {
@@ -392,8 +394,7 @@ pub fn resolve(values: &Values, line: &[OsString]) -> Result<Vec<Resolved>> {
     let said = match line {
         [] => None,
         line => {
-            let argv: Vec<OsString> =
-                std::iter::once("shoal".into()).chain(line.iter().cloned()).collect();
+            let argv: Vec<OsString> = std::iter::once("shoal".into()).chain(line.iter().cloned()).collect();
             Some(matches(&argv, values).map_err(|e| Error::usage(one_line(&e)))?)
         }
     };
@@ -473,8 +474,7 @@ pub fn place(named: Option<OsString>, home: Option<OsString>, folder: Option<Pat
 
 /// [`place`] for this process; `flag` is the value of `--config`.
 pub fn place_here(flag: Option<OsString>) -> Place {
-    let folder =
-        directories::ProjectDirs::from("", "", "shoal").map(|dirs| dirs.config_dir().to_owned());
+    let folder = directories::ProjectDirs::from("", "", "shoal").map(|dirs| dirs.config_dir().to_owned());
     place(flag.or_else(|| env::var_os("SHOAL_CONFIG")), env::var_os("SHOAL_HOME"), folder)
 }
 
@@ -505,11 +505,7 @@ pub fn load(place: &Place) -> Result<Values> {
 /// # Errors
 /// Those of [`load`].
 pub fn command_line(argv: &[OsString]) -> Result<Cli> {
-    let values = if reads_no_file(argv) {
-        Values::new()
-    } else {
-        load(&place_here(named(argv)))?
-    };
+    let values = if reads_no_file(argv) { Values::new() } else { load(&place_here(named(argv)))? };
     let matches = matches(argv, &values).unwrap_or_else(|e| e.exit());
     if let Some([home]) = values.get("home").map(Vec::as_slice)
         && env::var_os("SHOAL_HOME").is_none()
@@ -558,7 +554,8 @@ pub fn template() -> String {
             text += &format!("\n[{name}]\n");
         }
         let help = setting.arg.get_help().map(ToString::to_string).unwrap_or_default();
-        let default: Vec<_> = setting.arg.get_default_values().iter().map(|word| word.to_string_lossy()).collect();
+        let default: Vec<_> =
+            setting.arg.get_default_values().iter().map(|word| word.to_string_lossy()).collect();
         let value = match (setting.arg.get_action(), default.first()) {
             (ArgAction::SetTrue, _) => "false".to_owned(),
             (ArgAction::Append, _) => "[]".to_owned(),

@@ -126,6 +126,16 @@ pub enum Question {
         /// Its session in hex, or a beginning of it.
         session: Option<String>,
     },
+    /// Continue an interrupted answer: the given one, else the last.
+    Resume {
+        /// Its name, or a beginning of it.
+        session: Option<String>,
+    },
+    /// Stop a running answer for good: nothing of it is kept.
+    Cancel {
+        /// Its session in hex.
+        session: String,
+    },
     /// What this node is doing.
     Status,
     /// Who it knows.
@@ -152,6 +162,12 @@ pub struct Call {
     pub question: Question,
     /// Where the lines of the answer go; closed when the caller went away.
     pub lines: mpsc::Sender<Value>,
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// Where the socket of a node with this data folder is.

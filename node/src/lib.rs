@@ -11,6 +11,7 @@ pub mod control;
 pub mod daemon;
 pub mod error;
 pub mod generate;
+pub mod journal;
 pub mod library;
 pub mod local;
 pub mod model;

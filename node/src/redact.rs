@@ -186,8 +186,10 @@ mod tests {
             prompt: json!([{ "role": "user", "content": WORD }]),
             stop: vec![WORD.into()],
             sampling: json!({ "logit_bias": [[ID, 1.0]] }),
-            ..serde_json::from_value(json!({ "prompt": "", "mode": "local", "wire": "raw", "head": 1, "tail": 1,
-                "sampling": {}, "seed": 0, "max_tokens": 1 }))
+            ..serde_json::from_value(
+                json!({ "prompt": "", "mode": "local", "wire": "raw", "head": 1, "tail": 1,
+                "sampling": {}, "seed": 0, "max_tokens": 1 }),
+            )
             .unwrap()
         };
         assert_eq!(ask.mode, Mode::Local);
@@ -202,7 +204,8 @@ mod tests {
             logprob: None,
             top: Vec::new(),
         };
-        let token = Progress::Token { position: 3, id: ID, text: WORD.into(), logprob: None, top: Vec::new() };
+        let token =
+            Progress::Token { position: 3, id: ID, text: WORD.into(), logprob: None, top: Vec::new() };
         let summary = Summary {
             finish: Finish::Stop,
             ids: vec![ID],

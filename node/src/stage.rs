@@ -84,7 +84,8 @@ struct Running {
 impl Stage {
     /// Serves until the requester releases it, its lease runs out, or the worker dies.
     pub async fn run(self, inlets: Inlets, doors: Outlets) {
-        let span = tracing::debug_span!("serve", session = %self.session, requester = %Requester(self.requester));
+        let span =
+            tracing::debug_span!("serve", session = %self.session, requester = %Requester(self.requester));
         self.serve(inlets, doors).instrument(span).await;
     }
 
@@ -220,7 +221,13 @@ impl Running {
         if worker.run(job).is_ok() {
             self.jobs += 1;
             self.hops.began(header.layer, header.from, || {
-                tracing::debug_span!("hop", layer = header.layer, epoch = header.epoch, from = header.from, rows)
+                tracing::debug_span!(
+                    "hop",
+                    layer = header.layer,
+                    epoch = header.epoch,
+                    from = header.from,
+                    rows
+                )
             });
             let _ = self.stage.books.try_send(Served::Rows { rows, bytes_in, bytes_out: 0 });
         } else {

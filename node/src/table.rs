@@ -85,6 +85,8 @@ pub enum Order {
     Rerouted(Option<(scheduler::Pipeline, Standbys, Vec<Contact>)>),
     /// A neighbor cannot be reached.
     Lost(NodeId),
+    /// To a conductor: whether a node answered a ping.
+    Pinged(NodeId, bool),
     /// To a conductor: the user does not want it any more.
     Cancel,
 }

@@ -19,7 +19,9 @@ use std::{
 
 use scheduler::NodeId;
 use tracing::Span;
-use tracing_subscriber::{EnvFilter, Layer, Registry, filter::LevelFilter, fmt as lines, layer::SubscriberExt};
+use tracing_subscriber::{
+    EnvFilter, Layer, Registry, filter::LevelFilter, fmt as lines, layer::SubscriberExt,
+};
 
 use crate::{
     Error, Result,
@@ -48,7 +50,9 @@ pub fn start(args: &GlobalArgs) -> Result<Reporting> {
         let layer = lines::layer().with_writer(io::stderr);
         let layer: Box<dyn Layer<Registry> + Send + Sync> = match args.log_format {
             LogFormat::Json => Box::new(layer.json().with_filter(filter(asked)?)),
-            LogFormat::Text => Box::new(layer.with_ansi(io::stderr().is_terminal()).with_filter(filter(asked)?)),
+            LogFormat::Text => {
+                Box::new(layer.with_ansi(io::stderr().is_terminal()).with_filter(filter(asked)?))
+            }
         };
         layers.push(layer);
     }
@@ -187,7 +191,9 @@ mod otlp {
     }
 
     pub(super) fn start(url: &str) -> Result<(Traces, OpenTelemetryLayer<Registry, SdkTracer>)> {
-        let wrong = |why: String| Error::usage(format!("--otlp {url}: {why}; write e.g. http://127.0.0.1:4318/v1/traces"));
+        let wrong = |why: String| {
+            Error::usage(format!("--otlp {url}: {why}; write e.g. http://127.0.0.1:4318/v1/traces"))
+        };
         let exporter = SpanExporter::builder()
             .with_http()
             .with_endpoint(url)
@@ -195,7 +201,8 @@ mod otlp {
             .build()
             .map_err(|e| wrong(e.to_string()))?;
         let resource = Resource::builder().with_service_name("shoal").build();
-        let provider = SdkTracerProvider::builder().with_resource(resource).with_batch_exporter(exporter).build();
+        let provider =
+            SdkTracerProvider::builder().with_resource(resource).with_batch_exporter(exporter).build();
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("shoal"));
         Ok((Traces(provider), layer))
     }

@@ -208,6 +208,47 @@ impl VisitFit {
     }
 }
 
+/// Which share of its time a session keeps this node busy; the rest of it the session is on the way or at other nodes.
+///
+/// From it follows what a node announces as `batch_knee`: with lanes for four visits and sessions that are here a quarter
+/// of their time, sixteen sessions run side by side at full speed. A node that announced its lanes would look crowded
+/// at a quarter of what it can do, and routes would make detours around it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Duty {
+    share: Ema,
+}
+
+/// Session time below which a sample says nothing, ms.
+const DUTY_LEAST_MS: f64 = 1_000.0;
+/// Least share believed: between two chunks of a long prompt a session can look idle.
+const LEAST_DUTY: f64 = 1.0 / 16.0;
+
+impl Default for Duty {
+    fn default() -> Self {
+        Self { share: Ema::new(SPEED_TAU_MS) }
+    }
+}
+
+impl Duty {
+    /// Adds what was seen since the last sample: the sessions' time summed over them, and how long visits were served,
+    /// waiting not counted.
+    pub fn add(&mut self, now: Millis, session_ms: f64, served_ms: f64) {
+        if session_ms >= DUTY_LEAST_MS {
+            self.share.add(now, (served_ms / session_ms).min(1.0));
+        }
+    }
+
+    /// The share, 1 until something was seen.
+    pub fn share(&self) -> f64 {
+        self.share.or_prior(1.0, 1.0).clamp(LEAST_DUTY, 1.0)
+    }
+
+    /// Sessions that `lanes` lanes serve side by side at full speed.
+    pub fn knee(&self, lanes: u32) -> u32 {
+        (f64::from(lanes) / self.share()) as u32
+    }
+}
+
 /// What a stranger claims, bounded by what was seen of it: after three samples a claim counts only within half and
 /// twice the observation, before that not below `prior`.
 pub fn bounded_claim(claim: f64, seen: &Ema, prior: f64) -> f64 {
@@ -219,7 +260,7 @@ pub fn bounded_claim(claim: f64, seen: &Ema, prior: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ema, RoundTrip, SPEED_TAU_MS, VisitFit, Window, bounded_claim};
+    use super::{Duty, Ema, RoundTrip, SPEED_TAU_MS, VisitFit, Window, bounded_claim};
     use crate::Millis;
     use crate::chance::Chance;
 
@@ -279,6 +320,19 @@ mod tests {
         }
         let (fixed, slope) = fit.fit().unwrap();
         assert!((fixed - 30.0).abs() < 0.1 && (slope - 5.0).abs() < 0.01, "{fixed} {slope}");
+    }
+
+    #[test]
+    fn sessions_that_are_elsewhere_leave_room() {
+        let mut duty = Duty::default();
+        assert_eq!(duty.knee(4), 4);
+        duty.add(Millis(0), 999.0, 10.0);
+        duty.add(Millis(0), f64::NAN, 10.0);
+        assert_eq!(duty.knee(4), 4, "too little was seen");
+        (0..40).for_each(|t| duty.add(Millis(t * 5_000), 20_000.0, 5_000.0));
+        assert_eq!((duty.share(), duty.knee(4)), (0.25, 16));
+        (0..500).for_each(|t| duty.add(Millis(200_000 + t * 5_000), 20_000.0, 0.0));
+        assert_eq!(duty.knee(1), 16, "never as if they were not there");
     }
 
     #[test]

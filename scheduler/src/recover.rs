@@ -38,6 +38,8 @@ const ORDINARY_STEPS: u32 = 16;
 pub enum Failure {
     /// Past its deadline, or silent; may still answer.
     Late,
+    /// It says nothing, not even that it is there: frozen, or cut off.
+    Silent,
     /// Its transport closed.
     Closed,
     /// It will not serve (any more): no room, draining, unknown session.
@@ -184,6 +186,11 @@ impl Budget {
         Recovery::Switch(to)
     }
 
+    /// The last reroute found nobody: it burdened nobody.
+    pub(crate) fn spare_reroute(&mut self) {
+        self.reroutes += 1;
+    }
+
     /// Pays for another pipeline.
     pub(crate) fn reroute(&mut self) -> Recovery {
         if self.reroutes == 0 {
@@ -277,6 +284,8 @@ mod tests {
         assert_eq!(budget.next(Failure::Late, &Options::default(), false), Recovery::Wait);
         assert_eq!(budget.next(Failure::Late, &Options::default(), true), Recovery::Retry);
         assert_eq!(budget.next(Failure::Closed, &Options::default(), false), Recovery::Reroute);
+        assert_eq!(budget.next(Failure::Silent, &Options::default(), false), Recovery::Reroute);
+        assert_eq!(budget.next(Failure::Silent, &cover, false), Recovery::Switch(vec![segment(2)]));
         assert_eq!(budget.next(Failure::Gray, &cover, false), Recovery::Wait);
         assert_eq!(budget.next(Failure::Misrouted, &both(), false), Recovery::Switch(vec![segment(1)]));
         assert_eq!(budget.next(Failure::Misrouted, &cover, false), Recovery::Reroute);
@@ -309,6 +318,7 @@ mod tests {
     fn every_budget_ends() {
         for failure in [
             Failure::Late,
+            Failure::Silent,
             Failure::Closed,
             Failure::Refused,
             Failure::Corrupt,

@@ -14,6 +14,11 @@
 //! Frames run down the chain; each stage also sends its output to the requester, off the critical path. That copy is
 //! the log a replacement replays, and it tells which stage a step hangs at.
 //!
+//! Detection. Who is waited for and says nothing (no output, no beacon, no promise) is asked whether it is there, ten
+//! times a second. No answer for [`SILENCE_MS`] and the network's part makes it *suspect*: its shadow gets the frame, and
+//! every later one until it speaks again. As long again and it is left. A node that answers is slow, not gone: it has
+//! until its patience ends. A look that comes late proves that this machine slept and nothing else.
+//!
 //! What a stage promises (the other end of this machine): a frame names session, epoch and positions `[from, to)`.
 //! A lower epoch is dropped, a higher one adopted. `from` beyond its KV is answered with `NeedReplay { have }`;
 //! otherwise it truncates to `from`, computes, and passes its output on under the same epoch. A stage that is closed
@@ -45,6 +50,12 @@ const FORGIVE_MS: u64 = 500;
 const MOST_FORGIVEN: u32 = 7;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
+/// Whoever is waited for and says nothing for so long is asked whether it is there, and again as often.
+const LOOK_MS: u64 = 100;
+/// Silence before a promise counts for this much longer than in a step: there may be a connection to be made first.
+const CONNECT_MS: u64 = 250;
+/// A look that comes this much too late says that this machine slept: what others did not say meanwhile proves nothing.
+const OVERSLEPT_MS: u64 = 200;
 
 /// Who stands by for the segments of a pipeline.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -82,6 +93,8 @@ pub enum Event {
     Boundary {
         /// Index of the stage.
         stage: usize,
+        /// Whose: the stage's node, or its shadow when hedging.
+        node: NodeId,
         /// Under which epoch.
         epoch: u32,
         /// Positions below this are logged now.
@@ -98,7 +111,12 @@ pub enum Event {
         /// Whether it ends the text.
         stop: bool,
     },
-    /// A stage is alive and computing.
+    /// A node answered [`Action::Ping`]: its process runs and the way there and back is open.
+    Pong {
+        /// Which.
+        node: NodeId,
+    },
+    /// A stage's own node, not its shadow, says that it is computing.
     Beacon {
         /// Index of the stage.
         stage: usize,
@@ -161,6 +179,11 @@ pub enum Action {
         /// One past the last position.
         to: u32,
     },
+    /// Ask a node whether it is there; answer with `Pong` when it is.
+    Ping {
+        /// Whom.
+        node: NodeId,
+    },
     /// Give the user the token at this position.
     Emit {
         /// Its position, the prompt included.
@@ -209,7 +232,10 @@ struct Stage {
     have: Option<u32>,
     /// Outputs seen below this.
     done: u32,
+    /// When it last had something to say about its work, or was given some.
     heard: Millis,
+    /// When its node last answered a ping.
+    alive: Millis,
     shadow: Option<NodeId>,
     cover: Vec<Segment>,
 }
@@ -235,12 +261,17 @@ pub struct Session {
     log: BTreeMap<u32, u32>,
     phase: Phase,
     due: Millis,
+    /// When to look for silence next.
+    look: Millis,
     step_began: Millis,
     /// Tokens the running step computes at most.
     step_tokens: u32,
     /// When beacons stop helping.
     last_due: Millis,
-    hedged: bool,
+    /// When a frame of this step was sent once more, or to a shadow.
+    hedged: Option<Millis>,
+    /// The stage that was hedged, since when: until it speaks again its shadow gets every frame too.
+    suspect: Option<(usize, Millis)>,
     replays: u32,
     budget: Budget,
     detectors: BTreeMap<NodeId, Detector>,
@@ -276,10 +307,12 @@ impl Session {
             log: BTreeMap::new(),
             phase: Phase::Opening,
             due: now,
+            look: now,
             step_began: now,
             step_tokens: 1,
             last_due: now,
-            hedged: false,
+            hedged: None,
+            suspect: None,
             replays: 0,
             budget: Budget::default(),
             detectors: BTreeMap::new(),
@@ -321,7 +354,11 @@ impl Session {
 
     /// When the next [`Event::Tick`] is due; `None` when over.
     pub fn wake(&self) -> Option<Millis> {
-        (self.phase != Phase::Over).then_some(self.due)
+        match self.phase {
+            Phase::Opening | Phase::Stepping => Some(self.due.min(self.look)),
+            Phase::Asking => Some(self.due),
+            Phase::Over => None,
+        }
     }
 
     /// Prompt and answer so far.
@@ -358,14 +395,19 @@ impl Session {
                     self.need_replay(now, stage, have, &mut actions);
                 }
             }
-            Event::Boundary { stage, epoch, to } => {
+            Event::Boundary { stage, node, epoch, to } => {
                 if self.live(stage, epoch) && to <= self.known() {
-                    self.boundary(now, stage, to);
+                    self.boundary(now, stage, node, to, &mut actions);
                 }
             }
             Event::Beacon { stage, epoch } => {
                 if self.live(stage, epoch) {
-                    self.stages[stage].heard = now;
+                    self.speaks(now, stage);
+                }
+            }
+            Event::Pong { node } => {
+                for stage in self.stages.iter_mut().filter(|stage| stage.segment.node == node) {
+                    stage.alive = now;
                 }
             }
             Event::Token { epoch, position, token, stop } => {
@@ -399,10 +441,18 @@ impl Session {
         self.send_missing(now, actions);
     }
 
-    fn boundary(&mut self, now: Millis, stage: usize, to: u32) {
+    /// A stage's own node said something about its work.
+    fn speaks(&mut self, now: Millis, stage: usize) {
+        self.stages[stage].heard = now;
+        self.suspect = self.suspect.filter(|suspect| suspect.0 != stage);
+    }
+
+    fn boundary(&mut self, now: Millis, stage: usize, node: NodeId, to: u32, actions: &mut Vec<Action>) {
         let entered = self.stages[stage].segment.layers.end();
         let complete = to == self.known() && self.stages[stage].done < to;
-        self.stages[stage].heard = now;
+        if node == self.stages[stage].segment.node {
+            self.speaks(now, stage);
+        }
         self.stages[stage].done = self.stages[stage].done.max(to);
         if stage + 1 == self.stages.len() {
             return;
@@ -414,7 +464,29 @@ impl Session {
             self.note_stage(now, stage);
             self.step_began = now;
             self.wait_for(now, stage + 1);
+            if self.suspect.is_some_and(|suspect| suspect.0 == stage + 1) {
+                self.send_shadow(stage + 1, actions);
+            }
         }
+    }
+
+    /// Gives the shadow of a stage the frame that the stage was given. False when there is none, or nothing to give.
+    fn send_shadow(&self, stage: usize, actions: &mut Vec<Action>) -> bool {
+        let known = self.known();
+        let (from, to) = (self.stages[stage].done.min(known - 1), self.logged(stage).min(known));
+        let Some(node) = self.stages[stage].shadow.filter(|_| from < to) else { return false };
+        actions.push(Action::Send { stage, epoch: self.epoch, node, from, to });
+        true
+    }
+
+    /// How long whoever is waited for may say nothing at all.
+    fn silence_ms(&self) -> u64 {
+        SILENCE_MS + self.rtt_p99_ms as u64
+    }
+
+    /// How long the node of a stage has said nothing, not even that it is there.
+    fn quiet_ms(&self, now: Millis, stage: usize) -> u64 {
+        now.since(self.stages[stage].heard.max(self.stages[stage].alive))
     }
 
     /// The next thing expected is the output of `stage`.
@@ -424,6 +496,7 @@ impl Session {
         // A long prompt has time, but who says nothing meanwhile is looked at as soon as for a single token.
         self.due = now + patience.min(COLD_STEP_MS + self.rtt_p99_ms as u64);
         self.last_due = now + STALLING * patience;
+        self.look = now + LOOK_MS;
     }
 
     fn token(&mut self, now: Millis, position: u32, token: u32, stop: bool, actions: &mut Vec<Action>) {
@@ -450,9 +523,14 @@ impl Session {
         } else if self.tokens.len() as u32 >= self.most {
             self.finish(End::Length, actions);
         } else {
-            self.hedged = false;
             self.replays = 0;
             self.step_began = now;
+            // Whoever has not come back since its shadow took over, for as long as it took to suspect it, is left.
+            let silence = self.silence_ms();
+            if let Some((stage, _)) = self.suspect.filter(|suspect| now.since(suspect.1) >= silence) {
+                return self.recover(now, stage, Failure::Silent, actions);
+            }
+            self.hedged = self.suspect.map(|suspect| suspect.1);
             let gray = self
                 .stages
                 .iter()
@@ -466,7 +544,7 @@ impl Session {
 
     /// Notes how long a stage took for one token; prompts and hedged steps say little about that.
     fn note_stage(&mut self, now: Millis, stage: usize) {
-        if self.step_tokens == 1 && !self.hedged {
+        if self.step_tokens == 1 && self.hedged.is_none() {
             let ms = now.since(self.step_began) as f64;
             self.detectors.entry(self.stages[stage].segment.node).or_default().note(now, ms);
         }
@@ -504,26 +582,15 @@ impl Session {
     }
 
     fn tick(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        if now < self.due {
-            return;
+        let Some(wake) = self.wake().filter(|wake| now >= *wake) else { return };
+        if now.since(wake) >= OVERSLEPT_MS {
+            self.stages.iter_mut().for_each(|stage| stage.alive = now);
+            self.due = self.due.max(now + self.silence_ms());
         }
+        self.look = now + LOOK_MS;
         match self.phase {
-            Phase::Opening => match self.stages.iter().position(|stage| stage.have.is_none()) {
-                Some(stage) => self.recover(now, stage, Failure::Late, actions),
-                None => self.begin_if_open(now, actions),
-            },
-            Phase::Stepping => {
-                let known = self.known();
-                let at = self.stages.iter().position(|stage| stage.done < known);
-                let stage = at.unwrap_or(self.stages.len() - 1);
-                let silence = SILENCE_MS + self.rtt_p99_ms as u64;
-                if now.since(self.stages[stage].heard) < silence && now < self.last_due {
-                    // Beacons still come: it computes. Look again when they stop.
-                    self.due = (self.stages[stage].heard + silence).min(self.last_due);
-                } else {
-                    self.recover(now, stage, Failure::Late, actions);
-                }
-            }
+            Phase::Opening => self.look_for_promises(now, actions),
+            Phase::Stepping => self.look_for_progress(now, actions),
             Phase::Asking if self.forgiving => {
                 self.forgiving = false;
                 self.forgiven += 1;
@@ -535,6 +602,44 @@ impl Session {
             }
             Phase::Asking => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
             Phase::Over => {}
+        }
+    }
+
+    fn look_for_promises(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        let owing: Vec<usize> =
+            (0..self.stages.len()).filter(|stage| self.stages[*stage].have.is_none()).collect();
+        let silence = self.silence_ms() + CONNECT_MS;
+        let silent = owing.iter().find(|stage| self.quiet_ms(now, **stage) >= silence);
+        match (silent, owing.first()) {
+            (Some(stage), _) => self.recover(now, *stage, Failure::Silent, actions),
+            (None, Some(stage)) if now >= self.due => self.recover(now, *stage, Failure::Late, actions),
+            (None, Some(_)) => owing.into_iter().for_each(|stage| self.ping(now, stage, actions)),
+            (None, None) => self.begin_if_open(now, actions),
+        }
+    }
+
+    fn look_for_progress(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        let known = self.known();
+        let at = self.stages.iter().position(|stage| stage.done < known);
+        let stage = at.unwrap_or(self.stages.len() - 1);
+        let silence = self.silence_ms();
+        let (unheard, quiet) = (now.since(self.stages[stage].heard), self.quiet_ms(now, stage));
+        if quiet >= silence && self.hedged.is_none_or(|since| now.since(since) >= silence) {
+            let failure = if self.hedged.is_some() { Failure::Silent } else { Failure::Late };
+            self.recover(now, stage, failure, actions);
+        } else if now < self.due {
+            self.ping(now, stage, actions);
+        } else if unheard < silence && now < self.last_due {
+            // Beacons still come: it computes. Look again when they stop.
+            self.due = (self.stages[stage].heard + silence).min(self.last_due);
+        } else {
+            self.recover(now, stage, Failure::Late, actions);
+        }
+    }
+
+    fn ping(&self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
+        if self.quiet_ms(now, stage) >= LOOK_MS {
+            actions.push(Action::Ping { node: self.stages[stage].segment.node });
         }
     }
 
@@ -569,20 +674,19 @@ impl Session {
         };
         let node = stage.segment.node;
         // Only a running step can be hedged.
-        let hedged = self.hedged || self.phase != Phase::Stepping;
+        let hedged = self.hedged.is_some() || self.phase != Phase::Stepping;
         let next = self.budget.next(failure, &options, hedged);
         match next {
             Recovery::Wait => {
-                self.hedged |= failure == Failure::Late;
+                if failure == Failure::Late {
+                    self.hedged.get_or_insert(now);
+                }
                 self.send_missing(now, actions);
             }
-            Recovery::Hedge(shadow) => {
-                let known = self.known();
-                let (from, to) = (self.stages[at].done.min(known - 1), self.logged(at).min(known));
-                if from < to {
-                    actions.push(Action::Send { stage: at, epoch: self.epoch, node: shadow, from, to });
-                }
-                self.hedged = true;
+            Recovery::Hedge(_) => {
+                self.send_shadow(at, actions);
+                self.suspect = Some((at, now));
+                self.hedged = Some(now);
                 self.wait_for(now, at);
             }
             Recovery::Switch(segments) => {
@@ -620,6 +724,8 @@ impl Session {
             // Nobody else is left: those who failed may be back by then, or others with the same layers.
             None if self.forgiven < MOST_FORGIVEN => {
                 self.forgiving = true;
+                // Nobody was burdened by it.
+                self.budget.spare_reroute();
                 self.due = now + (FORGIVE_MS << self.forgiven.min(3));
             }
             Some((pipeline, standbys)) => {
@@ -650,10 +756,12 @@ impl Session {
     /// A new epoch: every stage must promise again and say what it holds.
     fn open_all(&mut self, now: Millis, actions: &mut Vec<Action>) {
         self.epoch += 1;
-        self.hedged = false;
+        self.hedged = None;
+        self.suspect = None;
         self.replays = 0;
         self.phase = Phase::Opening;
         self.due = now + OPEN_MS + self.rtt_p99_ms as u64;
+        self.look = now + LOOK_MS;
         self.step_began = now;
         for at in 0..self.stages.len() {
             self.stages[at].have = None;
@@ -690,7 +798,15 @@ impl Session {
 
 impl Stage {
     fn fresh(segment: Segment) -> Self {
-        Self { segment, have: None, done: 0, heard: Millis(0), shadow: None, cover: Vec::new() }
+        Self {
+            segment,
+            have: None,
+            done: 0,
+            heard: Millis(0),
+            alive: Millis(0),
+            shadow: None,
+            cover: Vec::new(),
+        }
     }
 }
 
@@ -719,7 +835,10 @@ mod tests {
         });
         for position in 3..7 {
             if position <= logged {
-                session.step(Millis(2), Event::Boundary { stage: 0, epoch: 1, to: position });
+                session.step(
+                    Millis(2),
+                    Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, to: position },
+                );
             }
             session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
         }

@@ -85,6 +85,7 @@ enum Message {
     ToSession(Event),
     Logged { layer: u32, from: u32, outputs: Vec<u64>, event: Event },
     Beacon { node: NodeId, until: u64, event: Event },
+    Ping { node: NodeId },
 }
 
 #[derive(Clone, Copy)]
@@ -191,6 +192,7 @@ impl World {
                     let inputs = self.inputs(layers, from, to).expect("only what is logged is sent");
                     self.send(Message::Frame { epoch, node, layers, from, inputs }, 0);
                 }
+                Action::Ping { node } => self.send(Message::Ping { node }, 0),
                 Action::Emit { position, token } => {
                     assert_eq!(position as usize, self.tokens.len(), "I3: once, in order");
                     self.tokens.push(token);
@@ -267,7 +269,7 @@ impl World {
             .collect();
         let to = from + inputs.len() as u32;
         let next = served.next;
-        let event = Event::Boundary { stage, epoch, to };
+        let event = Event::Boundary { stage, node, epoch, to };
         let beacon = Event::Beacon { stage, epoch };
         self.put(self.now + BEACON_MS, Message::Beacon { node, until: self.now + work, event: beacon });
         match next {
@@ -324,16 +326,26 @@ impl World {
                     assert!(old.is_none_or(|old| old == output), "I5: the same bits");
                 }
                 // The log is contiguous only as far as nothing was lost.
-                let Event::Boundary { stage, epoch, to } = event else { unreachable!() };
+                let Event::Boundary { stage, node, epoch, to } = event else { unreachable!() };
                 let whole = (0..to).take_while(|p| log.contains_key(p)).count() as u32;
-                Event::Boundary { stage, epoch, to: to.min(whole) }
+                Event::Boundary { stage, node, epoch, to: to.min(whole) }
             }
             Message::Beacon { node, until, event } => {
                 if !self.awake(node) || self.now > until {
                     return;
                 }
                 self.put(self.now + BEACON_MS, Message::Beacon { node, until, event: event.clone() });
+                let Event::Beacon { stage, .. } = event else { unreachable!() };
+                if session.segments().nth(stage).is_none_or(|segment| segment.node != node) {
+                    return;
+                }
                 event
+            }
+            Message::Ping { node } => {
+                if self.awake(node) {
+                    self.send(Message::ToSession(Event::Pong { node }), 0);
+                }
+                return;
             }
             Message::ToSession(event) => event,
         };

@@ -1,4 +1,4 @@
-//! `simulate SCENARIO [--seed N] [--seeds K] [--policy NAME] [--json] [--svg FILE]`
+//! `simulate SCENARIO [--seed N] [--seeds K] [--policy NAME]... [--set KEY=VALUE]... [--json] [--svg FILE]`
 //!
 //! With several seeds it prints medians over all and on how many seeds the first policy won.
 //!
@@ -17,21 +17,30 @@ struct Options {
     scenario: String,
     seed: u64,
     seeds: u64,
-    policy: Option<String>,
+    policies: Vec<String>,
+    set: Vec<String>,
     json: bool,
     svg: Option<PathBuf>,
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut found =
-        Options { scenario: String::new(), seed: 1, seeds: 1, policy: None, json: false, svg: None };
+    let mut found = Options {
+        scenario: String::new(),
+        seed: 1,
+        seeds: 1,
+        policies: Vec::new(),
+        set: Vec::new(),
+        json: false,
+        svg: None,
+    };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
         match arg.as_str() {
             "--seed" => found.seed = value()?.parse()?,
             "--seeds" => found.seeds = value()?.parse()?,
-            "--policy" => found.policy = Some(value()?),
+            "--policy" => found.policies.push(value()?),
+            "--set" => found.set.push(value()?),
             "--json" => found.json = true,
             "--svg" => found.svg = Some(value()?.into()),
             _ => found.scenario = arg,
@@ -39,7 +48,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
     }
     if found.scenario.is_empty() {
         return Err(
-            "usage: simulate SCENARIO [--seed N] [--seeds K] [--policy NAME] [--json] [--svg FILE]".into()
+            "usage: simulate SCENARIO [--seed N] [--seeds K] [--policy NAME]... [--set KEY=VALUE]... [--json] [--svg FILE]".into()
         );
     }
     Ok(found)
@@ -54,16 +63,20 @@ fn main() -> Result<(), Box<dyn Error>> {
             .join(&options.scenario)
             .with_extension("toml");
     }
-    let scenario = Scenario::parse(&std::fs::read_to_string(path)?)?;
+    let text = std::fs::read_to_string(path)?;
+    let key = |line: &str| line.split('=').next().unwrap_or_default().trim().to_owned();
+    let kept = text.lines().filter(|line| options.set.iter().all(|set| key(set) != key(line)));
+    let text: Vec<&str> = kept.chain(options.set.iter().map(String::as_str)).collect();
+    let scenario = Scenario::parse(&text.join("\n"))?;
     let mut violations = 0;
     let mut all = Vec::new();
     for seed in options.seed..options.seed + options.seeds {
         if !options.json && options.seeds == 1 {
             println!("seed {seed}, {scenario:?}\n");
         }
-        let chosen = policy::ALL.into_iter().filter(|policy| match &options.policy {
-            Some(name) => policy.name() == name,
-            None => *policy != Policy::Local || scenario.local_layer_ms.is_some(),
+        let chosen = policy::ALL.into_iter().filter(|policy| match options.policies.is_empty() {
+            false => options.policies.iter().any(|name| policy.name() == name),
+            true => *policy != Policy::Local || scenario.local_layer_ms.is_some(),
         });
         let runs: Vec<_> = chosen.map(|policy| (policy, run(&scenario, policy, seed))).collect();
         violations += runs.iter().map(|(_, run)| run.violations.total()).sum::<u64>();

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use scheduler::chance::Chance;
-use scheduler::place::{Ground, Site, place};
+use scheduler::place::{Ground, Site, place, restitch, widen};
 use scheduler::{LayerRange, NodeId, Pipeline, Segment};
 
 use crate::scenario::Scenario;
@@ -90,9 +90,18 @@ fn place_ours(scenario: &Scenario, world: &mut World) {
     let service = mean_layer * f64::from(scenario.layers) * f64::from(scenario.tokens.1) / 1000.0;
     let busy = (scenario.rate * scenario.flash.map_or(1.0, |flash| flash.2) * service).max(2.0);
     let Ok(ground) = Ground::new(scenario.layers, busy, sites.collect(), &hops) else { return };
-    let placement = place(&ground);
-    for segment in placement.pipelines.iter().flat_map(Pipeline::segments) {
-        world.machines[crate::world::index(segment.node)].held = vec![segment.layers];
+    let mut placement = place(&ground);
+    // What is left over makes further pipelines while it can: each is the best of those who are still free, so that
+    // every region gets some, and one that breaks has another beside it.
+    loop {
+        let more = restitch(&ground, &placement.pipelines);
+        if more.pipelines.len() == placement.pipelines.len() {
+            break;
+        }
+        placement = more;
+    }
+    for (node, range) in widen(&ground, &placement) {
+        world.machines[crate::world::index(node)].held = vec![range];
     }
     // The idle ones hold the barest windows: they are the standbys.
     place_windows(world);

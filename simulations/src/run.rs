@@ -299,7 +299,7 @@ impl Run<'_> {
 
     fn announce(&mut self, at: usize) {
         if self.world.machines[at].up
-            && let Some(capability) = self.world.announce(at)
+            && let Some(capability) = self.world.announce(at, self.now)
         {
             self.view.merge(capability, Millis(self.now as u64));
             self.outcome.announcements += 1;
@@ -357,6 +357,9 @@ impl Run<'_> {
             ask.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
         }
         ask.policy.deny = live.failed.iter().copied().collect();
+        if let Some(near_equal) = self.scenario.near_equal {
+            ask.policy.near_equal = near_equal;
+        }
         if let Some(leases) = self.leases.get(&live.requester) {
             leases.amend(Millis(self.now as u64), &mut ask, |node| self.announced(node));
         }
@@ -375,11 +378,7 @@ impl Run<'_> {
         for segment in pipeline.segments() {
             let at = index(segment.node);
             let machine = &self.world.machines[at];
-            answers.push(Load {
-                node: segment.node,
-                sessions: machine.sessions,
-                lanes: machine.lanes as u32,
-            });
+            answers.push(Load { node: segment.node, sessions: machine.sessions, lanes: machine.knee() });
             asked_ms = asked_ms.max(2.0 * self.world.hop_ms(home, at));
         }
         self.live[request].delay_ms += asked_ms;
@@ -479,7 +478,7 @@ impl Run<'_> {
         for segment in &live.segments {
             *self.running.entry((live.requester, segment.node)).or_insert(0) += 1;
             let machine = &mut self.world.machines[index(segment.node)];
-            machine.sessions += 1;
+            machine.count(self.now, true);
             if index(segment.node) < self.world.nodes {
                 self.outcome.peak = self.outcome.peak.max(f64::from(machine.sessions) / machine.lanes as f64);
             }
@@ -492,7 +491,7 @@ impl Run<'_> {
             match self.running.get_mut(&(live.requester, segment.node)) {
                 Some(count) if *count > 0 => {
                     *count -= 1;
-                    self.world.machines[index(segment.node)].sessions -= 1;
+                    self.world.machines[index(segment.node)].count(self.now, false);
                 }
                 _ => self.outcome.violations.unbalanced += 1,
             }
@@ -592,6 +591,7 @@ impl Run<'_> {
             let tokens = live.known - live.have[live.stage].min(live.known - 1);
             let ms = self.world.visit_ms(at, live.segments[live.stage].layers.len(), tokens);
             self.servers[at].serving.push((request, attempt));
+            self.world.machines[at].seen_ms.1 += ms;
             self.servers[at].visits += 1;
             let boot = self.servers[at].boot;
             if tokens == 1 && self.policy == Policy::Ours {

@@ -43,6 +43,8 @@ pub struct Scenario {
     pub boomerang: bool,
     /// A requester's own speed if it can run everything, ms per layer.
     pub local_layer_ms: Option<f64>,
+    /// Instead of the default of [`scheduler::RoutePolicy::near_equal`].
+    pub near_equal: Option<f64>,
 }
 
 /// What is wrong with a scenario file.
@@ -73,6 +75,10 @@ impl Reader {
         } else {
             Err(BadScenario(format!("{key} cannot be {value}")))
         }
+    }
+
+    fn optional(&mut self, key: &str) -> Result<Option<f64>, BadScenario> {
+        if self.0.contains_key(key) { self.number(key, None).map(Some) } else { Ok(None) }
     }
 
     fn list<const N: usize>(&mut self, key: &str) -> Result<Option<[f64; N]>, BadScenario> {
@@ -106,6 +112,7 @@ impl Scenario {
         let flash = reader.list::<3>("flash")?.map(|[from, long, times]| (from, long, times));
         let boomerang = reader.0.remove("boomerang").and_then(|value| value.as_bool()).unwrap_or(false);
         let local = reader.number("local_layer_ms", Some(0.0))?;
+        let near_equal = reader.optional("near_equal")?;
         let scenario = Self {
             name,
             nodes: reader.number("nodes", None)? as u32,
@@ -125,6 +132,7 @@ impl Scenario {
             jitter: reader.number("jitter", Some(0.1))?,
             boomerang,
             local_layer_ms: (local > 0.0).then_some(local),
+            near_equal,
         };
         if let Some(key) = reader.0.keys().next() {
             return Err(BadScenario(format!("{key} is not a setting")));

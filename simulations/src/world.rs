@@ -2,7 +2,8 @@
 
 use scheduler::capability::{Claim, Holding};
 use scheduler::chance::Chance;
-use scheduler::{Capability, LayerRange, ModelId, NodeId, OperatorId};
+use scheduler::latency::Duty;
+use scheduler::{Capability, LayerRange, Millis, ModelId, NodeId, OperatorId};
 
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
@@ -34,6 +35,30 @@ pub struct Machine {
     pub lanes: usize,
     /// Announcements sent.
     pub sequence: u64,
+    /// How busy sessions keep it.
+    pub duty: Duty,
+    /// Since the last announcement: the sessions' time, and how long visits were served, ms.
+    pub seen_ms: (f64, f64),
+    /// When `sessions` last changed, ms.
+    pub changed: f64,
+}
+
+impl Machine {
+    /// Sessions change by one at `now` (ms).
+    pub fn count(&mut self, now: f64, joins: bool) {
+        self.integrate(now);
+        self.sessions = if joins { self.sessions + 1 } else { self.sessions.saturating_sub(1) };
+    }
+
+    fn integrate(&mut self, now: f64) {
+        self.seen_ms.0 += f64::from(self.sessions) * (now - self.changed);
+        self.changed = now;
+    }
+
+    /// Sessions it serves side by side at full speed.
+    pub fn knee(&self) -> u32 {
+        self.duty.knee(self.lanes as u32)
+    }
 }
 
 /// Fixed part of every visit, ms.
@@ -87,6 +112,9 @@ impl World {
                 sessions: 0,
                 lanes: 4,
                 sequence: 0,
+                duty: Duty::default(),
+                seen_ms: (0.0, 0.0),
+                changed: 0.0,
             });
         }
         Self { machines, nodes: scenario.nodes as usize, layers: scenario.layers }
@@ -113,10 +141,13 @@ impl World {
         self.machines[at].held.iter().any(|held| held.covers(range))
     }
 
-    /// What a machine would announce now.
-    pub fn announce(&mut self, at: usize) -> Option<Capability> {
+    /// What a machine announces at `now` (ms).
+    pub fn announce(&mut self, at: usize, now: f64) -> Option<Capability> {
         let machine = &mut self.machines[at];
         machine.sequence += 1;
+        machine.integrate(now);
+        let (session_ms, served_ms) = std::mem::take(&mut machine.seen_ms);
+        machine.duty.add(Millis(now as u64), session_ms, served_ms);
         let decode_ms = machine.layer_ms * machine.slow * machine.claims;
         let waiting = machine.load.saturating_sub(machine.lanes) as f64 / machine.lanes as f64;
         let layers: u32 = machine.held.iter().map(|range| range.len()).sum();
@@ -139,7 +170,7 @@ impl World {
                 queue_ms: waiting * decode_ms * f64::from(layers.max(1)),
                 load_ms: 0.0,
                 active: machine.sessions,
-                batch_knee: machine.lanes as u32,
+                batch_knee: machine.knee(),
                 kv_layer_positions: 1 << 32,
             }],
         };

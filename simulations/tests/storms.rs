@@ -1,13 +1,15 @@
 //! Thousands of storms: safety at every event, liveness after healing, balance at the end.
 //!
-//! 20,000 seeds by default, in four tests that run side by side; `SHOAL_SEEDS=1000000` runs that many. A seed that fails
-//! is printed with all its drawn options; `cargo run --release -p shoal-simulations --example storm -- --seed N` tells it
+//! 20,000 seeds by default, in four tests that run side by side; `SHOAL_SEEDS=1000000` runs that many, and says how far it
+//! is (`--nocapture` shows it). A seed that fails is printed with all its drawn options; `cargo run --release -p shoal-simulations --example storm -- --seed N` tells it
 //! again.
 
 use simulations::storm::{Options, Report, run};
 
 /// Tests that share the seeds.
 const PARTS: u64 = 4;
+/// A part says how far it is after so many seeds.
+const SAID: u64 = 20_000;
 
 fn seeds() -> u64 {
     std::env::var("SHOAL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(20_000)
@@ -24,6 +26,9 @@ fn part(k: u64) {
         if !report.violations.is_empty() {
             eprintln!("{options:?}\n  {}", report.violations.join("\n  "));
             bad.push(seed);
+        }
+        if seed / PARTS % SAID == SAID - 1 {
+            eprintln!("part {k}: {} of {} seeds, {} bad", seed / PARTS + 1, seeds() / PARTS, bad.len());
         }
     }
     assert!(bad.is_empty(), "seeds with violations: {bad:?}");

@@ -1,7 +1,11 @@
 //! What the integration tests share: the fixtures and the `shoal` binary.
 #![forbid(unsafe_code)]
 
+pub mod lab;
+pub mod nemesis;
 pub mod node;
+pub mod prompt;
+pub mod wires;
 
 use std::{
     ffi::OsStr,

@@ -34,17 +34,13 @@ pub struct Node {
 impl Node {
     /// Starts a node on loopback with one thread and waits until it can be asked.
     pub fn start(home: &Path, args: &[&str]) -> Self {
-        let mut child = Command::new(binary())
-            .args([
-                "join",
-                "--json",
-                "--yes",
-                "--loopback",
-                "--until-stdin-closes",
-                "--threads",
-                "1",
-                "--no-pin",
-            ])
+        Self::launch(Command::new(binary()), home, &[&["--loopback"], args].concat())
+    }
+
+    /// Starts a node with one thread as `command`, which runs the binary somewhere, and waits until it can be asked.
+    pub fn launch(mut command: Command, home: &Path, args: &[&str]) -> Self {
+        let mut child = command
+            .args(["join", "--json", "--yes", "--until-stdin-closes", "--threads", "1", "--no-pin"])
             .args(args)
             .env("SHOAL_HOME", home)
             .stdin(Stdio::piped())

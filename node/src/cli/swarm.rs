@@ -73,6 +73,15 @@ pub struct JoinArgs {
     /// Address of a node to start from, ending in /p2p/… (repeatable)
     #[arg(long, value_name = "ADDRESS")]
     pub peer: Vec<String>,
+    /// Node to be reachable through, as an address ending in /p2p/… (repeatable) [default: found when needed]
+    #[arg(long, value_name = "ADDRESS")]
+    pub relay: Vec<String>,
+    /// Carry connections of nodes that cannot reach each other even when this one talks to its own machine only
+    #[arg(long, hide = true)]
+    pub carry: bool,
+    /// Keep relayed connections relayed: for tests
+    #[arg(long, hide = true)]
+    pub no_punch: bool,
     /// Only talk to nodes on this machine
     #[arg(long)]
     pub loopback: bool,
@@ -82,6 +91,9 @@ pub struct JoinArgs {
     /// A swarm of one's own: only nodes with an invite get in
     #[arg(long)]
     pub private: bool,
+    /// Keep nothing of running answers on disk: a crash of this node loses them
+    #[arg(long)]
+    pub no_journal: bool,
     /// Serve without asking
     #[arg(short, long)]
     pub yes: bool,
@@ -197,6 +209,20 @@ pub struct AskArgs {
     pub json: bool,
 }
 
+/// `shoal pause`
+#[derive(Debug, Args)]
+pub struct PauseArgs {
+    /// Serve others again
+    #[arg(long)]
+    pub off: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `shoal plan`
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -215,6 +241,25 @@ pub struct PlanArgs {
     #[arg(short = 'n', long, default_value_t = 128)]
     pub max_tokens: u32,
     /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal resume`
+#[derive(Debug, Args)]
+pub struct ResumeArgs {
+    /// The beginning of an answer's name [default: the one that was interrupted last]
+    pub session: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    /// Show the interrupted answers
+    #[arg(long)]
+    pub list: bool,
+    /// Delete them, or the one that is named, instead
+    #[arg(long, conflicts_with = "list")]
+    pub forget: bool,
+    /// One JSON object per line
     #[arg(long)]
     pub json: bool,
 }

@@ -38,7 +38,9 @@ fn path(place: &Place, json: bool) -> Result<()> {
         return output::json_line(&json!({ "file": file, "exists": exists }));
     }
     match file {
-        Some(file) => say!("{file}{}", if exists { "" } else { "  (not there; `shoal config template` prints one)" }),
+        Some(file) => {
+            say!("{file}{}", if exists { "" } else { "  (not there; `shoal config template` prints one)" })
+        }
         None => say!("no file is read"),
     }
     Ok(())

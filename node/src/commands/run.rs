@@ -24,6 +24,11 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let prompt = prompt_text(args.prompt.clone())?;
     let home = args.home.path();
     let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
+    if !args.json
+        && let Ok(home) = &home
+    {
+        remote::mention_unfinished(home);
+    }
     if args.via == Via::Swarm || (args.via == Via::Auto && running) {
         return through_the_swarm(&args, &prompt, &home?);
     }

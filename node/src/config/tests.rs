@@ -25,7 +25,8 @@ fn join(file: &str, line: &str) -> crate::cli::swarm::JoinArgs {
 
 #[test]
 fn the_file_is_the_default_and_a_flag_wins() {
-    let file = "[join]\nmemory = 777\npeer = [\"/ip4/192.0.2.1/tcp/1\", \"/ip4/192.0.2.2/tcp/1\"]\nloopback = true";
+    let file =
+        "[join]\nmemory = 777\npeer = [\"/ip4/192.0.2.1/tcp/1\", \"/ip4/192.0.2.2/tcp/1\"]\nloopback = true";
     let said = join(file, "shoal join");
     assert_eq!((said.memory, said.peer.len(), said.loopback), (777, 2, true));
     let said = join(file, "shoal join --memory 5 --peer /ip4/192.0.2.3/tcp/1");
@@ -85,10 +86,22 @@ fn every_setting_says_where_it_came_from() {
     let rows = resolve(&values, &line).unwrap();
     let row = |key: &str| rows.iter().find(|row| row.key == key).unwrap_or_else(|| panic!("no {key}"));
     assert_eq!((row("join.memory").values[0].as_str(), row("join.memory").source), ("777", Source::File));
-    assert_eq!((row("join.max_layers").values[0].as_str(), row("join.max_layers").source), ("2", Source::Flag));
-    assert_eq!((row("join.loopback").values[0].as_str(), row("join.loopback").source), ("true", Source::Flag));
-    assert_eq!((row("join.ask_only").values[0].as_str(), row("join.ask_only").source), ("false", Source::Default));
-    assert_eq!((row("serve.listen").values[0].as_str(), row("serve.answers").values[0].as_str()), ("127.0.0.1:7435", "256"));
+    assert_eq!(
+        (row("join.max_layers").values[0].as_str(), row("join.max_layers").source),
+        ("2", Source::Flag)
+    );
+    assert_eq!(
+        (row("join.loopback").values[0].as_str(), row("join.loopback").source),
+        ("true", Source::Flag)
+    );
+    assert_eq!(
+        (row("join.ask_only").values[0].as_str(), row("join.ask_only").source),
+        ("false", Source::Default)
+    );
+    assert_eq!(
+        (row("serve.listen").values[0].as_str(), row("serve.answers").values[0].as_str()),
+        ("127.0.0.1:7435", "256")
+    );
     assert_eq!(row("threads").env.as_deref(), Some("SHOAL_THREADS"));
     assert!(rows.iter().all(|row| !row.about.is_empty()), "a setting without a word about it");
     assert!(resolve(&values, &["join".into(), "--memroy".into()]).is_err());
@@ -116,11 +129,16 @@ fn the_template_is_a_config_file() {
     assert!(read(&text).unwrap().is_empty());
     let mut live = 0;
     for line in text.lines().filter_map(|line| line.strip_prefix("# ")) {
-        let Some((name, value)) = line.split_once(" = ").filter(|(name, value)| !name.contains(' ') && *value != "\"\"")
+        let Some((name, value)) =
+            line.split_once(" = ").filter(|(name, value)| !name.contains(' ') && *value != "\"\"")
         else {
             continue;
         };
-        let table = text.lines().take_while(|other| !other.ends_with(line)).filter(|other| other.starts_with('[')).last();
+        let table = text
+            .lines()
+            .take_while(|other| !other.ends_with(line))
+            .filter(|other| other.starts_with('['))
+            .last();
         let file = format!("{}\n{name} = {value}", table.unwrap_or_default());
         read(&file).unwrap_or_else(|why| panic!("{file:?}: {why}"));
         live += 1;

@@ -152,6 +152,8 @@ impl Acquire {
                 self.pulls.resolve(name, PATIENCE).await?
             }
         };
+        // From here on prompts find who computes it by its id.
+        self.tell(json!({ "event": "looking", "model": name, "id": hex(id) })).await;
         let named = Some(name.clone()).filter(|name| {
             library::check_name(name).is_ok() && content::parse_id(name).is_none() && self.is_free(name, id)
         });
@@ -339,6 +341,11 @@ impl Daemon {
         match news {
             News::Doing(line) => {
                 // The last word stays: what became of sources is told once.
+                if let Some(id) = line["id"].as_str().and_then(content::parse_id)
+                    && self.held.loaded.is_empty()
+                {
+                    (self.held.id, self.held.ready.model) = (id, id);
+                }
                 if line["event"] != "dropped" {
                     self.fetching = Some(line.clone());
                 }

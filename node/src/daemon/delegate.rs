@@ -15,7 +15,7 @@ use scheduler::NodeId;
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
 
-use super::prompt::PromptTask;
+use super::prompt::{PromptTask, Said};
 use crate::{
     control::{Ask, LINES, Mode},
     telemetry::Requester,
@@ -42,6 +42,7 @@ impl PromptTask {
     pub(super) async fn delegate(
         &self,
         ask: &Ask,
+        said: Vec<u32>,
         peers: Vec<NodeId>,
         lines: &mpsc::Sender<Value>,
     ) -> Result<Value, String> {
@@ -49,7 +50,7 @@ impl PromptTask {
         let mut answer = Answer {
             began: now,
             heard: now,
-            ids: Vec::new(),
+            ids: said,
             text: String::new(),
             ttft_ms: 0.0,
             faults: Vec::new(),
@@ -112,15 +113,15 @@ impl PromptTask {
         let Ok(request) = asked else { return };
         tracing::info!(requester = %Requester(from), max_tokens = request.max_tokens, "conducting for a peer");
         let (lines, mut answer) = mpsc::channel(LINES);
-        let (ask, emitted) = match ask(&request) {
-            Ok(ask) => (ask, request.emitted),
+        let (ask, said) = match ask(&request) {
+            Ok(ask) => (ask, Said { ids: request.emitted, rounding: None }),
             Err(reason) => {
                 let (prefix, body) = Event::Failed { reason }.encode();
                 let _ = stream.send(&prefix, &body).await;
                 return;
             }
         };
-        let task = tokio::spawn(async move { self.answer_after(ask, emitted, lines).await });
+        let task = tokio::spawn(async move { self.answer_after(ask, said, lines).await });
         while let Some(line) = answer.recv().await {
             let Some(event) = to_event(&line) else { continue };
             let (prefix, body) = event.encode();

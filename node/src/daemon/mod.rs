@@ -16,6 +16,7 @@ mod acquire;
 mod delegate;
 mod gossip;
 mod hold;
+mod keep;
 mod prompt;
 mod pull;
 mod route;
@@ -106,6 +107,8 @@ pub struct Setup {
     pub absent: Option<Absent>,
     /// What it may take from this machine for others.
     pub caps: Caps,
+    /// Whether running answers are kept on disk so that a crash does not lose them.
+    pub keeps: bool,
 }
 
 /// What a node may take from its machine. Threads and memory for sessions are the worker's.
@@ -248,6 +251,8 @@ struct Daemon {
     identity: Identity,
     network: Network,
     invite: Invite,
+    home: PathBuf,
+    keeps: bool,
     started: Instant,
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
@@ -329,6 +334,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         identity: setup.identity,
         network,
         invite: setup.invite,
+        home: setup.home.clone(),
+        keeps: setup.keeps,
         started,
         view: SwarmView::new(Geography::flat(50.0)),
         facts: BTreeMap::new(),
@@ -530,8 +537,8 @@ impl Daemon {
                 }
                 self.network.answer(reply, Answer::Released);
             }
-            // Catching up is answered by the network, which keeps what it heard.
-            ControlAsk::CatchUp { .. } => {}
+            // These are answered by the network itself.
+            ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
     }
 
@@ -613,9 +620,16 @@ impl Daemon {
         let Call { question, lines } = call;
         let line = match question {
             Question::Generate(ask) => {
-                tokio::spawn(self.prompt_task().answer(*ask, lines));
+                let home = self.keeps.then(|| self.home.clone());
+                tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
                 return;
             }
+            Question::Resume { session } => {
+                let (task, home) = (self.prompt_task(), self.home.clone());
+                tokio::spawn(async move { task.resume(&home, session, lines).await });
+                return;
+            }
+            Question::Cancel { session } => self.cancel(&session),
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
                 return;
@@ -634,6 +648,16 @@ impl Daemon {
             }
         };
         let _ = lines.try_send(line);
+    }
+
+    /// Stops an answer of this node.
+    fn cancel(&self, session: &str) -> Value {
+        let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
+        let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
+        let own =
+            session.and_then(|session| self.table.get(session)).filter(|inlets| inlets.requester == self.me);
+        let cancelled = own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok());
+        json!({ "cancelled": cancelled, "end": true })
     }
 
     fn prompt_task(&self) -> PromptTask {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use p2p::{Network, codec::Wire};
-use scheduler::{Boomerang, NodeId, Segment, SessionId, Shape, session::End};
+use scheduler::{Boomerang, ModelId, NodeId, Segment, SessionId, Shape, session::End};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -11,6 +11,7 @@ use tracing::{Instrument, field::Empty};
 
 use super::route::{ConductorQuestion, RouteQuestion, Routed};
 use crate::{
+    content::hex,
     control::{Ask, Mode},
     generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     table::{Order, Table},
@@ -37,6 +38,15 @@ pub struct PromptTask {
     pub(super) finished: mpsc::Sender<super::Finished>,
 }
 
+/// What was said before, elsewhere or before a crash.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Said {
+    /// Tokens emitted.
+    pub(super) ids: Vec<u32>,
+    /// The session's rounding boundaries, when they were fixed then.
+    pub(super) rounding: Option<Vec<u32>>,
+}
+
 struct Planned {
     session: SessionId,
     /// The prompt's, and those emitted elsewhere.
@@ -49,26 +59,28 @@ struct Planned {
 }
 
 impl PromptTask {
-    /// Answers a prompt, line by line.
-    pub async fn answer(self, ask: Ask, lines: mpsc::Sender<Value>) {
-        self.answer_after(ask, Vec::new(), lines).await;
-    }
-
-    /// As [`PromptTask::answer`], going on after tokens that were emitted elsewhere.
-    pub(super) async fn answer_after(self, ask: Ask, emitted: Vec<u32>, lines: mpsc::Sender<Value>) {
+    /// Answers a prompt, line by line, going on after what was said before.
+    pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
         let conducts = (ask.model.is_empty() || ask.model == self.ready.name) && self.ready.has_ends();
-        let ended =
-            if conducts { self.run(ask, emitted, &lines).await } else { self.elsewhere(ask, &lines).await };
+        let ended = if conducts {
+            self.run(ask, said, &lines).await
+        } else {
+            self.elsewhere(ask, said, &lines).await
+        };
         if let Err(why) = ended {
             let _ = lines.send(json!({ "error": why })).await;
         }
     }
 
     /// This node does not hold the model: somebody else must conduct.
-    async fn elsewhere(&self, mut ask: Ask, lines: &mpsc::Sender<Value>) -> Result<(), String> {
-        if ask.model.is_empty() {
-            ask.model = self.ready.name.clone();
+    async fn elsewhere(&self, mut ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+        let own = ask.model.is_empty() || ask.model == self.ready.name;
+        if own {
+            ask.model.clone_from(&self.ready.name);
         }
+        // Our own model's file may go by another name elsewhere.
+        let by_id = own && self.ready.model != ModelId::default();
+        let model = if by_id { hex(self.ready.model) } else { ask.model.clone() };
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             return Err(format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
@@ -78,13 +90,13 @@ impl PromptTask {
         }
         let (answer, answered) = oneshot::channel();
         let trusted = trusted(&ask)?;
-        let question = ConductorQuestion { model: ask.model.clone(), trusted, answer };
+        let question = ConductorQuestion { model, trusted, answer };
         self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
         let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
         if peers.is_empty() {
             return Err(format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model));
         }
-        let line = self.delegate(&ask, peers, lines).await?;
+        let line = self.delegate(&ask, said.ids, peers, lines).await?;
         let finished = super::Finished {
             session: SessionId::new(random()?),
             line: Some(line.clone()),
@@ -93,6 +105,15 @@ impl PromptTask {
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
+    }
+
+    /// The model that answers, as an interrupted answer remembers it.
+    pub(super) fn model_of(&self, ask: &Ask) -> String {
+        if ask.model.is_empty() || ask.model == self.ready.name {
+            format!("{:?}", self.ready.model)
+        } else {
+            ask.model.clone()
+        }
     }
 
     /// Says what answering it would take.
@@ -172,9 +193,9 @@ impl PromptTask {
         Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
     }
 
-    async fn run(&self, ask: Ask, emitted: Vec<u32>, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+    async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), String> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
-            self.prepare(&ask, &emitted, true).await?;
+            self.prepare(&ask, &said.ids, true).await?;
         let finished = |line| super::Finished { session, line, speeds: Vec::new() };
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
@@ -200,6 +221,7 @@ impl PromptTask {
             session,
             prompt: ids,
             max_tokens,
+            rounding: said.rounding,
             conduct: Conduct { sampling, seed: ask.seed, stop: ask.stop, history: Vec::new(), prompt_tokens },
             wire,
             hidden: self.ready.hidden as usize,

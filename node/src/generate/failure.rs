@@ -1,19 +1,25 @@
 //! When somebody fails, and when somebody else is found.
 
-use std::time::Instant;
+use std::time::Duration;
 
+use p2p::{HopError, wire::control::Ask};
 use scheduler::{NodeId, Segment, recover::Failure, session::Event};
 use tokio::sync::oneshot;
 
 use super::{Conductor, Progress, Reroute};
 use crate::table::Order;
 
+/// A ping that is not answered by then never is.
+const PING: Duration = Duration::from_secs(2);
+/// Pings to one node under way; while there are as many, no other is sent.
+const PINGS: usize = 8;
+
 impl Conductor {
     pub(super) fn failed(&mut self, node: NodeId, failure: Failure) -> Vec<Event> {
         let ours = self.machine.segments().any(|segment| segment.node == node);
         let shadow = self.shadows.values().any(|shadow| *shadow == node);
         if ours && self.silent_since.is_none() {
-            self.silent_since = Some((node, Instant::now()));
+            self.silent_since = Some((node, self.last_token));
         }
         self.outboxes.remove(&node);
         self.shadows.retain(|_, shadow| *shadow != node);
@@ -43,9 +49,40 @@ impl Conductor {
                 vec![Event::Rerouted(found)]
             }
             Order::Lost(node) => self.failed(node, Failure::Closed),
+            Order::Pinged(node, there) => {
+                if let Some(under_way) = self.pings.get_mut(&node) {
+                    *under_way = under_way.saturating_sub(1);
+                }
+                if there { vec![Event::Pong { node }] } else { Vec::new() }
+            }
             Order::Cancel => vec![Event::Cancel],
             Order::Lease { .. } | Order::Release { .. } => Vec::new(),
         }
+    }
+
+    /// Asks a node whether it is there.
+    pub(super) fn ping(&mut self, node: NodeId) {
+        let (network, orders, there) =
+            (self.means.network.clone(), self.orders.clone(), self.plan.contact(node));
+        if node == self.means.me {
+            // Its worker is watched by other means.
+            let _ = orders.try_send(Order::Pinged(node, true));
+            return;
+        }
+        let under_way = self.pings.entry(node).or_insert(0);
+        if *under_way == PINGS {
+            return;
+        }
+        *under_way += 1;
+        tokio::spawn(async move {
+            let asked = async {
+                network.connect(&there).await.map_err(|_| HopError::Closed)?;
+                network.ask(node, &Ask::Ping, PING).await
+            };
+            // One of another version answers that it does not understand.
+            let there = matches!(tokio::time::timeout(PING, asked).await, Ok(Ok(_) | Err(HopError::Corrupt)));
+            let _ = orders.send(Order::Pinged(node, there)).await;
+        });
     }
 
     pub(super) fn find_route(&mut self, deny: Vec<NodeId>) {
@@ -76,6 +113,7 @@ impl Conductor {
         // Who is out of it altogether, else (a slow stage relieved of some layers) whoever runs something else now.
         let out = before.iter().find(|old| now.iter().all(|new| new.node != old.node));
         if let Some(left) = out.or(before.iter().find(|old| !now.contains(old))) {
+            self.silent_since.get_or_insert((left.node, self.last_token));
             let moved = Progress::Moved { failed: left.node, segments: now };
             let _ = self.means.progress.send(moved).await;
         }

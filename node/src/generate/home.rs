@@ -65,12 +65,12 @@ impl Conductor {
         match output.body {
             Body::Activations(wire, bytes) => self.boundary(
                 stage,
+                self.means.me,
                 output.layers.end(),
                 output.from,
                 output.rows,
                 wire,
                 Bytes::from(bytes),
-                true,
             ),
             Body::Sampled { id, text, stop, ends_turn, logprob, top, .. } => {
                 let said = Progress::Token { position: to, id, text, logprob, top };

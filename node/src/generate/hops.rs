@@ -105,17 +105,20 @@ impl Conductor {
         match header.kind {
             Kind::Activations => self.boundary(
                 stage,
+                from,
                 header.layer,
                 header.from,
                 header.rows,
                 header.wire,
                 Bytes::from(payload),
-                false,
             ),
             Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
-            Kind::Beacon => vec![Event::Beacon { stage, epoch }],
+            // A shadow that computes says nothing about the stage it follows.
+            Kind::Beacon if self.segment(stage).is_some_and(|segment| segment.node == from) => {
+                vec![Event::Beacon { stage, epoch }]
+            }
             // It computes; whom it cannot reach is likelier to be gone than it is to lie.
             Kind::Unreachable => match self.segment(stage + 1) {
                 Some(next) if next.node != self.means.me => self.failed(next.node, Failure::Closed),
@@ -137,9 +140,11 @@ impl Conductor {
     /// For the log and traces: a frame is on its way to a stage.
     fn hop_began(&mut self, to: Segment, from: u32, rows: u32) {
         let epoch = self.machine.epoch();
-        self.hops.began(to.layers.start(), from, || {
-            tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows)
-        });
+        self.hops.began(
+            to.layers.start(),
+            from,
+            || tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows),
+        );
     }
 
     /// The output of a stage is here: log it, pass it on where that is ours to do.
@@ -147,12 +152,12 @@ impl Conductor {
     pub(super) fn boundary(
         &mut self,
         stage: usize,
+        node: NodeId,
         layer: u32,
         from: u32,
         rows: u32,
         wire: Wire,
         bytes: Bytes,
-        home: bool,
     ) -> Vec<Event> {
         let epoch = self.machine.epoch();
         let fits = from + rows <= self.tokens.len() as u32;
@@ -180,13 +185,13 @@ impl Conductor {
             self.hop_began(next, from, rows);
         }
         if let Some(next) = next
-            && (home || next.node == self.means.me)
+            && (node == self.means.me || next.node == self.means.me)
         {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }
         self.feed_shadow(stage + 1);
         reached.map_or_else(Vec::new, |logged| {
-            vec![Event::Boundary { stage, epoch, to: logged.min(from + rows) }]
+            vec![Event::Boundary { stage, node, epoch, to: logged.min(from + rows) }]
         })
     }
 

@@ -76,9 +76,13 @@ struct Conductor {
     shadows: BTreeMap<usize, NodeId>,
     step_began: Instant,
     stage_ms: BTreeMap<u32, (f64, u32)>,
+    /// Who failed, and when the last token before it came.
     silent_since: Option<(NodeId, Instant)>,
     /// For the log and traces: frames under way.
     hops: Hops,
+    last_token: Instant,
+    /// By node, pings that are under way.
+    pings: BTreeMap<NodeId, usize>,
     report: Report,
 }
 
@@ -95,9 +99,11 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         &plan.standbys,
         plan.rtt_p99_ms,
     );
-    let rounding = match plan.wire {
-        Wire::Raw => Vec::new(),
-        Wire::Q8 => plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start()).collect(),
+    let cuts = plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
+    let rounding = match (plan.wire, &plan.rounding) {
+        (Wire::Raw, _) => Vec::new(),
+        (Wire::Q8, Some(fixed)) => fixed.clone(),
+        (Wire::Q8, None) => cuts.collect(),
     };
     let report = Report {
         end: End::Cancelled,
@@ -132,6 +138,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         stage_ms: BTreeMap::new(),
         silent_since: None,
         hops: Hops::default(),
+        last_token: began,
+        pings: BTreeMap::new(),
         report,
     };
     let mut over = conductor.perform(first).await;
@@ -187,6 +195,7 @@ impl Conductor {
                     self.open(None, epoch, segment, next, at);
                 }
                 Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
+                Action::Ping { node } => self.ping(node),
                 Action::Emit { position, token } => self.emit(position, token).await,
                 Action::FindRoute { deny } => self.find_route(deny),
                 Action::Close { node, epoch } => self.close(node, epoch),
@@ -227,6 +236,7 @@ impl Conductor {
         if let Some((node, since)) = self.silent_since.take() {
             self.report.faults.push((node, since.elapsed().as_secs_f64() * 1e3));
         }
+        self.last_token = Instant::now();
         self.tokens.push(token);
         let Some((said, ends_turn)) = self.sampled.take() else { return };
         debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));

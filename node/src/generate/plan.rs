@@ -23,6 +23,8 @@ pub struct Plan {
     pub conduct: Conduct,
     /// How activations travel.
     pub wire: Wire,
+    /// Boundaries at which they are rounded, for a session that fixed them before; else the pipeline's cuts are.
+    pub rounding: Option<Vec<u32>>,
     /// Width of an activation.
     pub hidden: usize,
     /// Which model.
@@ -92,7 +94,7 @@ pub struct Report {
     pub ttft_ms: f64,
     /// From token to token, ms, in order.
     pub gaps_ms: Vec<f64>,
-    /// Failures survived: who and how long nothing came, ms.
+    /// Failures survived: who, and from the last token before it to the first after it, ms.
     pub faults: Vec<(NodeId, f64)>,
     /// Bytes of activations sent and received.
     pub wire_bytes: (u64, u64),

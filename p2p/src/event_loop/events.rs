@@ -10,16 +10,17 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay};
 
-use super::{EventLoop, Met, Report, unix_now, upkeep};
+use super::{EventLoop, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::BehaviourEvent;
 use crate::control;
 use crate::error::Error;
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
-use crate::identity::node_id;
+use crate::identity::{node_id, peer_id};
 use crate::link::{Lane, behaviour::Incoming};
 use crate::network::{Event, Reachability};
 use crate::path::{self, Path, plausible};
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
+use crate::wire::announce::Announcement;
 
 /// How long a peer that floods is not listened to.
 const DEAF_FOR: Duration = Duration::from_secs(60);
@@ -27,8 +28,6 @@ const DEAF_FOR: Duration = Duration::from_secs(60);
 const MAX_MISSED: u32 = 2;
 /// Holders returned by one look-up.
 const MAX_HOLDERS: usize = 64;
-/// Failed probes without a success after which this node takes itself for unreachable.
-const MAX_FAILED_PROBES: u32 = 3;
 /// Relays used at once when nobody can reach this node: one may go.
 const MAX_RELAYS: usize = 2;
 
@@ -65,10 +64,11 @@ impl EventLoop {
         if let Some(reservation) = self.reservations.iter_mut().find(|r| r.listener == Some(listener)) {
             reservation.failures = 0;
         }
-        // Who relays says that it can be reached. Others leave it to AutoNAT: hole punching tries what is not settled.
+        // Who relays says that it can be reached under its public addresses: a bootstrap node dials nobody, so AutoNAT
+        // never asks for it. Others leave it to AutoNAT: hole punching tries what is not settled. An address of a home
+        // network says nothing, and a node that believed in it would never look for a relay.
         let path = path::of_address(address);
-        let meant = self.loopback_only || path != Path::Loopback;
-        if self.relays && meant && path != Path::Relayed {
+        if self.relays && (path == Path::Direct || self.loopback_only && path == Path::Loopback) {
             self.swarm.add_external_address(address.clone());
         }
         let address = split_peer(address.clone()).0.with(Protocol::P2p(self.me)).to_string();
@@ -172,14 +172,12 @@ impl EventLoop {
                 tracing::info!(relay = %relay_peer_id, "reachable through a relay");
             }
             BehaviourEvent::AutonatClient(autonat::v2::client::Event { result, .. }) => match result {
-                Ok(()) => {
-                    self.failed_probes = 0;
-                    self.judge(Reachability::Public);
-                }
-                Err(_) => {
-                    self.failed_probes = self.failed_probes.saturating_add(1);
-                    let given_up = self.failed_probes >= MAX_FAILED_PROBES;
-                    if given_up && self.swarm.external_addresses().next().is_none() {
+                Ok(()) => self.judge(Reachability::Public),
+                // An address that failed is not probed again, and a node behind a router has just one: the first word
+                // counts. A liar among the probers costs a reservation that was not needed.
+                Err(error) => {
+                    tracing::debug!(%error, "others cannot dial this node");
+                    if self.swarm.external_addresses().next().is_none() {
                         self.judge(Reachability::Private);
                         self.seek_relays();
                     }
@@ -223,6 +221,7 @@ impl EventLoop {
             Patience::Listen => match self.ledger.hear(&message.data, now) {
                 Verdict::Fresh(announcement) if announcement.node() == self.node => MessageAcceptance::Ignore,
                 Verdict::Fresh(announcement) => {
+                    self.hear_of(&announcement, now);
                     self.outbox.may(Event::Announcement(announcement, message.data));
                     MessageAcceptance::Accept
                 }
@@ -237,6 +236,21 @@ impl EventLoop {
             }
         };
         self.settle(&message_id, &propagation_source, accept);
+    }
+
+    /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which nobody but
+    /// itself knows of. It signed for the addresses, and what answers there must prove that it is that node.
+    pub(super) fn hear_of(&mut self, announcement: &Announcement, now: Instant) {
+        let Some(peer) = peer_id(announcement.node()) else { return };
+        // Who was not met says nothing about a network that is ours too: the local one has other ways to find it.
+        let meant = if self.loopback_only { Path::Loopback } else { Path::Direct };
+        for text in announcement.addresses.iter().take(MAX_ADDRESSES) {
+            let Ok(address) = address(text, self.loopback_only) else { continue };
+            let (address, named) = split_peer(address);
+            if named.is_none_or(|named| named == peer) && plausible(&address, meant) {
+                self.book.add(peer, address, Source::Found, now);
+            }
+        }
     }
 
     fn settle(&mut self, id: &MessageId, source: &PeerId, accept: MessageAcceptance) {

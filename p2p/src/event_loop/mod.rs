@@ -124,7 +124,6 @@ struct EventLoop {
     relayed_news: Budget,
     reservations: Vec<Reservation>,
     reachability: Reachability,
-    failed_probes: u32,
     next_save: Instant,
     next_sweep: Instant,
 }
@@ -196,7 +195,6 @@ impl EventLoop {
             relayed_news: upkeep::news_budget(now),
             reservations: Vec::new(),
             reachability: Reachability::Unknown,
-            failed_probes: 0,
             next_save: now,
             next_sweep: now,
         })

@@ -81,6 +81,11 @@ impl EventLoop {
         match report {
             Report::Asked(from, asked) => match *asked {
                 (Ask::CatchUp { .. }, reply) => self.serve_catch_up(from, reply),
+                (Ask::Ping, reply) => {
+                    tokio::spawn(async move {
+                        let _ = reply.send(&Answer::Pong).await;
+                    });
+                }
                 (ask, reply) => {
                     if !self.outbox.may(Event::Ask { from, ask, reply }) {
                         tracing::warn!(node = %from, "the node does not keep up, an ask is refused");
@@ -103,6 +108,7 @@ impl EventLoop {
         if announcement.node() == self.node {
             return;
         }
+        self.hear_of(&announcement, now);
         if self.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
             // Whoever knows it drops it by its hash; whoever does not will ask.
             let _ = self.swarm.behaviour_mut().gossip.publish(self.topic.clone(), bytes.clone());

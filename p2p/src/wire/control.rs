@@ -21,8 +21,8 @@ pub const MAX_ANSWER: usize = 256 << 10;
 pub const MAX_CAUGHT_UP: usize = 1_024;
 /// Addresses of one contact; a node with more names its best.
 pub const MAX_ADDRESSES: usize = 8;
-/// Longest address, bytes.
-pub const MAX_ADDRESS: usize = 128;
+/// Longest address, bytes: a circuit names two peers behind the relay's own address, up to 190 bytes over IPv6.
+pub const MAX_ADDRESS: usize = 256;
 /// Longest explanation of a refusal, bytes; what goes beyond is cut off.
 pub const MAX_TEXT: usize = 256;
 /// Most positions a lease may ask room for; above any published context.
@@ -86,6 +86,9 @@ pub enum Ask {
         /// So many nodes are known already.
         have: u32,
     },
+    /// Whether it is there. The network answers by itself: who hears nothing is cut off, or talks to a machine that
+    /// stands still.
+    Ping,
 }
 
 /// Why a lease was refused.
@@ -154,6 +157,8 @@ pub enum Answer {
     Released,
     /// Sealed announcements, freshest first; the reader opens each.
     Announcements(Vec<Vec<u8>>),
+    /// It is there.
+    Pong,
 }
 
 impl Contact {
@@ -248,6 +253,9 @@ impl Ask {
             Self::CatchUp { have } => {
                 to.u8(2).u32(*have);
             }
+            Self::Ping => {
+                to.u8(3);
+            }
         }
         to.finish()
     }
@@ -265,6 +273,7 @@ impl Ask {
             0 => Self::Lease(Lease::read(&mut from)?),
             1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
+            3 => Self::Ping,
             _ => return Err(Malformed("ask: kind")),
         };
         from.finish().map(|()| ask)
@@ -298,6 +307,7 @@ impl Answer {
             Self::Announcements(sealed) => to.u8(3).list(sealed, |to, bytes| {
                 to.count(bytes.len()).bytes(bytes);
             }),
+            Self::Pong => to.u8(4),
         };
         to.finish()
     }
@@ -323,6 +333,7 @@ impl Answer {
                 let len = from.count(MAX_ANNOUNCEMENT, 1)?;
                 from.bytes(len).map(<[u8]>::to_vec)
             })?),
+            4 => Self::Pong,
             _ => return Err(Malformed("answer: kind")),
         };
         from.finish().map(|()| answer)

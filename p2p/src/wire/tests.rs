@@ -175,6 +175,8 @@ fn samples() -> Vec<Sample> {
         ("ask-lease-bare", Ask::Lease(bare).encode(), ask),
         ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
+        ("ask-ping", Ask::Ping.encode(), ask),
+        ("answer-pong", Answer::Pong.encode(), answer),
         ("answer-accepted", Answer::Accepted { have: 16 }.encode(), answer),
         ("answer-refused", Answer::refused(Refusal::NoRoom, "8 GiB wanted").encode(), answer),
         ("answer-released", Answer::Released.encode(), answer),
@@ -278,7 +280,7 @@ fn spoiled_values_are_refused() {
         vec!["/ip4/1.2.3.4".to_owned(); 9],
         vec![String::new()],
         vec!["a b".to_owned()],
-        vec!["x".repeat(129)],
+        vec!["x".repeat(control::MAX_ADDRESS + 1)],
     ] {
         let mut bad = lease();
         bad.next = Some(Contact { node: NodeId::numbered(1), addresses });
@@ -410,7 +412,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
     let ids = (any::<[u8; 16]>(), any::<[u8; 32]>(), any::<u32>());
     let sizes = (0..1_000_u32, 1..=24_u32, 1..=control::MAX_POSITIONS, 0.0..=1.0_f64);
     let rounding = prop::collection::btree_set(0..=1_024_u32, 0..40);
-    let next = prop::option::of((any::<[u8; 32]>(), prop::collection::vec("[!-~]{1,128}", 0..=8)));
+    let next = prop::option::of((any::<[u8; 32]>(), prop::collection::vec("[!-~]{1,256}", 0..=8)));
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 1..=control::MAX_LEASE_TTL_MS);
     (ids, sizes, rounding, next, flags).prop_map(|((session, model, epoch), sizes, rounding, next, flags)| {
         Lease {

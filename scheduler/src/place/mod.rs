@@ -24,10 +24,12 @@
 mod anneal;
 mod keep;
 mod split;
+mod widen;
 
 use crate::{LayerRange, NodeId, Pipeline, Segment};
 
 pub use keep::{Advice, Keeper, Move, SETTLE_MS, first_holding, restitch, scarcest};
+pub use widen::widen;
 
 /// One node that could hold layers.
 #[derive(Clone, PartialEq, Debug)]

@@ -299,6 +299,7 @@ impl Swarm {
                     let body = Body::Frame { session: id, epoch, layer, from, inputs, home: at };
                     self.send(at, index(node), body);
                 }
+                Action::Ping { node } => self.send(at, index(node), Body::Ping { session: id, home: at }),
                 Action::Emit { position, token } => self.emit(at, id, position, token),
                 Action::FindRoute { deny } => {
                     let history = live.tokens.clone();
@@ -433,7 +434,14 @@ impl Swarm {
     }
 
     /// A stage's outputs arrived for the log.
-    pub fn logged(&mut self, at: usize, id: SessionId, epoch: u32, stage: usize, part: (u32, u32, Vec<u64>)) {
+    pub fn logged(
+        &mut self,
+        at: usize,
+        id: SessionId,
+        epoch: u32,
+        (stage, node): (usize, NodeId),
+        part: (u32, u32, Vec<u64>),
+    ) {
         let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
         let (layer, from, outputs) = part;
         let log = live.log.entry(layer).or_default();
@@ -448,7 +456,7 @@ impl Swarm {
         }
         let whole = log.iter().take_while(|slot| slot.is_some()).count() as u32;
         self.checks.that(same, || format!("{id:?}: two honest answers at layer {layer} differ"));
-        self.tell_session(at, id, Event::Boundary { stage, epoch, to: whole.min(to as u32) });
+        self.tell_session(at, id, Event::Boundary { stage, node, epoch, to: whole.min(to as u32) });
     }
 
     /// A shadow said how far it is.
@@ -490,6 +498,13 @@ impl Swarm {
             live.wake = when;
             self.at(when, Happening::Wake { at, session: id });
         }
+    }
+}
+
+impl Asker {
+    /// Who runs a stage of a session now.
+    pub fn runs(&self, id: SessionId, stage: usize) -> Option<NodeId> {
+        self.live.get(&id)?.session.segments().nth(stage).map(|segment| segment.node)
     }
 }
 

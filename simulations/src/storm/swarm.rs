@@ -93,6 +93,7 @@ pub(super) enum Body {
     Logged {
         session: SessionId,
         stage: usize,
+        node: NodeId,
         epoch: u32,
         layer: u32,
         from: u32,
@@ -107,7 +108,16 @@ pub(super) enum Body {
     Beacon {
         session: SessionId,
         stage: usize,
+        node: NodeId,
         epoch: u32,
+    },
+    Ping {
+        session: SessionId,
+        home: usize,
+    },
+    Pong {
+        session: SessionId,
+        node: NodeId,
     },
     Fed {
         session: SessionId,
@@ -388,7 +398,7 @@ impl Swarm {
             Happening::Beacon { at, boot, until, lease } => {
                 if self.awake(at) == Ok(true) && self.machines[at].boot == boot && self.now <= until {
                     let Lease { session, stage, epoch, requester, .. } = *lease;
-                    self.send(at, requester, Body::Beacon { session, stage, epoch });
+                    self.send(at, requester, Body::Beacon { session, stage, node: id(at), epoch });
                     self.at(self.now + BEACON_MS, Happening::Beacon { at, boot, until, lease });
                 }
             }
@@ -482,15 +492,20 @@ impl Swarm {
             Body::Short { session, stage, epoch, have } => {
                 self.tell_session(to, session, Event::NeedReplay { stage, epoch, have });
             }
-            Body::Logged { session, stage, epoch, layer, from, outputs } => {
-                self.logged(to, session, epoch, stage, (layer, from, outputs));
+            Body::Logged { session, stage, node, epoch, layer, from, outputs } => {
+                self.logged(to, session, epoch, (stage, node), (layer, from, outputs));
             }
             Body::Token { session, epoch, position, token } => {
                 self.tell_session(to, session, Event::Token { epoch, position, token, stop: false });
             }
-            Body::Beacon { session, stage, epoch } => {
-                self.tell_session(to, session, Event::Beacon { stage, epoch });
+            Body::Beacon { session, stage, node, epoch } => {
+                // A shadow that computes says nothing about the stage it follows.
+                if self.machines[to].asker.runs(session, stage) == Some(node) {
+                    self.tell_session(to, session, Event::Beacon { stage, epoch });
+                }
             }
+            Body::Ping { session, home } => self.send(to, home, Body::Pong { session, node: id(to) }),
+            Body::Pong { session, node } => self.tell_session(to, session, Event::Pong { node }),
             Body::Fed { session, node, have } => self.fed(to, session, node, have),
             Body::Lost { node } => self.node_failed(to, None, node, Failure::Closed),
         }
@@ -591,7 +606,11 @@ impl Swarm {
                 let inputs = outputs.clone();
                 let ahead = Body::Frame { session, epoch, layer, from, inputs, home: requester };
                 self.send(at, index(next), ahead);
-                self.send(at, requester, Body::Logged { session, stage, epoch, layer, from, outputs });
+                self.send(
+                    at,
+                    requester,
+                    Body::Logged { session, stage, node: id(at), epoch, layer, from, outputs },
+                );
             }
             None => {
                 let token = outputs.last().map_or(0, |hidden| token_of(*hidden));

@@ -8,7 +8,7 @@ use crate::{
     cli::{
         SamplingArgs,
         operate::StatusArgs,
-        swarm::{AskArgs, PlanArgs, WhyArgs},
+        swarm::{AskArgs, PauseArgs, PlanArgs, WhyArgs},
     },
     control::{self, Question},
     output::{self, human_bytes, say},
@@ -125,13 +125,14 @@ pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
     Ok(())
 }
 
-pub(in crate::commands) fn pause(args: AskArgs, paused: bool) -> Result<()> {
+pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
+    let paused = !args.off;
     let answer = asked(&args.home.path()?, &Question::Pause { paused })?;
     if args.json {
         return output::json_line(&answer);
     }
     match paused {
-        true => say!("Paused: what runs goes on, nobody new is served, no model is sent. `shoal resume` ends it."),
+        true => say!("Paused: what runs goes on, nobody new is served, no model is sent. `shoal pause --off` ends it."),
         false => say!("This node serves others again."),
     }
     Ok(())

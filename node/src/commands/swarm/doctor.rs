@@ -136,7 +136,8 @@ fn configured(settings: &Result<Vec<config::Resolved>>) -> Finding {
 fn ports(settings: &[config::Resolved]) -> Finding {
     let advice = "no such socket can be opened: another program may hold the port; choose one with --listen";
     let wanted = settings.iter().find(|row| row.key == "join.listen").map(|row| row.values.as_slice());
-    let wanted: Vec<&String> = wanted.unwrap_or_default().iter().filter(|text| text.starts_with('/')).collect();
+    let wanted: Vec<&String> =
+        wanted.unwrap_or_default().iter().filter(|text| text.starts_with('/')).collect();
     let mut taken = Vec::new();
     for (udp, address) in wanted.iter().filter_map(|text| socket(text)) {
         if !opens(udp, address) {
@@ -268,7 +269,11 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
         Finding {
             what: "reachable",
             well: reachability != "private" || relayed > 0,
-            found: if relayed > 0 && reachability == "private" { "through a relay".into() } else { reachability },
+            found: if relayed > 0 && reachability == "private" {
+                "through a relay".into()
+            } else {
+                reachability
+            },
             advice: "others cannot dial this machine and no relay was found: forward a port and name it with --listen, or \
                      join with an invite of somebody who can be reached",
         },

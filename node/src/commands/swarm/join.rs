@@ -72,6 +72,7 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         invite: template,
         absent: which.absent,
         caps: caps(&args.caps),
+        keeps: !args.no_journal,
     };
     let (stop, stopped) = watch::channel(false);
     let on_interrupt = stop.clone();
@@ -285,7 +286,9 @@ fn network(
     config.loopback_only = args.loopback;
     config.mdns = !args.loopback;
     config.upnp = !args.loopback;
-    config.relay = !args.loopback;
+    config.relay = !args.loopback || args.carry;
+    config.relays.clone_from(&args.relay);
+    config.punch = !args.no_punch;
     config.cache = Some(home.join("peers"));
     if !args.listen.is_empty() {
         config.listen = args.listen.clone();

@@ -54,7 +54,8 @@ impl Watched {
         self.rates = if first || restarted || seconds <= 0.0 {
             Rates::default()
         } else {
-            let grown = |name| (number(&look.status, name) - number(&self.look.status, name)).max(0.0) / seconds;
+            let grown =
+                |name| (number(&look.status, name) - number(&self.look.status, name)).max(0.0) / seconds;
             Rates {
                 positions: grown("served_positions"),
                 bytes_in: grown("bytes_in"),

@@ -7,6 +7,7 @@ mod join;
 pub mod local;
 mod look;
 pub mod remote;
+mod resume;
 mod screen;
 mod up;
 mod watch;
@@ -18,6 +19,7 @@ pub(super) use self::{
     demo::demo,
     doctor::doctor,
     join::join,
+    resume::resume,
     up::up,
 };
 use crate::{Result, cli::swarm::HomeArgs, library};

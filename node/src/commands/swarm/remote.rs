@@ -1,14 +1,14 @@
 //! A prompt through the running node, shown as it comes.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use serde_json::{Value, json};
 
 use crate::{
     Error, Result,
     cli::{SamplingArgs, swarm::RouteArgs},
-    control::{Ask, Caller, Mode, Question},
-    output,
+    control::{self, Ask, Caller, Mode, Question},
+    journal, output,
 };
 
 /// The question for the node.
@@ -43,27 +43,73 @@ pub fn question(
     })
 }
 
+/// A node that was told to cancel answers by then.
+const CANCELLING: Duration = Duration::from_secs(2);
+
 /// Asks the node and hands on every line of the answer; returns the last one. Ctrl-C cancels.
 pub async fn generate(home: &Path, ask: Ask, on_line: &mut dyn FnMut(&Value) -> Result<()>) -> Result<Value> {
-    let mut caller = Caller::ask(home, &Question::Generate(Box::new(ask))).await?;
+    follow(home, &Question::Generate(Box::new(ask)), on_line).await
+}
+
+/// Asks the node anything that is answered by tokens. See [`generate`].
+pub async fn follow(
+    home: &Path,
+    question: &Question,
+    on_line: &mut dyn FnMut(&Value) -> Result<()>,
+) -> Result<Value> {
+    let mut caller = Caller::ask(home, question).await?;
+    let mut session = None;
     loop {
         let line = tokio::select! {
             line = caller.next() => line?,
-            () = interrupted() => return Err(Error::Interrupted),
+            () = interrupted() => {
+                cancel(home, &mut caller, session).await;
+                return Err(Error::Interrupted);
+            }
         };
         let Some(line) = line else {
-            return Err(Error::Failed("the node stopped in the middle of the answer".into()));
+            let why = "the node stopped in the middle of the answer; start it again with `shoal join`, and `shoal resume` \
+                       continues where it stopped";
+            return Err(Error::Failed(why.into()));
         };
+        if line["event"] == "route" {
+            session = line["session"].as_str().map(str::to_owned);
+        }
         on_line(&line)?;
         if line["end"] == json!(true) {
             return match line["finish_reason"].as_str() {
                 Some("failed") => Err(Error::Failed(format!(
-                    "the prompt was given up ({}); `shoal why` shows what happened, `shoal peers` who is left",
-                    line["gave_up"].as_str().unwrap_or("no reason")
+                    "the prompt was given up ({}); `shoal why` shows what happened, `shoal peers` who is left{}",
+                    line["gave_up"].as_str().unwrap_or("no reason"),
+                    if line["kept"].is_string() {
+                        ", `shoal resume` goes on when others are there"
+                    } else {
+                        ""
+                    }
                 ))),
                 _ => Ok(line),
             };
         }
+    }
+}
+
+/// The user does not want it any more: the node must not keep it either. The answer's end says that it does not.
+async fn cancel(home: &Path, caller: &mut Caller, session: Option<String>) {
+    let Some(session) = session else { return };
+    let ended = async {
+        let told = control::one(home, &Question::Cancel { session }).await;
+        while told.is_ok() && matches!(caller.next().await, Ok(Some(line)) if line["end"] != json!(true)) {}
+    };
+    let _ = tokio::time::timeout(CANCELLING, ended).await;
+}
+
+/// Tells a person that an answer was interrupted and can be continued.
+pub fn mention_unfinished(home: &Path) {
+    if let Some(kept) = journal::unfinished(home).first() {
+        eprintln!(
+            "An answer was interrupted after {} tokens: `shoal resume` continues it, `shoal resume --forget` deletes it.",
+            kept.ids.len()
+        );
     }
 }
 

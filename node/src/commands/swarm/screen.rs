@@ -137,8 +137,7 @@ fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
     if shown < known.len() {
         rows.push(Row::new([format!("and {}", known.len() - shown), "more".into()]));
     }
-    let widths =
-        [Constraint::Length(8), Constraint::Length(9), Constraint::Length(9), Constraint::Min(10)];
+    let widths = [Constraint::Length(8), Constraint::Length(9), Constraint::Length(9), Constraint::Min(10)];
     let head = Row::new(["node", "path", "rtt", "holds"]).style(Style::new().add_modifier(Modifier::DIM));
     let title = format!(" peers: {} connected ", watched.look.status["peers"]);
     let table = Table::new(rows, widths).header(head).block(Block::bordered().title(title));
@@ -149,7 +148,8 @@ fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
 fn prompt(watched: &Watched, look: Look) -> Paragraph<'static> {
     let me = word(&watched.look.status["node"]);
     let running = number(&watched.look.status, "prompts") as u64;
-    let title = if running == 0 { " pipeline ".to_owned() } else { format!(" pipeline: {running} running now ") };
+    let title =
+        if running == 0 { " pipeline ".to_owned() } else { format!(" pipeline: {running} running now ") };
     let block = Block::bordered().title(title);
     let Some(last) = &watched.look.last else {
         let text = "no prompt yet: shoal run --via swarm \"Hello\"";

@@ -48,11 +48,11 @@ pub(super) fn run(args: &StatusArgs) -> Result<()> {
 }
 
 async fn look(home: &Path, began: Instant) -> Result<Look> {
-    let ask = async |question: Question| {
-        match tokio::time::timeout(PATIENCE, control::one(home, &question)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(crate::Error::Failed("the node does not answer".into())),
-        }
+    let ask = async |question: Question| match tokio::time::timeout(PATIENCE, control::one(home, &question))
+        .await
+    {
+        Ok(answer) => answer,
+        Err(_) => Err(crate::Error::Failed("the node does not answer".into())),
     };
     let mut status = ask(Question::Status).await?;
     status.as_object_mut().map(|status| status.remove("end"));

@@ -1,0 +1,394 @@
+//! What a running answer needs to be continued after a crash of the node that asked.
+//!
+//! The requester holds the truth of a session, so its death would lose the answer. While one runs, a file in the data
+//! folder (`journal/NAME`, readable by its owner only) holds the question with its parameters and seed, and every token
+//! before it is shown. When the answer is whole, or the user stopped it, the file is deleted. After a crash `shoal resume`
+//! computes the prompt and the tokens again as prefill and goes on: chance depends on seed and position, so the text is
+//! the one that nothing would have interrupted.
+//!
+//! ```text
+//! 5c1f0e2ab94d77e0 {"version":1,"ask":{..},"model":"..","rounding":null,..}     the question
+//! 90b1c4d2e8f7a653 [273," fox"]                                                  a token and the text it made certain
+//! ```
+//!
+//! Each line begins with a hash of itself and the line before, so a file is read as far as it is whole: cut or damaged
+//! anywhere, it gives a beginning of what was written. A token is one write; the system is asked to put it on the disk
+//! every [`SYNC_TOKENS`] tokens or [`SYNC_AFTER`]. So a killed process loses nothing, a power cut the last moment. A running
+//! answer holds its file's lock: a file that is not locked is one that was interrupted.
+//!
+//! Limits: [`MAX_BYTES`] a file, beyond which the answer is kept no longer; [`MOST`] files, the oldest go first; none older
+//! than [`KEPT_FOR`]. A disk that is full costs the continuation, never the answer. An answer that was interrupted between
+//! its last token and its end, both written by one process within microseconds, may not be continued when a stop string
+//! ended it.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, control::Ask};
+
+/// Longest file: a prompt of 4 MiB, and a million tokens.
+pub const MAX_BYTES: u64 = 32 << 20;
+/// Most interrupted answers kept; one more and the oldest is deleted.
+pub const MOST: usize = 32;
+/// An interrupted answer is deleted after this: it holds what the user wrote.
+pub const KEPT_FOR: Duration = Duration::from_secs(24 * 3_600);
+/// Tokens after which the disk is told to have them.
+const SYNC_TOKENS: u32 = 16;
+/// Time after which the disk is told to have what there is.
+const SYNC_AFTER: Duration = Duration::from_millis(250);
+const VERSION: u32 = 1;
+/// Another process that looks whether a file is locked holds it this long at most.
+const GLANCE: Duration = Duration::from_millis(20);
+/// Times a lock is tried before its holder is believed to be a running answer.
+const TRIES: u32 = 5;
+
+/// The question of an answer, as it must be asked again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Begun {
+    version: u32,
+    /// What was asked.
+    pub ask: Ask,
+    /// The model, by content in hex; by name when another node conducts.
+    pub model: String,
+    /// Boundaries at which activations are rounded; `None` when the session's cuts decide.
+    pub rounding: Option<Vec<u32>>,
+    /// When, seconds since 1970.
+    pub at_s: u64,
+}
+
+impl Begun {
+    /// A question asked now.
+    pub fn now(ask: Ask, model: String, rounding: Option<Vec<u32>>) -> Self {
+        let at_s =
+            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { version: VERSION, ask, model, rounding, at_s }
+    }
+}
+
+/// An interrupted answer.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// Its name: the session it began as.
+    pub name: String,
+    /// The question.
+    pub begun: Begun,
+    /// Tokens said.
+    pub ids: Vec<u32>,
+    /// Text said.
+    pub text: String,
+    /// Bytes of the file that are whole, and the hash they end with.
+    whole: (u64, Check),
+}
+
+type Check = [u8; 8];
+
+/// The file of a running answer. Dropping it keeps the file, unlocked.
+#[derive(Debug)]
+pub struct Journal {
+    file: File,
+    path: PathBuf,
+    last: Check,
+    bytes: u64,
+    unsynced: u32,
+    synced: Instant,
+    broken: bool,
+}
+
+/// Where a node with this data folder keeps running answers.
+fn folder(home: &Path) -> PathBuf {
+    home.join("journal")
+}
+
+/// Names are sessions in hex: nothing else is opened.
+fn named(home: &Path, name: &str) -> Result<PathBuf> {
+    let hex = !name.is_empty() && name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if hex {
+        Ok(folder(home).join(name))
+    } else {
+        Err(Error::usage(format!("\"{name}\" is no answer's name; `shoal resume --list` shows them")))
+    }
+}
+
+fn check(last: &Check, payload: &[u8]) -> Check {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(last).update(payload);
+    let hash = *hasher.finalize().as_bytes();
+    hash.first_chunk().copied().unwrap_or_default()
+}
+
+fn lock(file: &File) -> Result<bool> {
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) => thread::sleep(GLANCE),
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+    }
+    Ok(false)
+}
+
+impl Journal {
+    /// Begins the file of an answer.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn create(home: &Path, name: &str, begun: &Begun) -> Result<Self> {
+        let path = named(home, name)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder(home))?;
+        tidy(home)?;
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
+        if !lock(&file)? {
+            return Err(Error::Failed("the file of the answer is in use".into()));
+        }
+        let (last, bytes, synced) = (Check::default(), 0, Instant::now());
+        let mut journal = Self { file, path, last, bytes, unsynced: 0, synced, broken: false };
+        journal.line(&serde_json::to_string(begun)?)?;
+        journal.sync();
+        File::open(folder(home))?.sync_all()?;
+        Ok(journal)
+    }
+
+    /// Goes on in the file of an interrupted answer: the one that was interrupted last when no name, or a beginning of
+    /// one, says which.
+    ///
+    /// # Errors
+    /// When there is none, or it is still running.
+    pub fn resume(home: &Path, name: Option<&str>) -> Result<(Self, Kept)> {
+        let kept = unfinished(home);
+        let wanted = kept.into_iter().find(|kept| name.is_none_or(|name| kept.name.starts_with(name)));
+        let Some(kept) = wanted else {
+            let running = name.map(|name| named(home, name)).transpose()?.is_some_and(|path| path.exists());
+            return Err(Error::usage(if running {
+                "this answer is still running, or its file is damaged from the beginning"
+            } else {
+                "there is no interrupted answer to continue; `shoal resume --list` shows those there are"
+            }));
+        };
+        let path = named(home, &kept.name)?;
+        let file = OpenOptions::new().append(true).open(&path)?;
+        if !lock(&file)? {
+            return Err(Error::usage("this answer is being continued already"));
+        }
+        // What follows the whole part was never finished.
+        file.set_len(kept.whole.0)?;
+        let (bytes, last) = kept.whole;
+        let synced = Instant::now();
+        Ok((Self { file, path, last, bytes, unsynced: 0, synced, broken: false }, kept))
+    }
+
+    /// Writes a token and the text it made certain, before anybody sees it.
+    pub fn token(&mut self, id: u32, text: &str) {
+        if self.broken {
+            return;
+        }
+        let written =
+            serde_json::to_string(&(id, text)).map_err(Error::from).and_then(|line| self.line(&line));
+        if let Err(error) = written {
+            tracing::warn!(%error, "the answer goes on, but could not be continued after a crash");
+            self.broken = true;
+            let _ = fs::remove_file(&self.path);
+        }
+        self.unsynced += 1;
+        if self.unsynced >= SYNC_TOKENS || self.synced.elapsed() >= SYNC_AFTER {
+            self.sync();
+        }
+    }
+
+    fn line(&mut self, payload: &str) -> Result<()> {
+        let check = check(&self.last, payload.as_bytes());
+        let line = format!("{} {payload}\n", data_encoding::HEXLOWER.encode(&check));
+        if self.bytes + line.len() as u64 > MAX_BYTES {
+            return Err(Error::Failed("the answer is too long to be kept".into()));
+        }
+        self.file.write_all(line.as_bytes())?;
+        (self.last, self.bytes) = (check, self.bytes + line.len() as u64);
+        Ok(())
+    }
+
+    /// Has the disk write it, in the background: an answer does not wait for a disk.
+    fn sync(&mut self) {
+        (self.unsynced, self.synced) = (0, Instant::now());
+        let Ok(file) = self.file.try_clone() else { return };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || file.sync_data())),
+            Err(_) => drop(file.sync_data()),
+        }
+    }
+
+    /// The answer is whole, or not wanted any more.
+    pub fn remove(self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Answers that were interrupted, the latest first.
+pub fn unfinished(home: &Path) -> Vec<Kept> {
+    let entries = fs::read_dir(folder(home)).into_iter().flatten().flatten();
+    let mut kept: Vec<(SystemTime, Kept)> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let mut file = File::open(named(home, &name).ok()?).ok()?;
+            // A running answer holds the lock.
+            file.try_lock_shared().ok()?;
+            let touched = file.metadata().and_then(|meta| meta.modified()).ok()?;
+            Some((touched, read(&mut file, name).ok()??))
+        })
+        .collect();
+    kept.sort_by_key(|entry| std::cmp::Reverse(entry.0));
+    kept.into_iter().map(|entry| entry.1).collect()
+}
+
+/// Deletes interrupted answers: those whose names begin so, all when `name` is `None`. How many.
+pub fn forget(home: &Path, name: Option<&str>) -> usize {
+    let matching =
+        unfinished(home).into_iter().filter(|kept| name.is_none_or(|name| kept.name.starts_with(name)));
+    matching.filter(|kept| named(home, &kept.name).is_ok_and(|path| fs::remove_file(path).is_ok())).count()
+}
+
+/// Deletes what is too old, unreadable or too much.
+pub fn tidy(home: &Path) -> Result<()> {
+    let mut idle = Vec::new();
+    for entry in fs::read_dir(folder(home)).into_iter().flatten().flatten() {
+        let file = File::open(entry.path())?;
+        if file.try_lock_shared().is_ok() {
+            idle.push((file.metadata()?.modified()?, entry.path()));
+        }
+    }
+    idle.sort_by_key(|entry| std::cmp::Reverse(entry.0));
+    let old = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > KEPT_FOR);
+    for (rank, (at, path)) in idle.into_iter().enumerate() {
+        if rank + 1 >= MOST || old(&at) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a file as far as it is whole; `None` when not even its first line is.
+fn read(file: &mut File, name: String) -> io::Result<Option<Kept>> {
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+    Ok(parse(&bytes, name))
+}
+
+fn parse(bytes: &[u8], name: String) -> Option<Kept> {
+    let (mut last, mut at) = (Check::default(), 0);
+    let mut next = || {
+        let line = &bytes[at..];
+        let line = &line[..line.iter().position(|byte| *byte == b'\n')?];
+        let (hash, payload) = line.split_at_checked(17)?;
+        let expected = check(&last, payload);
+        let same =
+            hash.ends_with(b" ") && hash.starts_with(data_encoding::HEXLOWER.encode(&expected).as_bytes());
+        if !same {
+            return None;
+        }
+        (last, at) = (expected, at + line.len() + 1);
+        Some((payload, (at as u64, last)))
+    };
+    let (first, whole) = next()?;
+    let begun: Begun = serde_json::from_slice(first).ok().filter(|begun: &Begun| begun.version == VERSION)?;
+    let mut kept = Kept { name, begun, ids: Vec::new(), text: String::new(), whole };
+    while let Some((payload, whole)) = next() {
+        let Ok((id, text)) = serde_json::from_slice::<(u32, String)>(payload) else { break };
+        kept.ids.push(id);
+        kept.text.push_str(&text);
+        kept.whole = whole;
+    }
+    Some(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
+    use serde_json::json;
+    use tempfile::TempDir;
+
+    use super::{Begun, Journal, MOST, folder, forget, parse, unfinished};
+    use crate::control::Ask;
+
+    fn begun() -> Begun {
+        let ask: Ask = serde_json::from_value(json!({
+            "prompt": "a fox", "mode": "boomerang", "wire": "q8", "head": 1, "tail": 1, "sampling": {}, "seed": 7,
+            "max_tokens": 9,
+        }))
+        .unwrap();
+        Begun::now(ask, "00ff".into(), Some(vec![2, 5]))
+    }
+
+    fn written(home: &Path, name: &str) -> Journal {
+        let mut journal = Journal::create(home, name, &begun()).unwrap();
+        [(5, "One"), (6, " é"), (7, ""), (8, "\n\"two\"")]
+            .iter()
+            .for_each(|(id, text)| journal.token(*id, text));
+        journal
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_only_when_nobody_runs_it() {
+        let home = TempDir::new().unwrap();
+        let journal = written(home.path(), "ab12");
+        assert!(unfinished(home.path()).is_empty(), "a running answer is not an interrupted one");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&folder(home.path())), mode(&folder(home.path()).join("ab12"))), (0o700, 0o600));
+        drop(journal);
+        let (mut journal, kept) = Journal::resume(home.path(), Some("ab")).unwrap();
+        assert_eq!((kept.ids, kept.text.as_str()), (vec![5, 6, 7, 8], "One é\n\"two\""));
+        assert_eq!((kept.begun.ask.seed, kept.begun.rounding), (7, Some(vec![2, 5])));
+        journal.token(9, "!");
+        assert!(Journal::resume(home.path(), None).is_err());
+        drop(journal);
+        let (journal, kept) = Journal::resume(home.path(), None).unwrap();
+        assert_eq!(kept.ids, [5, 6, 7, 8, 9]);
+        journal.remove();
+        assert!(Journal::resume(home.path(), None).is_err() && unfinished(home.path()).is_empty());
+        assert!(Journal::resume(home.path(), Some("../ab12")).is_err());
+    }
+
+    /// Cut or damaged anywhere, it gives a beginning of what was written, and goes on from there.
+    #[test]
+    fn a_damaged_file_gives_a_beginning() {
+        let home = TempDir::new().unwrap();
+        drop(written(home.path(), "ab12"));
+        let path = folder(home.path()).join("ab12");
+        let whole = fs::read(&path).unwrap();
+        let ids = [5, 6, 7, 8];
+        let mut lengths = std::collections::BTreeSet::new();
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1 << (at % 8);
+            for bytes in [&whole[..at], &damaged] {
+                let Some(kept) = parse(bytes, String::new()) else { continue };
+                assert!(ids.starts_with(&kept.ids), "byte {at}: {:?}", kept.ids);
+                assert!(kept.ids.len() < 4, "byte {at} does not matter");
+                lengths.insert(kept.ids.len());
+            }
+        }
+        assert_eq!(lengths.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+        fs::write(&path, &whole[..whole.len() - 4]).unwrap();
+        let (mut journal, kept) = Journal::resume(home.path(), None).unwrap();
+        assert_eq!(kept.ids, [5, 6, 7]);
+        journal.token(8, "again");
+        drop(journal);
+        assert_eq!(unfinished(home.path())[0].ids, ids);
+    }
+
+    #[test]
+    fn there_are_never_more_than_so_many() {
+        let home = TempDir::new().unwrap();
+        (0..MOST + 5).for_each(|n| drop(written(home.path(), &format!("{n:04x}"))));
+        assert_eq!(unfinished(home.path()).len(), MOST);
+        assert_eq!(forget(home.path(), Some("002")), 5);
+        assert_eq!(forget(home.path(), None), MOST - 5);
+        assert!(unfinished(home.path()).is_empty());
+    }
+}

@@ -1,0 +1,307 @@
+//! What no shadow alone survives: two stages at once, the whole chain, a wire that carries one way, a relay, a stage that
+//! crawls, the one who asks. Real processes; the answer is always the one that nothing would have disturbed.
+
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::{
+    Shoal,
+    nemesis::{Slowed, Wire, signal},
+    node::Node,
+    prompt::Prompt,
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PLAIN: [&str; 3] = ["-n", "60", "Tell me a story about a fox and a lantern"];
+const SEEDED: [&str; 9] = [
+    "-n",
+    "60",
+    "--temperature",
+    "0.9",
+    "--seed",
+    "11",
+    "--repetition-penalty",
+    "1.1",
+    "Tell me a story about a bear",
+];
+/// Enough tokens that a stage has a past when something happens to it, and enough left afterwards.
+const LONG: [&str; 5] = ["-n", "160", "--raw", "--seed=3", "Once upon a time there was a"];
+
+/// What this machine answers alone.
+fn alone(ask: &[&str]) -> Value {
+    Shoal::new().json(["run", "--json"].iter().chain(ask), "")["ids"].clone()
+}
+
+struct Swarm {
+    layers: Vec<&'static str>,
+    folder: TempDir,
+    asks: Node,
+    serves: Vec<Node>,
+}
+
+impl Swarm {
+    fn start(layers: &[&'static str]) -> Self {
+        let folder = TempDir::new().unwrap();
+        let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
+        let mut swarm = Self { layers: layers.to_vec(), folder, asks, serves: Vec::new() };
+        swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
+        swarm.asks.meets(layers.len());
+        swarm
+    }
+
+    fn node(&self, index: usize) -> Node {
+        let home = self.folder.path().join(index.to_string());
+        Node::start(&home, &["--layers", self.layers[index], "--peer", self.asks.tcp()])
+    }
+
+    /// Indices of the nodes that run a prompt.
+    fn running(&self, prompt: &Prompt) -> Vec<usize> {
+        let place = |name: &String| self.serves.iter().position(|node| node.name == *name).unwrap();
+        prompt.strangers(&self.asks.name).iter().map(place).collect()
+    }
+
+    fn kill(&mut self, index: usize) {
+        let node = &mut self.serves[index];
+        let _ = node.child.kill();
+        let _ = node.child.wait();
+    }
+}
+
+fn faults(line: &Value) -> usize {
+    line["faults"].as_array().map_or(0, Vec::len)
+}
+
+#[test]
+fn two_stages_at_once() {
+    let mut swarm = Swarm::start(&["1..4", "4..7", "1..4", "4..7"]);
+    for (ask, frozen) in [(&SEEDED[..], false), (&PLAIN[..], true)] {
+        let expected = alone(ask);
+        let mut prompt = Prompt::run(&swarm.asks.home, ask);
+        assert!(prompt.reaches(12));
+        let victims = swarm.running(&prompt);
+        assert_eq!(victims.len(), 2, "{}", prompt.route);
+        let struck = Instant::now();
+        for victim in &victims {
+            signal(if frozen { "-STOP" } else { "-KILL" }, u64::from(swarm.serves[*victim].child.id()));
+        }
+        let last = prompt.ends();
+        println!("two at once, frozen {frozen}: stall {:.0} ms", prompt.stall_ms(struck));
+        assert_eq!(last["ids"], expected, "{last}");
+        assert_eq!(Value::Array(prompt.ids()), expected);
+        assert!(faults(&last) > 0, "{last}");
+        for victim in victims {
+            swarm.kill(victim);
+            swarm.serves[victim] = swarm.node(victim);
+        }
+        swarm.asks.meets(4);
+    }
+}
+
+/// All strangers die. A prompt waits for them to come back; when they take too long it is given up with a word about what
+/// to do, and what was said is kept: with the strangers back, it is continued.
+#[test]
+fn the_whole_chain_at_once() {
+    let mut swarm = Swarm::start(&["1..4", "4..7"]);
+    let expected = alone(&SEEDED);
+    let mut prompt = Prompt::run(&swarm.asks.home, SEEDED);
+    assert!(prompt.reaches(12));
+    (0..2).for_each(|index| swarm.kill(index));
+    swarm.serves = (0..2).map(|index| swarm.node(index)).collect();
+    // On a machine so slow that a start takes longer than a prompt waits, it may have given up by now.
+    while prompt.step() {}
+    let came_back = prompt.last.as_ref().is_some_and(|last| last["finish_reason"] != "failed");
+    if !came_back {
+        swarm.asks.meets(2);
+        prompt = Prompt::resume(&swarm.asks.home);
+    }
+    assert_eq!(prompt.ends()["ids"], expected);
+    assert_eq!(Value::Array(prompt.ids()), expected);
+
+    swarm.asks.meets(2);
+    let mut prompt = Prompt::run(&swarm.asks.home, SEEDED);
+    assert!(prompt.reaches(12));
+    (0..2).for_each(|index| swarm.kill(index));
+    let said = prompt.fails();
+    assert!(said.contains("shoal resume"), "{said}");
+    let before = Value::Array(prompt.ids());
+    let before = before.as_array().unwrap();
+    assert!(before.len() >= 12 && expected.as_array().unwrap().starts_with(before), "{before:?}");
+    swarm.serves = (0..2).map(|index| swarm.node(index)).collect();
+    swarm.asks.meets(2);
+    let mut rest = Prompt::resume(&swarm.asks.home);
+    assert_eq!(rest.ends()["ids"], expected);
+    assert_eq!(Value::Array(rest.ids()), expected);
+    assert_eq!(rest.resumed["ids"].as_array().unwrap(), before, "what was shown is what was kept");
+}
+
+/// Everybody reaches the one who asks through a wire; one direction of the wire to a stage that runs is cut.
+#[test]
+fn a_wire_that_carries_one_way() {
+    let folder = TempDir::new().unwrap();
+    let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
+    let (before, after) = asks.tcp().split_once("/tcp/").unwrap();
+    let (port, peer) = after.split_once('/').unwrap();
+    let mut serves = Vec::new();
+    for index in 0..2 {
+        let wire = Wire::to(port.parse().unwrap());
+        let through = format!("{before}/tcp/{}/{peer}", wire.port);
+        let home = folder.path().join(index.to_string());
+        // The asker has no other way: it knows no address that anybody listens on, until the wire is given up.
+        serves.push((Node::start(&home, &["--layers", "1..7", "--peer", &through]), wire));
+    }
+    asks.meets(2);
+    let expected = alone(&LONG);
+    for to_asker in [true, false] {
+        let mut prompt = Prompt::run(&asks.home, LONG);
+        assert!(prompt.reaches(20));
+        let name = prompt.strangers(&asks.name)[0].clone();
+        let (_, wire) = serves.iter().find(|(node, _)| node.name == name).unwrap();
+        let struck = Instant::now();
+        wire.cut(to_asker);
+        let last = prompt.ends();
+        println!("one way, towards the asker {to_asker}: stall {:.0} ms", prompt.stall_ms(struck));
+        assert_eq!(last["ids"], expected, "{last}");
+        assert_eq!(Value::Array(prompt.ids()), expected);
+        assert!(faults(&last) > 0, "{last}");
+        wire.mend();
+        asks.meets(2);
+    }
+}
+
+#[test]
+fn a_relay_dies() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let mut relay = Node::start(&home("relay"), &["--ask-only", "--carry"]);
+    let at = relay.tcp().to_owned();
+    let serves = Node::start(&home("b"), &["--layers", "1..7", "--relay", &at, "--no-punch"]);
+    let peer = serves.tcp().rsplit('/').next().unwrap().to_owned();
+    let circuit = format!("{at}/p2p-circuit/p2p/{peer}");
+    let asks = Node::start(&home("a"), &["--ask-only", "--peer", &circuit, "--no-punch"]);
+    asks.meets(1);
+    assert_eq!(
+        asks.ask(&["peers"])["peers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|p| p["node"] == serves.name.as_str())
+            .unwrap()["path"],
+        "relayed"
+    );
+    let expected = alone(&LONG);
+    let mut prompt = Prompt::run(&asks.home, LONG);
+    assert!(prompt.reaches(20));
+    let struck = Instant::now();
+    relay.child.kill().unwrap();
+    let last = prompt.ends();
+    println!("a relay dies: stall {:.0} ms", prompt.stall_ms(struck));
+    assert_eq!(last["ids"], expected, "{last}");
+    assert_eq!(Value::Array(prompt.ids()), expected);
+    assert!(faults(&last) > 0, "{last}");
+}
+
+/// A stage that suddenly takes ten times as long, but answers and says that it computes, is left for its shadow between two
+/// tokens.
+#[test]
+fn a_stage_that_crawls_is_left() {
+    let swarm = Swarm::start(&["1..7", "1..7"]);
+    let expected = alone(&LONG);
+    let mut prompt = Prompt::run(&swarm.asks.home, LONG);
+    assert!(prompt.reaches(48));
+    let victim = swarm.running(&prompt)[0];
+    let worker = swarm.serves[victim].ask(&["status"])["worker_pid"].as_u64().unwrap();
+    let struck = Instant::now();
+    let slowed = Slowed::new(worker, Duration::from_millis(10), Duration::from_millis(240));
+    let last = prompt.ends();
+    let (at, gaps) = (struck, prompt.tokens.windows(2).map(|pair| (pair[1].0, pair[1].0 - pair[0].0)));
+    let (before, after): (Vec<_>, Vec<_>) = gaps.partition(|gap| gap.0 < at);
+    let p95 = |gaps: &[(Instant, Duration)]| {
+        let mut gaps: Vec<Duration> = gaps.iter().map(|gap| gap.1).collect();
+        gaps.sort();
+        gaps.get(gaps.len().saturating_sub(1) * 95 / 100).copied().unwrap_or_default()
+    };
+    println!(
+        "crawling: p95 gap before {:?}, from 16 tokens after on {:?}, stall {:.0} ms",
+        p95(&before),
+        p95(after.get(16..).unwrap_or_default()),
+        prompt.stall_ms(struck)
+    );
+    drop(slowed);
+    assert_eq!(last["ids"], expected, "{last}");
+    let left = last["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|stage| stage["node"] != swarm.serves[victim].name.as_str());
+    assert!(left, "it was kept: {last}");
+}
+
+/// `kill -9` of the command, then of the node it asked; `shoal resume` gives the whole answer, raw and q8.
+#[test]
+fn the_one_who_asks_dies() {
+    let mut swarm = Swarm::start(&["1..4", "4..7"]);
+    let q8 =
+        ["-n", "60", "--temperature", "0.8", "--seed", "4", "--wire", "q8", "Tell me a story about a cat"];
+    let undisturbed = |ask: &[&str]| Prompt::run(&swarm.asks.home, ask).ends()["ids"].clone();
+    let expected: Vec<Value> = [&SEEDED[..], &q8[..]].into_iter().map(undisturbed).collect();
+    assert_eq!(expected[0], alone(&SEEDED));
+    for (ask, expected) in [&SEEDED[..], &q8[..]].into_iter().zip(expected) {
+        let mut prompt = Prompt::run(&swarm.asks.home, ask);
+        assert!(prompt.reaches(9));
+        signal("-KILL", u64::from(prompt.child.id()));
+        while prompt.step() {}
+        let shown = prompt.ids();
+
+        let mut prompt = resumed(&swarm.asks);
+        assert!(prompt.reaches(9));
+        let kept = prompt.resumed["ids"].as_array().unwrap().clone();
+        assert!(kept.starts_with(&shown), "{shown:?} was shown, {kept:?} was kept");
+        // In the middle of the continuation, the node too.
+        signal("-KILL", u64::from(swarm.asks.child.id()));
+        let said = prompt.fails();
+        assert!(said.contains("shoal resume"), "{said}");
+        let _ = swarm.asks.child.wait();
+        let home = swarm.asks.home.clone();
+        let peers: Vec<&str> = swarm.serves.iter().flat_map(|node| ["--peer", node.tcp()]).collect();
+        let args: Vec<&str> = ["--ask-only"].into_iter().chain(peers).collect();
+        let restarted = Instant::now();
+        swarm.asks = Node::start(&home, &args);
+        swarm.asks.meets(2);
+
+        let mut prompt = resumed(&swarm.asks);
+        let last = prompt.ends();
+        println!(
+            "resumed {:.1} s after the restart of a killed node",
+            (Instant::now() - restarted).as_secs_f64()
+        );
+        assert_eq!(last["ids"], expected, "{last}");
+        assert_eq!(Value::Array(prompt.ids()), expected, "none twice, none missing");
+        assert_eq!(swarm.asks.ask(&["resume", "--list"])["answers"].as_array().unwrap().len(), 0);
+    }
+
+    // What its owner stops is not kept.
+    let mut prompt = Prompt::run(&swarm.asks.home, LONG);
+    assert!(prompt.reaches(5));
+    signal("-INT", u64::from(prompt.child.id()));
+    prompt.fails();
+    assert_eq!(swarm.asks.ask(&["resume", "--list"])["answers"].as_array().unwrap().len(), 0);
+}
+
+/// Continues the one interrupted answer, once the node has noticed that nobody listens to it any more.
+fn resumed(asks: &Node) -> Prompt {
+    let started = Instant::now();
+    loop {
+        let answers = asks.ask(&["resume", "--list"])["answers"].as_array().unwrap().clone();
+        let names: BTreeSet<&str> = answers.iter().filter_map(|answer| answer["session"].as_str()).collect();
+        assert!(names.len() <= 1, "{names:?}");
+        if names.len() == 1 {
+            return Prompt::resume(&asks.home);
+        }
+        assert!(started.elapsed() < Duration::from_secs(30), "nothing was kept");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,138 @@
+//! Prompts for a long time, one after another and several at once, while nothing goes wrong: nobody is taken for dead, and
+//! nothing grows.
+//!
+//! `SHOAL_SOAK_S=600` sets the seconds; 20 by default.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::{node::Node, prompt::Prompt};
+use tempfile::TempDir;
+
+/// Prompts at once in every other round.
+const AT_ONCE: usize = 3;
+const PROMPTS: [&str; 4] = ["a fox", "a bear who bakes", "an owl at sea", "two cats"];
+
+/// What a process holds.
+#[derive(Clone, Copy, Default, Debug)]
+struct Held {
+    rss_kib: u64,
+    descriptors: u64,
+    threads: u64,
+}
+
+impl Held {
+    /// `None` when the process is gone, or this system does not tell.
+    fn of(pid: u64) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let number = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64;
+        Some(Self { rss_kib: number("VmRSS:")?, descriptors, threads: number("Threads:")? })
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self {
+            rss_kib: self.rss_kib.max(other.rss_kib),
+            descriptors: self.descriptors.max(other.descriptors),
+            threads: self.threads.max(other.threads),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counted {
+    tokens: AtomicU64,
+    prompts: AtomicU64,
+    failovers: AtomicU64,
+}
+
+fn ask(home: &Path, n: u64, counted: &Counted) {
+    let seed = n.to_string();
+    let about = format!("Tell me a story about {}", PROMPTS[n as usize % PROMPTS.len()]);
+    let args = ["-n", "64", "--temperature", "0.8", "--seed", &seed, &about];
+    let last = Prompt::run(home, args).ends();
+    counted.tokens.fetch_add(last["completion_tokens"].as_u64().unwrap(), Relaxed);
+    counted.prompts.fetch_add(1, Relaxed);
+    let faults = last["faults"].as_array().unwrap();
+    if !faults.is_empty() {
+        println!("seed {n}: {faults:?}");
+    }
+    counted.failovers.fetch_add(faults.len() as u64, Relaxed);
+    assert_eq!(last["differing_answers"], 0, "{last}");
+}
+
+#[test]
+fn soak_nobody_is_taken_for_dead_and_nothing_grows() {
+    let seconds = std::env::var("SHOAL_SOAK_S").ok().and_then(|s| s.parse().ok()).unwrap_or(20);
+    let folder = TempDir::new().unwrap();
+    let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
+    let serves: Vec<Node> = ["1..4", "4..7", "1..4", "4..7"]
+        .iter()
+        .enumerate()
+        .map(|(index, layers)| {
+            let home = folder.path().join(index.to_string());
+            Node::start(&home, &["--layers", layers, "--peer", asks.tcp()])
+        })
+        .collect();
+    asks.meets(4);
+    let everybody = || serves.iter().chain([&asks]);
+    let pids: Vec<u64> = everybody()
+        .flat_map(|node| [u64::from(node.child.id()), node.ask(&["status"])["worker_pid"].as_u64().unwrap()])
+        .collect();
+    let counted = Arc::new(Counted::default());
+    let (began, bound) = (Instant::now(), Duration::from_secs(seconds));
+    // By process, the most of what it held: in the first half, and after.
+    let mut held = vec![[Held::default(); 2]; pids.len()];
+    let mut round = 0;
+    while began.elapsed() < bound || round < 4 {
+        let n = round * AT_ONCE as u64;
+        if round % 2 == 0 {
+            ask(&asks.home, n, &counted);
+        } else {
+            let threads: Vec<_> = (0..AT_ONCE as u64)
+                .map(|k| {
+                    let (home, counted) = (asks.home.clone(), Arc::clone(&counted));
+                    thread::spawn(move || ask(&home, n + k, &counted))
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        }
+        round += 1;
+        let half = usize::from(began.elapsed() > bound / 2);
+        for (pid, held) in pids.iter().zip(&mut held) {
+            held[half] = held[half].most(Held::of(*pid).unwrap_or_default());
+        }
+    }
+    let count = |counter: &AtomicU64| counter.load(Relaxed);
+    let (tokens, failovers) = (count(&counted.tokens), count(&counted.failovers));
+    println!(
+        "{} prompts, {tokens} tokens, {failovers} false failovers in {:.0} s",
+        count(&counted.prompts),
+        began.elapsed().as_secs_f64()
+    );
+    for (pid, [first, second]) in pids.iter().zip(&held) {
+        println!("process {pid}: first half {first:?}, second half {second:?}");
+        // Queues, streams of prompts that end as others begin, and what an allocator keeps come and go.
+        assert!(second.descriptors <= first.descriptors + 24, "descriptors of {pid}: {first:?}, {second:?}");
+        assert!(second.threads <= first.threads + 8, "threads of {pid}: {first:?}, {second:?}");
+        assert!(
+            second.rss_kib <= first.rss_kib + first.rss_kib / 4 + (16 << 10),
+            "memory of {pid}: {first:?}, {second:?}"
+        );
+    }
+    // One in ten thousand, and one that a short run on a busy machine may have.
+    assert!(failovers <= 1 + tokens / 10_000, "{failovers} in {tokens} tokens");
+    let listed = asks.ask(&["resume", "--list"]);
+    assert_eq!(listed["answers"].as_array().unwrap().len(), 0, "{listed}");
+}
