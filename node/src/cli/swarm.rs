@@ -110,7 +110,7 @@ pub struct JoinArgs {
 #[command(next_help_heading = "Caps")]
 pub struct CapsArgs {
     /// Sessions and prompts of other people at a time
-    #[arg(long, default_value_t = 4, value_name = "N")]
+    #[arg(long, default_value_t = 4, value_name = "N", env = "SHOAL_SESSIONS")]
     pub sessions: usize,
     /// Most memory for weights that are fetched, e.g. 4GiB [default: half of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = super::model::size)]

@@ -142,7 +142,9 @@ async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Resul
             () = interruption() => return Err(Error::Interrupted),
         };
         let Some(line) = line else {
-            return Err(Error::Failed("the node stopped in the middle of the pull; what came is kept".into()));
+            return Err(Error::Failed(
+                "the node stopped in the middle of the pull; what came is kept".into(),
+            ));
         };
         if line["end"] == json!(true) {
             return Ok(line);

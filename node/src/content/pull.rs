@@ -422,7 +422,8 @@ pub fn plan_json(prepared: &Prepared, layers: &[LayerRange]) -> Value {
 
 /// Adds what a pull did to its last line.
 pub fn report_json(report: &Report, line: &mut Value) {
-    let by_source = report.by_source.iter().map(|(source, bytes)| json!({ "source": source, "bytes": bytes }));
+    let by_source =
+        report.by_source.iter().map(|(source, bytes)| json!({ "source": source, "bytes": bytes }));
     line["by_source"] = by_source.collect();
     line["fetched_bytes"] = json!(report.fetched_bytes);
     line["spare_bytes"] = json!(report.spare_bytes);

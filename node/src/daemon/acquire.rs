@@ -128,7 +128,8 @@ impl Acquire {
                 let again_s = (!lasting).then(|| rest.as_secs());
                 let why = error.to_string();
                 tracing::warn!(%why, ?again_s, "the model is not here yet");
-                let line = json!({ "event": "waiting", "model": self.absent.name, "why": why, "again_s": again_s });
+                let line =
+                    json!({ "event": "waiting", "model": self.absent.name, "why": why, "again_s": again_s });
                 if self.news.send(News::Doing(line)).await.is_err() || lasting {
                     return;
                 }
@@ -172,10 +173,13 @@ impl Acquire {
             Found::Here(entry) => {
                 let gguf = library::open_file(&entry.path)?;
                 let (load, serve) = self.choose(id, &gguf, u64::MAX, None).await?;
-                return self.fetched(Fetched { path: entry.path, model: id, file_bytes: entry.bytes, load, serve }).await;
+                return self
+                    .fetched(Fetched { path: entry.path, model: id, file_bytes: entry.bytes, load, serve })
+                    .await;
             }
             Found::NoTree(why) => {
-                let why = if why.is_empty() { "nobody who has it is there".to_owned() } else { why.join("; ") };
+                let why =
+                    if why.is_empty() { "nobody who has it is there".to_owned() } else { why.join("; ") };
                 return Err(Error::Failed(format!("{name} cannot be fetched yet: {why}")));
             }
         };
@@ -184,7 +188,9 @@ impl Acquire {
         let here = content::held(&self.pulls.home, prepared.entry()).ok().map(|holding| holding.layers);
         let (load, serve) = self.choose(id, &gguf, prepared.offered_bytes(), here).await?;
         if load.is_empty() {
-            return Err(Error::usage("not one layer fits what this node was offered: raise --disk or --weights"));
+            return Err(Error::usage(
+                "not one layer fits what this node was offered: raise --disk or --weights",
+            ));
         }
         prepared.want_layers(&gguf, load.clone())?;
         let bad = prepared.verify()?;
@@ -277,9 +283,12 @@ impl Acquire {
             }
             Serve::Scarcest(cap) => {
                 let room = offered_bytes.saturating_sub(gguf.header_len());
-                let cap = (*cap).min(num_layers).min(fits(room)).min(self.weights_bytes.map_or(u32::MAX, fits));
-                let kept = here.as_ref().and_then(|here| here.ranges().iter().max_by_key(|range| range.len()));
-                match kept.and_then(|kept| LayerRange::new(kept.start(), kept.end().min(kept.start() + cap))) {
+                let cap =
+                    (*cap).min(num_layers).min(fits(room)).min(self.weights_bytes.map_or(u32::MAX, fits));
+                let kept =
+                    here.as_ref().and_then(|here| here.ranges().iter().max_by_key(|range| range.len()));
+                match kept.and_then(|kept| LayerRange::new(kept.start(), kept.end().min(kept.start() + cap)))
+                {
                     Some(kept) => vec![kept],
                     None => self.lacking(model, num_layers, cap).await.into_iter().collect(),
                 }
@@ -303,7 +312,9 @@ impl Acquire {
 fn is_lasting(error: &Error) -> bool {
     matches!(
         error,
-        Error::Usage(_) | Error::Engine(_) | Error::Model(blob::Error::TooLarge { .. } | blob::Error::Damaged { .. })
+        Error::Usage(_)
+            | Error::Engine(_)
+            | Error::Model(blob::Error::TooLarge { .. } | blob::Error::Damaged { .. })
     )
 }
 
@@ -322,9 +333,10 @@ impl Daemon {
                 let _ = answer.send(named);
             }
             Question::Holders { model, answer } => {
-                let holders = self.facts.iter().filter(|(_, facts)| {
-                    facts.offers.iter().any(|offer| offer.model == model)
-                });
+                let holders = self
+                    .facts
+                    .iter()
+                    .filter(|(_, facts)| facts.offers.iter().any(|offer| offer.model == model));
                 let contact = |(node, facts): (&scheduler::NodeId, &super::gossip::Facts)| {
                     p2p::wire::control::Contact { node: *node, addresses: facts.addresses.clone() }
                 };

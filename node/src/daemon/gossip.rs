@@ -126,7 +126,8 @@ impl Daemon {
             context: ready.context,
             file_bytes: self.held.file_bytes,
         };
-        let (mut holdings, mut offers) = if serving { (vec![holding], vec![offer]) } else { Default::default() };
+        let (mut holdings, mut offers) =
+            if serving { (vec![holding], vec![offer]) } else { Default::default() };
         self.name_shared(&mut holdings, &mut offers);
         let claim = Claim {
             node: self.me,

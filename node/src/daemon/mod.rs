@@ -325,7 +325,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let pulls = Pulls::new(setup.home.clone(), network.clone(), questions, &setup.caps);
     if let Some(absent) = setup.absent {
         let weights_bytes = setup.caps.weights_bytes;
-        Acquire { pulls: pulls.clone(), absent, serve: setup.serve, weights_bytes, news: news.clone() }.start();
+        Acquire { pulls: pulls.clone(), absent, serve: setup.serve, weights_bytes, news: news.clone() }
+            .start();
     }
     let uploads = Uploads::new(setup.home.clone(), setup.caps.upload_bytes_per_s);
     let shared = share::watch_list(setup.home.clone());

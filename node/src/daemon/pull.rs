@@ -117,7 +117,9 @@ impl Pulls {
     pub fn answer(&self, ask: PullAsk, lines: mpsc::Sender<Value>) {
         if self.running.fetch_add(1, Ordering::Relaxed) >= MAX_PULLS {
             self.running.fetch_sub(1, Ordering::Relaxed);
-            let _ = lines.try_send(json!({ "error": "this node pulls as much as it does at a time; wait for one to end" }));
+            let _ = lines.try_send(
+                json!({ "error": "this node pulls as much as it does at a time; wait for one to end" }),
+            );
             return;
         }
         let pulls = self.clone();

@@ -102,7 +102,8 @@ impl Daemon {
         let holds = |capability: &scheduler::Capability| {
             capability.holding(offer.model).is_some_and(|holding| !holding.loaded.is_empty())
         };
-        (offer.name == model || crate::content::hex(offer.model) == model) && self.view.get(node).is_some_and(holds)
+        (offer.name == model || crate::content::hex(offer.model) == model)
+            && self.view.get(node).is_some_and(holds)
     }
 
     fn request(&self, question: &RouteQuestion) -> Request {

@@ -26,6 +26,8 @@ impl Daemon {
                 "decode_ms_per_layer": ready.decode_ms,
                 "prefill_ms_per_layer": ready.prefill_ms,
                 "visit_ms": ready.visit_ms,
+                "read_bytes_per_s": ready.read_bytes_per_s(),
+                "load_ms": ready.load_ms,
             },
             "sessions": { "serving": self.strangers(), "served": self.totals.sessions },
             "prompts": self.in_flight.len(),

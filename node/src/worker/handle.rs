@@ -125,6 +125,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         visit_ms: ready.visit_ms,
         head_ms: ready.head_ms,
         load_ms: ready.load_ms,
+        layer_bytes: ready.layer_bytes,
         class: if ready.exact { Class::D1 } else { Class::Approx },
         sandboxed: ready.sandboxed,
     })

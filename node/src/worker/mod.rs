@@ -151,6 +151,8 @@ pub struct Ready {
     pub head_ms: f64,
     /// Time to load, ms.
     pub load_ms: f64,
+    /// Bytes of one layer's tensors in the file, on average.
+    pub layer_bytes: u64,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
     /// Whether the system lets the worker give up network, writing and starting programs.
@@ -175,9 +177,15 @@ impl Ready {
             visit_ms: 0.0,
             head_ms: 0.0,
             load_ms: 0.0,
+            layer_bytes: 0,
             class: Class::Approx,
             sandboxed: false,
         }
+    }
+
+    /// Weights this machine reads while it decodes, bytes per second, as measured at load; `None` without weights.
+    pub fn read_bytes_per_s(&self) -> Option<f64> {
+        (self.decode_ms > 0.0).then(|| self.layer_bytes as f64 / (self.decode_ms / 1e3))
     }
 
     /// Whether both ends of the model are in memory, so that prompts can begin and end here.

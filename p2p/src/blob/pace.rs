@@ -112,7 +112,10 @@ mod tests {
             free.take(10_000).await;
         }
         assert!((890..=1000).contains(&start.elapsed().as_millis()));
-        assert_eq!((slow.taken_bytes(), free.taken_bytes(), outer.taken_bytes()), (100_000, 1_000_000, 1_100_000));
+        assert_eq!(
+            (slow.taken_bytes(), free.taken_bytes(), outer.taken_bytes()),
+            (100_000, 1_000_000, 1_100_000)
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -53,10 +53,11 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         if status["paused"] == json!(true) { " (paused)" } else { "" }
     );
     say!(
-        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit",
+        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
         number(&model["decode_ms_per_layer"]),
         number(&model["prefill_ms_per_layer"]),
-        number(&model["visit_ms"])
+        number(&model["visit_ms"]),
+        human_bytes(number(&model["read_bytes_per_s"]) as u64)
     );
     say!(
         "sessions  {} running, {} served; {} positions computed",
@@ -132,7 +133,9 @@ pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
         return output::json_line(&answer);
     }
     match paused {
-        true => say!("Paused: what runs goes on, nobody new is served, no model is sent. `shoal pause --off` ends it."),
+        true => say!(
+            "Paused: what runs goes on, nobody new is served, no model is sent. `shoal pause --off` ends it."
+        ),
         false => say!("This node serves others again."),
     }
     Ok(())
@@ -160,9 +163,14 @@ fn content(status: &Value) -> Result<()> {
             _ => say!("fetching  waiting: {why}"),
         }
     }
-    let shared: Vec<&str> =
-        content["shared"].as_array().into_iter().flatten().filter_map(|model| model["name"].as_str()).collect();
-    if !shared.is_empty() || content["uploaded_bytes"] != json!(0) || content["downloaded_bytes"] != json!(0) {
+    let shared: Vec<&str> = content["shared"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|model| model["name"].as_str())
+        .collect();
+    if !shared.is_empty() || content["uploaded_bytes"] != json!(0) || content["downloaded_bytes"] != json!(0)
+    {
         say!(
             "models    shares {}; {} sent, {} fetched",
             if shared.is_empty() { "none".to_owned() } else { shared.join(", ") },

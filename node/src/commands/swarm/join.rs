@@ -227,11 +227,16 @@ fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
         Serve::Scarcest(u32::MAX) => "the layers the swarm lacks most".to_owned(),
         Serve::Scarcest(cap) => format!("at most {cap} layers, those the swarm lacks most"),
     };
-    let bound = |bytes: Option<u64>, what: &str| bytes.map(|bytes| format!("{} of {what}", human_bytes(bytes)));
+    let bound =
+        |bytes: Option<u64>, what: &str| bytes.map(|bytes| format!("{} of {what}", human_bytes(bytes)));
     let bounds = [bound(caps.disk_bytes, "disk"), bound(caps.weights_bytes, "memory")];
     let bounds: Vec<String> = bounds.into_iter().flatten().collect();
     if most.is_empty() {
-        say!("Joining \"{}\" to ask only: nothing is fetched, peers that hold {} answer.", args.swarm, args.engine.model);
+        say!(
+            "Joining \"{}\" to ask only: nothing is fetched, peers that hold {} answer.",
+            args.swarm,
+            args.engine.model
+        );
     } else {
         say!(
             "Joining \"{}\": {} is not on this machine. {most} of it will be fetched from peers and served, within {}, and \
@@ -388,8 +393,12 @@ fn fetching(line: &Value) -> Result<()> {
         }
         "fetched" => say!("Fetched {} in all.", bytes("total_bytes")),
         _ => {
-            let layers: Vec<String> =
-                line["layers"].as_array().into_iter().flatten().map(|pair| format!("{}..{}", pair[0], pair[1])).collect();
+            let layers: Vec<String> = line["layers"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|pair| format!("{}..{}", pair[0], pair[1]))
+                .collect();
             match line["done_bytes"].as_u64() {
                 None => say!(
                     "Fetching layers {} of {}: {} of {} ({} are here).",
@@ -398,7 +407,10 @@ fn fetching(line: &Value) -> Result<()> {
                     bytes("missing_bytes"),
                     bytes("file_bytes"),
                     human_bytes(
-                        line["total_bytes"].as_u64().unwrap_or(0).saturating_sub(line["missing_bytes"].as_u64().unwrap_or(0))
+                        line["total_bytes"]
+                            .as_u64()
+                            .unwrap_or(0)
+                            .saturating_sub(line["missing_bytes"].as_u64().unwrap_or(0))
                     )
                 ),
                 Some(done) => say!(
