@@ -87,6 +87,15 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until `node` has heard of `count` others that offer something.
+fn knows(node: &Node, count: usize) {
+    until("the acquaintance", || {
+        let peers = node.ask(&["peers"]);
+        let offers = |peer: &&Value| peer["models"].as_array().is_some_and(|models| !models.is_empty());
+        peers["peers"].as_array().unwrap().iter().filter(offers).count() >= count
+    });
+}
+
 /// A pull in the background; its JSON lines.
 struct Pull {
     child: Child,
@@ -147,7 +156,8 @@ impl Liar {
                 match event {
                     p2p::Event::Connected { .. } | p2p::Event::RoundTrip { .. } => {
                         sequence += 1;
-                        let draft = boast(&identity, model, bytes, sequence);
+                        let mut draft = boast(&identity, model, bytes, sequence);
+                        draft.addresses = network.addresses().await;
                         let _ = network.publish(seal(&draft, &identity).unwrap()).await;
                     }
                     p2p::Event::Incoming { plane: Plane::Blob, stream, .. } => {
@@ -235,7 +245,7 @@ async fn lie(mut stream: p2p::Stream, tree: Arc<Vec<u8>>, bytes: u64, sent: Arc<
 #[test]
 fn a_model_comes_from_several_peers_though_one_dies_and_one_lies() {
     let folder = TempDir::new().unwrap();
-    let file = weights(folder.path(), 40);
+    let file = weights(folder.path(), 24);
     let (id, whole) = (id_of(&file), fs::metadata(&file).unwrap().len());
     let home = |name: &str| folder.path().join(name);
     // Slow enough that one can die in the middle.
@@ -245,7 +255,7 @@ fn a_model_comes_from_several_peers_though_one_dies_and_one_lies() {
     let mut third = holder(&home("c"), &file, &["--upload", "2MB", "--peer", &peer]);
     let liar = Liar::start(&file, "shoal", &peer);
     let puller = Node::start(&home("d"), &["--ask-only", "--peer", &peer]);
-    puller.meets(4);
+    knows(&puller, 4);
     let too_small = shoal(&puller.home)
         .args(["model", "pull", "tiny", "--yes", "--disk", &(whole / 2).to_string()])
         .output()
@@ -290,7 +300,7 @@ fn a_model_comes_from_several_peers_though_one_dies_and_one_lies() {
     second.ask(&["pause"]);
     first.ask(&["pause"]);
     let last = Node::start(&home("e"), &["--ask-only", "--peer", &peer]);
-    last.meets(1);
+    knows(&last, 1);
     let done = Pull::start(&last.home, &[&id]).next(&mut Vec::new(), |line| line["event"] == "done");
     assert_eq!(done["by_source"].as_array().unwrap().iter().filter(|s| s["bytes"] != 0).count(), 1, "{done}");
     assert_eq!(done["fetched_bytes"], whole);
@@ -306,7 +316,7 @@ fn a_pull_through_a_node_that_is_killed_goes_on_where_it_was() {
     let home = folder.path().join("b");
     let start = |rate: &str| {
         let node = Node::start(&home, &["--ask-only", "--peer", source.tcp(), "--download", rate]);
-        node.meets(1);
+        knows(&node, 1);
         node
     };
     let mut node = start(&(whole / 4).to_string());
@@ -345,9 +355,10 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     // So slow that nothing of it is here when the first prompt is answered.
     let slow = ["--model", "story", "--layers", "3..5", "--peer", &peer, "--download", "20kB"];
     let fresh = Node::start(&home("c"), &slow);
-    fresh.meets(1);
     let helper = Node::start(&home("d"), &["--model", path, "--layers", "3..5", "--peer", &peer]);
-    fresh.meets(2);
+    knows(&fresh, 2);
+    knows(&holds, 1);
+    knows(&helper, 1);
     let name = holds.ask(&["status"])["model"]["name"].as_str().unwrap().to_owned();
     let ask = ["run", "--via", "swarm", "--mode", "open", "-n", "24", PROMPT];
     let answer = fresh.ask(&ask);
@@ -356,7 +367,8 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     assert_eq!(status["model"]["loaded"].as_array().unwrap().len(), 0, "{status}");
     assert!(status["content"]["downloaded_bytes"].as_u64().unwrap() < whole / 2, "{status}");
     drop(fresh);
-    drop(helper);
+    // In order, so that nobody counts on its layers any more.
+    assert_eq!(helper.ask(&["leave"])["left"], true);
 
     let cap = (whole * 9 / 10).to_string();
     let sparse = Node::start(
