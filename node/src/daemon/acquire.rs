@@ -154,7 +154,7 @@ impl Acquire {
             }
         };
         // From here on prompts find who computes it by its id.
-        self.tell(json!({ "event": "looking", "model": name, "id": hex(id) })).await;
+        self.tell(json!({ "event": "found", "model": name, "id": hex(id) })).await;
         let named = Some(name.clone()).filter(|name| {
             library::check_name(name).is_ok() && content::parse_id(name).is_none() && self.is_free(name, id)
         });

@@ -160,6 +160,7 @@ fn content(status: &Value) -> Result<()> {
                 fetching["eta_s"]
             ),
             "looking" => say!("fetching  looking for who has the model"),
+            "found" => say!("fetching  the header, which says what there is"),
             _ => say!("fetching  waiting: {why}"),
         }
     }

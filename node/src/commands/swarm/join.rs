@@ -26,7 +26,7 @@ use crate::{
 
 /// What strangers learn, in one honest sentence.
 const HONEST: &str = "Your prompts in boomerang mode: strangers compute the middle layers and can reconstruct much of the \
-text from what they see; what you serve to others uses your CPU and memory, never your files.";
+text from what they see; what you serve to others uses your CPU and memory, never your files, except models you share or fetched.";
 /// Pieces of news on their way to the screen; the node drops what does not fit.
 const NEWS: usize = 256;
 
@@ -223,7 +223,10 @@ fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -
 fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
     let caps = caps(&args.caps);
     let most = match serve {
-        Serve::These(layers) => layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+        Serve::These(layers) => {
+            let ranges: Vec<String> = layers.iter().map(|range| format!("layers {range}")).collect();
+            ranges.join(" and ")
+        }
         Serve::Scarcest(u32::MAX) => "the layers the swarm lacks most".to_owned(),
         Serve::Scarcest(cap) => format!("at most {cap} layers, those the swarm lacks most"),
     };
@@ -382,6 +385,7 @@ fn fetching(line: &Value) -> Result<()> {
     let text = |name: &str| line[name].as_str().unwrap_or_default();
     let bytes = |name: &str| human_bytes(line[name].as_u64().unwrap_or_default());
     match text("event") {
+        "found" => say!("Found {} (id {}).", text("model"), text("id").get(..12).unwrap_or_default()),
         "looking" => say!("Looking for who has {}.", text("model")),
         "waiting" => match line["again_s"].as_u64() {
             Some(seconds) => say!("Not yet: {}. Again in {seconds} s.", text("why")),
