@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
 done
 case $prefix in /*) ;; *) prefix=$PWD/$prefix ;; esac
 # What was installed, one path below the prefix a line.
-list=$prefix/share/shoal/installed
+list=$prefix/share/shoal-install/files
 
 uninstall() {
     [ -f "$list" ] || fail "nothing of Shoal was installed below $prefix"
@@ -38,7 +38,7 @@ uninstall() {
         esac
     done <"$list"
     rm -f -- "$list"
-    rmdir "$prefix/share/shoal" 2>/dev/null || :
+    rmdir "$prefix/share/shoal-install" 2>/dev/null || :
     say "Shoal is removed. Models, key and settings are still in its data folder."
 }
 
@@ -112,7 +112,7 @@ there=$work/unpacked/$name
 if [ -f "$list" ]; then
     uninstall >/dev/null
 fi
-mkdir -p "$prefix/share/shoal"
+mkdir -p "$prefix/share/shoal-install"
 printf '# %s\n' "$want" >"$list"
 # put FILE PATH MODE: installs one file, all of it or nothing.
 put() {

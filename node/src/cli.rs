@@ -11,11 +11,21 @@ use clap::{Args, Parser, Subcommand};
 pub use model::{ModelCommand, PullArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
 
-/// Runs language models on this machine, and across a swarm of other people's.
-///
-/// Without any setup, `shoal run "Tell me a story about a fox"` answers with the small model inside the binary.
+/// Runs language models on this machine, and across a swarm of other people's
 #[derive(Debug, Parser)]
-#[command(name = "shoal", version, max_term_width = 110, arg_required_else_help = true)]
+#[command(
+    name = "shoal",
+    version,
+    max_term_width = 110,
+    arg_required_else_help = true,
+    after_help = "First steps:
+  shoal run \"Tell me a story about a fox\"    the small model inside the binary answers
+  shoal demo                                 a swarm loses a node in the middle of a sentence and goes on
+  shoal join                                 become part of a swarm; `shoal invite` lets a friend in
+  shoal doctor                               when something does not work
+
+Every command has --help with examples, and --json for programs. `shoal config show` lists the settings."
+)]
 pub struct Cli {
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -23,6 +33,11 @@ pub struct Cli {
     /// What to do
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Whether `shoal` followed by these words is a command line that can be run.
+pub fn parses<'a>(words: impl IntoIterator<Item = &'a str>) -> bool {
+    Cli::try_parse_from(std::iter::once("shoal").chain(words)).is_ok()
 }
 
 /// The commands.
@@ -55,10 +70,14 @@ pub enum Command {
   shoal up --local 5")]
     Up(Box<swarm::UpArgs>),
     /// Let the running node finish what it serves, say good-bye and stop
+    #[command(after_help = "Running sessions of others get 10 s to end; then they go on elsewhere.")]
     Leave(swarm::AskArgs),
     /// Let the running node serve nobody and send no model, until `shoal pause --off`; it still asks
     Pause(swarm::PauseArgs),
     /// Print a code that lets a friend join this node's swarm
+    #[command(after_help = "Example:
+  shoal invite                                 here, while `shoal join` runs
+  shoal join shoal1abcd...                     on the friend's machine, with the code that was printed")]
     Invite(swarm::AskArgs),
     /// What the running node is doing
     #[command(after_help = "Examples:
@@ -67,6 +86,10 @@ pub enum Command {
   shoal status --watch --json                  the same as one JSON object per line")]
     Status(operate::StatusArgs),
     /// Who the running node knows, how far away they are and what they hold
+    #[command(
+        after_help = "Path: direct, or through a relay where no direct way was found. Layers are counted from 0; 2..6 \
+                            is 2, 3, 4 and 5."
+    )]
     Peers(swarm::AskArgs),
     /// Predict the speed of a prompt: here, and through the swarm
     #[command(after_help = "Example:
@@ -85,6 +108,9 @@ Examples:
     )]
     Resume(swarm::ResumeArgs),
     /// What happened to a prompt: who computed what, how long each hop took, who failed
+    #[command(after_help = "Examples:
+  shoal why                                    the last prompt
+  shoal why 3f9a                               the one whose session begins so")]
     Why(swarm::WhyArgs),
     /// Check clock, processor, memory, disk, key, ports and network, and say what to do about each
     #[command(after_help = "Examples:
@@ -114,6 +140,10 @@ Examples:
   shoal bench --shape llama-1b --format q4_0 --json")]
     Bench(BenchArgs),
     /// Check that this machine computes the same bits as every other
+    #[command(
+        after_help = "A machine that differs still computes; it is announced as class approx, and nobody takes its word \
+                            for exact results."
+    )]
     Selftest(SelftestArgs),
     /// Look after the models this machine knows
     #[command(subcommand)]
@@ -524,4 +554,43 @@ pub struct ConvertArgs {
     /// The result as one JSON object on the last line
     #[arg(long)]
     pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, CommandFactory};
+
+    use super::Cli;
+
+    fn leaves(command: &Command, path: &str, see: &mut dyn FnMut(&str, &Command)) {
+        let visible = || command.get_subcommands().filter(|child| !child.is_hide_set());
+        if visible().next().is_none() {
+            see(path, command);
+        }
+        for child in visible() {
+            leaves(child, &format!("{path} {}", child.get_name()), see);
+        }
+    }
+
+    /// Commands whose output is a file for another program already.
+    const FILES: [&str; 2] = ["shoal completions", "shoal config template"];
+
+    #[test]
+    fn every_command_speaks_json_and_explains_itself() {
+        let cli = Cli::command();
+        cli.clone().debug_assert();
+        let mut seen = 0;
+        leaves(&cli, "shoal", &mut |path, command| {
+            seen += 1;
+            assert!(command.get_about().is_some(), "{path} says nothing about itself");
+            let json = command.get_arguments().any(|arg| arg.get_long() == Some("json"));
+            assert!(json || FILES.contains(&path), "{path} has no --json");
+            for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                assert!(!help.is_empty(), "{path} {} is not explained", arg.get_id());
+                assert!(!help.ends_with('.'), "{path} {}: {help}", arg.get_id());
+            }
+        });
+        assert!(seen > 25, "only {seen} commands");
+    }
 }

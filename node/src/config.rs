@@ -28,9 +28,8 @@ use std::{
 };
 
 use clap::{
-    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches,
-    builder::Resettable,
-    parser::{MatchesError, ValueSource},
+    Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, builder::Resettable,
+    parser::ValueSource,
 };
 use serde_json::{Value, json};
 use toml::Table;
@@ -229,9 +228,16 @@ fn take(
 }
 
 fn unknown(key: &str, settings: &[Setting]) -> String {
-    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
-    let alike =
-        |other: &str| strsim::jaro_winkler(key, other).max(if last(key) == last(other) { 0.99 } else { 0.0 });
+    let parts = |key: &str| {
+        let (table, last) = key.rsplit_once('.').unwrap_or(("", key));
+        (table.to_owned(), last.to_owned())
+    };
+    let (table, last) = parts(key);
+    // The word counts; of equally near ones the one in the same table is meant.
+    let alike = |other: &str| {
+        let (its_table, its_last) = parts(other);
+        strsim::jaro_winkler(&last, &its_last) + if table == its_table { 1e-3 } else { 0.0 }
+    };
     let near =
         settings.iter().map(|setting| setting.key.as_str()).max_by(|a, b| alike(a).total_cmp(&alike(b)));
     match near.filter(|near| alike(near) >= ALIKE) {
@@ -381,7 +387,7 @@ fn source(matches: &ArgMatches, id: &str) -> Option<ValueSource> {
 }
 
 fn raw(matches: &ArgMatches, id: &str) -> Vec<String> {
-    let words = matches.try_get_raw(id).unwrap_or_else(|_: MatchesError| None);
+    let words = matches.try_get_raw(id).unwrap_or(None);
     words.into_iter().flatten().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 

@@ -302,7 +302,7 @@ pub async fn one(home: &Path, question: &Question) -> Result<Value> {
     match line {
         Ok(line) => line?.ok_or_else(|| Error::Failed("the node stopped before it answered".into())),
         Err(_) => {
-            Err(Error::Failed("the node did not answer within 30 s; `shoal status` may say why".into()))
+            Err(Error::Failed("the node did not answer within 30 s; if it goes on like that, stop it and start it again with `shoal join`".into()))
         }
     }
 }

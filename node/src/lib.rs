@@ -12,6 +12,7 @@ pub mod daemon;
 pub mod error;
 pub mod generate;
 pub mod journal;
+pub mod lessons;
 pub mod library;
 pub mod local;
 pub mod model;

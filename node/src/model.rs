@@ -15,6 +15,7 @@ use crate::{
     Error, Result,
     cli::{EngineArgs, WireArgs},
     library,
+    output::Waiting,
 };
 
 /// Rows of one forward pass: enough to amortize unpacking a weight panel, few enough to keep activations in cache.
@@ -42,6 +43,7 @@ pub struct Model {
 impl Model {
     /// Opens and loads the model named by `args`.
     pub fn load(args: &EngineArgs) -> Result<Self> {
+        let _waiting = Waiting::start("loading the model");
         let gguf = Arc::new(library::open(&args.model)?);
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
         let template = Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string());

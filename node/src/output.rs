@@ -2,7 +2,11 @@
 
 use std::{
     io::{self, IsTerminal, Write},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
     time::Duration,
 };
 
@@ -41,6 +45,47 @@ pub fn progress(total: u64, what: &'static str, bytes: bool) -> ProgressBar {
     bar.set_message(what);
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+/// Work shorter than this is over before a person wonders.
+const MOMENT: Duration = Duration::from_millis(600);
+
+/// A word and the time it has taken, on standard error, once that is more than a moment; gone when it is dropped. For work
+/// whose end cannot be foreseen: [`progress`] is for the other kind.
+#[must_use = "it ends when it is dropped"]
+pub struct Waiting(Option<(mpsc::SyncSender<()>, thread::JoinHandle<()>)>);
+
+impl Waiting {
+    /// Shown only where a person watches.
+    pub fn start(what: &'static str) -> Self {
+        if !io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let (over, wait) = mpsc::sync_channel::<()>(0);
+        let show = move || {
+            if wait.recv_timeout(MOMENT) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let bar = ProgressBar::new_spinner();
+                if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+                    bar.set_style(style);
+                }
+                bar.set_message(what);
+                bar.enable_steady_tick(Duration::from_millis(200));
+                // Nothing is ever sent: this ends when the other side is dropped.
+                let _ = wait.recv();
+                bar.finish_and_clear();
+            }
+        };
+        Self(thread::Builder::new().spawn(show).ok().map(|shown| (over, shown)))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some((over, shown)) = self.0.take() {
+            drop(over);
+            let _ = shown.join();
+        }
+    }
 }
 
 /// Prints a line like `println!`, but ends the function with an error when standard output is closed or full.

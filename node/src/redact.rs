@@ -113,6 +113,7 @@ impl Debug for Progress {
             Self::Moved { failed, segments } => {
                 f.debug_struct("Moved").field("failed", failed).field("segments", segments).finish()
             }
+            Self::Crowded => f.write_str("Crowded"),
             Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
         }
     }

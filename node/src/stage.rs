@@ -8,7 +8,10 @@
 //! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session nobody sends frames
 //! for, for as long as its lease says, is closed and its KV freed.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use p2p::{
@@ -18,7 +21,7 @@ use p2p::{
         frame::{Header, Kind},
     },
 };
-use scheduler::{NodeId, SessionId};
+use scheduler::{NodeId, SessionId, admit::SlotGuard};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -35,7 +38,7 @@ use crate::{
 const BEACON_MS: u64 = 100;
 
 /// What a stage did, for the daemon's books.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Served {
     /// Rows computed and bytes that crossed the network for them.
     Rows {
@@ -45,6 +48,13 @@ pub enum Served {
         bytes_in: u64,
         /// Bytes sent.
         bytes_out: u64,
+    },
+    /// A frame's output left.
+    Waited {
+        /// From the frame's arrival, computing not counted.
+        ms: f64,
+        /// Its share of the pass that computed it.
+        served_ms: f64,
     },
     /// A session ended.
     Ended(SessionId),
@@ -66,6 +76,8 @@ pub struct Stage {
     pub books: mpsc::Sender<Served>,
     /// True once the node wants to leave: running sessions go on, new leases are refused.
     pub draining: watch::Receiver<bool>,
+    /// Its place here, given back when it ends, however it ends.
+    pub slot: SlotGuard,
 }
 
 struct Running {
@@ -77,6 +89,8 @@ struct Running {
     /// The latest epoch leased, and its jobs at the worker.
     epoch: u32,
     jobs: usize,
+    /// When the frames came whose outputs are awaited, the oldest first; at most [`JOBS_AHEAD`].
+    came: VecDeque<Instant>,
     idle_since: Instant,
     hops: Hops,
 }
@@ -98,6 +112,7 @@ impl Stage {
             outboxes: BTreeMap::new(),
             epoch: 0,
             jobs: 0,
+            came: VecDeque::new(),
             idle_since: Instant::now(),
             hops: Hops::default(),
             stage: self,
@@ -117,7 +132,10 @@ impl Stage {
         stage.table.leave(stage.session);
         let worker = stage.worker.borrow().clone();
         worker.close(stage.session);
-        let _ = stage.books.send(Served::Ended(stage.session)).await;
+        let Stage { session, books, slot, .. } = stage;
+        // Whoever waits for the slot is looked for when the books say that it is free.
+        drop(slot);
+        let _ = books.send(Served::Ended(session)).await;
     }
 }
 
@@ -156,7 +174,7 @@ impl Running {
     }
 
     async fn lease(&mut self, lease: Lease) -> Answer {
-        let refused = |reason, text: &str| Answer::Refused { reason, text: text.to_owned() };
+        let refused = Answer::refused;
         if *self.stage.draining.borrow() && self.leases.is_empty() {
             return refused(Refusal::Draining, "this node is about to leave");
         }
@@ -185,17 +203,19 @@ impl Running {
                 if lease.epoch > self.epoch {
                     // What was under way belongs to the epoch before; the worker drops it without an answer.
                     (self.epoch, self.jobs) = (lease.epoch, 0);
+                    self.came.clear();
                 }
                 self.leases.retain(|_, held| held.epoch == lease.epoch || held.layers != lease.layers);
                 self.leases.insert(lease.layers.start(), lease);
-                Answer::Accepted { have }
+                // How busy the node is, whoever carries the answer away knows.
+                Answer::Accepted { have, sessions: 0, lanes: 1 }
             }
             Err(error) => refused(Refusal::NoRoom, &error.to_string()),
         }
     }
 
     async fn arrival(&mut self, arrival: Arrival) {
-        let Arrival::Frame { header, payload, .. } = arrival else { return };
+        let Arrival::Frame { from, header, payload } = arrival else { return };
         let want = match header.kind {
             Kind::Activations => Want::Activations,
             Kind::Feed => Want::Nothing,
@@ -205,6 +225,12 @@ impl Running {
         let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
             return;
         };
+        // Nor does what comes from anybody but the requester and, for what flows down the chain, the stage before.
+        let before = header.kind == Kind::Activations && lease.previous == Some(from);
+        if from != self.stage.requester && !before {
+            tracing::debug!(%from, session = %self.stage.session, "a frame of somebody else's is dropped");
+            return;
+        }
         self.idle_since = Instant::now();
         let rows = header.rows;
         let bytes_in = payload.len() as u64;
@@ -220,6 +246,7 @@ impl Running {
         let worker = self.stage.worker.borrow().clone();
         if worker.run(job).is_ok() {
             self.jobs += 1;
+            self.came.push_back(self.idle_since);
             self.hops.began(header.layer, header.from, || {
                 tracing::debug_span!(
                     "hop",
@@ -238,6 +265,12 @@ impl Running {
     async fn output(&mut self, output: Output) {
         if output.epoch == self.epoch {
             self.jobs = self.jobs.saturating_sub(1);
+            if let Some(came) = self.came.pop_front() {
+                let pass_ms = output.compute_us as f64 / 1e3;
+                let ms = (came.elapsed().as_secs_f64() * 1e3 - pass_ms).max(0.0);
+                let served_ms = pass_ms / f64::from(output.batched.max(1));
+                let _ = self.stage.books.try_send(Served::Waited { ms, served_ms });
+            }
         }
         self.idle_since = Instant::now();
         let start = output.layers.start();

@@ -15,7 +15,7 @@ use p2p::{
         frame::{HEADER_LEN, Header, Hello, Kind, MAX_FRAME},
     },
 };
-use scheduler::{NodeId, SessionId, recover::Failure, session::Standbys};
+use scheduler::{NodeId, SessionId, lease::Load, recover::Failure, session::Standbys};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::worker::Output;
@@ -80,6 +80,8 @@ pub enum Order {
         node: NodeId,
         /// Its KV length, or why not.
         answer: Result<u32, Failure>,
+        /// How busy it says it is; nothing of the own worker.
+        load: Option<Load>,
     },
     /// To a conductor: another pipeline, if there is one.
     Rerouted(Option<(scheduler::Pipeline, Standbys, Vec<Contact>)>),
@@ -146,6 +148,11 @@ impl Table {
     /// Forgets a session.
     pub fn leave(&self, session: SessionId) {
         self.0.remove(&session);
+    }
+
+    /// Whether no session runs here.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Sessions of others running here.

@@ -23,10 +23,7 @@ use tracing_subscriber::{
     EnvFilter, Layer, Registry, filter::LevelFilter, fmt as lines, layer::SubscriberExt,
 };
 
-use crate::{
-    Error, Result,
-    cli::{GlobalArgs, operate::LogFormat},
-};
+use crate::{Error, Result, cli::GlobalArgs};
 
 /// Code of ours, as log lines name it.
 const OURS: [&str; 6] = ["shoal", "node", "p2p", "api", "shard", "scheduler"];
@@ -48,11 +45,10 @@ pub fn start(args: &GlobalArgs) -> Result<Reporting> {
     let mut layers: Vec<Box<dyn Layer<Registry> + Send + Sync>> = Vec::new();
     if let Some(asked) = args.log.as_deref().filter(|asked| !asked.trim().is_empty()) {
         let layer = lines::layer().with_writer(io::stderr);
-        let layer: Box<dyn Layer<Registry> + Send + Sync> = match args.log_format {
-            LogFormat::Json => Box::new(layer.json().with_filter(filter(asked)?)),
-            LogFormat::Text => {
-                Box::new(layer.with_ansi(io::stderr().is_terminal()).with_filter(filter(asked)?))
-            }
+        let layer: Box<dyn Layer<Registry> + Send + Sync> = if args.log_format == "json" {
+            Box::new(layer.json().with_filter(filter(asked)?))
+        } else {
+            Box::new(layer.with_ansi(io::stderr().is_terminal()).with_filter(filter(asked)?))
         };
         layers.push(layer);
     }

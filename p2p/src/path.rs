@@ -40,6 +40,11 @@ pub(crate) fn classify(endpoint: &ConnectedPoint) -> Path {
     if endpoint.is_relayed() { Path::Relayed } else { of_address(endpoint.get_remote_address()) }
 }
 
+/// Over what a node that lists `address` as its own can be reached there; what is no address promises least.
+pub fn path_of(address: &str) -> Path {
+    address.parse().map_or(Path::Relayed, |address| of_address(&address))
+}
+
 /// Judges an address. Without an IP or a name it is taken for relayed, the class that promises least.
 pub(crate) fn of_address(address: &Multiaddr) -> Path {
     let mut path = Path::Relayed;

@@ -120,11 +120,13 @@ impl Book {
             known.source = known.source.min(source);
             known.failures = 0;
         }
-        match known.addresses.iter().position(|have| *have == address) {
-            Some(_) => {}
-            None if known.addresses.len() < MAX_ADDRESSES => known.addresses.push(address),
+        if known.addresses.contains(&address) {
+            return;
+        }
+        match known.addresses.len() < MAX_ADDRESSES {
+            true => known.addresses.push(address),
             // The last one is the one that has worked least recently.
-            None => known.addresses[MAX_ADDRESSES - 1] = address,
+            false => known.addresses[MAX_ADDRESSES - 1] = address,
         }
         self.changed |= known.seen > 0;
     }

@@ -33,11 +33,14 @@ async fn two_nodes(listen: &str) {
                 Event::Ask { from, ask, reply } if from == asker && ask == RELEASE => Some(reply),
                 _ => None,
             });
-            a.answer(reply.await, Answer::Accepted { have: 42 });
+            a.answer(reply.await, Answer::Accepted { have: 42, sessions: 1, lanes: 2 });
             of_a
         }
     });
-    assert_eq!(b.ask(a.me(), &RELEASE, PATIENCE).await, Ok(Answer::Accepted { have: 42 }));
+    assert_eq!(
+        b.ask(a.me(), &RELEASE, PATIENCE).await,
+        Ok(Answer::Accepted { have: 42, sessions: 1, lanes: 2 })
+    );
     let mut of_a = answering.await.unwrap();
 
     let mut out = b.open(a.me(), Plane::Data).await.unwrap();

@@ -179,6 +179,12 @@ impl Admission {
         self.waiting
     }
 
+    /// Whether an ask waits.
+    pub fn waits(&self, id: u64) -> bool {
+        let mut asks = self.lanes.iter().flat_map(|lane| lane.requesters.values()).flat_map(|entry| &entry.1);
+        asks.any(|waiting| waiting.ask.id == id)
+    }
+
     /// Bytes reserved.
     pub fn kv_used(&mut self) -> u64 {
         self.collect();
@@ -447,6 +453,8 @@ mod tests {
         assert_eq!(door.submit(Millis(0), fine), Ok(()));
         assert_eq!(door.submit(Millis(0), fine), Err(Refusal::Duplicate));
         assert_eq!(door.submit(Millis(0), ask(2, 1, 0, 1)), Err(Refusal::Full));
+        assert!(door.waits(1) && !door.waits(2));
         assert!(door.next(Millis(50)).is_none() && door.waiting() == 0, "its time is over");
+        assert!(!door.waits(1));
     }
 }

@@ -210,42 +210,48 @@ impl VisitFit {
 
 /// Which share of its time a session keeps this node busy; the rest of it the session is on the way or at other nodes.
 ///
-/// From it follows what a node announces as `batch_knee`: with lanes for four visits and sessions that are here a quarter
-/// of their time, sixteen sessions run side by side at full speed. A node that announced its lanes would look crowded
-/// at a quarter of what it can do, and routes would make detours around it.
-#[derive(Clone, PartialEq, Debug)]
+/// From it follows what a node announces as `batch_knee`: with lanes for four visits and sessions that are here half of
+/// their time, eight sessions run side by side at full speed. A node that announced its lanes would look crowded at half
+/// of what it can do, and routes would make detours around it.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Duty {
-    share: Ema,
+    share: f64,
+    at: Millis,
 }
 
 /// Session time below which a sample says nothing, ms.
 const DUTY_LEAST_MS: f64 = 1_000.0;
-/// Least share believed: between two chunks of a long prompt a session can look idle.
-const LEAST_DUTY: f64 = 1.0 / 16.0;
+/// Least share believed: the next sessions may bring longer segments than those before. Lower and a crowd is let in on
+/// the word of a quiet minute.
+const LEAST_DUTY: f64 = 0.5;
 
 impl Default for Duty {
     fn default() -> Self {
-        Self { share: Ema::new(SPEED_TAU_MS) }
+        Self { share: 1.0, at: Millis(0) }
     }
 }
 
 impl Duty {
-    /// Adds what was seen since the last sample: the sessions' time summed over them, and how long visits were served,
-    /// waiting not counted.
-    pub fn add(&mut self, now: Millis, session_ms: f64, served_ms: f64) {
-        if session_ms >= DUTY_LEAST_MS {
-            self.share.add(now, (served_ms / session_ms).min(1.0));
+    /// Adds what was seen since the last sample: the sessions' time summed over them, how long visits were served, and
+    /// how long they waited here. What a crowd makes sessions wait is no room for more of them, so it does not count as
+    /// time elsewhere: otherwise the fuller a node, the emptier it would seem.
+    pub fn add(&mut self, now: Millis, session_ms: f64, served_ms: f64, waited_ms: f64) {
+        let free_ms = session_ms - waited_ms;
+        if free_ms >= DUTY_LEAST_MS {
+            let weight = 1.0 - (-(now.since(self.at) as f64) / LOAD_TAU_MS as f64).exp();
+            self.share += weight * ((served_ms / free_ms).min(1.0) - self.share);
+            self.at = self.at.max(now);
         }
     }
 
     /// The share, 1 until something was seen.
     pub fn share(&self) -> f64 {
-        self.share.or_prior(1.0, 1.0).clamp(LEAST_DUTY, 1.0)
+        self.share.clamp(LEAST_DUTY, 1.0)
     }
 
     /// Sessions that `lanes` lanes serve side by side at full speed.
     pub fn knee(&self, lanes: u32) -> u32 {
-        (f64::from(lanes) / self.share()) as u32
+        (f64::from(lanes) / self.share()).round() as u32
     }
 }
 
@@ -326,13 +332,14 @@ mod tests {
     fn sessions_that_are_elsewhere_leave_room() {
         let mut duty = Duty::default();
         assert_eq!(duty.knee(4), 4);
-        duty.add(Millis(0), 999.0, 10.0);
-        duty.add(Millis(0), f64::NAN, 10.0);
+        duty.add(Millis(0), 999.0, 10.0, 0.0);
+        duty.add(Millis(0), f64::NAN, 10.0, 0.0);
         assert_eq!(duty.knee(4), 4, "too little was seen");
-        (0..40).for_each(|t| duty.add(Millis(t * 5_000), 20_000.0, 5_000.0));
-        assert_eq!((duty.share(), duty.knee(4)), (0.25, 16));
-        (0..500).for_each(|t| duty.add(Millis(200_000 + t * 5_000), 20_000.0, 0.0));
-        assert_eq!(duty.knee(1), 16, "never as if they were not there");
+        (1..40).for_each(|t| duty.add(Millis(t * 5_000), 60_000.0, 16_000.0, 40_000.0));
+        assert!((duty.share() - 0.8).abs() < 1e-9, "{duty:?}");
+        assert_eq!(duty.knee(4), 5);
+        (40..80).for_each(|t| duty.add(Millis(t * 5_000), 20_000.0, 0.0, 0.0));
+        assert_eq!(duty.knee(4), 8, "never as if they were not there");
     }
 
     #[test]

@@ -35,6 +35,10 @@ pub const UNREACHABLE_MS: u64 = 20_000;
 pub const MAX_CORRECTIONS: usize = 4_096;
 /// What an unknown machine is assumed to need per layer and token, ms: pessimistic, so that claims alone win nothing.
 pub const PRIOR_LAYER_MS: f64 = 1.0;
+/// A stranger's claim counts down to this share of what this machine measured itself on the same model, below
+/// [`PRIOR_LAYER_MS`] too: where a layer takes microseconds, a millisecond is no prior but a mistake. Lower and a liar
+/// draws more traffic until it has been measured; higher and a much faster machine is believed later.
+pub const CLAIM_OF_OWN: f64 = 0.5;
 
 /// What came of an announcement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +57,7 @@ pub enum Merged {
 struct Known {
     capability: Capability,
     heard: Millis,
+    lasts_ms: u64,
 }
 
 /// What this node knows of another by itself.
@@ -60,12 +65,26 @@ struct Known {
 struct Experience {
     /// Measured speed, ms per layer.
     speed: Ema,
+    /// Measured visits: what they took beyond the claim, ms.
+    excess: Ema,
+    /// And which share of the claim they took, at most 1.
+    share: Ema,
     trust: f64,
+}
+
+impl Experience {
+    /// Claimed milliseconds per visit and per layer as measured visits correct them.
+    fn corrected(&self, visit_ms: f64, layer_ms: f64) -> (f64, f64) {
+        let share = self.share.value().unwrap_or(1.0);
+        let excess = self.excess.value().unwrap_or(0.0);
+        (visit_ms * share + excess, layer_ms * share)
+    }
 }
 
 impl Default for Experience {
     fn default() -> Self {
-        Self { speed: Ema::new(SPEED_TAU_MS), trust: 1.0 }
+        let ema = || Ema::new(SPEED_TAU_MS);
+        Self { speed: ema(), excess: ema(), share: ema(), trust: 1.0 }
     }
 }
 
@@ -83,18 +102,33 @@ struct Correction {
 pub struct Geography {
     regions: usize,
     base_ms: Vec<f64>,
+    /// Hops priced around the viewer; see [`Geography::around`].
+    unmeasured_ms: Option<f64>,
 }
 
 impl Geography {
     /// `base_ms[from * regions + to]`; `None` unless it is square and all finite and non-negative.
     pub fn new(regions: usize, base_ms: Vec<f64>) -> Option<Self> {
         let fits = base_ms.len() == regions * regions && regions > 0;
-        (fits && base_ms.iter().all(|ms| ms.is_finite() && *ms >= 0.0)).then_some(Self { regions, base_ms })
+        (fits && base_ms.iter().all(|ms| ms.is_finite() && *ms >= 0.0)).then_some(Self {
+            regions,
+            base_ms,
+            unmeasured_ms: None,
+        })
     }
 
     /// One region, `ms` apart.
     pub fn flat(ms: f64) -> Self {
-        Self { regions: 1, base_ms: vec![if ms.is_finite() { ms.max(0.0) } else { 0.0 }] }
+        let ms = if ms.is_finite() { ms.max(0.0) } else { 0.0 };
+        Self { regions: 1, base_ms: vec![ms], unmeasured_ms: None }
+    }
+
+    /// No map: every node lies half of its measured round trip away from the viewer, `unmeasured_ms` when there is none,
+    /// and two others as far from each other as the way past the viewer. That bounds what nobody has measured from
+    /// above (the triangle) and is exact to the viewer; nobody's claim about its own position counts.
+    pub fn around(unmeasured_ms: f64) -> Self {
+        let ms = if unmeasured_ms.is_finite() { unmeasured_ms.max(0.0) } else { 0.0 };
+        Self { regions: 1, base_ms: vec![0.0], unmeasured_ms: Some(ms) }
     }
 }
 
@@ -144,13 +178,18 @@ impl SwarmView {
         self.known.get(&node).map(|known| &known.capability)
     }
 
-    /// Takes in an announcement that arrived at `now`.
+    /// Takes in an announcement that arrived at `now` and counts for [`EXPIRY_MS`].
     pub fn merge(&mut self, capability: Capability, now: Millis) -> Merged {
+        self.merge_for(capability, now, EXPIRY_MS)
+    }
+
+    /// Takes in an announcement that arrived at `now` and counts for `lasts_ms`.
+    pub fn merge_for(&mut self, capability: Capability, now: Millis, lasts_ms: u64) -> Merged {
         let full = self.known.len() >= MAX_NODES;
         match self.known.get_mut(&capability.node()) {
             None if full => return Merged::Full,
             None => {
-                self.known.insert(capability.node(), Known { capability, heard: now });
+                self.known.insert(capability.node(), Known { capability, heard: now, lasts_ms });
             }
             Some(known) => {
                 let (old, new) = (known.capability.claim().sequence, capability.claim().sequence);
@@ -162,19 +201,20 @@ impl SwarmView {
                 }
                 known.capability = capability;
                 known.heard = known.heard.max(now);
+                known.lasts_ms = lasts_ms;
             }
         }
         self.epoch += 1;
         Merged::Fresh
     }
 
-    /// Forgets everybody not heard of for [`EXPIRY_MS`]; returns them. Old corrections go too.
+    /// Forgets everybody whose last announcement counts no more; returns them. Old corrections go too.
     pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
         let before = self.corrections.len() + self.unreachable.len();
         self.corrections.retain(|_, correction| now.since(correction.at) < CORRECTED_MS);
         self.unreachable.retain(|_, at| now.since(*at) < UNREACHABLE_MS);
         self.epoch += u64::from(self.corrections.len() + self.unreachable.len() < before);
-        let old = |known: &Known| now.since(known.heard) > EXPIRY_MS;
+        let old = |known: &Known| now.since(known.heard) > known.lasts_ms;
         let gone: Vec<NodeId> = self.known.iter().filter(|(_, k)| old(k)).map(|(id, _)| *id).collect();
         gone.iter().for_each(|id| self.forget(*id));
         gone
@@ -194,6 +234,46 @@ impl SwarmView {
             experience.speed.add(now, layer_ms);
             self.epoch += 1;
         }
+    }
+
+    /// Notes what a visit of `layers` layers of `model` took for one token, ms, neither hops nor waiting included. Until
+    /// it is forgotten it corrects what the node claims: what a visit took longer counts per visit, what it took less
+    /// makes all of the claim less, so the same visit is predicted as it was.
+    pub fn observe_visit(&mut self, node: NodeId, model: ModelId, now: Millis, layers: u32, ms: f64) {
+        let Some((visit_ms, layer_ms)) = self.claimed(node, model) else { return };
+        let claimed = visit_ms + layer_ms * f64::from(layers);
+        if let Some(experience) = self.experience_of(node)
+            && claimed > 0.0
+            && ms.is_finite()
+            && ms >= 0.0
+        {
+            experience.excess.add(now, if ms > claimed { ms - claimed } else { 0.0 });
+            experience.share.add(now, (ms / claimed).min(1.0));
+            self.epoch += 1;
+        }
+    }
+
+    /// What a node says of itself, per visit and per layer, ms.
+    fn claimed(&self, node: NodeId, model: ModelId) -> Option<(f64, f64)> {
+        let holding = self.known.get(&node)?.capability.holding(model)?;
+        Some((holding.visit_ms, holding.decode_ms))
+    }
+
+    /// Forgets a measured link's past: from now on it is `round_trip_ms`. For who smooths its measurements itself.
+    pub fn set_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64) {
+        if let Some(links) = self.links.get_mut(&from) {
+            links.retain(|link| link.0 != to);
+        }
+        self.observe_link(from, to, round_trip_ms);
+    }
+
+    /// The round trip between two nodes as either measured it, ms.
+    pub fn round_trip_ms(&self, one: NodeId, other: NodeId) -> Option<f64> {
+        let seen = |from, to| {
+            let link = self.links.get(&from)?.iter().find(|link| link.0 == to)?;
+            link.1.mean_ms()
+        };
+        seen(one, other).or_else(|| seen(other, one))
     }
 
     /// The entry of a node that is known, or was. At [`MAX_NODES`] entries those of absent nodes make room.
@@ -275,6 +355,8 @@ impl SwarmView {
     pub fn snapshot(&self, model: ModelId, num_layers: u32, myself: NodeId) -> Result<Snapshot, BadSnapshot> {
         let mut index = BTreeMap::new();
         let mut hosts = Vec::new();
+        let own = self.known.get(&myself).and_then(|known| known.capability.holding(model));
+        let prior_ms = own.map_or(PRIOR_LAYER_MS, |own| PRIOR_LAYER_MS.min(own.decode_ms * CLAIM_OF_OWN));
         for (id, known) in &self.known {
             let claim = known.capability.claim();
             let holding = known.capability.holding(model).filter(|_| !claim.draining);
@@ -292,7 +374,11 @@ impl SwarmView {
             let mut host = Host::new(*id, LayerSet::default(), PRIOR_LAYER_MS);
             host.operator = claim.operator;
             host.region = if (claim.region as usize) < self.geography.regions { claim.region } else { 0 };
-            host.access_ms = claim.access_ms;
+            host.access_ms = match self.geography.unmeasured_ms {
+                None => claim.access_ms,
+                Some(_) if *id == myself => 0.0,
+                Some(unmeasured) => self.round_trip_ms(myself, *id).map_or(unmeasured, |ms| ms / 2.0),
+            };
             host.up_bytes_per_ms = claim.up_bytes_per_ms;
             host.down_bytes_per_ms = claim.down_bytes_per_ms;
             let fresh = Experience::default();
@@ -304,10 +390,12 @@ impl SwarmView {
                     self.corrections.get(&(*id, model)).filter(|known| known.announced == loaded);
                 host.loaded = within(correction.map_or(loaded, |known| known.held.clone()));
                 host.on_disk = within(holding.on_disk_set());
-                let prior = if *id == myself { 0.0 } else { PRIOR_LAYER_MS };
-                host.decode_ms = bounded_claim(holding.decode_ms, &experience.speed, prior);
+                let prior = if *id == myself { 0.0 } else { prior_ms };
+                // Once visits were measured they bound the claim; before, the prior does.
+                let prior = if experience.share.value().is_some() { 0.0 } else { prior };
+                let claimed = bounded_claim(holding.decode_ms, &experience.speed, prior);
+                (host.visit_ms, host.decode_ms) = experience.corrected(holding.visit_ms, claimed);
                 host.prefill_ms = holding.prefill_ms;
-                host.visit_ms = holding.visit_ms;
                 host.queue_ms = holding.queue_ms;
                 host.load_ms = holding.load_ms;
                 host.active = holding.active;
@@ -362,6 +450,61 @@ mod tests {
 
     fn said(node: u64, sequence: u64) -> Capability {
         Capability::try_from(claim(node, sequence)).unwrap()
+    }
+
+    #[test]
+    fn without_a_map_hops_lie_around_the_viewer() {
+        let (me, near, far) = (NodeId::numbered(1), NodeId::numbered(2), NodeId::numbered(3));
+        let mut view = SwarmView::new(Geography::around(50.0));
+        (1..=3).for_each(|node| {
+            let _ = view.merge(said(node, 1), Millis(0));
+        });
+        view.set_link(me, near, 80.0);
+        view.set_link(me, near, 4.0);
+        let hop = |view: &SwarmView, from, to| {
+            let snapshot = view.snapshot(ModelId::default(), 8, me).unwrap();
+            snapshot.link_ms(snapshot.index_of(from).unwrap(), snapshot.index_of(to).unwrap())
+        };
+        assert_eq!((hop(&view, me, near), hop(&view, near, me)), (2.0, 2.0));
+        assert_eq!((hop(&view, me, far), hop(&view, near, far)), (50.0, 52.0));
+        view.set_link(far, near, 3.0);
+        assert_eq!(hop(&view, near, far), 1.5, "what was measured counts, whoever says so");
+    }
+
+    #[test]
+    fn claims_count_down_to_half_of_the_own_speed_until_visits_are_measured() {
+        let (me, other) = (NodeId::numbered(1), NodeId::numbered(2));
+        let mut view = SwarmView::new(Geography::around(50.0));
+        let mut own = claim(1, 1);
+        own.holdings[0].decode_ms = 0.5;
+        let mut boasts = claim(2, 1);
+        (boasts.holdings[0].decode_ms, boasts.holdings[0].visit_ms) = (0.01, 0.1);
+        view.merge(Capability::try_from(own).unwrap(), Millis(0));
+        view.merge(Capability::try_from(boasts).unwrap(), Millis(0));
+        let speed = |view: &SwarmView| {
+            let host = view.snapshot(ModelId::default(), 8, me).unwrap().host(other).unwrap().clone();
+            (host.visit_ms, host.decode_ms)
+        };
+        assert_eq!(speed(&view), (0.1, 0.25));
+        // Four layers took 6 ms: the next four are predicted to take as long.
+        view.observe_visit(other, ModelId::default(), Millis(0), 4, 6.0);
+        let (visit, layer) = speed(&view);
+        assert!((visit + 4.0 * layer - 6.0).abs() < 1e-9, "{visit} {layer}");
+        // Far less than claimed, again and again: so are others.
+        let mut view = view.clone();
+        (0..5).for_each(|_| view.observe_visit(me, ModelId::default(), Millis(0), 2, 1.5));
+        let host = view.snapshot(ModelId::default(), 8, me).unwrap().host(me).unwrap().clone();
+        assert!((host.visit_ms + 2.0 * host.decode_ms - 1.5).abs() < 1e-9, "{host:?}");
+        view.observe_visit(me, ModelId::default(), Millis(0), 2, f64::NAN);
+    }
+
+    #[test]
+    fn an_announcement_counts_for_as_long_as_it_says() {
+        let mut view = SwarmView::new(Geography::around(50.0));
+        view.merge_for(said(1, 1), Millis(0), 90_000);
+        view.merge(said(2, 1), Millis(0));
+        assert_eq!(view.expire(Millis(EXPIRY_MS + 1)), [NodeId::numbered(2)]);
+        assert_eq!(view.expire(Millis(90_001)), [NodeId::numbered(1)]);
     }
 
     #[test]

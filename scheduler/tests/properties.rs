@@ -1,4 +1,6 @@
 //! What must hold of every route, on drawn swarms against slow twins that share no code with the router.
+//!
+//! Cases that once failed, under faults met or put in on purpose, are kept in `properties.regressions` and run first.
 
 mod oracle;
 
@@ -6,8 +8,9 @@ use std::collections::BTreeSet;
 
 use oracle::{Case, case, id};
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 use scheduler::route::{Router, compare, route};
-use scheduler::{NodeId, cost, standby};
+use scheduler::{LayerRange, LayerSet, NodeId, Pipeline, Segment, cost, standby};
 
 fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1.0)
@@ -27,7 +30,8 @@ fn no_worse(after: Option<f64>, before: Option<f64>) -> bool {
 }
 
 fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, ..ProptestConfig::default() }
+    let kept = FileFailurePersistence::WithSource("regressions");
+    ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), ..ProptestConfig::default() }
 }
 
 proptest! {
@@ -51,7 +55,7 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn the_router_equals_dijkstra_on_larger_swarms(mut case in case(40, 30)) {
+    fn the_router_equals_dijkstra_on_larger_swarms(mut case in case(64, 40)) {
         case.peers.iter_mut().for_each(|peer| peer.room = None);
         let (found, expected) = (optimum(&case), case.dijkstra());
         prop_assert_eq!(found.is_some(), expected.is_some());
@@ -96,6 +100,82 @@ proptest! {
             _ => better.floor = 0.0,
         }
         prop_assert!(no_worse(optimum(&better), before), "{:?} then {:?}", before, optimum(&better));
+    }
+
+    /// One more node, whatever it is, never makes the route dearer.
+    #[test]
+    fn a_newcomer_never_hurts(case in case(6, 7)) {
+        prop_assume!(case.peers.len() > 1);
+        let last = case.peers.len() - 1;
+        prop_assume!(case.requester != Some(last));
+        let all: Vec<usize> = (0..=last).collect();
+        let without = route(&case.snapshot_in(&all[..last]), &case.request()).ok().map(|found| found.optimum_ms);
+        prop_assert!(no_worse(optimum(&case), without), "{:?} then {:?}", without, optimum(&case));
+    }
+
+    /// A range declared in pieces, in any order, is the same range.
+    #[test]
+    fn splitting_a_range_changes_nothing(mask in 1u32..1 << 12, cuts in 0u32..1 << 12, turn in 0usize..12) {
+        let ranges = |joined: bool| {
+            let mut found: Vec<LayerRange> = Vec::new();
+            for layer in (0..12).filter(|layer| mask >> layer & 1 == 1) {
+                match found.last_mut() {
+                    Some(last) if last.end() == layer && (joined || cuts >> layer & 1 == 0) => {
+                        *last = LayerRange::new(last.start(), layer + 1).unwrap();
+                    }
+                    _ => found.push(LayerRange::new(layer, layer + 1).unwrap()),
+                }
+            }
+            found
+        };
+        let mut pieces = ranges(false);
+        let n = pieces.len();
+        pieces.rotate_left(turn % n);
+        let (whole, cut) = (LayerSet::new(ranges(true)), LayerSet::new(pieces));
+        prop_assert_eq!(&whole, &cut);
+        prop_assert_eq!(whole.ranges(), &ranges(true)[..]);
+    }
+
+    /// No other pipeline is cheaper: any holder taken at every layer, and the greedy ones of widest and nearest.
+    #[test]
+    fn nobody_beats_the_optimum(case in case(8, 10), picks in prop::collection::vec(any::<usize>(), 10)) {
+        let (snapshot, request) = (case.snapshot(), case.request());
+        let best = route(&snapshot, &request).ok();
+        let held = |i: usize| oracle::set(case.peers[i].loaded | case.peers[i].on_disk);
+        let run = |i: usize, layer: u32| (layer..case.layers).take_while(|l| held(i).contains(*l)).count() as u32;
+        for how in 0..3 {
+            let mut segments: Vec<Segment> = Vec::new();
+            let mut layer = 0;
+            while layer < case.layers {
+                let able: Vec<usize> = (0..case.peers.len()).filter(|&i| run(i, layer) > 0).collect();
+                let at = match how {
+                    0 => able.get(picks[layer as usize] % able.len().max(1)),
+                    1 => able.iter().max_by_key(|&&i| run(i, layer)),
+                    _ => able.iter().min_by(|&&i, &&j| case.peers[i].decode.total_cmp(&case.peers[j].decode)),
+                };
+                let Some(&i) = at else { break };
+                let end = layer + if how == 0 { 1 } else { run(i, layer) };
+                match segments.last_mut() {
+                    Some(last) if last.node == id(i) => {
+                        last.layers = LayerRange::new(last.layers.start(), end).unwrap();
+                    }
+                    _ => segments.push(Segment { node: id(i), layers: LayerRange::new(layer, end).unwrap() }),
+                }
+                layer = end;
+            }
+            let Ok(pipeline) = Pipeline::new(segments, case.layers) else { continue };
+            let ends = [pipeline.segments().first(), pipeline.segments().last()];
+            let home = ends.iter().flatten().all(|segment| Some(segment.node) == request.requester);
+            if case.boomerang.is_some_and(|ends| !home || ends.head > 1 || ends.tail > 1) {
+                continue;
+            }
+            if let Ok(cost) = cost::price(&snapshot, &request, &pipeline)
+                && cost.total_ms().is_finite()
+            {
+                let best = best.as_ref().map(|best| best.optimum_ms);
+                prop_assert!(no_worse(best, Some(cost.total_ms())), "{:?} but {}", best, cost);
+            }
+        }
     }
 
     /// Denying a node that the best route does not use changes nothing; denying one that it uses never helps.

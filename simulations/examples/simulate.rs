@@ -2,16 +2,27 @@
 //!
 //! With several seeds it prints medians over all and on how many seeds the first policy won.
 //!
-//! Runs a scenario (a name of `scenarios/`, or a path to a TOML file) under every policy, prints the seed and the
-//! scenario first, then a table, and writes a plot beside it. Exits with 1 when anything happened that must not.
+//! Runs a scenario (a name of `scenarios/`, or a path to a TOML file) under every policy, or those named, prints the seed
+//! and the scenario first, then a table, and writes a plot of each seed to `target/plots`, or to the file named. `--set`
+//! replaces a line of the scenario. Exits with 1 when anything happened that must not.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use simulations::policy::{self, Policy};
 use simulations::report;
 use simulations::run::run;
 use simulations::scenario::Scenario;
+
+/// Above so many machines a clairvoyant is left out unless named.
+const CLAIRVOYANT_UP_TO: u32 = 1_024;
+
+/// Where a plot goes that no file was named for.
+fn plot(scenario: &str, seed: u64) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let target = target.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"));
+    target.join("plots").join(format!("{}-{seed}.svg", scenario.replace(' ', "_")))
+}
 
 struct Options {
     scenario: String,
@@ -76,7 +87,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let chosen = policy::ALL.into_iter().filter(|policy| match options.policies.is_empty() {
             false => options.policies.iter().any(|name| policy.name() == name),
-            true => *policy != Policy::Local || scenario.local_layer_ms.is_some(),
+            true => match policy {
+                Policy::Local => scenario.local_layer_ms.is_some(),
+                // It looks at every machine for every request.
+                Policy::Clairvoyant => scenario.nodes <= CLAIRVOYANT_UP_TO,
+                _ => true,
+            },
         });
         let runs: Vec<_> = chosen.map(|policy| (policy, run(&scenario, policy, seed))).collect();
         violations += runs.iter().map(|(_, run)| run.violations.total()).sum::<u64>();
@@ -85,8 +101,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         } else if options.seeds == 1 {
             println!("{}", report::table(&scenario, &runs));
         }
-        if let Some(file) = &options.svg {
-            std::fs::write(file, report::svg(&scenario, seed, &runs))?;
+        let file = options.svg.clone().unwrap_or_else(|| plot(&scenario.name, seed));
+        file.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        std::fs::write(&file, report::svg(&scenario, seed, &runs))?;
+        if !options.json && options.seeds == 1 {
+            println!("plot: {}", file.display());
         }
         all.push(runs);
     }

@@ -8,16 +8,26 @@ use crate::policy::Policy;
 use crate::run::{Outcome, percentile};
 use crate::scenario::Scenario;
 
-const COLORS: [&str; 5] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666"];
+const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666", "#e69f00"];
 
 /// An announcement on the wire: one model, one range, eight measured links, three addresses, key and signature. Every
 /// machine hears every one at least once; what the mesh repeats comes on top.
 const ANNOUNCE_BYTES: f64 = 800.0;
 
+/// What every machine hears each second, kB.
+fn gossip_kb(scenario: &Scenario, run: &Outcome) -> f64 {
+    run.announcements as f64 / scenario.seconds * ANNOUNCE_BYTES / 1_000.0
+}
+
+/// Two numbers, or a dash when there were no samples.
+fn shown(p50: f64, p99: f64, digits: usize) -> String {
+    if p50.is_nan() { "-".into() } else { format!("{p50:.digits$} / {p99:.digits$}") }
+}
+
 /// Medians over many seeds, one row per policy, and on how many seeds the first policy was at least as good, in Markdown.
 pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> String {
     let mut out = String::from(
-        "| policy | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p99 ms | regret p50 | worst sessions / lane | first is as good in tok/s, per token p50, p99 |\n|---|---|---|---|---|---|---|---|\n",
+        "| policy | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p50 / p99 ms | regret p50 / p99 | worst sessions / lane | gossip kB/node/s | moves | first is as good in tok/s, per token p50, p99 |\n|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let policies = seeds.first().map_or(0, Vec::len);
     for k in 0..policies {
@@ -33,16 +43,19 @@ pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> Stri
         let p = |samples: &[f64], q| percentile(samples, q);
         let _ = writeln!(
             out,
-            "| {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {:.0} | {:.2} | {:.2} | {}, {}, {} of {} |",
+            "| {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {} | {:.2} / {:.2} | {:.2} | {:.1} | {:.0} | {}, {}, {} of {} |",
             seeds[0][k].0.name(),
             median(&|run| run.tokens as f64 / scenario.seconds),
             median(&|run| p(&run.first_ms, 0.5)),
             median(&|run| p(&run.first_ms, 0.99)),
             median(&|run| p(&run.each_ms, 0.5)),
             median(&|run| p(&run.each_ms, 0.99)),
-            median(&|run| p(&run.stall_ms, 0.99)),
+            shown(median(&|run| p(&run.stall_ms, 0.5)), median(&|run| p(&run.stall_ms, 0.99)), 0),
             median(&|run| p(&run.regret, 0.5)),
+            median(&|run| p(&run.regret, 0.99)),
             median(&|run| run.peak),
+            median(&|run| gossip_kb(scenario, run)),
+            median(&|run| run.moves as f64),
             wins(&|a, b| a.tokens as f64 >= 0.995 * b.tokens as f64),
             wins(&|a, b| p(&a.each_ms, 0.5) <= p(&b.each_ms, 0.5)),
             wins(&|a, b| p(&a.each_ms, 0.99) <= p(&b.each_ms, 0.99)),
@@ -52,16 +65,17 @@ pub fn comparison(scenario: &Scenario, seeds: &[Vec<(Policy, Outcome)>]) -> Stri
     out
 }
 
-/// One row per policy, in Markdown.
+/// One row per policy, in Markdown. "when full": the busiest over the mean machine, by sessions, at moments when the
+/// mean was above one session per lane.
 pub fn table(scenario: &Scenario, runs: &[(Policy, Outcome)]) -> String {
     let mut out = String::from(
-        "| policy | whole / asked | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p99 ms | regret p50 / p99 | busiest / mean | worst sessions / lane | gossip kB/node/s | violations |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| policy | whole / asked | tok/s | TTFT p50 / p99 ms | per token p50 / p99 ms | stall p50 / p99 ms | regret p50 / p99 | busiest / mean visits | when full | worst sessions / lane | gossip kB/node/s | moves | violations |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     for (policy, run) in runs {
         let p = |samples: &[f64], q| percentile(samples, q);
         let _ = writeln!(
             out,
-            "| {} | {} / {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {:.0} | {:.2} / {:.2} | {:.1} | {:.2} | {:.1} | {} |",
+            "| {} | {} / {} | {:.1} | {:.0} / {:.0} | {:.1} / {:.1} | {} | {:.2} / {:.2} | {:.1} | {} | {:.2} | {:.1} | {} | {} |",
             policy.name(),
             run.requests.1,
             run.requests.0,
@@ -70,12 +84,14 @@ pub fn table(scenario: &Scenario, runs: &[(Policy, Outcome)]) -> String {
             p(&run.first_ms, 0.99),
             p(&run.each_ms, 0.5),
             p(&run.each_ms, 0.99),
-            p(&run.stall_ms, 0.99),
+            shown(p(&run.stall_ms, 0.5), p(&run.stall_ms, 0.99), 0),
             p(&run.regret, 0.5),
             p(&run.regret, 0.99),
             run.skew,
+            shown(p(&run.spread, 0.5), p(&run.spread, 0.99), 2),
             run.peak,
-            run.announcements as f64 / scenario.seconds * ANNOUNCE_BYTES / 1_000.0,
+            gossip_kb(scenario, run),
+            run.moves,
             run.violations.total(),
         );
     }
@@ -93,9 +109,13 @@ pub fn json(scenario: &Scenario, seed: u64, runs: &[(Policy, Outcome)]) -> Value
             "tokens_per_second": run.tokens as f64 / scenario.seconds,
             "ttft_ms": [percentile(&run.first_ms, 0.5), percentile(&run.first_ms, 0.99)],
             "per_token_ms": [percentile(&run.each_ms, 0.5), percentile(&run.each_ms, 0.99)],
-            "stall_p99_ms": percentile(&run.stall_ms, 0.99),
+            "stall_ms": [percentile(&run.stall_ms, 0.5), percentile(&run.stall_ms, 0.99)],
             "regret": [percentile(&run.regret, 0.5), percentile(&run.regret, 0.99)],
             "skew": run.skew,
+            "skew_when_full": [percentile(&run.spread, 0.5), percentile(&run.spread, 0.99)],
+            "worst_sessions_per_lane": run.peak,
+            "gossip_bytes_per_node_and_second": 1_000.0 * gossip_kb(scenario, run),
+            "moves": run.moves,
             "violations": run.violations.total(),
         })
     });

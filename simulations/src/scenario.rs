@@ -39,6 +39,10 @@ pub struct Scenario {
     pub gray: f64,
     /// Jitter of a hop: up to this share is added.
     pub jitter: f64,
+    /// Slowest and fastest uplink of a machine, Mbit/s; downlinks are five times as wide.
+    pub uplink_mbit: (f64, f64),
+    /// Share of machines that join only during the first quarter of the run, one by one.
+    pub joins: f64,
     /// Keep the first and last layer at the requester (every requester then holds them).
     pub boomerang: bool,
     /// A requester's own speed if it can run everything, ms per layer.
@@ -110,6 +114,7 @@ impl Scenario {
         let room = pair(reader.list("room")?, "room")?;
         let tokens = pair(reader.list("tokens")?, "tokens")?;
         let flash = reader.list::<3>("flash")?.map(|[from, long, times]| (from, long, times));
+        let uplink = pair(reader.list("uplink_mbit")?.or(Some([100.0, 1_000.0])), "uplink_mbit")?;
         let boomerang = reader.0.remove("boomerang").and_then(|value| value.as_bool()).unwrap_or(false);
         let local = reader.number("local_layer_ms", Some(0.0))?;
         let near_equal = reader.optional("near_equal")?;
@@ -130,6 +135,8 @@ impl Scenario {
             liars: reader.number("liars", Some(0.0))?,
             gray: reader.number("gray", Some(0.0))?,
             jitter: reader.number("jitter", Some(0.1))?,
+            uplink_mbit: uplink,
+            joins: reader.number("joins", Some(0.0))?.min(1.0),
             boomerang,
             local_layer_ms: (local > 0.0).then_some(local),
             near_equal,
@@ -140,8 +147,9 @@ impl Scenario {
         if scenario.layers < 3
             || scenario.room.0 > scenario.room.1
             || scenario.layer_ms.0 > scenario.layer_ms.1
+            || !(0.0 < scenario.uplink_mbit.0 && scenario.uplink_mbit.0 <= scenario.uplink_mbit.1)
         {
-            return Err(BadScenario("layers, room or layer_ms make no sense".into()));
+            return Err(BadScenario("layers, room, layer_ms or uplink_mbit make no sense".into()));
         }
         Ok(scenario)
     }

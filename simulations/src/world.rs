@@ -35,10 +35,18 @@ pub struct Machine {
     pub lanes: usize,
     /// Announcements sent.
     pub sequence: u64,
+    /// What it can send, bytes per ms.
+    pub up_bytes_per_ms: f64,
+    /// What it can receive, bytes per ms.
+    pub down_bytes_per_ms: f64,
+    /// When it joins, ms; at once unless said.
+    pub joins: Option<f64>,
+    /// Announces only what of its layers is within, because it is about to leave the others.
+    pub withdrawn: Option<LayerRange>,
     /// How busy sessions keep it.
     pub duty: Duty,
-    /// Since the last announcement: the sessions' time, and how long visits were served, ms.
-    pub seen_ms: (f64, f64),
+    /// Since the last announcement: the sessions' time, how long visits were served, and how long they waited, ms.
+    pub seen_ms: (f64, f64, f64),
     /// When `sessions` last changed, ms.
     pub changed: f64,
 }
@@ -65,6 +73,11 @@ impl Machine {
 pub const VISIT_MS: f64 = 1.0;
 /// Prompt tokens computed in the time of one decoded token.
 pub const PREFILL_GAIN: f64 = 5.0;
+
+/// Bytes of one token's activation.
+pub const ACTIVATION_BYTES: u32 = 4_352;
+/// How much wider downlinks are than uplinks.
+const DOWN_OVER_UP: f64 = 5.0;
 
 /// All machines; requesters come after the nodes.
 #[derive(Clone, Debug)]
@@ -112,10 +125,26 @@ impl World {
                 sessions: 0,
                 lanes: 4,
                 sequence: 0,
+                up_bytes_per_ms: 0.0,
+                down_bytes_per_ms: 0.0,
+                joins: None,
+                withdrawn: None,
                 duty: Duty::default(),
-                seen_ms: (0.0, 0.0),
+                seen_ms: (0.0, 0.0, 0.0),
                 changed: 0.0,
             });
+        }
+        // A stream of their own, so that these keys do not change who is who.
+        let mut links = chance.fork();
+        let (slow, fast) = scenario.uplink_mbit;
+        for (i, machine) in machines.iter_mut().enumerate() {
+            // One Mbit/s is 125 bytes per ms.
+            machine.up_bytes_per_ms = 125.0 * slow * (fast / slow).powf(links.unit());
+            machine.down_bytes_per_ms = DOWN_OVER_UP * machine.up_bytes_per_ms;
+            let late = links.happens(scenario.joins) && i < scenario.nodes as usize;
+            let when = 250.0 * scenario.seconds * links.unit();
+            machine.joins = late.then_some(when);
+            machine.up = !late;
         }
         Self { machines, nodes: scenario.nodes as usize, layers: scenario.layers }
     }
@@ -127,6 +156,15 @@ impl World {
         }
         let (a, b) = (&self.machines[from], &self.machines[to]);
         REGIONS_MS[a.region][b.region] + a.access_ms + b.access_ms
+    }
+
+    /// Time that the activations of `tokens` tokens take on the wire between two machines, ms.
+    pub fn transfer_ms(&self, from: usize, to: usize, tokens: u32) -> f64 {
+        if from == to {
+            return 0.0;
+        }
+        let rate = self.machines[from].up_bytes_per_ms.min(self.machines[to].down_bytes_per_ms);
+        f64::from(tokens) * f64::from(ACTIVATION_BYTES) / rate
     }
 
     /// True time of a visit over `layers` layers for `tokens` tokens, without waiting, ms.
@@ -146,23 +184,25 @@ impl World {
         let machine = &mut self.machines[at];
         machine.sequence += 1;
         machine.integrate(now);
-        let (session_ms, served_ms) = std::mem::take(&mut machine.seen_ms);
-        machine.duty.add(Millis(now as u64), session_ms, served_ms);
+        let (session_ms, served_ms, waited_ms) = std::mem::take(&mut machine.seen_ms);
+        machine.duty.add(Millis(now as u64), session_ms, served_ms, waited_ms);
         let decode_ms = machine.layer_ms * machine.slow * machine.claims;
         let waiting = machine.load.saturating_sub(machine.lanes) as f64 / machine.lanes as f64;
         let layers: u32 = machine.held.iter().map(|range| range.len()).sum();
+        let kept = |range: &LayerRange| machine.withdrawn.map_or(Some(*range), |kept| range.intersect(kept));
+        let loaded = machine.held.iter().filter_map(kept).collect();
         let claim = Claim {
             node: id(at),
             operator: OperatorId::numbered(at as u64),
             sequence: machine.sequence,
             region: machine.region as u16,
             access_ms: machine.access_ms,
-            up_bytes_per_ms: 1e5,
-            down_bytes_per_ms: 1e5,
+            up_bytes_per_ms: machine.up_bytes_per_ms,
+            down_bytes_per_ms: machine.down_bytes_per_ms,
             draining: false,
             holdings: vec![Holding {
                 model: ModelId::default(),
-                loaded: machine.held.clone(),
+                loaded,
                 on_disk: Vec::new(),
                 decode_ms,
                 prefill_ms: decode_ms / PREFILL_GAIN,

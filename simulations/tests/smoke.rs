@@ -4,7 +4,7 @@ use simulations::policy::{self, Policy};
 use simulations::run::{percentile, run};
 use simulations::scenario::Scenario;
 
-const SCENARIOS: [&str; 7] = [
+const SCENARIOS: [&str; 9] = [
     include_str!("../scenarios/home_cluster.toml"),
     include_str!("../scenarios/two_continents.toml"),
     include_str!("../scenarios/thousand_strangers.toml"),
@@ -12,6 +12,8 @@ const SCENARIOS: [&str; 7] = [
     include_str!("../scenarios/liars.toml"),
     include_str!("../scenarios/flash_crowd.toml"),
     include_str!("../scenarios/ten_thousand_nodes.toml"),
+    include_str!("../scenarios/growing_swarm.toml"),
+    include_str!("../scenarios/equal_replicas.toml"),
 ];
 
 fn short(text: &str) -> Scenario {
@@ -72,4 +74,28 @@ fn bad_scenarios_are_named() {
         let error = Scenario::parse(&format!("{kept}\n{spoil}")).unwrap_err().to_string();
         assert!(error.contains(said), "{error}");
     }
+}
+
+/// A crowd that fills eight equal machines: the fullest is at most half as full again as the mean, as one hears of it late.
+#[test]
+fn a_crowd_does_not_herd() {
+    let scenario = Scenario::parse(SCENARIOS[8]).unwrap();
+    for seed in 1..4 {
+        let outcome = run(&scenario, Policy::Ours, seed);
+        let (half, most) = (percentile(&outcome.spread, 0.5), percentile(&outcome.spread, 0.99));
+        assert!(half <= 1.2 && most <= 1.5, "seed {seed}: {half} {most}");
+        assert!(percentile(&run(&scenario, Policy::Petals, seed).spread, 0.5) > 4.0, "nobody was crowded");
+    }
+}
+
+/// Machines that came one by one hold what suited the swarm then; keepers put that right, a few at a time, and nobody who
+/// is served notices.
+#[test]
+fn keepers_move_what_grew_badly() {
+    let mut scenario = Scenario::parse(SCENARIOS[7]).unwrap();
+    (scenario.rate, scenario.requesters) = (1.0, 3);
+    let outcome = run(&scenario, Policy::Ours, 1);
+    assert_eq!(outcome.violations.total(), 0, "{:?}", outcome.violations);
+    assert!((1..=60).contains(&outcome.moves), "{} moves", outcome.moves);
+    assert!(outcome.requests.1 * 100 >= outcome.requests.0 * 95, "{:?}", outcome.requests);
 }

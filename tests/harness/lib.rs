@@ -28,10 +28,13 @@ pub fn data(name: &str) -> PathBuf {
     root().join("tests/data").join(name)
 }
 
-/// The `shoal` binary, built once per test run with the profile of the tests.
+/// The `shoal` binary, built once per test run with the profile of the tests. `SHOAL_BINARY` names one that is there already.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
+        if let Some(there) = std::env::var_os("SHOAL_BINARY") {
+            return there.into();
+        }
         let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
         let built = Command::new(cargo)
             .args(["build", "--quiet", "--package", "shoal-node", "--message-format", "json"])

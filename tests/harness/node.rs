@@ -34,7 +34,14 @@ pub struct Node {
 impl Node {
     /// Starts a node on loopback with one thread and waits until it can be asked.
     pub fn start(home: &Path, args: &[&str]) -> Self {
-        Self::launch(Command::new(binary()), home, &[&["--loopback"], args].concat())
+        Self::start_as(home, args, |_| {})
+    }
+
+    /// As [`Node::start`]; `prepare` may change its environment and where its standard error goes.
+    pub fn start_as(home: &Path, args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(binary());
+        prepare(&mut command);
+        Self::launch(command, home, &[&["--loopback"], args].concat())
     }
 
     /// Starts a node with one thread as `command`, which runs the binary somewhere, and waits until it can be asked.

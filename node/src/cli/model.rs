@@ -65,6 +65,9 @@ Examples:
     Rm {
         /// The name
         name: String,
+        /// A JSON object
+        #[arg(long)]
+        json: bool,
     },
     /// What a file holds and whether this build can run it
     Inspect {

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
 use super::swarm::HomeArgs;
 
@@ -16,23 +16,13 @@ pub struct GlobalArgs {
     /// Report what happens on standard error: error, warn, info, debug or trace, or as p2p=debug,node=info
     #[arg(long, global = true, value_name = "LEVEL", env = "SHOAL_LOG")]
     pub log: Option<String>,
-    /// How it is reported
-    #[arg(long, global = true, value_name = "FORMAT", env = "SHOAL_LOG_FORMAT", default_value = "text")]
-    pub log_format: LogFormat,
+    /// How it is reported: text for people, json for programs
+    #[arg(long, global = true, value_name = "FORMAT", env = "SHOAL_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
+    pub log_format: String,
     /// Send traces (times and sizes, never text) to an OpenTelemetry collector, e.g. http://127.0.0.1:4318/v1/traces
     #[cfg(feature = "otlp")]
     #[arg(long, global = true, value_name = "URL", env = "SHOAL_OTLP")]
     pub otlp: Option<String>,
-}
-
-/// How log lines are written.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people
-    #[default]
-    Text,
-    /// One JSON object per line
-    Json,
 }
 
 /// `shoal status`

@@ -21,7 +21,7 @@ use crate::{
     cli::BenchArgs,
     library,
     model::{self, CHUNK_ROWS},
-    output::{self, say},
+    output::{self, Waiting, say},
 };
 
 pub(super) fn run(args: BenchArgs) -> Result<()> {
@@ -31,6 +31,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     }
     let (prompt, decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
     let cpu = model::cpu(&args.engine)?;
+    let waiting = Waiting::start("preparing the model");
     let started = Instant::now();
     let (name, gguf) = subject(&args)?;
     let build_ms = ms(started.elapsed());
@@ -47,6 +48,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let workspace = Workspace::new(&shard, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
     let mut bench = Bench { workspace, shard: &shard, prompt, decode };
     bench.warm_up()?;
+    drop(waiting);
     let bar = output::progress(u64::from(args.runs), "measuring", false);
     let mut runs = Vec::new();
     for _ in 0..args.runs {

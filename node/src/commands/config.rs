@@ -13,7 +13,7 @@ use crate::{
 
 /// Columns of `shoal config show`, in characters.
 const KEY: usize = 20;
-const VALUE: usize = 34;
+const VALUE: usize = 50;
 
 pub(super) fn run(command: ConfigCommand, named: Option<OsString>) -> Result<()> {
     let place = config::place_here(named);

@@ -21,7 +21,7 @@ pub(super) fn run(command: ModelCommand) -> Result<()> {
         ModelCommand::Pull(args) => super::pull::run(args),
         ModelCommand::Share { model, name, off, json } => share(&model, name, off, json),
         ModelCommand::Export { model, output, force, json } => export(&model, &output, force, json),
-        ModelCommand::Rm { name } => remove(&name),
+        ModelCommand::Rm { name, json } => remove(&name, json),
         ModelCommand::Inspect { model, tensors, metadata, json } => {
             super::inspect::run(&model, tensors, metadata, json)
         }
@@ -168,20 +168,24 @@ fn export(model: &str, output: &Path, force: bool, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn remove(name: &str) -> Result<()> {
+fn remove(name: &str, json: bool) -> Result<()> {
     let home = library::home()?;
     let entry = Library::change(&home, |library| library.remove(name))?;
     let others = Library::load(&home)?;
     let last = !others.entries().iter().any(|other| other.id == entry.id);
     let folder = entry.model().map(|id| content::folder(&home, id)).filter(|folder| last && folder.is_dir());
     let ours = content::is_ours(&home, &entry);
+    let mut freed = 0;
     if let Some(folder) = folder {
-        let freed = content::disk_used(&folder);
+        freed = content::disk_used(&folder);
         fs::remove_dir_all(&folder).map_err(|e| shard::Error::io(&folder, e))?;
-        if ours {
+        if ours && !json {
             say!("removed {} and the {} fetched of it", entry.name, human_bytes(freed));
             return Ok(());
         }
+    }
+    if json {
+        return output::json_line(&json!({ "name": entry.name, "id": entry.id, "freed_bytes": freed }));
     }
     say!("forgot {}; the file {} stays where it is", entry.name, entry.path.display());
     Ok(())

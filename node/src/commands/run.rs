@@ -17,7 +17,7 @@ use crate::{
     control, library,
     local::{self, Event, Finish, Session, Summary},
     model::{self, Model},
-    output,
+    output::{self, Waiting},
 };
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
@@ -46,7 +46,11 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     output::catch_interrupt()?;
     let mut session = Session::rounded(&model, rounding)?;
     let mut failure = None;
+    let mut waiting = Some(Waiting::start("reading the prompt"));
     let summary = local::generate(&model, &mut session, &request, &mut |event| {
+        if !matches!(event, Event::Prefill { .. }) {
+            drop(waiting.take());
+        }
         let shown = if args.json { show_json(&model, &event) } else { show_text(&event) };
         match shown {
             Err(error) => {
@@ -84,7 +88,11 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     }
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut waiting = Some(Waiting::start("asking the swarm"));
     let last = runtime.block_on(remote::generate(home, ask, &mut |line| {
+        if line["event"] != "route" {
+            drop(waiting.take());
+        }
         if args.json {
             return output::json_line(line);
         }

@@ -1,20 +1,53 @@
 //! What this node says of itself, and what it makes of what others say.
+//!
+//! An announcement is said again when it is about to be forgotten ([`REFRESH_MS`]) and when there is news, and news is
+//! damped: layers that come or go are told at once, load when it changed by half, distances when they did, each not oftener
+//! than its spacing. So a swarm at rest costs each of its members little, and a busy one not much more.
+//!
+//! Distances are the least round trip of the last minute: what is above it was waiting, in this node's own queues as
+//! often as not. A peer on the same host is never taken to be further away than [`LOOPBACK_MS`].
 
 use std::collections::BTreeMap;
 
-use p2p::wire::announce::{Announcement, Class, Draft, Link, MAX_LINKS, Offer, own_operator, seal};
-use scheduler::{Capability, Claim, Holding, LayerSet, Millis, NodeId, latency::RoundTrip, view::Merged};
+use p2p::{
+    Path,
+    wire::announce::{Announcement, Class, Draft, Link, MAX_LINKS, Offer, own_operator, seal},
+};
+use scheduler::{
+    Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
+    latency::{Duty, Ema, LOAD_TAU_MS, RoundTrip, Window},
+    view::Merged,
+};
 
 use super::{Daemon, Notice};
 
-/// A third of what peers forget us after (`EXPIRY_MS`): two may be lost.
-const REFRESH_MS: u64 = 5_000;
-/// News travels at once, but not oftener than this: gossip from a busy node must not cost its peers their idle budget.
-const SPACING_MS: u64 = 500;
+/// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
+/// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
+const REFRESH_MS: u64 = 30_000;
 /// What peers may rely on without hearing from us.
-const TTL_MS: u32 = 15_000;
+pub(super) const TTL_MS: u32 = 90_000;
+/// Layers that come or go, and newcomers: at once, but not oftener than this.
+const SPACING_MS: u64 = 500;
+/// News about load: leases tell the truth in between.
+const LOAD_SPACING_MS: u64 = 2_000;
+/// News about distances, which rarely change.
+const LINK_SPACING_MS: u64 = 10_000;
+/// Waiting that is not worth a word, ms.
+const SMALL_MS: f64 = 1.0;
 /// Addresses said of ourselves.
 const ADDRESSES: usize = 8;
+/// A round trip counts this long.
+const RECENT_MS: u64 = 60_000;
+/// What a round trip on one host takes at most, ms; a ping that took longer met a busy processor.
+const LOOPBACK_MS: f64 = 2.0;
+/// Session time after which it is looked how much of it was computing, ms.
+const DUTY_MS: f64 = 5_000.0;
+/// Rows that share a pass for the price of one, at most: what a worker folds together.
+const MOST_LANES: f64 = 16.0;
+/// What a line is taken to carry by the farthest path in use, bytes per ms up and down: memory, a gigabit, and an ordinary
+/// home line (20 and 100 Mbit/s). Nobody measures it yet.
+const RATES: [(Path, f64, f64); 3] =
+    [(Path::Loopback, 1e6, 1e6), (Path::Lan, 1e5, 1e5), (Path::Direct, 2_500.0, 12_500.0)];
 
 /// What is known of a node besides what the scheduler needs.
 #[derive(Clone, Debug)]
@@ -25,28 +58,177 @@ pub(super) struct Facts {
     pub class: Class,
 }
 
+/// Round trips to one peer.
+#[derive(Clone, Debug)]
+struct Trips {
+    recent: Window,
+    smooth: RoundTrip,
+    /// The distance, ms.
+    ms: f64,
+}
+
+/// Own figures that change with what this node serves.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Figures {
+    /// Entering once, ms.
+    pub visit_ms: f64,
+    /// Waiting behind others, ms.
+    pub queue_ms: f64,
+    /// Sessions of others.
+    pub active: u32,
+    /// Sessions served side by side at full speed.
+    pub knee: u32,
+    /// Room for caches, layers x positions.
+    pub kv_room: u64,
+}
+
+impl Figures {
+    /// Whether others should hear of it: by half of what was said, and by more than a trifle.
+    fn is_news_after(&self, said: &Self) -> bool {
+        let moved = |now: f64, said: f64, least: f64| (now - said).abs() > least.max(0.5 * said);
+        moved(self.queue_ms, said.queue_ms, SMALL_MS)
+            || moved(self.visit_ms, said.visit_ms, SMALL_MS)
+            || moved(f64::from(self.active), f64::from(said.active), f64::from(self.knee.max(2) / 2))
+            || moved(self.kv_room as f64, said.kv_room as f64, said.kv_room as f64 / 8.0)
+            || moved(f64::from(self.knee), f64::from(said.knee), 1.0)
+    }
+}
+
+/// How long frames are here: computed, and waiting besides.
+pub(super) struct Waits {
+    least: Window,
+    mean: Ema,
+    duty: Duty,
+    /// Since the last sample of `duty`: sessions x ms, ms computed and ms waited here.
+    session_ms: f64,
+    served_ms: f64,
+    waited_ms: f64,
+    looked: Millis,
+}
+
+impl Waits {
+    fn new() -> Self {
+        Self {
+            least: Window::new(RECENT_MS),
+            mean: Ema::new(LOAD_TAU_MS),
+            duty: Duty::default(),
+            session_ms: 0.0,
+            served_ms: 0.0,
+            waited_ms: 0.0,
+            looked: Millis(0),
+        }
+    }
+
+    /// Notes a frame that came in, and out again, with `ms` not spent computing and `served_ms` its share of what was.
+    fn add(&mut self, now: Millis, ms: f64, served_ms: f64) {
+        self.least.add(now, ms);
+        self.mean.add(now, ms);
+        self.served_ms += served_ms;
+        self.waited_ms += ms;
+    }
+
+    /// Notes how many sessions there are; called every now and then.
+    fn look(&mut self, now: Millis, sessions: u32) {
+        self.session_ms += f64::from(sessions) * now.since(self.looked) as f64;
+        self.looked = now;
+        if self.session_ms >= DUTY_MS {
+            self.duty.add(now, self.session_ms, self.served_ms, self.waited_ms);
+            (self.session_ms, self.served_ms, self.waited_ms) = (0.0, 0.0, 0.0);
+        }
+    }
+
+    /// What every visit waits, and what the present ones wait beyond, ms.
+    fn split(&self, now: Millis) -> (f64, f64) {
+        let visit = self.least.min(now).unwrap_or(0.0);
+        let idle = now.since(self.mean.last()) > 2 * LOAD_TAU_MS;
+        let mean = self.mean.value().filter(|_| !idle).unwrap_or(0.0);
+        (visit, (mean - visit).max(0.0))
+    }
+}
+
+struct Said {
+    at: Millis,
+    figures: Figures,
+    links: Vec<Link>,
+}
+
 /// When to speak, and what was said last.
 pub(super) struct Announcer {
     sequence: u64,
-    said: Option<(Millis, Draft)>,
+    said: Option<Said>,
+    /// Something changed that is told at once.
+    changed: bool,
     draining: bool,
-    round_trips: BTreeMap<NodeId, RoundTrip>,
+    trips: BTreeMap<NodeId, Trips>,
+    paths: BTreeMap<NodeId, Path>,
+    waits: Waits,
+    /// Announcements made and their bytes, for `status`.
+    pub said_count: u64,
+    pub said_bytes: u64,
+    /// Announcements heard, news only.
+    pub heard_count: u64,
 }
 
 impl Announcer {
     /// Sequence numbers go on from the clock, so a restarted node is newer than it was.
     pub fn new(unix_ms: u64) -> Self {
-        Self { sequence: unix_ms, said: None, draining: false, round_trips: BTreeMap::new() }
+        Self {
+            sequence: unix_ms,
+            said: None,
+            changed: true,
+            draining: false,
+            trips: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            waits: Waits::new(),
+            said_count: 0,
+            said_bytes: 0,
+            heard_count: 0,
+        }
     }
 
-    /// Notes a measured round trip.
-    pub fn measured(&mut self, node: NodeId, ms: f64) {
-        self.round_trips.entry(node).or_default().add(ms);
+    /// Notes over what a peer is reached.
+    pub fn reached(&mut self, node: NodeId, path: Path) {
+        self.paths.insert(node, path);
+        if let Some(trips) = self.trips.get_mut(&node) {
+            trips.ms = nearer(trips.ms, path);
+        }
     }
 
-    /// The mean round trip to a node, if measured.
+    /// Notes a measured round trip and says what the distance is now, ms.
+    pub fn measured(&mut self, node: NodeId, now: Millis, ms: f64) -> f64 {
+        let fresh = || Trips { recent: Window::new(RECENT_MS), smooth: RoundTrip::default(), ms };
+        let trips = self.trips.entry(node).or_insert_with(fresh);
+        trips.recent.add(now, ms);
+        trips.smooth.add(ms);
+        let least = trips.recent.min(now).unwrap_or(ms);
+        trips.ms = self.paths.get(&node).map_or(least, |path| nearer(least, *path));
+        trips.ms
+    }
+
+    /// Forgets a peer that is gone.
+    pub fn gone(&mut self, node: NodeId) {
+        self.trips.remove(&node);
+        self.paths.remove(&node);
+    }
+
+    /// The distance to a node, there and back, if measured.
     pub fn rtt_ms(&self, node: NodeId) -> Option<f64> {
-        self.round_trips.get(&node).and_then(RoundTrip::mean_ms)
+        self.trips.get(&node).map(|trips| trips.ms)
+    }
+
+    /// What a slow round trip to a node takes: twice the mean.
+    pub fn slow_rtt_ms(&self, node: NodeId) -> Option<f64> {
+        self.trips.get(&node).and_then(|trips| trips.smooth.mean_ms()).map(|ms| 2.0 * ms)
+    }
+
+    /// Notes how long a frame was here without being computed, and how long it was computed.
+    pub fn waited(&mut self, now: Millis, ms: f64, served_ms: f64) {
+        self.waits.add(now, ms, served_ms);
+    }
+
+    /// Something changed that others should hear of at once.
+    pub fn tell(&mut self) {
+        self.changed = true;
     }
 
     /// From now on nothing new is taken.
@@ -55,88 +237,135 @@ impl Announcer {
         self.said = None;
     }
 
-    fn due(&self, now: Millis, draft: &Draft, urgent: bool) -> bool {
-        let Some((when, said)) = &self.said else { return true };
-        let age = now.since(*when);
-        let news = said.claim.holdings != draft.claim.holdings
-            || said.addresses != draft.addresses
-            || said.links.len() != draft.links.len();
-        age >= REFRESH_MS || (age >= SPACING_MS && (news || urgent))
+    fn due(&self, now: Millis, figures: &Figures) -> bool {
+        let Some(said) = &self.said else { return true };
+        let age = now.since(said.at);
+        age >= REFRESH_MS
+            || (age >= SPACING_MS && self.changed)
+            || (age >= LOAD_SPACING_MS && figures.is_news_after(&said.figures))
+            || (age >= LINK_SPACING_MS && self.links_are_news_after(&said.links))
+    }
+
+    fn links_are_news_after(&self, said: &[Link]) -> bool {
+        let links = self.links();
+        let known = |link: &Link| said.iter().find(|old| old.to == link.to);
+        let moved = |link: &Link| {
+            known(link).is_none_or(|old| (link.rtt_ms - old.rtt_ms).abs() > (0.5 * old.rtt_ms).max(SMALL_MS))
+        };
+        links.iter().any(moved)
     }
 
     /// The nearest nodes, as measured.
     fn links(&self) -> Vec<Link> {
-        let mean = |(node, trip): (&NodeId, &RoundTrip)| Some(Link { to: *node, rtt_ms: trip.mean_ms()? });
-        let mut links: Vec<Link> = self.round_trips.iter().filter_map(mean).collect();
+        let mut links: Vec<Link> =
+            self.trips.iter().map(|(to, trips)| Link { to: *to, rtt_ms: trips.ms }).collect();
         links.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
         links.truncate(MAX_LINKS);
         links
     }
+
+    /// What the line is taken to carry, bytes per ms up and down.
+    fn rates(&self) -> (f64, f64) {
+        let farthest = self.paths.values().max().copied().unwrap_or(Path::Loopback);
+        let row = RATES.iter().find(|row| farthest <= row.0).unwrap_or(&RATES[RATES.len() - 1]);
+        (row.1, row.2)
+    }
+}
+
+fn nearer(ms: f64, path: Path) -> f64 {
+    if path == Path::Loopback { ms.min(LOOPBACK_MS) } else { ms }
 }
 
 impl Daemon {
     /// Says what changed, or that nothing did when it was said long ago.
     pub(super) async fn announce(&mut self, urgent: bool) {
         let now = self.now();
-        let mut addresses = self.network.addresses().await;
-        addresses.truncate(ADDRESSES);
-        let mut draft = self.draft(addresses);
-        if !self.gossip.due(now, &draft, urgent) {
+        self.gossip.changed |= urgent;
+        let figures = self.figures(now);
+        if !self.gossip.due(now, &figures) {
             return;
         }
+        let mut addresses = self.network.addresses().await;
+        addresses.truncate(ADDRESSES);
         self.gossip.sequence = self.gossip.sequence.saturating_add(1);
-        draft.claim.sequence = self.gossip.sequence;
-        self.merge_own(draft.clone(), now);
+        let draft = self.draft(&figures, addresses);
+        self.merge_own(&draft, &figures, now);
         match seal(&draft, &self.identity) {
             Ok(sealed) => {
+                self.gossip.said_count += 1;
+                self.gossip.said_bytes += sealed.len() as u64;
                 // Nobody to tell yet is not an error: a newcomer asks.
                 let _ = self.network.publish(sealed).await;
             }
             Err(why) => tracing::warn!(%why, "own announcement refused"),
         }
-        self.gossip.said = Some((now, draft));
+        self.gossip.changed = false;
+        self.gossip.said = Some(Said { at: now, figures, links: draft.links });
     }
 
-    /// Room for sessions, layers x positions.
-    fn kv_room(&self) -> u64 {
-        self.held.kv_bytes / self.held.ready.kv_bytes_per_layer_position.max(1)
-    }
-
-    fn draft(&self, addresses: Vec<String>) -> Draft {
+    /// Sessions this node serves side by side at full speed: as many rows as are computed in the time that reading the
+    /// weights takes, times the share of their time that sessions spend elsewhere.
+    pub(super) fn knee(&self) -> u32 {
         let ready = &self.held.ready;
-        let serving = !self.held.served.is_empty() && !self.paused;
-        let holding = Holding {
+        let lanes = (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
+        self.gossip.waits.duty.knee(lanes as u32).max(1)
+    }
+
+    pub(super) fn figures(&mut self, now: Millis) -> Figures {
+        let active = self.door.sessions();
+        self.gossip.waits.look(now, active);
+        let (waited, queue_ms) = self.gossip.waits.split(now);
+        let per_position = self.held.ready.kv_bytes_per_layer_position.max(1);
+        Figures {
+            visit_ms: self.held.ready.visit_ms.max(waited),
+            queue_ms,
+            active,
+            knee: self.knee(),
+            kv_room: self.door.kv_free() / per_position,
+        }
+    }
+
+    fn holding(&self, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
+        Holding {
             model: self.held.id,
-            loaded: self.held.served.clone(),
+            loaded,
             on_disk: Vec::new(),
-            decode_ms: ready.decode_ms,
-            prefill_ms: ready.prefill_ms,
-            visit_ms: ready.visit_ms,
-            queue_ms: 0.0,
+            decode_ms: self.held.ready.decode_ms,
+            prefill_ms: self.held.ready.prefill_ms,
+            visit_ms: figures.visit_ms,
+            queue_ms: figures.queue_ms,
             load_ms: 0.0,
-            active: self.table.serving(self.me) as u32,
-            batch_knee: 1,
-            kv_layer_positions: self.kv_room(),
-        };
-        let offer = Offer {
-            model: self.held.id,
-            name: ready.name.clone(),
-            num_layers: ready.num_layers,
-            hidden: ready.hidden,
-            context: ready.context,
-            file_bytes: self.held.file_bytes,
-        };
-        let (mut holdings, mut offers) =
-            if serving { (vec![holding], vec![offer]) } else { Default::default() };
+            active: figures.active,
+            batch_knee: figures.knee,
+            kv_layer_positions: figures.kv_room,
+        }
+    }
+
+    fn draft(&self, figures: &Figures, addresses: Vec<String>) -> Draft {
+        let ready = &self.held.ready;
+        let offered = self.placing.offered(&self.held.served);
+        let (mut holdings, mut offers) = (Vec::new(), Vec::new());
+        if !offered.is_empty() && !self.paused {
+            holdings.push(self.holding(figures, offered));
+            offers.push(Offer {
+                model: self.held.id,
+                name: ready.name.clone(),
+                num_layers: ready.num_layers,
+                hidden: ready.hidden,
+                context: ready.context,
+                file_bytes: self.held.file_bytes,
+            });
+        }
         self.name_shared(&mut holdings, &mut offers);
+        let (up_bytes_per_ms, down_bytes_per_ms) = self.gossip.rates();
         let claim = Claim {
             node: self.me,
             operator: own_operator(self.me),
             sequence: self.gossip.sequence,
             region: 0,
             access_ms: 0.0,
-            up_bytes_per_ms: 1e6,
-            down_bytes_per_ms: 1e6,
+            up_bytes_per_ms,
+            down_bytes_per_ms,
             draining: self.gossip.draining,
             holdings,
         };
@@ -152,27 +381,14 @@ impl Daemon {
     }
 
     /// The own view counts everything loaded, the ends that only serve own prompts included.
-    fn merge_own(&mut self, draft: Draft, now: Millis) {
-        let mut claim = draft.claim;
-        let ready = &self.held.ready;
-        let holding = Holding {
-            model: self.held.id,
-            loaded: LayerSet::new(self.held.loaded.iter().copied()).ranges().to_vec(),
-            on_disk: Vec::new(),
-            decode_ms: ready.decode_ms,
-            prefill_ms: ready.prefill_ms,
-            visit_ms: ready.visit_ms,
-            queue_ms: 0.0,
-            load_ms: 0.0,
-            active: self.table.serving(self.me) as u32,
-            batch_knee: 1,
-            kv_layer_positions: self.kv_room(),
-        };
-        claim.holdings = if self.held.loaded.is_empty() { Vec::new() } else { vec![holding] };
+    fn merge_own(&mut self, draft: &Draft, figures: &Figures, now: Millis) {
+        let mut claim = draft.claim.clone();
+        let loaded = LayerSet::new(self.held.loaded.iter().copied()).ranges().to_vec();
+        claim.holdings = if loaded.is_empty() { Vec::new() } else { vec![self.holding(figures, loaded)] };
         claim.draining = false;
         match Capability::try_from(claim) {
             Ok(own) => {
-                self.view.merge(own, now);
+                self.view.merge_for(own, now, u64::from(TTL_MS));
             }
             Err(why) => tracing::warn!(%why, "own figures refused"),
         }
@@ -184,8 +400,8 @@ impl Daemon {
         if node == self.me {
             return;
         }
-        let Announcement { capability, class, offers, links, addresses, agent, .. } = announcement;
-        match self.view.merge(capability, now) {
+        let Announcement { capability, class, offers, links, addresses, agent, ttl_ms, .. } = announcement;
+        match self.view.merge_for(capability, now, u64::from(ttl_ms)) {
             Merged::Fresh => {}
             Merged::Equivocation => {
                 tracing::warn!(%node, "two different announcements under one number");
@@ -193,17 +409,153 @@ impl Daemon {
             }
             Merged::Stale | Merged::Full => return,
         }
+        self.gossip.heard_count += 1;
         for link in links {
             // Own measurements are never replaced by somebody's word.
             if link.to != self.me {
-                self.view.observe_link(node, link.to, link.rtt_ms);
+                self.view.set_link(node, link.to, link.rtt_ms);
             }
         }
         let facts = Facts { addresses, offers, agent, class };
         if self.facts.insert(node, facts).is_none() {
+            // Its round trip was often measured before it was heard of.
+            if let Some(ms) = self.gossip.rtt_ms(node) {
+                self.view.set_link(self.me, node, ms);
+            }
             let _ = self.notices.try_send(Notice::Joined(node));
-            // Somebody new should not wait for the next round to hear of us.
-            self.announce(true).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(n: u64) -> NodeId {
+        NodeId::numbered(n)
+    }
+
+    #[test]
+    fn a_busy_moment_does_not_move_a_peer_away() {
+        let mut gossip = Announcer::new(0);
+        assert_eq!(gossip.measured(node(1), Millis(0), 40.0), 40.0);
+        gossip.reached(node(1), Path::Loopback);
+        assert_eq!(gossip.rtt_ms(node(1)), Some(LOOPBACK_MS), "the same host");
+        gossip.reached(node(2), Path::Direct);
+        gossip.measured(node(2), Millis(0), 30.0);
+        assert_eq!(gossip.measured(node(2), Millis(5_000), 90.0), 30.0);
+        assert_eq!(
+            gossip.measured(node(2), Millis(RECENT_MS + 1), 90.0),
+            90.0,
+            "but a longer way is learned"
+        );
+        gossip.gone(node(2));
+        assert_eq!(gossip.rtt_ms(node(2)), None);
+    }
+
+    #[test]
+    fn the_line_is_judged_by_the_farthest_path() {
+        let mut gossip = Announcer::new(0);
+        assert_eq!(gossip.rates().0, 1e6);
+        gossip.reached(node(1), Path::Lan);
+        assert_eq!(gossip.rates().0, 1e5);
+        gossip.reached(node(2), Path::Relayed);
+        assert_eq!(gossip.rates().0, 2_500.0);
+    }
+
+    /// An hour of a swarm at rest, and of one whose load flickers.
+    #[test]
+    fn flicker_is_damped_and_news_is_not() {
+        let mut gossip = Announcer::new(0);
+        gossip.reached(node(1), Path::Direct);
+        let base = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_room: 1_000 };
+        let mut said = 0;
+        for t in (0..3_600_000).step_by(250) {
+            let now = Millis(t);
+            if t % 5_000 == 0 {
+                gossip.measured(node(1), now, 30.0 + (t % 7_000) as f64 / 1_000.0);
+            }
+            let flicker = f64::from(u32::try_from(t / 250 % 3).unwrap());
+            let figures = Figures { queue_ms: 0.4 * flicker, active: 1 + (t / 250 % 2) as u32, ..base };
+            if gossip.due(now, &figures) {
+                let links = gossip.links();
+                gossip.said = Some(Said { at: now, figures, links });
+                gossip.changed = false;
+                said += 1;
+            }
+        }
+        assert_eq!(said, 3_600_000 / REFRESH_MS, "only because it would be forgotten");
+        let now = Millis(3_600_000);
+        gossip.said = Some(Said { at: now, figures: base, links: gossip.links() });
+        let later = |ms: u64| Millis(now.0 + ms);
+        let busy = Figures { active: 9, queue_ms: 20.0, ..base };
+        assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &busy) && gossip.due(later(LOAD_SPACING_MS), &busy));
+        let full = Figures { kv_room: 100, ..base };
+        assert!(gossip.due(later(LOAD_SPACING_MS), &full));
+        gossip.tell();
+        assert!(!gossip.due(later(SPACING_MS - 1), &base) && gossip.due(later(SPACING_MS), &base));
+    }
+
+    /// What one of five idle nodes that all know each other costs another: every announcement crosses a connection at most
+    /// twice, once each way.
+    #[test]
+    fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
+        let identity = p2p::Identity::from_seed([7; 32]);
+        let range = LayerRange::new(4, 12).unwrap();
+        let model = scheduler::ModelId::numbered(1);
+        let holding = Holding {
+            model,
+            loaded: vec![range],
+            on_disk: Vec::new(),
+            decode_ms: 1.0,
+            prefill_ms: 0.2,
+            visit_ms: 0.1,
+            queue_ms: 0.0,
+            load_ms: 0.0,
+            active: 0,
+            batch_knee: 4,
+            kv_layer_positions: 1 << 20,
+        };
+        let draft = Draft {
+            claim: Claim {
+                node: identity.node(),
+                operator: own_operator(identity.node()),
+                sequence: 1,
+                region: 0,
+                access_ms: 0.0,
+                up_bytes_per_ms: 1e6,
+                down_bytes_per_ms: 1e6,
+                draining: false,
+                holdings: vec![holding],
+            },
+            class: Class::D1,
+            offers: vec![Offer {
+                model,
+                name: "a-model-with-a-name".into(),
+                num_layers: 28,
+                hidden: 2_048,
+                context: 4_096,
+                file_bytes: 1 << 30,
+            }],
+            links: (1..=4).map(|n| Link { to: node(n), rtt_ms: 1.0 }).collect(),
+            addresses: vec!["/ip4/192.0.2.100/tcp/40000/p2p/".to_owned() + &"x".repeat(52); 2],
+            ttl_ms: TTL_MS,
+            agent: "shoal/0.1.0".into(),
+        };
+        let bytes = seal(&draft, &identity).unwrap().len();
+        let bits_per_s = (5 * 2 * bytes * 8) as f64 / (REFRESH_MS as f64 / 1e3);
+        assert!(bits_per_s < 2_000.0, "{bytes} bytes an announcement, {bits_per_s} bit/s");
+    }
+
+    #[test]
+    fn waiting_is_told_from_what_every_visit_waits() {
+        let mut waits = Waits::new();
+        assert_eq!(waits.split(Millis(0)), (0.0, 0.0));
+        (0..10).for_each(|t| waits.add(Millis(t * 100), 0.5, 1.0));
+        assert_eq!(waits.split(Millis(1_000)), (0.5, 0.0));
+        (0..100).for_each(|t| waits.add(Millis(1_000 + t * 500), 8.5, 1.0));
+        let (visit, queue) = waits.split(Millis(50_500));
+        assert!(visit == 0.5 && (7.5..8.01).contains(&queue), "{visit} {queue}");
+        assert_eq!(waits.split(Millis(50_500 + 2 * LOAD_TAU_MS)).1, 0.0, "nobody waits in an empty house");
     }
 }

@@ -90,7 +90,8 @@ impl PromptTask {
 impl Tee {
     fn pass(&mut self, line: &mut Value) {
         match line["event"].as_str() {
-            Some("route") if self.journal.is_none() => self.begin(line),
+            // A second route before the first token replaces the first: its nodes were crowded.
+            Some("route") if self.journal.is_none() || self.ids.is_empty() => self.begin(line),
             Some("token") => {
                 let id = line["id"].as_u64().and_then(|id| u32::try_from(id).ok()).unwrap_or_default();
                 let text = line["text"].as_str().unwrap_or_default();
@@ -107,6 +108,9 @@ impl Tee {
 
     fn begin(&mut self, route: &Value) {
         let Some(home) = &self.home else { return };
+        if let Some(given_back) = self.journal.take() {
+            given_back.remove();
+        }
         // Two answers never share a session; one that somebody else conducts has none here.
         let drawn = || format!("{:016x}", self.ask.seed ^ crate::control::now_ms());
         self.name = route["session"].as_str().map_or_else(drawn, str::to_owned);

@@ -13,12 +13,16 @@
 //! the network's events are the only ones that may be dropped (announcements, which come again).
 
 mod acquire;
+mod admit;
 mod delegate;
+mod estimate;
 mod gossip;
 mod hold;
 mod keep;
+mod place;
 mod prompt;
 mod pull;
+mod reach;
 mod route;
 mod share;
 mod show;
@@ -31,24 +35,26 @@ use std::{
 };
 
 use p2p::{
-    Event, Identity, Network, Plane, Reachability, ReplyTo,
-    invite::Invite,
-    wire::control::{Answer, Ask as ControlAsk, Lease, Refusal},
+    Event, Identity, Network, Plane, Reachability, ReplyTo, invite::Invite, wire::control::Ask as ControlAsk,
 };
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, SessionId,
+    latency::{Ema, SPEED_TAU_MS},
     view::{Geography, SwarmView},
 };
 use serde_json::{Value, json};
 use tokio::{
-    sync::{broadcast, mpsc, oneshot, watch},
+    sync::{broadcast, mpsc, watch},
     time::interval,
 };
 
 pub use self::{acquire::Absent, prompt::PromptTask};
 use self::{
     acquire::{Acquire, News},
+    admit::Door,
+    estimate::Measured,
     gossip::Facts,
+    place::{Moved, Placing},
     pull::Pulls,
     route::{ConductorQuestion, RouteQuestion},
     share::Uploads,
@@ -58,11 +64,15 @@ use crate::{
     content::peers,
     control::{self, Call, Question},
     generate::Reroute,
-    stage::{Served, Stage},
+    lessons::Lessons,
+    stage::Served,
     table::{Order, Table},
     worker::{self, Ready, Worker},
 };
 
+/// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
+/// is known to be near goes first.
+const UNMEASURED_MS: f64 = 50.0;
 /// Looks at the clock this often: announces, expires.
 const TICK_MS: u64 = 250;
 /// Prompts remembered for `why`.
@@ -173,7 +183,6 @@ struct Held {
     loaded: Vec<LayerRange>,
     served: Vec<LayerRange>,
     file_bytes: u64,
-    kv_bytes: u64,
 }
 
 impl Held {
@@ -188,7 +197,6 @@ impl Held {
             loaded: Vec::new(),
             served: Vec::new(),
             file_bytes: 0,
-            kv_bytes: spec.kv_bytes,
             ready: Ready::absent(id, absent.name.clone(), spec.context),
             spec,
         }
@@ -215,7 +223,6 @@ impl Held {
             loaded: ready.layers.clone(),
             served: serve,
             file_bytes,
-            kv_bytes: spec.kv_bytes,
             ready,
             spec,
         };
@@ -233,8 +240,8 @@ pub struct Finished {
     session: SessionId,
     /// What there is to say about it.
     line: Option<Value>,
-    /// Measured: who, ms per layer and token.
-    speeds: Vec<(NodeId, f64)>,
+    /// What it taught.
+    measured: Measured,
 }
 
 /// Sums since the node started.
@@ -259,6 +266,11 @@ struct Daemon {
     held: Held,
     table: Table,
     gossip: gossip::Announcer,
+    door: Door,
+    placing: Placing,
+    lessons: Lessons,
+    /// What a step takes at home besides layers, ms.
+    at_home: Ema,
     history: VecDeque<Value>,
     totals: Totals,
     draining: watch::Sender<bool>,
@@ -272,6 +284,8 @@ struct Daemon {
     routes: mpsc::Sender<RouteQuestion>,
     conductors: mpsc::Sender<ConductorQuestion>,
     finished: mpsc::Sender<Finished>,
+    /// Workers that died, by process number.
+    deaths: mpsc::Sender<u32>,
     /// Prompts of this node and the peers they run on.
     in_flight: BTreeMap<SessionId, Vec<NodeId>>,
     caps: Caps,
@@ -284,7 +298,6 @@ struct Daemon {
     /// Where the model is on its way, when it is.
     fetching: Option<Value>,
     news: mpsc::Sender<News>,
-    deaths: mpsc::Sender<()>,
 }
 
 /// Runs a node until it is told to leave or `stop` turns true.
@@ -293,6 +306,12 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let listener = control::listen(&setup.home).await?;
     let (network, mut events) = p2p::spawn(setup.network).await.map_err(|e| Error::Failed(e.to_string()))?;
     let table = Table::default();
+    let kv_bytes = setup.worker.kv_bytes;
+    // A model that is not on this disk is not loaded anew wherever others would like it.
+    let cap = match setup.serve {
+        Serve::Scarcest(cap) if setup.absent.is_none() => Some(cap),
+        _ => None,
+    };
     let (deaths, mut died) = mpsc::channel(1);
     let spec = worker::Spec { model: Some(setup.model), ..setup.worker };
     let (held, heard) = match (&setup.absent, &setup.serve) {
@@ -306,7 +325,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
                 }
             };
             let (held, outputs) = Held::load(spec, serve, setup.num_layers, setup.file_bytes).await?;
-            tokio::spawn(pump(outputs, table.clone(), deaths.clone()));
+            let pid = held.worker.borrow().pid();
+            tokio::spawn(pump(outputs, pid, table.clone(), deaths.clone()));
             (held, heard)
         }
     };
@@ -320,6 +340,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let (conductors, mut conductor) = mpsc::channel(control::QUESTIONS);
     let (finished, mut done) = mpsc::channel(control::QUESTIONS);
     let (born, mut newborn) = mpsc::channel(1);
+    let (moves, mut moved) = mpsc::channel(1);
     let (questions, mut question) = mpsc::channel::<peers::Question>(control::QUESTIONS);
     let (news, mut told) = mpsc::channel(NEWS);
     let pulls = Pulls::new(setup.home.clone(), network.clone(), questions, &setup.caps);
@@ -338,11 +359,15 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         home: setup.home.clone(),
         keeps: setup.keeps,
         started,
-        view: SwarmView::new(Geography::flat(50.0)),
+        view: SwarmView::new(Geography::around(UNMEASURED_MS)),
         facts: BTreeMap::new(),
         held,
         table,
         gossip: gossip::Announcer::new(unix_ms()),
+        door: Door::new(kv_bytes),
+        placing: Placing::new(cap),
+        lessons: Lessons::default(),
+        at_home: Ema::new(SPEED_TAU_MS),
         history: VecDeque::new(),
         totals: Totals::default(),
         draining: watch::Sender::new(false),
@@ -356,6 +381,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         routes,
         conductors,
         finished,
+        deaths,
         in_flight: BTreeMap::new(),
         caps: setup.caps,
         guests: Arc::new(()),
@@ -365,7 +391,6 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         provided: BTreeSet::new(),
         fetching: None,
         news,
-        deaths: deaths.clone(),
     };
     let mut list = shared;
     for event in heard {
@@ -383,13 +408,14 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
             Some(question) = route.recv() => daemon.answer_route(question),
             Some(question) = conductor.recv() => daemon.answer_conductors(question),
             Some(entry) = served.recv() => daemon.book(entry),
-            Some(()) = died.recv() => daemon.bear(born.clone(), deaths.clone()),
+            Some(pid) = died.recv() => daemon.bear(pid, born.clone()),
+            Some(other) = moved.recv() => daemon.moved(other),
             Some(worker) = newborn.recv() => daemon.held.replace(worker),
             Some(over) = done.recv() => daemon.remember(over),
             Some(question) = question.recv() => daemon.answer_content(question),
             Some(news) = told.recv() => daemon.arrived(news).await,
             Ok(()) = list.changed() => daemon.shared_changed().await,
-            _ = clock.tick() => if daemon.tick().await { break },
+            _ = clock.tick() => if daemon.tick(&moves).await { break },
             _ = stop.changed() => daemon.leave(None),
         }
     }
@@ -407,11 +433,16 @@ fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
 }
 
 /// Carries the worker's outputs to their sessions, until it dies.
-async fn pump(mut outputs: mpsc::Receiver<worker::Output>, table: Table, deaths: mpsc::Sender<()>) {
+async fn pump(
+    mut outputs: mpsc::Receiver<worker::Output>,
+    pid: u32,
+    table: Table,
+    deaths: mpsc::Sender<u32>,
+) {
     while let Some(output) = outputs.recv().await {
         table.deliver(output).await;
     }
-    let _ = deaths.send(()).await;
+    let _ = deaths.send(pid).await;
 }
 
 /// Milliseconds since 1970: what a restarted node's sequence numbers continue from.
@@ -448,35 +479,45 @@ impl Daemon {
                     self.uploads.answer(from, stream);
                 }
             }
-            Event::Connected { node, .. } => {
-                tracing::debug!(%node, "connected");
+            Event::Connected { node, path } => {
+                tracing::debug!(%node, %path, "connected");
+                self.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
                 self.view.forget(node);
+                self.gossip.gone(node);
                 if self.facts.remove(&node).is_some() {
                     let _ = self.notices.try_send(Notice::Left(node));
                 }
                 let _ = self.lost.send(node);
             }
             Event::RoundTrip { node, ms } => {
-                self.gossip.measured(node, ms);
-                self.view.observe_link(self.me, node, ms);
+                let ms = self.gossip.measured(node, now, ms);
+                self.view.set_link(self.me, node, ms);
             }
-            Event::Reachability { reachability } => self.reachability = reachability,
-            Event::Listening { address } => tracing::info!(%address, "listening"),
+            Event::Reachability { reachability } => {
+                self.reachability = reachability;
+                self.gossip.tell();
+            }
+            Event::Listening { address } => {
+                tracing::info!(%address, "listening");
+                self.gossip.tell();
+            }
             _ => {}
         }
     }
 
     /// True when the node may stop.
-    async fn tick(&mut self) -> bool {
+    async fn tick(&mut self, moves: &mpsc::Sender<Moved>) -> bool {
         let now = self.now();
         for node in self.view.expire(now) {
             if node != self.me && self.facts.remove(&node).is_some() {
                 let _ = self.notices.try_send(Notice::Left(node));
             }
         }
+        self.admit();
+        self.place(moves);
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
@@ -484,10 +525,11 @@ impl Daemon {
 
     /// The worker died: its sessions heard of it from their jobs, others may come. A worker that keeps dying is started
     /// ever more rarely.
-    fn bear(&mut self, born: mpsc::Sender<Worker>, deaths: mpsc::Sender<()>) {
-        if self.leaving.is_some() {
+    fn bear(&mut self, pid: u32, born: mpsc::Sender<Worker>) {
+        if self.leaving.is_some() || pid != self.held.worker.borrow().pid() {
             return;
         }
+        let deaths = self.deaths.clone();
         let young = self.held.born.elapsed() < GROWN_UP;
         self.held.young_deaths = if young { (self.held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
         let pause = Duration::from_millis(match self.held.young_deaths {
@@ -500,15 +542,20 @@ impl Daemon {
             tokio::time::sleep(pause).await;
             match worker::spawn(spec).await {
                 Ok((worker, _, outputs)) => {
-                    tokio::spawn(pump(outputs, table, deaths));
+                    tokio::spawn(pump(outputs, worker.pid(), table, deaths));
                     let _ = born.send(worker).await;
                 }
                 Err(error) => {
                     tracing::error!(%error, "no worker");
-                    let _ = deaths.send(()).await;
+                    let _ = deaths.send(pid).await;
                 }
             }
         });
+    }
+
+    /// Carries the outputs of another worker to their sessions.
+    fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
+        tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()));
     }
 
     fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {
@@ -532,65 +579,10 @@ impl Daemon {
     fn asked(&mut self, from: NodeId, ask: ControlAsk, reply: ReplyTo) {
         match ask {
             ControlAsk::Lease(lease) => self.lease(from, lease, reply),
-            ControlAsk::Release { session, epoch } => {
-                if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
-                    let _ = inlets.orders.try_send(Order::Release { epoch });
-                }
-                self.network.answer(reply, Answer::Released);
-            }
+            ControlAsk::Release { session, epoch } => self.released(from, session, epoch, reply),
             // These are answered by the network itself.
             ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
-    }
-
-    fn lease(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
-        let refused = |reason, text: &str| Answer::Refused { reason, text: text.to_owned() };
-        let holds =
-            lease.model == self.held.id && self.held.served.iter().any(|range| range.covers(lease.layers));
-        if !holds {
-            return self.network.answer(reply, refused(Refusal::NotHeld, "these layers are not served here"));
-        }
-        if self.paused {
-            return self.network.answer(reply, refused(Refusal::Draining, "this node serves nobody for now"));
-        }
-        let session = lease.session;
-        let inlets = match self.table.get(session) {
-            Some(inlets) if inlets.requester == from => inlets,
-            Some(_) => {
-                return self.network.answer(reply, refused(Refusal::NotTrusted, "another node's session"));
-            }
-            None if self.strangers() >= self.caps.sessions => {
-                let text = "as many sessions of others run here as may (--sessions)";
-                return self.network.answer(reply, refused(Refusal::Busy, text));
-            }
-            None => {
-                let Some((inlets, doors)) = self.table.enter(session, from) else {
-                    return self.network.answer(reply, refused(Refusal::Busy, "no more sessions here"));
-                };
-                let stage = Stage {
-                    session,
-                    requester: from,
-                    network: self.network.clone(),
-                    worker: self.held.worker.subscribe(),
-                    table: self.table.clone(),
-                    books: self.books.clone(),
-                    draining: self.draining.subscribe(),
-                };
-                self.totals.sessions += 1;
-                tokio::spawn(stage.run(inlets.clone(), doors));
-                inlets
-            }
-        };
-        let (answer, answered) = oneshot::channel();
-        let order = Order::Lease { lease: Box::new(lease), answer };
-        if inlets.orders.try_send(order).is_err() {
-            return self.network.answer(reply, refused(Refusal::Busy, "this session has too much to do"));
-        }
-        let network = self.network.clone();
-        tokio::spawn(async move {
-            let gone = Answer::Refused { reason: Refusal::Failed, text: "the session ended".into() };
-            network.answer(reply, answered.await.unwrap_or(gone));
-        });
     }
 
     /// Sessions and prompts of other nodes that run here.
@@ -611,7 +603,14 @@ impl Daemon {
                 self.totals.bytes_in += bytes_in;
                 self.totals.bytes_out += bytes_out;
             }
-            Served::Ended(session) => tracing::debug!(%session, "session over"),
+            Served::Waited { ms, served_ms } => {
+                let now = self.now();
+                self.gossip.waited(now, ms, served_ms);
+            }
+            Served::Ended(session) => {
+                tracing::debug!(%session, "session over");
+                self.admit();
+            }
         }
     }
 
@@ -643,8 +642,7 @@ impl Daemon {
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {
                 self.paused = paused;
-                // Others should not route through a node that refuses them.
-                self.announce(true).await;
+                self.gossip.tell();
                 json!({ "paused": paused, "end": true })
             }
         };
@@ -673,14 +671,18 @@ impl Daemon {
             reroutes: self.reroutes.clone(),
             lost: self.lost.clone(),
             finished: self.finished.clone(),
+            lessons: self.lessons.clone(),
         }
     }
 
     fn remember(&mut self, over: Finished) {
         self.in_flight.remove(&over.session);
         let now = self.now();
-        for (node, layer_ms) in over.speeds {
-            self.view.observe_speed(node, now, layer_ms);
+        for (node, layers, ms) in over.measured.visits {
+            self.view.observe_visit(node, self.held.id, now, layers, ms);
+        }
+        if let Some(ms) = over.measured.home_ms {
+            self.at_home.add(now, ms);
         }
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {

@@ -3,17 +3,27 @@
 use std::collections::BTreeSet;
 
 use p2p::{Network, codec::Wire};
-use scheduler::{Boomerang, ModelId, NodeId, Segment, SessionId, Shape, session::End};
+use scheduler::{
+    Boomerang, ModelId, NodeId, Segment, SessionId, Shape,
+    cost::Cost,
+    lease::LOOKS,
+    route::{NoRoute, Route},
+    session::End,
+};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{Instrument, field::Empty};
 
-use super::route::{ConductorQuestion, RouteQuestion, Routed};
+use super::{
+    estimate::{self, Measured},
+    route::{ConductorQuestion, RouteQuestion, Routed},
+};
 use crate::{
     content::hex,
     control::{Ask, Mode},
     generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
+    lessons::Lessons,
     table::{Order, Table},
     worker::{Conduct, Prompt, Ready, Worker},
 };
@@ -36,6 +46,7 @@ pub struct PromptTask {
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<super::Finished>,
+    pub(super) lessons: Lessons,
 }
 
 /// What was said before, elsewhere or before a crash.
@@ -100,7 +111,7 @@ impl PromptTask {
         let finished = super::Finished {
             session: SessionId::new(random()?),
             line: Some(line.clone()),
-            speeds: Vec::new(),
+            measured: Measured::default(),
         };
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
@@ -194,11 +205,28 @@ impl PromptTask {
     }
 
     async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+        // Every look but the last may find its nodes crowded; the scheduler takes the last one as it is.
+        for looks in 0..LOOKS {
+            if self.look(&ask, &said, looks, lines).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Routes the prompt and runs it. False when its nodes turned out to be crowded and nothing was computed.
+    async fn look(
+        &self,
+        ask: &Ask,
+        said: &Said,
+        looks: u32,
+        lines: &mpsc::Sender<Value>,
+    ) -> Result<bool, String> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
-            self.prepare(&ask, &said.ids, true).await?;
-        let finished = |line| super::Finished { session, line, speeds: Vec::new() };
+            self.prepare(ask, &said.ids, true).await?;
+        let finished = |line, measured| super::Finished { session, line, measured };
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
-            let _ = self.finished.send(finished(None)).await;
+            let _ = self.finished.send(finished(None, Measured::default())).await;
             return Err("this node runs as many prompts as it takes; try again in a moment".into());
         };
         let mut plan_line = plan_json(&routed, prompt_tokens);
@@ -208,12 +236,14 @@ impl PromptTask {
         plan_line["wire"] = json!(wire.name());
         let _ = lines.send(plan_line.clone()).await;
 
+        let expected = routed.expected.clone();
         let (progress, mut news) = mpsc::channel(NEWS);
         let means = Means {
             me: self.me,
             network: self.network.clone(),
             worker: self.worker.clone(),
             reroute: self.reroutes.clone(),
+            lessons: self.lessons.clone(),
             lost: self.lost.subscribe(),
             progress,
         };
@@ -221,8 +251,14 @@ impl PromptTask {
             session,
             prompt: ids,
             max_tokens,
-            rounding: said.rounding,
-            conduct: Conduct { sampling, seed: ask.seed, stop: ask.stop, history: Vec::new(), prompt_tokens },
+            rounding: said.rounding.clone(),
+            conduct: Conduct {
+                sampling,
+                seed: ask.seed,
+                stop: ask.stop.clone(),
+                history: Vec::new(),
+                prompt_tokens,
+            },
             wire,
             hidden: self.ready.hidden as usize,
             model: self.ready.model,
@@ -232,6 +268,8 @@ impl PromptTask {
             rtt_p99_ms: routed.rtt_p99_ms,
             policy: routed.policy,
             shape: routed.shape,
+            looks,
+            announced: routed.announced,
         };
         let orders = inlets.orders.clone();
         let span = tracing::info_span!(
@@ -253,7 +291,12 @@ impl PromptTask {
                     line
                 }
                 Progress::Moved { failed, segments } => {
-                    json!({ "event": "moved", "failed": format!("{failed:?}"), "stages": stages(&segments, &[]) })
+                    json!({ "event": "moved", "failed": format!("{failed:?}"), "stages": stages(&segments) })
+                }
+                Progress::Crowded => {
+                    self.table.leave(session);
+                    let _ = self.finished.send(finished(None, Measured::default())).await;
+                    return Ok(false);
                 }
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
@@ -274,27 +317,30 @@ impl PromptTask {
         }
         self.table.leave(session);
         let Some(report) = ended else {
-            let _ = self.finished.send(finished(None)).await;
+            let _ = self.finished.send(finished(None, Measured::default())).await;
             return Err("the prompt was dropped; `shoal why` may say more".into());
         };
         span.record("tokens", report.ids.len()).record("faults", report.faults.len());
         span.record("ttft_ms", report.ttft_ms);
         span.in_scope(|| tracing::info!("answered"));
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
-        let speeds = speeds(&report, self.me);
-        let _ = self.finished.send(super::Finished { session, line: Some(line.clone()), speeds }).await;
+        let measured = expected.measured(&report);
+        let _ = self.finished.send(finished(Some(line.clone()), measured)).await;
         let _ = lines.send(line).await;
-        Ok(())
+        Ok(true)
     }
 }
 
 /// The prediction, part by part.
 fn plan_json(routed: &Routed, prompt_tokens: u32) -> Value {
-    let route = |found: &Result<scheduler::route::Route, scheduler::route::NoRoute>| match found {
-        Ok(route) => json!({ "total_ms": route.cost.total_ms(), "tok_s": tok_s(&route.cost, routed.shape) }),
+    let way = |found: &Result<Route, NoRoute>, step_ms: Option<f64>| match found {
+        Ok(route) => {
+            json!({ "total_ms": whole_ms(routed, &route.cost), "tok_s": step_ms.map(|ms| 1e3 / ms.max(1e-6)) })
+        }
         Err(why) => json!({ "impossible": why.to_string() }),
     };
-    let legs = routed.route.legs.iter().map(|leg| {
+    let expected = &routed.expected;
+    let legs = routed.route.legs.iter().enumerate().map(|(at, leg)| {
         let terms: serde_json::Map<String, Value> = leg
             .cost
             .terms()
@@ -302,60 +348,39 @@ fn plan_json(routed: &Routed, prompt_tokens: u32) -> Value {
             .filter(|term| term.1 > 0.0)
             .map(|(name, ms)| (name.into(), json!(ms)))
             .collect();
+        let step_ms = expected.parts.get(at).map(|part| part.ms);
         json!({ "node": format!("{:?}", leg.segment.node), "start": leg.segment.layers.start(),
-            "end": leg.segment.layers.end(), "ms": leg.cost.total_ms(), "terms": terms })
+            "end": leg.segment.layers.end(), "ms": leg.cost.total_ms(), "step_ms": step_ms, "terms": terms })
     });
     let shadows: Vec<Option<String>> =
         routed.standbys.shadows.iter().map(|shadow| shadow.map(|node| format!("{node:?}"))).collect();
+    let comparison = &routed.comparison;
     json!({
         "prompt_tokens": prompt_tokens,
         "expected_tokens": routed.shape.output_tokens,
         "stages": legs.collect::<Vec<_>>(),
+        "home_ms": expected.home_ms,
         "shadows": shadows,
-        "predicted": { "total_ms": routed.route.cost.total_ms(), "tok_s": tok_s(&routed.route.cost, routed.shape) },
-        "as_asked": route(&routed.comparison.asked),
-        "ends_abroad": route(&routed.comparison.plain),
-        "local": route(&routed.comparison.local),
-        "local_wins": routed.comparison.local_wins(),
+        "predicted": { "total_ms": whole_ms(routed, &routed.route.cost), "ttft_ms": expected.ttft_ms,
+            "step_ms": expected.step_ms(), "tok_s": expected.tok_s() },
+        "as_asked": way(&comparison.asked, routed.steps_ms[0]),
+        "ends_abroad": way(&comparison.plain, routed.steps_ms[1]),
+        "local": way(&comparison.local, routed.steps_ms[2]),
+        "local_wins": comparison.local_wins(),
     })
 }
 
-/// Tokens per second of decoding that a cost predicts: prefill and loading are paid once.
-fn tok_s(cost: &scheduler::cost::Cost, shape: Shape) -> f64 {
-    let once = cost.prefill_ms + cost.load_ms;
-    let passes = f64::from(shape.passes().max(1));
-    1e3 / ((cost.total_ms() - once).max(1e-6) / passes)
+/// All of an answer, with what every token takes at home besides layers, ms.
+fn whole_ms(routed: &Routed, cost: &Cost) -> f64 {
+    cost.total_ms() + routed.expected.home_ms * f64::from(routed.shape.output_tokens)
 }
 
-/// Milliseconds per layer and token of every stage that is not ours: from its predecessor's output to its own, the hop
-/// included, which makes a far node look a little slower than it is and never faster.
-fn speeds(report: &Report, me: NodeId) -> Vec<(NodeId, f64)> {
-    let mut before = 0.0;
-    let mut speeds = Vec::new();
-    for (segment, at) in report.segments.iter().zip(&report.stage_ms) {
-        if segment.node != me && *at > before {
-            speeds.push((segment.node, (at - before) / f64::from(segment.layers.len())));
-        }
-        before = at.max(before);
-    }
-    speeds
-}
-
-fn stages(segments: &[Segment], ms: &[f64]) -> Vec<Value> {
-    let mut before = 0.0;
-    segments
-        .iter()
-        .enumerate()
-        .map(|(i, segment)| {
-            let mut stage = json!({ "node": format!("{:?}", segment.node),
-                "start": segment.layers.start(), "end": segment.layers.end() });
-            if let Some(at) = ms.get(i).filter(|at| **at > 0.0) {
-                stage["ms"] = json!((at - before).max(0.0));
-                before = *at;
-            }
-            stage
-        })
-        .collect()
+fn stages(segments: &[Segment]) -> Vec<Value> {
+    let stage = |segment: &Segment| {
+        json!({ "node": format!("{:?}", segment.node),
+            "start": segment.layers.start(), "end": segment.layers.end() })
+    };
+    segments.iter().map(stage).collect()
 }
 
 fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> Value {
@@ -386,7 +411,7 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         "ttft_ms": report.ttft_ms,
         "decode_tok_s": if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
         "predicted": plan["predicted"],
-        "stages": stages(&report.segments, &report.stage_ms),
+        "stages": estimate::stages(report, plan),
         "faults": faults,
         "differing_answers": report.evidence,
         "bytes_out": report.wire_bytes.0,

@@ -1,18 +1,22 @@
 //! Answers "who runs what" from the view: what the scheduler decides, with where to find everybody.
+//!
+//! A first route and a later one (somebody failed) ask the same: the view with what leases taught since, this node's own
+//! running prompts as load, then the pipeline, who stands by and where they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
-    Boomerang, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape,
-    route::{Comparison, Route, compare},
+    Boomerang, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
+    cost::{self, explain},
+    route::{Comparison, NoRoute, Route, compare, route},
     session::Standbys,
     standby,
 };
 use tokio::sync::oneshot;
 
-use super::Daemon;
-use crate::{control::Mode, generate::Reroute};
+use super::{Daemon, estimate::Expected};
+use crate::{control::Mode, generate::Reroute, lessons::Lesson};
 
 /// Added to measured round trips before a silence counts: timers, schedulers, Wi-Fi.
 const JITTER_MS: f64 = 20.0;
@@ -53,10 +57,16 @@ pub struct Routed {
     pub route: Route,
     /// All three ways it could be done.
     pub comparison: Comparison,
+    /// What a step of the pipeline should take, part by part.
+    pub expected: Expected,
+    /// What a step should take the three ways, ms: as asked, with the ends abroad, alone.
+    pub steps_ms: [Option<f64>; 3],
     /// Who stands by.
     pub standbys: Standbys,
     /// Where they are.
     pub contacts: Vec<Contact>,
+    /// Sessions that the nodes of the pipeline announced.
+    pub announced: BTreeMap<NodeId, u32>,
     /// The network's share of the slowest ordinary step, ms.
     pub rtt_p99_ms: f64,
     /// What the requester insists on, for another route later.
@@ -72,7 +82,7 @@ fn seed(session: SessionId) -> u64 {
 
 impl Daemon {
     pub(super) fn answer_route(&mut self, question: RouteQuestion) {
-        let found = self.route(&question);
+        let found = self.find(&question);
         if let Ok(routed) = &found
             && question.commit
         {
@@ -106,24 +116,34 @@ impl Daemon {
             && self.view.get(node).is_some_and(holds)
     }
 
-    fn request(&self, question: &RouteQuestion) -> Request {
+    /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
+    /// tokens are here.
+    pub(super) fn reroute(&mut self, question: Reroute) {
+        let Reroute { mut policy, shape, deny, answer, session } = question;
+        policy.deny = deny.into_iter().filter(|node| *node != self.me).collect();
+        let request = self.request(session, shape, policy);
+        let found = self.snapshot().ok().and_then(|snapshot| {
+            let pipeline = route(&snapshot, &request).ok()?.pipeline;
+            let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline);
+            if let Some(nodes) = self.in_flight.get_mut(&session) {
+                nodes.clear();
+                let me = self.me;
+                nodes.extend(pipeline.segments().iter().map(|s| s.node).filter(|node| *node != me));
+            }
+            Some((pipeline, standbys, contacts))
+        });
+        let _ = answer.send(found);
+    }
+
+    fn find(&mut self, question: &RouteQuestion) -> Result<Routed, String> {
         let mut policy = RoutePolicy { boomerang: Some(question.ends), ..RoutePolicy::default() };
         match question.mode {
             Mode::Local => policy.allow = Some(BTreeSet::new()),
             Mode::Trusted => policy.allow = Some(question.trusted.clone()),
             Mode::Boomerang | Mode::Open => {}
         }
-        let mut in_flight = BTreeMap::new();
-        self.in_flight.values().flatten().for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
-        let in_flight = in_flight.into_iter().collect();
-        let seed = seed(question.session);
-        Request { requester: Some(self.me), shape: question.shape, policy, in_flight, seed }
-    }
-
-    fn route(&self, question: &RouteQuestion) -> Result<Routed, String> {
-        let request = self.request(question);
-        let num_layers = self.held.ready.num_layers;
-        let snapshot = self.view.snapshot(self.held.id, num_layers, self.me).map_err(|e| e.to_string())?;
+        let request = self.request(question.session, question.shape, policy.clone());
+        let snapshot = self.snapshot()?;
         let comparison = compare(&snapshot, &request);
         let home = question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
         let chosen = if home { &comparison.local } else { &comparison.asked };
@@ -134,26 +154,70 @@ impl Daemon {
             )
         })?;
         // Somebody to fall back on must not be left out because it is slower.
-        let standbys = self.standbys(&snapshot, &request, &route.pipeline);
-        let contacts = self.contacts(&route.pipeline, &standbys);
-        let rtt_p99_ms = JITTER_MS
-            + route.pipeline.segments().iter().filter_map(|s| self.gossip.rtt_ms(s.node)).sum::<f64>() * 2.0;
+        let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline);
+        let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
+        let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
         Ok(Routed {
+            announced: nodes.map(|node| (node, self.announced_sessions(node))).collect(),
+            expected: self.expected(&snapshot, &request, &route.pipeline),
+            steps_ms: [&comparison.asked, &comparison.plain, &comparison.local]
+                .map(|way| self.step_ms(&snapshot, &request, way)),
             route,
             comparison,
             standbys,
             contacts,
-            rtt_p99_ms,
-            policy: request.policy,
+            rtt_p99_ms: JITTER_MS + network_ms,
+            policy,
             shape: request.shape,
         })
     }
 
-    fn standbys(&self, snapshot: &scheduler::Snapshot, request: &Request, pipeline: &Pipeline) -> Standbys {
+    /// The question to the router, with the load that no announcement shows yet.
+    fn request(&self, session: SessionId, shape: Shape, policy: RoutePolicy) -> Request {
+        let mut in_flight = BTreeMap::new();
+        let others = self.in_flight.iter().filter(|(other, _)| **other != session);
+        others.flat_map(|(_, nodes)| nodes).for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
+        let in_flight = in_flight.into_iter().collect();
+        let mut request = Request { requester: Some(self.me), shape, policy, in_flight, seed: seed(session) };
+        self.lessons.amend(&mut request, |node| self.announced_sessions(node));
+        request.policy.deny.remove(&self.me);
+        request
+    }
+
+    /// What is believed now, with what leases taught.
+    fn snapshot(&mut self) -> Result<Snapshot, String> {
+        let now = self.now();
+        for lesson in self.lessons.take() {
+            match lesson {
+                Lesson::Holds(node, held) => {
+                    self.view.correct(node, self.held.id, held, now);
+                }
+                Lesson::Apart(one, other) => self.view.unreachable(one, other, now),
+            }
+        }
+        let num_layers = self.held.ready.num_layers;
+        self.view.snapshot(self.held.id, num_layers, self.me).map_err(|e| e.to_string())
+    }
+
+    fn announced_sessions(&self, node: NodeId) -> u32 {
+        let holding = self.view.get(node).and_then(|capability| capability.holding(self.held.id));
+        holding.map_or(0, |holding| holding.active)
+    }
+
+    /// Who stands by for a pipeline, and where everybody is.
+    fn backing(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request,
+        pipeline: &Pipeline,
+    ) -> (Standbys, Vec<Contact>) {
         let shadows = pipeline.segments().iter().enumerate().map(|(index, segment)| {
             (segment.node != self.me).then(|| standby::shadow(snapshot, request, pipeline, index)).flatten()
         });
-        Standbys { shadows: shadows.collect(), covers: standby::covers(snapshot, request, pipeline) }
+        let standbys =
+            Standbys { shadows: shadows.collect(), covers: standby::covers(snapshot, request, pipeline) };
+        let contacts = self.contacts(pipeline, &standbys);
+        (standbys, contacts)
     }
 
     fn contacts(&self, pipeline: &Pipeline, standbys: &Standbys) -> Vec<Contact> {
@@ -169,21 +233,35 @@ impl Daemon {
         nodes.into_iter().filter(|node| *node != self.me).map(contact).collect()
     }
 
-    /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
-    /// tokens are here.
-    pub(super) fn reroute(&mut self, question: Reroute) {
-        let Reroute { policy, shape, deny, answer, session } = question;
-        let num_layers = self.held.ready.num_layers;
-        let seed = seed(session);
-        let policy =
-            RoutePolicy { deny: deny.into_iter().filter(|node| *node != self.me).collect(), ..policy };
-        let request = Request { requester: Some(self.me), shape, policy, in_flight: Vec::new(), seed };
-        let found = self.view.snapshot(self.held.id, num_layers, self.me).ok().and_then(|snapshot| {
-            let route = compare(&snapshot, &request).asked.ok()?;
-            let standbys = self.standbys(&snapshot, &request, &route.pipeline);
-            let contacts = self.contacts(&route.pipeline, &standbys);
-            Some((route.pipeline, standbys, contacts))
-        });
-        let _ = answer.send(found);
+    /// What a step of `pipeline` should take, part by part.
+    fn expected(&self, snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Expected {
+        let home_ms = self.home_ms();
+        let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
+        let mut prompt = request.clone();
+        prompt.shape.output_tokens = 1;
+        let ttft_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.total_ms()) + home_ms;
+        let back_ms =
+            |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
+        Expected::new(&legs, back_ms, home_ms, ttft_ms)
     }
+
+    fn step_ms(&self, snapshot: &Snapshot, request: &Request, way: &Result<Route, NoRoute>) -> Option<f64> {
+        let pipeline = &way.as_ref().ok()?.pipeline;
+        let mut request = one_step(request);
+        // Other ways than the one asked for obey other rules.
+        (request.policy.boomerang, request.policy.allow) = (None, None);
+        let cost = cost::price(snapshot, &request, pipeline).ok()?;
+        Some(cost.total_ms() + self.home_ms())
+    }
+
+    /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
+    pub(super) fn home_ms(&self) -> f64 {
+        self.at_home.value().unwrap_or(self.held.ready.head_ms)
+    }
+}
+
+/// The same request for one decoded token.
+fn one_step(request: &Request) -> Request {
+    let shape = Shape { prompt_tokens: 0, output_tokens: 1, ..request.shape };
+    Request { shape, ..request.clone() }
 }

@@ -239,7 +239,7 @@ impl Daemon {
         let caps = &self.caps;
         json!({
             "sessions": caps.sessions,
-            "kv_bytes": self.held.kv_bytes,
+            "kv_bytes": self.held.spec.kv_bytes,
             "disk_bytes": caps.disk_bytes,
             "weights_bytes": caps.weights_bytes,
             "upload_bytes_per_s": caps.upload_bytes_per_s,

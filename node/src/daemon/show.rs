@@ -6,13 +6,17 @@ use super::Daemon;
 
 impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
+        let now = self.now();
+        let figures = self.figures(now);
+        let addresses = self.network.addresses().await;
         let ready = &self.held.ready;
         let ranges = |ranges: &[scheduler::LayerRange]| -> Vec<String> {
             ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
         };
         json!({
             "node": format!("{:?}", self.me),
-            "addresses": self.network.addresses().await,
+            "reached": super::reach::reach(self.reachability, &addresses),
+            "addresses": addresses,
             "peers": self.network.peers().await.len(),
             "known_nodes": self.view.len().saturating_sub(1),
             "model": {
@@ -21,6 +25,7 @@ impl Daemon {
                 "num_layers": ready.num_layers,
                 "loaded": ranges(&self.held.loaded),
                 "serving": ranges(&self.held.served),
+                "offered": ranges(&self.placing.offered(&self.held.served)),
                 "resident_bytes": ready.resident_bytes,
                 "sandboxed": ready.sandboxed,
                 "decode_ms_per_layer": ready.decode_ms,
@@ -30,6 +35,18 @@ impl Daemon {
                 "load_ms": ready.load_ms,
             },
             "sessions": { "serving": self.strangers(), "served": self.totals.sessions },
+            "load": {
+                "active": figures.active,
+                "batch_knee": figures.knee,
+                "queue_ms": figures.queue_ms,
+                "visit_ms": figures.visit_ms,
+                "kv_layer_positions": figures.kv_room,
+            },
+            "announcements": {
+                "said": self.gossip.said_count,
+                "said_bytes": self.gossip.said_bytes,
+                "heard": self.gossip.heard_count,
+            },
             "prompts": self.in_flight.len(),
             "served_positions": self.totals.rows,
             "bytes_in": self.totals.bytes_in,
@@ -38,7 +55,7 @@ impl Daemon {
             "fetching": self.fetching,
             "content": self.content_json(),
             "caps": self.caps_json(),
-            "kv_bytes": self.held.kv_bytes,
+            "kv_bytes": self.held.spec.kv_bytes,
             "pid": std::process::id(),
             "worker_pid": self.held.worker.borrow().pid(),
             "draining": *self.draining.borrow(),
@@ -52,6 +69,10 @@ impl Daemon {
         let connected = self.network.peers().await;
         let known = self.facts.iter().map(|(node, facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
+            let load = self.view.get(*node).and_then(|c| c.holding(self.held.id)).map(|holding| {
+                json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
+                    "kv_layer_positions": holding.kv_layer_positions })
+            });
             let holdings = self.view.get(*node).map_or_else(Vec::new, |capability| {
                 let layers = |holding: &scheduler::Holding| -> Vec<String> {
                     holding.loaded.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
@@ -76,6 +97,7 @@ impl Daemon {
                 "path": link.map(|peer| peer.path.to_string()),
                 "rtt_ms": self.gossip.rtt_ms(*node),
                 "addresses": facts.addresses,
+                "load": load,
                 "models": offers,
             })
         });

@@ -28,8 +28,8 @@ impl Conductor {
 
     pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
         match order {
-            Order::Opened { stage: Some(stage), epoch, node, answer } => match answer {
-                Ok(have) => vec![Event::Opened { stage, epoch, have }],
+            Order::Opened { stage: Some(stage), epoch, node, answer, load } => match answer {
+                Ok(have) => self.granted(stage, epoch, have, load),
                 Err(failure) if epoch == self.machine.epoch() => self.failed(node, failure),
                 Err(_) => Vec::new(),
             },

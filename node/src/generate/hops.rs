@@ -121,7 +121,10 @@ impl Conductor {
             }
             // It computes; whom it cannot reach is likelier to be gone than it is to lie.
             Kind::Unreachable => match self.segment(stage + 1) {
-                Some(next) if next.node != self.means.me => self.failed(next.node, Failure::Closed),
+                Some(next) if next.node != self.means.me => {
+                    self.means.lessons.apart(from, next.node);
+                    self.failed(next.node, Failure::Closed)
+                }
                 _ => Vec::new(),
             },
             Kind::Failed => {

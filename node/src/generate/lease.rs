@@ -7,7 +7,12 @@ use p2p::{
     codec::Wire,
     wire::control::{Answer, Ask, Lease},
 };
-use scheduler::{NodeId, Segment, recover::Failure};
+use scheduler::{
+    NodeId, Segment,
+    lease::{Load, Verdict},
+    recover::Failure,
+    session::Event,
+};
 use tokio::time::timeout;
 
 use super::Conductor;
@@ -63,11 +68,13 @@ impl Conductor {
                     Some(worker) => worker.open(open).await.map_err(|_| Failure::Refused),
                     None => Err(Failure::Late),
                 };
-                let _ = orders.send(Order::Opened { stage, epoch, node, answer }).await;
+                let _ = orders.send(Order::Opened { stage, epoch, node, answer, load: None }).await;
             });
             return;
         }
         let next = next.filter(|next| *next != self.means.me);
+        // A shadow is fed by the requester alone.
+        let before = stage.and_then(|stage| self.segment(stage.checked_sub(1)?)).map(|segment| segment.node);
         let lease = Lease {
             session: self.plan.session,
             epoch,
@@ -78,21 +85,31 @@ impl Conductor {
             wire,
             rounding: self.rounding.clone(),
             next: next.map(|next| self.plan.contact(next)),
+            previous: before.filter(|before| *before != self.means.me),
             log: true,
             ttl_ms: TTL_MS,
             follow: stage.is_none(),
         };
         let (network, there) = (self.means.network.clone(), self.plan.contact(node));
+        let (me, lessons) = (self.means.me, self.means.lessons.clone());
         tokio::spawn(async move {
             let asked = async {
-                network.connect(&there).await.map_err(|_| HopError::Closed)?;
+                if network.connect(&there).await.is_err() {
+                    lessons.apart(me, node);
+                    return Err(HopError::Closed);
+                }
                 network.ask(node, &Ask::Lease(lease), Duration::from_millis(LEASE_MS)).await
             }
             .await;
+            let mut load = None;
             let answer = match asked {
-                Ok(Answer::Accepted { have }) => Ok(have),
-                Ok(Answer::Refused { reason, text }) => {
+                Ok(Answer::Accepted { have, sessions, lanes }) => {
+                    load = Some(Load { node, sessions, lanes });
+                    Ok(have)
+                }
+                Ok(Answer::Refused { reason, text, held }) => {
                     tracing::info!(%node, ?reason, text, "lease refused");
+                    lessons.refused(node, reason, &held);
                     Err(Failure::Refused)
                 }
                 Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),
@@ -100,8 +117,27 @@ impl Conductor {
                 Err(HopError::Timeout) => Err(Failure::Late),
                 Err(HopError::Closed) => Err(Failure::Closed),
             };
-            let _ = orders.send(Order::Opened { stage, epoch, node, answer }).await;
+            let _ = orders.send(Order::Opened { stage, epoch, node, answer, load }).await;
         });
+    }
+
+    /// A stage of the first route promised. When all have, what they said about their load decides whether to take the
+    /// route or to look for a quieter one; until then the machine is not told of the last promise.
+    pub(super) fn granted(&mut self, stage: usize, epoch: u32, have: u32, load: Option<Load>) -> Vec<Event> {
+        if self.looking == Some(epoch) {
+            self.loads.extend(load);
+            let strangers = self.machine.segments().filter(|segment| segment.node != self.means.me).count();
+            if self.loads.len() >= strangers {
+                self.looking = None;
+                let plan = &self.plan;
+                let verdict = self.means.lessons.heard(plan.looks, &self.loads, &plan.announced);
+                if verdict == Verdict::Again {
+                    self.again = true;
+                    return vec![Event::Cancel];
+                }
+            }
+        }
+        vec![Event::Opened { stage, epoch, have }]
     }
 
     pub(super) fn close(&mut self, node: NodeId, epoch: u32) {

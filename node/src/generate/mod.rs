@@ -33,6 +33,7 @@ use std::{
 use p2p::codec::Wire;
 use scheduler::{
     Millis, NodeId, Segment,
+    lease::Load,
     recover::Failure,
     session::{Action, End, Event, Session},
 };
@@ -78,6 +79,11 @@ struct Conductor {
     stage_ms: BTreeMap<u32, (f64, u32)>,
     /// Who failed, and when the last token before it came.
     silent_since: Option<(NodeId, Instant)>,
+    /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
+    looking: Option<u32>,
+    loads: Vec<Load>,
+    /// The route is given back for a quieter one.
+    again: bool,
     /// For the log and traces: frames under way.
     hops: Hops,
     last_token: Instant,
@@ -99,6 +105,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         &plan.standbys,
         plan.rtt_p99_ms,
     );
+    let first_epoch = machine.epoch();
     let cuts = plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
     let rounding = match (plan.wire, &plan.rounding) {
         (Wire::Raw, _) => Vec::new(),
@@ -137,6 +144,9 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        looking: Some(first_epoch),
+        loads: Vec::new(),
+        again: false,
         hops: Hops::default(),
         last_token: began,
         pings: BTreeMap::new(),
@@ -266,6 +276,7 @@ impl Conductor {
             if count == 0 { 0.0 } else { sum / f64::from(count) }
         });
         self.report.stage_ms = stages.collect();
-        let _ = self.means.progress.send(Progress::Done(Box::new(self.report.clone()))).await;
+        let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
+        let _ = self.means.progress.send(over).await;
     }
 }

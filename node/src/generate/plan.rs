@@ -1,6 +1,6 @@
 //! What is to be generated, what that takes, and what the caller hears of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::{Network, codec::Wire, wire::control::Contact};
 use scheduler::{
@@ -9,7 +9,10 @@ use scheduler::{
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use crate::worker::{Conduct, Top, Worker};
+use crate::{
+    lessons::Lessons,
+    worker::{Conduct, Top, Worker},
+};
 
 /// What is to be generated, and where.
 pub struct Plan {
@@ -41,6 +44,10 @@ pub struct Plan {
     pub policy: RoutePolicy,
     /// How much work it is.
     pub shape: Shape,
+    /// Routes tried for it before.
+    pub looks: u32,
+    /// Sessions that the nodes of the pipeline announced.
+    pub announced: BTreeMap<NodeId, u32>,
 }
 
 impl Plan {
@@ -73,6 +80,9 @@ pub enum Progress {
         /// Who runs what from now on.
         segments: Vec<Segment>,
     },
+    /// Its nodes turned out much busier than was believed: the leases are given back, nothing was computed, another
+    /// route may be better. Nothing follows.
+    Crowded,
     /// It is over.
     Done(Box<Report>),
 }
@@ -112,6 +122,8 @@ pub struct Means {
     pub worker: watch::Receiver<Worker>,
     /// Asks the daemon for another pipeline without these nodes.
     pub reroute: mpsc::Sender<Reroute>,
+    /// What leases teach.
+    pub lessons: Lessons,
     /// Nodes that closed their connections.
     pub lost: broadcast::Receiver<NodeId>,
     /// The caller.

@@ -34,8 +34,8 @@ use super::{
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
 const FRAMES: usize = MAX_JOBS + MAX_REPLIES;
-/// Round trips measured after loading; the shortest counts.
-const PINGS: u32 = 8;
+/// Round trips measured after loading; their median counts.
+const PINGS: usize = 8;
 const READ_BUFFER: usize = 64 << 10;
 
 /// A running worker. Clones speak to the same child.
@@ -86,7 +86,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     tokio::spawn(write_frames(write, queue, shared.clone()));
     tokio::spawn(read_frames(read, sender, shared.clone()));
     let worker = Worker { frames, shared };
-    ready.visit_ms += worker.shortest_round_trip_ms().await?;
+    ready.visit_ms += worker.usual_round_trip_ms().await?;
     Ok((worker, ready, outputs))
 }
 
@@ -264,9 +264,9 @@ impl Worker {
         self.shared.alive.load(Ordering::SeqCst)
     }
 
-    /// The child's process number; `None` for a worker that never was.
-    pub fn pid(&self) -> Option<u32> {
-        self.shared.child.as_ref().map(|child| child.pid.as_raw_nonzero().get() as u32)
+    /// The child's process number; 0 for a worker that never was.
+    pub fn pid(&self) -> u32 {
+        self.shared.child.as_ref().map_or(0, |child| child.pid.as_raw_nonzero().get() as u32)
     }
 
     /// Jobs under way.
@@ -303,13 +303,15 @@ impl Worker {
         receiver.await.unwrap_or_else(|_| Err(self.shared.fault()))
     }
 
-    async fn shortest_round_trip_ms(&self) -> Result<f64, Fault> {
-        let mut shortest = f64::INFINITY;
+    /// The median: what a visit usually pays, a machine that is busy with other things included.
+    async fn usual_round_trip_ms(&self) -> Result<f64, Fault> {
+        let mut times = Vec::with_capacity(PINGS);
         for _ in 0..PINGS {
             let asked = Instant::now();
             self.ask(|id| Ask::Ping { id }, Vec::new()).await?;
-            shortest = shortest.min(asked.elapsed().as_secs_f64() * 1e3);
+            times.push(asked.elapsed().as_secs_f64() * 1e3);
         }
-        Ok(shortest)
+        times.sort_unstable_by(f64::total_cmp);
+        Ok(times[PINGS / 2])
     }
 }

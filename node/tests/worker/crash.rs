@@ -51,7 +51,7 @@ async fn a_killed_worker_fails_everything_and_suspects_what_it_computed() {
         child.worker.open(open(idle, range(0, 1), None)).await.unwrap();
         (0..100).for_each(|_| child.worker.run(long(0)).unwrap());
         tokio::task::yield_now().await;
-        kill_9(child.worker.pid().unwrap());
+        kill_9(child.worker.pid());
         // Outputs that were on the way come first; then one failure per open range, and the end.
         let mut failed = Vec::new();
         while let Some(output) = tokio::time::timeout(PATIENCE, child.outputs.recv()).await.unwrap() {
@@ -68,7 +68,7 @@ async fn a_killed_worker_fails_everything_and_suspects_what_it_computed() {
         let dead = child.worker.encode(Prompt::raw("a".into())).await;
         assert!(matches!(dead, Err(Fault::Dead(_))));
         assert_eq!((guard.deaths(SESSION), guard.deaths(idle)), (deaths, 0));
-        gone(child.worker.pid().unwrap()).await;
+        gone(child.worker.pid()).await;
     }
     let third = Child::of(Spec { guard, ..spec(&[range(0, 3)]) }).await;
     assert_eq!(third.worker.open(open(SESSION, range(0, 2), None)).await, Err(Fault::Poison));
@@ -80,7 +80,7 @@ async fn a_worker_that_is_let_go_ends_and_blames_nobody() {
     let child = Child::of(Spec { guard: guard.clone(), ..spec(&[range(0, 3)]) }).await;
     child.worker.open(open(SESSION, range(0, 2), None)).await.unwrap();
     child.worker.run(long(0)).unwrap();
-    let pid = child.worker.pid().unwrap();
+    let pid = child.worker.pid();
     assert!(exists(pid));
     child.worker.kill();
     gone(pid).await;
@@ -89,7 +89,7 @@ async fn a_worker_that_is_let_go_ends_and_blames_nobody() {
     assert_eq!(guard.deaths(SESSION), 0);
 
     let Child { worker, outputs, .. } = Child::start(&[range(0, 3)]).await;
-    let pid = worker.pid().unwrap();
+    let pid = worker.pid();
     drop((worker, outputs));
     gone(pid).await;
 }
@@ -196,7 +196,7 @@ fn a_worker_dies_with_its_daemon() {
             // Busy when the end comes.
             (0..200).for_each(|_| child.worker.run(long(0)).unwrap());
             tokio::time::sleep(Duration::from_millis(10)).await;
-            println!("worker {}", child.worker.pid().unwrap());
+            println!("worker {}", child.worker.pid());
             std::future::pending::<()>().await;
         });
     }

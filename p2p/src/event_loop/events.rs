@@ -279,6 +279,7 @@ impl EventLoop {
         let fresh = met.told.is_none();
         if met.told != Some(path) {
             met.told = Some(path);
+            self.next_save = self.next_save.min(now + upkeep::SAVE_SOON);
             self.outbox.must(Event::Connected { node, path });
             // Often the first ping was faster than the introduction.
             if let Some(ms) = met.rtt_ms {
@@ -296,6 +297,8 @@ impl EventLoop {
                 self.swarm.behaviour_mut().kad.add_address(&peer, address);
             }
         }
+        // Who came by itself is known by these addresses only.
+        self.book.connected(peer, None, unix_now(), now);
         for reply in self.waiting.remove(&peer).into_iter().flatten() {
             drop(reply.send(Ok(node)));
         }

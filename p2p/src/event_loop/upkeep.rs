@@ -29,6 +29,8 @@ const OWN_BURST: f64 = 8.0;
 const NEWS_RATE: f64 = 16.0;
 const NEWS_BURST: f64 = 64.0;
 const SAVE_EVERY: Duration = Duration::from_secs(30);
+/// How soon whom this node met is on disk: it may lose its power, and a crowd that comes at once is written once.
+pub(super) const SAVE_SOON: Duration = Duration::from_secs(2);
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// Outgoing connections beyond this share of their limit are let go when they carry nothing, quarters.
 const CROWDED_QUARTERS: usize = 3;

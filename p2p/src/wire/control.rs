@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use scheduler::capability::MAX_LAYERS;
+use scheduler::capability::{MAX_LAYERS, MAX_RANGES};
 use scheduler::{LayerRange, ModelId, NodeId, SessionId};
 
 use super::Malformed;
@@ -27,6 +27,8 @@ pub const MAX_ADDRESS: usize = 256;
 pub const MAX_TEXT: usize = 256;
 /// Most positions a lease may ask room for; above any published context.
 pub const MAX_POSITIONS: u32 = 1 << 24;
+/// Most sessions or lanes an answer may speak of.
+pub const MAX_SAID: u32 = 1 << 20;
 /// Longest life of a lease without a frame, ms: 10 minutes, what a user thinks before answering.
 pub const MAX_LEASE_TTL_MS: u32 = 600_000;
 
@@ -61,6 +63,8 @@ pub struct Lease {
     pub rounding: Vec<u32>,
     /// Where outputs go; `None`: to the requester.
     pub next: Option<Contact>,
+    /// Whose frames count besides the requester's: the node of the segment before; `None`: nobody's.
+    pub previous: Option<NodeId>,
     /// Whether the requester gets a copy of the outputs that go to `next`.
     pub log: bool,
     /// Without a frame for this long the stage forgets the session, ms; 1 to [`MAX_LEASE_TTL_MS`].
@@ -145,6 +149,10 @@ pub enum Answer {
     Accepted {
         /// KV length of the session here, at most the lease's `at`.
         have: u32,
+        /// Sessions of others that count on this node now, this one not included.
+        sessions: u32,
+        /// Sessions it serves side by side at full speed, at least 1; its announced `batch_knee`.
+        lanes: u32,
     },
     /// It does not.
     Refused {
@@ -152,6 +160,8 @@ pub enum Answer {
         reason: Refusal,
         /// More about it for a human, at most [`MAX_TEXT`] bytes.
         text: String,
+        /// For [`Refusal::NotHeld`], the layers of the model that are served here, at most [`MAX_RANGES`] ranges; else none.
+        held: Vec<LayerRange>,
     },
     /// The session is forgotten.
     Released,
@@ -209,6 +219,10 @@ impl Lease {
         if let Some(next) = &self.next {
             next.write(to);
         }
+        to.bool(self.previous.is_some());
+        if let Some(previous) = &self.previous {
+            to.bytes(previous.as_bytes());
+        }
         to.bool(self.log).u32(self.ttl_ms).bool(self.follow);
     }
 
@@ -223,6 +237,7 @@ impl Lease {
             wire: Wire::from_u8(from.u8()?).ok_or(Malformed("lease: wire"))?,
             rounding: from.list(MAX_LAYERS as usize + 1, 4, Reader::u32)?,
             next: if from.bool()? { Some(Contact::read(from)?) } else { None },
+            previous: if from.bool()? { Some(NodeId::new(from.array()?)) } else { None },
             log: from.bool()?,
             ttl_ms: from.u32()?,
             follow: from.bool()?,
@@ -283,7 +298,13 @@ impl Ask {
 impl Answer {
     /// A refusal with an explanation, cut to [`MAX_TEXT`] bytes.
     pub fn refused(reason: Refusal, text: &str) -> Self {
-        Self::Refused { reason, text: cut(text, MAX_TEXT).to_owned() }
+        Self::Refused { reason, text: cut(text, MAX_TEXT).to_owned(), held: Vec::new() }
+    }
+
+    /// A refusal that says what is held instead; ranges beyond [`MAX_RANGES`] are left out.
+    pub fn not_held(held: &[LayerRange]) -> Self {
+        let held = held.iter().copied().take(MAX_RANGES).collect();
+        Self::Refused { reason: Refusal::NotHeld, text: "these layers are not served here".to_owned(), held }
     }
 
     /// As many of the announcements, in order, as one answer holds.
@@ -301,8 +322,11 @@ impl Answer {
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::new();
         match self {
-            Self::Accepted { have } => to.u8(0).u32(*have),
-            Self::Refused { reason, text } => to.u8(1).u8(*reason as u8).text(cut(text, MAX_TEXT)),
+            Self::Accepted { have, sessions, lanes } => to.u8(0).u32(*have).u32(*sessions).u32(*lanes),
+            Self::Refused { reason, text, held } => {
+                to.u8(1).u8(*reason as u8).text(cut(text, MAX_TEXT));
+                to.list(held, |to, &range| write_range(range, to))
+            }
             Self::Released => to.u8(2),
             Self::Announcements(sealed) => to.u8(3).list(sealed, |to, bytes| {
                 to.count(bytes.len()).bytes(bytes);
@@ -322,11 +346,22 @@ impl Answer {
         }
         let mut from = Reader::new(bytes);
         let answer = match from.u8()? {
-            0 => Self::Accepted { have: from.u32()? },
+            0 => {
+                let (have, sessions, lanes) = (from.u32()?, from.u32()?, from.u32()?);
+                if sessions > MAX_SAID || !(1..=MAX_SAID).contains(&lanes) {
+                    return Err(Malformed("answer: load"));
+                }
+                Self::Accepted { have, sessions, lanes }
+            }
             1 => {
                 let reason = Refusal::ALL.get(usize::from(from.u8()?)).copied();
                 let reason = reason.ok_or(Malformed("answer: refusal"))?;
-                Self::Refused { reason, text: from.text(MAX_TEXT)?.to_owned() }
+                let text = from.text(MAX_TEXT)?.to_owned();
+                let held = from.list(MAX_RANGES, 8, |from| read_range(from, MAX_LAYERS))?;
+                if reason != Refusal::NotHeld && !held.is_empty() {
+                    return Err(Malformed("answer: held"));
+                }
+                Self::Refused { reason, text, held }
             }
             2 => Self::Released,
             3 => Self::Announcements(from.list(MAX_CAUGHT_UP, 2, |from| {

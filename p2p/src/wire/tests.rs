@@ -74,6 +74,7 @@ fn lease() -> Lease {
         wire: Wire::Q8,
         rounding: vec![4, 8, 12],
         next: Some(contact()),
+        previous: Some(NodeId::numbered(8)),
         log: true,
         ttl_ms: 120_000,
         follow: false,
@@ -150,6 +151,8 @@ fn samples() -> Vec<Sample> {
     let (failed, why) = frame::Header::failed(3, 4, 17, "no memory");
     let mut bare = lease();
     (bare.next, bare.rounding, bare.wire) = (None, Vec::new(), Wire::Raw);
+    bare.previous = None;
+    let held = [LayerRange::new(0, 2).unwrap(), LayerRange::new(9, 12).unwrap()];
     let mut operated = draft();
     (operated.claim.operator, operated.class) = (OperatorId::numbered(8), Class::Approx);
     let framed = |(prefix, body): ([u8; 8], Vec<u8>)| [prefix.as_slice(), &body].concat();
@@ -177,8 +180,9 @@ fn samples() -> Vec<Sample> {
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
         ("ask-ping", Ask::Ping.encode(), ask),
         ("answer-pong", Answer::Pong.encode(), answer),
-        ("answer-accepted", Answer::Accepted { have: 16 }.encode(), answer),
+        ("answer-accepted", Answer::Accepted { have: 16, sessions: 3, lanes: 4 }.encode(), answer),
         ("answer-refused", Answer::refused(Refusal::NoRoom, "8 GiB wanted").encode(), answer),
+        ("answer-not-held", Answer::not_held(&held).encode(), answer),
         ("answer-released", Answer::Released.encode(), answer),
         ("answer-announcements", Answer::announcements([vec![1, 2], vec![], vec![3]]).encode(), answer),
         ("announcement", announce::seal(&draft(), &signer()).unwrap(), announced),
@@ -383,7 +387,13 @@ fn answers_hold_what_fits() {
     let many = Answer::announcements((0..5_000).map(|_| vec![1]));
     assert!(matches!(Answer::decode(&many.encode()), Ok(Answer::Announcements(list)) if list.len() == 1_024));
     let text = Answer::refused(Refusal::Busy, &"x".repeat(999)).encode();
-    assert_eq!(text.len(), 4 + control::MAX_TEXT);
+    assert_eq!(text.len(), 6 + control::MAX_TEXT);
+    let held = vec![LayerRange::new(0, 1).unwrap()];
+    let odd = Answer::Refused { reason: Refusal::Busy, text: String::new(), held };
+    assert!(Answer::decode(&odd.encode()).is_err(), "only who does not hold them says what it holds");
+    for (sessions, lanes) in [(0, 0), (u32::MAX, 1), (0, u32::MAX)] {
+        assert!(Answer::decode(&Answer::Accepted { have: 0, sessions, lanes }.encode()).is_err());
+    }
 }
 
 /// Lists are allocated after their count was held against the bytes present: no item may be much larger in memory
@@ -413,9 +423,10 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
     let sizes = (0..1_000_u32, 1..=24_u32, 1..=control::MAX_POSITIONS, 0.0..=1.0_f64);
     let rounding = prop::collection::btree_set(0..=1_024_u32, 0..40);
     let next = prop::option::of((any::<[u8; 32]>(), prop::collection::vec("[!-~]{1,256}", 0..=8)));
+    let previous = prop::option::of(any::<[u8; 32]>());
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 1..=control::MAX_LEASE_TTL_MS);
-    (ids, sizes, rounding, next, flags).prop_map(|((session, model, epoch), sizes, rounding, next, flags)| {
-        Lease {
+    (ids, sizes, rounding, (next, previous), flags).prop_map(
+        |((session, model, epoch), sizes, rounding, (next, previous), flags)| Lease {
             session: SessionId::new(session),
             epoch,
             model: ModelId::new(model),
@@ -425,11 +436,12 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             wire: if flags.2 { Wire::Q8 } else { Wire::Raw },
             rounding: rounding.into_iter().collect(),
             next: next.map(|(node, addresses)| Contact { node: NodeId::new(node), addresses }),
+            previous: previous.map(NodeId::new),
             log: flags.0,
             ttl_ms: flags.3,
             follow: flags.1,
-        }
-    })
+        },
+    )
 }
 
 proptest! {
@@ -473,7 +485,7 @@ proptest! {
     }
 
     #[test]
-    fn made_up_bytes_never_panic(index in 0..22_usize, at in any::<prop::sample::Index>(), junk in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn made_up_bytes_never_panic(index in 0..25_usize, at in any::<prop::sample::Index>(), junk in prop::collection::vec(any::<u8>(), 0..64)) {
         let (name, mut bytes, again) = SAMPLES[index].clone();
         let at = at.index(bytes.len());
         bytes.truncate(at);

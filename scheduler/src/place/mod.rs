@@ -28,7 +28,7 @@ mod widen;
 
 use crate::{LayerRange, NodeId, Pipeline, Segment};
 
-pub use keep::{Advice, Keeper, Move, SETTLE_MS, first_holding, restitch, scarcest};
+pub use keep::{Advice, Keeper, MIN_DWELL_MS, MIN_GAIN, Move, SETTLE_MS, first_holding, restitch, scarcest};
 pub use widen::widen;
 
 /// One node that could hold layers.

@@ -11,16 +11,16 @@
 //!
 //! Limits: what is added is loaded with the rest, and a node that must start quickly should load its segment first.
 
-use super::{Ground, Placement};
-use crate::{LayerRange, NodeId};
+use super::Ground;
+use crate::{LayerRange, Segment};
 
-/// What every placed node should hold if it fills its room: its segment of `placement` and the layers beside it. By
-/// node; the same in any order of sites.
-pub fn widen(ground: &Ground, placement: &Placement) -> Vec<(NodeId, LayerRange)> {
+/// What every node should hold if it fills its room: its segment of `placed` and the layers beside it. By node, the same
+/// in any order of sites; one segment a node, and nodes that are no sites are left out.
+pub fn widen(ground: &Ground, placed: &[Segment]) -> Vec<Segment> {
     let layers = ground.num_layers();
     let mut speed = vec![0.0; layers as usize];
     let mut held: Vec<(u32, u32, u32)> = Vec::new();
-    for segment in placement.pipelines.iter().flat_map(crate::Pipeline::segments) {
+    for segment in placed {
         let Some(i) = ground.index_of(segment.node) else { continue };
         let (start, end) = (segment.layers.start(), segment.layers.end());
         let per_ms = 1.0 / ground.sites[i as usize].layer_ms;
@@ -56,7 +56,7 @@ pub fn widen(ground: &Ground, placement: &Placement) -> Vec<(NodeId, LayerRange)
         }
     }
     let named = held.into_iter().filter_map(|(i, start, end)| {
-        LayerRange::new(start, end).map(|range| (ground.sites[i as usize].id, range))
+        LayerRange::new(start, end).map(|layers| Segment { node: ground.sites[i as usize].id, layers })
     });
     named.collect()
 }

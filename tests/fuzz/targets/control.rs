@@ -3,8 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES};
+use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_SAID, Refusal};
 use p2p::wire::delegate::{Event, Kind, Prefix, Request};
+use scheduler::capability::MAX_LAYERS;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((which, bytes)) = bytes.split_first() else { return };
@@ -20,6 +21,16 @@ fuzz_target!(|bytes: &[u8]| {
         1 => {
             let Ok(answer) = Answer::decode(bytes) else { return };
             assert_eq!(answer.encode(), bytes);
+            match answer {
+                Answer::Accepted { sessions, lanes, .. } => {
+                    assert!(lanes >= 1 && sessions <= MAX_SAID && lanes <= MAX_SAID);
+                }
+                Answer::Refused { reason, held, .. } => {
+                    assert!(held.is_empty() || reason == Refusal::NotHeld);
+                    assert!(held.iter().all(|range| range.end() <= MAX_LAYERS));
+                }
+                Answer::Released | Answer::Pong | Answer::Announcements(_) => {}
+            }
         }
         _ => delegate(bytes),
     }

@@ -71,6 +71,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         human_bytes(number(&status["bytes_out"]) as u64)
     );
     content(&status)?;
+    say!("reached   {}: {}", text(&status["reached"]["class"]), text(&status["reached"]["why"]));
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
     }
@@ -212,14 +213,18 @@ pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
         let terms: Vec<String> =
             terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
         say!(
-            "  {} {}..{}  {:.1} ms = {}",
+            "  {} {}..{}  {:.2} ms a token; in all {:.1} ms = {}",
             node.get(..8).unwrap_or(node),
             stage["start"],
             stage["end"],
+            stage["step_ms"].as_f64().unwrap_or_default(),
             stage["ms"].as_f64().unwrap_or_default(),
             terms.join(" + ")
         );
     }
+    say!("  head, sampling and text here  {:.2} ms a token", plan["home_ms"].as_f64().unwrap_or_default());
+    let ttft_ms = plan["predicted"]["ttft_ms"].as_f64().unwrap_or_default();
+    say!("first token    after {ttft_ms:.0} ms");
     say!("as asked       {}", speed(&plan["as_asked"]));
     say!("ends abroad    {}", speed(&plan["ends_abroad"]));
     say!("here alone     {}", speed(&plan["local"]));
@@ -249,9 +254,11 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
     );
     for stage in why["stages"].as_array().into_iter().flatten() {
         let node = text(&stage["node"]);
+        let predicted =
+            stage["predicted_ms"].as_f64().map_or_else(String::new, |ms| format!(" (predicted {ms:.2})"));
         let ms = stage["ms"]
             .as_f64()
-            .map_or_else(String::new, |ms| format!("  {ms:.2} ms a token, its hop included"));
+            .map_or_else(String::new, |ms| format!("  {ms:.2} ms a token{predicted}, its hop included"));
         say!("  {} {}..{}{ms}", node.get(..8).unwrap_or(&node), stage["start"], stage["end"]);
     }
     for fault in why["faults"].as_array().into_iter().flatten() {

@@ -225,6 +225,10 @@ fn key(home: &Path) -> Finding {
     use std::os::unix::fs::PermissionsExt;
     let advice = "only its owner may read the node's key: chmod 600 the file identity.key in the data folder";
     let found = |well, found: &str| Finding { what: "key", well, found: found.to_owned(), advice };
+    if fs::metadata(home).is_ok_and(|folder| folder.permissions().mode() & 0o077 != 0) {
+        let advice = "others can look into the data folder: `shoal join` closes it, or chmod 700 it";
+        return Finding { what: "key", well: false, found: "in an open folder".into(), advice };
+    }
     match fs::metadata(home.join("identity.key")) {
         Ok(file) if file.permissions().mode() & 0o077 == 0 => found(true, "private"),
         Ok(_) => found(false, "readable by others"),

@@ -270,8 +270,16 @@ fn confirm(args: &JoinArgs) -> Result<()> {
     }
 }
 
+/// The data folder, which only its owner may enter, whoever made it.
 fn create_private_folder(home: &Path) -> Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    let broken =
+        |e: io::Error| Error::Failed(format!("{} is not private: {e}; run: chmod 700 {0}", home.display()));
+    if let Ok(folder) = std::fs::metadata(home)
+        && folder.permissions().mode() & 0o077 != 0
+    {
+        std::fs::set_permissions(home, std::fs::Permissions::from_mode(0o700)).map_err(broken)?;
+    }
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(home).map_err(|e| {
         Error::Failed(format!("cannot create {}: {e}; choose another folder with --home", home.display()))
     })

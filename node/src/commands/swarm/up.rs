@@ -9,7 +9,7 @@ use crate::{
     Error, Result,
     cli::{EngineArgs, swarm::UpArgs},
     library, model,
-    output::{self, say},
+    output::{self, Waiting, say},
 };
 
 pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
@@ -46,7 +46,9 @@ pub(super) fn start(engine: &EngineArgs, nodes: u16, json: bool) -> Result<local
         return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
     }
     let shares = local::shares(num_layers, usize::from(nodes));
+    let waiting = Waiting::start("starting the nodes");
     let swarm = local::LocalSwarm::start(engine, &shares)?;
+    drop(waiting);
     for (index, node) in swarm.nodes.iter().enumerate() {
         if json {
             output::json_line(

@@ -3,12 +3,15 @@
 //! All but ours are our own code after published descriptions, priced with the announced figures and true
 //! distances, so they are not handicapped by worse information:
 //!
-//! * *parallax*: pipelines grown in list order until the layers are covered, split in proportion to speed (water-
-//!   filling by compute), fixed; requests go round robin over the pipelines whose nodes are all believed alive.
+//! * *parallax*: fixed pipelines by its dynamic program (`parallax.rs`) where that ends in reasonable time, else grown in
+//!   list order until the layers are covered; split in proportion to speed (water-filling by compute); requests go
+//!   round robin over the pipelines whose nodes are all believed alive.
 //! * *petals*: every node takes the window of layers with the least summed speed, in order of arrival; requests take
 //!   the shortest path in which a node, once entered, runs to the end of its range; load is ignored.
 //! * *random*: the holdings of petals, a random holder wherever a range ends.
 //! * *local*: everything at the requester, if it can.
+
+mod parallax;
 
 use std::collections::BTreeMap;
 
@@ -32,10 +35,14 @@ pub enum Policy {
     Random,
     /// Nobody else.
     Local,
+    /// Our placement and an exact route over the true state of every machine at that very moment: what no router can do,
+    /// for comparison.
+    Clairvoyant,
 }
 
 /// All, in the order of the report.
-pub const ALL: [Policy; 5] = [Policy::Ours, Policy::Parallax, Policy::Petals, Policy::Random, Policy::Local];
+pub const ALL: [Policy; 6] =
+    [Policy::Ours, Policy::Parallax, Policy::Petals, Policy::Random, Policy::Local, Policy::Clairvoyant];
 
 impl Policy {
     /// Its name in reports.
@@ -46,22 +53,31 @@ impl Policy {
             Self::Petals => "petals",
             Self::Random => "random",
             Self::Local => "local",
+            Self::Clairvoyant => "clairvoyant",
         }
+    }
+
+    /// Whether the scheduler's router chooses, so that its rules can be asked for.
+    pub fn routes_ours(self) -> bool {
+        matches!(self, Self::Ours | Self::Clairvoyant)
     }
 }
 
 /// Above this many nodes ours places by windows too: a full placement of ten thousand is planned per region in
 /// practice, and the quadratic table of hops does not fit.
-const PLACE_UP_TO: usize = 1_024;
+pub const PLACE_UP_TO: usize = 1_024;
 
-/// Gives every machine its layers; the fixed pipelines of *parallax* are returned.
+/// Gives every machine its layers; pipelines that are fixed from then on are returned.
 pub fn hold(policy: Policy, scenario: &Scenario, world: &mut World) -> Vec<Pipeline> {
+    let present: Vec<usize> = (0..world.nodes).filter(|&i| world.machines[i].up).collect();
     match policy {
-        Policy::Ours if world.nodes <= PLACE_UP_TO => {
-            place_ours(scenario, world);
-            Vec::new()
+        Policy::Ours | Policy::Clairvoyant if world.nodes <= PLACE_UP_TO => {
+            place_ours(scenario, world, &present)
         }
-        Policy::Parallax => place_parallax(world),
+        Policy::Parallax => match parallax::chains(world, &present) {
+            Some(chains) => chains.into_iter().filter_map(|chain| assign(world, chain)).collect(),
+            None => chains_in_order(world, &present),
+        },
         Policy::Local => Vec::new(),
         _ => {
             place_windows(world);
@@ -70,26 +86,28 @@ pub fn hold(policy: Policy, scenario: &Scenario, world: &mut World) -> Vec<Pipel
     }
 }
 
-fn place_ours(scenario: &Scenario, world: &mut World) {
-    let n = world.nodes;
-    let sites = (0..n).map(|i| {
-        let machine = &world.machines[i];
-        let cap = machine.room;
-        Site {
-            id: id(i),
-            layer_ms: machine.layer_ms,
-            cap_mid: cap,
-            cap_first: cap,
-            cap_last: cap,
-            cap_both: cap,
-        }
-    });
-    let hops: Vec<f64> =
-        (0..n).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| world.hop_ms(i, j)).collect();
+/// Requests to be served at once, on average, in a crowd if there is one.
+pub fn concurrency(scenario: &Scenario) -> f64 {
     let mean_layer = (scenario.layer_ms.0 * scenario.layer_ms.1).sqrt();
     let service = mean_layer * f64::from(scenario.layers) * f64::from(scenario.tokens.1) / 1000.0;
-    let busy = (scenario.rate * scenario.flash.map_or(1.0, |flash| flash.2) * service).max(2.0);
-    let Ok(ground) = Ground::new(scenario.layers, busy, sites.collect(), &hops) else { return };
+    (scenario.rate * scenario.flash.map_or(1.0, |flash| flash.2) * service).max(2.0)
+}
+
+/// The machines of `present` as sites, at their true speed.
+pub fn ground(scenario: &Scenario, world: &World, present: &[usize]) -> Option<Ground> {
+    let sites = present.iter().map(|&i| {
+        let machine = &world.machines[i];
+        let cap = machine.room;
+        let layer_ms = machine.layer_ms;
+        Site { id: id(i), layer_ms, cap_mid: cap, cap_first: cap, cap_last: cap, cap_both: cap }
+    });
+    let pairs = present.iter().flat_map(|&i| present.iter().map(move |&j| (i, j)));
+    let hops: Vec<f64> = pairs.map(|(i, j)| world.hop_ms(i, j)).collect();
+    Ground::new(scenario.layers, concurrency(scenario), sites.collect(), &hops).ok()
+}
+
+fn place_ours(scenario: &Scenario, world: &mut World, present: &[usize]) -> Vec<Pipeline> {
+    let Some(ground) = ground(scenario, world, present) else { return Vec::new() };
     let mut placement = place(&ground);
     // What is left over makes further pipelines while it can: each is the best of those who are still free, so that
     // every region gets some, and one that breaks has another beside it.
@@ -100,15 +118,17 @@ fn place_ours(scenario: &Scenario, world: &mut World) {
         }
         placement = more;
     }
-    for (node, range) in widen(&ground, &placement) {
-        world.machines[crate::world::index(node)].held = vec![range];
+    let segments: Vec<Segment> = placement.pipelines.iter().flat_map(Pipeline::segments).copied().collect();
+    for Segment { node, layers } in widen(&ground, &segments) {
+        world.machines[crate::world::index(node)].held = vec![layers];
     }
     // The idle ones hold the barest windows: they are the standbys.
     place_windows(world);
+    placement.pipelines
 }
 
 /// Every machine that holds nothing takes the window with the least summed speed.
-fn place_windows(world: &mut World) {
+pub fn place_windows(world: &mut World) {
     let n = world.layers as usize;
     let mut speed = vec![0.0; n];
     for machine in &world.machines[..world.nodes] {
@@ -116,7 +136,7 @@ fn place_windows(world: &mut World) {
             (range.start()..range.end()).for_each(|l| speed[l as usize] += 1.0 / machine.layer_ms);
         }
     }
-    for machine in world.machines[..world.nodes].iter_mut().filter(|machine| machine.held.is_empty()) {
+    for machine in world.machines[..world.nodes].iter_mut().filter(|m| m.up && m.held.is_empty()) {
         let len = (machine.room as usize).min(n);
         let sorted = |start: usize| {
             let mut window = speed[start..start + len].to_vec();
@@ -139,54 +159,52 @@ fn place_windows(world: &mut World) {
     }
 }
 
-fn place_parallax(world: &mut World) -> Vec<Pipeline> {
+/// Pipelines grown from `present` in that order, each as soon as its layers are covered.
+pub fn chains_in_order(world: &mut World, present: &[usize]) -> Vec<Pipeline> {
     let mut pipelines = Vec::new();
     let mut chain: Vec<usize> = Vec::new();
-    for i in 0..world.nodes {
-        if world.machines[i].room == 0 {
-            continue;
-        }
+    for &i in present.iter().filter(|&&i| world.machines[i].room > 0).collect::<Vec<_>>() {
         chain.push(i);
-        let room: u32 = chain.iter().map(|&i| world.machines[i].room).sum();
-        if room < world.layers {
-            continue;
+        if chain.iter().map(|&i| world.machines[i].room).sum::<u32>() >= world.layers {
+            pipelines.extend(assign(world, std::mem::take(&mut chain)));
         }
-        // The widest first, as its allocator orders the stages.
-        chain.sort_by_key(|&i| std::cmp::Reverse(world.machines[i].room));
-        let speed: f64 = chain.iter().map(|&i| 1.0 / world.machines[i].layer_ms).sum();
-        let mut len: Vec<u32> = chain
-            .iter()
-            .map(|&i| {
-                let share = f64::from(world.layers) / (world.machines[i].layer_ms * speed);
-                (share as u32).clamp(1, world.machines[i].room)
-            })
-            .collect();
-        let order = |len: &[u32], more: bool| {
-            (0..chain.len())
-                .filter(|&k| if more { len[k] < world.machines[chain[k]].room } else { len[k] > 1 })
-                .min_by(|&a, &b| {
-                    let stage = |k: usize| f64::from(len[k]) * world.machines[chain[k]].layer_ms;
-                    if more { stage(a).total_cmp(&stage(b)) } else { stage(b).total_cmp(&stage(a)) }
-                })
-        };
-        while len.iter().sum::<u32>() != world.layers {
-            let more = len.iter().sum::<u32>() < world.layers;
-            let Some(k) = order(&len, more) else { break };
-            len[k] = if more { len[k] + 1 } else { len[k] - 1 };
-        }
-        let mut at = 0;
-        let mut segments = Vec::new();
-        for (&i, len) in chain.iter().zip(&len) {
-            if let Some(layers) = LayerRange::new(at, at + len) {
-                world.machines[i].held = vec![layers];
-                segments.push(Segment { node: id(i), layers });
-                at += len;
-            }
-        }
-        pipelines.extend(Pipeline::new(segments, world.layers));
-        chain.clear();
     }
     pipelines
+}
+
+/// Gives a chain its layers: the widest machine first, as its allocator orders the stages, in proportion to speed.
+fn assign(world: &mut World, mut chain: Vec<usize>) -> Option<Pipeline> {
+    chain.sort_by_key(|&i| std::cmp::Reverse(world.machines[i].room));
+    let speed: f64 = chain.iter().map(|&i| 1.0 / world.machines[i].layer_ms).sum();
+    let mut len: Vec<u32> = chain
+        .iter()
+        .map(|&i| {
+            let share = f64::from(world.layers) / (world.machines[i].layer_ms * speed);
+            (share as u32).clamp(1, world.machines[i].room)
+        })
+        .collect();
+    let order = |len: &[u32], more: bool| {
+        (0..chain.len())
+            .filter(|&k| if more { len[k] < world.machines[chain[k]].room } else { len[k] > 1 })
+            .min_by(|&a, &b| {
+                let stage = |k: usize| f64::from(len[k]) * world.machines[chain[k]].layer_ms;
+                if more { stage(a).total_cmp(&stage(b)) } else { stage(b).total_cmp(&stage(a)) }
+            })
+    };
+    while len.iter().sum::<u32>() != world.layers {
+        let more = len.iter().sum::<u32>() < world.layers;
+        let k = order(&len, more)?;
+        len[k] = if more { len[k] + 1 } else { len[k] - 1 };
+    }
+    let mut at = 0;
+    let mut segments = Vec::new();
+    for (&i, len) in chain.iter().zip(&len) {
+        let layers = LayerRange::new(at, at + len)?;
+        world.machines[i].held = vec![layers];
+        segments.push(Segment { node: id(i), layers });
+        at += len;
+    }
+    Pipeline::new(segments, world.layers).ok()
 }
 
 /// What the routers that ignore load know: who is believed up, and what each announced.

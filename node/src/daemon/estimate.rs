@@ -1,0 +1,210 @@
+//! What a step should take and what it took, part by part.
+//!
+//! A plan is honest when each of its parts is: so the prediction is kept per stage, in the form in which the requester can
+//! measure it, and every finished prompt says how far off each was. What the requester sees of a stage is when the copy of
+//! its output arrives, so a part is the time between two such arrivals: the hop to the stage, its visit, and the way back
+//! of its copy less that of the one before. The parts sum up to the step.
+//!
+//! Measured visits correct what nodes claim ([`SwarmView::observe_visit`](scheduler::SwarmView::observe_visit)); what a step takes
+//! at home besides layers (the head, sampling, text) is measured likewise.
+//!
+//! Limits: a prompt that was moved or rerouted teaches nothing; what hops were misjudged by is taken for the visit's.
+
+use scheduler::{NodeId, Segment, cost::Leg};
+use serde_json::{Value, json};
+
+use crate::generate::Report;
+
+/// Fewer steps than this say little: the first ones open streams and fault pages in.
+const LEAST_STEPS: usize = 4;
+
+/// One stage's share of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Who runs what.
+    pub segment: Segment,
+    /// From the arrival of the output before to that of its own, ms.
+    pub ms: f64,
+    /// The share of it that is no visit: hops and waiting, ms. Negative when the copy before had the longer way.
+    pub hops_ms: f64,
+}
+
+/// What one decode step is expected to take.
+#[derive(Clone, Debug, Default)]
+pub struct Expected {
+    /// By segment.
+    pub parts: Vec<Part>,
+    /// What the requester does besides layers, ms.
+    pub home_ms: f64,
+    /// Until the first token, ms.
+    pub ttft_ms: f64,
+}
+
+/// What a finished prompt taught.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Who, how many layers, ms without hops.
+    pub visits: Vec<(NodeId, u32, f64)>,
+    /// What the requester did besides layers, ms.
+    pub home_ms: Option<f64>,
+}
+
+impl Expected {
+    /// From the legs of one step; `back_ms` is the way of a copy from a node to the requester.
+    pub fn new(legs: &[Leg], back_ms: impl Fn(NodeId) -> f64, home_ms: f64, ttft_ms: f64) -> Self {
+        let mut before = 0.0;
+        let parts = legs.iter().map(|leg| {
+            let back = back_ms(leg.segment.node);
+            let detour = back - before;
+            before = back;
+            let cost = &leg.cost;
+            let hops = cost.hop_ms + cost.transfer_ms + cost.closing_ms + cost.queue_ms;
+            Part { segment: leg.segment, ms: cost.total_ms() + detour, hops_ms: hops + detour }
+        });
+        Self { parts: parts.collect(), home_ms, ttft_ms }
+    }
+
+    /// All of a step, ms.
+    pub fn step_ms(&self) -> f64 {
+        self.parts.iter().map(|part| part.ms).sum::<f64>() + self.home_ms
+    }
+
+    /// Tokens per second of decoding.
+    pub fn tok_s(&self) -> f64 {
+        1e3 / self.step_ms().max(1e-6)
+    }
+
+    /// What the prompt that ended with `report` taught.
+    pub fn measured(&self, report: &Report) -> Measured {
+        let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
+        if !same || !report.faults.is_empty() || report.gaps_ms.len() < LEAST_STEPS {
+            return Measured::default();
+        }
+        let mut measured = Measured::default();
+        let took = took(report);
+        let last = self.parts.len().saturating_sub(1);
+        for (at, (part, ms)) in self.parts.iter().zip(took).enumerate() {
+            let Some(ms) = ms else { continue };
+            if at == last {
+                measured.home_ms = Some((ms - part.ms).max(0.0));
+            } else {
+                let visit = (ms - part.hops_ms).max(0.0);
+                measured.visits.push((part.segment.node, part.segment.layers.len(), visit));
+            }
+        }
+        measured
+    }
+}
+
+/// How long each stage of a prompt took for a token, as [`Part::ms`]; the last one together with what is done at home.
+fn took(report: &Report) -> Vec<Option<f64>> {
+    let mut before = 0.0;
+    let step = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
+    let last = report.segments.len().saturating_sub(1);
+    let ends = (0..report.segments.len()).map(|at| {
+        let end = if at == last { step } else { report.stage_ms.get(at).copied().unwrap_or(0.0) };
+        (end > 0.0).then_some(end)
+    });
+    ends.map(|end| {
+        let took = end.map(|end| (end - before).max(0.0));
+        before = end.unwrap_or(before).max(before);
+        took
+    })
+    .collect()
+}
+
+/// The stages of a finished prompt: who, what, ms a token, and the prediction where it was for the same segment.
+pub fn stages(report: &Report, plan: &Value) -> Vec<Value> {
+    let planned: Vec<&Value> = plan["stages"].as_array().into_iter().flatten().collect();
+    let last = report.segments.len().saturating_sub(1);
+    let took = took(report);
+    report
+        .segments
+        .iter()
+        .zip(took)
+        .enumerate()
+        .map(|(at, (segment, ms))| {
+            let mut stage = json!({ "node": format!("{:?}", segment.node),
+                "start": segment.layers.start(), "end": segment.layers.end() });
+            if let Some(ms) = ms {
+                stage["ms"] = json!(ms);
+            }
+            let same =
+                |planned: &&&Value| ["node", "start", "end"].iter().all(|key| planned[*key] == stage[*key]);
+            if let Some(step_ms) = planned.iter().find(same).and_then(|planned| planned["step_ms"].as_f64()) {
+                let home = if at == last { plan["home_ms"].as_f64().unwrap_or(0.0) } else { 0.0 };
+                stage["predicted_ms"] = json!(step_ms + home);
+            }
+            stage
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{LayerRange, cost::Cost, session::End};
+
+    fn leg(node: u64, start: u32, end: u32, decode_ms: f64, hop_ms: f64) -> Leg {
+        let layers = LayerRange::new(start, end).unwrap();
+        let cost = Cost { decode_ms, hop_ms, ..Cost::default() };
+        Leg { segment: Segment { node: NodeId::numbered(node), layers }, cost }
+    }
+
+    /// Home, a node 10 ms away, one 20 ms away and 15 ms from the first, home.
+    fn expected() -> Expected {
+        let legs = [
+            leg(1, 0, 1, 1.0, 0.0),
+            leg(2, 1, 4, 3.0, 10.0),
+            leg(3, 4, 7, 3.0, 15.0),
+            leg(1, 7, 8, 1.0, 20.0),
+        ];
+        let back = |node| {
+            if node == NodeId::numbered(2) {
+                10.0
+            } else if node == NodeId::numbered(3) {
+                20.0
+            } else {
+                0.0
+            }
+        };
+        Expected::new(&legs, back, 2.0, 100.0)
+    }
+
+    fn report(stage_ms: &[f64], gap: f64) -> Report {
+        Report {
+            end: End::Length,
+            rest: String::new(),
+            ids: Vec::new(),
+            segments: expected().parts.iter().map(|part| part.segment).collect(),
+            stage_ms: stage_ms.to_vec(),
+            ttft_ms: 0.0,
+            gaps_ms: vec![gap; 8],
+            faults: Vec::new(),
+            wire_bytes: (0, 0),
+            evidence: 0,
+        }
+    }
+
+    #[test]
+    fn parts_are_arrivals_and_sum_up_to_the_step() {
+        let parts: Vec<f64> = expected().parts.iter().map(|part| part.ms).collect();
+        assert_eq!(parts, [1.0, 23.0, 28.0, 1.0]);
+        assert_eq!(expected().step_ms(), 55.0, "1 + 10 + 3 + 15 + 3 + 20 + 1 and 2 for the head");
+    }
+
+    #[test]
+    fn what_took_longer_is_the_visit_of_who_took_longer() {
+        let (two, three) = (NodeId::numbered(2), NodeId::numbered(3));
+        let exact = expected().measured(&report(&[1.0, 24.0, 52.0, 0.0], 55.0));
+        let me = NodeId::numbered(1);
+        assert_eq!(exact.visits, [(me, 1, 1.0), (two, 3, 3.0), (three, 3, 3.0)]);
+        assert_eq!(exact.home_ms, Some(2.0));
+        let slow = expected().measured(&report(&[1.0, 31.0, 59.0, 0.0], 64.0));
+        assert_eq!(slow.visits, [(me, 1, 1.0), (two, 3, 10.0), (three, 3, 3.0)]);
+        assert_eq!(slow.home_ms, Some(4.0));
+        let mut moved = report(&[1.0, 24.0, 52.0, 0.0], 55.0);
+        moved.faults.push((two, 100.0));
+        assert_eq!(expected().measured(&moved), Measured::default());
+    }
+}

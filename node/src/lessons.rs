@@ -1,0 +1,127 @@
+//! What leases taught: how busy nodes truly are, what they truly hold, and who cannot reach whom.
+//!
+//! Prompts learn it one by one while they take out leases, and the next route of any of them should know it. So this is
+//! the one place both sides share: prompts write, the daemon reads before it routes ([`scheduler::lease`] decides what it
+//! means).
+//!
+//! Limits: [`MOST`] corrections wait for the next route; beyond, the oldest is forgotten, which costs a refused lease.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use p2p::wire::control::Refusal;
+use scheduler::{
+    LayerRange, LayerSet, Millis, NodeId, Request,
+    lease::{Leases, Load, Verdict},
+};
+
+/// Corrections waiting for the next route.
+const MOST: usize = 256;
+
+/// A correction of what was believed.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Lesson {
+    /// A node serves only these layers.
+    Holds(NodeId, LayerSet),
+    /// These two cannot reach each other.
+    Apart(NodeId, NodeId),
+}
+
+#[derive(Debug, Default)]
+struct Learned {
+    leases: Leases,
+    waiting: VecDeque<Lesson>,
+}
+
+/// A handle on what was learned; clones share it.
+#[derive(Clone, Debug)]
+pub struct Lessons {
+    began: Instant,
+    learned: Arc<Mutex<Learned>>,
+}
+
+impl Default for Lessons {
+    fn default() -> Self {
+        Self { began: Instant::now(), learned: Arc::default() }
+    }
+}
+
+impl Lessons {
+    fn now(&self) -> Millis {
+        Millis(self.began.elapsed().as_millis() as u64)
+    }
+
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        // Every change leaves it whole, so a panic elsewhere spoils nothing.
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All nodes of a route granted their leases: whether to take it. See [`Leases::heard`].
+    pub fn heard(&self, looks: u32, loads: &[Load], announced: &BTreeMap<NodeId, u32>) -> Verdict {
+        let announced = |node| announced.get(&node).copied().unwrap_or(0);
+        self.learned().leases.heard(self.now(), looks, loads, announced)
+    }
+
+    /// A node refused a lease on `wanted`; `held` is what it says it serves instead.
+    pub fn refused(&self, node: NodeId, reason: Refusal, held: &[LayerRange]) {
+        let now = self.now();
+        let mut learned = self.learned();
+        if reason == Refusal::NotHeld {
+            wait(&mut learned, Lesson::Holds(node, LayerSet::new(held.iter().copied())));
+        } else {
+            learned.leases.refused(now, node);
+        }
+    }
+
+    /// Two nodes cannot reach each other.
+    pub fn apart(&self, one: NodeId, other: NodeId) {
+        wait(&mut self.learned(), Lesson::Apart(one, other));
+    }
+
+    /// What waits, for the view.
+    pub fn take(&self) -> VecDeque<Lesson> {
+        std::mem::take(&mut self.learned().waiting)
+    }
+
+    /// Prices what was heard into a request. See [`Leases::amend`].
+    pub fn amend(&self, request: &mut Request, announced: impl Fn(NodeId) -> u32) {
+        self.learned().leases.amend(self.now(), request, announced);
+    }
+}
+
+fn wait(learned: &mut Learned, lesson: Lesson) {
+    if learned.waiting.len() == MOST {
+        learned.waiting.pop_front();
+    }
+    learned.waiting.push_back(lesson);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::Shape;
+
+    #[test]
+    fn what_one_prompt_learns_the_next_one_knows() {
+        let lessons = Lessons::default();
+        let (busy, full, liar) = (NodeId::numbered(1), NodeId::numbered(2), NodeId::numbered(3));
+        let loads = [Load { node: busy, sessions: 9, lanes: 2 }];
+        assert_eq!(lessons.clone().heard(0, &loads, &BTreeMap::new()), Verdict::Again);
+        lessons.refused(full, Refusal::Busy, &[]);
+        let held = LayerRange::new(2, 4).unwrap();
+        lessons.refused(liar, Refusal::NotHeld, &[held]);
+        lessons.apart(busy, full);
+        let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
+        lessons.amend(&mut request, |_| 1);
+        assert_eq!(request.in_flight, [(busy, 8)]);
+        assert!(request.policy.deny.contains(&full) && !request.policy.deny.contains(&liar));
+        let waiting = lessons.take();
+        assert_eq!(waiting, [Lesson::Holds(liar, held.into()), Lesson::Apart(busy, full)]);
+        assert!(lessons.take().is_empty());
+        (0..2 * MOST as u64).for_each(|n| lessons.apart(busy, NodeId::numbered(n)));
+        assert_eq!(lessons.take().len(), MOST);
+    }
+}

@@ -1,0 +1,404 @@
+//! One policy through one scenario: a discrete-event loop over virtual time.
+//!
+//! The unit of work is a *visit*: one step of one request at one machine, which serves a few at once and queues the
+//! rest. Routing, views, standbys and recovery budgets are the scheduler's own code. A crash loses what the machine
+//! was doing; after the detection time the request recovers, and what the replacement lacks of the keys and values
+//! is computed again as one prefill.
+//!
+//! Safety is checked as it happens ([`Violations`]); when the scenario is over all faults heal, and every request that
+//! is still alive must end within ten minutes.
+//!
+//! Limits: all requesters share one view, refreshed once a second; frames are not lost singly and doors are open ([`crate::storm`]
+//! does both); memory for keys and values is not a constraint here.
+
+mod choose;
+mod hold;
+mod visit;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+use scheduler::chance::Chance;
+use scheduler::lease::Leases;
+use scheduler::place::Keeper;
+use scheduler::recover::{Budget, SILENCE_MS};
+use scheduler::route::Router;
+use scheduler::standby::Cover;
+use scheduler::view::{Geography, SwarmView};
+use scheduler::{Millis, ModelId, NodeId, Pipeline, Segment, Snapshot};
+
+use crate::policy::{self, Policy};
+use crate::scale::REGIONS_MS;
+use crate::scenario::Scenario;
+use crate::world::World;
+
+/// A machine speaks this often, ms.
+const ANNOUNCE_MS: f64 = 5_000.0;
+/// A snapshot serves this long, ms.
+const SNAPSHOT_MS: f64 = 1_000.0;
+/// Above this many nodes requesters share a snapshot, taken once per round of announcements.
+const SHARE_FROM: usize = 1_024;
+/// Machines consider moving this often, ms.
+const CONSIDER_MS: f64 = 60_000.0;
+/// After healing, everything must end within this, ms.
+const LIVENESS_MS: f64 = 600_000.0;
+/// One route in so many is compared with what a clairvoyant would have chosen.
+const REGRET_EVERY: usize = 16;
+
+/// What must never happen, counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Violations {
+    /// A machine was asked to run what it does not hold.
+    pub not_held: u64,
+    /// An end of the model left home under boomerang.
+    pub ends_abroad: u64,
+    /// A token twice or out of order.
+    pub order: u64,
+    /// Slots or running counts that did not come back to zero.
+    pub unbalanced: u64,
+    /// Moves that left a layer with nobody.
+    pub bared: u64,
+    /// Requests that never ended.
+    pub stuck: u64,
+}
+
+impl Violations {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.not_held + self.ends_abroad + self.order + self.unbalanced + self.bared + self.stuck
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Outcome {
+    /// Requests that arrived, ended whole, and were given up.
+    pub requests: (u64, u64, u64),
+    /// Tokens given to users while requests arrived.
+    pub tokens: u64,
+    /// The same per second of virtual time, for plotting.
+    pub tokens_by_second: Vec<u32>,
+    /// Time to first token of every request that got one, ms, sorted.
+    pub first_ms: Vec<f64>,
+    /// Mean time per further token of every whole request, ms, sorted.
+    pub each_ms: Vec<f64>,
+    /// Longest gap between two tokens of every request that met a crash, ms, sorted.
+    pub stall_ms: Vec<f64>,
+    /// True cost of the chosen route over the clairvoyant's, sampled, sorted.
+    pub regret: Vec<f64>,
+    /// Busiest over mean number of visits, over machines that hold layers.
+    pub skew: f64,
+    /// Most sessions per lane that counted on one machine at any time.
+    pub peak: f64,
+    /// Busiest over mean sessions, by machines that hold layers, whenever a request began and the mean was above one
+    /// session per lane; sorted.
+    pub spread: Vec<f64>,
+    /// Announcements made; every machine hears every one.
+    pub announcements: u64,
+    /// Machines that left layers for others.
+    pub moves: u64,
+    /// What must not happen.
+    pub violations: Violations,
+}
+
+/// The value below which the share `q` of sorted samples lies; NaN without samples.
+pub fn percentile(sorted: &[f64], q: f64) -> f64 {
+    sorted
+        .get(((sorted.len() as f64 * q) as usize).min(sorted.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or(f64::NAN)
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Arrive,
+    Reach { request: usize, attempt: u32 },
+    Served { at: usize, boot: u64, request: usize, attempt: u32 },
+    Lost { request: usize, attempt: u32 },
+    Announce { at: usize },
+    Leave { at: usize },
+    Return { at: usize },
+    Join { at: usize },
+    Consider,
+    Loaded { at: usize },
+    Gray { on: bool },
+    Heal,
+}
+
+struct Live {
+    requester: usize,
+    segments: Vec<Segment>,
+    /// Positions each stage has computed.
+    have: Vec<u32>,
+    covers: Vec<Cover>,
+    stage: usize,
+    known: u32,
+    attempt: u32,
+    began: f64,
+    last: f64,
+    first: Option<f64>,
+    stall: f64,
+    crashed: bool,
+    budget: Budget,
+    failed: Vec<NodeId>,
+    over: bool,
+    /// Round trips of lease requests, spent before the next step starts, ms.
+    delay_ms: f64,
+}
+
+impl Live {
+    /// Positions that a stage has to compute before it can go on: at least the newest.
+    fn lacks(&self, stage: usize) -> u32 {
+        self.known - self.have[stage].min(self.known - 1)
+    }
+}
+
+struct Server {
+    boot: u64,
+    serving: Vec<(usize, u32)>,
+    /// Request, attempt, and since when, ms.
+    queue: VecDeque<(usize, u32, f64)>,
+    visits: u64,
+}
+
+struct Run<'a> {
+    scenario: &'a Scenario,
+    policy: Policy,
+    world: World,
+    now: f64,
+    order: u64,
+    queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    events: Vec<Event>,
+    free: Vec<usize>,
+    chance: Chance,
+    servers: Vec<Server>,
+    live: Vec<Live>,
+    view: SwarmView,
+    snapshots: BTreeMap<usize, (f64, Snapshot)>,
+    router: Router,
+    /// Whose pipelines stand: *parallax* goes round them, ours keeps them until others are a third better.
+    fixed: Vec<Pipeline>,
+    keepers: Vec<Keeper>,
+    cursor: usize,
+    running: BTreeMap<(usize, NodeId), u32>,
+    /// By requester: what nodes said when asked for a lease.
+    leases: BTreeMap<usize, Leases>,
+    healed: bool,
+    outcome: Outcome,
+}
+
+/// Runs `policy` through `scenario`; the same seed draws the same machines, arrivals and faults for every policy.
+pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
+    let mut draw = Chance::new(seed);
+    let mut world = World::draw(scenario, &mut draw.fork());
+    let fixed = policy::hold(policy, scenario, &mut world);
+    let base: Vec<f64> = REGIONS_MS.iter().flatten().copied().collect();
+    let geography = Geography::new(REGIONS_MS.len(), base).unwrap_or_else(|| Geography::flat(50.0));
+    let servers = world.machines.iter().map(|_| Server {
+        boot: 0,
+        serving: Vec::new(),
+        queue: VecDeque::new(),
+        visits: 0,
+    });
+    let mut run = Run {
+        scenario,
+        policy,
+        servers: servers.collect(),
+        world,
+        now: 0.0,
+        order: 0,
+        queue: BinaryHeap::new(),
+        events: Vec::new(),
+        free: Vec::new(),
+        chance: draw.fork(),
+        live: Vec::new(),
+        view: SwarmView::new(geography),
+        snapshots: BTreeMap::new(),
+        router: Router::default(),
+        fixed,
+        keepers: vec![Keeper::default(); scenario.nodes as usize],
+        cursor: 0,
+        running: BTreeMap::new(),
+        leases: BTreeMap::new(),
+        healed: false,
+        outcome: Outcome { tokens_by_second: vec![0; scenario.seconds as usize + 1], ..Outcome::default() },
+    };
+    run.schedule_faults(&mut draw);
+    run.go();
+    run.finish()
+}
+
+fn announced(view: &SwarmView, node: NodeId) -> u32 {
+    let holding = view.get(node).and_then(|capability| capability.holding(ModelId::default()));
+    holding.map_or(0, |holding| holding.active)
+}
+
+impl Run<'_> {
+    fn at(&mut self, ms: f64, event: Event) {
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.events[slot] = event;
+                slot
+            }
+            None => {
+                self.events.push(event);
+                self.events.len() - 1
+            }
+        };
+        self.order += 1;
+        self.queue.push(Reverse(((ms.max(self.now) * 1_000.0) as u64, self.order, slot)));
+    }
+
+    /// Draws arrivals and faults ahead, so that they do not depend on what the policy does.
+    fn schedule_faults(&mut self, draw: &mut Chance) {
+        let end = self.scenario.seconds * 1_000.0;
+        let (mut arrivals, mut faults, mut grays) = (draw.fork(), draw.fork(), draw.fork());
+        let mut t = 0.0;
+        loop {
+            let crowd =
+                self.scenario.flash.filter(|(from, long, _)| (*from..from + long).contains(&(t / 1_000.0)));
+            t += arrivals.exponential(1_000.0 / (self.scenario.rate * crowd.map_or(1.0, |crowd| crowd.2)));
+            if t >= end {
+                break;
+            }
+            self.at(t, Event::Arrive);
+        }
+        for at in 0..self.world.machines.len() {
+            let first = ANNOUNCE_MS * faults.unit() - ANNOUNCE_MS;
+            self.at(first, Event::Announce { at });
+        }
+        if self.scenario.churn_per_hour > 0.0 {
+            for at in 0..self.world.nodes {
+                let mut t = faults.exponential(3_600_000.0 / self.scenario.churn_per_hour);
+                while t < end {
+                    let back = t + faults.exponential(60_000.0);
+                    self.at(t, Event::Leave { at });
+                    self.at(back.min(end), Event::Return { at });
+                    t = back + faults.exponential(3_600_000.0 / self.scenario.churn_per_hour);
+                }
+            }
+        }
+        if self.scenario.gray > 0.0 {
+            self.at(end * 0.5, Event::Gray { on: true });
+            self.at(end * 0.75, Event::Gray { on: false });
+            for machine in &mut self.world.machines[..self.world.nodes] {
+                // Marked by a slowdown that is only applied when the time comes.
+                machine.slow = if grays.happens(self.scenario.gray) { 1.0 + f64::EPSILON } else { 1.0 };
+            }
+        }
+        for at in 0..self.world.nodes {
+            if let Some(when) = self.world.machines[at].joins {
+                self.at(when, Event::Join { at });
+            }
+        }
+        if self.policy == Policy::Ours && self.world.nodes <= policy::PLACE_UP_TO {
+            self.at(CONSIDER_MS, Event::Consider);
+        }
+        self.at(end, Event::Heal);
+    }
+
+    fn go(&mut self) {
+        let last = self.scenario.seconds * 1_000.0 + LIVENESS_MS;
+        while let Some(Reverse((micros, _, slot))) = self.queue.pop() {
+            self.now = micros as f64 / 1_000.0;
+            let event = self.events[slot];
+            self.free.push(slot);
+            if self.now > last || (self.healed && self.live.iter().all(|live| live.over)) {
+                return;
+            }
+            match event {
+                Event::Arrive => self.arrive(),
+                Event::Reach { request, attempt } => self.reach(request, attempt),
+                Event::Served { at, boot, request, attempt } => self.served(at, boot, request, attempt),
+                Event::Lost { request, attempt } => self.lost(request, attempt),
+                Event::Announce { at } => self.announce(at),
+                Event::Leave { at } => self.leave(at),
+                Event::Return { at } => self.world.machines[at].up = true,
+                Event::Join { at } => self.join(at),
+                Event::Consider => self.consider(),
+                Event::Loaded { at } => self.loaded(at),
+                Event::Gray { on } => {
+                    let gray = self.world.machines.iter_mut().filter(|machine| machine.slow != 1.0);
+                    gray.for_each(|machine| machine.slow = if on { 10.0 } else { 1.0 });
+                }
+                Event::Heal => self.heal(),
+            }
+        }
+    }
+
+    fn heal(&mut self) {
+        self.healed = true;
+        for machine in &mut self.world.machines {
+            (machine.up, machine.slow) = (true, 1.0);
+        }
+    }
+
+    fn announce(&mut self, at: usize) {
+        if self.world.machines[at].up
+            && let Some(capability) = self.world.announce(at, self.now)
+        {
+            self.view.merge(capability, Millis(self.now as u64));
+            self.outcome.announcements += 1;
+        }
+        self.at(self.now + ANNOUNCE_MS, Event::Announce { at });
+    }
+
+    fn leave(&mut self, at: usize) {
+        self.world.machines[at].up = false;
+        self.world.machines[at].load = 0;
+        let server = &mut self.servers[at];
+        server.boot += 1;
+        let orphans: Vec<_> =
+            server.serving.drain(..).chain(server.queue.drain(..).map(|visit| (visit.0, visit.1))).collect();
+        for (request, attempt) in orphans {
+            self.at(self.now + SILENCE_MS as f64, Event::Lost { request, attempt });
+        }
+    }
+
+    fn arrive(&mut self) {
+        let requester = self.world.nodes + self.chance.below(self.scenario.requesters as usize);
+        self.outcome.requests.0 += 1;
+        self.live.push(Live {
+            requester,
+            segments: Vec::new(),
+            have: Vec::new(),
+            covers: Vec::new(),
+            stage: 0,
+            known: self.scenario.tokens.0.max(1),
+            attempt: 0,
+            began: self.now,
+            last: self.now,
+            first: None,
+            stall: 0.0,
+            crashed: false,
+            budget: Budget::default(),
+            failed: Vec::new(),
+            over: false,
+            delay_ms: 0.0,
+        });
+        self.route_again(self.live.len() - 1);
+    }
+
+    fn finish(mut self) -> Outcome {
+        self.outcome.violations.stuck += self.live.iter().filter(|live| !live.over).count() as u64;
+        self.outcome.violations.unbalanced +=
+            self.running.values().filter(|count| **count > 0).count() as u64;
+        let busy: Vec<f64> = (0..self.world.nodes)
+            .filter(|&i| !self.world.machines[i].held.is_empty())
+            .map(|i| self.servers[i].visits as f64)
+            .collect();
+        let mean = busy.iter().sum::<f64>() / busy.len().max(1) as f64;
+        self.outcome.skew = if mean > 0.0 { busy.iter().copied().fold(0.0, f64::max) / mean } else { 0.0 };
+        let outcome = &mut self.outcome;
+        for samples in [
+            &mut outcome.first_ms,
+            &mut outcome.each_ms,
+            &mut outcome.stall_ms,
+            &mut outcome.regret,
+            &mut outcome.spread,
+        ] {
+            samples.sort_by(f64::total_cmp);
+        }
+        self.outcome
+    }
+}

@@ -1,0 +1,150 @@
+//! What machines hold, announce and hear.
+
+use scheduler::capability::{Claim, Holding};
+use scheduler::chance::Chance;
+use scheduler::place::{Advice, Move};
+use scheduler::recover::Failure;
+use scheduler::view::Merged;
+use scheduler::{Capability, LayerRange, LayerSet, ModelId, NodeId, OperatorId};
+
+use super::{Body, Happening, Machine, Options, Swarm, TICK_MS, id};
+use crate::storm::stage::Lease;
+
+impl Swarm {
+    pub(super) fn announce(&mut self, at: usize) {
+        if self.awake(at) != Ok(true) || self.closing {
+            return;
+        }
+        let machine = &mut self.machines[at];
+        machine.sequence += 1;
+        let pretended = LayerSet::new(machine.pretends);
+        let loaded = match machine.withdrawn {
+            Some(kept) => machine.stage.held.ranges().iter().filter_map(|r| r.intersect(kept)).collect(),
+            None => machine.stage.held.clone(),
+        };
+        let decode_ms = machine.layer_ms * machine.slow as f64 * machine.claims;
+        let claim = Claim {
+            node: id(at),
+            operator: OperatorId::numbered(at as u64),
+            sequence: machine.sequence,
+            region: self.net.region(at) as u16,
+            access_ms: self.net.access_ms(at),
+            up_bytes_per_ms: 1e5,
+            down_bytes_per_ms: 1e5,
+            draining: false,
+            holdings: vec![Holding {
+                model: ModelId::default(),
+                loaded: loaded.union(&pretended).ranges().to_vec(),
+                on_disk: Vec::new(),
+                decode_ms,
+                prefill_ms: decode_ms / 5.0,
+                visit_ms: 1.0,
+                queue_ms: 0.0,
+                load_ms: 0.0,
+                active: (machine.stage.running() as f64 * machine.claims) as u32,
+                batch_knee: 4,
+                kv_layer_positions: machine.stage.kv_room() - machine.stage.reserved(),
+            }],
+        };
+        let Ok(capability) = Capability::try_from(claim) else { return };
+        self.hear(at, capability.clone());
+        for to in (0..self.machines.len()).filter(|to| *to != at) {
+            if self.chance.happens(self.options.gossip_loss) || self.net.is_cut(at, to) {
+                continue;
+            }
+            let when = self.now + 1 + self.chance.below(self.options.gossip_ms as usize) as u64;
+            let body = Box::new(Body::Gossip(Box::new(capability.clone())));
+            self.at(when, Happening::Deliver { to, body });
+        }
+    }
+
+    pub(super) fn hear(&mut self, at: usize, capability: Capability) {
+        let (now, node) = (self.local(at), capability.node());
+        let merged = self.machines[at].view.merge(capability, now);
+        self.checks.that(merged != Merged::Equivocation, || format!("{node} seems to equivocate"));
+        self.report.announcements += u64::from(merged == Merged::Fresh);
+    }
+
+    /// Advice may be anything; what the keeper makes of it must not bare a layer.
+    pub(super) fn consider_moving(&mut self, at: usize) {
+        let now = self.local(at);
+        let layers = self.options.layers;
+        if self.machines[at].ticks.is_multiple_of(20) {
+            let len = 1 + self.chance.below(self.options.room as usize) as u32;
+            let start = self.chance.below((layers - len.min(layers)) as usize + 1) as u32;
+            self.machines[at].wanted = LayerRange::new(start, (start + len).min(layers));
+        }
+        let region = self.net.region(at);
+        let movers: Vec<NodeId> =
+            (0..self.options.nodes).filter(|&i| self.net.region(i) == region).map(id).collect();
+        let machine = &mut self.machines[at];
+        machine.ticks += 1;
+        machine.view.expire(now);
+        let mut others = vec![0u32; layers as usize];
+        for node in (0..self.options.nodes).filter(|other| *other != at) {
+            let Some(known) = machine.view.get(id(node)) else { continue };
+            let held = known.holding(ModelId::default()).map(Holding::loaded_set).unwrap_or_default();
+            (0..layers).filter(|layer| held.contains(*layer)).for_each(|layer| others[layer as usize] += 1);
+        }
+        let choice = Move {
+            node: id(at),
+            held: &machine.stage.held.clone(),
+            advised: machine.wanted,
+            present_tps: 1.0,
+            advised_tps: 2.0,
+            others: &others,
+            movers: &movers,
+            tick: self.now / TICK_MS,
+        };
+        match machine.keeper.tick(now, &choice) {
+            Advice::Hold(range) => return self.hold(at, range),
+            Advice::Withdraw(range) if machine.withdrawn.is_none() => machine.withdrawn = Some(range),
+            Advice::Stay if machine.withdrawn.is_some() => machine.withdrawn = None,
+            Advice::Withdraw(_) | Advice::Stay => return,
+        }
+        self.announce(at);
+    }
+
+    fn hold(&mut self, at: usize, range: LayerRange) {
+        let everybody = |machines: &[Machine], nodes: usize| {
+            // Who only pretends to hold a layer deceives the keepers of others; nothing can be done about that.
+            let shown = |machine: &Machine| machine.stage.held.union(&LayerSet::new(machine.pretends));
+            machines[..nodes].iter().fold(LayerSet::default(), |all, machine| all.union(&shown(machine)))
+        };
+        let before = everybody(&self.machines, self.options.nodes);
+        let gone = self.machines[at].stage.hold(LayerSet::from(range));
+        self.machines[at].withdrawn = None;
+        let after = everybody(&self.machines, self.options.nodes);
+        self.checks.covered(self.now, &before, &after, self.options.layers);
+        self.report.moves += 1;
+        for Lease { session, epoch, requester, .. } in gone {
+            let (failure, held) = (Failure::Refused, Some(self.machines[at].stage.held.clone()));
+            self.send(at, requester, Body::Failed { session, epoch, node: id(at), failure, held });
+        }
+        self.announce(at);
+    }
+}
+
+/// What machines hold at first: windows where the fewest hold, so that every layer has somebody; under boomerang the
+/// requesters hold the ends.
+pub(super) fn windows(options: &Options, draw: &mut Chance) -> Vec<LayerSet> {
+    let n = options.layers as usize;
+    let mut holders = vec![0u32; n];
+    let mut held = Vec::new();
+    for _ in 0..options.nodes {
+        let len = (options.room as usize).min(n);
+        let need = |start: usize| {
+            holders[start..start + len].iter().map(|h| 4u32.saturating_sub(*h).pow(3)).sum::<u32>()
+        };
+        let most = (0..=n - len).map(need).max().unwrap_or(0);
+        let starts: Vec<usize> = (0..=n - len).filter(|start| need(*start) == most).collect();
+        let start = starts[draw.below(starts.len())];
+        (start..start + len).for_each(|layer| holders[layer] += 1);
+        held.push(LayerRange::new(start as u32, (start + len) as u32).into_iter().collect());
+    }
+    let n = options.layers;
+    let ends = [LayerRange::new(0, 1), LayerRange::new(n - 1, n)];
+    let home: LayerSet = ends.into_iter().flatten().filter(|_| options.boomerang).collect();
+    held.extend((0..options.requesters).map(|_| home.clone()));
+    held
+}

@@ -1,0 +1,223 @@
+//! What puts a node on a machine: the install script, the services, the Debian package's list, the image.
+//!
+//! Tools that a machine lacks are named and their part is skipped.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use harness::root;
+use tempfile::TempDir;
+
+fn packaging(name: &str) -> PathBuf {
+    root().join("node/packaging").join(name)
+}
+
+fn text(name: &str) -> String {
+    fs::read_to_string(packaging(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// The output of a tool, `None` (and a word about it) where it is not installed.
+fn tool(name: &str, args: &[&str]) -> Option<Output> {
+    match Command::new(name).args(args).output() {
+        Ok(output) => Some(output),
+        Err(_) => {
+            eprintln!("skipped: {name} is not installed");
+            None
+        }
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn the_scripts_are_plain_shell() {
+    for script in ["install.sh", "release.sh"] {
+        let path = packaging(script);
+        let path = path.to_str().unwrap();
+        assert_ne!(fs::metadata(path).unwrap().permissions().mode() & 0o111, 0, "{script} is not executable");
+        for (shell, args) in
+            [("sh", &["-n", path][..]), ("dash", &["-n", path]), ("shellcheck", &["-s", "sh", path])]
+        {
+            if let Some(output) = tool(shell, args) {
+                assert!(output.status.success(), "{shell} {script}: {}", said(&output));
+            }
+        }
+    }
+}
+
+/// A release of a program that is a shell script, so that no build is needed.
+fn release(out: &Path, version: &str) {
+    let work = TempDir::new().unwrap();
+    let program = work.path().join("shoal");
+    let script = format!(
+        "#!/bin/sh\ncase $1 in\n--version) echo shoal {version} ;;\n\
+         man) mkdir -p \"$2\" && echo page >\"$2/shoal.1\" ;;\ncompletions) echo \"completes $2\" ;;\nesac\n"
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let made = Command::new(packaging("release.sh"))
+        .args([out, &program])
+        .env("CARGO_TARGET_DIR", work.path().join("target"))
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", said(&made));
+}
+
+fn install(release: &Path, home: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new("sh");
+    command.arg(release.join("install.sh")).args(args).env("HOME", home).output().unwrap()
+}
+
+/// Every file below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let mut found: Vec<PathBuf> = entries
+        .flat_map(|entry| {
+            let path = entry.unwrap().path();
+            if path.is_dir() { files(&path) } else { vec![path] }
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn installing_checks_repeats_replaces_and_removes() {
+    let (out, home) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let (out, home) = (out.path(), home.path());
+    release(out, "1.0.0");
+    let local = home.join(".local");
+    let first = install(out, home, &[]);
+    assert!(first.status.success(), "{}", said(&first));
+    let installed = files(&local);
+    for part in [
+        "bin/shoal",
+        "share/man/man1/shoal.1",
+        "share/bash-completion/completions/shoal",
+        "share/systemd/user/shoal.service",
+    ] {
+        assert!(installed.contains(&local.join(part)), "{part} is missing in {installed:?}");
+    }
+    let runs = Command::new(local.join("bin/shoal")).arg("--version").output().unwrap();
+    assert_eq!(said(&runs).trim(), "shoal 1.0.0");
+
+    // Again: nothing changes.
+    let again = install(out, home, &[]);
+    assert!(said(&again).contains("installed already"), "{}", said(&again));
+    assert_eq!(files(&local), installed);
+
+    // A newer one takes its place; the user's own files stay.
+    let newer = TempDir::new().unwrap();
+    release(newer.path(), "1.1.0");
+    fs::write(local.join("bin/other"), "mine").unwrap();
+    let from = newer.path().to_str().unwrap().to_owned();
+    assert!(install(out, home, &["--from", &from]).status.success());
+    let runs = Command::new(local.join("bin/shoal")).arg("--version").output().unwrap();
+    assert_eq!(said(&runs).trim(), "shoal 1.1.0");
+
+    // One byte is wrong: nothing is installed, what is there stays.
+    let archive =
+        files(newer.path()).into_iter().find(|path| path.extension().is_some_and(|e| e == "gz")).unwrap();
+    let mut bytes = fs::read(&archive).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&archive, bytes).unwrap();
+    let other = TempDir::new().unwrap();
+    let refused = install(newer.path(), other.path(), &[]);
+    assert!(!refused.status.success() && said(&refused).contains("damaged"), "{}", said(&refused));
+    assert!(files(other.path()).is_empty());
+
+    let gone = install(out, home, &["--uninstall"]);
+    assert!(gone.status.success(), "{}", said(&gone));
+    assert_eq!(files(&local), [local.join("bin/other")]);
+    assert!(!install(out, home, &["--uninstall"]).status.success());
+}
+
+#[test]
+fn the_install_script_says_what_is_wrong() {
+    let (empty, home) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let script = packaging("install.sh");
+    fs::copy(&script, empty.path().join("install.sh")).unwrap();
+    for (args, part) in [
+        (&[][..], "no SHA256SUMS"),
+        (&["--from", "http://example.invalid/x"], "only https"),
+        (&["--from", "ftp://example.invalid"], "only https"),
+        (&["--wrong"], "unknown argument"),
+        (&["--prefix"], "needs a folder"),
+    ] {
+        let output = install(empty.path(), home.path(), args);
+        assert!(!output.status.success() && said(&output).contains(part), "{args:?}: {}", said(&output));
+    }
+    fs::write(empty.path().join("SHA256SUMS"), format!("{}  shoal-1-plan9-vax.tar.gz\n", "0".repeat(64)))
+        .unwrap();
+    let output = install(empty.path(), home.path(), &[]);
+    assert!(said(&output).contains("nothing for"), "{}", said(&output));
+    assert!(files(home.path()).is_empty());
+}
+
+#[test]
+fn the_services_are_hardened_and_start_a_command_that_exists() {
+    let system = text("shoal.service");
+    for line in [
+        "DynamicUser=yes",
+        "StateDirectory=shoal",
+        "ProtectSystem=strict",
+        "PrivateTmp=yes",
+        "MemoryDenyWriteExecute=yes",
+        "NoNewPrivileges=yes",
+        "LimitCORE=0",
+        "CapabilityBoundingSet=",
+    ] {
+        assert!(system.lines().any(|found| found == line), "{line} is missing");
+    }
+    assert!(system.contains("SystemCallFilter=@system-service"));
+    for unit in ["shoal.service", "shoal-user.service"] {
+        let all = text(unit);
+        let start = all.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        let args = start.split(' ').skip(1);
+        assert!(node::cli::parses(args), "{start}");
+        // The program and its pages are not installed where tests run: nothing else may be wrong.
+        let path = packaging(unit);
+        let Some(output) = tool("systemd-analyze", &["verify", "--man=no", path.to_str().unwrap()]) else {
+            continue;
+        };
+        let complaints = said(&output);
+        let wrong: Vec<&str> = complaints
+            .lines()
+            .filter(|line| line.contains(unit) && !line.contains("is not executable"))
+            .collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn the_debian_package_and_the_image_take_files_that_exist() {
+    let manifest = fs::read_to_string(root().join("node/Cargo.toml")).unwrap();
+    let assets = manifest.split("assets = [").nth(1).expect("assets").split("\n]").next().unwrap();
+    let mut checked = 0;
+    for source in assets.lines().filter_map(|line| line.split('"').nth(1)) {
+        if !source.contains("target/") {
+            assert!(root().join("node").join(source).is_file(), "{source} does not exist");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 4 && manifest.contains("conf-files = [\"/etc/shoal/config.toml\"]"));
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("config.toml");
+    fs::copy(packaging("config.toml"), &config).unwrap();
+    assert!(node::config::load(&node::config::Place::Named(config)).unwrap().is_empty());
+
+    let image = text("Dockerfile");
+    let last = image.rsplit("FROM ").next().unwrap();
+    assert!(last.contains("\nUSER shoal\n") && last.contains("HEALTHCHECK") && last.contains("VOLUME /data"));
+    let json = last.lines().find_map(|line| line.strip_prefix("CMD ")).unwrap();
+    let args: Vec<String> = serde_json::from_str(json).unwrap();
+    assert!(node::cli::parses(args.iter().map(String::as_str)), "{args:?}");
+    assert!(image.contains("--locked"));
+}

@@ -1,0 +1,136 @@
+//! Who runs what, on real processes: prompts spread over those who hold the same layers, and a layer that nobody holds any
+//! more is taken over by whoever can spare his.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use harness::{Shoal, binary, node::Node};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROMPT: &str = "Tell me a story about an owl who learns to swim";
+/// Bursts after which prompts that never spread never will.
+const BURSTS: usize = 4;
+/// What a node that notices, confirms, withdraws and loads takes on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn start_prompt(home: &Path, seed: usize) -> Child {
+    Command::new(binary())
+        .args(["run", "--via", "swarm", "--json", "-n", "24", "--seed", &seed.to_string(), "--home"])
+        .arg(home)
+        .arg(PROMPT)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn last_line(child: Child) -> Value {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+fn run(home: &Path) -> Value {
+    last_line(start_prompt(home, 0))
+}
+
+fn alone() -> Value {
+    Shoal::new().json(["run", "--json", "-n", "24", PROMPT], "")
+}
+
+#[test]
+fn eight_prompts_at_once_spread_over_both_holders_of_every_stage() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let first = Node::start(&home("a"), &["--ask-only"]);
+    let second = Node::start(&home("b"), &["--ask-only", "--peer", first.tcp()]);
+    let serve =
+        |name: &str, layers: &str| Node::start(&home(name), &["--layers", layers, "--peer", first.tcp()]);
+    let pairs = [[serve("c", "1..4"), serve("d", "1..4")], [serve("e", "4..7"), serve("f", "4..7")]];
+    [&first, &second].iter().for_each(|node| node.meets(4));
+    let expected = alone()["ids"].clone();
+    let mut served = BTreeSet::new();
+    for _ in 0..BURSTS {
+        let prompts: Vec<Child> =
+            (0..8).map(|n| start_prompt(if n % 2 == 0 { &first.home } else { &second.home }, n)).collect();
+        for line in prompts.into_iter().map(last_line) {
+            assert_eq!(line["ids"], expected, "{line}");
+            for stage in line["stages"].as_array().unwrap() {
+                served.insert(stage["node"].as_str().unwrap().to_owned());
+            }
+        }
+        if pairs.iter().flatten().all(|node| served.contains(&node.name)) {
+            break;
+        }
+    }
+    for (pair, layers) in pairs.iter().zip(["1..4", "4..7"]) {
+        assert!(pair.iter().all(|node| served.contains(&node.name)), "one copy of {layers} never served");
+    }
+    // What they were asked for they gave back: nobody's room stays reserved.
+    let started = Instant::now();
+    while pairs.iter().flatten().any(|node| node.ask(&["status"])["load"]["active"] != 0) {
+        assert!(started.elapsed() < PATIENCE, "a session stays open");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_plan_names_its_parts_and_why_holds_them_against_what_happened() {
+    let folder = TempDir::new().unwrap();
+    let asks = Node::start(&folder.path().join("a"), &["--ask-only"]);
+    let _serves = Node::start(&folder.path().join("b"), &["--layers", "1..7", "--peer", asks.tcp()]);
+    asks.meets(1);
+    let plan = asks.ask(&["plan", "--mode", "boomerang", PROMPT]);
+    let parts = plan["stages"].as_array().unwrap().iter().map(|stage| stage["step_ms"].as_f64().unwrap());
+    let sum = parts.sum::<f64>() + plan["home_ms"].as_f64().unwrap();
+    let step_ms = plan["predicted"]["step_ms"].as_f64().unwrap();
+    assert!((sum - step_ms).abs() < 1e-6 * step_ms, "{plan}");
+    assert!((plan["predicted"]["tok_s"].as_f64().unwrap() - 1e3 / step_ms).abs() < 1e-6 * 1e3 / step_ms);
+    // Measured prompts correct the plan: part by part it becomes what was seen.
+    for _ in 0..6 {
+        run(&asks.home);
+    }
+    let why = asks.ask(&["why"]);
+    for stage in why["stages"].as_array().unwrap() {
+        assert!(
+            stage["predicted_ms"].as_f64().unwrap() > 0.0 && stage["ms"].as_f64().unwrap() > 0.0,
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn a_spare_takes_over_layers_that_nobody_holds_any_more() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let asks = Node::start(&home("a"), &["--ask-only"]);
+    let low = Node::start(&home("b"), &["--layers", "1..4", "--peer", asks.tcp()]);
+    let high = Node::start(&home("c"), &["--layers", "4..7", "--peer", asks.tcp()]);
+    asks.meets(2);
+    let spare = Node::start(&home("d"), &["--max-layers", "3", "--peer", low.tcp()]);
+    asks.meets(3);
+    drop(high);
+    asks.wait_for("left");
+    let started = Instant::now();
+    loop {
+        let peers = asks.ask(&["peers"]);
+        let holds = |peer: &Value| {
+            peer["node"] == spare.name.as_str() && peer["models"][0]["layers"][0].as_str() == Some("4..7")
+        };
+        if peers["peers"].as_array().unwrap().iter().any(holds) {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "nobody took over: {peers}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    let answer = run(&asks.home);
+    assert_eq!(answer["ids"], alone()["ids"], "{answer}");
+    let stages = answer["stages"].as_array().unwrap();
+    assert!(stages.iter().any(|stage| stage["node"] == spare.name.as_str()), "{answer}");
+}
