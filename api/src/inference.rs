@@ -7,7 +7,7 @@
 //! bound what it buffers for a reader that does not read, and pause that session when the bound is reached.
 
 use futures::{future::BoxFuture, stream::BoxStream};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot};
@@ -149,7 +149,8 @@ pub struct Sampling {
 }
 
 /// What the answer must look like.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Format {
     /// Anything.
     #[default]
@@ -165,7 +166,7 @@ pub enum Format {
 }
 
 /// Who can read the prompt, from fewest to most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Nobody: everything is computed on this machine.
@@ -330,7 +331,7 @@ pub struct Report {
 }
 
 /// A model that can be asked for.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelInfo {
     /// Its name, `[A-Za-z0-9._:-]`, at most 96 characters.
     pub name: String,

@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse, Response, sse},
 };
 use futures::{StreamExt, stream};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{App, body::JsonBody, error::ApiError, fields::Fields, inference::Mode};
 
@@ -21,7 +21,7 @@ use crate::{App, body::JsonBody, error::ApiError, fields::Fields, inference::Mod
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// What this node believes of the swarm now.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwarmSnapshot {
     /// When this was true.
     pub at_ms: u64,
@@ -52,7 +52,7 @@ pub struct SwarmSnapshot {
 }
 
 /// Whether a node can answer prompts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeState {
     /// Weights are loading or peers are searched.
@@ -65,7 +65,7 @@ pub enum NodeState {
 }
 
 /// How others reach this node.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reachability {
     /// `direct`, `relayed`, `lan` or `unknown`.
     pub class: String,
@@ -74,7 +74,7 @@ pub struct Reachability {
 }
 
 /// A node of the swarm.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     /// Its public key, 64 hex digits.
     pub id: String,
@@ -113,7 +113,7 @@ pub struct Node {
 }
 
 /// Layers a node holds of a model: `start` to `end`, `end` not included.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holding {
     /// Hash of the model, hex.
     pub model: String,
@@ -124,7 +124,7 @@ pub struct Holding {
 }
 
 /// A model somebody in the swarm holds.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwarmModel {
     /// Hash of its file, hex.
     pub id: String,
@@ -143,7 +143,7 @@ pub struct SwarmModel {
 }
 
 /// A prompt in flight and the nodes that compute it.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pipeline {
     /// The session, hex.
     pub session: String,
@@ -168,7 +168,7 @@ pub struct Pipeline {
 }
 
 /// A node's part of a pipeline.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
     /// Id of the node.
     pub node: String,
@@ -183,10 +183,12 @@ pub struct Stage {
 }
 
 /// What this node gives to others, and took.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Contribution {
     /// Whether it serves nobody for now.
     pub paused: bool,
+    /// Layers others may use.
+    pub layers: Vec<Holding>,
     /// Memory cap.
     pub memory_bytes: Option<u64>,
     /// Threads cap.
@@ -217,7 +219,7 @@ pub struct ContributionChange {
 }
 
 /// A mode, its honest sentence, and whether it can be used now.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModeInfo {
     /// The mode.
     pub mode: Mode,

@@ -61,7 +61,7 @@ export function duration(ms) {
   const value = number(ms, NaN);
   if (Number.isNaN(value)) return '–';
   if (value >= 1000) return `${(value / 1000).toFixed(1)} s`;
-  return `${value >= 20 ? Math.round(value) : value.toFixed(1)} ms`;
+  return `${value >= 20 ? Math.round(value) : value.toFixed(value < 0.1 ? 2 : 1)} ms`;
 }
 
 /** "11.8", "240": a rate in three figures. */

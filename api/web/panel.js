@@ -99,7 +99,7 @@ export class Panel {
     const button = $('pause');
     button.disabled = !connected;
     write(button, give.paused ? 'Resume' : 'Pause');
-    const held = nodes.get(me)?.layers.map((layers) => `${layers.start}–${layers.end}`).join(', ');
+    const held = give.layers.map((layers) => `${layers.start}–${layers.end}`).join(', ');
     write($('give-state'), give.paused ? 'Paused: nobody gets anything from this machine now.' : held ? `Others may use layers ${held} on this machine.` : 'This machine holds no layers for others.');
     write($('give-served'), `${give.layerTokens.toLocaleString('en')} layer passes`);
     write($('give-sessions'), count(give.sessions, 'prompt'));

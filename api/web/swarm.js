@@ -93,6 +93,7 @@ function readModel(value) {
 
 const readContribution = (value) => ({
   paused: value?.paused === true,
+  layers: list(value?.layers, 64).flatMap((held) => range(held) ?? []),
   memoryBytes: optional(value?.memory_bytes),
   threads: optional(value?.threads),
   uploadBytesPerS: optional(value?.upload_bytes_per_s),

@@ -1,5 +1,6 @@
 //! The command line: every command, its flags and its examples.
 
+pub mod api;
 mod model;
 pub mod operate;
 pub mod swarm;
@@ -131,6 +132,7 @@ Examples:
     #[command(after_help = "Examples:
   shoal serve
   shoal serve --model llama.gguf --listen 127.0.0.1:8080
+  shoal serve --via swarm                      through the node that `shoal join` runs
   curl -H \"Authorization: Bearer $(cat ~/.local/share/shoal/api-token)\" http://127.0.0.1:7435/v1/models")]
     Serve(ServeArgs),
     /// Measure prefill and decode speed of a model, or of a shape before you download it
@@ -355,23 +357,20 @@ pub struct ChatArgs {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Address and port; port 0 takes a free one
-    #[arg(short, long, default_value = "127.0.0.1:7435", env = "SHOAL_LISTEN")]
+    #[arg(short, long, default_value = api::LISTEN, env = "SHOAL_LISTEN")]
     pub listen: SocketAddr,
-    /// File with the token that requests must bring; made where it does not exist [default: api-token in the data folder]
-    #[arg(long, value_name = "FILE", env = "SHOAL_TOKEN_FILE")]
-    pub token_file: Option<PathBuf>,
-    /// Let every program on this machine ask without a token
-    #[arg(long, conflicts_with = "token_file")]
-    pub no_token: bool,
-    /// Listen on an address that other machines reach, without TLS
-    #[arg(long)]
-    pub insecure_lan: bool,
-    /// Another name under which the API is addressed, for a proxy before it (repeatable)
-    #[arg(long, value_name = "NAME")]
-    pub allow_host: Vec<String>,
-    /// Most answers under way; further requests are told to come back
-    #[arg(long, default_value_t = 256, value_parser = answers)]
-    pub answers: usize,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub api: api::ApiArgs,
+    /// Who answers: this process, or the node that `shoal join` runs and its swarm; auto takes a node that runs
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    /// Node that may compute in trusted mode, by its full name (repeatable)
+    #[arg(long, value_name = "NODE")]
+    pub trust: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
     /// Memory for the caches of all sessions, in MiB
     #[arg(long, default_value_t = 1024)]
     pub kv_mib: usize,
@@ -381,11 +380,6 @@ pub struct ServeArgs {
     /// JSON lines: where it listens, and when it is ready
     #[arg(long)]
     pub json: bool,
-}
-
-fn answers(text: &str) -> Result<usize, String> {
-    let n = text.parse().ok().filter(|n| (1..=65_536).contains(n));
-    n.ok_or_else(|| "must be a number from 1 to 65536".into())
 }
 
 /// `shoal bench`

@@ -13,8 +13,9 @@ use std::{
     time::Duration,
 };
 
+use api::inference::Format;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream, unix::OwnedReadHalf},
@@ -64,7 +65,7 @@ pub struct Ask {
     /// The model, by name; the default one when empty.
     #[serde(default)]
     pub model: String,
-    /// Messages as `[{role, content}]`, or a text to continue as it is.
+    /// Messages as `[{role, content}]`, a text to continue as it is, or `{"ids": [..]}` to continue token ids.
     pub prompt: Value,
     /// Who may compute.
     pub mode: Mode,
@@ -89,6 +90,28 @@ pub struct Ask {
     /// Generation ends before any of these.
     #[serde(default)]
     pub stop: Vec<String>,
+    /// What only the API asks for.
+    #[serde(default)]
+    pub api: ForApi,
+}
+
+/// The part of a prompt that only HTTP clients use.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ForApi {
+    /// What the answer must look like.
+    pub format: Format,
+    /// Descriptions of tools for the chat template, a JSON array.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Value>,
+    /// Further variables for the chat template.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub extra: Map<String, Value>,
+    /// Whether control tokens print their names, so that calls of tools marked by them can be found.
+    pub show_special: bool,
+    /// Asked over HTTP: names of control tokens in a text to continue are only text, and nothing is kept on disk, since
+    /// the client asks again.
+    pub over_http: bool,
 }
 
 /// A model to fetch from peers and mirrors.
@@ -140,6 +163,8 @@ pub enum Question {
     Status,
     /// Who it knows.
     Peers,
+    /// What the API and its page show.
+    View,
     /// A code for a friend.
     Invite,
     /// Fetch a model, or some layers of it.
@@ -282,6 +307,11 @@ impl Caller {
         let (read, mut write) = stream.into_split();
         write.write_all(format!("{}\n", serde_json::to_string(question)?).as_bytes()).await?;
         Ok(Self { lines: BufReader::new(read).lines(), _write: write })
+    }
+
+    /// The next line as it is, `None` after the last or when the node went away.
+    pub async fn line(&mut self) -> Option<Value> {
+        serde_json::from_str(&self.lines.next_line().await.ok()??).ok()
     }
 
     /// The next line of the answer, `None` after the last.

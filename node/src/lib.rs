@@ -23,6 +23,7 @@ mod redact;
 pub mod score;
 pub mod serve;
 pub mod stage;
+pub mod swarmed;
 pub mod table;
 pub mod telemetry;
 pub mod worker;

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use shard::{
     engine::{Input, Item, Output, Workspace},
     kv::KvCache,
@@ -183,15 +183,16 @@ pub fn now() -> DateTime {
 
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
 pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
-    encode_messages(&model.tokenizer, &model.template, messages, None)
+    encode_messages(&model.tokenizer, &model.template, messages, None, Map::new())
 }
 
-/// As [`encode_chat`], with descriptions of tools for templates that take them.
+/// As [`encode_chat`], with descriptions of tools and further variables for templates that take them.
 pub fn encode_messages(
     tokenizer: &Tokenizer,
     template: &Result<Option<Template>, String>,
     messages: &Value,
     tools: Option<Value>,
+    extra: Map<String, Value>,
 ) -> Result<Vec<u32>> {
     let template = template.as_ref().map_err(|why| {
         Error::usage(format!(
@@ -211,7 +212,7 @@ pub fn encode_messages(
         bos_token: text(tokenizer.bos()),
         eos_token: text(tokenizer.eos()),
         now: Some(now()),
-        ..RenderInput::default()
+        extra,
     };
     Ok(tokenizer.encode_prompt(&template.render(&input)?)?)
 }

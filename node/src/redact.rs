@@ -35,9 +35,11 @@ impl Debug for Prompt {
 impl Debug for TextKind {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         match self {
-            Self::Chat { tools } => {
-                f.debug_struct("Chat").field("tools", &tools.as_deref().map(Hidden::text)).finish()
-            }
+            Self::Chat { tools, extra } => f
+                .debug_struct("Chat")
+                .field("tools", &tools.as_deref().map(Hidden::text))
+                .field("extra", &extra.as_deref().map(Hidden::text))
+                .finish(),
             Self::Raw { bos, special } => {
                 f.debug_struct("Raw").field("bos", bos).field("special", special).finish()
             }
@@ -110,9 +112,13 @@ impl Debug for Progress {
                 .field("position", position)
                 .field("text", &Hidden::text(text))
                 .finish_non_exhaustive(),
-            Self::Moved { failed, segments } => {
-                f.debug_struct("Moved").field("failed", failed).field("segments", segments).finish()
-            }
+            Self::Pace { stage_ms } => f.debug_struct("Pace").field("stage_ms", stage_ms).finish(),
+            Self::Moved { failed, why, segments } => f
+                .debug_struct("Moved")
+                .field("failed", failed)
+                .field("why", why)
+                .field("segments", segments)
+                .finish(),
             Self::Crowded => f.write_str("Crowded"),
             Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
         }
@@ -200,13 +206,20 @@ mod tests {
             id: ID,
             text: WORD.into(),
             stop: false,
+            met: Some(WORD.into()),
             ends_turn: false,
             bytes: WORD.as_bytes().to_vec(),
             logprob: None,
             top: Vec::new(),
         };
-        let token =
-            Progress::Token { position: 3, id: ID, text: WORD.into(), logprob: None, top: Vec::new() };
+        let token = Progress::Token {
+            position: 3,
+            id: ID,
+            text: WORD.into(),
+            bytes: WORD.as_bytes().to_vec(),
+            logprob: None,
+            top: Vec::new(),
+        };
         let summary = Summary {
             finish: Finish::Stop,
             ids: vec![ID],
@@ -216,7 +229,10 @@ mod tests {
             prefill: std::time::Duration::ZERO,
             steps: Vec::new(),
         };
-        let tools = Prompt { text: WORD.into(), kind: TextKind::Chat { tools: Some(WORD.into()) } };
+        let tools = Prompt {
+            text: WORD.into(),
+            kind: TextKind::Chat { tools: Some(WORD.into()), extra: Some(WORD.into()) },
+        };
         let event = Event::Token { id: ID, text: WORD, logprob: None, top: &[] };
         let printed = [
             format!("{ask:?}"),

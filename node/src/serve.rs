@@ -23,11 +23,7 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use shard::{
-    gguf::Gguf,
-    sample::SamplingParams,
-    tokenizer::{Encode, chat::RenderInput},
-};
+use shard::{gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
 use crate::{
     Result,
@@ -96,7 +92,7 @@ impl Alone {
 }
 
 /// What clients call a model: its name, or its file's name without the folder, letters that names cannot have replaced.
-fn model_name(model: &str) -> String {
+pub(crate) fn model_name(model: &str) -> String {
     let file = model.rsplit(['/', '\\']).next().unwrap_or(model);
     let file = file.strip_suffix(".gguf").unwrap_or(file);
     let letter =
@@ -108,22 +104,22 @@ fn load(args: &EngineArgs, name: String) -> Result<Ready> {
     let model = Model::load(args)?;
     let vocab = model.shard.blueprint().vocab;
     let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
-    let info = info(&model, name);
+    let info = info(&model.gguf, model.shard.blueprint(), model.ctx, name);
     Ok(Ready { model, info, constraints })
 }
 
-fn info(model: &Model, name: String) -> ModelInfo {
-    let template = model.gguf.metadata().str("tokenizer.chat_template").map(str::to_owned);
+/// What clients are told of the model in `gguf`, of which sessions hold `ctx` positions.
+pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String) -> ModelInfo {
+    let template = gguf.metadata().str("tokenizer.chat_template").map(str::to_owned);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let blueprint = model.shard.blueprint();
     ModelInfo {
         name,
         hash: None,
         architecture: blueprint.architecture.to_owned(),
-        format: format_name(&model.gguf),
-        parameters: model.gguf.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum(),
-        file_bytes: model.gguf.file_len(),
-        context: model.ctx,
+        format: format_name(gguf),
+        parameters: gguf.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum(),
+        file_bytes: gguf.file_len(),
+        context: ctx,
         num_layers: blueprint.layers.len(),
         hidden: blueprint.hidden,
         tools: template.as_ref().is_some_and(|template| template.contains("tools")),
@@ -132,6 +128,27 @@ fn info(model: &Model, name: String) -> ModelInfo {
         modes: vec![Mode::Local],
         embeddings: false,
         local: true,
+    }
+}
+
+/// As [`info`], of a model whose file is not here yet: its name is all that is known.
+pub(crate) fn unknown(ctx: usize, name: String) -> ModelInfo {
+    ModelInfo {
+        name,
+        hash: None,
+        architecture: "unknown".into(),
+        format: String::new(),
+        parameters: 0,
+        file_bytes: 0,
+        context: ctx,
+        num_layers: 0,
+        hidden: 0,
+        template: None,
+        created_s: 0,
+        modes: Vec::new(),
+        tools: false,
+        embeddings: false,
+        local: false,
     }
 }
 
@@ -162,21 +179,10 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
                 let why = format!("the model's chat template cannot be used ({why}); use /v1/completions");
                 return Err(Failure::invalid("messages", why));
             }
-            Ok(None) => local::encode_chat(model, messages)
-                .map_err(|error| Failure::invalid("messages", error.to_string()))?,
-            Ok(Some(template)) => {
-                let text = |id: Option<u32>| id.map(|id| model.tokenizer.token_text(id));
-                let input = RenderInput {
-                    messages: messages.clone(),
-                    tools: tools.clone(),
-                    add_generation_prompt: true,
-                    bos_token: text(model.tokenizer.bos()),
-                    eos_token: text(model.tokenizer.eos()),
-                    now: Some(local::now()),
-                    extra: extra.clone(),
-                };
-                let rendered = template.render(&input).map_err(wrong("messages"))?;
-                model.tokenizer.encode_prompt(&rendered).map_err(wrong("messages"))?
+            Ok(_) => {
+                let (tokenizer, template) = (&model.tokenizer, &model.template);
+                local::encode_messages(tokenizer, template, messages, tools.clone(), extra.clone())
+                    .map_err(|error| Failure::invalid("messages", error.to_string()))?
             }
         },
     };
@@ -189,16 +195,10 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-fn sampling(model: &Model, request: &GenerateRequest) -> Result<SamplingParams, Failure> {
+/// How tokens are chosen, as `request` asks. Ids of biased tokens are for the model to judge.
+pub(crate) fn sampling(request: &GenerateRequest) -> Result<SamplingParams, Failure> {
     let asked = &request.sampling;
     let default = SamplingParams::default();
-    let vocab = model.shard.blueprint().vocab;
-    if let Some((id, _)) = asked.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
-        return Err(Failure::invalid(
-            "logit_bias",
-            format!("token {id} does not exist; ids are below {vocab}"),
-        ));
-    }
     let params = SamplingParams {
         temperature: asked.temperature.unwrap_or(default.temperature),
         top_k: asked.top_k.unwrap_or(default.top_k),
@@ -219,7 +219,7 @@ fn sampling(model: &Model, request: &GenerateRequest) -> Result<SamplingParams, 
 }
 
 /// A seed for a request that has none; small enough for readers whose numbers are doubles.
-fn draw_seed() -> Result<u64, Failure> {
+pub(crate) fn draw_seed() -> Result<u64, Failure> {
     let seed = getrandom::u64();
     let seed = seed.map_err(|_| Failure::Internal { why: "the system has no randomness".into() })?;
     Ok(seed & ((1 << 53) - 1))
@@ -236,6 +236,12 @@ impl Ready {
             Err(_) if request.format == api::inference::Format::Text => None,
             Err(why) => return Err(Failure::invalid("response_format", why.as_str())),
         };
+        let sampling = sampling(request)?;
+        let vocab = self.model.shard.blueprint().vocab;
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
+            let why = format!("token {id} does not exist; ids are below {vocab}");
+            return Err(Failure::invalid("logit_bias", why));
+        }
         let prompt = encode(&self.model, &request.prompt)?;
         let plan = Plan {
             model: self.info.name.clone(),
@@ -248,7 +254,7 @@ impl Ready {
         };
         let ask = Ask {
             prompt,
-            sampling: sampling(&self.model, request)?,
+            sampling,
             seed: plan.seed,
             max_tokens: request.max_tokens.unwrap_or(usize::MAX),
             stop: request.stop.clone(),

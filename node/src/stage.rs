@@ -44,6 +44,8 @@ pub enum Served {
     Rows {
         /// Positions computed.
         rows: u32,
+        /// Layers each went through.
+        layers: u32,
         /// Bytes received.
         bytes_in: u64,
         /// Bytes sent.
@@ -247,6 +249,8 @@ impl Running {
         if worker.run(job).is_ok() {
             self.jobs += 1;
             self.came.push_back(self.idle_since);
+            let layers = lease.layers.len();
+            let _ = self.stage.books.try_send(Served::Rows { rows, layers, bytes_in, bytes_out: 0 });
             self.hops.began(header.layer, header.from, || {
                 tracing::debug_span!(
                     "hop",
@@ -256,7 +260,6 @@ impl Running {
                     rows
                 )
             });
-            let _ = self.stage.books.try_send(Served::Rows { rows, bytes_in, bytes_out: 0 });
         } else {
             self.tell_requester(Kind::Failed, header.layer, 0, Bytes::from_static(b"the worker died"));
         }
@@ -292,7 +295,8 @@ impl Running {
                 let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
                 let bytes = Bytes::from(bytes);
                 let bytes_out = bytes.len() as u64 * (1 + u64::from(log && next.is_some()));
-                let _ = self.stage.books.try_send(Served::Rows { rows: 0, bytes_in: 0, bytes_out });
+                let _ =
+                    self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in: 0, bytes_out });
                 let requester = self.stage.requester;
                 self.send(next.unwrap_or(requester), header, bytes.clone());
                 if log && next.is_some() {

@@ -1,6 +1,6 @@
 //! What must hold of placement, estimators, hysteresis, the door and the view, on drawn swarms.
 //!
-//! Cases that once failed are kept in `swarms.regressions` and run first.
+//! A case that fails is written to `swarms.regressions`, to be committed, and runs first from then on.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 """The official Python clients of OpenAI, Anthropic and Ollama against a running `shoal serve`.
 
-    clients.py URL TOKEN_FILE
+    clients.py URL TOKEN_FILE [OTHER_URL TOKEN_FILE]
 
-Prints one line per check and a summary; exits 0 when all pass, 77 when a package is missing. The model may be the
+With another server, which computes the same model in another way, both must give the same answers byte for byte. Prints one line per check and a summary; exits 0 when all pass, 77 when a package is missing. The model may be the
 smallest there is: checks look at shapes, at determinism and at forms that are forced, never at wisdom.
 """
 
@@ -177,6 +177,66 @@ def ollama_generate_chat_and_more():
         raise AssertionError("ResponseError expected")
     except ollama.ResponseError as e:
         assert e.status_code == 404
+
+
+CHOICES = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "min_p": 0.02, "seed": 11}
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1, "logit_bias": {"42": 3, "7": -100}}
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}}
+SAME = [
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=40)),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=30, logprobs=True, top_logprobs=4, n=3, **CHOICES, **PENALTIES)),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=400, stop=["\n", "lantern", "."], **CHOICES)),
+    ("/v1/chat/completions", dict(messages=STORY, **CHOICES)),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=60, logprobs=True, **CHOICES,
+        response_format={"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}})),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=50, response_format={"type": "json_object"}, **CHOICES)),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=30, response_format={"type": "regex", "regex": "[a-c]{3,9}!"}, **CHOICES)),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=30, seed=4, response_format={
+        "type": "grammar", "grammar": 'start: ("red" | "green") " " /[0-9]{2}/'})),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=60, tools=[TOOL], tool_choice="required", seed=3)),
+    ("/v1/chat/completions", dict(messages=STORY, max_tokens=24, stream=True, stream_options={"include_usage": True}, **CHOICES)),
+    ("/v1/completions", dict(prompt="Once upon a time <|im_end|>", max_tokens=16, echo=True, logprobs=2, **CHOICES)),
+    ("/v1/completions", dict(prompt=[5, 9, 300, 12], max_tokens=16, **CHOICES)),
+    ("/v1/responses", dict(input="Tell me a story", max_output_tokens=20, **CHOICES)),
+    ("/v1/messages", dict(messages=STORY, max_tokens=20, seed=5, temperature=0.7)),
+    ("/v1/messages", dict(messages=STORY, max_tokens=20, seed=5, stream=True)),
+    ("/api/chat", dict(messages=STORY, format=SCHEMA, stream=False, options={"num_predict": 60, "seed": 2, "temperature": 1})),
+    ("/api/generate", dict(prompt="Once", raw=True, options={"num_predict": 20, "seed": 2, "temperature": 0.5})),
+    # What is wrong is wrong in the same words.
+    ("/v1/chat/completions", dict(messages=STORY, logit_bias={"99999999": 1})),
+    ("/v1/chat/completions", dict(messages=STORY, response_format={"type": "regex", "regex": "["})),
+    ("/v1/chat/completions", dict(messages=STORY, temperature=-1)),
+    ("/v1/chat/completions", dict(messages=[{"role": "user", "content": "word " * 100_000}], max_tokens=4)),
+]
+# Names, times, who computed and what was still in a cache differ from answer to answer.
+OTHERWISE = {"id", "created", "created_at", "completed_at", "shoal", "item_id", "call_id", "prompt_tokens_details", "input_tokens_details",
+             "input_tokens", "cache_read_input_tokens", "prompt_eval_count", "total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
+
+
+def plain(value):
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items() if key not in OTHERWISE}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def said(url, token, path, body):
+    with httpx.Client(timeout=120) as client:
+        reply = client.post(url + path, json=body, headers={"Authorization": f"Bearer {token}"})
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines()]
+    return reply.status_code, [plain(json.loads(line)) for line in lines if line.startswith("{")]
+
+
+if len(sys.argv) > 4:
+    import httpx  # comes with all three clients
+
+    OTHER_URL, OTHER_TOKEN = sys.argv[3], open(sys.argv[4]).read().strip()
+
+    @check
+    def both_servers_give_the_same_answers():
+        for path, body in SAME:
+            ours, theirs = said(URL, TOKEN, path, body), said(OTHER_URL, OTHER_TOKEN, path, body)
+            assert ours == theirs, f"{path} {body}: {ours} != {theirs}"
+            assert ours[1], f"{path} {body}: nothing came"
 
 
 failed = 0

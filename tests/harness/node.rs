@@ -24,6 +24,8 @@ pub struct Node {
     pub name: String,
     /// Where it can be dialed.
     pub addresses: Vec<String>,
+    /// What it said about its API, if it has one: `url`, `page`, `token_file`.
+    pub api: Value,
     /// Its process.
     pub child: Child,
     lines: Receiver<Value>,
@@ -64,8 +66,18 @@ impl Node {
             }
         });
         let stdin = child.stdin.take();
-        let mut node =
-            Self { home: home.to_owned(), name: String::new(), addresses: Vec::new(), child, lines, stdin };
+        let mut node = Self {
+            home: home.to_owned(),
+            name: String::new(),
+            addresses: Vec::new(),
+            api: Value::Null,
+            child,
+            lines,
+            stdin,
+        };
+        if args.contains(&"--api") {
+            node.api = node.wait_for("listening");
+        }
         let ready = node.wait_for("ready");
         node.name = ready["node"].as_str().unwrap().to_owned();
         node.addresses =

@@ -1,15 +1,19 @@
-//! The official Python clients against a real `shoal serve`: runs `tests/clients/clients.py`.
+//! The official Python clients against a real `shoal serve` and against a swarm of three processes, which must also give the
+//! same answers byte for byte: runs `tests/clients/clients.py`.
 //!
 //! It needs the packages of `tests/clients/requirements.txt` for `python3`, or for the interpreter that `SHOAL_PYTHON`
 //! names. Where they are missing it says so and skips, unless `SHOAL_CLIENTS=required` is set.
 
 use std::{
+    ffi::OsStr,
     io::{BufRead, BufReader, Write},
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
-use harness::{Shoal, binary, root};
+use harness::{Shoal, binary, node::Node, root};
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// A server, killed with the test.
 struct Serving(Child);
@@ -21,29 +25,28 @@ impl Drop for Serving {
     }
 }
 
-#[test]
-fn official_clients_are_content() {
-    let shoal = Shoal::new();
-    let token = shoal.home().join("token");
+/// Starts `shoal serve` and waits until it answers; where it does.
+fn serve(home: &Path, token: &Path) -> (Serving, String) {
     let mut child = Command::new(binary())
         .args(["serve", "--json", "--listen", "127.0.0.1:0", "--token-file"])
-        .arg(&token)
-        .env("SHOAL_HOME", shoal.home())
+        .arg(token)
+        .env("SHOAL_HOME", home)
         .stdout(Stdio::piped())
         .spawn()
         .expect("shoal starts");
     let mut lines = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
-    let _serving = Serving(child);
+    let serving = Serving(child);
     let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
     let listening = next();
     assert_eq!(listening["event"], "listening");
     assert_eq!(next()["event"], "ready");
+    (serving, listening["url"].as_str().unwrap().to_owned())
+}
+
+/// Runs the script; where it cannot, says so.
+fn clients(args: &[&OsStr]) {
     let python = std::env::var("SHOAL_PYTHON").unwrap_or_else(|_| "python3".into());
-    let ran = Command::new(&python)
-        .arg(root().join("tests/clients/clients.py"))
-        .arg(listening["url"].as_str().unwrap())
-        .arg(&token)
-        .output();
+    let ran = Command::new(&python).arg(root().join("tests/clients/clients.py")).args(args).output();
     let required = std::env::var("SHOAL_CLIENTS").is_ok_and(|value| value == "required");
     let Ok(output) = ran else {
         assert!(!required, "{python} is not installed");
@@ -55,6 +58,32 @@ fn official_clients_are_content() {
         return say(&format!("skipped: the official clients are not tested, {}", said.trim()));
     }
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn official_clients_are_content() {
+    let shoal = Shoal::new();
+    let token = shoal.home().join("token");
+    let (_serving, url) = serve(shoal.home(), &token);
+    clients(&[url.as_ref(), token.as_ref()]);
+}
+
+#[test]
+fn official_clients_are_content_with_a_swarm_and_get_the_same_answers() {
+    let folder = TempDir::new().unwrap();
+    let first = Node::start(&folder.path().join("a"), &["--layers", "1..4"]);
+    let second = Node::start(&folder.path().join("b"), &["--layers", "4..7", "--peer", first.tcp()]);
+    let asks = Node::start(
+        &folder.path().join("c"),
+        &["--ask-only", "--api", "127.0.0.1:0", "--peer", first.tcp(), "--peer", second.tcp()],
+    );
+    asks.meets(2);
+    asks.wait_for("answering");
+    let alone = Shoal::new();
+    let token = alone.home().join("token");
+    let (_serving, other) = serve(alone.home(), &token);
+    let (url, file) = (asks.api["url"].as_str().unwrap(), asks.api["token_file"].as_str().unwrap());
+    clients(&[url.as_ref(), file.as_ref(), other.as_ref(), token.as_ref()]);
 }
 
 #[test]

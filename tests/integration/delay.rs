@@ -19,10 +19,10 @@ use harness::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PROMPT: &str = "Tell me a story about an owl who learns to swim";
+const PROMPT: &str = "Tell me a story about a fox who finds a lantern in the snow.";
 /// Minnow's rows on the raw wire: 256 numbers of 4 bytes.
 const ROW: usize = 1_024;
-const TOKENS: &str = "32";
+const TOKENS: &str = "40";
 
 /// A requester with the ends of the model and two nodes with a half of its middle each; all meet over wires only.
 struct Ring {
@@ -92,6 +92,8 @@ fn moved(turn: &Turn, from: &str, to: &str) -> bool {
 fn a_token_crosses_the_ring_once() {
     let ring = Ring::new(Mood::Open);
     let wires = ring.wires.clone();
+    // On a fast machine the answer would be over before its first token is read here.
+    wires.set(Mood::Late(Duration::from_millis(20)));
     let last = ring.run(|| wires.set(Mood::Turns { row: ROW }));
     ring.wires.set(Mood::Open);
     let alone = Shoal::new().json(["run", "--json", "-n", TOKENS, PROMPT], "");

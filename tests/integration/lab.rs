@@ -96,6 +96,7 @@ fn behind_nat(of_alice: Nat, of_bob: Nat, path: &str) {
     assert_eq!(split["stages"][1]["node"], alice.name.as_str(), "{split}");
     let status = alice.ask(&["status"]);
     assert_eq!(status["reachability"], "private", "{status}");
+    assert_eq!(status["reached"]["class"], "relayed", "{status}");
 }
 
 #[test]

@@ -85,9 +85,9 @@ fn the_log_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
         let home = folder.path().join(name);
         fs::create_dir_all(&home).unwrap();
         let log = File::create(home.join("log")).unwrap();
-        Node::start_as(&home, args, |command| {
-            command.env("SHOAL_LOG", "trace").stderr(log);
-        })
+        let mut command = Command::new(binary());
+        command.env("SHOAL_LOG", "trace").stderr(log);
+        Node::launch(command, &home, &[&["--loopback"], args].concat())
     };
     let serves = start("serves", &["--layers", "1..7"]);
     let asks = start("asks", &["--ask-only", "--peer", serves.tcp()]);

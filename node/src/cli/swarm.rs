@@ -97,6 +97,9 @@ pub struct JoinArgs {
     /// Serve without asking
     #[arg(short, long)]
     pub yes: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub api: super::api::NodeApiArgs,
     /// One JSON object per line
     #[arg(long)]
     pub json: bool,
@@ -135,6 +138,9 @@ pub struct UpArgs {
     /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
     #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
     pub wire: String,
+    /// The first node answers programs and browsers through the others [default address: 127.0.0.1:7435]
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = super::api::LISTEN, conflicts_with = "run")]
+    pub api: Option<std::net::SocketAddr>,
     /// Answer this prompt through them and stop
     #[arg(long, value_name = "PROMPT")]
     pub run: Option<String>,

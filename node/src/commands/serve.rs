@@ -1,4 +1,4 @@
-//! `shoal serve`: the API and the page.
+//! `shoal serve`: the API and the page; and the API of a node (`shoal join --api`).
 
 use std::{
     fs::{self, OpenOptions},
@@ -15,10 +15,15 @@ use serde_json::json;
 
 use crate::{
     Error, Result,
-    cli::ServeArgs,
-    library,
+    cli::{
+        ServeArgs,
+        api::{ApiArgs, NodeApiArgs},
+        swarm::Via,
+    },
+    control,
     output::{self, say},
     serve::Alone,
+    swarmed::{Door, Preferences, Swarmed},
 };
 
 /// Bytes of a token: nobody guesses 256 bits.
@@ -27,26 +32,92 @@ const TOKEN_BYTES: usize = 32;
 const MIN_TOKEN: usize = 16;
 
 pub(super) fn run(args: ServeArgs) -> Result<()> {
-    let address = listen_address(&args)?;
-    let token = if args.no_token { None } else { Some(token(&token_file(&args)?)?) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     output::catch_interrupt()?;
+    let home = args.home.path()?;
     runtime.block_on(async {
+        let front = Front::open(args.listen, &args.api, &home).await?;
+        let runs = tokio::net::UnixStream::connect(control::socket(&home)).await.is_ok();
+        let swarm = match args.via {
+            Via::Local => false,
+            Via::Auto => runs,
+            Via::Swarm if runs => true,
+            Via::Swarm => {
+                return Err(Error::usage(
+                    "no node runs here; start one with `shoal join`, or say --via local",
+                ));
+            }
+        };
+        if swarm {
+            let swarmed = Swarmed::start(Door::Socket(home), preferences(&args.trust));
+            front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
+        } else {
+            let alone = Alone::start(args.engine.clone(), args.kv_mib << 20)?;
+            front.serve(alone.clone(), move || alone.loaded(), false, args.json, stopped()).await
+        }
+    })
+}
+
+/// The API of the node that runs in this process, until `stop` completes.
+pub(super) async fn beside(
+    address: SocketAddr,
+    args: &NodeApiArgs,
+    json: bool,
+    home: &Path,
+    door: Door,
+    stop: impl Future<Output = ()>,
+) -> Result<()> {
+    let front = Front::open(address, &args.http, home).await?;
+    let swarmed = Swarmed::start(door, preferences(&args.trust));
+    front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, json, stop).await
+}
+
+fn preferences(trust: &[String]) -> Preferences {
+    Preferences { trusted: trust.iter().map(|node| node.to_lowercase()).collect(), mode: None }
+}
+
+/// A node becomes ready, or stays on its way: it never gives up.
+fn told(readiness: Result<(), api::inference::Failure>) -> Option<Result<(), String>> {
+    readiness.is_ok().then_some(Ok(()))
+}
+
+/// A bound address and who may ask there.
+struct Front {
+    listener: tokio::net::TcpListener,
+    config: api::Config,
+    file: PathBuf,
+}
+
+impl Front {
+    async fn open(address: SocketAddr, args: &ApiArgs, home: &Path) -> Result<Self> {
+        refuse_accidents(address, args)?;
+        let file = args.token_file.clone().unwrap_or_else(|| home.join("api-token"));
+        let token = if args.no_token { None } else { Some(token(&file)?) };
         let listener = tokio::net::TcpListener::bind(address).await.map_err(|error| {
-            Error::usage(format!("cannot listen on {address}: {error}; choose another with --listen"))
+            Error::usage(format!("the API cannot listen on {address}: {error}; choose another address"))
         })?;
-        let inference = Alone::start(args.engine.clone(), args.kv_mib << 20)?;
-        let config =
-            api::Config { token: token.clone(), hosts: args.allow_host.clone(), answers: args.answers };
-        let server = api::Server::new(inference.clone(), listener, config)?;
-        tell(&args, &server, token.as_deref())?;
-        let watch = args.json.then(|| tokio::spawn(tell_ready(inference)));
-        server.run(stopped()).await;
+        let config = api::Config { token, hosts: args.allow_host.clone(), answers: args.answers };
+        Ok(Self { listener, config, file })
+    }
+
+    async fn serve(
+        self,
+        inference: Arc<dyn api::Inference>,
+        ready: impl Fn() -> Option<Result<(), String>> + Send + 'static,
+        swarm: bool,
+        json: bool,
+        stop: impl Future<Output = ()>,
+    ) -> Result<()> {
+        let token = self.config.token.clone();
+        let server = api::Server::new(inference, self.listener, self.config)?;
+        tell(&server, token.as_deref(), &self.file, swarm, json)?;
+        let watch = json.then(|| tokio::spawn(tell_ready(ready, if swarm { "answering" } else { "ready" })));
+        server.run(stop).await;
         if let Some(watch) = watch {
             watch.abort();
         }
         Ok(())
-    })
+    }
 }
 
 async fn stopped() {
@@ -56,25 +127,17 @@ async fn stopped() {
 }
 
 /// Refuses to open the API to other machines by accident.
-fn listen_address(args: &ServeArgs) -> Result<SocketAddr> {
-    let loopback = args.listen.ip().is_loopback();
+fn refuse_accidents(address: SocketAddr, args: &ApiArgs) -> Result<()> {
+    let loopback = address.ip().is_loopback();
     if !loopback && !args.insecure_lan {
         return Err(Error::usage(format!(
-            "{} can be reached from other machines, and this API has no TLS: put a proxy with TLS before it, or add --insecure-lan if everybody on the network may read what is sent",
-            args.listen
+            "{address} can be reached from other machines, and this API has no TLS: put a proxy with TLS before it, or add --insecure-lan if everybody on the network may read what is sent"
         )));
     }
     if !loopback && args.no_token {
         return Err(Error::usage("--no-token is for this machine alone; listen on 127.0.0.1"));
     }
-    Ok(args.listen)
-}
-
-fn token_file(args: &ServeArgs) -> Result<PathBuf> {
-    match &args.token_file {
-        Some(file) => Ok(file.clone()),
-        None => Ok(library::home()?.join("api-token")),
-    }
+    Ok(())
 }
 
 /// The token in `file`, which is made with a fresh one where it does not exist, readable by its owner only.
@@ -115,11 +178,10 @@ fn token(file: &Path) -> Result<String> {
 }
 
 /// Where the API is and how to use it.
-fn tell(args: &ServeArgs, server: &api::Server, token: Option<&str>) -> Result<()> {
+fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, json: bool) -> Result<()> {
     let url = format!("http://{}", server.address());
     let page = if token.is_some() { format!("{url}/#t={}", server.ticket()) } else { format!("{url}/") };
-    let file = token_file(args)?;
-    if args.json {
+    if json {
         let file = token.map(|_| file.display().to_string());
         return output::json_line(
             &json!({"event": "listening", "url": url, "page": page, "token_file": file}),
@@ -137,20 +199,26 @@ fn tell(args: &ServeArgs, server: &api::Server, token: Option<&str>) -> Result<(
     say!("export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=\"{key}\"");
     if io::stdout().is_terminal() {
         say!("");
-        say!("Ctrl-C stops it. Everything is computed on this machine; nobody else reads the prompts.");
+        match swarm {
+            true => say!("Ctrl-C stops it. Who computes a prompt is in every answer and on the page."),
+            false => say!(
+                "Ctrl-C stops it. Everything is computed on this machine; nobody else reads the prompts."
+            ),
+        }
     }
     Ok(())
 }
 
-async fn tell_ready(inference: Arc<Alone>) {
+/// Says `word` when answers can be had: a node that joins has said itself that it is ready.
+async fn tell_ready(ready: impl Fn() -> Option<Result<(), String>>, word: &str) {
     let loaded = loop {
-        if let Some(loaded) = inference.loaded() {
+        if let Some(loaded) = ready() {
             break loaded;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     let line = match loaded {
-        Ok(()) => json!({"event": "ready"}),
+        Ok(()) => json!({ "event": word }),
         Err(why) => json!({"event": "failed", "message": why}),
     };
     // A closed standard output is noticed by whoever closed it.

@@ -22,6 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use api::inference::ModelInfo;
 use p2p::{
     blob::{self, Event},
     wire::announce::Offer,
@@ -45,7 +46,7 @@ use crate::{
         peers::Question,
         pull::{Ask, Found, Prepared, open, plan_json, report_json},
     },
-    library, model,
+    library, model, serve,
     worker::{self, Output, Ready, Worker},
 };
 
@@ -91,6 +92,8 @@ pub(super) struct Fetched {
     file_bytes: u64,
     load: Vec<LayerRange>,
     serve: Vec<LayerRange>,
+    /// For the API, but for its name and context.
+    about: ModelInfo,
 }
 
 /// Layers in memory.
@@ -172,10 +175,10 @@ impl Acquire {
             Found::Pull(prepared) => prepared,
             Found::Here(entry) => {
                 let gguf = library::open_file(&entry.path)?;
+                let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
                 let (load, serve) = self.choose(id, &gguf, u64::MAX, None).await?;
-                return self
-                    .fetched(Fetched { path: entry.path, model: id, file_bytes: entry.bytes, load, serve })
-                    .await;
+                let (path, file_bytes) = (entry.path, entry.bytes);
+                return self.fetched(Fetched { path, model: id, file_bytes, load, serve, about }).await;
             }
             Found::NoTree(why) => {
                 let why =
@@ -184,7 +187,7 @@ impl Acquire {
             }
         };
         let gguf = prepared.header(&mut sources, &mut |event| finder.heard(&event)).await?;
-        Blueprint::from_gguf(&gguf)?;
+        let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
         let here = content::held(&self.pulls.home, prepared.entry()).ok().map(|holding| holding.layers);
         let (load, serve) = self.choose(id, &gguf, prepared.offered_bytes(), here).await?;
         if load.is_empty() {
@@ -208,7 +211,8 @@ impl Acquire {
             self.tell(plan).await;
         }
         let entry = prepared.entry();
-        let fetched = Fetched { path: prepared.path(), model: id, file_bytes: entry.bytes, load, serve };
+        let fetched =
+            Fetched { path: prepared.path(), model: id, file_bytes: entry.bytes, load, serve, about };
         drop(prepared);
         self.fetched(fetched).await
     }
@@ -390,6 +394,11 @@ impl Daemon {
                 self.held.loaded = ready.layers.clone();
                 self.held.served = fetched.serve;
                 self.held.file_bytes = fetched.file_bytes;
+                self.front.about = ModelInfo {
+                    name: self.front.about.name.clone(),
+                    context: ready.context as usize,
+                    ..fetched.about
+                };
                 self.held.ready = ready;
                 self.held.replace(worker);
                 self.fetching = None;

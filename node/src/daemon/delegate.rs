@@ -20,7 +20,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use super::prompt::{PromptTask, Said};
 use crate::{
-    control::{Ask, LINES, Mode},
+    control::{Ask, ForApi, LINES, Mode},
     telemetry::Requester,
 };
 
@@ -194,6 +194,7 @@ fn ask(request: &Request) -> Result<Ask, String> {
         seed: request.seed,
         max_tokens: request.max_tokens,
         stop: request.stop.clone(),
+        api: ForApi::default(),
     })
 }
 

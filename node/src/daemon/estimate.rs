@@ -175,6 +175,8 @@ mod tests {
         Report {
             end: End::Length,
             rest: String::new(),
+            met: None,
+            ended_turn: false,
             ids: Vec::new(),
             segments: expected().parts.iter().map(|part| part.segment).collect(),
             stage_ms: stage_ms.to_vec(),

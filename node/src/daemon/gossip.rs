@@ -36,6 +36,8 @@ const LINK_SPACING_MS: u64 = 10_000;
 const SMALL_MS: f64 = 1.0;
 /// Addresses said of ourselves.
 const ADDRESSES: usize = 8;
+/// Waits are looked at by the second.
+const SECOND_MS: u64 = 1_000;
 /// A round trip counts this long.
 const RECENT_MS: u64 = 60_000;
 /// What a round trip on one host takes at most, ms; a ping that took longer met a busy processor.
@@ -96,7 +98,9 @@ impl Figures {
 
 /// How long frames are here: computed, and waiting besides.
 pub(super) struct Waits {
+    /// The least of every second: of single frames a window would hold too few to remember a quiet moment.
     least: Window,
+    second: Option<(Millis, f64)>,
     mean: Ema,
     duty: Duty,
     /// Since the last sample of `duty`: sessions x ms, ms computed and ms waited here.
@@ -110,6 +114,7 @@ impl Waits {
     fn new() -> Self {
         Self {
             least: Window::new(RECENT_MS),
+            second: None,
             mean: Ema::new(LOAD_TAU_MS),
             duty: Duty::default(),
             session_ms: 0.0,
@@ -121,7 +126,15 @@ impl Waits {
 
     /// Notes a frame that came in, and out again, with `ms` not spent computing and `served_ms` its share of what was.
     fn add(&mut self, now: Millis, ms: f64, served_ms: f64) {
-        self.least.add(now, ms);
+        self.second = match self.second {
+            Some((since, least)) if now.since(since) < SECOND_MS => Some((since, least.min(ms))),
+            over => {
+                if let Some((since, least)) = over {
+                    self.least.add(since, least);
+                }
+                Some((now, ms))
+            }
+        };
         self.mean.add(now, ms);
         self.served_ms += served_ms;
         self.waited_ms += ms;
@@ -139,7 +152,9 @@ impl Waits {
 
     /// What every visit waits, and what the present ones wait beyond, ms.
     fn split(&self, now: Millis) -> (f64, f64) {
-        let visit = self.least.min(now).unwrap_or(0.0);
+        let second = self.second.filter(|(since, _)| now.since(*since) <= RECENT_MS).map(|second| second.1);
+        let least = self.least.min(now).into_iter().chain(second).reduce(f64::min);
+        let visit = least.unwrap_or(0.0);
         let idle = now.since(self.mean.last()) > 2 * LOAD_TAU_MS;
         let mean = self.mean.value().filter(|_| !idle).unwrap_or(0.0);
         (visit, (mean - visit).max(0.0))

@@ -77,7 +77,13 @@ impl PromptTask {
     async fn through(self, mut tee: Tee, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
         let (inner, mut pieces) = mpsc::channel(LINES);
         tokio::spawn(self.answer_after(ask, said, inner));
-        while let Some(mut line) = pieces.recv().await {
+        loop {
+            let line = tokio::select! {
+                line = pieces.recv() => line,
+                // The caller went away while nothing came.
+                () = lines.closed() => return,
+            };
+            let Some(mut line) = line else { return };
             tee.pass(&mut line);
             if lines.send(line).await.is_err() {
                 // Closing `pieces` cancels the prompt; what was written stays.

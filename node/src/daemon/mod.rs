@@ -19,6 +19,7 @@ mod estimate;
 mod gossip;
 mod hold;
 mod keep;
+mod page;
 mod place;
 mod prompt;
 mod pull;
@@ -48,7 +49,7 @@ use tokio::{
     time::interval,
 };
 
-pub use self::{acquire::Absent, prompt::PromptTask};
+pub use self::{acquire::Absent, page::Front, prompt::PromptTask};
 use self::{
     acquire::{Acquire, News},
     admit::Door,
@@ -117,6 +118,8 @@ pub struct Setup {
     pub absent: Option<Absent>,
     /// What it may take from this machine for others.
     pub caps: Caps,
+    /// For the API.
+    pub front: Front,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
 }
@@ -248,6 +251,7 @@ pub struct Finished {
 #[derive(Clone, Copy, Default)]
 struct Totals {
     rows: u64,
+    layer_rows: u64,
     bytes_in: u64,
     bytes_out: u64,
     sessions: u64,
@@ -255,6 +259,7 @@ struct Totals {
 
 struct Daemon {
     me: NodeId,
+    front: Front,
     identity: Identity,
     network: Network,
     invite: Invite,
@@ -333,7 +338,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
 
     let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);
     let seats = control::Seats::default();
-    tokio::spawn(control::serve(listener, calls_in, seats.clone()));
+    tokio::spawn(control::serve(listener, calls_in.clone(), seats.clone()));
     let (books, mut served) = mpsc::channel(BOOKS);
     let (reroutes, mut reroute) = mpsc::channel(control::QUESTIONS);
     let (routes, mut route) = mpsc::channel(control::QUESTIONS);
@@ -353,6 +358,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let shared = share::watch_list(setup.home.clone());
     let mut daemon = Daemon {
         me: network.me(),
+        front: setup.front,
         identity: setup.identity,
         network,
         invite: setup.invite,
@@ -399,6 +405,9 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     daemon.announce(true).await;
     let status = daemon.status().await;
     let _ = daemon.notices.send(Notice::Ready(status)).await;
+    if let Some(door) = daemon.front.door.take() {
+        door.send_replace(Some(calls_in));
+    }
     let mut clock = interval(Duration::from_millis(TICK_MS));
     loop {
         tokio::select! {
@@ -598,8 +607,9 @@ impl Daemon {
 
     fn book(&mut self, entry: Served) {
         match entry {
-            Served::Rows { rows, bytes_in, bytes_out } => {
+            Served::Rows { rows, layers, bytes_in, bytes_out } => {
                 self.totals.rows += u64::from(rows);
+                self.totals.layer_rows += u64::from(rows) * u64::from(layers);
                 self.totals.bytes_in += bytes_in;
                 self.totals.bytes_out += bytes_out;
             }
@@ -620,7 +630,7 @@ impl Daemon {
         let Call { question, lines } = call;
         let line = match question {
             Question::Generate(ask) => {
-                let home = self.keeps.then(|| self.home.clone());
+                let home = (self.keeps && !ask.api.over_http).then(|| self.home.clone());
                 tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
                 return;
             }
@@ -638,6 +648,7 @@ impl Daemon {
             Question::Leave => return self.leave(Some(lines)),
             Question::Status => self.status().await,
             Question::Peers => self.peers().await,
+            Question::View => self.page().await,
             Question::Invite => self.invite_code().await,
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {

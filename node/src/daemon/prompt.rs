@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
+use api::inference::Format;
 use p2p::{Network, codec::Wire};
 use scheduler::{
     Boomerang, ModelId, NodeId, Segment, SessionId, Shape,
     cost::Cost,
     lease::LOOKS,
+    recover::Failure,
     route::{NoRoute, Route},
     session::End,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{Instrument, field::Empty};
@@ -25,7 +27,7 @@ use crate::{
     generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     lessons::Lessons,
     table::{Order, Table},
-    worker::{Conduct, Prompt, Ready, Worker},
+    worker::{Conduct, Fault, Prompt, Ready, TextKind, Worker},
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
@@ -69,6 +71,40 @@ struct Planned {
     routed: Routed,
 }
 
+/// Why a prompt is not answered, as the line that says so: `error` is the sentence, and for programs `kind` (`invalid`,
+/// `too_long`, `unavailable`, `busy` or `internal`), `field`, `tokens` and `context` where they apply.
+pub(super) struct Trouble(pub(super) Value);
+
+impl Trouble {
+    fn kind(kind: &str, why: impl Into<String>) -> Self {
+        Self(json!({ "error": why.into(), "kind": kind }))
+    }
+
+    fn invalid(field: &str, why: impl Into<String>) -> Self {
+        Self(json!({ "error": why.into(), "kind": "invalid", "field": field }))
+    }
+
+    fn too_long(tokens: usize, context: u32) -> Self {
+        let why = format!("the prompt has {tokens} tokens, the context holds {context}; shorten it");
+        Self(json!({ "error": why, "kind": "too_long", "tokens": tokens, "context": context }))
+    }
+
+    /// The worker would not: the request's fault when it read it, else its own.
+    fn of(fault: Fault, field: &str) -> Self {
+        match fault {
+            Fault::Refused(why) => Self::invalid(field, why),
+            Fault::Busy | Fault::NoRoom { .. } => Self::kind("busy", fault.to_string()),
+            Fault::Poison | Fault::Dead(_) => Self::kind("unavailable", fault.to_string()),
+        }
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Self {
+        Self(json!({ "error": why }))
+    }
+}
+
 impl PromptTask {
     /// Answers a prompt, line by line, going on after what was said before.
     pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
@@ -78,13 +114,13 @@ impl PromptTask {
         } else {
             self.elsewhere(ask, said, &lines).await
         };
-        if let Err(why) = ended {
-            let _ = lines.send(json!({ "error": why })).await;
+        if let Err(trouble) = ended {
+            let _ = lines.send(trouble.0).await;
         }
     }
 
     /// This node does not hold the model: somebody else must conduct.
-    async fn elsewhere(&self, mut ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+    async fn elsewhere(&self, mut ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
         let own = ask.model.is_empty() || ask.model == self.ready.name;
         if own {
             ask.model.clone_from(&self.ready.name);
@@ -93,11 +129,16 @@ impl PromptTask {
         let by_id = own && self.ready.model != ModelId::default();
         let model = if by_id { hex(self.ready.model) } else { ask.model.clone() };
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
-            return Err(format!(
+            let why = format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
                  open to let it, or hold the model with `shoal join --model`",
                 ask.model
-            ));
+            );
+            return Err(Trouble::invalid("mode", why));
+        }
+        if let Some(field) = only_here(&ask) {
+            let why = format!("`{field}` works only with the model this node holds, \"{}\"", self.ready.name);
+            return Err(Trouble::invalid(field, why));
         }
         let (answer, answered) = oneshot::channel();
         let trusted = trusted(&ask)?;
@@ -105,7 +146,8 @@ impl PromptTask {
         self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
         let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
         if peers.is_empty() {
-            return Err(format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model));
+            let why = format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
+            return Err(Trouble::kind("unavailable", why));
         }
         let line = self.delegate(&ask, said.ids, peers, lines).await?;
         let finished = super::Finished {
@@ -135,46 +177,44 @@ impl PromptTask {
                 line["end"] = json!(true);
                 line
             }
-            Err(why) => json!({ "error": why }),
+            Err(trouble) => trouble.0,
         };
         let _ = lines.send(line).await;
     }
 
     /// Encode, then ask who shall run it.
-    async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, String> {
+    async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
         if !self.ready.has_ends() {
-            return Err(format!(
+            return Err(Trouble::from(format!(
                 "both ends of \"{}\" are not here, so prompts begin elsewhere and cannot be planned here; `shoal join --ends` fetches them",
                 self.ready.name
-            ));
+            )));
         }
         if !ask.model.is_empty() && ask.model != self.ready.name {
-            return Err(format!(
+            return Err(Trouble::from(format!(
                 "this node conducts \"{}\", not \"{}\"; start one with `shoal join --model {}`",
                 self.ready.name, ask.model, ask.model
-            ));
+            )));
         }
         let wire: Wire =
             ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
         let sampling = sampling(&ask.sampling)?;
-        let prompt = match &ask.prompt {
-            Value::String(text) => Prompt::raw(text.clone()),
-            messages => Prompt::chat(messages.to_string()),
-        };
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= self.ready.vocab) {
+            let why = format!("token {id} does not exist; ids are below {}", self.ready.vocab);
+            return Err(Trouble::invalid("logit_bias", why));
+        }
         let worker = self.worker.borrow().clone();
-        let mut ids = worker.encode(prompt).await.map_err(|e| e.to_string())?;
+        let formed = worker.check(&ask.api.format).await;
+        formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
+        let mut ids = self.encode(ask, &worker).await?;
         let prompt_tokens = ids.len() as u32;
         ids.extend_from_slice(emitted);
         if ids.is_empty() {
-            return Err("the prompt is empty".into());
+            return Err(Trouble::invalid("prompt", "the prompt is empty"));
         }
         let room = (self.ready.context + 1).saturating_sub(ids.len() as u32);
         if room == 0 {
-            return Err(format!(
-                "the prompt has {} tokens, the context holds {}; shorten it",
-                ids.len(),
-                self.ready.context
-            ));
+            return Err(Trouble::too_long(ids.len(), self.ready.context));
         }
         let max_tokens = ask.max_tokens.saturating_sub(emitted.len() as u32).clamp(1, room);
         let session = SessionId::new(random()?);
@@ -200,11 +240,30 @@ impl PromptTask {
         };
         let stopped = || "the node is stopping".to_owned();
         self.routes.send(question).await.map_err(|_| stopped())?;
-        let routed = answered.await.map_err(|_| stopped())??;
+        let routed = answered.await.map_err(|_| stopped())?;
+        let routed = routed.map_err(|why| Trouble::kind("unavailable", why))?;
         Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
     }
 
-    async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), String> {
+    async fn encode(&self, ask: &Ask, worker: &Worker) -> Result<Vec<u32>, Trouble> {
+        let (prompt, field) = match &ask.prompt {
+            Value::Object(given) => return token_ids(given, self.ready.vocab),
+            // Over HTTP a text is text: names of control tokens in it are not those tokens.
+            Value::String(text) if ask.api.over_http => {
+                let kind = TextKind::Raw { bos: true, special: false };
+                (Prompt { text: text.clone(), kind }, "prompt")
+            }
+            Value::String(text) => (Prompt::raw(text.clone()), "prompt"),
+            messages => {
+                let tools = ask.api.tools.as_ref().map(Value::to_string);
+                let extra = (!ask.api.extra.is_empty()).then(|| json!(ask.api.extra).to_string());
+                (Prompt { text: messages.to_string(), kind: TextKind::Chat { tools, extra } }, "messages")
+            }
+        };
+        worker.encode(prompt).await.map_err(|fault| Trouble::of(fault, field))
+    }
+
+    async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
         // Every look but the last may find its nodes crowded; the scheduler takes the last one as it is.
         for looks in 0..LOOKS {
             if self.look(&ask, &said, looks, lines).await? {
@@ -221,13 +280,14 @@ impl PromptTask {
         said: &Said,
         looks: u32,
         lines: &mpsc::Sender<Value>,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
             self.prepare(ask, &said.ids, true).await?;
         let finished = |line, measured| super::Finished { session, line, measured };
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None, Measured::default())).await;
-            return Err("this node runs as many prompts as it takes; try again in a moment".into());
+            let why = "this node runs as many prompts as it takes; try again in a moment";
+            return Err(Trouble::kind("busy", why));
         };
         let mut plan_line = plan_json(&routed, prompt_tokens);
         plan_line["event"] = json!("route");
@@ -258,6 +318,8 @@ impl PromptTask {
                 stop: ask.stop.clone(),
                 history: Vec::new(),
                 prompt_tokens,
+                format: ask.api.format.clone(),
+                show_special: ask.api.show_special,
             },
             wire,
             hidden: self.ready.hidden as usize,
@@ -279,20 +341,28 @@ impl PromptTask {
         tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
         let mut ended = None;
-        while let Some(piece) = news.recv().await {
+        loop {
+            let piece = tokio::select! {
+                piece = news.recv() => piece,
+                // Whoever asked has gone, maybe while nothing came.
+                () = lines.closed() => break,
+            };
+            let Some(piece) = piece else { break };
             let line = match piece {
-                Progress::Token { id, text: piece, logprob, top, .. } => {
+                Progress::Token { id, text: piece, bytes, logprob, top, .. } => {
                     text.push_str(&piece);
                     let mut line = json!({ "event": "token", "id": id, "text": piece });
                     if let Some(logprob) = logprob {
                         line["logprob"] = json!(logprob);
-                        line["top_logprobs"] = top.iter().map(|top| json!([top.id, top.logprob])).collect();
+                        line["bytes"] = json!(bytes);
+                        line["top_logprobs"] =
+                            top.iter().map(|top| json!([top.id, top.logprob, top.bytes])).collect();
                     }
                     line
                 }
-                Progress::Moved { failed, segments } => {
-                    json!({ "event": "moved", "failed": format!("{failed:?}"), "stages": stages(&segments) })
-                }
+                Progress::Pace { stage_ms } => json!({ "event": "pace", "stage_ms": stage_ms }),
+                Progress::Moved { failed, why, segments } => json!({ "event": "moved",
+                    "failed": format!("{failed:?}"), "why": noticed(why), "stages": stages(&segments) }),
                 Progress::Crowded => {
                     self.table.leave(session);
                     let _ = self.finished.send(finished(None, Measured::default())).await;
@@ -305,20 +375,22 @@ impl PromptTask {
                 }
             };
             if lines.send(line).await.is_err() {
-                let _ = orders.send(Order::Cancel).await;
-                while let Some(piece) = news.recv().await {
-                    if let Progress::Done(report) = piece {
-                        ended = Some(report);
-                        break;
-                    }
-                }
                 break;
+            }
+        }
+        if ended.is_none() {
+            let _ = orders.send(Order::Cancel).await;
+            while let Some(piece) = news.recv().await {
+                if let Progress::Done(report) = piece {
+                    ended = Some(report);
+                    break;
+                }
             }
         }
         self.table.leave(session);
         let Some(report) = ended else {
             let _ = self.finished.send(finished(None, Measured::default())).await;
-            return Err("the prompt was dropped; `shoal why` may say more".into());
+            return Err(Trouble::kind("internal", "the prompt was dropped; `shoal why` may say more"));
         };
         span.record("tokens", report.ids.len()).record("faults", report.faults.len());
         span.record("ttft_ms", report.ttft_ms);
@@ -328,6 +400,16 @@ impl PromptTask {
         let _ = self.finished.send(finished(Some(line.clone()), measured)).await;
         let _ = lines.send(line).await;
         Ok(true)
+    }
+}
+
+/// A failure in one word.
+fn noticed(why: Option<Failure>) -> &'static str {
+    match why {
+        Some(Failure::Closed | Failure::Crashed) => "closed",
+        Some(Failure::Refused) => "refused",
+        Some(Failure::Corrupt) => "wrong",
+        _ => "timeout",
     }
 }
 
@@ -405,6 +487,8 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         "gave_up": error,
         "text": text,
         "rest": report.rest,
+        "stop": report.met,
+        "ended_turn": report.ended_turn,
         "ids": report.ids,
         "prompt_tokens": prompt_tokens,
         "completion_tokens": report.ids.len(),
@@ -455,6 +539,26 @@ fn sampling(value: &Value) -> Result<SamplingParams, String> {
     };
     sampling.validate().map_err(|e| e.to_string())?;
     Ok(sampling)
+}
+
+/// The prompt `{"ids": [..]}`.
+fn token_ids(given: &Map<String, Value>, vocab: u32) -> Result<Vec<u32>, Trouble> {
+    let ids = given.get("ids").and_then(Value::as_array).into_iter().flatten();
+    let ids = ids.map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab));
+    let ids: Option<Vec<u32>> = ids.collect();
+    ids.ok_or_else(|| Trouble::invalid("prompt", format!("token ids must be below {vocab}")))
+}
+
+/// The first field that a peer who conducts for us could not be told of.
+fn only_here(ask: &Ask) -> Option<&'static str> {
+    let asked = [
+        ("response_format", ask.api.format != Format::Text),
+        ("tools", ask.api.tools.is_some() || ask.api.show_special),
+        ("chat_template_kwargs", !ask.api.extra.is_empty()),
+        ("logprobs", ask.sampling["logprobs"] == json!(true)),
+        ("prompt", ask.prompt.is_object()),
+    ];
+    asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)
 }
 
 fn trusted(ask: &Ask) -> Result<BTreeSet<NodeId>, String> {

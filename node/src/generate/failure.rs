@@ -18,6 +18,7 @@ impl Conductor {
     pub(super) fn failed(&mut self, node: NodeId, failure: Failure) -> Vec<Event> {
         let ours = self.machine.segments().any(|segment| segment.node == node);
         let shadow = self.shadows.values().any(|shadow| *shadow == node);
+        self.noticed = Some((node, failure));
         if ours && self.silent_since.is_none() {
             self.silent_since = Some((node, self.last_token));
         }
@@ -113,8 +114,9 @@ impl Conductor {
         // Who is out of it altogether, else (a slow stage relieved of some layers) whoever runs something else now.
         let out = before.iter().find(|old| now.iter().all(|new| new.node != old.node));
         if let Some(left) = out.or(before.iter().find(|old| !now.contains(old))) {
+            let why = self.noticed.take().filter(|(node, _)| *node == left.node).map(|(_, why)| why);
             self.silent_since.get_or_insert((left.node, self.last_token));
-            let moved = Progress::Moved { failed: left.node, segments: now };
+            let moved = Progress::Moved { failed: left.node, why, segments: now };
             let _ = self.means.progress.send(moved).await;
         }
     }

@@ -72,8 +72,12 @@ impl Conductor {
                 wire,
                 Bytes::from(bytes),
             ),
-            Body::Sampled { id, text, stop, ends_turn, logprob, top, .. } => {
-                let said = Progress::Token { position: to, id, text, logprob, top };
+            Body::Sampled { id, text, stop, met, ends_turn, bytes, logprob, top, .. } => {
+                let said = Progress::Token { position: to, id, text, bytes, logprob, top };
+                self.report.met = met;
+                if output.rows == 1 {
+                    self.time_stage(output.layers.end());
+                }
                 self.sampled = Some((said, ends_turn));
                 vec![Event::Token { epoch: output.epoch, position: to, token: id, stop }]
             }

@@ -176,9 +176,7 @@ impl Conductor {
             tracing::warn!(stage, layer, from, "two answers for one position differ");
         }
         if rows == 1 {
-            let ms = self.step_began.elapsed().as_secs_f64() * 1e3;
-            let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
-            *mean = (mean.0 + ms, mean.1 + 1);
+            self.time_stage(layer);
         }
         if let Some(segment) = self.segment(stage) {
             self.hops.ended(segment.layers.start(), from);

@@ -39,7 +39,8 @@ impl Conductor {
         // A cut that a failover made is not a rounding boundary: it travels raw.
         let rounded = self.rounding.contains(&segment.layers.end());
         let wire = if rounded { self.plan.wire } else { Wire::Raw };
-        let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
+        // The last token is said and never computed on: an answer may end at the very end of the context.
+        let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens.saturating_sub(1);
         self.sampling = None;
         self.waiting.retain(|job| job.epoch == epoch);
         if self.running_epoch != epoch {

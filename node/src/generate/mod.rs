@@ -51,6 +51,8 @@ use crate::{
 pub const CHUNK_ROWS: u32 = 96;
 /// A shadow is fed every this many positions (the lag it may have).
 const FEED_ROWS: u32 = 16;
+/// How often the caller hears how fast it goes.
+const PACE_TOKENS: usize = 4;
 /// Own stages say this often that they compute, as those of others do.
 const BEACON: Duration = Duration::from_millis(100);
 
@@ -79,6 +81,8 @@ struct Conductor {
     stage_ms: BTreeMap<u32, (f64, u32)>,
     /// Who failed, and when the last token before it came.
     silent_since: Option<(NodeId, Instant)>,
+    /// The last failure that was seen, not only suspected.
+    noticed: Option<(NodeId, Failure)>,
     /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
     looking: Option<u32>,
     loads: Vec<Load>,
@@ -115,6 +119,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     let report = Report {
         end: End::Cancelled,
         rest: String::new(),
+        met: None,
+        ended_turn: false,
         ids: Vec::new(),
         segments: plan.pipeline.segments().to_vec(),
         stage_ms: Vec::new(),
@@ -144,6 +150,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        noticed: None,
         looking: Some(first_epoch),
         loads: Vec::new(),
         again: false,
@@ -251,6 +258,7 @@ impl Conductor {
         let Some((said, ends_turn)) = self.sampled.take() else { return };
         debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));
         if ends_turn {
+            self.report.ended_turn = true;
             // The token that ends the turn is not part of the answer; text held back before it may be.
             if let Progress::Token { text, .. } = said {
                 self.report.rest.push_str(&text);
@@ -262,6 +270,26 @@ impl Conductor {
             // Nobody listens any more.
             let _ = self.orders.try_send(Order::Cancel);
         }
+        if self.report.ids.len().is_multiple_of(PACE_TOKENS) {
+            // Old news is no news: a caller that is behind does without.
+            let _ = self.means.progress.try_send(Progress::Pace { stage_ms: self.mean_stage_ms() });
+        }
+    }
+
+    /// The output of the segment that ends with `layer` is here.
+    fn time_stage(&mut self, layer: u32) {
+        let ms = self.step_began.elapsed().as_secs_f64() * 1e3;
+        let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
+        *mean = (mean.0 + ms, mean.1 + 1);
+    }
+
+    /// Milliseconds of a decode step until the output of each segment arrived; 0 where none was measured.
+    fn mean_stage_ms(&self) -> Vec<f64> {
+        let mean = |segment: Segment| {
+            let (sum, count) = self.stage_ms.get(&segment.layers.end()).copied().unwrap_or((0.0, 0));
+            if count == 0 { 0.0 } else { sum / f64::from(count) }
+        };
+        self.machine.segments().map(mean).collect()
     }
 
     async fn done(&mut self, end: End) {
@@ -271,11 +299,7 @@ impl Conductor {
         worker.close(session);
         self.report.end = end;
         self.report.segments = self.machine.segments().collect();
-        let stages = self.report.segments.iter().map(|segment| {
-            let (sum, count) = self.stage_ms.get(&segment.layers.end()).copied().unwrap_or((0.0, 0));
-            if count == 0 { 0.0 } else { sum / f64::from(count) }
-        });
-        self.report.stage_ms = stages.collect();
+        self.report.stage_ms = self.mean_stage_ms();
         let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
         let _ = self.means.progress.send(over).await;
     }

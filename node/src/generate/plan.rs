@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use p2p::{Network, codec::Wire, wire::control::Contact};
 use scheduler::{
     NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    recover::Failure,
     session::{End, Standbys},
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -68,15 +69,24 @@ pub enum Progress {
         id: u32,
         /// Text that became certain with it.
         text: String,
+        /// Its own bytes, when log-probabilities are asked for.
+        bytes: Vec<u8>,
         /// Its log-probability, when asked for.
         logprob: Option<f32>,
         /// The likeliest tokens at its position: id, log-probability.
         top: Vec<Top>,
     },
+    /// How fast it goes, every [`super::PACE_TOKENS`] tokens.
+    Pace {
+        /// Milliseconds of a decode step until the output of each segment arrived, means.
+        stage_ms: Vec<f64>,
+    },
     /// Somebody failed and somebody else goes on.
     Moved {
         /// Who failed.
         failed: NodeId,
+        /// What was noticed; nothing but silence for `None`.
+        why: Option<Failure>,
         /// Who runs what from now on.
         segments: Vec<Segment>,
     },
@@ -94,6 +104,10 @@ pub struct Report {
     pub end: End,
     /// Text that was held back and turned out to belong to the answer.
     pub rest: String,
+    /// The stop string that ended it, where one did.
+    pub met: Option<String>,
+    /// Whether the model ended its turn: by a token that is not among `ids`.
+    pub ended_turn: bool,
     /// Ids generated.
     pub ids: Vec<u32>,
     /// Who ran what at the end.

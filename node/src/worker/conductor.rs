@@ -10,11 +10,15 @@ use shard::{
     tokenizer::{Detokenizer, Tokenizer},
 };
 
-use super::ipc::{Conduct, Sampled, Top};
-use crate::{Error, Result};
+use super::{
+    ipc::{Conduct, Sampled, Top},
+    load::Loaded,
+};
+use crate::{Error, Result, constrain::Constraint};
 
 /// Chooses the tokens of one session.
 pub(super) struct Conductor<'m> {
+    model: &'m Loaded,
     tokenizer: &'m Tokenizer,
     sampler: Sampler,
     history: Vec<u32>,
@@ -22,6 +26,10 @@ pub(super) struct Conductor<'m> {
     stop: Vec<String>,
     stops: StopStrings,
     detokenizer: Detokenizer<'m>,
+    show_special: bool,
+    /// As it traveled; the state it leads to is `constraint`.
+    format: Option<String>,
+    constraint: Option<Constraint>,
     /// Whether the text's end was told; choosing again starts from the history.
     ended: bool,
 }
@@ -29,6 +37,7 @@ pub(super) struct Conductor<'m> {
 impl<'m> Conductor<'m> {
     /// A conductor that goes on after `history`.
     pub(super) fn new(
+        model: &'m Loaded,
         tokenizer: &'m Tokenizer,
         vocab: usize,
         conduct: Conduct,
@@ -42,12 +51,16 @@ impl<'m> Conductor<'m> {
             return Err(Error::usage(format!("token {id} is beyond the vocabulary of {vocab}")));
         }
         let mut conductor = Self {
+            model,
             tokenizer,
             sampler: Sampler::new(SamplingParams::from(conduct.sampling), conduct.seed, vocab)?,
             prompt,
             stops: StopStrings::new(conduct.stop.clone())?,
             stop: conduct.stop,
             detokenizer: tokenizer.stream(),
+            show_special: conduct.show_special,
+            format: conduct.format,
+            constraint: None,
             history,
             ended: false,
         };
@@ -55,12 +68,16 @@ impl<'m> Conductor<'m> {
         Ok(conductor)
     }
 
-    /// Brings detokenizer and stop strings to the end of the history.
+    /// Brings detokenizer, stop strings and form to the end of the history.
     fn replay(&mut self) -> Result<()> {
-        self.detokenizer = self.tokenizer.stream();
+        self.detokenizer = self.tokenizer.stream().show_special(self.show_special);
+        self.constraint = self.model.constraint(self.format.as_deref())?;
         self.stops = StopStrings::new(self.stop.clone())?;
         for &id in &self.history[self.prompt..] {
             self.stops.push(self.detokenizer.push(id));
+            if let Some(constraint) = &mut self.constraint {
+                constraint.accept(id).map_err(|error| Error::usage(error.to_string()))?;
+            }
         }
         self.ended = false;
         Ok(())
@@ -92,6 +109,9 @@ impl<'m> Conductor<'m> {
         if self.stops.hit() {
             return Err(Error::usage("the text has ended at a stop string: open the session anew to go on"));
         }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits).map_err(|error| Error::usage(error.to_string()))?;
+        }
         let choice = self.sampler.sample(logits, &self.history, position as u64)?;
         let wanted = choice.logprob.is_some();
         let bytes = |id: u32| self.tokenizer.token_bytes(id);
@@ -100,6 +120,7 @@ impl<'m> Conductor<'m> {
             id: choice.id,
             text: String::new(),
             stop: false,
+            met: None,
             ends_turn: self.tokenizer.stop_ids().contains(&choice.id),
             bytes: if wanted { bytes(choice.id) } else { Vec::new() },
             logprob: choice.logprob,
@@ -112,10 +133,15 @@ impl<'m> Conductor<'m> {
         if sampled.ends_turn {
             sampled.text = self.finish();
         } else {
+            if let Some(constraint) = &mut self.constraint {
+                constraint.accept(sampled.id).map_err(|error| Error::usage(error.to_string()))?;
+            }
             self.history.push(sampled.id);
             sampled.text.push_str(self.stops.push(self.detokenizer.push(sampled.id)));
         }
-        sampled.stop = sampled.ends_turn || self.stops.hit();
+        let complete = self.constraint.as_ref().is_some_and(Constraint::is_complete);
+        sampled.stop = sampled.ends_turn || self.stops.hit() || complete;
+        sampled.met = self.stops.met().map(str::to_owned);
         self.ended = sampled.stop;
         Ok(sampled)
     }

@@ -16,6 +16,7 @@ use std::{
     time::Instant,
 };
 
+use api::inference::Format;
 use p2p::wire::announce::Class;
 use scheduler::{ModelId, SessionId};
 use tokio::{
@@ -88,6 +89,14 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let worker = Worker { frames, shared };
     ready.visit_ms += worker.usual_round_trip_ms().await?;
     Ok((worker, ready, outputs))
+}
+
+/// A form as it travels.
+fn form(format: &Format) -> Result<Option<String>, Fault> {
+    match format {
+        Format::Text => Ok(None),
+        format => serde_json::to_string(format).map(Some).map_err(|error| Fault::Refused(error.to_string())),
+    }
 }
 
 fn load(spec: &Spec) -> io::Result<ipc::Load> {
@@ -166,8 +175,10 @@ impl Worker {
             return Err(Fault::Poison);
         }
         let OpenSession { session, epoch, layers, positions, at, wire, rounding, conduct } = open;
-        let Conduct { sampling, seed, stop, history, prompt_tokens } = conduct.clone().unwrap_or_default();
         let conducts = conduct.is_some();
+        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special } =
+            conduct.unwrap_or_default();
+        let format = form(&format)?;
         let open = ipc::Open {
             session: *session.as_bytes(),
             epoch,
@@ -181,6 +192,8 @@ impl Worker {
                 seed,
                 stop,
                 prompt_tokens,
+                format,
+                show_special,
             }),
         };
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;
@@ -188,6 +201,15 @@ impl Worker {
         state.open.retain(|key, held| key.0 != session || held.1.intersect(layers).is_none());
         state.open.insert((session, layers.start()), (epoch, layers));
         Ok(reply.have)
+    }
+
+    /// Whether answers can be made to have this form.
+    ///
+    /// # Errors
+    /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`], [`Fault::Dead`].
+    pub async fn check(&self, format: &Format) -> Result<(), Fault> {
+        let Some(format) = form(format)? else { return Ok(()) };
+        self.ask(|id| Ask::Check { id }, format.into_bytes()).await.map(drop)
     }
 
     /// Queues a job; its output comes on the receiver.

@@ -1,6 +1,11 @@
 //! The model in the child: what [`Load`] asks for, in memory.
 
-use std::{fs::File, path::Path, sync::Arc, time::Instant};
+use std::{
+    fs::File,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use blake3::Hasher;
 use scheduler::{LayerRange, LayerSet, ModelId};
@@ -14,7 +19,11 @@ use shard::{
 };
 
 use super::ipc::{self, Load, TextKind};
-use crate::{Error, Result, library, local, model};
+use crate::{
+    Error, Result,
+    constrain::{Constraint, Constraints},
+    library, local, model,
+};
 
 /// One model's layers, as shards, and what turns text into ids and back.
 pub(super) struct Loaded {
@@ -29,6 +38,8 @@ pub(super) struct Loaded {
     /// What is wrong with the tokenizer matters only to who conducts.
     pub(super) tokenizer: Result<Tokenizer, String>,
     template: Result<Option<Template>, String>,
+    /// Made when the first answer must have a form: it reads the whole vocabulary.
+    constraints: OnceLock<Result<Constraints, String>>,
 }
 
 impl Loaded {
@@ -69,6 +80,7 @@ impl Loaded {
             load_ms: started.elapsed().as_secs_f64() * 1e3,
             tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|error| error.to_string()),
             template: Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string()),
+            constraints: OnceLock::new(),
         })
     }
 
@@ -113,12 +125,25 @@ impl Loaded {
                 let text = std::str::from_utf8(text).map_err(|_| Error::usage("the text is not UTF-8"))?;
                 Ok(tokenizer.encode(text, Encode { bos: *bos, special: *special })?)
             }
-            TextKind::Chat { tools } => {
+            TextKind::Chat { tools, extra } => {
                 let messages: Value = serde_json::from_slice(text)?;
                 let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
-                local::encode_messages(tokenizer, &self.template, &messages, tools)
+                let extra = extra.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default();
+                local::encode_messages(tokenizer, &self.template, &messages, tools, extra)
             }
         }
+    }
+
+    /// What keeps an answer to the form that `format`, JSON of [`api::inference::Format`], asks for.
+    pub(super) fn constraint(&self, format: Option<&str>) -> Result<Option<Constraint>> {
+        let Some(format) = format else { return Ok(None) };
+        let format = serde_json::from_str(format)?;
+        let made = self.constraints.get_or_init(|| {
+            let tokenizer = self.tokenizer().map_err(|error| error.to_string())?;
+            Constraints::new(tokenizer, self.blueprint().vocab).map_err(|error| error.to_string())
+        });
+        let constraints = made.as_ref().map_err(|why| Error::usage(why.clone()))?;
+        constraints.constraint(&format).map_err(|failure| Error::usage(failure.to_string()))
     }
 }
 

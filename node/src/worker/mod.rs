@@ -39,6 +39,7 @@ mod shared;
 
 use std::{fmt, path::PathBuf, time::Duration};
 
+use api::inference::Format;
 use p2p::{codec::Wire, wire::announce::Class};
 use scheduler::{LayerRange, ModelId, SessionId};
 use shard::sample::SamplingParams;
@@ -207,7 +208,7 @@ pub struct Prompt {
 impl Prompt {
     /// Messages (a JSON array) through the model's chat template.
     pub fn chat(messages: String) -> Self {
-        Self { text: messages, kind: TextKind::Chat { tools: None } }
+        Self { text: messages, kind: TextKind::Chat { tools: None, extra: None } }
     }
 
     /// Text as it is, BOS in front where the model wants one, special tokens by name.
@@ -250,6 +251,10 @@ pub struct Conduct {
     pub history: Vec<u32>,
     /// How many of them are the prompt.
     pub prompt_tokens: u32,
+    /// What the answer must look like.
+    pub format: Format,
+    /// Whether control tokens print their names.
+    pub show_special: bool,
 }
 
 /// Rows to take through a range of a session.
@@ -313,6 +318,7 @@ pub enum Body {
         id: u32,
         text: String,
         stop: bool,
+        met: Option<String>,
         ends_turn: bool,
         bytes: Vec<u8>,
         logprob: Option<f32>,

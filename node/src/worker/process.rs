@@ -202,6 +202,11 @@ fn answer(
     let now = Instant::now();
     let (id, outcome) = match ask {
         Ask::Ping { id } => (id, Ok((Tell::Pong { id }, Vec::new()))),
+        Ask::Check { id } => {
+            let format = str::from_utf8(payload).map_err(|_| Fault::Refused("a form that is no text".into()));
+            let made = format.and_then(|format| engine.model.constraint(Some(format)).map_err(refused));
+            (id, made.map(|_| (Tell::Checked { id }, Vec::new())))
+        }
         Ask::Encode { id, kind } => {
             let ids = engine.model.encode(&kind, payload).map_err(refused);
             (id, ids.map(|ids| (Tell::Encoded { id }, ipc::ids_to_bytes(&ids))))

@@ -106,7 +106,7 @@ impl<'m> Sessions<'m> {
             Some(conduct) => {
                 let (model, vocab) = (self.model, self.model.blueprint().vocab);
                 let tokenizer = model.tokenizer().map_err(refused)?;
-                Some(Conductor::new(tokenizer, vocab, conduct, history).map_err(refused)?)
+                Some(Conductor::new(model, tokenizer, vocab, conduct, history).map_err(refused)?)
             }
         };
         let fresh = self.model.shards[shard].new_kv_of(layers).map_err(refused)?;

@@ -88,7 +88,7 @@ impl Shared {
     /// What an answer means here; an output for the receiver, if it is one.
     fn take(&self, tell: Tell, payload: Vec<u8>) -> io::Result<Option<Output>> {
         match tell {
-            Tell::Pong { id } | Tell::Encoded { id } | Tell::Finished { id } => {
+            Tell::Pong { id } | Tell::Checked { id } | Tell::Encoded { id } | Tell::Finished { id } => {
                 self.answer(id, Ok(Reply { have: 0, payload }));
             }
             Tell::Opened { id, have } => self.answer(id, Ok(Reply { have, payload })),
@@ -149,8 +149,8 @@ fn checked(output: ipc::Output, payload: Vec<u8>) -> io::Result<Output> {
             Body::Activations(wire, payload)
         }
         ipc::Body::Sampled(sampled) => {
-            let Sampled { position, id, text, stop, ends_turn, bytes, logprob, top } = sampled;
-            Body::Sampled { position, id, text, stop, ends_turn, bytes, logprob, top }
+            let Sampled { position, id, text, stop, met, ends_turn, bytes, logprob, top } = sampled;
+            Body::Sampled { position, id, text, stop, met, ends_turn, bytes, logprob, top }
         }
     };
     Ok(Output {

@@ -139,6 +139,7 @@ fn conduct(prompt: &[u32], emitted: &[u32], sampling: &SamplingParams, stop: &[&
         stop: stop.iter().map(|s| s.to_string()).collect(),
         history: [prompt, emitted].concat(),
         prompt_tokens: prompt.len() as u32,
+        ..Conduct::default()
     }
 }
 

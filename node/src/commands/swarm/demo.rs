@@ -31,7 +31,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
     if !args.json {
         say!("Starting {NODES} nodes on this machine, each with a part of the model:\n");
     }
-    let mut swarm = up::start(&EngineArgs::default_model(), NODES, args.json)?;
+    let mut swarm = up::start(&EngineArgs::default_model(), NODES, None, args.json)?;
     let me = swarm.nodes[0].name.clone();
     let home = swarm.home().to_owned();
     let route = RouteArgs { mode: Some(Mode::Boomerang), head: 1, tail: 1, trust: Vec::new() };

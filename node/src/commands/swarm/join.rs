@@ -9,7 +9,7 @@ use std::{
 use p2p::{Identity, SwarmId, invite::Invite};
 use scheduler::{LayerSet, ModelId};
 use serde_json::{Value, json};
-use shard::gguf::Gguf;
+use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
 
 use super::{ask::words, runtime};
@@ -21,6 +21,8 @@ use crate::{
     library::{self, Library},
     model,
     output::{self, human_bytes, say},
+    serve,
+    swarmed::Door,
     worker::{Source, Spec},
 };
 
@@ -52,6 +54,13 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         Some(Here { path: Some(path), .. }) => Source::File(path.clone()),
         _ => Source::Embedded,
     };
+    let name = serve::model_name(&args.engine.model);
+    let about = match &which.here {
+        Some(Here { gguf, .. }) => serve::info(gguf, &Blueprint::from_gguf(gguf)?, context, name),
+        None => serve::unknown(context, name),
+    };
+    let (door, opened) = watch::channel(None);
+    let data = home.clone();
     let setup = Setup {
         worker: Spec {
             context,
@@ -72,6 +81,7 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         invite: template,
         absent: which.absent,
         caps: caps(&args.caps),
+        front: daemon::Front { about, swarm: args.swarm.clone(), door: Some(door) },
         keeps: !args.no_journal,
     };
     let (stop, stopped) = watch::channel(false);
@@ -99,7 +109,23 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
                 }
             }
         });
-        let ended = daemon::run(setup, notices, stopped).await;
+        let mut until = stopped.clone();
+        let http = async move {
+            match args.api.api {
+                None => Ok(()),
+                Some(address) => {
+                    let stop = async move { drop(until.wait_for(|stop| *stop).await) };
+                    let door = Door::Here(opened);
+                    super::super::serve::beside(address, &args.api, json, &data, door, stop).await
+                }
+            }
+        };
+        let node = daemon::run(setup, notices, stopped);
+        let ended = tokio::select! {
+            ended = node => ended,
+            // The API ends after the node, unless it cannot begin.
+            Err(why) = http => Err(why),
+        };
         let _ = printer.await;
         ended
     })

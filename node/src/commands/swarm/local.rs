@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc,
@@ -28,6 +29,8 @@ pub struct Node {
     /// Layers it serves, as the command line writes them; empty for the one that only asks.
     pub layers: String,
     child: Child,
+    /// What it said about its API: `url`, `page`, `token_file`.
+    pub api: Option<Value>,
     /// Held open: the node stops when it closes.
     _stdin: Option<ChildStdin>,
 }
@@ -41,14 +44,16 @@ pub struct LocalSwarm {
 
 impl LocalSwarm {
     /// Starts the nodes with the layers given, the first as the one who asks, and waits until it knows all others.
-    pub fn start(engine: &EngineArgs, layers: &[String]) -> Result<Self> {
+    /// The first one answers over HTTP at `api`.
+    pub fn start(engine: &EngineArgs, layers: &[String], api: Option<SocketAddr>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("shoal-").tempdir()?;
         let mut swarm = Self { nodes: Vec::new(), _folder: folder };
         let mut first = None;
         for (index, layers) in layers.iter().enumerate() {
             let home = swarm._folder.path().join(index.to_string());
             std::fs::create_dir_all(&home)?;
-            let (node, address) = start_node(&home, engine, layers, first.as_deref())?;
+            let (node, address) =
+                start_node(&home, engine, layers, first.as_deref(), api.filter(|_| index == 0))?;
             first = first.or(address);
             swarm.nodes.push(node);
         }
@@ -111,6 +116,7 @@ fn start_node(
     engine: &EngineArgs,
     layers: &str,
     peer: Option<&str>,
+    api: Option<SocketAddr>,
 ) -> Result<(Node, Option<String>)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("join").args([
@@ -142,6 +148,9 @@ fn start_node(
     } else {
         command.args(["--layers", layers])
     };
+    if let Some(api) = api {
+        command.args(["--api", &api.to_string()]);
+    }
     if let Some(peer) = peer {
         command.args(["--peer", peer]);
     }
@@ -155,14 +164,17 @@ fn start_node(
             }
         });
     }
+    let mut listening = None;
     let ready = loop {
         let line = lines.recv_timeout(Duration::from_secs(START_S)).map_err(|_| {
             let _ = child.kill();
             Error::Failed("a node did not start; what it said is above".into())
         })?;
         let line: Value = serde_json::from_str(&line)?;
-        if line["event"] == "ready" {
-            break line;
+        match line["event"].as_str() {
+            Some("listening") => listening = Some(line),
+            Some("ready") => break line,
+            _ => {}
         }
     };
     let name = ready["node"].as_str().unwrap_or_default().to_owned();
@@ -172,7 +184,8 @@ fn start_node(
         .and_then(|all| all.iter().find(tcp).or(all.first()))
         .and_then(Value::as_str);
     let stdin = child.stdin.take();
-    let node = Node { home: home.to_owned(), name, layers: layers.to_owned(), child, _stdin: stdin };
+    let node =
+        Node { home: home.to_owned(), name, layers: layers.to_owned(), child, api: listening, _stdin: stdin };
     Ok((node, address.map(str::to_owned)))
 }
 

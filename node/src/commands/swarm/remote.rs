@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     Error, Result,
     cli::{SamplingArgs, swarm::RouteArgs},
-    control::{self, Ask, Caller, Mode, Question},
+    control::{self, Ask, Caller, ForApi, Mode, Question},
     journal, output,
 };
 
@@ -40,6 +40,7 @@ pub fn question(
         seed: request.seed,
         max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
         stop: request.stop,
+        api: ForApi::default(),
     })
 }
 

@@ -1,6 +1,6 @@
 //! `shoal up --local N`: a real swarm on one machine.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,18 @@ use crate::{
 
 pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     output::catch_interrupt()?;
-    let swarm = start(&args.engine, args.local, args.json)?;
+    let swarm = start(&args.engine, args.local, args.api, args.json)?;
+    if let Some(api) = &swarm.nodes[0].api {
+        match args.json {
+            true => output::json_line(api)?,
+            false => say!(
+                "\npage  {}\nAPI   {}/v1, token in {}",
+                api["page"].as_str().unwrap_or_default(),
+                api["url"].as_str().unwrap_or_default(),
+                api["token_file"].as_str().unwrap_or("no file: none is needed")
+            ),
+        }
+    }
     let Some(prompt) = &args.run else {
         if !args.json {
             say!(
@@ -39,7 +50,12 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
 }
 
 /// Starts the nodes and says who holds what.
-pub(super) fn start(engine: &EngineArgs, nodes: u16, json: bool) -> Result<local::LocalSwarm> {
+pub(super) fn start(
+    engine: &EngineArgs,
+    nodes: u16,
+    api: Option<SocketAddr>,
+    json: bool,
+) -> Result<local::LocalSwarm> {
     let gguf = library::open(&engine.model)?;
     let num_layers = model::num_layers(&gguf)?;
     if num_layers < 3 {
@@ -47,7 +63,7 @@ pub(super) fn start(engine: &EngineArgs, nodes: u16, json: bool) -> Result<local
     }
     let shares = local::shares(num_layers, usize::from(nodes));
     let waiting = Waiting::start("starting the nodes");
-    let swarm = local::LocalSwarm::start(engine, &shares)?;
+    let swarm = local::LocalSwarm::start(engine, &shares, api)?;
     drop(waiting);
     for (index, node) in swarm.nodes.iter().enumerate() {
         if json {

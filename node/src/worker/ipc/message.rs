@@ -16,6 +16,12 @@ pub enum Ask {
         /// Echoed.
         id: u64,
     },
+    /// Whether answers can have a form; the payload is it, as JSON of [`api::inference::Format`]. Answered by
+    /// [`Tell::Checked`].
+    Check {
+        /// Echoed.
+        id: u64,
+    },
     /// Text to ids; the payload is the text. Answered by [`Tell::Encoded`].
     Encode {
         /// Echoed.
@@ -65,6 +71,11 @@ pub enum Tell {
     },
     /// To [`Ask::Ping`].
     Pong {
+        /// As asked.
+        id: u64,
+    },
+    /// To [`Ask::Check`]: yes.
+    Checked {
         /// As asked.
         id: u64,
     },
@@ -163,6 +174,8 @@ pub enum TextKind {
     Chat {
         /// A JSON array of tool descriptions.
         tools: Option<String>,
+        /// A JSON object of further variables for the template.
+        extra: Option<String>,
     },
     /// Text as it is.
     Raw {
@@ -195,6 +208,9 @@ pub struct Conduct {
     pub seed: u64,
     pub stop: Vec<String>,
     pub prompt_tokens: u32,
+    /// JSON of [`api::inference::Format`]; `None` for text of no form.
+    pub format: Option<String>,
+    pub show_special: bool,
 }
 
 /// [`SamplingParams`], field by field.
@@ -278,6 +294,8 @@ pub struct Sampled {
     pub text: String,
     /// Whether it ends the text.
     pub stop: bool,
+    /// The stop string that ended it, where one did.
+    pub met: Option<String>,
     /// Whether it is one of the model's own ends: then it is no part of the answer.
     pub ends_turn: bool,
     /// Its own bytes, when log-probabilities are asked for.

@@ -288,6 +288,8 @@ mod tests {
     #[test]
     fn damaged_frames_are_refused_or_read_as_something_and_never_panic() {
         let conduct = Conduct {
+            format: None,
+            show_special: false,
             sampling: (&SamplingParams::default()).into(),
             seed: 1,
             stop: vec!["END".into()],

@@ -1,0 +1,487 @@
+//! One answer: a request becomes a question to the node, its lines become events.
+
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use api::{
+    inference::{
+        Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, TokenLogprob,
+        TokenLogprobs, Usage, Verify,
+    },
+    swarm::{Pipeline, Stage, SwarmEvent},
+};
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{
+    Shared, UNIT_BYTES,
+    door::{Lines, RETRY_AFTER_S, unavailable},
+    view::View,
+};
+use crate::{
+    control::{self, Ask, ForApi, Question},
+    serve,
+};
+
+/// The page hears of progress this often.
+const PROGRESS: Duration = Duration::from_millis(250);
+/// A character of a prompt is rarely more than a token.
+const EXTRA_TOKENS: usize = 64;
+
+/// What a session holds until it is over.
+struct Seat {
+    _session: OwnedSemaphorePermit,
+    _room: OwnedSemaphorePermit,
+}
+
+/// Starts the answer; returns when the node has said who computes it.
+pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Result<Generation, Failure> {
+    let view = shared.board.view()?;
+    let ask = question(&shared, &view, &request)?;
+    let model = request.model.clone().unwrap_or_else(|| view.about.name.clone());
+    let seat = shared.seat(&view, &request).await?;
+    let (seed, mode) = (ask.seed, mode(ask.mode));
+    let mut lines = shared.door.ask(Question::Generate(Box::new(ask))).await?;
+    let route = loop {
+        let line = lines.next().await.ok_or_else(|| unavailable("the node stopped before it answered"))?;
+        if line["error"].is_string() {
+            return Err(failure(&line));
+        }
+        if line["event"] == "route" {
+            break line;
+        }
+    };
+    let me = view.snapshot.me.clone();
+    let stages = stages(&route["stages"]);
+    let at_home = !stages.is_empty() && stages.iter().all(|stage| stage.node == me);
+    let mode = if at_home { Mode::Local } else { mode };
+    let mut story = Story {
+        shared,
+        lines,
+        me,
+        session: route["session"].as_str().unwrap_or_default().to_owned(),
+        began: Instant::now(),
+        heard: Instant::now(),
+        told: Instant::now(),
+        first: None,
+        tokens: 0,
+        prompt_tokens: count(&route["prompt_tokens"]),
+        computed_by: BTreeSet::new(),
+        moves: Vec::new(),
+        pipeline: Pipeline {
+            request: request.id,
+            model: view.about.name.clone(),
+            mode,
+            stages: stages.clone(),
+            standbys: standbys(&route, &stages),
+            ..Pipeline::default()
+        },
+        _seat: seat,
+    };
+    if let Some(conductor) = route["conductor"].as_str() {
+        story.computed_by.insert(conductor.to_owned());
+    }
+    story.pipeline.session = story.session.clone();
+    story.pipeline.position = story.prompt_tokens as u32;
+    story.note_stages();
+    let named = |stage: &Stage| format!("{}:{}-{}", story.name(&stage.node), stage.start, stage.end);
+    let mut plan_route: Vec<String> = stages.iter().map(named).collect();
+    if plan_route.is_empty() {
+        plan_route.extend(route["conductor"].as_str().map(|conductor| story.name(conductor)));
+    }
+    let plan = Plan {
+        model,
+        mode,
+        verify: verify(&route["verify"]),
+        route: plan_route,
+        predicted_tok_s: route["predicted"]["tok_s"].as_f64(),
+        seed,
+        prompt_tokens: story.prompt_tokens,
+    };
+    if !stages.is_empty() {
+        story.shared.board.pipeline(story.pipeline.clone());
+    }
+    let events = stream::unfold(Some(story), |story| async move {
+        let mut story = story?;
+        let events = story.next().await;
+        let over = events.iter().any(|event| matches!(event, Event::Done(_) | Event::Failed(_)));
+        Some((stream::iter(events), (!over).then_some(story)))
+    });
+    Ok(Generation { plan, events: events.flatten().boxed() })
+}
+
+/// The request in the node's words.
+fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Ask, Failure> {
+    let sampling = serve::sampling(request)?;
+    let bias: Vec<Value> = sampling.logit_bias.iter().map(|(id, by)| json!([id, by])).collect();
+    let (prompt, tools, extra) = match &request.prompt {
+        Prompt::Text(text) => (json!(text), None, Default::default()),
+        Prompt::Tokens(ids) => (json!({ "ids": ids }), None, Default::default()),
+        Prompt::Messages { messages, tools, extra } => (messages.clone(), tools.clone(), extra.clone()),
+    };
+    let own = request.model.as_ref().is_none_or(|model| *model == view.about.name);
+    let mode = request.mode.or(shared.mode);
+    Ok(Ask {
+        model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
+        prompt,
+        mode: match mode.unwrap_or(Mode::Boomerang) {
+            Mode::Local => control::Mode::Local,
+            Mode::Trusted => control::Mode::Trusted,
+            Mode::Boomerang => control::Mode::Boomerang,
+            Mode::Open => control::Mode::Open,
+        },
+        may_stay_home: mode.is_none(),
+        wire: "raw".into(),
+        trusted: shared.trusted.iter().cloned().collect(),
+        head: 1,
+        tail: 1,
+        sampling: json!({
+            "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+            "min_p": sampling.min_p, "typical_p": sampling.typical_p,
+            "repetition_penalty": sampling.repetition_penalty, "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty, "logit_bias": bias,
+            "logprobs": sampling.logprobs, "top_logprobs": sampling.top_logprobs,
+        }),
+        seed: request.seed.map_or_else(serve::draw_seed, Ok)?,
+        max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+        stop: request.stop.clone(),
+        api: ForApi {
+            format: request.format.clone(),
+            tools,
+            extra,
+            show_special: request.show_special,
+            over_http: true,
+        },
+    })
+}
+
+fn mode(mode: control::Mode) -> Mode {
+    match mode {
+        control::Mode::Local => Mode::Local,
+        control::Mode::Trusted => Mode::Trusted,
+        control::Mode::Boomerang => Mode::Boomerang,
+        control::Mode::Open => Mode::Open,
+    }
+}
+
+fn verify(word: &Value) -> Verify {
+    Verify::ALL.into_iter().find(|level| word.as_str() == Some(level.name())).unwrap_or_default()
+}
+
+/// A line that says why not.
+fn failure(line: &Value) -> Failure {
+    let why = line["error"].as_str().unwrap_or_default().to_owned();
+    const FIELDS: [&str; 10] = [
+        "prompt",
+        "messages",
+        "model",
+        "mode",
+        "verify",
+        "logit_bias",
+        "response_format",
+        "tools",
+        "logprobs",
+        "chat_template_kwargs",
+    ];
+    match line["kind"].as_str() {
+        Some("invalid") => {
+            let field = FIELDS.into_iter().find(|field| line["field"].as_str() == Some(field));
+            Failure::Invalid { field, why }
+        }
+        Some("too_long") => {
+            Failure::TooLong { tokens: count(&line["tokens"]), context: count(&line["context"]) }
+        }
+        Some("unavailable") => Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S },
+        Some("busy") => Failure::Busy { retry_after_s: RETRY_AFTER_S },
+        Some("internal") => Failure::Internal { why },
+        _ => Failure::Invalid { field: None, why },
+    }
+}
+
+fn count(value: &Value) -> usize {
+    value.as_u64().map_or(0, |n| n as usize)
+}
+
+fn stages(lines: &Value) -> Vec<Stage> {
+    let stage = |line: &Value| {
+        Some(Stage {
+            node: line["node"].as_str()?.to_owned(),
+            start: u32::try_from(line["start"].as_u64()?).ok()?,
+            end: u32::try_from(line["end"].as_u64()?).ok()?,
+            compute_ms: None,
+            hop_ms: None,
+        })
+    };
+    lines.as_array().into_iter().flatten().filter_map(stage).collect()
+}
+
+/// Who shadows which stage.
+fn standbys(route: &Value, stages: &[Stage]) -> Vec<Stage> {
+    let shadows = route["shadows"].as_array().into_iter().flatten();
+    let named = shadows.zip(stages).filter_map(|(shadow, stage)| Some((shadow.as_str()?, stage)));
+    named.map(|(shadow, stage)| Stage { node: shadow.to_owned(), ..stage.clone() }).collect()
+}
+
+impl Shared {
+    /// Waits until there is room for the request's session.
+    async fn seat(&self, view: &View, request: &GenerateRequest) -> Result<Seat, Failure> {
+        let (room, units) = self.room.get_or_init(|| {
+            let units = (view.kv_bytes / UNIT_BYTES).clamp(1, u64::from(u32::MAX >> 3)) as u32;
+            (Arc::new(Semaphore::new(units as usize)), units)
+        });
+        let prompt = match &request.prompt {
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(ids) => ids.len(),
+            Prompt::Messages { messages, tools, .. } => {
+                messages.to_string().len() + tools.as_ref().map_or(0, |tools| tools.to_string().len())
+            }
+        };
+        let positions = prompt.saturating_add(EXTRA_TOKENS);
+        let positions = positions.saturating_add(request.max_tokens.unwrap_or(view.about.context));
+        let bytes = positions.min(view.about.context) as u64 * view.position_bytes;
+        // A session that is larger than all the room runs alone.
+        let needed = bytes.div_ceil(UNIT_BYTES).clamp(1, u64::from(*units)) as u32;
+        let closed = |_| unavailable("this node is stopping");
+        let session = self.sessions.clone().acquire_owned().await.map_err(closed)?;
+        let room = room.clone().acquire_many_owned(needed).await.map_err(closed)?;
+        Ok(Seat { _session: session, _room: room })
+    }
+}
+
+/// An answer under way; dropping it cancels.
+struct Story {
+    shared: Arc<Shared>,
+    lines: Lines,
+    me: String,
+    session: String,
+    began: Instant,
+    heard: Instant,
+    told: Instant,
+    first: Option<Instant>,
+    tokens: usize,
+    prompt_tokens: usize,
+    computed_by: BTreeSet<String>,
+    /// Stages lost since the last token: who, and who took over.
+    moves: Vec<Moved>,
+    pipeline: Pipeline,
+    _seat: Seat,
+}
+
+struct Moved {
+    lost: String,
+    replacement: String,
+    layers: (u32, u32),
+    why: String,
+}
+
+impl Drop for Story {
+    fn drop(&mut self) {
+        self.shared.board.ended(&self.session, "cancelled");
+    }
+}
+
+impl Story {
+    /// A node's name in answers: 8 digits of it, or `me`.
+    fn name(&self, node: &str) -> String {
+        if node == self.me { "me".into() } else { node.get(..8).unwrap_or(node).to_owned() }
+    }
+
+    fn note_stages(&mut self) {
+        self.computed_by.extend(self.pipeline.stages.iter().map(|stage| stage.node.clone()));
+    }
+
+    /// What the next line of the node means; nothing for lines that only the page sees.
+    async fn next(&mut self) -> Vec<Event> {
+        let Some(line) = self.lines.next().await else {
+            return vec![Event::Failed(unavailable("the node stopped in the middle of the answer"))];
+        };
+        if line["error"].is_string() {
+            return vec![Event::Failed(failure(&line))];
+        }
+        match line["event"].as_str() {
+            Some("token") => self.token(&line),
+            // The nodes of the first route were crowded: this is another one, before anything was computed.
+            Some("route") => {
+                self.rerouted(&line);
+                Vec::new()
+            }
+            Some("moved") => {
+                self.moved(&line);
+                Vec::new()
+            }
+            Some("pace") => {
+                self.pace(&line);
+                Vec::new()
+            }
+            Some("done") => self.done(&line),
+            _ => Vec::new(),
+        }
+    }
+
+    fn rerouted(&mut self, line: &Value) {
+        self.shared.board.ended(&self.session, "cancelled");
+        self.session = line["session"].as_str().unwrap_or_default().to_owned();
+        let now = stages(&line["stages"]);
+        self.pipeline.standbys = standbys(line, &now);
+        (self.pipeline.session, self.pipeline.stages) = (self.session.clone(), now);
+        self.computed_by.clear();
+        self.note_stages();
+        if !self.pipeline.stages.is_empty() {
+            self.shared.board.pipeline(self.pipeline.clone());
+        }
+    }
+
+    fn tok_s(&self) -> f64 {
+        let Some(first) = self.first else { return 0.0 };
+        self.tokens.saturating_sub(1) as f64 / first.elapsed().as_secs_f64().max(1e-3)
+    }
+
+    fn token(&mut self, line: &Value) -> Vec<Event> {
+        let mut events = self.failovers();
+        self.heard = Instant::now();
+        self.first.get_or_insert(self.heard);
+        self.tokens += 1;
+        if self.told.elapsed() >= PROGRESS {
+            self.progress(Vec::new());
+        }
+        let logprobs = line["logprob"].as_f64().map(|logprob| {
+            let bytes = |value: &Value| {
+                value.as_array().into_iter().flatten().filter_map(|b| Some(b.as_u64()? as u8)).collect()
+            };
+            let top = line["top_logprobs"].as_array().into_iter().flatten().map(|top| TokenLogprob {
+                id: count(&top[0]) as u32,
+                logprob: top[1].as_f64().unwrap_or_default() as f32,
+                bytes: bytes(&top[2]),
+            });
+            let id = count(&line["id"]) as u32;
+            let chosen = TokenLogprob { id, bytes: bytes(&line["bytes"]), logprob: logprob as f32 };
+            TokenLogprobs { chosen, top: top.collect() }
+        });
+        let text = line["text"].as_str().unwrap_or_default().to_owned();
+        events.push(Event::Token { id: count(&line["id"]) as u32, text, logprobs });
+        events
+    }
+
+    fn progress(&mut self, stages_ms: Vec<(Option<f64>, Option<f64>)>) {
+        self.told = Instant::now();
+        let (position, tok_s) = ((self.prompt_tokens + self.tokens) as u32, self.tok_s());
+        (self.pipeline.position, self.pipeline.tok_s) = (position, tok_s);
+        self.shared.board.progress(&self.session, position, tok_s);
+        let session = self.session.clone();
+        self.shared.board.tell(SwarmEvent::Progress { session, position, tok_s, stages_ms });
+    }
+
+    /// Where a step's time goes. What arrives is the time until each stage's output was here; computing is what the
+    /// stage's node says it takes, and the rest is the way.
+    fn pace(&mut self, line: &Value) {
+        let at = line["stage_ms"].as_array().into_iter().flatten().map(|ms| ms.as_f64().unwrap_or_default());
+        let view = self.shared.board.view().ok();
+        let layer_ms =
+            |node: &str| view.as_ref()?.snapshot.nodes.iter().find(|known| known.id == node)?.layer_ms;
+        let mut before = 0.0;
+        let mut pairs = Vec::new();
+        for (stage, at) in self.pipeline.stages.iter_mut().zip(at) {
+            let took = (at > before).then_some(at - before);
+            before = at.max(before);
+            let said = layer_ms(&stage.node).map(|ms| ms * f64::from(stage.end - stage.start));
+            let compute = took.map(|took| said.map_or(took, |said| said.min(took)));
+            let hop =
+                took.zip(compute).filter(|_| stage.node != self.me).map(|(took, compute)| took - compute);
+            (stage.compute_ms, stage.hop_ms) = (compute, hop);
+            pairs.push((hop, compute));
+        }
+        self.progress(pairs);
+    }
+
+    fn moved(&mut self, line: &Value) {
+        let lost = line["failed"].as_str().unwrap_or_default().to_owned();
+        let now = stages(&line["stages"]);
+        let was = self.pipeline.stages.iter().find(|stage| stage.node == lost);
+        let layers = was.map_or((0, 0), |stage| (stage.start, stage.end));
+        let takes = now.iter().find(|stage| stage.start <= layers.0 && layers.0 < stage.end);
+        let replacement = takes.map(|stage| stage.node.clone()).unwrap_or_default();
+        self.pipeline.stages = now;
+        self.pipeline.standbys.retain(|standby| standby.node != replacement && standby.node != lost);
+        self.pipeline.epoch += 1;
+        self.pipeline.faults_survived += 1;
+        self.note_stages();
+        self.shared.board.pipeline(self.pipeline.clone());
+        let why = line["why"].as_str().unwrap_or("closed").to_owned();
+        self.moves.push(Moved { lost, replacement, layers, why });
+    }
+
+    /// The answer goes on: how long it stood still is known now.
+    fn failovers(&mut self) -> Vec<Event> {
+        let stall_ms = self.heard.elapsed().as_secs_f64() * 1e3;
+        let position = (self.prompt_tokens + self.tokens) as u32;
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let at_ms = now.map_or(0, |now| now.as_millis() as u64);
+        let moves = std::mem::take(&mut self.moves);
+        let told = moves.into_iter().map(|Moved { lost, replacement, layers, why }| {
+            let event =
+                Event::Failover { lost: self.name(&lost), replacement: self.name(&replacement), stall_ms };
+            self.shared.board.tell(SwarmEvent::Failover {
+                at_ms,
+                session: self.session.clone(),
+                epoch: self.pipeline.epoch,
+                lost,
+                replacement,
+                layers,
+                position,
+                stall_ms,
+                why,
+            });
+            event
+        });
+        told.collect()
+    }
+
+    fn done(&mut self, line: &Value) -> Vec<Event> {
+        let mut events = self.failovers();
+        let finish = match line["finish_reason"].as_str() {
+            Some("stop") => Finish::Stop,
+            Some("length") => Finish::Length,
+            other => {
+                let why = line["gave_up"].as_str().or(other).unwrap_or("nobody said why").to_owned();
+                self.shared.board.ended(&self.session, "failed");
+                let why = format!(
+                    "the answer was given up ({why}); `shoal why` says more, and it can be asked again"
+                );
+                events.push(Event::Failed(Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S }));
+                return events;
+            }
+        };
+        if let Some(rest) = line["rest"].as_str().filter(|rest| !rest.is_empty()) {
+            events.push(Event::Text(rest.to_owned()));
+        }
+        let names = |value: &Value| -> Vec<String> {
+            let nodes = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+            nodes.map(|node| self.name(node)).collect()
+        };
+        self.shared.board.ended(&self.session, line["finish_reason"].as_str().unwrap_or("stop"));
+        let ttft_ms = line["ttft_ms"].as_f64().unwrap_or_default();
+        let waited_ms = self.first.map_or(0.0, |first| (first - self.began).as_secs_f64() * 1e3);
+        let report = Report {
+            computed_by: self.computed_by.iter().map(|node| self.name(node)).collect(),
+            checked_by: names(&line["checked_by"]),
+            checked_tokens: count(&line["checked_tokens"]),
+            faults_survived: line["faults"].as_array().map_or(0, Vec::len),
+            ttft_ms: ttft_ms.max(waited_ms),
+            prefill_ms: ttft_ms,
+            tok_s: line["decode_tok_s"].as_f64().unwrap_or_default(),
+        };
+        let ended_turn = usize::from(line["ended_turn"] == json!(true));
+        let usage = Usage {
+            prompt_tokens: count(&line["prompt_tokens"]),
+            cached_tokens: 0,
+            completion_tokens: count(&line["completion_tokens"]) + ended_turn,
+        };
+        let stop = line["stop"].as_str().map(str::to_owned);
+        events.push(Event::Done(Done { finish, stop, usage, report }));
+        events
+    }
+}
