@@ -113,6 +113,12 @@ Examples:
   shoal why                                    the last prompt
   shoal why 3f9a                               the one whose session begins so")]
     Why(swarm::WhyArgs),
+    /// Work done for others and by others, as both sides signed, and the balance with everybody
+    Receipts(swarm::AskArgs),
+    /// Check a proof that a node lied: the signatures, and the computation once more
+    #[command(after_help = "Example:
+  shoal verify ~/.local/share/shoal/proofs/1f2e3d4c5b6a7988.proof")]
+    Verify(swarm::VerifyArgs),
     /// Check clock, processor, memory, disk, key, ports and network, and say what to do about each
     #[command(after_help = "Examples:
   shoal doctor

@@ -59,6 +59,22 @@ impl Mode {
     }
 }
 
+/// How strangers are checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Verify {
+    /// Not at all.
+    #[value(alias = "none")]
+    Off,
+    /// Against whoever follows them; without such, newcomers always and others by lot.
+    #[default]
+    #[value(alias = "sampled")]
+    Sample,
+    /// Everything, before a token is shown.
+    #[value(alias = "all")]
+    Strict,
+}
+
 /// A prompt and how to answer it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Ask {
@@ -90,6 +106,9 @@ pub struct Ask {
     /// Generation ends before any of these.
     #[serde(default)]
     pub stop: Vec<String>,
+    /// How strangers are checked.
+    #[serde(default)]
+    pub verify: Verify,
     /// What only the API asks for.
     #[serde(default)]
     pub api: ForApi,
@@ -169,6 +188,8 @@ pub enum Question {
     Invite,
     /// Fetch a model, or some layers of it.
     Pull(Box<PullAsk>),
+    /// Work done for others and by others, as both sides signed.
+    Receipts,
     /// Finish what runs, say good-bye, stop.
     Leave,
     /// Serve others, or not for now.

@@ -1,7 +1,10 @@
 #![doc = include_str!("../ARCHITECTURE.md")]
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod batch;
+#[cfg(debug_assertions)]
+mod cheat;
 pub mod cli;
 pub mod commands;
 pub mod config;
@@ -19,6 +22,7 @@ pub mod model;
 pub mod npy;
 pub mod output;
 pub mod privacy;
+pub mod receipts;
 mod redact;
 pub mod score;
 pub mod serve;
@@ -26,6 +30,7 @@ pub mod stage;
 pub mod swarmed;
 pub mod table;
 pub mod telemetry;
+pub mod trust;
 pub mod worker;
 
 pub use error::{Error, Result};

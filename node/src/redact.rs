@@ -120,6 +120,9 @@ impl Debug for Progress {
                 .field("segments", segments)
                 .finish(),
             Self::Crowded => f.write_str("Crowded"),
+            Self::Integrity { position, node } => {
+                f.debug_struct("Integrity").field("position", position).field("node", node).finish()
+            }
             Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
         }
     }

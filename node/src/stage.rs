@@ -5,29 +5,36 @@
 //! copy that replays live on. While it computes it says so every [`BEACON_MS`], because silence is how the requester
 //! tells a frozen machine from a slow one. It never retries anything: recovery is the requester's.
 //!
+//! What it computed it signs (`stage/word.rs`): commitments go to the requester beside the outputs, the bill when it
+//! asks for it. One who follows computes outputs too, to sign for them, and sends none.
+//!
 //! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session nobody sends frames
 //! for, for as long as its lease says, is closed and its KV freed.
 
+mod word;
+
 use std::{
     collections::{BTreeMap, VecDeque},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use p2p::{
-    Network,
+    Identity, Network,
     wire::{
-        control::{Answer, Contact, Lease, Refusal},
+        announce::Class,
+        control::{Answer, Contact, Lease, MAX_SETTLED, Refusal},
         frame::{Header, Kind},
     },
 };
 use scheduler::{NodeId, SessionId, admit::SlotGuard};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tracing::Instrument;
 
+use self::word::Word;
 use crate::{
     table::{Arrival, Inlets, JOBS_AHEAD, Order, Outbox, Outlets, Table},
     telemetry::{Hops, Requester},
@@ -36,6 +43,8 @@ use crate::{
 
 /// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
 const BEACON_MS: u64 = 100;
+/// Who settles waits this long for what it was fed and has not computed yet.
+const SETTLE_MS: u64 = 1_000;
 
 /// What a stage did, for the daemon's books.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -70,6 +79,12 @@ pub struct Stage {
     pub requester: NodeId,
     /// The way out.
     pub network: Network,
+    /// Who signs for the work.
+    pub identity: Identity,
+    /// Values of a row.
+    pub hidden: u32,
+    /// How exact the work is.
+    pub class: Class,
     /// Who computes; another one after a crash.
     pub worker: watch::Receiver<Worker>,
     /// Where its end is noted.
@@ -87,6 +102,10 @@ struct Running {
     orders: mpsc::Sender<Order>,
     /// By first layer.
     leases: BTreeMap<u32, Lease>,
+    /// What was signed, by first layer of the lease.
+    words: BTreeMap<u32, Word>,
+    /// Who waits for the bill, and until how many positions, and until when.
+    settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
     outboxes: BTreeMap<NodeId, Outbox>,
     /// The latest epoch leased, and its jobs at the worker.
     epoch: u32,
@@ -111,6 +130,8 @@ impl Stage {
         let mut running = Running {
             orders: inlets.orders,
             leases: BTreeMap::new(),
+            words: BTreeMap::new(),
+            settling: None,
             outboxes: BTreeMap::new(),
             epoch: 0,
             jobs: 0,
@@ -126,9 +147,10 @@ impl Stage {
                 Some(output) = doors.outputs.recv() => running.output(output).await,
                 Some(order) = doors.orders.recv() => if running.order(order).await { break },
                 Some(arrival) = doors.frames.recv(), if running.jobs < JOBS_AHEAD => running.arrival(arrival).await,
-                _ = beacon.tick(), if running.jobs > 0 => running.beacon(),
+                _ = beacon.tick(), if running.jobs > 0 || running.settling.is_some() => running.beacon(),
                 () = sleep_until(expires) => break,
             }
+            running.settle();
         }
         let Running { stage, .. } = running;
         stage.table.leave(stage.session);
@@ -157,7 +179,13 @@ impl Running {
             }
             Order::Release { epoch } => {
                 self.leases.retain(|_, lease| lease.epoch > epoch);
+                let leases = &self.leases;
+                self.words.retain(|start, _| leases.contains_key(start));
                 self.leases.is_empty()
+            }
+            Order::Settle { upto, answer } => {
+                self.settling = Some((upto, Instant::now() + Duration::from_millis(SETTLE_MS), answer));
+                false
             }
             Order::Lost(node) => {
                 self.outboxes.remove(&node);
@@ -196,6 +224,7 @@ impl Running {
         let worker = self.stage.worker.borrow().clone();
         match worker.open(open).await {
             Ok(have) => {
+                let have = self.go_on(&lease, have);
                 if let Some(next) = &lease.next {
                     let (network, next) = (self.stage.network.clone(), next.clone());
                     // The first frame to it should not wait for a handshake.
@@ -207,7 +236,10 @@ impl Running {
                     (self.epoch, self.jobs) = (lease.epoch, 0);
                     self.came.clear();
                 }
-                self.leases.retain(|_, held| held.epoch == lease.epoch || held.layers != lease.layers);
+                // The worker forgot what overlaps, and so do we.
+                self.leases.retain(|_, held| held.layers.intersect(lease.layers).is_none());
+                let leases = &self.leases;
+                self.words.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
                 self.leases.insert(lease.layers.start(), lease);
                 // How busy the node is, whoever carries the answer away knows.
                 Answer::Accepted { have, sessions: 0, lanes: 1 }
@@ -216,13 +248,46 @@ impl Running {
         }
     }
 
+    /// The chain of a lease goes on where cache and chain both are; says where that is.
+    fn go_on(&mut self, lease: &Lease, have: u32) -> u32 {
+        let start = lease.layers.start();
+        if have > 0
+            && let Some(word) = self.words.get_mut(&start).filter(|word| word.fits(lease))
+        {
+            return word.adopt(lease.epoch, have).min(have);
+        }
+        let mut random = [0; 4];
+        if let Err(error) = getrandom::fill(&mut random) {
+            tracing::warn!(%error, "no randomness: a chain may share its number with another of this second");
+        }
+        let it = (self.stage.hidden, self.stage.class);
+        let random = u32::from_le_bytes(random);
+        self.words.insert(start, Word::new(lease, self.stage.requester, it, unix_s(), random));
+        0
+    }
+
+    /// Answers who waits for the bill, when everything is computed or has had its time.
+    fn settle(&mut self) {
+        let Some((upto, until, _)) = &self.settling else { return };
+        let behind = self.leases.iter().any(|(start, lease)| {
+            lease.follow && self.words.get(start).is_some_and(|word| word.positions() < *upto)
+        });
+        if behind && Instant::now() < *until {
+            return;
+        }
+        let identity = &self.stage.identity;
+        let settled = self.words.values_mut().filter_map(|word| word.settle(identity, unix_s()));
+        let settled = if withholds() { Vec::new() } else { settled.take(MAX_SETTLED).collect() };
+        if let Some((_, _, answer)) = self.settling.take() {
+            let _ = answer.send(Answer::Settled(settled));
+        }
+    }
+
     async fn arrival(&mut self, arrival: Arrival) {
         let Arrival::Frame { from, header, payload } = arrival else { return };
-        let want = match header.kind {
-            Kind::Activations => Want::Activations,
-            Kind::Feed => Want::Nothing,
-            _ => return,
-        };
+        if !header.kind.carries() {
+            return;
+        }
         // Nothing of another epoch than the lease's has any effect.
         let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
             return;
@@ -236,6 +301,9 @@ impl Running {
         self.idle_since = Instant::now();
         let rows = header.rows;
         let bytes_in = payload.len() as u64;
+        if let Some(word) = self.words.get_mut(&header.layer) {
+            word.received(header.from, rows, header.wire, &payload, header.kind == Kind::Feed);
+        }
         let job = Job {
             session: self.stage.session,
             epoch: header.epoch,
@@ -243,7 +311,8 @@ impl Running {
             from: header.from,
             rows,
             input: JobInput::Wire(header.wire, payload),
-            want,
+            // One who follows signs for its outputs as well.
+            want: Want::Activations,
         };
         let worker = self.stage.worker.borrow().clone();
         if worker.run(job).is_ok() {
@@ -279,10 +348,18 @@ impl Running {
         let start = output.layers.start();
         self.hops.ended(start, output.from);
         match output.body {
-            Body::Activations(wire, bytes) => {
+            Body::Activations(wire, mut bytes) => {
                 let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else {
                     return;
                 };
+                #[cfg(debug_assertions)]
+                crate::cheat::corrupt(output.from, output.rows, wire, &mut bytes);
+                let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
+                let (follow, identity) = (lease.follow, &self.stage.identity);
+                let said = self
+                    .words
+                    .get_mut(&start)
+                    .and_then(|word| word.computed(output.from, output.rows, wire, &bytes, follow, identity));
                 let header = Header {
                     kind: Kind::Activations,
                     wire,
@@ -292,15 +369,14 @@ impl Running {
                     rows: output.rows,
                     len: bytes.len() as u32,
                 };
-                let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
-                let bytes = Bytes::from(bytes);
-                let bytes_out = bytes.len() as u64 * (1 + u64::from(log && next.is_some()));
-                let _ =
-                    self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in: 0, bytes_out });
-                let requester = self.stage.requester;
-                self.send(next.unwrap_or(requester), header, bytes.clone());
-                if log && next.is_some() {
-                    self.send(requester, header, bytes);
+                if !said.as_ref().is_some_and(|said| said.feed) {
+                    self.pass_on(header, Bytes::from(bytes), next, log);
+                }
+                if let Some(commit) = said.and_then(|said| said.commit)
+                    && !withholds()
+                {
+                    let payload = Bytes::copy_from_slice(&commit.write());
+                    self.tell_requester(Kind::Commit, start, commit.pos, payload);
                 }
             }
             Body::NeedReplay { have } => self.tell_requester(Kind::NeedReplay, start, have, Bytes::new()),
@@ -310,6 +386,17 @@ impl Running {
                 self.send(self.stage.requester, header, why);
             }
             Body::Sampled { .. } | Body::Nothing => {}
+        }
+    }
+
+    /// An output goes to the next stage, and to the requester if it keeps the log.
+    fn pass_on(&mut self, header: Header, bytes: Bytes, next: Option<NodeId>, log: bool) {
+        let bytes_out = bytes.len() as u64 * (1 + u64::from(log && next.is_some()));
+        let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in: 0, bytes_out });
+        let requester = self.stage.requester;
+        self.send(next.unwrap_or(requester), header, bytes.clone());
+        if log && next.is_some() {
+            self.send(requester, header, bytes);
         }
     }
 
@@ -341,4 +428,19 @@ impl Running {
             self.outboxes.remove(&node);
         }
     }
+}
+
+/// Seconds of Unix time.
+fn unix_s() -> u32 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
+}
+
+/// Whether this node signs nothing, which only tests make it do.
+fn withholds() -> bool {
+    #[cfg(debug_assertions)]
+    let withholds = crate::cheat::withholds();
+    #[cfg(not(debug_assertions))]
+    let withholds = false;
+    withholds
 }

@@ -11,14 +11,14 @@ use p2p::{
     HopError, Network,
     link::{Plane, Reader},
     wire::{
-        control::{Answer, Contact, Lease},
+        control::{Answer, Contact, Lease, Settlement},
         frame::{HEADER_LEN, Header, Hello, Kind, MAX_FRAME},
     },
 };
-use scheduler::{NodeId, SessionId, lease::Load, recover::Failure, session::Standbys};
+use scheduler::{LayerRange, NodeId, SessionId, lease::Load, recover::Failure, session::Standbys};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::worker::Output;
+use crate::{audit::Audit, worker::Output};
 
 /// A neighbor that opened a stream says at once what for.
 const HELLO: Duration = Duration::from_secs(10);
@@ -70,12 +70,37 @@ pub enum Order {
         /// Which.
         epoch: u32,
     },
+    /// To a stage: the bill, please.
+    Settle {
+        /// What follows a stage computes so many positions first.
+        upto: u32,
+        /// Where it goes.
+        answer: oneshot::Sender<Answer>,
+    },
+    /// To a conductor: what a stage says at the end; nothing when it did not answer.
+    Settled {
+        /// Who.
+        node: NodeId,
+        /// By range of layers.
+        settled: Vec<Settlement>,
+    },
+    /// To a conductor: what an own computation says of what the log has of these layers.
+    Audited {
+        /// Which layers.
+        layers: LayerRange,
+        /// Which audit of the session.
+        round: u32,
+        /// What it says; `None` when it could not be done.
+        found: Option<Audit>,
+    },
     /// To a conductor: a stage promised, or not.
     Opened {
         /// Index of the stage; `None` for a shadow.
         stage: Option<usize>,
         /// Under which epoch it was asked.
         epoch: u32,
+        /// For which layers.
+        layers: LayerRange,
         /// Who was asked.
         node: NodeId,
         /// Its KV length, or why not.

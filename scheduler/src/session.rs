@@ -130,6 +130,19 @@ pub enum Event {
         /// How.
         failure: Failure,
     },
+    /// A node was proven wrong: what it gave to `layer` from position `from` on is worthless, and so is all that was
+    /// computed from it, in other stages too. The tokens below `known` stay (those the user has read cannot be taken
+    /// back), the others are generated again.
+    Convicted {
+        /// Which.
+        node: NodeId,
+        /// The layer after its last.
+        layer: u32,
+        /// First position of it that was wrong.
+        from: u32,
+        /// Prompt and answer that stay.
+        known: u32,
+    },
     /// The router's answer to [`Action::FindRoute`].
     Rerouted(Option<(Pipeline, Standbys)>),
     /// The user does not want it any more.
@@ -282,6 +295,8 @@ pub struct Session {
     forgiving: bool,
     /// Times somebody was.
     forgiven: u32,
+    /// Caches computed from a lie: from here on nobody keeps his.
+    tainted: u32,
     rtt_p99_ms: f64,
 }
 
@@ -320,6 +335,7 @@ impl Session {
             blame: BTreeMap::new(),
             forgiving: false,
             forgiven: 0,
+            tainted: u32::MAX,
             rtt_p99_ms,
         };
         let mut actions = Vec::new();
@@ -416,6 +432,9 @@ impl Session {
                 }
             }
             Event::Failed { node, failure } => self.node_failed(now, node, failure, &mut actions),
+            Event::Convicted { node, layer, from, known } => {
+                self.convicted(now, node, layer, (from, known), &mut actions);
+            }
             Event::Rerouted(found) => self.rerouted(now, found, &mut actions),
             Event::Cancel => self.finish(End::Cancelled, &mut actions),
         }
@@ -666,6 +685,32 @@ impl Session {
         *self.blame.entry(node).or_insert(0) += 1;
     }
 
+    fn convicted(
+        &mut self,
+        now: Millis,
+        node: NodeId,
+        layer: u32,
+        (from, known): (u32, u32),
+        actions: &mut Vec<Action>,
+    ) {
+        self.tokens.truncate(known.saturating_sub(self.prompt) as usize);
+        let known = self.known();
+        for (entered, logged) in &mut self.log {
+            *logged = (*logged).min(if *entered >= layer { from } else { known });
+        }
+        self.tainted = self.tainted.min(from);
+        let stage = self.stages.iter().position(|stage| stage.segment.node == node);
+        match stage.filter(|_| self.phase != Phase::Asking) {
+            Some(stage) => self.recover(now, stage, Failure::Corrupt, actions),
+            None => {
+                self.bar(node);
+                if self.phase != Phase::Asking {
+                    self.open_all(now, actions);
+                }
+            }
+        }
+    }
+
     fn recover(&mut self, now: Millis, at: usize, failure: Failure, actions: &mut Vec<Action>) {
         let stage = &self.stages[at];
         let options = Options {
@@ -768,7 +813,7 @@ impl Session {
             self.stages[at].heard = now;
             let next = self.stages.get(at + 1).map(|stage| stage.segment.node);
             let segment = self.stages[at].segment;
-            let keep = self.known() - 1;
+            let keep = (self.known() - 1).min(self.tainted);
             actions.push(Action::Open { stage: at, epoch: self.epoch, segment, next, at: keep });
             if let Some(node) = self.stages[at].shadow {
                 let segment = Segment { node, ..segment };
@@ -857,6 +902,51 @@ mod tests {
     #[test]
     fn the_example_of_the_page() {
         assert_eq!(replaced(6), [(0, 6, 7), (1, 0, 6)]);
+    }
+
+    #[test]
+    fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
+        let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+        let id = SessionId::numbered(1);
+        let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
+        (0..3).for_each(|stage| {
+            session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+        });
+        for position in 3..9 {
+            (0..2).for_each(|stage| {
+                session.step(
+                    Millis(2),
+                    Event::Boundary {
+                        stage,
+                        node: NodeId::numbered(stage as u64 + 1),
+                        epoch: 1,
+                        to: position,
+                    },
+                );
+            });
+            session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
+        }
+        let liar = NodeId::numbered(2);
+        let actions = session.step(Millis(4), Event::Convicted { node: liar, layer: 4, from: 5, known: 6 });
+        assert_eq!(session.emitted().len(), 3, "the tokens at 6, 7 and 8 follow from it");
+        let opened: Vec<(u64, u32)> = actions
+            .iter()
+            .filter_map(|action| match action {
+                Action::Open { segment, at, .. } => {
+                    Some(((1..10).find(|n| NodeId::numbered(*n) == segment.node)?, *at))
+                }
+                _ => None,
+            })
+            .collect();
+        assert_eq!(opened, [(1, 5), (9, 5), (3, 5)], "nobody keeps what was computed from it");
+        assert!(actions.contains(&Action::Close { node: liar, epoch: 1 }));
+        session.step(Millis(5), Event::Opened { stage: 0, epoch: 2, have: 5 });
+        session.step(Millis(5), Event::Opened { stage: 2, epoch: 2, have: 5 });
+        let actions = session.step(Millis(5), Event::Opened { stage: 1, epoch: 2, have: 5 });
+        let last = Action::Send { stage: 0, epoch: 2, node: NodeId::numbered(1), from: 5, to: 6 };
+        assert!(actions.contains(&last), "{actions:?}");
+        let again = session.step(Millis(6), Event::Token { epoch: 2, position: 6, token: 7, stop: false });
+        assert!(again.contains(&Action::Emit { position: 6, token: 7 }), "{again:?}");
     }
 
     #[test]

@@ -77,7 +77,34 @@ pub struct Record {
     must_prove: bool,
 }
 
+/// A [`Record`] in figures, for whoever keeps it between runs; times are by the clock the record was noted with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Figures {
+    pub requests: u64,
+    pub tokens_ok: u64,
+    pub requests_ok: u64,
+    pub failures: u64,
+    pub strikes: u32,
+    pub barred_until: Option<Millis>,
+    pub must_prove: bool,
+}
+
+impl From<Figures> for Record {
+    fn from(figures: Figures) -> Self {
+        let Figures { requests, tokens_ok, requests_ok, failures, strikes, barred_until, must_prove } =
+            figures;
+        Self { requests, tokens_ok, requests_ok, failures, strikes, barred_until, must_prove }
+    }
+}
+
 impl Record {
+    /// The record in figures.
+    pub fn figures(&self) -> Figures {
+        let Self { requests, tokens_ok, requests_ok, failures, strikes, barred_until, must_prove } = *self;
+        Figures { requests, tokens_ok, requests_ok, failures, strikes, barred_until, must_prove }
+    }
+
     /// Notes an outcome.
     pub fn note(&mut self, now: Millis, outcome: Outcome) {
         match outcome {

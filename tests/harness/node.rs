@@ -39,6 +39,13 @@ impl Node {
         Self::start_as(home, args, |_| {})
     }
 
+    /// As [`Node::start`], with variables of the environment.
+    pub fn start_with(home: &Path, args: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::start_as(home, args, |command| {
+            command.envs(variables.iter().copied());
+        })
+    }
+
     /// As [`Node::start`]; `prepare` may change its environment and where its standard error goes.
     pub fn start_as(home: &Path, args: &[&str], prepare: impl FnOnce(&mut Command)) -> Self {
         let mut command = Command::new(binary());

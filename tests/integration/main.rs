@@ -21,4 +21,5 @@ mod repo;
 mod routes;
 mod soak;
 mod swarm;
+mod verify;
 mod wire;

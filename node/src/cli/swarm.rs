@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use scheduler::LayerRange;
 
 use super::{EngineArgs, SamplingArgs};
-use crate::control::Mode;
+use crate::control::{Mode, Verify};
 
 /// Where a node keeps its key, models and socket.
 #[derive(Debug, Clone, Args)]
@@ -191,6 +191,9 @@ pub struct RouteArgs {
     /// A peer that may compute in trusted mode, by its full name (repeatable)
     #[arg(long, value_name = "NODE")]
     pub trust: Vec<String>,
+    /// How strangers are checked: strict shows a token once all that it follows from is
+    #[arg(long, value_enum, default_value = "sample")]
+    pub verify: Verify,
 }
 
 /// Where a prompt is answered.
@@ -278,6 +281,19 @@ pub struct WhyArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub home: HomeArgs,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal verify`
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// A .proof file, as a node keeps them in the folder `proofs` of its data folder
+    pub proof: PathBuf,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
     /// One JSON object
     #[arg(long)]
     pub json: bool,

@@ -47,6 +47,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Plan(args) => swarm::plan(args),
         Command::Resume(args) => swarm::resume(args),
         Command::Why(args) => swarm::why(args),
+        Command::Receipts(args) => swarm::receipts(args),
+        Command::Verify(args) => swarm::verify(args),
         Command::Doctor(args) => swarm::doctor(args, cli.global.config),
         Command::Chat(args) => chat::run(args),
         Command::Serve(args) => serve::run(args),

@@ -41,6 +41,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    audit::Auditor,
     content::{
         self, hex,
         peers::Question,
@@ -128,7 +129,7 @@ impl Acquire {
             let mut rest = FIRST_REST;
             while let Err(error) = self.attempt().await {
                 let lasting = is_lasting(&error);
-                let again_s = (!lasting).then(|| rest.as_secs());
+                let again_s = (!lasting).then_some(rest.as_secs());
                 let why = error.to_string();
                 tracing::warn!(%why, ?again_s, "the model is not here yet");
                 let line =
@@ -400,6 +401,7 @@ impl Daemon {
                     ..fetched.about
                 };
                 self.held.ready = ready;
+                self.auditor = Auditor::new(&self.held.spec, self.held.id, self.held.ready.class);
                 self.held.replace(worker);
                 self.fetching = None;
                 self.announce(true).await;

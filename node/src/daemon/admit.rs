@@ -145,9 +145,9 @@ impl Daemon {
         })
     }
 
-    /// How a requester stands here. Until accounts are kept, everybody is new.
-    fn tier(&self, _from: NodeId) -> usize {
-        Tier::Bronze as usize
+    /// How a requester stands here, by the work that was signed for.
+    fn tier(&self, from: NodeId) -> usize {
+        self.receipts.tier(from) as usize
     }
 
     fn queue(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
@@ -208,6 +208,9 @@ impl Daemon {
             session,
             requester: from,
             network: self.network.clone(),
+            identity: self.identity.clone(),
+            hidden: self.held.ready.hidden,
+            class: self.held.ready.class,
             worker: self.held.worker.subscribe(),
             table: self.table.clone(),
             books: self.books.clone(),

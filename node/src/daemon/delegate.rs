@@ -20,7 +20,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use super::prompt::{PromptTask, Said};
 use crate::{
-    control::{Ask, ForApi, LINES, Mode},
+    control::{Ask, ForApi, LINES, Mode, Verify},
     telemetry::Requester,
 };
 
@@ -195,6 +195,7 @@ fn ask(request: &Request) -> Result<Ask, String> {
         max_tokens: request.max_tokens,
         stop: request.stop.clone(),
         api: ForApi::default(),
+        verify: Verify::default(),
     })
 }
 

@@ -143,7 +143,7 @@ pub fn stages(report: &Report, plan: &Value) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{LayerRange, cost::Cost, session::End};
+    use scheduler::{LayerRange, cost::Cost};
 
     fn leg(node: u64, start: u32, end: u32, decode_ms: f64, hop_ms: f64) -> Leg {
         let layers = LayerRange::new(start, end).unwrap();
@@ -172,20 +172,8 @@ mod tests {
     }
 
     fn report(stage_ms: &[f64], gap: f64) -> Report {
-        Report {
-            end: End::Length,
-            rest: String::new(),
-            met: None,
-            ended_turn: false,
-            ids: Vec::new(),
-            segments: expected().parts.iter().map(|part| part.segment).collect(),
-            stage_ms: stage_ms.to_vec(),
-            ttft_ms: 0.0,
-            gaps_ms: vec![gap; 8],
-            faults: Vec::new(),
-            wire_bytes: (0, 0),
-            evidence: 0,
-        }
+        let segments = expected().parts.iter().map(|part| part.segment).collect();
+        Report { stage_ms: stage_ms.to_vec(), gaps_ms: vec![gap; 8], ..Report::new(segments) }
     }
 
     #[test]

@@ -386,7 +386,7 @@ impl Daemon {
         };
         Draft {
             claim,
-            class: Class::D1,
+            class: ready.class,
             offers,
             links: self.gossip.links(),
             addresses,

@@ -14,6 +14,7 @@
 
 mod acquire;
 mod admit;
+mod check;
 mod delegate;
 mod estimate;
 mod gossip;
@@ -36,11 +37,17 @@ use std::{
 };
 
 use p2p::{
-    Event, Identity, Network, Plane, Reachability, ReplyTo, invite::Invite, wire::control::Ask as ControlAsk,
+    Event, Identity, Network, Plane, Reachability, ReplyTo,
+    invite::Invite,
+    wire::{
+        control::{Answer, Ask as ControlAsk},
+        receipt::Receipt,
+    },
 };
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, SessionId,
     latency::{Ema, SPEED_TAU_MS},
+    trust::Outcome,
     view::{Geography, SwarmView},
 };
 use serde_json::{Value, json};
@@ -62,12 +69,15 @@ use self::{
 };
 use crate::{
     Error, Result,
+    audit::Auditor,
     content::peers,
     control::{self, Call, Question},
     generate::Reroute,
     lessons::Lessons,
+    receipts::Receipts,
     stage::Served,
     table::{Order, Table},
+    trust::Trust,
     worker::{self, Ready, Worker},
 };
 
@@ -245,6 +255,20 @@ pub struct Finished {
     line: Option<Value>,
     /// What it taught.
     measured: Measured,
+    /// What to remember of whom.
+    outcomes: Vec<(NodeId, Outcome)>,
+    /// Work that was signed for.
+    receipts: Vec<[u8; Receipt::LEN]>,
+    /// Proofs against liars.
+    proofs: Vec<Vec<u8>>,
+}
+
+impl Finished {
+    /// Nothing to remember.
+    fn new(session: SessionId, line: Option<Value>) -> Self {
+        let (measured, outcomes, receipts, proofs) = Default::default();
+        Self { session, line, measured, outcomes, receipts, proofs }
+    }
 }
 
 /// Sums since the node started.
@@ -269,6 +293,9 @@ struct Daemon {
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
     held: Held,
+    trust: Trust,
+    receipts: Receipts,
+    auditor: Option<Auditor>,
     table: Table,
     gossip: gossip::Announcer,
     door: Door,
@@ -356,8 +383,9 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     }
     let uploads = Uploads::new(setup.home.clone(), setup.caps.upload_bytes_per_s);
     let shared = share::watch_list(setup.home.clone());
+    let me = network.me();
     let mut daemon = Daemon {
-        me: network.me(),
+        me,
         front: setup.front,
         identity: setup.identity,
         network,
@@ -367,6 +395,9 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         started,
         view: SwarmView::new(Geography::around(UNMEASURED_MS)),
         facts: BTreeMap::new(),
+        trust: Trust::open(&setup.home),
+        receipts: Receipts::open(&setup.home, me, check::unix_s()),
+        auditor: Auditor::new(&held.spec, held.id, held.ready.class),
         held,
         table,
         gossip: gossip::Announcer::new(unix_ms()),
@@ -482,12 +513,9 @@ impl Daemon {
                     }
                 });
             }
-            Event::Incoming { from, plane: Plane::Blob, stream } => {
-                // Closing the stream says enough: the puller asks somebody else.
-                if !self.paused {
-                    self.uploads.answer(from, stream);
-                }
-            }
+            // Closing the stream says enough: the puller asks somebody else.
+            Event::Incoming { plane: Plane::Blob, .. } if self.paused => {}
+            Event::Incoming { from, plane: Plane::Blob, stream } => self.uploads.answer(from, stream),
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
                 self.gossip.reached(node, path);
@@ -589,6 +617,11 @@ impl Daemon {
         match ask {
             ControlAsk::Lease(lease) => self.lease(from, lease, reply),
             ControlAsk::Release { session, epoch } => self.released(from, session, epoch, reply),
+            ControlAsk::Settle { session, upto } => self.settle(from, session, upto, reply),
+            ControlAsk::Receipt(receipt) => {
+                self.keep_receipt(from, &receipt);
+                self.network.answer(reply, Answer::Released);
+            }
             // These are answered by the network itself.
             ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
@@ -649,6 +682,7 @@ impl Daemon {
             Question::Status => self.status().await,
             Question::Peers => self.peers().await,
             Question::View => self.page().await,
+            Question::Receipts => self.list_receipts(),
             Question::Invite => self.invite_code().await,
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {
@@ -674,6 +708,11 @@ impl Daemon {
         PromptTask {
             me: self.me,
             network: self.network.clone(),
+            identity: self.identity.clone(),
+            auditor: self.auditor.clone(),
+            shares: self.trust.shares(self.held.id),
+            approx: self.approx(),
+            layer_bytes: self.held.file_bytes / u64::from(self.held.ready.num_layers.max(1)),
             table: self.table.clone(),
             worker: self.held.worker.subscribe(),
             ready: self.held.ready.clone(),
@@ -695,6 +734,7 @@ impl Daemon {
         if let Some(ms) = over.measured.home_ms {
             self.at_home.add(now, ms);
         }
+        self.learn(over.outcomes, &over.receipts, &over.proofs);
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();

@@ -1,9 +1,9 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::inference::Format;
-use p2p::{Network, codec::Wire};
+use p2p::{Identity, Network, codec::Wire};
 use scheduler::{
     Boomerang, ModelId, NodeId, Segment, SessionId, Shape,
     cost::Cost,
@@ -18,12 +18,13 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    estimate::{self, Measured},
+    estimate,
     route::{ConductorQuestion, RouteQuestion, Routed},
 };
 use crate::{
+    audit::Auditor,
     content::hex,
-    control::{Ask, Mode},
+    control::{Ask, Mode, Verify},
     generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     lessons::Lessons,
     table::{Order, Table},
@@ -40,6 +41,11 @@ const NEWS: usize = 64;
 pub struct PromptTask {
     pub(super) me: NodeId,
     pub(super) network: Network,
+    pub(super) identity: Identity,
+    pub(super) auditor: Option<Auditor>,
+    pub(super) shares: BTreeMap<NodeId, f64>,
+    pub(super) approx: BTreeSet<NodeId>,
+    pub(super) layer_bytes: u64,
     pub(super) table: Table,
     pub(super) worker: watch::Receiver<Worker>,
     pub(super) ready: Ready,
@@ -150,11 +156,7 @@ impl PromptTask {
             return Err(Trouble::kind("unavailable", why));
         }
         let line = self.delegate(&ask, said.ids, peers, lines).await?;
-        let finished = super::Finished {
-            session: SessionId::new(random()?),
-            line: Some(line.clone()),
-            measured: Measured::default(),
-        };
+        let finished = super::Finished::new(SessionId::new(random()?), Some(line.clone()));
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
@@ -235,6 +237,7 @@ impl PromptTask {
             ends: Boomerang { head: ask.head.max(1), tail: ask.tail.max(1) },
             trusted,
             may_stay_home: ask.may_stay_home,
+            exact: ask.verify == Verify::Strict,
             commit,
             answer,
         };
@@ -283,14 +286,15 @@ impl PromptTask {
     ) -> Result<bool, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
             self.prepare(ask, &said.ids, true).await?;
-        let finished = |line, measured| super::Finished { session, line, measured };
+        let finished = |line| super::Finished::new(session, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
-            let _ = self.finished.send(finished(None, Measured::default())).await;
+            let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
             return Err(Trouble::kind("busy", why));
         };
         let mut plan_line = plan_json(&routed, prompt_tokens);
         plan_line["event"] = json!("route");
+        plan_line["verify"] = json!(ask.verify);
         plan_line["session"] = json!(format!("{session:?}"));
         plan_line["mode"] = json!(ask.mode.name());
         plan_line["wire"] = json!(wire.name());
@@ -301,6 +305,8 @@ impl PromptTask {
         let means = Means {
             me: self.me,
             network: self.network.clone(),
+            identity: self.identity.clone(),
+            auditor: self.auditor.clone(),
             worker: self.worker.clone(),
             reroute: self.reroutes.clone(),
             lessons: self.lessons.clone(),
@@ -332,6 +338,10 @@ impl PromptTask {
             shape: routed.shape,
             looks,
             announced: routed.announced,
+            verify: ask.verify,
+            shares: self.shares.clone(),
+            approx: self.approx.clone(),
+            layer_bytes: self.layer_bytes,
         };
         let orders = inlets.orders.clone();
         let span = tracing::info_span!(
@@ -365,9 +375,12 @@ impl PromptTask {
                     "failed": format!("{failed:?}"), "why": noticed(why), "stages": stages(&segments) }),
                 Progress::Crowded => {
                     self.table.leave(session);
-                    let _ = self.finished.send(finished(None, Measured::default())).await;
+                    let _ = self.finished.send(finished(None)).await;
                     return Ok(false);
                 }
+                Progress::Integrity { position, node } => json!({ "event": "integrity",
+                    "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
+                    "message": "a peer was caught lying after tokens that followed from it were shown; run it again" }),
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
                     ended = Some(report);
@@ -389,7 +402,7 @@ impl PromptTask {
         }
         self.table.leave(session);
         let Some(report) = ended else {
-            let _ = self.finished.send(finished(None, Measured::default())).await;
+            let _ = self.finished.send(finished(None)).await;
             return Err(Trouble::kind("internal", "the prompt was dropped; `shoal why` may say more"));
         };
         span.record("tokens", report.ids.len()).record("faults", report.faults.len());
@@ -397,7 +410,10 @@ impl PromptTask {
         span.in_scope(|| tracing::info!("answered"));
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let measured = expected.measured(&report);
-        let _ = self.finished.send(finished(Some(line.clone()), measured)).await;
+        let Report { outcomes, receipts, proofs, .. } = *report;
+        let over =
+            super::Finished { session, line: Some(line.clone()), measured, outcomes, receipts, proofs };
+        let _ = self.finished.send(over).await;
         let _ = lines.send(line).await;
         Ok(true)
     }
@@ -465,6 +481,18 @@ fn stages(segments: &[Segment]) -> Vec<Value> {
     segments.iter().map(stage).collect()
 }
 
+/// The stages, and of those that others ran who checked them up to where.
+fn checked_stages(report: &Report, plan: &Value) -> Vec<Value> {
+    let mut stages = estimate::stages(report, plan);
+    for (layers, by, upto) in &report.checks {
+        if let Some(stage) = stages.iter_mut().find(|stage| stage["start"] == layers.start()) {
+            stage["checked_by"] = by.iter().map(|node| json!(format!("{node:?}"))).collect();
+            stage["checked_positions"] = json!(upto);
+        }
+    }
+    stages
+}
+
 fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> Value {
     let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
     let faults: Vec<Value> = report
@@ -472,6 +500,8 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         .iter()
         .map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms }))
         .collect();
+    let checkers: BTreeSet<String> =
+        report.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
     let (finish, error) = match report.end {
         End::Stop => ("stop", None),
         End::Length => ("length", None),
@@ -495,7 +525,12 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         "ttft_ms": report.ttft_ms,
         "decode_tok_s": if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
         "predicted": plan["predicted"],
-        "stages": estimate::stages(report, plan),
+        "stages": checked_stages(report, plan),
+        "verified": report.verified,
+        "checked_by": checkers,
+        "convicted": report.convicted.iter().map(|node| format!("{node:?}")).collect::<Vec<_>>(),
+        "integrity": report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
+        "receipts": report.receipts.len(),
         "faults": faults,
         "differing_answers": report.evidence,
         "bytes_out": report.wire_bytes.0,

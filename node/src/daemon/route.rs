@@ -35,6 +35,8 @@ pub struct RouteQuestion {
     pub trusted: BTreeSet<NodeId>,
     /// Whether doing it alone is an answer when it is faster.
     pub may_stay_home: bool,
+    /// Whether only nodes whose results can be compared bit by bit may compute.
+    pub exact: bool,
     /// Whether it will be run: counts as load until it is finished.
     pub commit: bool,
     /// Where the answer goes.
@@ -120,7 +122,9 @@ impl Daemon {
     /// tokens are here.
     pub(super) fn reroute(&mut self, question: Reroute) {
         let Reroute { mut policy, shape, deny, answer, session } = question;
-        policy.deny = deny.into_iter().filter(|node| *node != self.me).collect();
+        // Who was barred when it began stays so, and who was since.
+        let barred = deny.into_iter().chain(self.denied()).chain(policy.deny);
+        policy.deny = barred.filter(|node| *node != self.me).collect();
         let request = self.request(session, shape, policy);
         let found = self.snapshot().ok().and_then(|snapshot| {
             let pipeline = route(&snapshot, &request).ok()?.pipeline;
@@ -141,6 +145,10 @@ impl Daemon {
             Mode::Local => policy.allow = Some(BTreeSet::new()),
             Mode::Trusted => policy.allow = Some(question.trusted.clone()),
             Mode::Boomerang | Mode::Open => {}
+        }
+        policy.deny.extend(self.denied());
+        if question.exact {
+            policy.deny.extend(self.approx());
         }
         let request = self.request(question.session, question.shape, policy.clone());
         let snapshot = self.snapshot()?;

@@ -92,6 +92,7 @@ impl Daemon {
             json!({
                 "node": format!("{node:?}"),
                 "agent": facts.agent,
+                "trust": self.standing(*node),
                 "class": format!("{:?}", facts.class).to_lowercase(),
                 "connected": link.is_some(),
                 "path": link.map(|peer| peer.path.to_string()),

@@ -29,14 +29,14 @@ impl Conductor {
 
     pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
         match order {
-            Order::Opened { stage: Some(stage), epoch, node, answer, load } => match answer {
+            Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
                 Ok(have) => self.granted(stage, epoch, have, load),
                 Err(failure) if epoch == self.machine.epoch() => self.failed(node, failure),
                 Err(_) => Vec::new(),
             },
-            Order::Opened { stage: None, node, answer, .. } => match answer {
+            Order::Opened { stage: None, layers, node, answer, .. } => match answer {
                 Ok(have) => {
-                    self.fed.insert(node, have);
+                    self.fed.insert((node, layers.start()), have);
                     Vec::new()
                 }
                 Err(failure) => self.failed(node, failure),
@@ -57,7 +57,12 @@ impl Conductor {
                 if there { vec![Event::Pong { node }] } else { Vec::new() }
             }
             Order::Cancel => vec![Event::Cancel],
-            Order::Lease { .. } | Order::Release { .. } => Vec::new(),
+            Order::Settled { node, settled } => {
+                self.settled(node, &settled);
+                Vec::new()
+            }
+            Order::Audited { layers, round, found } => self.audited(layers, round, found),
+            Order::Lease { .. } | Order::Release { .. } | Order::Settle { .. } => Vec::new(),
         }
     }
 
@@ -92,7 +97,7 @@ impl Conductor {
             session: self.plan.session,
             policy: self.plan.policy.clone(),
             shape: self.plan.shape,
-            deny: deny.into_iter().collect(),
+            deny: deny.into_iter().chain(self.checks.denied.iter().copied()).collect(),
             answer,
         };
         let (reroute, orders) = (self.means.reroute.clone(), self.orders.clone());

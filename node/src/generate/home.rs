@@ -79,7 +79,9 @@ impl Conductor {
                     self.time_stage(output.layers.end());
                 }
                 self.sampled = Some((said, ends_turn));
-                vec![Event::Token { epoch: output.epoch, position: to, token: id, stop }]
+                let token = Event::Token { epoch: output.epoch, position: to, token: id, stop };
+                let most = self.report.ids.len() as u32 + 1 >= self.plan.max_tokens;
+                if stop || most { self.hold_last(token, to) } else { vec![token] }
             }
             Body::NeedReplay { have } => vec![Event::NeedReplay { stage, epoch: output.epoch, have }],
             Body::Failed(why) => {

@@ -115,6 +115,7 @@ impl Conductor {
             Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
+            Kind::Commit => self.committed(stage, from, header, &payload),
             // A shadow that computes says nothing about the stage it follows.
             Kind::Beacon if self.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::Beacon { stage, epoch }]
@@ -164,7 +165,7 @@ impl Conductor {
     ) -> Vec<Event> {
         let epoch = self.machine.epoch();
         let fits = from + rows <= self.tokens.len() as u32;
-        let added = fits.then(|| self.logs.add(layer, from, rows, wire, &bytes)).flatten();
+        let added = fits.then(|| self.logs.add(layer, from, rows, wire, &bytes, node)).flatten();
         let Some(Added { reached, differs }) = added else {
             return self
                 .segment(stage)
@@ -174,6 +175,9 @@ impl Conductor {
             // The same inputs gave other bits. The first answer stands: it was used.
             self.report.evidence += 1;
             tracing::warn!(stage, layer, from, "two answers for one position differ");
+            if let Some(segment) = self.segment(stage) {
+                self.rivaled(segment.layers, node);
+            }
         }
         if rows == 1 {
             self.time_stage(layer);
@@ -203,20 +207,20 @@ impl Conductor {
         };
         let boundary = segment.layers.start();
         let logged = self.logs.reached(boundary);
-        if logged >= self.fed.get(&shadow).copied().unwrap_or(0) + FEED_ROWS {
+        if logged >= self.fed.get(&(shadow, boundary)).copied().unwrap_or(0) + FEED_ROWS {
             self.feed(shadow, boundary, self.machine.epoch(), logged);
         }
     }
 
     /// Gives a follower the inputs it has not had yet, below position `to`.
     pub(super) fn feed(&mut self, shadow: NodeId, boundary: u32, epoch: u32, to: u32) {
-        let mut at = self.fed.get(&shadow).copied().unwrap_or(0);
+        let mut at = self.fed.get(&(shadow, boundary)).copied().unwrap_or(0);
         while at < to {
             let rows = CHUNK_ROWS.min(to - at);
             let Some((wire, bytes)) = self.logs.get(boundary, at, rows) else { break };
             self.frame(shadow, Kind::Feed, boundary, epoch, at, rows, wire, bytes);
             at += rows;
         }
-        self.fed.insert(shadow, at);
+        self.fed.insert((shadow, boundary), at);
     }
 }

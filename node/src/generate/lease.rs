@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// An answer to a lease later than this counts as none.
-const LEASE_MS: u64 = 2_000;
+pub(super) const LEASE_MS: u64 = 2_000;
 /// How long a stage keeps a session nobody sends frames for.
 const TTL_MS: u32 = 60_000;
 
@@ -35,13 +35,14 @@ impl Conductor {
         next: Option<NodeId>,
         at: u32,
     ) {
-        let (orders, node) = (self.orders.clone(), segment.node);
+        let (orders, node, layers) = (self.orders.clone(), segment.node, segment.layers);
         // A cut that a failover made is not a rounding boundary: it travels raw.
         let rounded = self.rounding.contains(&segment.layers.end());
         let wire = if rounded { self.plan.wire } else { Wire::Raw };
         // The last token is said and never computed on: an answer may end at the very end of the context.
         let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens.saturating_sub(1);
         self.sampling = None;
+        self.checks.last = None;
         self.waiting.retain(|job| job.epoch == epoch);
         if self.running_epoch != epoch {
             // What was under way belongs to the epoch before; the worker drops it without an answer.
@@ -69,7 +70,7 @@ impl Conductor {
                     Some(worker) => worker.open(open).await.map_err(|_| Failure::Refused),
                     None => Err(Failure::Late),
                 };
-                let _ = orders.send(Order::Opened { stage, epoch, node, answer, load: None }).await;
+                let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer, load: None }).await;
             });
             return;
         }
@@ -118,7 +119,7 @@ impl Conductor {
                 Err(HopError::Timeout) => Err(Failure::Late),
                 Err(HopError::Closed) => Err(Failure::Closed),
             };
-            let _ = orders.send(Order::Opened { stage, epoch, node, answer, load }).await;
+            let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer, load }).await;
         });
     }
 
@@ -142,14 +143,9 @@ impl Conductor {
     }
 
     pub(super) fn close(&mut self, node: NodeId, epoch: u32) {
-        self.outboxes.remove(&node);
-        if node == self.means.me {
-            return;
+        if node != self.means.me {
+            self.bill(node, epoch);
         }
-        let (network, session) = (self.means.network.clone(), self.plan.session);
-        tokio::spawn(async move {
-            let _ =
-                network.ask(node, &Ask::Release { session, epoch }, Duration::from_millis(LEASE_MS)).await;
-        });
+        self.outboxes.remove(&node);
     }
 }

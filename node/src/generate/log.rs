@@ -4,21 +4,26 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use p2p::codec::{self, Wire};
+use scheduler::NodeId;
 
 /// Bytes of inputs kept for replays, all segments together.
 pub(super) const MAX_LOG_BYTES: usize = 1 << 28;
 
 /// The logs of a session, by the layer the inputs enter.
+#[derive(Clone)]
 pub(super) struct Logs {
     hidden: usize,
     bytes: usize,
     logs: BTreeMap<u32, Log>,
 }
 
+#[derive(Clone)]
 struct Log {
     wire: Wire,
     row_bytes: usize,
     bytes: Vec<u8>,
+    /// Who gave the rows, and from which position on.
+    authors: Vec<(u32, NodeId)>,
 }
 
 /// What became of rows.
@@ -36,7 +41,7 @@ impl Logs {
         Self { hidden, bytes: 0, logs: BTreeMap::new() }
     }
 
-    /// Adds the rows from position `from` on that enter `layer`; `None` when `bytes` are not `rows` rows of the form
+    /// Adds the rows from position `from` on that enter `layer`, as `by` gave them; `None` when `bytes` are not `rows` rows of the form
     /// `wire`. What is there already stays: it was used.
     pub(super) fn add(
         &mut self,
@@ -45,19 +50,29 @@ impl Logs {
         rows: u32,
         wire: Wire,
         bytes: &[u8],
+        by: NodeId,
     ) -> Option<Added> {
         let row_bytes = codec::encoded_len(wire, 1, self.hidden)?;
         if bytes.len() != row_bytes * rows as usize {
             return None;
         }
         let room = self.bytes + bytes.len() <= MAX_LOG_BYTES;
-        let log = self.logs.entry(layer).or_insert_with(|| Log { wire, row_bytes, bytes: Vec::new() });
+        let log = self.logs.entry(layer).or_insert_with(|| Log {
+            wire,
+            row_bytes,
+            bytes: Vec::new(),
+            authors: Vec::new(),
+        });
         let here = from as usize * row_bytes;
         let mut added = Added { reached: None, differs: false };
         if log.wire == wire && here <= log.bytes.len() {
             let overlap = (log.bytes.len() - here).min(bytes.len());
             added.differs = log.bytes[here..here + overlap] != bytes[..overlap];
             if room {
+                let at = (log.bytes.len() / row_bytes) as u32;
+                if overlap < bytes.len() && log.authors.last().is_none_or(|(_, author)| *author != by) {
+                    log.authors.push((at, by));
+                }
                 log.bytes.extend_from_slice(&bytes[overlap..]);
                 self.bytes += bytes.len() - overlap;
                 added.reached = Some((log.bytes.len() / row_bytes) as u32);
@@ -73,6 +88,30 @@ impl Logs {
         Some((log.wire, Bytes::copy_from_slice(bytes)))
     }
 
+    /// One row that enters `layer`.
+    pub(super) fn row(&self, layer: u32, position: u32) -> Option<(Wire, &[u8])> {
+        let log = self.logs.get(&layer)?;
+        let at = position as usize * log.row_bytes;
+        Some((log.wire, log.bytes.get(at..at + log.row_bytes)?))
+    }
+
+    /// Who gave the row that enters `layer` at a position.
+    pub(super) fn author(&self, layer: u32, position: u32) -> Option<NodeId> {
+        let authors = &self.logs.get(&layer)?.authors;
+        authors.iter().rev().find(|(from, _)| *from <= position).map(|(_, author)| *author)
+    }
+
+    /// Forgets the rows from position `from` on that enter `layer` or a later one, and those from `known` on of the
+    /// others.
+    pub(super) fn forget(&mut self, layer: u32, from: u32, known: u32) {
+        for (entered, log) in &mut self.logs {
+            let to = if *entered >= layer { from } else { known };
+            log.bytes.truncate(to as usize * log.row_bytes);
+            log.authors.retain(|(at, _)| *at < to);
+        }
+        self.bytes = self.logs.values().map(|log| log.bytes.len()).sum();
+    }
+
     /// Positions logged of what enters `layer`.
     pub(super) fn reached(&self, layer: u32) -> u32 {
         self.logs.get(&layer).map_or(0, |log| (log.bytes.len() / log.row_bytes) as u32)
@@ -82,6 +121,7 @@ impl Logs {
 #[cfg(test)]
 mod tests {
     use p2p::codec::Wire;
+    use scheduler::NodeId;
 
     use super::{Added, Logs};
 
@@ -89,16 +129,21 @@ mod tests {
     fn rows_are_kept_without_a_gap_and_the_first_answer_stands() {
         let mut logs = Logs::new(2);
         let row = |byte: u8| vec![byte; 8];
+        let (a, b) = (NodeId::numbered(1), NodeId::numbered(2));
         let two = [row(1), row(2)].concat();
         let ok = |reached| Some(Added { reached: Some(reached), differs: false });
-        assert_eq!(logs.add(3, 0, 2, Wire::Raw, &two), ok(2));
-        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &row(4)), Some(Added { reached: None, differs: false }));
-        assert_eq!(logs.add(3, 1, 2, Wire::Raw, &[row(2), row(3)].concat()), ok(3));
-        let other = logs.add(3, 1, 1, Wire::Raw, &row(9));
+        assert_eq!(logs.add(3, 0, 2, Wire::Raw, &two, a), ok(2));
+        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &row(4), a), Some(Added { reached: None, differs: false }));
+        assert_eq!(logs.add(3, 1, 2, Wire::Raw, &[row(2), row(3)].concat(), b), ok(3));
+        let other = logs.add(3, 1, 1, Wire::Raw, &row(9), b);
         assert_eq!(other, Some(Added { reached: Some(3), differs: true }));
         assert_eq!(logs.get(3, 1, 2).unwrap().1, [row(2), row(3)].concat());
-        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &[0; 7]), None);
+        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &[0; 7], b), None);
         assert_eq!((logs.reached(3), logs.reached(4)), (3, 0));
+        assert_eq!([1, 2].map(|at| logs.author(3, at)), [Some(a), Some(b)]);
+        assert_eq!((logs.row(3, 2), logs.row(3, 3)), (Some((Wire::Raw, row(3).as_slice())), None));
         assert!(logs.get(3, 2, 2).is_none() && logs.get(4, 0, 1).is_none());
+        logs.forget(3, 2, 3);
+        assert_eq!((logs.reached(3), logs.author(3, 2)), (2, Some(a)));
     }
 }

@@ -18,16 +18,18 @@
 //!
 //! Limits: the log keeps at most [`log::MAX_LOG_BYTES`]; beyond, what is missing is computed again from the tokens.
 
+mod books;
 mod failure;
 mod home;
 mod hops;
 mod lease;
 mod log;
 mod plan;
+mod verify;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use p2p::codec::Wire;
@@ -35,12 +37,12 @@ use scheduler::{
     Millis, NodeId, Segment,
     lease::Load,
     recover::Failure,
-    session::{Action, End, Event, Session},
+    session::{Action, Event, Session},
 };
 use tokio::{sync::mpsc, time::sleep};
 
-use self::log::Logs;
 pub use self::plan::{Means, Plan, Progress, Report, Reroute};
+use self::{log::Logs, verify::Checks};
 use crate::{
     table::{Inlets, Order, Outbox, Outlets},
     telemetry::Hops,
@@ -74,8 +76,8 @@ struct Conductor {
     sampling: Option<(u32, u32)>,
     /// What the worker said about the token that the machine is about to emit.
     sampled: Option<(Progress, bool)>,
-    /// By stage, positions given to its shadow.
-    fed: BTreeMap<NodeId, u32>,
+    /// By shadow and the first layer of what it follows, positions given to it.
+    fed: BTreeMap<(NodeId, u32), u32>,
     shadows: BTreeMap<usize, NodeId>,
     step_began: Instant,
     stage_ms: BTreeMap<u32, (f64, u32)>,
@@ -88,6 +90,7 @@ struct Conductor {
     loads: Vec<Load>,
     /// The route is given back for a quieter one.
     again: bool,
+    checks: Checks,
     /// For the log and traces: frames under way.
     hops: Hops,
     last_token: Instant,
@@ -116,20 +119,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         (Wire::Q8, Some(fixed)) => fixed.clone(),
         (Wire::Q8, None) => cuts.collect(),
     };
-    let report = Report {
-        end: End::Cancelled,
-        rest: String::new(),
-        met: None,
-        ended_turn: false,
-        ids: Vec::new(),
-        segments: plan.pipeline.segments().to_vec(),
-        stage_ms: Vec::new(),
-        ttft_ms: 0.0,
-        gaps_ms: Vec::new(),
-        faults: Vec::new(),
-        wire_bytes: (0, 0),
-        evidence: 0,
-    };
+    let report = Report::new(plan.pipeline.segments().to_vec());
     let mut conductor = Conductor {
         tokens: plan.prompt.clone(),
         logs: Logs::new(plan.hidden),
@@ -154,6 +144,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         looking: Some(first_epoch),
         loads: Vec::new(),
         again: false,
+        checks: Checks::default(),
         hops: Hops::default(),
         last_token: began,
         pings: BTreeMap::new(),
@@ -167,7 +158,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             .machine
             .wake()
             .map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
-        let events = tokio::select! {
+        let mut events = tokio::select! {
             biased;
             Some(output) = doors.outputs.recv() => conductor.output(output),
             Some(arrival) = doors.frames.recv() => conductor.arrival(arrival),
@@ -175,6 +166,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             Ok(node) = conductor.means.lost.recv() => conductor.failed(node, Failure::Closed),
             () = sleep(due.min(BEACON)) => conductor.tick(),
         };
+        conductor.check();
+        events.extend(conductor.let_go());
         for event in events {
             let now = conductor.now();
             let before: Vec<Segment> = conductor.machine.segments().collect();
@@ -182,7 +175,10 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             over = conductor.perform(actions).await || over;
             conductor.notice_move(&before).await;
         }
+        conductor.tell().await;
     }
+    conductor.settle_all(&mut doors.orders).await;
+    conductor.done().await;
 }
 
 impl Conductor {
@@ -192,7 +188,9 @@ impl Conductor {
         let home = self.machine.segments().enumerate().filter(|(_, segment)| segment.node == self.means.me);
         let computing = self.running > 0 && self.means.worker.borrow().is_alive();
         let beacons = home.filter(|_| computing).map(|(stage, _)| Event::Beacon { stage, epoch });
-        beacons.chain([Event::Tick]).collect()
+        // The last token of a strict answer waits for its check, not for a stage.
+        let tick = self.checks.last.is_none().then_some(Event::Tick);
+        beacons.chain(tick).collect()
     }
 
     fn now(&self) -> Millis {
@@ -208,7 +206,7 @@ impl Conductor {
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {
                     self.shadows.insert(stage, segment.node);
-                    self.fed.insert(segment.node, 0);
+                    self.fed.insert((segment.node, segment.layers.start()), 0);
                     self.open(None, epoch, segment, next, at);
                 }
                 Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
@@ -218,7 +216,7 @@ impl Conductor {
                 Action::Close { node, epoch } => self.close(node, epoch),
                 Action::Evidence { .. } => self.report.evidence += 1,
                 Action::Done(end) => {
-                    self.done(end).await;
+                    self.report.end = end;
                     return true;
                 }
             }
@@ -266,9 +264,23 @@ impl Conductor {
             return;
         }
         self.report.ids.push(token);
-        if self.means.progress.send(said).await.is_err() {
-            // Nobody listens any more.
-            let _ = self.orders.try_send(Order::Cancel);
+        if self.strict() {
+            self.checks.unread.push_back(said);
+            self.check();
+        } else {
+            self.checks.news.push(said);
+        }
+        self.tell().await;
+    }
+
+    /// Says what there is to say.
+    async fn tell(&mut self) {
+        for said in std::mem::take(&mut self.checks.news) {
+            self.report.read += u32::from(matches!(said, Progress::Token { .. }));
+            if self.means.progress.send(said).await.is_err() {
+                // Nobody listens any more.
+                let _ = self.orders.try_send(Order::Cancel);
+            }
         }
         if self.report.ids.len().is_multiple_of(PACE_TOKENS) {
             // Old news is no news: a caller that is behind does without.
@@ -292,15 +304,23 @@ impl Conductor {
         self.machine.segments().map(mean).collect()
     }
 
-    async fn done(&mut self, end: End) {
+    async fn done(&mut self) {
+        // What could not be checked in time is said all the same, and said to be unchecked.
+        self.checks.news.extend(self.checks.unread.drain(..));
+        self.tell().await;
         let session = self.plan.session;
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         worker.close(session);
-        self.report.end = end;
         self.report.segments = self.machine.segments().collect();
         self.report.stage_ms = self.mean_stage_ms();
         let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
         let _ = self.means.progress.send(over).await;
     }
+}
+
+/// Seconds of Unix time.
+fn unix_s() -> u32 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
 }

@@ -2,15 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use p2p::{Network, codec::Wire, wire::control::Contact};
+use p2p::{
+    Identity, Network,
+    codec::Wire,
+    wire::{control::Contact, receipt::Receipt},
+};
 use scheduler::{
-    NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
     recover::Failure,
     session::{End, Standbys},
+    trust::Outcome,
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::{
+    audit::Auditor,
+    control::Verify,
     lessons::Lessons,
     worker::{Conduct, Top, Worker},
 };
@@ -49,6 +56,14 @@ pub struct Plan {
     pub looks: u32,
     /// Sessions that the nodes of the pipeline announced.
     pub announced: BTreeMap<NodeId, u32>,
+    /// How strangers are checked.
+    pub verify: Verify,
+    /// Share of the requests of a node to check; of one that is not in it, all.
+    pub shares: BTreeMap<NodeId, f64>,
+    /// Nodes whose results are not bit for bit those of profile `d1`.
+    pub approx: BTreeSet<NodeId>,
+    /// Weights of one layer, bytes.
+    pub layer_bytes: u64,
 }
 
 impl Plan {
@@ -93,6 +108,13 @@ pub enum Progress {
     /// Its nodes turned out much busier than was believed: the leases are given back, nothing was computed, another
     /// route may be better. Nothing follows.
     Crowded,
+    /// Tokens from this position on followed from a lie, and were read before it was found.
+    Integrity {
+        /// The first such token.
+        position: u32,
+        /// Who lied.
+        node: NodeId,
+    },
     /// It is over.
     Done(Box<Report>),
 }
@@ -124,6 +146,50 @@ pub struct Report {
     pub wire_bytes: (u64, u64),
     /// Two answers for one position differed this often.
     pub evidence: u32,
+    /// By segment that others ran: its layers, who else computed the same, and up to which position.
+    pub checks: Vec<(LayerRange, Vec<NodeId>, u32)>,
+    /// Share of what others computed that was checked; 1 when nobody else computed.
+    pub verified: f64,
+    /// The first token that was read and followed from a lie.
+    pub integrity: Option<u32>,
+    /// Who was proven wrong.
+    pub convicted: Vec<NodeId>,
+    /// Tokens the caller has.
+    pub read: u32,
+    /// What to remember of whom.
+    pub outcomes: Vec<(NodeId, Outcome)>,
+    /// Work that was signed for.
+    pub receipts: Vec<[u8; Receipt::LEN]>,
+    /// Proofs against those convicted; they hold what the prompt can be read from.
+    pub proofs: Vec<Vec<u8>>,
+}
+
+impl Report {
+    /// Of a prompt that runs on `segments` and got nowhere yet.
+    pub(crate) fn new(segments: Vec<Segment>) -> Self {
+        Self {
+            end: End::Cancelled,
+            rest: String::new(),
+            met: None,
+            ended_turn: false,
+            ids: Vec::new(),
+            segments,
+            stage_ms: Vec::new(),
+            ttft_ms: 0.0,
+            gaps_ms: Vec::new(),
+            faults: Vec::new(),
+            wire_bytes: (0, 0),
+            evidence: 0,
+            checks: Vec::new(),
+            verified: 1.0,
+            integrity: None,
+            convicted: Vec::new(),
+            read: 0,
+            outcomes: Vec::new(),
+            receipts: Vec::new(),
+            proofs: Vec::new(),
+        }
+    }
 }
 
 /// What the conductor needs from the rest of the node.
@@ -132,6 +198,10 @@ pub struct Means {
     pub me: NodeId,
     /// The way out.
     pub network: Network,
+    /// Who signs receipts.
+    pub identity: Identity,
+    /// Who computes again what is disputed, where that can be done here.
+    pub auditor: Option<Auditor>,
     /// Its own worker; another one after a crash.
     pub worker: watch::Receiver<Worker>,
     /// Asks the daemon for another pipeline without these nodes.

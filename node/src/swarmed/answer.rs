@@ -14,6 +14,7 @@ use api::{
     swarm::{Pipeline, Stage, SwarmEvent},
 };
 use futures::{StreamExt, stream};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -135,6 +136,11 @@ fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<A
             Mode::Open => control::Mode::Open,
         },
         may_stay_home: mode.is_none(),
+        verify: match request.verify.unwrap_or(Verify::Sample) {
+            Verify::None => control::Verify::Off,
+            Verify::Sample => control::Verify::Sample,
+            Verify::All => control::Verify::Strict,
+        },
         wire: "raw".into(),
         trusted: shared.trusted.iter().cloned().collect(),
         head: 1,
@@ -169,7 +175,11 @@ fn mode(mode: control::Mode) -> Mode {
 }
 
 fn verify(word: &Value) -> Verify {
-    Verify::ALL.into_iter().find(|level| word.as_str() == Some(level.name())).unwrap_or_default()
+    match control::Verify::deserialize(word) {
+        Ok(control::Verify::Sample) => Verify::Sample,
+        Ok(control::Verify::Strict) => Verify::All,
+        Ok(control::Verify::Off) | Err(_) => Verify::None,
+    }
 }
 
 /// A line that says why not.

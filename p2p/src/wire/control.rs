@@ -11,6 +11,8 @@ use scheduler::{LayerRange, ModelId, NodeId, SessionId};
 use super::Malformed;
 use super::announce::MAX_ANNOUNCEMENT;
 use super::cursor::{Reader, Writer, cut};
+use super::frame::COMMIT_LEN;
+use super::receipt::{Receipt, Work};
 use crate::codec::Wire;
 
 /// Longest ask, bytes. A longer one is refused unread.
@@ -29,6 +31,8 @@ pub const MAX_TEXT: usize = 256;
 pub const MAX_POSITIONS: u32 = 1 << 24;
 /// Most sessions or lanes an answer may speak of.
 pub const MAX_SAID: u32 = 1 << 20;
+/// Ranges of one session that one answer settles; a node with more of them settles the lowest.
+pub const MAX_SETTLED: usize = 16;
 /// Longest life of a lease without a frame, ms: 10 minutes, what a user thinks before answering.
 pub const MAX_LEASE_TTL_MS: u32 = 600_000;
 
@@ -93,6 +97,26 @@ pub enum Ask {
     /// Whether it is there. The network answers by itself: who hears nothing is cut off, or talks to a machine that
     /// stands still.
     Ping,
+    /// For the last commitments to a session and the bill for it, before it is released.
+    Settle {
+        /// Which.
+        session: SessionId,
+        /// What follows a stage computes so many positions first, as far as it gets within a moment.
+        upto: u32,
+    },
+    /// To keep this receipt, signed by both sides.
+    Receipt(Box<[u8; Receipt::LEN]>),
+}
+
+/// What a stage says of one range of layers when a session ends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settlement {
+    /// Which layers.
+    pub layers: LayerRange,
+    /// Its commitment to everything it computed; see [`super::receipt::Commit`].
+    pub commit: [u8; COMMIT_LEN],
+    /// What it asks the requester to sign; see [`Work::offer`].
+    pub offer: Box<[u8; Work::OFFER_LEN]>,
 }
 
 /// Why a lease was refused.
@@ -163,12 +187,14 @@ pub enum Answer {
         /// For [`Refusal::NotHeld`], the layers of the model that are served here, at most [`MAX_RANGES`] ranges; else none.
         held: Vec<LayerRange>,
     },
-    /// The session is forgotten.
+    /// Done: the session is forgotten, the receipt was read.
     Released,
     /// Sealed announcements, freshest first; the reader opens each.
     Announcements(Vec<Vec<u8>>),
     /// It is there.
     Pong,
+    /// What was computed, by range, at most [`MAX_SETTLED`].
+    Settled(Vec<Settlement>),
 }
 
 impl Contact {
@@ -271,6 +297,12 @@ impl Ask {
             Self::Ping => {
                 to.u8(3);
             }
+            Self::Settle { session, upto } => {
+                to.u8(4).bytes(session.as_bytes()).u32(*upto);
+            }
+            Self::Receipt(receipt) => {
+                to.u8(5).bytes(receipt.as_slice());
+            }
         }
         to.finish()
     }
@@ -289,6 +321,8 @@ impl Ask {
             1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
             3 => Self::Ping,
+            4 => Self::Settle { session: SessionId::new(from.array()?), upto: from.u32()? },
+            5 => Self::Receipt(Box::new(from.array()?)),
             _ => return Err(Malformed("ask: kind")),
         };
         from.finish().map(|()| ask)
@@ -332,6 +366,10 @@ impl Answer {
                 to.count(bytes.len()).bytes(bytes);
             }),
             Self::Pong => to.u8(4),
+            Self::Settled(settled) => to.u8(5).list(settled, |to, one| {
+                write_range(one.layers, to);
+                to.bytes(&one.commit).bytes(one.offer.as_slice());
+            }),
         };
         to.finish()
     }
@@ -369,6 +407,10 @@ impl Answer {
                 from.bytes(len).map(<[u8]>::to_vec)
             })?),
             4 => Self::Pong,
+            5 => Self::Settled(from.list(MAX_SETTLED, 8 + COMMIT_LEN + Work::OFFER_LEN, |from| {
+                let layers = read_range(from, MAX_LAYERS)?;
+                Ok(Settlement { layers, commit: from.array()?, offer: Box::new(from.array()?) })
+            })?),
             _ => return Err(Malformed("answer: kind")),
         };
         from.finish().map(|()| answer)

@@ -11,9 +11,10 @@ use proptest::prelude::*;
 use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId};
 
 use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
-use super::control::{Answer, Ask, Contact, Lease, Refusal};
+use super::control::{Answer, Ask, Contact, Lease, Refusal, Settlement};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
+use super::receipt::{Receipt, Work};
 use super::{Malformed, announce, control, delegate, frame};
 use crate::codec::Wire;
 use crate::identity::Identity;
@@ -142,6 +143,14 @@ fn request() -> Request {
     }
 }
 
+fn settlement() -> Settlement {
+    Settlement {
+        layers: LayerRange::new(4, 8).unwrap(),
+        commit: [1; frame::COMMIT_LEN],
+        offer: Box::new([2; Work::OFFER_LEN]),
+    }
+}
+
 type Sample = (&'static str, Vec<u8>, Again);
 
 /// One of everything, with how to read it.
@@ -181,10 +190,13 @@ fn samples() -> Vec<Sample> {
         ("ask-ping", Ask::Ping.encode(), ask),
         ("answer-pong", Answer::Pong.encode(), answer),
         ("answer-accepted", Answer::Accepted { have: 16, sessions: 3, lanes: 4 }.encode(), answer),
+        ("ask-settle", Ask::Settle { session: SessionId::numbered(5), upto: 40 }.encode(), ask),
+        ("ask-receipt", Ask::Receipt(Box::new([7; Receipt::LEN])).encode(), ask),
         ("answer-refused", Answer::refused(Refusal::NoRoom, "8 GiB wanted").encode(), answer),
         ("answer-not-held", Answer::not_held(&held).encode(), answer),
         ("answer-released", Answer::Released.encode(), answer),
         ("answer-announcements", Answer::announcements([vec![1, 2], vec![], vec![3]]).encode(), answer),
+        ("answer-settled", Answer::Settled(vec![settlement()]).encode(), answer),
         ("announcement", announce::seal(&draft(), &signer()).unwrap(), announced),
         ("announcement-operated", announce::seal(&operated, &signer()).unwrap(), announced),
         ("delegate-request", framed(request().encode()), delegated),

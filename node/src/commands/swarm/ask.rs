@@ -239,6 +239,40 @@ pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     Ok(())
 }
 
+pub(in crate::commands) fn receipts(args: AskArgs) -> Result<()> {
+    let list = asked(&args.home.path()?, &Question::Receipts)?;
+    if args.json {
+        return output::json_line(&list);
+    }
+    let short = |value: &Value| value.as_str().unwrap_or_default().get(..8).unwrap_or_default().to_owned();
+    let receipts = list["receipts"].as_array().cloned().unwrap_or_default();
+    if receipts.is_empty() {
+        say!("None yet. Whoever computes for somebody gets one, signed by both.");
+        return Ok(());
+    }
+    for receipt in &receipts {
+        say!(
+            "{}  {} computed {}..{} for {}: {} positions of prompts, {} one by one",
+            short(&receipt["session"]),
+            short(&receipt["stage"]),
+            receipt["start"],
+            receipt["end"],
+            short(&receipt["requester"]),
+            receipt["prefill_tokens"],
+            receipt["decode_tokens"]
+        );
+    }
+    for peer in list["peers"].as_array().into_iter().flatten() {
+        say!(
+            "{}  balance {:+}, {}",
+            short(&peer["node"]),
+            peer["balance"].as_i64().unwrap_or_default(),
+            peer["tier"].as_str().unwrap_or_default()
+        );
+    }
+    Ok(())
+}
+
 pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
     let why = asked(&args.home.path()?, &Question::Why { session: args.session })?;
     if args.json {
@@ -268,13 +302,7 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
             fault["stall_ms"].as_f64().unwrap_or_default()
         );
     }
-    say!(
-        "checked   {}",
-        match why["differing_answers"].as_u64() {
-            Some(0) | None => "no two answers for one position differed".to_owned(),
-            Some(n) => format!("{n} answers differed from an earlier one for the same position"),
-        }
-    );
+    say!("checked   {}", remote::checked_text(&why));
     say!("{}", remote::summary_text(&why));
     Ok(())
 }

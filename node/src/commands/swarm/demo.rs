@@ -12,7 +12,7 @@ use crate::{
         swarm::{DemoArgs, RouteArgs},
     },
     commands::request,
-    control::Mode,
+    control::{Mode, Verify},
     local::{self, Session},
     model::Model,
     output::{self, say},
@@ -34,7 +34,13 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
     let mut swarm = up::start(&EngineArgs::default_model(), NODES, None, args.json)?;
     let me = swarm.nodes[0].name.clone();
     let home = swarm.home().to_owned();
-    let route = RouteArgs { mode: Some(Mode::Boomerang), head: 1, tail: 1, trust: Vec::new() };
+    let route = RouteArgs {
+        mode: Some(Mode::Boomerang),
+        head: 1,
+        tail: 1,
+        trust: Vec::new(),
+        verify: Verify::default(),
+    };
     let ask = remote::question(messages, &route, "raw", &sampling, false)?;
     let kill_at = (undisturbed.len() as f64 * KILL_AT) as usize;
     let mut seen = 0;

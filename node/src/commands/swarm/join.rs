@@ -311,6 +311,13 @@ fn create_private_folder(home: &Path) -> Result<()> {
     })
 }
 
+pub(super) fn source(model: &str) -> Result<Source> {
+    Ok(match library::path(model)? {
+        Some(path) => Source::File(path),
+        None => Source::Embedded,
+    })
+}
+
 /// How to reach others, and what an invite of this node says about the swarm.
 fn network(
     args: &JoinArgs,

@@ -10,17 +10,19 @@ pub mod remote;
 mod resume;
 mod screen;
 mod up;
+mod verify;
 mod watch;
 
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) use self::{
-    ask::{invite, leave, pause, peers, plan, status, why},
+    ask::{invite, leave, pause, peers, plan, receipts, status, why},
     demo::demo,
     doctor::doctor,
     join::join,
     resume::resume,
     up::up,
+    verify::verify,
 };
 use crate::{Result, cli::swarm::HomeArgs, library};
 

@@ -41,6 +41,7 @@ pub fn question(
         max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
         stop: request.stop,
         api: ForApi::default(),
+        verify: route.verify,
     })
 }
 
@@ -129,6 +130,29 @@ pub fn route_text(line: &Value, me: &str) -> String {
         format!("{name} {}..{}", stage["start"], stage["end"])
     };
     line["stages"].as_array().into_iter().flatten().map(stage).collect::<Vec<_>>().join(" → ")
+}
+
+/// Who checked what strangers computed.
+pub fn checked_text(line: &Value) -> String {
+    let names = |value: &Value| -> Vec<String> {
+        let names = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+        names.map(|name| name.get(..8).unwrap_or(name).to_owned()).collect()
+    };
+    let by = names(&line["checked_by"]);
+    let share = line["verified"].as_f64().unwrap_or_default() * 100.0;
+    let mut text = match by.is_empty() {
+        true if share >= 100.0 => "nobody else computed".to_owned(),
+        true => "by nobody".to_owned(),
+        false => format!("{share:.0} % of what others computed, by {}", by.join(", ")),
+    };
+    let liars = names(&line["convicted"]);
+    if !liars.is_empty() {
+        text.push_str(&format!("; caught lying: {}", liars.join(", ")));
+    }
+    if let Some(token) = line["integrity"].as_u64() {
+        text.push_str(&format!("; what was shown from token {token} on followed from a lie: run it again"));
+    }
+    text
 }
 
 /// One line about how it went.

@@ -30,6 +30,11 @@ impl Grant {
         Self(u64::from(unix_s) << 32 | u64::from(random))
     }
 
+    /// The number.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     /// When the chain was started, seconds of Unix time, by the stage's clock.
     pub fn unix_s(self) -> u32 {
         (self.0 >> 32) as u32

@@ -1,0 +1,117 @@
+//! Computing again what another node claims to have computed: the word that outweighs everybody's.
+//!
+//! An audit starts a worker of its own with just the layers in question, takes the logged inputs through them from
+//! position 0 on as one prompt, and compares bytes. It needs nobody's help and believes nobody, so it settles what two
+//! disagreeing nodes cannot.
+//!
+//! Limits: the model's file must be whole here and the machine of class `d1`; one audit at a time, the others wait. It
+//! costs loading the layers, and as much computing as the same number of prompt tokens.
+
+use std::{os::unix::fs::MetadataExt, sync::Arc};
+
+use p2p::{
+    codec::{self, Wire},
+    wire::announce::Class,
+};
+use scheduler::{LayerRange, ModelId, SessionId};
+use tokio::sync::Semaphore;
+
+use crate::worker::{self, Body, Job, JobInput, OpenSession, Source, Spec, Want};
+
+/// Rows of one job.
+const ROWS: u32 = 128;
+
+/// What to compute again.
+#[derive(Clone)]
+pub struct Case {
+    /// Which layers.
+    pub layers: LayerRange,
+    /// Boundaries at which the session rounds.
+    pub rounding: Vec<u32>,
+    /// Values of a row.
+    pub hidden: usize,
+    /// The rows that entered, from position 0 on, all in one form.
+    pub inputs: (Wire, Vec<u8>),
+    /// The form of the rows that left.
+    pub output: Wire,
+}
+
+/// What an audit found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Audit {
+    /// Positions compared.
+    pub upto: u32,
+    /// The first that differs.
+    pub wrong: Option<u32>,
+}
+
+/// Who can audit.
+#[derive(Clone)]
+pub struct Auditor {
+    spec: Spec,
+    model: ModelId,
+    seats: Arc<Semaphore>,
+}
+
+impl Auditor {
+    /// An auditor of the model that workers of `spec` load; `None` when its file has holes or this machine does not
+    /// compute exactly.
+    pub fn new(spec: &Spec, model: ModelId, class: Class) -> Option<Self> {
+        let whole = match &spec.source {
+            Source::Embedded => true,
+            Source::File(path) => std::fs::metadata(path).is_ok_and(|file| file.blocks() * 512 >= file.len()),
+        };
+        let spec = Spec { guard: worker::PoisonGuard::default(), ..spec.clone() };
+        (whole && class == Class::D1).then(|| Self { spec, model, seats: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// Whose layers it computes.
+    pub fn model(&self) -> ModelId {
+        self.model
+    }
+
+    /// The rows that leave the layers; `None` when they cannot be computed here.
+    pub async fn outputs(&self, case: &Case) -> Option<Vec<u8>> {
+        let (wire, inputs) = &case.inputs;
+        let row = codec::encoded_len(*wire, 1, case.hidden)?;
+        let positions = u32::try_from(inputs.len() / row).ok().filter(|rows| *rows > 0)?;
+        let _seat = self.seats.acquire().await.ok()?;
+        let spec = Spec { layers: vec![case.layers], model: Some(self.model), ..self.spec.clone() };
+        let (worker, _, mut outputs) = worker::spawn(spec).await.ok()?;
+        let session = SessionId::new([0; 16]);
+        let open = OpenSession {
+            session,
+            epoch: 1,
+            layers: case.layers,
+            positions,
+            at: 0,
+            wire: case.output,
+            rounding: case.rounding.clone(),
+            conduct: None,
+        };
+        worker.open(open).await.ok()?;
+        let mut computed = Vec::new();
+        for (from, rows) in (0..positions).step_by(ROWS as usize).map(|at| (at, ROWS.min(positions - at))) {
+            let bytes = inputs[from as usize * row..(from + rows) as usize * row].to_vec();
+            let input = JobInput::Wire(*wire, bytes);
+            let layer = case.layers.start();
+            worker.run(Job { session, epoch: 1, layer, from, rows, input, want: Want::Activations }).ok()?;
+            match outputs.recv().await?.body {
+                Body::Activations(_, bytes) => computed.extend(bytes),
+                _ => return None,
+            }
+        }
+        worker.kill();
+        Some(computed)
+    }
+
+    /// Compares what was `said` to have left the layers, row after row, with an own computation.
+    pub async fn audit(&self, case: &Case, said: &[u8]) -> Option<Audit> {
+        let row = codec::encoded_len(case.output, 1, case.hidden)?;
+        let computed = self.outputs(case).await?;
+        let wrong =
+            computed.chunks_exact(row).zip(said.chunks_exact(row)).position(|(own, said)| own != said);
+        let upto = (computed.len().min(said.len()) / row) as u32;
+        Some(Audit { upto, wrong: wrong.map(|at| at as u32) })
+    }
+}

@@ -1,0 +1,138 @@
+//! What is remembered of other nodes: whether they were right, and what was signed for.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use p2p::{
+    ReplyTo,
+    wire::{
+        announce::Class,
+        control::{Answer, Refusal},
+        receipt::Receipt,
+    },
+};
+use scheduler::{Millis, NodeId, SessionId, trust::Outcome};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::Daemon;
+use crate::table::Order;
+
+/// Proofs kept, the oldest goes first; one has at most 8 MiB.
+const MAX_PROOFS: usize = 32;
+/// A stage that has not answered by then has ended.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Seconds of Unix time.
+pub(super) fn unix_s() -> u32 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
+}
+
+impl Daemon {
+    /// Nodes whose results cannot be compared by their bits.
+    pub(super) fn approx(&self) -> BTreeSet<NodeId> {
+        self.facts.iter().filter(|(_, facts)| facts.class != Class::D1).map(|(node, _)| *node).collect()
+    }
+
+    /// Nodes that were proven wrong: no prompt goes through them.
+    pub(super) fn denied(&self) -> BTreeSet<NodeId> {
+        self.trust.denied(Millis(super::unix_ms()))
+    }
+
+    /// A requester wants the bill.
+    pub(super) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
+        let network = self.network.clone();
+        let gone = || Answer::refused(Refusal::Failed, "no such session");
+        let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) else {
+            return network.answer(reply, gone());
+        };
+        let (answer, answered) = oneshot::channel();
+        if inlets.orders.try_send(Order::Settle { upto, answer }).is_err() {
+            return network.answer(reply, gone());
+        }
+        tokio::spawn(async move {
+            let settled = tokio::time::timeout(PATIENCE, answered).await.ok().and_then(Result::ok);
+            network.answer(reply, settled.unwrap_or_else(gone));
+        });
+    }
+
+    /// A requester signed for our work.
+    pub(super) fn keep_receipt(&mut self, from: NodeId, receipt: &[u8; Receipt::LEN]) {
+        let entry = self.receipts.enter(receipt, unix_s());
+        tracing::debug!(%from, ?entry, "a receipt came");
+    }
+
+    /// Remembers how everybody did in a prompt.
+    pub(super) fn learn(
+        &mut self,
+        outcomes: Vec<(NodeId, Outcome)>,
+        receipts: &[[u8; Receipt::LEN]],
+        proofs: &[Vec<u8>],
+    ) {
+        for receipt in receipts {
+            self.receipts.enter(receipt, unix_s());
+        }
+        for proof in proofs {
+            if let Err(error) = keep_proof(&self.home.join("proofs"), proof) {
+                tracing::warn!(%error, "a proof could not be kept");
+            }
+        }
+        if outcomes.is_empty() {
+            return;
+        }
+        let (now, model) = (Millis(super::unix_ms()), self.held.id);
+        for (node, outcome) in outcomes {
+            if matches!(outcome, Outcome::Mismatch | Outcome::Equivocated) {
+                tracing::warn!(%node, "proven wrong: no prompt goes through it for a while");
+            }
+            self.trust.note(now, node, model, outcome);
+            self.view.set_trust(node, self.trust.score(node, model));
+        }
+        if let Err(error) = self.trust.save() {
+            tracing::warn!(%error, "what was learned of others could not be written");
+        }
+    }
+
+    /// Receipts and balances.
+    pub(super) fn list_receipts(&self) -> Value {
+        let mut list = self.receipts.list();
+        list["end"] = json!(true);
+        list
+    }
+
+    /// What is known of a node, for `peers`.
+    pub(super) fn standing(&self, node: NodeId) -> Value {
+        let tier = format!("{:?}", self.receipts.tier(node)).to_lowercase();
+        let figures = self.trust.figures(node, self.held.id).unwrap_or_default();
+        json!({
+            "requests": figures.requests,
+            "verified": figures.requests_ok,
+            "failures": figures.failures,
+            "strikes": figures.strikes,
+            "barred": self.denied().contains(&node),
+            "tier": tier,
+        })
+    }
+}
+
+fn keep_proof(folder: &Path, proof: &[u8]) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    // A proof holds what the prompt can be read from.
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+    let mut kept: Vec<_> = fs::read_dir(folder)?
+        .filter_map(Result::ok)
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    kept.sort();
+    for (_, path) in kept.iter().take((kept.len() + 1).saturating_sub(MAX_PROOFS)) {
+        fs::remove_file(path)?;
+    }
+    let name = blake3::hash(proof).to_hex();
+    fs::write(folder.join(format!("{}.proof", &name[..16])), proof)
+}
