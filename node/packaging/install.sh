@@ -88,8 +88,8 @@ from=${from%/}
 
 fetch SHA256SUMS || fail "no SHA256SUMS in $from; name the place of a release with --from"
 kind=$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m)
-line=$(grep -E "^[0-9a-f]{64}  ?\*?shoal-[0-9A-Za-z.+-]*-$kind\.tar\.gz\$" "$work/SHA256SUMS" | tail -n 1) ||
-    fail "this release has nothing for $kind; build it: cargo install --path node"
+line=$(grep -E "^[0-9a-f]{64}  ?\*?shoal-[0-9A-Za-z.+-]*-$kind\.tar\.gz\$" "$work/SHA256SUMS" | tail -n 1)
+[ -n "$line" ] || fail "this release has nothing for $kind; build it: cargo install --path node"
 want=${line%% *}
 archive=${line##* }
 archive=${archive#\*}
@@ -103,6 +103,7 @@ fi
 
 fetch "$archive" || fail "$archive cannot be fetched from $from; try again"
 got=$(hash_of "$work/$archive")
+[ -n "$got" ] || exit 1
 [ "$got" = "$want" ] || fail "$archive is damaged or not what it should be (its SHA-256 is $got, not $want); nothing was installed"
 mkdir "$work/unpacked"
 tar -xzf "$work/$archive" -C "$work/unpacked"

@@ -394,7 +394,7 @@ pub struct BenchArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: EngineArgs,
-    /// Random weights of a known shape instead of a model: llama-1b, llama-3b, llama-8b, qwen2-0.5b, ...
+    /// Random weights of a known shape instead of a model: llama-1b, llama-3b, llama-8b, qwen2-0.5b and others
     #[arg(long, conflicts_with = "model")]
     pub shape: Option<String>,
     /// Weight format of --shape
@@ -542,7 +542,7 @@ pub struct ConvertArgs {
     /// The file to write [default: FOLDER-FORMAT.gguf]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k, ...
+    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k and others
     #[arg(short, long, default_value = "q8_0")]
     pub format: String,
     /// Threads that quantize [default: physical cores]

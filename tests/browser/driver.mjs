@@ -10,7 +10,7 @@ import test from 'node:test';
 import { Fake } from './fake.mjs';
 
 /** How long anything that must appear may take before the check fails; only a broken page ever waits this long. */
-export const PATIENCE_MS = Number(process.env.SHOAL_PATIENCE_MS ?? 15_000);
+export const PATIENCE_MS = Number(process.env.SHOAL_PATIENCE_MS ?? 60_000);
 
 const chromium = ['SHOAL_CHROMIUM' in process.env && process.env.SHOAL_CHROMIUM, '/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find((path) => path && existsSync(path));
 const require = createRequire(import.meta.url);
@@ -35,7 +35,7 @@ export const browser = await driver.launch({
 });
 test.after(() => browser.close());
 /** A check that waits for something that never comes fails instead of hanging. */
-export const check = (name, body, options = {}) => test(name, { timeout: 120_000, ...options }, body);
+export const check = (name, body, options = {}) => test(name, { timeout: 300_000, ...options }, body);
 
 /** A page on a node, and everything it did that it must not do. */
 export async function open(options = {}) {

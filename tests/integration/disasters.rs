@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
@@ -16,10 +17,10 @@ use harness::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PLAIN: [&str; 3] = ["-n", "60", "Tell me a story about a fox and a lantern"];
+const PLAIN: [&str; 3] = ["-n", "100", "Tell me a story about a fox and a lantern"];
 const SEEDED: [&str; 9] = [
     "-n",
-    "60",
+    "100",
     "--temperature",
     "0.9",
     "--seed",
@@ -31,9 +32,16 @@ const SEEDED: [&str; 9] = [
 /// Enough tokens that a stage has a past when something happens to it, and enough left afterwards.
 const LONG: [&str; 5] = ["-n", "160", "--raw", "--seed=3", "Once upon a time there was a"];
 
+/// A crawling stage stands still for this long at a time.
+const STOOD: Duration = Duration::from_millis(300);
+
 /// What this machine answers alone.
 fn alone(ask: &[&str]) -> Value {
     Shoal::new().json(["run", "--json"].iter().chain(ask), "")["ids"].clone()
+}
+
+fn serves(folder: &Path, index: usize, layers: &str, peer: &str) -> Node {
+    Node::start(&folder.join(index.to_string()), &["--layers", layers, "--peer", peer])
 }
 
 struct Swarm {
@@ -48,14 +56,23 @@ impl Swarm {
         let folder = TempDir::new().unwrap();
         let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
         let mut swarm = Self { layers: layers.to_vec(), folder, asks, serves: Vec::new() };
-        swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
+        swarm.serves = swarm.all();
         swarm.asks.meets(layers.len());
         swarm
     }
 
+    /// All who serve, started at once: most of a start is waiting.
+    fn all(&self) -> Vec<Node> {
+        let (folder, peer) = (self.folder.path(), self.asks.tcp());
+        thread::scope(|scope| {
+            let start = |(index, layers)| scope.spawn(move || serves(folder, index, layers, peer));
+            let starting: Vec<_> = self.layers.iter().copied().enumerate().map(start).collect();
+            starting.into_iter().map(|node| node.join().unwrap()).collect()
+        })
+    }
+
     fn node(&self, index: usize) -> Node {
-        let home = self.folder.path().join(index.to_string());
-        Node::start(&home, &["--layers", self.layers[index], "--peer", self.asks.tcp()])
+        serves(self.folder.path(), index, self.layers[index], self.asks.tcp())
     }
 
     /// Indices of the nodes that run a prompt.
@@ -93,11 +110,13 @@ fn two_stages_at_once() {
         assert_eq!(last["ids"], expected, "{last}");
         assert_eq!(Value::Array(prompt.ids()), expected);
         assert!(faults(&last) > 0, "{last}");
-        for victim in victims {
-            swarm.kill(victim);
-            swarm.serves[victim] = swarm.node(victim);
+        if !frozen {
+            for victim in victims {
+                swarm.kill(victim);
+                swarm.serves[victim] = swarm.node(victim);
+            }
+            swarm.asks.meets(4);
         }
-        swarm.asks.meets(4);
     }
 }
 
@@ -110,7 +129,7 @@ fn the_whole_chain_at_once() {
     let mut prompt = Prompt::run(&swarm.asks.home, SEEDED);
     assert!(prompt.reaches(12));
     (0..2).for_each(|index| swarm.kill(index));
-    swarm.serves = (0..2).map(|index| swarm.node(index)).collect();
+    swarm.serves = swarm.all();
     // On a machine so slow that a start takes longer than a prompt waits, it may have given up by now.
     while prompt.step() {}
     let came_back = prompt.last.as_ref().is_some_and(|last| last["finish_reason"] != "failed");
@@ -130,7 +149,7 @@ fn the_whole_chain_at_once() {
     let before = Value::Array(prompt.ids());
     let before = before.as_array().unwrap();
     assert!(before.len() >= 12 && expected.as_array().unwrap().starts_with(before), "{before:?}");
-    swarm.serves = (0..2).map(|index| swarm.node(index)).collect();
+    swarm.serves = swarm.all();
     swarm.asks.meets(2);
     let mut rest = Prompt::resume(&swarm.asks.home);
     assert_eq!(rest.ends()["ids"], expected);
@@ -215,7 +234,7 @@ fn a_stage_that_crawls_is_left() {
     let victim = swarm.running(&prompt)[0];
     let worker = swarm.serves[victim].ask(&["status"])["worker_pid"].as_u64().unwrap();
     let struck = Instant::now();
-    let slowed = Slowed::new(worker, Duration::from_millis(10), Duration::from_millis(240));
+    let slowed = Slowed::new(worker, Duration::from_millis(10), STOOD);
     let last = prompt.ends();
     let (at, gaps) = (struck, prompt.tokens.windows(2).map(|pair| (pair[1].0, pair[1].0 - pair[0].0)));
     let (before, after): (Vec<_>, Vec<_>) = gaps.partition(|gap| gap.0 < at);
@@ -232,6 +251,12 @@ fn a_stage_that_crawls_is_left() {
     );
     drop(slowed);
     assert_eq!(last["ids"], expected, "{last}");
+    assert_eq!(Value::Array(prompt.ids()), expected);
+    // Where others keep the machine busy, a stage that stands still for this long does not stand out.
+    if p95(&before) > STOOD / 5 {
+        println!("too busy to tell a slow stage from the others");
+        return;
+    }
     let left = last["stages"]
         .as_array()
         .unwrap()
@@ -245,7 +270,7 @@ fn a_stage_that_crawls_is_left() {
 fn the_one_who_asks_dies() {
     let mut swarm = Swarm::start(&["1..4", "4..7"]);
     let q8 =
-        ["-n", "60", "--temperature", "0.8", "--seed", "4", "--wire", "q8", "Tell me a story about a cat"];
+        ["-n", "100", "--temperature", "0.8", "--seed", "4", "--wire", "q8", "Tell me a story about a cat"];
     let undisturbed = |ask: &[&str]| Prompt::run(&swarm.asks.home, ask).ends()["ids"].clone();
     let expected: Vec<Value> = [&SEEDED[..], &q8[..]].into_iter().map(undisturbed).collect();
     assert_eq!(expected[0], alone(&SEEDED));

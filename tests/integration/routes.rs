@@ -14,8 +14,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const PROMPT: &str = "Tell me a story about an owl who learns to swim";
-/// Bursts after which prompts that never spread never will.
+/// Bursts after which an idle copy must be excused.
 const BURSTS: usize = 4;
+/// Bursts after which prompts that never spread never will.
+const MOST_BURSTS: usize = 12;
 /// What a node that notices, confirms, withdraws and loads takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -44,6 +46,32 @@ fn alone() -> Value {
     Shoal::new().json(["run", "--json", "-n", "24", PROMPT], "")
 }
 
+/// What a step takes there by the plan, when only these compute, ms.
+fn step_ms(asks: &Node, through: [&Node; 2]) -> f64 {
+    let [low, high] = through.map(|node| node.name.as_str());
+    let plan = asks.ask(&["plan", "--mode", "trusted", "--trust", low, "--trust", high, PROMPT]);
+    plan["predicted"]["step_ms"].as_f64().unwrap_or_else(|| panic!("{plan}"))
+}
+
+/// Whether every idle copy is dearer than its twin to everybody who asks: then nobody ought to have gone there. Copies
+/// are measured apart, and on a busy machine the measurements differ by more than what counts as near-equal.
+fn idle_for_a_reason(asks: [&Node; 2], pairs: &[[Node; 2]; 2], served: &BTreeSet<String>) -> bool {
+    let pick = |pair: usize, copy: usize| &pairs[pair][copy];
+    if pairs.iter().any(|pair| pair.iter().all(|node| !served.contains(&node.name))) {
+        return false;
+    }
+    (0..2).all(|pair| {
+        let Some(idle) = (0..2).find(|&copy| !served.contains(&pick(pair, copy).name)) else { return true };
+        let through = |copy| {
+            let mut through = [pick(0, 0), pick(1, 0)];
+            let other = (0..2).find(|&copy| served.contains(&pick(1 - pair, copy).name)).unwrap_or(0);
+            (through[pair], through[1 - pair]) = (pick(pair, copy), pick(1 - pair, other));
+            through
+        };
+        asks.iter().all(|node| step_ms(node, through(idle)) > step_ms(node, through(1 - idle)))
+    })
+}
+
 #[test]
 fn eight_prompts_at_once_spread_over_both_holders_of_every_stage() {
     let folder = TempDir::new().unwrap();
@@ -56,7 +84,8 @@ fn eight_prompts_at_once_spread_over_both_holders_of_every_stage() {
     [&first, &second].iter().for_each(|node| node.meets(4));
     let expected = alone()["ids"].clone();
     let mut served = BTreeSet::new();
-    for _ in 0..BURSTS {
+    let mut spread = false;
+    for burst in 1..=MOST_BURSTS {
         let prompts: Vec<Child> =
             (0..8).map(|n| start_prompt(if n % 2 == 0 { &first.home } else { &second.home }, n)).collect();
         for line in prompts.into_iter().map(last_line) {
@@ -65,13 +94,14 @@ fn eight_prompts_at_once_spread_over_both_holders_of_every_stage() {
                 served.insert(stage["node"].as_str().unwrap().to_owned());
             }
         }
-        if pairs.iter().flatten().all(|node| served.contains(&node.name)) {
+        spread = pairs.iter().flatten().all(|node| served.contains(&node.name))
+            || burst >= BURSTS && idle_for_a_reason([&first, &second], &pairs, &served);
+        if spread {
             break;
         }
     }
-    for (pair, layers) in pairs.iter().zip(["1..4", "4..7"]) {
-        assert!(pair.iter().all(|node| served.contains(&node.name)), "one copy of {layers} never served");
-    }
+    let names = pairs.iter().flatten().map(|node| &node.name).collect::<Vec<_>>();
+    assert!(spread, "of {names:?} only {served:?} served, and the others are not dearer");
     // What they were asked for they gave back: nobody's room stays reserved.
     let started = Instant::now();
     while pairs.iter().flatten().any(|node| node.ask(&["status"])["load"]["active"] != 0) {
