@@ -62,6 +62,7 @@ pub enum Command {
   shoal join                                   find others on this network
   shoal join shoal1abcd...                     with a code from `shoal invite`
   shoal join --layers 2..6 --memory 1024       serve four layers, 1 GiB for sessions
+  shoal join --model 4f3c... --disk 20GB       fetch the layers of that model which the swarm lacks most, and serve them
   shoal join --ask-only                        serve nobody")]
     Join(Box<swarm::JoinArgs>),
     /// Run a swarm of several nodes on this machine
@@ -72,6 +73,8 @@ pub enum Command {
     /// Let the running node finish what it serves, say good-bye and stop
     #[command(after_help = "Running sessions of others get 10 s to end; then they go on elsewhere.")]
     Leave(swarm::AskArgs),
+    /// Let the running node serve nobody and send no model, until `shoal pause --off`; it still asks
+    Pause(swarm::PauseArgs),
     /// Print a code that lets a friend join this node's swarm
     #[command(after_help = "Example:
   shoal invite                                 here, while `shoal join` runs

@@ -133,6 +133,28 @@ pub struct ForApi {
     pub over_http: bool,
 }
 
+/// A model to fetch from peers and mirrors.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PullAsk {
+    /// Its id, 64 hex digits.
+    pub id: Option<String>,
+    /// Without an id: the name it is announced under.
+    pub called: Option<String>,
+    /// What to call it here.
+    pub name: Option<String>,
+    /// Mirrors' addresses.
+    pub from: Vec<String>,
+    /// The layers as pairs of first and end; none for the whole file.
+    pub layers: Vec<(u32, u32)>,
+    /// Most disk that all pulled models may take, within what the node was offered.
+    pub disk_bytes: Option<u64>,
+    /// How fast at most, within what the node was offered.
+    pub bytes_per_s: Option<u64>,
+    /// Only say what would be fetched.
+    pub plan_only: bool,
+}
+
 /// What a command can ask of the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "cmd", rename_all = "lowercase")]
@@ -164,6 +186,8 @@ pub enum Question {
     View,
     /// A code for a friend.
     Invite,
+    /// Fetch a model, or some layers of it.
+    Pull(Box<PullAsk>),
     /// Work done for others and by others, as both sides signed.
     Receipts,
     /// Finish what runs, say good-bye, stop.
@@ -195,6 +219,11 @@ pub(crate) fn now_ms() -> u64 {
 /// Where the socket of a node with this data folder is.
 pub fn socket(home: &Path) -> PathBuf {
     home.join("control.sock")
+}
+
+/// Whether a node runs with the data folder `home`.
+pub fn is_running(home: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(socket(home)).is_ok()
 }
 
 /// Opens the socket. A node that runs already keeps it.

@@ -131,11 +131,7 @@ pub fn path(model: &str) -> Result<Option<PathBuf>> {
     if looks_like_a_path(model) {
         return Ok(Some(std::path::absolute(model)?));
     }
-    let library = Library::load(&home()?)?;
-    match library.get(model) {
-        Some(entry) => Ok(Some(entry.path.clone())),
-        None => open(model).map(|_| None),
-    }
+    Ok(Some(Library::load(&home()?)?.find(model)?.path.clone()))
 }
 
 /// The name of a model in the swarm: the BLAKE3 of its file.
@@ -165,7 +161,7 @@ pub fn open_file(path: &Path) -> Result<Gguf> {
     })
 }
 
-fn looks_like_a_path(model: &str) -> bool {
+pub(crate) fn looks_like_a_path(model: &str) -> bool {
     model.contains(['/', '\\']) || model.ends_with(".gguf") || Path::new(model).is_file()
 }
 
@@ -314,7 +310,7 @@ impl Entry {
     ///
     /// # Errors
     /// What changed, and what to do; nothing about a file that is gone, which opening reports.
-    fn check_unchanged(&self) -> Result<()> {
+    pub fn check_unchanged(&self) -> Result<()> {
         let Ok(found) = fs::metadata(&self.path) else { return Ok(()) };
         let same_length = found.len() == self.bytes;
         if same_length && self.modified_ms.is_some() && modified_ms(&found) == self.modified_ms {

@@ -22,7 +22,7 @@ use crate::{
 pub const CHUNK_ROWS: usize = 96;
 
 /// Sessions longer than this must be asked for with `--ctx`: the KV cache of a long context is larger than most models.
-const DEFAULT_CTX: usize = 4096;
+pub const DEFAULT_CTX: usize = 4096;
 
 /// Everything one prompt needs.
 pub struct Model {

@@ -131,6 +131,27 @@ pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String)
     }
 }
 
+/// As [`info`], of a model whose file is not here yet: its name is all that is known.
+pub(crate) fn unknown(ctx: usize, name: String) -> ModelInfo {
+    ModelInfo {
+        name,
+        hash: None,
+        architecture: "unknown".into(),
+        format: String::new(),
+        parameters: 0,
+        file_bytes: 0,
+        context: ctx,
+        num_layers: 0,
+        hidden: 0,
+        template: None,
+        created_s: 0,
+        modes: Vec::new(),
+        tools: false,
+        embeddings: false,
+        local: false,
+    }
+}
+
 /// The format most weights are in.
 fn format_name(gguf: &Gguf) -> String {
     let largest = gguf.tensors().iter().max_by_key(|tensor| tensor.dims.iter().product::<u64>());

@@ -147,6 +147,7 @@ pub(crate) enum Command {
     Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
     Open { node: NodeId, lane: Lane, reply: Opened },
     Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },
+    Withdraw { model: ModelId },
     Holders { model: ModelId, reply: oneshot::Sender<Vec<NodeId>> },
     Peers(oneshot::Sender<Vec<PeerInfo>>),
     Close { node: NodeId, reply: oneshot::Sender<()> },
@@ -270,6 +271,12 @@ impl Network {
     /// [`Error::Full`] beyond the models one node may provide.
     pub async fn provide(&self, model: ModelId) -> Result<()> {
         self.told(|reply| Command::Provide { model, reply }).await.ok_or(Error::Closed)?
+    }
+
+    /// Takes [`Network::provide`] back. Others may still find this node until what they were told expires.
+    pub async fn withdraw(&self, model: ModelId) {
+        // A network that has stopped provides nothing.
+        let _ = self.commands.send(Command::Withdraw { model }).await;
     }
 
     /// Who says they hold `model`, beyond those whose announcements are heard: a hint, at most 64 nodes, within ten

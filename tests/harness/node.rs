@@ -59,6 +59,8 @@ impl Node {
             .args(["join", "--json", "--yes", "--until-stdin-closes", "--threads", "1", "--no-pin"])
             .args(args)
             .env("SHOAL_HOME", home)
+            // Sessions of requesters that were killed linger for a while; tests kill many.
+            .env("SHOAL_SESSIONS", "64")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

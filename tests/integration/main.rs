@@ -5,6 +5,7 @@ mod browser;
 mod candle;
 mod cli;
 mod clients;
+mod content;
 mod convert;
 mod delay;
 mod disasters;

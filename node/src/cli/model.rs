@@ -115,7 +115,7 @@ pub struct PullArgs {
 }
 
 /// A number of bytes: digits, then nothing, B, or k, M, G, T with an optional i (times 1024) and B.
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("\"{text}\" is no size; write e.g. 500MB or 20GiB");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

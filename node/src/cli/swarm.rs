@@ -58,6 +58,15 @@ pub struct JoinArgs {
     /// Memory for sessions of others, MiB
     #[arg(long, default_value_t = 512, value_name = "MIB")]
     pub memory: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub caps: CapsArgs,
+    /// A mirror of a model that is not here, beside the peers that have it (repeatable)
+    #[arg(long, value_name = "URL")]
+    pub from: Vec<String>,
+    /// Fetch the first and the last layer of a model that is not here too, so that own prompts keep them on this machine
+    #[arg(long)]
+    pub ends: bool,
     /// Address to listen on, as a multiaddress (repeatable) [default: any port, QUIC and TCP, IPv4 and IPv6]
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<String>,
@@ -97,6 +106,27 @@ pub struct JoinArgs {
     /// Stop when standard input closes: for programs that start nodes
     #[arg(long, hide = true)]
     pub until_stdin_closes: bool,
+}
+
+/// What a node may take from its machine for others.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Caps")]
+pub struct CapsArgs {
+    /// Sessions and prompts of other people at a time
+    #[arg(long, default_value_t = 4, value_name = "N", env = "SHOAL_SESSIONS")]
+    pub sessions: usize,
+    /// Most memory for weights that are fetched, e.g. 4GiB [default: half of the machine's]
+    #[arg(long, value_name = "SIZE", value_parser = super::model::size)]
+    pub weights: Option<u64>,
+    /// Most disk that all pulled models may take, e.g. 20GB [default: what is free]
+    #[arg(long, value_name = "SIZE", value_parser = super::model::size, env = "SHOAL_DISK")]
+    pub disk: Option<u64>,
+    /// Send models to others at most so fast, bytes per second, e.g. 2MB
+    #[arg(long, value_name = "SIZE", value_parser = super::model::size)]
+    pub upload: Option<u64>,
+    /// Fetch models at most so fast, bytes per second, e.g. 5MB
+    #[arg(long, value_name = "SIZE", value_parser = super::model::size)]
+    pub download: Option<u64>,
 }
 
 /// `shoal up`
@@ -180,6 +210,20 @@ pub enum Via {
 /// Commands that only ask the running node.
 #[derive(Debug, Args)]
 pub struct AskArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal pause`
+#[derive(Debug, Args)]
+pub struct PauseArgs {
+    /// Serve others again
+    #[arg(long)]
+    pub off: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub home: HomeArgs,

@@ -40,6 +40,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Join(args) => swarm::join(*args),
         Command::Up(args) => swarm::up(*args),
         Command::Leave(args) => swarm::leave(args),
+        Command::Pause(args) => swarm::pause(args),
         Command::Invite(args) => swarm::invite(args),
         Command::Status(args) => swarm::status(args),
         Command::Peers(args) => swarm::peers(args),

@@ -1,4 +1,5 @@
-//! `shoal model pull`: says what comes, asks, fetches, shows how it goes.
+//! `shoal model pull`: says what comes, asks, fetches, shows how it goes. With a node running, the node fetches, from its
+//! peers as well as from mirrors.
 
 use std::{
     io::{self, BufRead, IsTerminal, Write},
@@ -9,15 +10,16 @@ use std::{
 use indicatif::ProgressBar;
 use p2p::blob::{Event, Pace, Report, Source};
 use scheduler::LayerRange;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     Error, Result,
     cli::PullArgs,
     content::{
-        self, hex, parse_id,
-        pull::{Ask, Found, Prepared, Step, fetch_plain, prepare},
+        hex, parse_id,
+        pull::{Ask, Found, Prepared, Step, event_of, fetch_plain, plan_json, prepare, report_json},
     },
+    control::{self, Caller, PullAsk, Question},
     library::{self, Entry, Library},
     output::{self, human_bytes, say},
 };
@@ -26,18 +28,31 @@ use crate::{
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) fn run(args: PullArgs) -> Result<()> {
-    let ask = ask(&args)?;
+    let (ask, called) = ask(&args)?;
     let sources = ask.mirrors()?;
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(pull(ask, sources, &args))
+    runtime.block_on(async {
+        if control::is_running(&ask.home) {
+            return through_the_node(ask, called, &args).await;
+        }
+        match called {
+            Some(called) => Err(Error::usage(format!(
+                "\"{called}\" is no name from `shoal model list`, no id of 64 hex digits and no address; a running node \
+                 (`shoal join`) would ask the swarm for it"
+            ))),
+            None => pull(ask, sources, &args).await,
+        }
+    })
 }
 
-/// What the command line asks for, with what the library knows of it.
-fn ask(args: &PullArgs) -> Result<Ask> {
+/// What the command line asks for, with what the library knows of it; and the name to ask the swarm for, when nothing
+/// else is known.
+fn ask(args: &PullArgs) -> Result<(Ask, Option<String>)> {
     let home = library::home()?;
     let library = Library::load(&home)?;
     let mut ask = Ask::new(home, parse_id(&args.model));
+    let mut called = None;
     if args.model.contains("://") {
         ask.from.push(args.model.clone());
     } else if let Some(entry) = library
@@ -48,10 +63,7 @@ fn ask(args: &PullArgs) -> Result<Ask> {
         ask.from = entry.from.clone();
         ask.name = Some(entry.name.clone());
     } else if ask.id.is_none() {
-        return Err(Error::usage(format!(
-            "\"{}\" is no name from `shoal model list`, no id of 64 hex digits and no address",
-            args.model
-        )));
+        called = Some(args.model.clone());
     }
     for url in args.from.iter().rev() {
         ask.from.retain(|known| known != url);
@@ -67,7 +79,7 @@ fn ask(args: &PullArgs) -> Result<Ask> {
     ask.layers = args.layers.iter().map(|text| layers(text)).collect::<Result<_>>()?;
     ask.disk_bytes = args.disk;
     ask.pace = Arc::new(Pace::new(args.rate));
-    Ok(ask)
+    Ok((ask, called))
 }
 
 fn layers(text: &str) -> Result<LayerRange> {
@@ -75,8 +87,90 @@ fn layers(text: &str) -> Result<LayerRange> {
     parsed.ok_or_else(|| Error::usage(format!("--layers wants A..B with A below B, got \"{text}\"")))
 }
 
+/// Has the running node fetch it, which knows peers: first only to hear how much it is, then for good.
+async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> Result<()> {
+    let mut asked = PullAsk {
+        id: ask.id.map(hex),
+        called,
+        name: ask.name.clone(),
+        from: ask.from.clone(),
+        layers: ask.layers.iter().map(|range| (range.start(), range.end())).collect(),
+        disk_bytes: ask.disk_bytes,
+        bytes_per_s: args.rate,
+        plan_only: true,
+    };
+    let mut view = View::new(args.json);
+    let line = told(&ask.home, &asked, &mut view).await?;
+    match line["event"].as_str() {
+        Some("done") => return finished(&line, args.json, "is here already"),
+        Some("no_tree") => {
+            let why = line["why"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let why: Vec<String> = why.map(str::to_owned).collect();
+            if ask.from.is_empty() {
+                return Err(Error::Failed(format!("nobody who has this model is there: {}", why.join("; "))));
+            }
+            return plain(ask, why, args, view).await;
+        }
+        _ => {}
+    }
+    let total = line["total_bytes"].as_u64().unwrap_or_default();
+    announce(&line, args)?;
+    // From here on it is that model, whatever is announced meanwhile.
+    (asked.id, asked.called, asked.plan_only) = (line["id"].as_str().map(str::to_owned), None, false);
+    asked.name = asked.name.or_else(|| line["name"].as_str().map(str::to_owned));
+    view.start(total);
+    let ended = told(&ask.home, &asked, &mut view).await;
+    view.finish();
+    match ended {
+        Ok(line) => finished(&line, args.json, "is here"),
+        Err(error) => {
+            if matches!(error, Error::Interrupted) {
+                let name = asked.name.unwrap_or_default();
+                eprintln!("stopped; the rest is kept: `shoal model pull {name}` goes on");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Asks the node and shows what happens; the last line.
+async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Result<Value> {
+    let mut caller = Caller::ask(home, &Question::Pull(Box::new(asked.clone()))).await?;
+    loop {
+        let line = tokio::select! {
+            line = caller.next() => line?,
+            () = interruption() => return Err(Error::Interrupted),
+        };
+        let Some(line) = line else {
+            return Err(Error::Failed(
+                "the node stopped in the middle of the pull; what came is kept".into(),
+            ));
+        };
+        if line["end"] == json!(true) {
+            return Ok(line);
+        }
+        if let Some(event) = event_of(&line) {
+            view.hear(event);
+        }
+    }
+}
+
+fn finished(line: &Value, json: bool, what: &str) -> Result<()> {
+    let mut line = line.clone();
+    line.as_object_mut().map(|line| line.remove("end"));
+    if json {
+        return output::json_line(&line);
+    }
+    say!(
+        "{} {what} (id {})",
+        line["name"].as_str().unwrap_or_default(),
+        line["id"].as_str().unwrap_or_default()
+    );
+    Ok(())
+}
+
 async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> Result<()> {
-    if sources.is_empty() && !is_kept(&ask) {
+    if sources.is_empty() && !ask.is_kept() {
         return Err(Error::usage(
             "nobody to fetch it from: name a mirror with --from URL, or run `shoal join` to ask peers",
         ));
@@ -98,7 +192,7 @@ async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> R
             plain(Ask { from, ..ask }, why, args, view).await
         }
         Found::Pull(mut prepared) => {
-            announce(&prepared, &ask, args)?;
+            announce(&plan_json(&prepared, &ask.layers), args)?;
             view.start(prepared.total_bytes());
             let mut hear = |event| view.hear(event);
             let fetched = tokio::select! {
@@ -120,40 +214,40 @@ async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> R
     }
 }
 
-/// Whether a tree is here already: then a pull may have nothing left to fetch.
-fn is_kept(ask: &Ask) -> bool {
-    ask.id.is_some_and(|id| p2p::blob::sparse::outboard_path(&content::folder(&ask.home, id)).is_file())
-}
-
 fn note(prepared: &Prepared) {
     let (name, left) = (&prepared.entry().name, human_bytes(prepared.missing_bytes()));
     eprintln!("stopped; {left} are left and the rest is kept: `shoal model pull {name}` goes on");
 }
 
 /// Says what is about to be fetched, and asks where a person can answer.
-fn announce(prepared: &Prepared, ask: &Ask, args: &PullArgs) -> Result<()> {
-    let entry = prepared.entry();
-    let (total, missing) = (prepared.total_bytes(), prepared.missing_bytes());
+fn announce(plan: &Value, args: &PullArgs) -> Result<()> {
+    let number = |name: &str| plan[name].as_u64().unwrap_or_default();
+    let (total, missing) = (number("total_bytes"), number("missing_bytes"));
     if args.json {
-        output::json_line(&json!({
-            "event": "plan", "name": entry.name, "id": entry.id, "file_bytes": entry.bytes, "total_bytes": total,
-            "missing_bytes": missing, "num_layers": prepared.num_layers(), "from": entry.from,
-        }))?;
+        let mut plan = plan.clone();
+        plan.as_object_mut().map(|plan| plan.remove("end"));
+        output::json_line(&plan)?;
     } else {
-        say!("{} (id {})", entry.name, &entry.id[..12]);
-        match prepared.num_layers() {
+        let text = |name: &str| plan[name].as_str().unwrap_or_default();
+        say!("{} (id {})", text("name"), text("id").get(..12).unwrap_or_default());
+        match plan["num_layers"].as_u64() {
             Some(count) => {
-                let parts: Vec<String> = ask.layers.iter().map(LayerRange::to_string).collect();
+                let parts: Vec<String> = plan["layers"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(|pair| format!("{}..{}", pair[0], pair[1]))
+                    .collect();
                 say!(
                     "layers {} of 0..{count}: {} of {}",
                     parts.join(" and "),
                     human_bytes(total),
-                    human_bytes(entry.bytes)
+                    human_bytes(number("file_bytes"))
                 );
             }
             None => say!("the whole file: {}", human_bytes(total)),
         }
-        say!("to fetch: {}, {} are here", human_bytes(missing), human_bytes(total - missing));
+        say!("to fetch: {}, {} are here", human_bytes(missing), human_bytes(total.saturating_sub(missing)));
     }
     if missing == 0 { Ok(()) } else { confirm(&human_bytes(missing), args) }
 }
@@ -220,20 +314,21 @@ fn done(entry: &Entry, report: Option<Report>, json: bool, what: &str) -> Result
     if json {
         let mut line = entry.to_json();
         line["event"] = json!("done");
-        if let Some(report) = report {
-            line["fetched_bytes"] = json!(report.fetched_bytes);
-            line["spare_bytes"] = json!(report.spare_bytes);
-            let by_source: Vec<_> = report
-                .by_source
-                .iter()
-                .map(|(source, bytes)| json!({"source": source, "bytes": bytes}))
-                .collect();
-            line["by_source"] = json!(by_source);
+        if let Some(report) = &report {
+            report_json(report, &mut line);
         }
         return output::json_line(&line);
     }
     say!("{} {what} (id {})", entry.name, entry.id);
     Ok(())
+}
+
+/// A source as a person reads it: peers have names of 64 hex digits.
+fn short(source: &str) -> &str {
+    match parse_id(source) {
+        Some(_) => &source[..8],
+        None => source,
+    }
 }
 
 /// Returns a moment after Ctrl-C: what can end cleanly by itself has ended by then.
@@ -282,11 +377,11 @@ impl View {
             Event::Joined { source } => self.tell(json!({"event": "joined", "source": source}), None),
             Event::Progress { done_bytes, .. } => self.progress(done_bytes),
             Event::Retrying { source, why } => {
-                let text = format!("{source}: {why}; asking again");
+                let text = format!("{}: {why}; asking again", short(&source));
                 self.tell(json!({"event": "retrying", "source": source, "why": why}), Some(text));
             }
             Event::Dropped { source, why, lied } => {
-                let text = format!("{source} is left: {why}");
+                let text = format!("{} is left: {why}", short(&source));
                 self.tell(
                     json!({"event": "dropped", "source": source, "why": why, "lied": lied}),
                     Some(text),

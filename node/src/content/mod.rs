@@ -13,6 +13,7 @@
 //!
 //! Only models whose owner shares them leave this machine; nothing is fetched because a peer asks for it.
 
+pub mod peers;
 pub mod pull;
 
 use std::{

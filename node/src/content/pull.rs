@@ -8,7 +8,8 @@
 //! ```
 //!
 //! [`prepare`] does the first three and fetches nothing but tree and header, so that a caller can say what comes before it
-//! comes; [`Prepared::fetch`] does the rest. A mirror without a tree beside its file is left to [`fetch_plain`].
+//! comes; [`Prepared::fetch`] does the rest. A node that decides by the header what it wants takes the same steps one by
+//! one: [`open`], [`Prepared::header`], [`Prepared::want_layers`], [`Prepared::fetch`]. A mirror without a tree beside its file is left to [`fetch_plain`].
 
 use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -17,6 +18,7 @@ use p2p::blob::{
     sparse,
 };
 use scheduler::{LayerRange, ModelId};
+use serde_json::{Value, json};
 use shard::{
     engine::Ends,
     gguf::{Gguf, MAX_HEADER, byte_ranges, layer_count},
@@ -61,6 +63,11 @@ impl Ask {
     pub fn new(home: impl Into<PathBuf>, id: Option<ModelId>) -> Self {
         let (from, layers, pace) = (Vec::new(), Vec::new(), Arc::new(Pace::new(None)));
         Self { home: home.into(), id, name: None, from, layers, disk_bytes: None, pace }
+    }
+
+    /// Whether the model's tree is here already: then a pull may have nothing left to fetch.
+    pub fn is_kept(&self) -> bool {
+        self.id.is_some_and(|id| sparse::outboard_path(&folder(&self.home, id)).is_file())
     }
 
     /// The mirrors as sources.
@@ -118,6 +125,23 @@ pub async fn prepare(
     sources: &mut Vec<Box<dyn Source>>,
     on: &mut (dyn FnMut(Event) + Send),
 ) -> Result<Found> {
+    let mut found = open(ask, sources).await?;
+    if let Found::Pull(prepared) = &mut found {
+        if prepared.ask.layers.is_empty() {
+            prepared.want(GroupSet::all(prepared.file.tree().groups()))?;
+        } else {
+            let gguf = prepared.header(sources, on).await?;
+            prepared.want_layers(&gguf, prepared.ask.layers.clone())?;
+        }
+    }
+    Ok(found)
+}
+
+/// The beginning of [`prepare`]: the tree, and the file that is to be filled, of which nothing is wanted yet.
+///
+/// # Errors
+/// As [`prepare`].
+pub async fn open(ask: Ask, sources: &mut Vec<Box<dyn Source>>) -> Result<Found> {
     let library = Library::load(&ask.home)?;
     let known = ask.id.and_then(|id| library.entries().iter().find(|entry| entry.model() == Some(id)));
     if let Some(entry) = known.filter(|entry| !is_ours(&ask.home, entry)) {
@@ -160,19 +184,8 @@ pub async fn prepare(
         }
     }
     let file = SparseFile::open(&folder, Arc::new(tree), &encoded)?;
-    let wanted = GroupSet::all(file.tree().groups());
-    let mut prepared = Prepared { ask, entry, file, wanted, num_layers: None, offered_bytes };
-    if !prepared.ask.layers.is_empty() {
-        let gguf = prepared.header(sources, on).await?;
-        prepared.wanted = prepared.layers(&gguf)?;
-    }
-    let wanted = prepared.wanted.clone();
-    prepared.file.recheck(&wanted, &mut |_| true)?;
-    let needed = sparse::disk_bytes(prepared.entry.bytes, &prepared.file.have().union(&wanted));
-    if needed > offered_bytes {
-        return Err(blob::Error::TooLarge { needed, offered: offered_bytes }.into());
-    }
-    Ok(Found::Pull(Box::new(prepared)))
+    let wanted = GroupSet::empty(file.tree().groups());
+    Ok(Found::Pull(Box::new(Prepared { ask, entry, file, wanted, num_layers: None, offered_bytes })))
 }
 
 /// The name the model has, or was asked to get, or that fits it and is free.
@@ -253,8 +266,53 @@ impl Prepared {
         }
     }
 
+    /// Bytes that the model may take on this disk, with what is here of it.
+    pub fn offered_bytes(&self) -> u64 {
+        self.offered_bytes
+    }
+
+    /// The file, with holes where nothing was fetched.
+    pub fn path(&self) -> PathBuf {
+        self.file.path()
+    }
+
+    /// Wants `layers` and nothing else; the embedding comes with the first layer, the head with the last.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for layers the model does not have; [`Error::Model`] when they need more disk than is offered.
+    pub fn want_layers(&mut self, gguf: &Gguf, layers: Vec<LayerRange>) -> Result<()> {
+        self.ask.layers = layers;
+        let wanted = self.layers(gguf)?;
+        self.want(wanted)
+    }
+
+    fn want(&mut self, wanted: GroupSet) -> Result<()> {
+        self.file.recheck(&wanted, &mut |_| true)?;
+        let needed = sparse::disk_bytes(self.entry.bytes, &self.file.have().union(&wanted));
+        if needed > self.offered_bytes {
+            return Err(blob::Error::TooLarge { needed, offered: self.offered_bytes }.into());
+        }
+        self.wanted = wanted;
+        Ok(())
+    }
+
+    /// Reads every group that is here again and forgets those that have gone bad; bytes of them. They are missing then.
+    ///
+    /// # Errors
+    /// [`Error::Model`] of the disk.
+    pub fn verify(&mut self) -> Result<u64> {
+        let bad = self.file.verify(&mut |_| true)?;
+        if !bad.is_empty() {
+            self.save()?;
+        }
+        Ok(bad.bytes(self.entry.bytes))
+    }
+
     /// Fetches as much of the beginning as it takes to read the header.
-    async fn header(
+    ///
+    /// # Errors
+    /// [`Error::Model`] when no source gives it, those of the engine for a header that is not sound.
+    pub async fn header(
         &mut self,
         sources: &mut Vec<Box<dyn Source>>,
         on: &mut (dyn FnMut(Event) + Send),
@@ -316,6 +374,59 @@ impl Prepared {
         }
         Ok(wanted)
     }
+}
+
+/// An event as a line of JSON.
+pub fn event_json(event: &Event) -> Value {
+    match event {
+        Event::Started { total_bytes, have_bytes } => {
+            json!({ "event": "started", "total_bytes": total_bytes, "have_bytes": have_bytes })
+        }
+        Event::Joined { source } => json!({ "event": "joined", "source": source }),
+        Event::Progress { source, done_bytes } => {
+            json!({ "event": "moved", "source": source, "done_bytes": done_bytes })
+        }
+        Event::Retrying { source, why } => json!({ "event": "retrying", "source": source, "why": why }),
+        Event::Dropped { source, why, lied } => {
+            json!({ "event": "dropped", "source": source, "why": why, "lied": lied })
+        }
+    }
+}
+
+/// The event that [`event_json`] wrote; `None` for any other line.
+pub fn event_of(line: &Value) -> Option<Event> {
+    let text = |name: &str| Some(line[name].as_str()?.to_owned());
+    let bytes = |name: &str| line[name].as_u64();
+    Some(match line["event"].as_str()? {
+        "started" => Event::Started { total_bytes: bytes("total_bytes")?, have_bytes: bytes("have_bytes")? },
+        "joined" => Event::Joined { source: text("source")? },
+        "moved" => Event::Progress { source: text("source")?, done_bytes: bytes("done_bytes")? },
+        "retrying" => Event::Retrying { source: text("source")?, why: text("why")? },
+        "dropped" => {
+            Event::Dropped { source: text("source")?, why: text("why")?, lied: line["lied"].as_bool()? }
+        }
+        _ => return None,
+    })
+}
+
+/// What is about to be fetched.
+pub fn plan_json(prepared: &Prepared, layers: &[LayerRange]) -> Value {
+    let entry = prepared.entry();
+    let layers: Vec<[u32; 2]> = layers.iter().map(|range| [range.start(), range.end()]).collect();
+    json!({
+        "event": "plan", "name": entry.name, "id": entry.id, "file_bytes": entry.bytes,
+        "total_bytes": prepared.total_bytes(), "missing_bytes": prepared.missing_bytes(),
+        "num_layers": prepared.num_layers(), "layers": layers, "from": entry.from,
+    })
+}
+
+/// Adds what a pull did to its last line.
+pub fn report_json(report: &Report, line: &mut Value) {
+    let by_source =
+        report.by_source.iter().map(|(source, bytes)| json!({ "source": source, "bytes": bytes }));
+    line["by_source"] = by_source.collect();
+    line["fetched_bytes"] = json!(report.fetched_bytes);
+    line["spare_bytes"] = json!(report.spare_bytes);
 }
 
 /// What [`fetch_plain`] is doing.

@@ -132,6 +132,10 @@ impl Daemon {
         if self.paused {
             return Some(Answer::refused(Refusal::Draining, "this node serves nobody for now"));
         }
+        if self.table.get(lease.session).is_none() && self.strangers() >= self.caps.sessions {
+            let text = "as many sessions of others run here as may (--sessions)";
+            return Some(Answer::refused(Refusal::Busy, text));
+        }
         if *self.draining.borrow() && self.table.get(lease.session).is_none() {
             return Some(Answer::refused(Refusal::Draining, "this node is about to leave"));
         }

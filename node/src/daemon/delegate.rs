@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use p2p::{
     HopError, Plane, Stream,
-    wire::delegate::{Event, Kind, PREFIX_LEN, Prefix, Request},
+    wire::{
+        control::Contact,
+        delegate::{Event, Kind, PREFIX_LEN, Prefix, Request},
+    },
 };
 use scheduler::NodeId;
 use serde_json::{Value, json};
@@ -82,6 +85,8 @@ impl PromptTask {
         answer: &mut Answer,
         lines: &mpsc::Sender<Value>,
     ) -> Result<Event, HopError> {
+        // Heard of through others, maybe never met; where it is, the network heard too.
+        let _ = self.network.connect(&Contact { node: peer, addresses: Vec::new() }).await;
         let mut stream = self.network.open(peer, Plane::Delegate).await?;
         let (prefix, body) = request(ask, answer.ids.clone()).encode();
         stream.send(&prefix, &body).await?;
@@ -134,6 +139,19 @@ impl PromptTask {
         let _ = stream.finish().await;
         let _ = task.await;
     }
+}
+
+/// Tells a peer that its prompt is not conducted here.
+pub(super) async fn decline(mut stream: Stream) {
+    let reason = "this node takes no more prompts of others for now".to_owned();
+    let (prefix, body) = Event::Failed { reason }.encode();
+    let declined = async {
+        // What it asks is read first: a stream that is closed before looks like a node that died.
+        let _ = read_request(&mut stream).await?;
+        stream.send(&prefix, &body).await?;
+        stream.finish().await
+    };
+    let _ = timeout(ASKING, declined).await;
 }
 
 fn request(ask: &Ask, emitted: Vec<u32>) -> Request {

@@ -371,6 +371,7 @@ impl Daemon {
                 file_bytes: self.held.file_bytes,
             });
         }
+        self.name_shared(&mut holdings, &mut offers);
         let (up_bytes_per_ms, down_bytes_per_ms) = self.gossip.rates();
         let claim = Claim {
             node: self.me,
@@ -398,7 +399,7 @@ impl Daemon {
     fn merge_own(&mut self, draft: &Draft, figures: &Figures, now: Millis) {
         let mut claim = draft.claim.clone();
         let loaded = LayerSet::new(self.held.loaded.iter().copied()).ranges().to_vec();
-        claim.holdings = vec![self.holding(figures, loaded)];
+        claim.holdings = if loaded.is_empty() { Vec::new() } else { vec![self.holding(figures, loaded)] };
         claim.draining = false;
         match Capability::try_from(claim) {
             Ok(own) => {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use p2p::{Event, Events};
-use scheduler::{LayerRange, LayerSet, ModelId, place};
+use scheduler::{LayerRange, LayerSet, ModelId, NodeId, place, view::SwarmView};
 use tokio::time::{Instant, timeout_at};
 
 /// A node that knows others hears from them within one round of gossip; one that knows nobody should not wait longer
@@ -37,4 +37,18 @@ pub(super) async fn choose(
         heard.push(event);
     }
     (place::scarcest(num_layers, &held, cap), heard)
+}
+
+/// Which layers of `model` a node should hold, at most `cap` of `num_layers`, by what `view` knows of everybody but `me`.
+pub(super) fn lacking(
+    view: &SwarmView,
+    me: NodeId,
+    model: ModelId,
+    num_layers: u32,
+    cap: u32,
+) -> Option<LayerRange> {
+    let snapshot = view.snapshot(model, num_layers, me).ok()?;
+    let others = snapshot.hosts().iter().filter(|host| host.id != me && !host.loaded.is_empty());
+    let held: Vec<LayerSet> = others.map(|host| host.loaded.clone()).collect();
+    place::scarcest(num_layers, &held, cap)
 }

@@ -12,6 +12,7 @@
 //! Weights, text and activations never enter it. Bounds are at the channels: a full one makes its sender wait, and
 //! the network's events are the only ones that may be dropped (announcements, which come again).
 
+mod acquire;
 mod admit;
 mod check;
 mod delegate;
@@ -22,13 +23,16 @@ mod keep;
 mod page;
 mod place;
 mod prompt;
+mod pull;
 mod reach;
 mod route;
+mod share;
 mod show;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -52,17 +56,21 @@ use tokio::{
     time::interval,
 };
 
+pub use self::{acquire::Absent, page::Front, prompt::PromptTask};
 use self::{
+    acquire::{Acquire, News},
     admit::Door,
     estimate::Measured,
     gossip::Facts,
     place::{Moved, Placing},
+    pull::Pulls,
     route::{ConductorQuestion, RouteQuestion},
+    share::Uploads,
 };
-pub use self::{page::Front, prompt::PromptTask};
 use crate::{
     Error, Result,
     audit::Auditor,
+    content::peers,
     control::{self, Call, Question},
     generate::Reroute,
     lessons::Lessons,
@@ -90,6 +98,8 @@ const GROWN_UP: Duration = Duration::from_secs(60);
 const RESTART_MS: u64 = 250;
 /// Where the doubling ends: 64 s.
 const MOST_YOUNG_DEATHS: u32 = 10;
+/// Words about a model that is on its way; progress beyond is dropped.
+const NEWS: usize = 64;
 /// How long `leave` waits for what runs.
 const DRAIN_MS: u64 = 10_000;
 
@@ -113,10 +123,39 @@ pub struct Setup {
     pub num_layers: u32,
     /// What an invite from this node says about the swarm.
     pub invite: Invite,
+    /// Set when the model is not on this disk, or not whole: then it is fetched while the node runs, and what else is said
+    /// here of the model's file means nothing.
+    pub absent: Option<Absent>,
+    /// What it may take from this machine for others.
+    pub caps: Caps,
     /// For the API.
     pub front: Front,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
+}
+
+/// What a node may take from its machine. Threads and memory for sessions are the worker's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Sessions and prompts of other nodes at a time; one more is refused.
+    pub sessions: usize,
+    /// Disk for all pulled models together; `None` for what is free.
+    pub disk_bytes: Option<u64>,
+    /// Memory for weights that are fetched; `None` for no bound.
+    pub weights_bytes: Option<u64>,
+    /// Models sent, bytes per second.
+    pub upload_bytes_per_s: Option<u64>,
+    /// Models received, bytes per second.
+    pub download_bytes_per_s: Option<u64>,
+}
+
+impl Default for Caps {
+    /// Four strangers' sessions; of the rest what there is.
+    fn default() -> Self {
+        let (disk_bytes, weights_bytes) = (None, None);
+        let (upload_bytes_per_s, download_bytes_per_s) = (None, None);
+        Self { sessions: 4, disk_bytes, weights_bytes, upload_bytes_per_s, download_bytes_per_s }
+    }
 }
 
 /// Which layers a node offers to others.
@@ -137,6 +176,10 @@ pub enum Notice {
     Joined(NodeId),
     /// Somebody went.
     Left(NodeId),
+    /// The model is on its way, and how far.
+    Fetching(Value),
+    /// The model has come and is served.
+    Serving(Value),
     /// It has ended as it was asked to.
     Stopped,
 }
@@ -156,6 +199,49 @@ struct Held {
 }
 
 impl Held {
+    /// Nothing yet.
+    fn absent(absent: &Absent, spec: worker::Spec) -> Self {
+        let id = absent.id.unwrap_or_default();
+        Self {
+            id,
+            worker: watch::Sender::new(Worker::absent()),
+            born: Instant::now(),
+            young_deaths: 0,
+            loaded: Vec::new(),
+            served: Vec::new(),
+            file_bytes: 0,
+            ready: Ready::absent(id, absent.name.clone(), spec.context),
+            spec,
+        }
+    }
+
+    /// What the machine's disk has of it, or the binary.
+    async fn load(
+        spec: worker::Spec,
+        serve: Vec<LayerRange>,
+        num_layers: u32,
+        file_bytes: u64,
+    ) -> Result<(Self, mpsc::Receiver<worker::Output>)> {
+        let layers = with_ends(&serve, num_layers);
+        let mut spec = worker::Spec { layers, ..spec };
+        let (worker, ready, outputs) =
+            worker::spawn(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
+        // Another worker on this machine computes the same bits.
+        spec.class = Some(ready.class);
+        let held = Self {
+            id: ready.model,
+            worker: watch::Sender::new(worker),
+            born: Instant::now(),
+            young_deaths: 0,
+            loaded: ready.layers.clone(),
+            served: serve,
+            file_bytes,
+            ready,
+            spec,
+        };
+        Ok((held, outputs))
+    }
+
     fn replace(&mut self, worker: Worker) {
         self.born = Instant::now();
         self.worker.send_replace(worker);
@@ -234,6 +320,16 @@ struct Daemon {
     deaths: mpsc::Sender<u32>,
     /// Prompts of this node and the peers they run on.
     in_flight: BTreeMap<SessionId, Vec<NodeId>>,
+    caps: Caps,
+    /// Prompts of other nodes being conducted here hold a clone.
+    guests: Arc<()>,
+    uploads: Uploads,
+    pulls: Pulls,
+    shared: watch::Receiver<Vec<p2p::wire::announce::Offer>>,
+    provided: BTreeSet<ModelId>,
+    /// Where the model is on its way, when it is.
+    fetching: Option<Value>,
+    news: mpsc::Sender<News>,
 }
 
 /// Runs a node until it is told to leave or `stop` turns true.
@@ -241,20 +337,31 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let started = Instant::now();
     let listener = control::listen(&setup.home).await?;
     let (network, mut events) = p2p::spawn(setup.network).await.map_err(|e| Error::Failed(e.to_string()))?;
-    let cap = if let Serve::Scarcest(cap) = setup.serve { Some(cap) } else { None };
-    let (serve, heard) = match setup.serve {
-        Serve::These(layers) => (layers, Vec::new()),
-        Serve::Scarcest(cap) => {
-            let (range, heard) = hold::choose(&mut events, setup.model, setup.num_layers, cap).await;
-            (range.into_iter().collect(), heard)
+    let table = Table::default();
+    let kv_bytes = setup.worker.kv_bytes;
+    // A model that is not on this disk is not loaded anew wherever others would like it.
+    let cap = match setup.serve {
+        Serve::Scarcest(cap) if setup.absent.is_none() => Some(cap),
+        _ => None,
+    };
+    let (deaths, mut died) = mpsc::channel(1);
+    let spec = worker::Spec { model: Some(setup.model), ..setup.worker };
+    let (held, heard) = match (&setup.absent, &setup.serve) {
+        (Some(absent), _) => (Held::absent(absent, spec), Vec::new()),
+        (None, serve) => {
+            let (serve, heard) = match serve {
+                Serve::These(layers) => (layers.clone(), Vec::new()),
+                Serve::Scarcest(cap) => {
+                    let (range, heard) = hold::choose(&mut events, setup.model, setup.num_layers, *cap).await;
+                    (range.into_iter().collect(), heard)
+                }
+            };
+            let (held, outputs) = Held::load(spec, serve, setup.num_layers, setup.file_bytes).await?;
+            let pid = held.worker.borrow().pid();
+            tokio::spawn(pump(outputs, pid, table.clone(), deaths.clone()));
+            (held, heard)
         }
     };
-    let kv_bytes = setup.worker.kv_bytes;
-    let layers = with_ends(&serve, setup.num_layers);
-    let mut spec = worker::Spec { layers, model: Some(setup.model), ..setup.worker };
-    let (worker, ready, outputs) =
-        worker::spawn(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
-    let table = Table::default();
 
     let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);
     let seats = control::Seats::default();
@@ -264,23 +371,18 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let (routes, mut route) = mpsc::channel(control::QUESTIONS);
     let (conductors, mut conductor) = mpsc::channel(control::QUESTIONS);
     let (finished, mut done) = mpsc::channel(control::QUESTIONS);
-    // Another worker on this machine computes the same bits.
-    spec.class = Some(ready.class);
     let (born, mut newborn) = mpsc::channel(1);
-    let (deaths, mut died) = mpsc::channel(1);
     let (moves, mut moved) = mpsc::channel(1);
-    tokio::spawn(pump(outputs, worker.pid(), table.clone(), deaths.clone()));
-    let held = Held {
-        id: ready.model,
-        worker: watch::Sender::new(worker),
-        spec,
-        born: Instant::now(),
-        young_deaths: 0,
-        loaded: ready.layers.clone(),
-        served: serve,
-        file_bytes: setup.file_bytes,
-        ready,
-    };
+    let (questions, mut question) = mpsc::channel::<peers::Question>(control::QUESTIONS);
+    let (news, mut told) = mpsc::channel(NEWS);
+    let pulls = Pulls::new(setup.home.clone(), network.clone(), questions, &setup.caps);
+    if let Some(absent) = setup.absent {
+        let weights_bytes = setup.caps.weights_bytes;
+        Acquire { pulls: pulls.clone(), absent, serve: setup.serve, weights_bytes, news: news.clone() }
+            .start();
+    }
+    let uploads = Uploads::new(setup.home.clone(), setup.caps.upload_bytes_per_s);
+    let shared = share::watch_list(setup.home.clone());
     let me = network.me();
     let mut daemon = Daemon {
         me,
@@ -318,7 +420,16 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         finished,
         deaths,
         in_flight: BTreeMap::new(),
+        caps: setup.caps,
+        guests: Arc::new(()),
+        uploads,
+        pulls,
+        shared: shared.clone(),
+        provided: BTreeSet::new(),
+        fetching: None,
+        news,
     };
+    let mut list = shared;
     for event in heard {
         daemon.event(event).await;
     }
@@ -341,6 +452,9 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
             Some(other) = moved.recv() => daemon.moved(other),
             Some(worker) = newborn.recv() => daemon.held.replace(worker),
             Some(over) = done.recv() => daemon.remember(over),
+            Some(question) = question.recv() => daemon.answer_content(question),
+            Some(news) = told.recv() => daemon.arrived(news).await,
+            Ok(()) = list.changed() => daemon.shared_changed().await,
             _ = clock.tick() => if daemon.tick(&moves).await { break },
             _ = stop.changed() => daemon.leave(None),
         }
@@ -391,9 +505,17 @@ impl Daemon {
                 tokio::spawn(self.table.clone().read(from, reader));
             }
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
-                tokio::spawn(self.prompt_task().delegated(from, stream));
+                let (task, guest) = (self.prompt_task(), self.guest());
+                tokio::spawn(async move {
+                    match &guest {
+                        Some(_) => task.delegated(from, stream).await,
+                        None => delegate::decline(stream).await,
+                    }
+                });
             }
-            Event::Incoming { plane: Plane::Blob, .. } => {}
+            // Closing the stream says enough: the puller asks somebody else.
+            Event::Incoming { plane: Plane::Blob, .. } if self.paused => {}
+            Event::Incoming { from, plane: Plane::Blob, stream } => self.uploads.answer(from, stream),
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
                 self.gossip.reached(node, path);
@@ -505,6 +627,17 @@ impl Daemon {
         }
     }
 
+    /// Sessions and prompts of other nodes that run here.
+    fn strangers(&self) -> usize {
+        self.table.serving(self.me) + Arc::strong_count(&self.guests) - 1
+    }
+
+    /// A seat for another node's prompt, if there is one.
+    fn guest(&self) -> Option<Arc<()>> {
+        let open = !self.paused && self.leaving.is_none() && self.strangers() < self.caps.sessions;
+        open.then(|| self.guests.clone())
+    }
+
     fn book(&mut self, entry: Served) {
         match entry {
             Served::Rows { rows, layers, bytes_in, bytes_out } => {
@@ -544,6 +677,7 @@ impl Daemon {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
                 return;
             }
+            Question::Pull(ask) => return self.pulls.answer(*ask, lines),
             Question::Leave => return self.leave(Some(lines)),
             Question::Status => self.status().await,
             Question::Peers => self.peers().await,

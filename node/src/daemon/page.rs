@@ -67,9 +67,10 @@ impl Daemon {
             ..SwarmSnapshot::default()
         };
         let layers: u32 = self.held.loaded.iter().map(|range| range.len()).sum();
-        let position_bytes = self.held.ready.kv_bytes_per_layer_position * u64::from(layers);
+        let ready = &self.held.ready;
+        let position_bytes = ready.kv_bytes_per_layer_position * u64::from(layers);
         json!({ "snapshot": snapshot, "about": self.front.about, "kv_bytes": self.held.spec.kv_bytes,
-            "position_bytes": position_bytes, "end": true })
+            "position_bytes": position_bytes, "conducts": ready.has_ends(), "end": true })
     }
 
     fn own_node(&self) -> Node {
@@ -122,8 +123,13 @@ impl Daemon {
             let layers = offer.num_layers.min(MAX_LAYERS);
             known.entry(offer.model).or_insert((offer.name.clone(), layers, offer.file_bytes));
         }
-        known.remove(&self.held.id);
-        let own = (self.held.id, (self.front.about.name.clone(), ready.num_layers, self.held.file_bytes));
+        // Of a model that is not here yet, what its holders say.
+        let (_, layers, bytes) = known.remove(&self.held.id).unwrap_or_default();
+        let (layers, bytes) = match ready.num_layers {
+            0 => (layers, bytes),
+            here => (here, self.held.file_bytes),
+        };
+        let own = (self.held.id, (self.front.about.name.clone(), layers, bytes));
         [own].into_iter().chain(known).map(|(id, about)| self.model(id, about)).collect()
     }
 
@@ -141,7 +147,7 @@ impl Daemon {
             name,
             num_layers,
             file_bytes,
-            complete: holders.iter().all(|holders| *holders > 0),
+            complete: num_layers > 0 && holders.iter().all(|holders| *holders > 0),
             holders,
             download: None,
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::inference::Format;
 use p2p::{Identity, Network, codec::Wire};
 use scheduler::{
-    Boomerang, NodeId, Segment, SessionId, Shape,
+    Boomerang, ModelId, NodeId, Segment, SessionId, Shape,
     cost::Cost,
     lease::LOOKS,
     recover::Failure,
@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     audit::Auditor,
+    content::hex,
     control::{Ask, Mode, Verify},
     generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     lessons::Lessons,
@@ -113,7 +114,7 @@ impl From<String> for Trouble {
 impl PromptTask {
     /// Answers a prompt, line by line, going on after what was said before.
     pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
-        let conducts = ask.model.is_empty() || ask.model == self.ready.name;
+        let conducts = (ask.model.is_empty() || ask.model == self.ready.name) && self.ready.has_ends();
         let ended = if conducts {
             self.run(ask, said, &lines).await
         } else {
@@ -125,7 +126,14 @@ impl PromptTask {
     }
 
     /// This node does not hold the model: somebody else must conduct.
-    async fn elsewhere(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+    async fn elsewhere(&self, mut ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+        let own = ask.model.is_empty() || ask.model == self.ready.name;
+        if own {
+            ask.model.clone_from(&self.ready.name);
+        }
+        // Our own model's file may go by another name elsewhere.
+        let by_id = own && self.ready.model != ModelId::default();
+        let model = if by_id { hex(self.ready.model) } else { ask.model.clone() };
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             let why = format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
@@ -140,7 +148,7 @@ impl PromptTask {
         }
         let (answer, answered) = oneshot::channel();
         let trusted = trusted(&ask)?;
-        let question = ConductorQuestion { model: ask.model.clone(), trusted, answer };
+        let question = ConductorQuestion { model, trusted, answer };
         self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
         let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
         if peers.is_empty() {
@@ -178,6 +186,12 @@ impl PromptTask {
 
     /// Encode, then ask who shall run it.
     async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
+        if !self.ready.has_ends() {
+            return Err(Trouble::from(format!(
+                "both ends of \"{}\" are not here, so prompts begin elsewhere and cannot be planned here; `shoal join --ends` fetches them",
+                self.ready.name
+            )));
+        }
         if !ask.model.is_empty() && ask.model != self.ready.name {
             return Err(Trouble::from(format!(
                 "this node conducts \"{}\", not \"{}\"; start one with `shoal join --model {}`",

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use p2p::wire::control::Contact;
+use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
     Boomerang, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
@@ -100,13 +100,22 @@ impl Daemon {
             .facts
             .iter()
             .filter(|(node, facts)| {
-                facts.offers.iter().any(|offer| offer.name == model)
+                facts.offers.iter().any(|offer| self.computes(**node, offer, &model))
                     && (trusted.is_empty() || trusted.contains(node))
             })
             .map(|(node, _)| (self.gossip.rtt_ms(*node).unwrap_or(f64::MAX), *node))
             .collect();
         nodes.sort_by(|a, b| a.0.total_cmp(&b.0));
         let _ = answer.send(nodes.into_iter().map(|(_, node)| node).collect());
+    }
+
+    /// Whether `node` computes layers of what it offers, and that is called `model`, by name or id in hex.
+    fn computes(&self, node: NodeId, offer: &Offer, model: &str) -> bool {
+        let holds = |capability: &scheduler::Capability| {
+            capability.holding(offer.model).is_some_and(|holding| !holding.loaded.is_empty())
+        };
+        (offer.name == model || crate::content::hex(offer.model) == model)
+            && self.view.get(node).is_some_and(holds)
     }
 
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's

@@ -34,6 +34,8 @@ pub(super) struct View {
     pub kv_bytes: u64,
     /// What a position of a session costs here at most.
     pub position_bytes: u64,
+    /// Whether it holds the ends of the model, so that prompts can begin here.
+    pub conducts: bool,
 }
 
 /// The last view, the prompts in flight, and who wants to hear of both.
@@ -90,13 +92,12 @@ impl Board {
 
     /// Everything, as the page wants it.
     pub(super) fn snapshot(&self, shared: &Shared) -> SwarmSnapshot {
-        let mut snapshot = match self.view() {
-            Ok(view) => view.snapshot,
-            Err(failure) => SwarmSnapshot {
-                version: env!("CARGO_PKG_VERSION").into(),
-                reason: Some(failure.to_string()),
-                ..SwarmSnapshot::default()
-            },
+        let (mut snapshot, conducts) = match self.view() {
+            Ok(view) => (view.snapshot, view.conducts),
+            Err(failure) => {
+                let (version, reason) = (env!("CARGO_PKG_VERSION").into(), Some(failure.to_string()));
+                (SwarmSnapshot { version, reason, ..SwarmSnapshot::default() }, false)
+            }
         };
         for node in &mut snapshot.nodes {
             node.trusted |= shared.trusted.contains(&node.id);
@@ -104,7 +105,7 @@ impl Board {
         if let Some(why) = incomplete(&snapshot) {
             (snapshot.state, snapshot.reason) = (NodeState::Unable, Some(why));
         }
-        snapshot.modes = modes(&snapshot, shared);
+        snapshot.modes = modes(&snapshot, conducts, shared);
         snapshot.default_mode = shared.default_mode(&snapshot);
         snapshot.pipelines = lock(&self.pipelines).values().cloned().collect();
         snapshot
@@ -148,6 +149,9 @@ impl Board {
 /// Which layers of this node's model nobody holds.
 pub(super) fn incomplete(snapshot: &SwarmSnapshot) -> Option<String> {
     let model = snapshot.models.first().filter(|model| !model.complete)?;
+    if model.num_layers == 0 {
+        return Some(format!("nobody connected says that it holds {}", model.name));
+    }
     let missing: Vec<String> = (0..model.num_layers)
         .filter(|layer| model.holders.get(*layer as usize).is_none_or(|holders| *holders == 0))
         .map(|layer| layer.to_string())
@@ -168,13 +172,16 @@ pub(super) fn holds_all(snapshot: &SwarmSnapshot) -> bool {
     (0..model.num_layers).all(held)
 }
 
-fn modes(snapshot: &SwarmSnapshot, shared: &Shared) -> Vec<ModeInfo> {
+fn modes(snapshot: &SwarmSnapshot, conducts: bool, shared: &Shared) -> Vec<ModeInfo> {
     let others = snapshot.nodes.iter().any(|node| {
         !node.me && snapshot.models.first().is_some_and(|own| node.holdings.iter().any(|h| h.model == own.id))
     });
     let alone = (!holds_all(snapshot))
         .then(|| "this node does not hold every layer; `shoal join --layers` can make it".to_owned());
     let nobody = (!others).then(|| "no other node holds a part of the model now".to_owned());
+    let headless = (!conducts).then(|| {
+        "this node does not hold both ends of the model; `shoal join --ends` fetches them".to_owned()
+    });
     let trusted = match (shared.trusted.is_empty(), &nobody) {
         (true, _) => Some("no node is trusted; name some with --trust".to_owned()),
         (false, nobody) => nobody.clone(),
@@ -195,7 +202,7 @@ fn modes(snapshot: &SwarmSnapshot, shared: &Shared) -> Vec<ModeInfo> {
         mode(
             Mode::Boomerang,
             "Strangers compute the middle layers: they get neither text nor token ids, but can reconstruct much from activations.",
-            nobody.clone(),
+            headless.or_else(|| nobody.clone()),
         ),
         mode(Mode::Open, "Any node may read the prompt and the answer.", nobody),
     ]

@@ -27,10 +27,10 @@ use tokio::{
 
 use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
-    Prompt, Ready, Source, Spec,
+    PoisonGuard, Prompt, Ready, Source, Spec,
     child::Child,
     ipc::{self, Ask, Frame, Tell},
-    shared::{Reply, Shared, lock, read_frames, write_frames},
+    shared::{Reply, Shared, State, lock, read_frames, write_frames},
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -75,7 +75,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     };
     let mut ready = ready.inspect_err(|_| child.kill())?;
     let shared = Arc::new(Shared {
-        child,
+        child: Some(child),
         guard: spec.guard,
         alive: AtomicBool::new(true),
         dismissed: AtomicBool::new(false),
@@ -134,12 +134,28 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         visit_ms: ready.visit_ms,
         head_ms: ready.head_ms,
         load_ms: ready.load_ms,
+        layer_bytes: ready.layer_bytes,
         class: if ready.exact { Class::D1 } else { Class::Approx },
         sandboxed: ready.sandboxed,
     })
 }
 
 impl Worker {
+    /// No worker: whatever it is asked fails with [`Fault::Dead`]. For a node that has no weights yet.
+    pub fn absent() -> Self {
+        let state = State { dead: Some("no weights are here yet".into()), ..State::default() };
+        let shared = Shared {
+            child: None,
+            guard: PoisonGuard::default(),
+            alive: AtomicBool::new(false),
+            dismissed: AtomicBool::new(true),
+            next_id: AtomicU64::new(0),
+            state: Mutex::new(state),
+        };
+        // The other end is dropped: nothing is ever queued.
+        Self { frames: mpsc::channel(1).0, shared: Arc::new(shared) }
+    }
+
     /// Text to token ids.
     ///
     /// # Errors
@@ -262,7 +278,7 @@ impl Worker {
     /// Ends the child now; its memory is free as soon as the system has cleaned up.
     pub fn kill(&self) {
         self.shared.dismissed.store(true, Ordering::SeqCst);
-        self.shared.child.kill();
+        self.shared.kill();
     }
 
     /// Whether the child runs, as far as we know.
@@ -270,9 +286,9 @@ impl Worker {
         self.shared.alive.load(Ordering::SeqCst)
     }
 
-    /// The child's process number.
+    /// The child's process number; 0 for a worker that never was.
     pub fn pid(&self) -> u32 {
-        self.shared.child.pid.as_raw_nonzero().get() as u32
+        self.shared.child.as_ref().map_or(0, |child| child.pid.as_raw_nonzero().get() as u32)
     }
 
     /// Jobs under way.

@@ -33,6 +33,8 @@ pub(super) struct Loaded {
     pub(super) shards: Vec<Shard>,
     pub(super) context: usize,
     pub(super) load_ms: f64,
+    /// Bytes of one layer's tensors in the file, on average.
+    pub(super) layer_bytes: u64,
     /// What is wrong with the tokenizer matters only to who conducts.
     pub(super) tokenizer: Result<Tokenizer, String>,
     template: Result<Option<Template>, String>,
@@ -74,6 +76,7 @@ impl Loaded {
             name: name(&gguf, load),
             shards,
             context,
+            layer_bytes: model::layer_bytes(&gguf) / u64::from(num_layers.max(1)),
             load_ms: started.elapsed().as_secs_f64() * 1e3,
             tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|error| error.to_string()),
             template: Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string()),

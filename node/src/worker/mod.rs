@@ -152,10 +152,48 @@ pub struct Ready {
     pub head_ms: f64,
     /// Time to load, ms.
     pub load_ms: f64,
+    /// Bytes of one layer's tensors in the file, on average.
+    pub layer_bytes: u64,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
     /// Whether the system lets the worker give up network, writing and starting programs.
     pub sandboxed: bool,
+}
+
+impl Ready {
+    /// Of a worker that is not there: nothing is in memory, nothing is known of the model but its names.
+    pub fn absent(model: ModelId, name: String, context: usize) -> Self {
+        Self {
+            model,
+            name,
+            num_layers: 0,
+            layers: Vec::new(),
+            hidden: 0,
+            vocab: 0,
+            context: u32::try_from(context).unwrap_or(u32::MAX),
+            kv_bytes_per_layer_position: 0,
+            resident_bytes: 0,
+            decode_ms: 0.0,
+            prefill_ms: 0.0,
+            visit_ms: 0.0,
+            head_ms: 0.0,
+            load_ms: 0.0,
+            layer_bytes: 0,
+            class: Class::Approx,
+            sandboxed: false,
+        }
+    }
+
+    /// Weights this machine reads while it decodes, bytes per second, as measured at load; `None` without weights.
+    pub fn read_bytes_per_s(&self) -> Option<f64> {
+        (self.decode_ms > 0.0).then(|| self.layer_bytes as f64 / (self.decode_ms / 1e3))
+    }
+
+    /// Whether both ends of the model are in memory, so that prompts can begin and end here.
+    pub fn has_ends(&self) -> bool {
+        let holds = |layer| self.layers.iter().any(|range| range.contains(layer));
+        self.num_layers > 0 && holds(0) && holds(self.num_layers - 1)
+    }
 }
 
 /// Text to turn into token ids.

@@ -103,6 +103,7 @@ fn ready(loaded: &Loaded, exact: Option<bool>, sandboxed: bool) -> Result<Ready>
         visit_ms: times.visit_ms,
         head_ms: times.head_ms,
         load_ms: loaded.load_ms,
+        layer_bytes: loaded.layer_bytes,
         exact: exact.map_or_else(|| probe::is_exact(loaded), Ok)?,
         sandboxed,
     })

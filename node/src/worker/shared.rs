@@ -25,7 +25,8 @@ use super::{
 
 /// What the handles and the reader task share.
 pub(super) struct Shared {
-    pub(super) child: Child,
+    /// `None` for a worker that never was.
+    pub(super) child: Option<Child>,
     pub(super) guard: PoisonGuard,
     pub(super) alive: AtomicBool,
     /// Whether we wanted the child to end.
@@ -59,6 +60,13 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    /// Ends the child now, whatever it does.
+    pub(super) fn kill(&self) {
+        if let Some(child) = &self.child {
+            child.kill();
+        }
+    }
+
     pub(super) fn fault(&self) -> Fault {
         Fault::Dead(lock(&self.state).dead.clone().unwrap_or_else(|| "its stream ended".into()))
     }
@@ -191,7 +199,7 @@ pub(super) async fn read_frames(
             Err(error) => break error.to_string(),
         }
     };
-    shared.child.kill();
+    shared.kill();
     for output in shared.bury(why) {
         let _ = outputs.send(output).await;
     }

@@ -38,6 +38,7 @@ impl EventLoop {
                 let provided = self.swarm.behaviour_mut().kad.start_providing(model_key(model));
                 drop(reply.send(provided.map(drop).map_err(|_| Error::Full("the table of provided models"))));
             }
+            Command::Withdraw { model } => self.swarm.behaviour_mut().kad.stop_providing(&model_key(model)),
             Command::Holders { model, reply } => {
                 let query = self.swarm.behaviour_mut().kad.get_providers(model_key(model));
                 self.holders.insert(query, (reply, Default::default()));

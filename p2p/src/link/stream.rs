@@ -203,6 +203,44 @@ impl Stream {
     }
 }
 
+/// For protocols that want a pipe of bytes, such as [`crate::blob::serve()`]: both halves of one task's stream.
+impl tokio::io::AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut tokio::io::ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let reader = &mut self.get_mut().reader;
+        let read = match Pin::new(&mut reader.io).poll_read(cx, into.initialize_unfilled()) {
+            Poll::Ready(read) => read?,
+            Poll::Pending => return Poll::Pending,
+        };
+        into.advance(read);
+        reader.guard.traffic.bytes_in.fetch_add(read as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl tokio::io::AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let writer = &mut self.get_mut().writer;
+        let written = match Pin::new(&mut writer.io).poll_write(cx, bytes) {
+            Poll::Ready(written) => written?,
+            Poll::Pending => return Poll::Pending,
+        };
+        writer.guard.traffic.bytes_out.fetch_add(written as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().writer.io).poll_close(cx)
+    }
+}
+
 impl Reader {
     /// Fills `bytes`.
     ///

@@ -8,7 +8,7 @@ use crate::{
     cli::{
         SamplingArgs,
         operate::StatusArgs,
-        swarm::{AskArgs, PlanArgs, WhyArgs},
+        swarm::{AskArgs, PauseArgs, PlanArgs, WhyArgs},
     },
     control::{self, Question},
     output::{self, human_bytes, say},
@@ -53,10 +53,11 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         if status["paused"] == json!(true) { " (paused)" } else { "" }
     );
     say!(
-        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit",
+        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
         number(&model["decode_ms_per_layer"]),
         number(&model["prefill_ms_per_layer"]),
-        number(&model["visit_ms"])
+        number(&model["visit_ms"]),
+        human_bytes(number(&model["read_bytes_per_s"]) as u64)
     );
     say!(
         "sessions  {} running, {} served; {} positions computed",
@@ -69,6 +70,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         human_bytes(number(&status["bytes_in"]) as u64),
         human_bytes(number(&status["bytes_out"]) as u64)
     );
+    content(&status)?;
     say!("reached   {}: {}", text(&status["reached"]["class"]), text(&status["reached"]["why"]));
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
@@ -122,6 +124,71 @@ pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
         return output::json_line(&left);
     }
     say!("The node finished what it was serving, said good-bye and stopped.");
+    Ok(())
+}
+
+pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
+    let paused = !args.off;
+    let answer = asked(&args.home.path()?, &Question::Pause { paused })?;
+    if args.json {
+        return output::json_line(&answer);
+    }
+    match paused {
+        true => say!(
+            "Paused: what runs goes on, nobody new is served, no model is sent. `shoal pause --off` ends it."
+        ),
+        false => say!("This node serves others again."),
+    }
+    Ok(())
+}
+
+/// What is kept, sent and fetched of models, and what the node may take.
+fn content(status: &Value) -> Result<()> {
+    let (content, caps) = (&status["content"], &status["caps"]);
+    let bytes = |value: &Value| human_bytes(value.as_u64().unwrap_or_default());
+    let cap = |value: &Value, unit: &str| {
+        value.as_u64().map_or_else(|| "any".to_owned(), |n| format!("{}{unit}", human_bytes(n)))
+    };
+    let fetching = &status["fetching"];
+    if let Some(what) = fetching["event"].as_str() {
+        let why = fetching["why"].as_str().unwrap_or_default();
+        match what {
+            "fetching" | "fetched" => say!(
+                "fetching  {} of {}, {}/s, {} s left",
+                bytes(&fetching["done_bytes"]),
+                bytes(&fetching["total_bytes"]),
+                bytes(&fetching["bytes_per_s"]),
+                fetching["eta_s"]
+            ),
+            "looking" => say!("fetching  looking for who has the model"),
+            "found" => say!("fetching  the header, which says what there is"),
+            _ => say!("fetching  waiting: {why}"),
+        }
+    }
+    let shared: Vec<&str> = content["shared"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|model| model["name"].as_str())
+        .collect();
+    if !shared.is_empty() || content["uploaded_bytes"] != json!(0) || content["downloaded_bytes"] != json!(0)
+    {
+        say!(
+            "models    shares {}; {} sent, {} fetched",
+            if shared.is_empty() { "none".to_owned() } else { shared.join(", ") },
+            bytes(&content["uploaded_bytes"]),
+            bytes(&content["downloaded_bytes"])
+        );
+    }
+    say!(
+        "caps      {} sessions of others in {}; weights {}, disk {}, upload {}, download {}",
+        caps["sessions"],
+        bytes(&caps["kv_bytes"]),
+        cap(&caps["weights_bytes"], ""),
+        cap(&caps["disk_bytes"], ""),
+        cap(&caps["upload_bytes_per_s"], "/s"),
+        cap(&caps["download_bytes_per_s"], "/s")
+    );
     Ok(())
 }
 

@@ -2,22 +2,24 @@
 
 use std::{
     io::{self, IsTerminal, Read},
-    path::Path,
+    path::{Path, PathBuf},
     thread,
 };
 
 use p2p::{Identity, SwarmId, invite::Invite};
-use scheduler::LayerSet;
-use serde_json::json;
+use scheduler::{LayerSet, ModelId};
+use serde_json::{Value, json};
 use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
 
 use super::{ask::words, runtime};
 use crate::{
     Error, Result,
-    cli::swarm::JoinArgs,
-    daemon::{self, Notice, Serve, Setup},
-    library, model,
+    cli::swarm::{CapsArgs, JoinArgs},
+    content,
+    daemon::{self, Absent, Caps, Notice, Serve, Setup},
+    library::{self, Library},
+    model,
     output::{self, human_bytes, say},
     serve,
     swarmed::Door,
@@ -26,7 +28,7 @@ use crate::{
 
 /// What strangers learn, in one honest sentence.
 const HONEST: &str = "Your prompts in boomerang mode: strangers compute the middle layers and can reconstruct much of the \
-text from what they see; what you serve to others uses your CPU and memory, never your files.";
+text from what they see; what you serve to others uses your CPU and memory, never your files, except models you share or fetched.";
 /// Pieces of news on their way to the screen; the node drops what does not fit.
 const NEWS: usize = 256;
 
@@ -38,41 +40,48 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
     let invite =
         invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
-    let gguf = library::open(&args.engine.model)?;
-    let num_layers = model::num_layers(&gguf)?;
-    let serve = what_to_serve(&args, num_layers)?;
-    agree(&args, &gguf, &serve, num_layers)?;
+    let which = which(&args, &home)?;
+    let num_layers = which.here.as_ref().map_or(Ok(0), |here| model::num_layers(&here.gguf))?;
+    let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
+    agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
     let (network, template) = network(&args, &home, identity.clone(), invite)?;
+    let context = match &which.here {
+        Some(here) => model::context(&here.gguf, args.engine.ctx)?,
+        // The worker cuts it to what the model was made for.
+        None => args.engine.ctx.unwrap_or(model::DEFAULT_CTX),
+    };
+    let source = match &which.here {
+        Some(Here { path: Some(path), .. }) => Source::File(path.clone()),
+        _ => Source::Embedded,
+    };
+    let name = serve::model_name(&args.engine.model);
+    let about = match &which.here {
+        Some(Here { gguf, .. }) => serve::info(gguf, &Blueprint::from_gguf(gguf)?, context, name),
+        None => serve::unknown(context, name),
+    };
     let (door, opened) = watch::channel(None);
     let data = home.clone();
     let setup = Setup {
         worker: Spec {
-            context: model::context(&gguf, args.engine.ctx)?,
+            context,
             threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
             kv_bytes: args.memory << 20,
             pin: !args.engine.no_pin,
             nice: true,
-            ..Spec::new(source(&args.engine.model)?)
+            ..Spec::new(source)
         },
-        file_bytes: gguf.file_len(),
-        model: library::id(&args.engine.model)?,
+        file_bytes: which.here.as_ref().map_or(0, |here| here.gguf.file_len()),
+        model: which.id.unwrap_or_default(),
         num_layers,
         home,
         identity,
         network,
         serve,
         invite: template,
-        front: daemon::Front {
-            about: serve::info(
-                &gguf,
-                &Blueprint::from_gguf(&gguf)?,
-                model::context(&gguf, args.engine.ctx)?,
-                serve::model_name(&args.engine.model),
-            ),
-            swarm: args.swarm.clone(),
-            door: Some(door),
-        },
+        absent: which.absent,
+        caps: caps(&args.caps),
+        front: daemon::Front { about, swarm: args.swarm.clone(), door: Some(door) },
         keeps: !args.no_journal,
     };
     let (stop, stopped) = watch::channel(false);
@@ -122,8 +131,74 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     })
 }
 
-/// Layers to serve.
-fn what_to_serve(args: &JoinArgs, num_layers: u32) -> Result<Serve> {
+/// A model whose file is on this machine.
+struct Here {
+    gguf: Gguf,
+    /// `None` for the one inside the binary.
+    path: Option<PathBuf>,
+}
+
+/// The model to serve, on this machine or not.
+struct Which {
+    id: Option<ModelId>,
+    here: Option<Here>,
+    absent: Option<Absent>,
+}
+
+/// Finds the model by file, name or id. What is not here, or only in part, is asked of the swarm.
+fn which(args: &JoinArgs, home: &Path) -> Result<Which> {
+    let model = &args.engine.model;
+    let id = content::parse_id(model);
+    let embedded = ModelId::new(library::embedded_hash());
+    if model == library::DEFAULT_MODEL || id == Some(embedded) {
+        let gguf = library::open(library::DEFAULT_MODEL)?;
+        return Ok(Which { id: Some(embedded), here: Some(Here { gguf, path: None }), absent: None });
+    }
+    if library::looks_like_a_path(model) {
+        let path = std::path::absolute(model)?;
+        let here = Here { gguf: library::open_file(&path)?, path: Some(path) };
+        return Ok(Which { id: Some(library::id(model)?), here: Some(here), absent: None });
+    }
+    // The models of this node's folder first; those of the person's own folder are as good.
+    for folder in [home.to_owned(), library::home()?] {
+        let library = Library::load(&folder)?;
+        let Ok(entry) = library.find(model) else { continue };
+        let whole = match content::present(&folder, entry)? {
+            Some(have) => have.len() == have.groups(),
+            None => entry.check_unchanged().map(|()| true)?,
+        };
+        if whole {
+            let here = Here { gguf: library::open_file(&entry.path)?, path: Some(entry.path.clone()) };
+            return Ok(Which { id: entry.model(), here: Some(here), absent: None });
+        }
+        let from = entry.from.iter().chain(&args.from).cloned().collect();
+        let absent = Absent { id: entry.model(), name: entry.name.clone(), from, ends: args.ends };
+        return Ok(Which { id: entry.model(), here: None, absent: Some(absent) });
+    }
+    let absent = Absent { id, name: model.clone(), from: args.from.clone(), ends: args.ends };
+    Ok(Which { id, here: None, absent: Some(absent) })
+}
+
+fn caps(args: &CapsArgs) -> Caps {
+    Caps {
+        sessions: args.sessions,
+        disk_bytes: args.disk,
+        weights_bytes: args.weights.or_else(|| memory_bytes().map(|all| all / 2)),
+        upload_bytes_per_s: args.upload,
+        download_bytes_per_s: args.download,
+    }
+}
+
+/// Memory of the machine, where the system says it the Linux way.
+fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+/// Layers to serve, of a model with so many where that is known.
+fn what_to_serve(args: &JoinArgs, known: Option<u32>) -> Result<Serve> {
+    let num_layers = known.unwrap_or(u32::MAX);
     let layers = match (&args.layers, args.ask_only) {
         (_, true) => Vec::new(),
         (Some(layers), _) => layers.0.clone(),
@@ -140,10 +215,13 @@ fn what_to_serve(args: &JoinArgs, num_layers: u32) -> Result<Serve> {
 }
 
 /// Says what will happen before it does; a person at a terminal may still say no.
-fn agree(args: &JoinArgs, gguf: &Gguf, serve: &Serve, num_layers: u32) -> Result<()> {
+fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -> Result<()> {
     if args.json {
         return Ok(());
     }
+    let Some(gguf) = gguf else {
+        return agree_absent(args, serve);
+    };
     let (layers, at_most) = match serve {
         Serve::These(ranges) => (ranges.iter().map(|range| range.len()).sum::<u32>(), ""),
         Serve::Scarcest(cap) => (*cap, "at most "),
@@ -161,7 +239,50 @@ fn agree(args: &JoinArgs, gguf: &Gguf, serve: &Serve, num_layers: u32) -> Result
         ),
     }
     say!("{HONEST}");
-    if args.yes || layers == 0 || !io::stdin().is_terminal() {
+    match layers {
+        0 => Ok(()),
+        _ => confirm(args),
+    }
+}
+
+/// As [`agree`], for a model that is not here: how much comes is known when somebody who has it was found.
+fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
+    let caps = caps(&args.caps);
+    let most = match serve {
+        Serve::These(layers) => {
+            let ranges: Vec<String> = layers.iter().map(|range| format!("layers {range}")).collect();
+            ranges.join(" and ")
+        }
+        Serve::Scarcest(u32::MAX) => "the layers the swarm lacks most".to_owned(),
+        Serve::Scarcest(cap) => format!("at most {cap} layers, those the swarm lacks most"),
+    };
+    let bound =
+        |bytes: Option<u64>, what: &str| bytes.map(|bytes| format!("{} of {what}", human_bytes(bytes)));
+    let bounds = [bound(caps.disk_bytes, "disk"), bound(caps.weights_bytes, "memory")];
+    let bounds: Vec<String> = bounds.into_iter().flatten().collect();
+    if most.is_empty() {
+        say!(
+            "Joining \"{}\" to ask only: nothing is fetched, peers that hold {} answer.",
+            args.swarm,
+            args.engine.model
+        );
+    } else {
+        say!(
+            "Joining \"{}\": {} is not on this machine. {most} of it will be fetched from peers and served, within {}, and \
+             up to {} for other people's sessions, at low priority. Until then peers answer your prompts (--mode open).",
+            args.swarm,
+            args.engine.model,
+            if bounds.is_empty() { "what is free".to_owned() } else { bounds.join(" and ") },
+            human_bytes(args.memory << 20)
+        );
+    }
+    say!("{HONEST}");
+    if most.is_empty() { Ok(()) } else { confirm(args) }
+}
+
+/// Asks a person at a terminal, unless told not to.
+fn confirm(args: &JoinArgs) -> Result<()> {
+    if args.yes || !io::stdin().is_terminal() {
         return Ok(());
     }
     output::text("Go on? [Y/n] ")?;
@@ -252,20 +373,24 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
         Notice::Left(node) if json => {
             output::json_line(&json!({ "event": "left", "node": format!("{node:?}") }))
         }
+        Notice::Fetching(line) if json => output::json_line(line),
+        Notice::Serving(status) if json => {
+            let mut line = status.clone();
+            line["event"] = json!("serving");
+            line.as_object_mut().map(|line| line.remove("end"));
+            output::json_line(&line)
+        }
         Notice::Stopped if json => output::json_line(&json!({ "event": "stopped" })),
         Notice::Ready(status) => {
             say!("This node is {}.", status["node"].as_str().unwrap_or_default());
-            say!(
-                "It serves layers {} of {} ({:.2} ms a layer and token).",
-                words(&status["model"]["serving"]),
-                status["model"]["name"].as_str().unwrap_or_default(),
-                status["model"]["decode_ms_per_layer"].as_f64().unwrap_or_default()
-            );
+            serving(status)?;
             say!(
                 "In another terminal: `shoal run --via swarm \"Hello\"`, `shoal peers`, `shoal invite`. Ctrl-C leaves."
             );
             Ok(())
         }
+        Notice::Fetching(line) => fetching(line),
+        Notice::Serving(status) => serving(status),
         Notice::Joined(node) => {
             say!("+ {node}");
             Ok(())
@@ -279,4 +404,69 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
             Ok(())
         }
     }
+}
+
+fn serving(status: &Value) -> Result<()> {
+    let model = &status["model"];
+    let name = model["name"].as_str().unwrap_or_default();
+    if model["loaded"].as_array().is_none_or(Vec::is_empty) {
+        say!("Nothing of {name} is here yet; peers that hold it can answer with --mode open.");
+        return Ok(());
+    }
+    say!(
+        "It serves layers {} of {name} ({:.2} ms a layer and token).",
+        words(&model["serving"]),
+        model["decode_ms_per_layer"].as_f64().unwrap_or_default()
+    );
+    Ok(())
+}
+
+/// The way of a model to this machine, one line each time something changes.
+fn fetching(line: &Value) -> Result<()> {
+    let text = |name: &str| line[name].as_str().unwrap_or_default();
+    let bytes = |name: &str| human_bytes(line[name].as_u64().unwrap_or_default());
+    match text("event") {
+        "found" => say!("Found {} (id {}).", text("model"), text("id").get(..12).unwrap_or_default()),
+        "looking" => say!("Looking for who has {}.", text("model")),
+        "waiting" => match line["again_s"].as_u64() {
+            Some(seconds) => say!("Not yet: {}. Again in {seconds} s.", text("why")),
+            None => say!("The model will not come: {}.", text("why")),
+        },
+        "dropped" => {
+            let source = text("source");
+            say!("{} is left: {}", source.get(..8).unwrap_or(source), text("why"));
+        }
+        "fetched" => say!("Fetched {} in all.", bytes("total_bytes")),
+        _ => {
+            let layers: Vec<String> = line["layers"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|pair| format!("{}..{}", pair[0], pair[1]))
+                .collect();
+            match line["done_bytes"].as_u64() {
+                None => say!(
+                    "Fetching layers {} of {}: {} of {} ({} are here).",
+                    layers.join(" and "),
+                    text("name"),
+                    bytes("missing_bytes"),
+                    bytes("file_bytes"),
+                    human_bytes(
+                        line["total_bytes"]
+                            .as_u64()
+                            .unwrap_or(0)
+                            .saturating_sub(line["missing_bytes"].as_u64().unwrap_or(0))
+                    )
+                ),
+                Some(done) => say!(
+                    "{} of {}, {}/s, {} s left",
+                    human_bytes(done),
+                    bytes("total_bytes"),
+                    bytes("bytes_per_s"),
+                    line["eta_s"]
+                ),
+            }
+        }
+    }
+    Ok(())
 }

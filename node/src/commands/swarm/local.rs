@@ -134,6 +134,8 @@ fn start_node(
         command.env_remove(name);
     }
     // Nodes share the machine's cores: one thread each, free to move.
+    // All their sessions are the same person's.
+    command.args(["--sessions", "64"]);
     command.args(["--threads", &engine.threads.unwrap_or(1).to_string(), "--no-pin"]);
     if let Some(isa) = &engine.isa {
         command.args(["--isa", isa]);

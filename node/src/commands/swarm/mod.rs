@@ -16,7 +16,7 @@ mod watch;
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) use self::{
-    ask::{invite, leave, peers, plan, receipts, status, why},
+    ask::{invite, leave, pause, peers, plan, receipts, status, why},
     demo::demo,
     doctor::doctor,
     join::join,

@@ -162,6 +162,7 @@ pub struct Ready {
     pub visit_ms: f64,
     pub head_ms: f64,
     pub load_ms: f64,
+    pub layer_bytes: u64,
     pub exact: bool,
     pub sandboxed: bool,
 }

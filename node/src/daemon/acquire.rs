@@ -1,0 +1,413 @@
+//! How a node that has no file of its model comes to hold layers of it.
+//!
+//! ```text
+//! who has it ──> tree, header ──> which layers ──> fetch them ──> worker ──> serve
+//!  Question::     content::pull     Question::      all holders,   News::     News::Holds
+//!  Named, Finder                    Lacking         verified       Fetched
+//! ```
+//!
+//! All of it happens beside the daemon's loop, on a thread of its own, while the node already answers prompts through
+//! peers (`delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
+//! goes on with the layers that are here before it asks for others: moving layers costs the swarm more than a hole that
+//! somebody else may fill.
+//!
+//! The layers are those the swarm lacks most, as many as fit the offered memory and disk. What is on the disk already is
+//! read and checked again before it is loaded.
+//!
+//! Limits: an attempt that fails is repeated after rests of [`FIRST_REST`] to [`LONGEST_REST`], without end, because
+//! holders come and go; what waiting cannot cure (too little disk, a header this build does not know) ends it.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use api::inference::ModelInfo;
+use p2p::{
+    blob::{self, Event},
+    wire::announce::Offer,
+};
+use scheduler::{LayerRange, LayerSet, ModelId};
+use serde_json::{Value, json};
+use shard::{gguf::Gguf, models::Blueprint};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::sleep,
+};
+
+use super::{
+    Daemon, Notice, Serve,
+    pull::{Pulls, apart},
+};
+use crate::{
+    Error, Result,
+    audit::Auditor,
+    content::{
+        self, hex,
+        peers::Question,
+        pull::{Ask, Found, Prepared, open, plan_json, report_json},
+    },
+    library, model, serve,
+    worker::{self, Output, Ready, Worker},
+};
+
+/// Rest after the first attempt that failed; doubles up to [`LONGEST_REST`].
+const FIRST_REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_secs(30);
+/// How long one attempt waits for somebody who has the model.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// With everything on the disk already, peers are waited for this long only.
+const GLANCE: Duration = Duration::from_secs(1);
+/// Time between two reports of progress.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
+/// The layers others announce are heard of within this time after the first of them: gossip comes in one burst.
+const LISTEN: Duration = Duration::from_millis(1_000);
+
+/// A model that is not on this disk, or not whole.
+#[derive(Clone, Debug)]
+pub struct Absent {
+    /// Its id, where that is known.
+    pub id: Option<ModelId>,
+    /// What it is called: where it is not known, how it must be announced.
+    pub name: String,
+    /// Mirrors that have it too.
+    pub from: Vec<String>,
+    /// Whether the first and the last layer are fetched as well, so that own prompts can keep them at home.
+    pub ends: bool,
+}
+
+/// What happened on the way.
+pub(super) enum News {
+    /// A line about what is being done.
+    Doing(Value),
+    /// The layers are on the disk.
+    Fetched(Box<Fetched>),
+    /// They are in memory.
+    Holds(Box<Arrival>),
+}
+
+/// Layers on the disk.
+pub(super) struct Fetched {
+    path: PathBuf,
+    model: ModelId,
+    file_bytes: u64,
+    load: Vec<LayerRange>,
+    serve: Vec<LayerRange>,
+    /// For the API, but for its name and context.
+    about: ModelInfo,
+}
+
+/// Layers in memory.
+pub(super) struct Arrival {
+    fetched: Fetched,
+    worker: Worker,
+    ready: Ready,
+    outputs: mpsc::Receiver<Output>,
+    spec: worker::Spec,
+}
+
+/// The task.
+pub(super) struct Acquire {
+    pub pulls: Pulls,
+    pub absent: Absent,
+    pub serve: Serve,
+    /// Most memory for weights.
+    pub weights_bytes: Option<u64>,
+    pub news: mpsc::Sender<News>,
+}
+
+impl Acquire {
+    /// Begins, on a thread of its own.
+    pub fn start(self) {
+        if let Serve::These(layers) = &self.serve
+            && layers.is_empty()
+            && !self.absent.ends
+        {
+            return;
+        }
+        apart("acquire", move || async move {
+            let mut rest = FIRST_REST;
+            while let Err(error) = self.attempt().await {
+                let lasting = is_lasting(&error);
+                let again_s = (!lasting).then_some(rest.as_secs());
+                let why = error.to_string();
+                tracing::warn!(%why, ?again_s, "the model is not here yet");
+                let line =
+                    json!({ "event": "waiting", "model": self.absent.name, "why": why, "again_s": again_s });
+                if self.news.send(News::Doing(line)).await.is_err() || lasting {
+                    return;
+                }
+                sleep(rest).await;
+                rest = (rest * 2).min(LONGEST_REST);
+            }
+        });
+    }
+
+    async fn tell(&self, line: Value) {
+        // A loop that is gone has stopped the node.
+        let _ = self.news.send(News::Doing(line)).await;
+    }
+
+    async fn attempt(&self) -> Result<()> {
+        let name = &self.absent.name;
+        let id = match self.absent.id {
+            Some(id) => id,
+            None => {
+                self.tell(json!({ "event": "looking", "model": name })).await;
+                self.pulls.resolve(name, PATIENCE).await?
+            }
+        };
+        // From here on prompts find who computes it by its id.
+        self.tell(json!({ "event": "found", "model": name, "id": hex(id) })).await;
+        let named = Some(name.clone()).filter(|name| {
+            library::check_name(name).is_ok() && content::parse_id(name).is_none() && self.is_free(name, id)
+        });
+        let ask = Ask {
+            name: named,
+            from: self.absent.from.clone(),
+            disk_bytes: self.pulls.disk_bytes,
+            pace: self.pulls.pace.clone(),
+            ..Ask::new(self.pulls.home.clone(), Some(id))
+        };
+        let finder = self.pulls.finder(id);
+        let mut sources = ask.mirrors()?;
+        sources.extend(finder.first(if ask.is_kept() { GLANCE } else { PATIENCE }).await);
+        let mut prepared = match open(ask, &mut sources).await? {
+            Found::Pull(prepared) => prepared,
+            Found::Here(entry) => {
+                let gguf = library::open_file(&entry.path)?;
+                let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
+                let (load, serve) = self.choose(id, &gguf, u64::MAX, None).await?;
+                let (path, file_bytes) = (entry.path, entry.bytes);
+                return self.fetched(Fetched { path, model: id, file_bytes, load, serve, about }).await;
+            }
+            Found::NoTree(why) => {
+                let why =
+                    if why.is_empty() { "nobody who has it is there".to_owned() } else { why.join("; ") };
+                return Err(Error::Failed(format!("{name} cannot be fetched yet: {why}")));
+            }
+        };
+        let gguf = prepared.header(&mut sources, &mut |event| finder.heard(&event)).await?;
+        let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
+        let here = content::held(&self.pulls.home, prepared.entry()).ok().map(|holding| holding.layers);
+        let (load, serve) = self.choose(id, &gguf, prepared.offered_bytes(), here).await?;
+        if load.is_empty() {
+            return Err(Error::usage(
+                "not one layer fits what this node was offered: raise --disk or --weights",
+            ));
+        }
+        prepared.want_layers(&gguf, load.clone())?;
+        let bad = prepared.verify()?;
+        if bad > 0 {
+            tracing::warn!(bytes = bad, "a part of the model has gone bad on this disk; it is fetched again");
+        }
+        let mut plan = plan_json(&prepared, &load);
+        plan["event"] = json!("fetching");
+        self.tell(plan.clone()).await;
+        if prepared.missing_bytes() > 0 {
+            let report = self.fetch(&mut prepared, &mut sources, &finder, &mut plan).await?;
+            report_json(&report, &mut plan);
+            plan["event"] = json!("fetched");
+            plan["done_bytes"] = json!(prepared.total_bytes());
+            self.tell(plan).await;
+        }
+        let entry = prepared.entry();
+        let fetched =
+            Fetched { path: prepared.path(), model: id, file_bytes: entry.bytes, load, serve, about };
+        drop(prepared);
+        self.fetched(fetched).await
+    }
+
+    async fn fetched(&self, fetched: Fetched) -> Result<()> {
+        let _ = self.news.send(News::Fetched(Box::new(fetched))).await;
+        Ok(())
+    }
+
+    async fn fetch(
+        &self,
+        prepared: &mut Prepared,
+        sources: &mut [Box<dyn blob::Source>],
+        finder: &content::peers::Finder,
+        plan: &mut Value,
+    ) -> Result<blob::Report> {
+        let started = Instant::now();
+        let (news, mut first, mut told) = (self.news.clone(), None, started);
+        let before = plan.clone();
+        let mut hear = move |event: Event| {
+            finder.heard(&event);
+            match event {
+                Event::Started { have_bytes, .. } => first = Some(have_bytes),
+                Event::Progress { done_bytes, .. } if told.elapsed() >= REPORT_EVERY => {
+                    told = Instant::now();
+                    let speed = done_bytes.saturating_sub(first.unwrap_or(0)) as f64
+                        / started.elapsed().as_secs_f64().max(1e-3);
+                    let left = before["total_bytes"].as_u64().unwrap_or(0).saturating_sub(done_bytes);
+                    let mut line = before.clone();
+                    line["done_bytes"] = json!(done_bytes);
+                    line["bytes_per_s"] = json!(speed as u64);
+                    line["eta_s"] = json!((left as f64 / speed.max(1.0)).ceil() as u64);
+                    let _ = news.try_send(News::Doing(line));
+                }
+                Event::Dropped { source, why, lied } => {
+                    let line = json!({ "event": "dropped", "source": source, "why": why, "lied": lied });
+                    let _ = news.try_send(News::Doing(line));
+                }
+                _ => {}
+            }
+        };
+        let fetched = prepared.fetch(sources, Some(finder.keep_looking()), &mut hear).await;
+        prepared.save()?;
+        fetched
+    }
+
+    /// Whether `name` is nobody's on this machine, or this very model's.
+    fn is_free(&self, name: &str, id: ModelId) -> bool {
+        library::Library::load(&self.pulls.home)
+            .is_ok_and(|library| library.get(name).is_none_or(|entry| entry.model() == Some(id)))
+    }
+
+    /// What to load and what of it to serve.
+    async fn choose(
+        &self,
+        model: ModelId,
+        gguf: &Gguf,
+        offered_bytes: u64,
+        here: Option<LayerSet>,
+    ) -> Result<(Vec<LayerRange>, Vec<LayerRange>)> {
+        let num_layers = model::num_layers(gguf)?;
+        let layer_bytes = (model::layer_bytes(gguf) / u64::from(num_layers)).max(1);
+        let fits = |bytes: u64| u32::try_from(bytes / layer_bytes).unwrap_or(u32::MAX);
+        let serve = match &self.serve {
+            Serve::These(layers) => {
+                if let Some(beyond) = layers.iter().find(|range| range.end() > num_layers) {
+                    return Err(Error::usage(format!(
+                        "--layers {beyond}: the model has layers 0..{num_layers}"
+                    )));
+                }
+                layers.clone()
+            }
+            Serve::Scarcest(cap) => {
+                let room = offered_bytes.saturating_sub(gguf.header_len());
+                let cap =
+                    (*cap).min(num_layers).min(fits(room)).min(self.weights_bytes.map_or(u32::MAX, fits));
+                let kept =
+                    here.as_ref().and_then(|here| here.ranges().iter().max_by_key(|range| range.len()));
+                match kept.and_then(|kept| LayerRange::new(kept.start(), kept.end().min(kept.start() + cap)))
+                {
+                    Some(kept) => vec![kept],
+                    None => self.lacking(model, num_layers, cap).await.into_iter().collect(),
+                }
+            }
+        };
+        let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers - 1, num_layers)];
+        let ends = ends.into_iter().flatten().filter(|_| self.absent.ends);
+        let load = LayerSet::new(serve.iter().copied().chain(ends)).ranges().to_vec();
+        Ok((load, serve))
+    }
+
+    async fn lacking(&self, model: ModelId, num_layers: u32, cap: u32) -> Option<LayerRange> {
+        sleep(LISTEN).await;
+        let (answer, answered) = oneshot::channel();
+        self.pulls.questions.send(Question::Lacking { model, num_layers, cap, answer }).await.ok()?;
+        answered.await.ok().flatten()
+    }
+}
+
+/// Whether waiting cures nothing.
+fn is_lasting(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Usage(_)
+            | Error::Engine(_)
+            | Error::Model(blob::Error::TooLarge { .. } | blob::Error::Damaged { .. })
+    )
+}
+
+impl Daemon {
+    /// Answers a task that moves models.
+    pub(super) fn answer_content(&self, question: Question) {
+        match question {
+            Question::Named { name, answer } => {
+                let mut named: Vec<Offer> = Vec::new();
+                let all = self.facts.values().flat_map(|facts| &facts.offers);
+                for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
+                    if !named.iter().any(|known| known.model == offer.model) {
+                        named.push(offer.clone());
+                    }
+                }
+                let _ = answer.send(named);
+            }
+            Question::Holders { model, answer } => {
+                let holders = self
+                    .facts
+                    .iter()
+                    .filter(|(_, facts)| facts.offers.iter().any(|offer| offer.model == model));
+                let contact = |(node, facts): (&scheduler::NodeId, &super::gossip::Facts)| {
+                    p2p::wire::control::Contact { node: *node, addresses: facts.addresses.clone() }
+                };
+                let _ = answer.send(holders.map(contact).collect());
+            }
+            Question::Lacking { model, num_layers, cap, answer } => {
+                let _ = answer.send(super::hold::lacking(&self.view, self.me, model, num_layers, cap));
+            }
+        }
+    }
+
+    /// The model is on its way.
+    pub(super) async fn arrived(&mut self, news: News) {
+        match news {
+            News::Doing(line) => {
+                // The last word stays: what became of sources is told once.
+                if let Some(id) = line["id"].as_str().and_then(content::parse_id)
+                    && self.held.loaded.is_empty()
+                {
+                    (self.held.id, self.held.ready.model) = (id, id);
+                }
+                if line["event"] != "dropped" {
+                    self.fetching = Some(line.clone());
+                }
+                let _ = self.notices.try_send(Notice::Fetching(line));
+            }
+            News::Fetched(fetched) => {
+                let spec = worker::Spec {
+                    source: worker::Source::File(fetched.path.clone()),
+                    model: Some(fetched.model),
+                    layers: fetched.load.clone(),
+                    ..self.held.spec.clone()
+                };
+                let news = self.news.clone();
+                tokio::spawn(async move {
+                    let loaded = match worker::spawn(spec.clone()).await {
+                        Ok((worker, ready, outputs)) => {
+                            News::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
+                        }
+                        Err(fault) => News::Doing(json!({ "event": "waiting", "why": fault.to_string() })),
+                    };
+                    let _ = news.send(loaded).await;
+                });
+            }
+            News::Holds(arrival) => {
+                let Arrival { fetched, worker, ready, outputs, mut spec } = *arrival;
+                spec.class = Some(ready.class);
+                tokio::spawn(super::pump(outputs, worker.pid(), self.table.clone(), self.deaths.clone()));
+                self.held.id = fetched.model;
+                self.held.spec = spec;
+                self.held.loaded = ready.layers.clone();
+                self.held.served = fetched.serve;
+                self.held.file_bytes = fetched.file_bytes;
+                self.front.about = ModelInfo {
+                    name: self.front.about.name.clone(),
+                    context: ready.context as usize,
+                    ..fetched.about
+                };
+                self.held.ready = ready;
+                self.auditor = Auditor::new(&self.held.spec, self.held.id, self.held.ready.class);
+                self.held.replace(worker);
+                self.fetching = None;
+                self.announce(true).await;
+                let status = self.status().await;
+                let _ = self.notices.try_send(Notice::Serving(status));
+            }
+        }
+    }
+}
