@@ -359,6 +359,13 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     knows(&fresh, 2);
     knows(&holds, 1);
     knows(&helper, 1);
+    until("somebody who serves what is called so", || {
+        let peers = fresh.ask(&["peers"]);
+        let mut models = peers["peers"].as_array().unwrap().iter().flat_map(|peer| peer["models"].as_array());
+        models.any(|models| {
+            models.iter().any(|model| model["name"] == "story" && model["layers"][0].is_string())
+        })
+    });
     let name = holds.ask(&["status"])["model"]["name"].as_str().unwrap().to_owned();
     let ask = ["run", "--via", "swarm", "--mode", "open", "-n", "24", PROMPT];
     let answer = fresh.ask(&ask);

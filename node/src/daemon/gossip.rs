@@ -362,9 +362,11 @@ impl Daemon {
         let (mut holdings, mut offers) = (Vec::new(), Vec::new());
         if !offered.is_empty() && !self.paused {
             holdings.push(self.holding(figures, offered));
+            // The name under which its owner shares it is the one others were told.
+            let shared = self.shared.borrow().iter().find(|offer| offer.model == self.held.id).cloned();
             offers.push(Offer {
                 model: self.held.id,
-                name: ready.name.clone(),
+                name: shared.map_or_else(|| ready.name.clone(), |offer| offer.name),
                 num_layers: ready.num_layers,
                 hidden: ready.hidden,
                 context: ready.context,
