@@ -187,9 +187,10 @@ impl Acquire {
                 return Err(Error::Failed(format!("{name} cannot be fetched yet: {why}")));
             }
         };
+        // Before the header comes: with it come bytes of the first layers, which are no reason to keep to those.
+        let here = content::held(&self.pulls.home, prepared.entry()).ok().map(|holding| holding.layers);
         let gguf = prepared.header(&mut sources, &mut |event| finder.heard(&event)).await?;
         let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
-        let here = content::held(&self.pulls.home, prepared.entry()).ok().map(|holding| holding.layers);
         let (load, serve) = self.choose(id, &gguf, prepared.offered_bytes(), here).await?;
         if load.is_empty() {
             return Err(Error::usage(

@@ -23,7 +23,7 @@ pub(super) async fn choose(
     cap: u32,
 ) -> (Option<LayerRange>, Vec<Event>) {
     let mut heard = Vec::new();
-    let mut held = Vec::new();
+    let mut held = vec![ends(num_layers)];
     let mut until = Instant::now() + Duration::from_millis(LISTEN_MS);
     while heard.len() < MAX_HEARD
         && let Ok(Some(event)) = timeout_at(until, events.next()).await
@@ -49,6 +49,13 @@ pub(super) fn lacking(
 ) -> Option<LayerRange> {
     let snapshot = view.snapshot(model, num_layers, me).ok()?;
     let others = snapshot.hosts().iter().filter(|host| host.id != me && !host.loaded.is_empty());
-    let held: Vec<LayerSet> = others.map(|host| host.loaded.clone()).collect();
+    let mut held: Vec<LayerSet> = others.map(|host| host.loaded.clone()).collect();
+    held.push(ends(num_layers));
     place::scarcest(num_layers, &held, cap)
+}
+
+/// The first and the last layer: whoever asks holds them for himself, so they lack least where nobody offers them.
+fn ends(num_layers: u32) -> LayerSet {
+    let last = num_layers.saturating_sub(1);
+    LayerSet::new([LayerRange::new(0, 1), LayerRange::new(last, num_layers)].into_iter().flatten())
 }
