@@ -117,8 +117,15 @@ async fn news_reaches_who_is_not_connected() {
     let (a, mut of_a) = node(Config { bootstrap: boot.clone(), ..config(1, TCP) }).await;
     let (c, mut of_c) = node(Config { bootstrap: boot, ..config(3, QUIC) }).await;
     // C listens on QUIC and dials over TCP: one node, both transports.
-    connected(&mut of_b, a.me()).await;
-    connected(&mut of_b, c.me()).await;
+    // In whatever order they come.
+    let mut missing = std::collections::BTreeSet::from([a.me(), c.me()]);
+    while !missing.is_empty() {
+        let came = expect(&mut of_b, |event| match event {
+            Event::Connected { node, .. } => Some(node),
+            _ => None,
+        });
+        missing.remove(&came.await);
+    }
     connected(&mut of_a, b.me()).await;
     connected(&mut of_c, b.me()).await;
     a.publish(announcement(&identity(1), 1)).await.unwrap();
