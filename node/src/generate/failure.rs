@@ -36,7 +36,11 @@ impl Conductor {
             },
             Order::Opened { stage: None, layers, node, answer, .. } => match answer {
                 Ok(have) => {
-                    self.fed.insert((node, layers.start()), have);
+                    let start = layers.start();
+                    self.fed.insert((node, start), have);
+                    if let Some(stage) = self.stage_from(start) {
+                        self.feed_shadow(stage);
+                    }
                     Vec::new()
                 }
                 Err(failure) => self.failed(node, failure),

@@ -23,6 +23,9 @@ impl Conductor {
             self.step_began = Instant::now();
         }
         if node != segment.node {
+            if !self.fed.contains_key(&(node, segment.layers.start())) {
+                return;
+            }
             // A hedge: whoever follows must first have all that came before.
             self.feed(node, segment.layers.start(), epoch, from);
         }
@@ -207,14 +210,14 @@ impl Conductor {
         };
         let boundary = segment.layers.start();
         let logged = self.logs.reached(boundary);
-        if logged >= self.fed.get(&(shadow, boundary)).copied().unwrap_or(0) + FEED_ROWS {
+        if self.fed.get(&(shadow, boundary)).is_some_and(|fed| logged >= fed + FEED_ROWS) {
             self.feed(shadow, boundary, self.machine.epoch(), logged);
         }
     }
 
-    /// Gives a follower the inputs it has not had yet, below position `to`.
+    /// Gives a follower that has promised the inputs it has not had yet, below position `to`.
     pub(super) fn feed(&mut self, shadow: NodeId, boundary: u32, epoch: u32, to: u32) {
-        let mut at = self.fed.get(&(shadow, boundary)).copied().unwrap_or(0);
+        let Some(mut at) = self.fed.get(&(shadow, boundary)).copied() else { return };
         while at < to {
             let rows = CHUNK_ROWS.min(to - at);
             let Some((wire, bytes)) = self.logs.get(boundary, at, rows) else { break };

@@ -76,7 +76,7 @@ struct Conductor {
     sampling: Option<(u32, u32)>,
     /// What the worker said about the token that the machine is about to emit.
     sampled: Option<(Progress, bool)>,
-    /// By shadow and the first layer of what it follows, positions given to it.
+    /// By shadow that promised and the first layer of what it follows, positions given to it.
     fed: BTreeMap<(NodeId, u32), u32>,
     shadows: BTreeMap<usize, NodeId>,
     step_began: Instant,
@@ -206,7 +206,8 @@ impl Conductor {
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {
                     self.shadows.insert(stage, segment.node);
-                    self.fed.insert((segment.node, segment.layers.start()), 0);
+                    // Until it has promised it knows nothing of the session: what it was sent would be lost.
+                    self.fed.remove(&(segment.node, segment.layers.start()));
                     self.open(None, epoch, segment, next, at);
                 }
                 Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
