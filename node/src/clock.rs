@@ -7,7 +7,12 @@ pub(crate) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
+/// Seconds since 1970.
+pub(crate) fn unix_s() -> u64 {
+    unix_ms() / 1_000
+}
+
 /// Seconds since 1970, as receipts carry them.
-pub(crate) fn unix_s() -> u32 {
-    u32::try_from(unix_ms() / 1_000).unwrap_or(u32::MAX)
+pub(crate) fn receipt_s() -> u32 {
+    u32::try_from(unix_s()).unwrap_or(u32::MAX)
 }

@@ -67,8 +67,7 @@ pub struct Begun {
 impl Begun {
     /// A question asked now.
     pub fn now(ask: Ask, model: String, rounding: Option<Vec<u32>>) -> Self {
-        let at_s =
-            SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let at_s = crate::clock::unix_s();
         Self { version: VERSION, ask, model, rounding, at_s }
     }
 }

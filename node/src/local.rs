@@ -9,7 +9,7 @@
 
 use std::{
     ops::ControlFlow,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use serde_json::{Map, Value};
@@ -177,8 +177,7 @@ impl Session {
 
 /// The time that templates may ask for.
 pub fn now() -> DateTime {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    DateTime::from_unix(since.map_or(0, |since| since.as_secs()))
+    DateTime::from_unix(crate::clock::unix_s())
 }
 
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.

@@ -2,10 +2,7 @@
 //!
 //! The API answers from the first moment: while the model loads every prompt is told to come back in a second.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::SystemTime,
-};
+use std::sync::{Arc, OnceLock};
 
 use api::{
     Inference,
@@ -111,7 +108,6 @@ fn load(args: &EngineArgs, name: String) -> Result<Ready> {
 /// What clients are told of the model in `gguf`, of which sessions hold `ctx` positions.
 pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String) -> ModelInfo {
     let template = gguf.metadata().str("tokenizer.chat_template").map(str::to_owned);
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     ModelInfo {
         name,
         hash: None,
@@ -124,7 +120,7 @@ pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String)
         hidden: blueprint.hidden,
         tools: template.as_ref().is_some_and(|template| template.contains("tools")),
         template,
-        created_s: now.map_or(0, |now| now.as_secs()),
+        created_s: crate::clock::unix_s(),
         modes: vec![Mode::Local],
         embeddings: false,
         local: true,
@@ -294,7 +290,6 @@ impl Inference for Alone {
     }
 
     fn swarm(&self) -> SwarmSnapshot {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let ready = self.model();
         let (state, reason) = match (&ready, self.state.get()) {
             (Ok(_), _) => (NodeState::Ready, None),
@@ -325,7 +320,7 @@ impl Inference for Alone {
             download: None,
         };
         SwarmSnapshot {
-            at_ms: now.map_or(0, |now| now.as_millis() as u64),
+            at_ms: crate::clock::unix_ms(),
             version: env!("CARGO_PKG_VERSION").into(),
             me: ME.into(),
             state,

@@ -263,7 +263,7 @@ impl Running {
         }
         let it = (self.stage.hidden, self.stage.class);
         let random = u32::from_le_bytes(random);
-        self.words.insert(start, Word::new(lease, self.stage.requester, it, clock::unix_s(), random));
+        self.words.insert(start, Word::new(lease, self.stage.requester, it, clock::receipt_s(), random));
         0
     }
 
@@ -277,7 +277,7 @@ impl Running {
             return;
         }
         let identity = &self.stage.identity;
-        let settled = self.words.values_mut().filter_map(|word| word.settle(identity, clock::unix_s()));
+        let settled = self.words.values_mut().filter_map(|word| word.settle(identity, clock::receipt_s()));
         let settled = if withholds() { Vec::new() } else { settled.take(MAX_SETTLED).collect() };
         if let Some((_, _, answer)) = self.settling.take() {
             let _ = answer.send(Answer::Settled(settled));

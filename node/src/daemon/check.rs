@@ -52,7 +52,7 @@ impl Daemon {
 
     /// A requester signed for our work.
     pub(super) fn keep_receipt(&mut self, from: NodeId, receipt: &[u8; Receipt::LEN]) {
-        let entry = self.receipts.enter(receipt, clock::unix_s());
+        let entry = self.receipts.enter(receipt, clock::receipt_s());
         tracing::debug!(%from, ?entry, "a receipt came");
     }
 
@@ -64,7 +64,7 @@ impl Daemon {
         proofs: &[Vec<u8>],
     ) {
         for receipt in receipts {
-            self.receipts.enter(receipt, clock::unix_s());
+            self.receipts.enter(receipt, clock::receipt_s());
         }
         for proof in proofs {
             if let Err(error) = keep_proof(&self.home.join("proofs"), proof) {

@@ -256,7 +256,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         view: SwarmView::new(Geography::around(UNMEASURED_MS)),
         facts: BTreeMap::new(),
         trust: Trust::open(&setup.home),
-        receipts: Receipts::open(&setup.home, me, clock::unix_s()),
+        receipts: Receipts::open(&setup.home, me, clock::receipt_s()),
         auditor: Auditor::new(&held.spec, held.id, held.ready.class),
         held,
         table,

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use api::{
@@ -428,8 +428,7 @@ impl Story {
     fn failovers(&mut self) -> Vec<Event> {
         let stall_ms = self.heard.elapsed().as_secs_f64() * 1e3;
         let position = (self.prompt_tokens + self.tokens) as u32;
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let at_ms = now.map_or(0, |now| now.as_millis() as u64);
+        let at_ms = crate::clock::unix_ms();
         let moves = std::mem::take(&mut self.moves);
         let told = moves.into_iter().map(|Moved { lost, replacement, layers, why }| {
             let event =

@@ -6,7 +6,6 @@ use std::{
     fs,
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     path::Path,
-    time::SystemTime,
 };
 
 use serde_json::{Value, json};
@@ -168,7 +167,7 @@ fn socket(multiaddress: &str) -> Option<(bool, SocketAddr)> {
 }
 
 fn clock() -> Finding {
-    let unix_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let unix_s = crate::clock::unix_s();
     let well = unix_s >= LEAST_UNIX_S;
     let found = if well { "plausible".to_owned() } else { format!("{unix_s} s since 1970") };
     Finding { what: "clock", well, found, advice: "set the system's clock: announcements are numbered by it" }

@@ -1,6 +1,6 @@
 //! `shoal verify PROOF`: whether a node lied, for whoever holds the model.
 
-use std::{fs, process, time::SystemTime};
+use std::{fs, process};
 
 use p2p::{
     codec::Wire,
@@ -81,7 +81,7 @@ pub(in crate::commands) fn verify(args: VerifyArgs) -> Result<()> {
         Ok(_) => fs::read(&args.proof).map_err(|error| unreadable(&error.to_string()))?,
         Err(error) => return Err(unreadable(&error.to_string())),
     };
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_secs() as u32);
+    let now = crate::clock::receipt_s();
     let found = match Equivocation::open(&bytes, now) {
         Ok(proof) => Ok((proof.accused(), "signed two things that cannot both be true".to_owned())),
         Err(_) => {
