@@ -1,7 +1,7 @@
 //! Grows pipelines and improves them. See the module's page for the objective.
 
 use super::split::{self, MAX_STAGES};
-use super::{Ground, Pace, fill};
+use super::{Ground, Pace, fill, widest};
 use crate::chance::Chance;
 
 /// Any constant will do; all nodes must use the same.
@@ -25,6 +25,9 @@ pub(super) fn grow_best(ground: &Ground, pool: &[u32]) -> Vec<Vec<u32>> {
         if tps > best.0 {
             best = (tps, chains);
         }
+    }
+    if best.1.is_empty() {
+        best.1.extend(widest::pipeline(ground, pool));
     }
     best.1
 }

@@ -10,7 +10,7 @@
 //! cheap: only the pipelines they touch are priced again (`split.rs`). Pipelines are first grown from fast nodes by
 //! the least latency added per layer covered, then improved by annealing (`anneal.rs`): move a node, swap two, drop
 //! one, dissolve a few pipelines and grow them anew. The marginal price is refreshed on the way and the best
-//! placement by the true goodput is kept.
+//! placement by the true goodput is kept. Where growing finds nothing, one pipeline of the widest sites is tried (`widest.rs`).
 //!
 //! **Sameness.** Sites are sorted by id and the generator is seeded with a constant: every node that knows the same
 //! sites computes the same advice, in whatever order it learned of them. Effort is counted in pipelines priced,
@@ -25,6 +25,7 @@ mod anneal;
 mod keep;
 mod split;
 mod widen;
+mod widest;
 
 use crate::{LayerRange, NodeId, Pipeline, Segment};
 
