@@ -1,0 +1,272 @@
+//! One request in flight, as the requester sees it: events in, actions out, no I/O.
+//!
+//! Truth lives here: the prompt, the tokens emitted so far, the epoch. Everything a stage holds can be computed
+//! again. A *step* brings every stage's KV to the number of tokens known and yields the next one; prefill, decode
+//! and failover are the same step from different starting points:
+//!
+//! ```text
+//!            known = 7 tokens                 have   logged   recompute from
+//!   stage 0  tokens ──┐                        6       -         6
+//!   stage 1  log ─────┼─ inputs logged to 6    0       6         0     fresh replacement: replay 0..6 from the log,
+//!   stage 2  log ─────┘  inputs logged to 6    6       6         6     the 7th input comes from stage 0
+//! ```
+//!
+//! Frames run down the chain; each stage also sends its output to the requester, off the critical path. That copy is
+//! the log a replacement replays, and it tells which stage a step hangs at.
+//!
+//! Detection. Who is waited for and says nothing (no output, no beacon, no promise) is asked whether it is there, ten
+//! times a second. No answer for [`SILENCE_MS`](crate::recover::SILENCE_MS) and the network's part makes it *suspect*: its shadow gets the frame, and
+//! every later one until it speaks again. As long again and it is left. A node that answers is slow, not gone: it has
+//! until its patience ends. A look that comes late proves that this machine slept and nothing else.
+//!
+//! What a stage promises (the other end of this machine): a frame names session, epoch and positions `[from, to)`.
+//! A lower epoch is dropped, a higher one adopted. `from` beyond its KV is answered with `NeedReplay { have }`;
+//! otherwise it truncates to `from`, computes, and passes its output on under the same epoch. A stage that is closed
+//! remembers the session's epoch for as long as a lease lasts: an `Open` that was overtaken by its `Close` must not
+//! start it again.
+//!
+//! Invariants, asserted by the tests at every event:
+//! * I1: a stage computes only when its KV length equals the frame's first position.
+//! * I2: nothing of a lower epoch has any effect.
+//! * I3: each position is emitted once, in order.
+//! * I4: chance is a function of (seed, position) and lives nowhere else, so a replay draws the same.
+//! * I5: a replacement computes the same bits, so it continues the same stream; two different answers for one position
+//!   are evidence, never output.
+//!
+//! In this folder: `protocol` is what is said to the machine and asked of its caller, `advance` the ordinary step;
+//! `suspicion` tells the slow from the gone, `recovery` replaces who is gone.
+
+mod advance;
+mod protocol;
+mod recovery;
+mod suspicion;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use protocol::{Action, End, Event, Standbys};
+
+use crate::recover::{Budget, Detector};
+use crate::{Millis, NodeId, Pipeline, Segment, SessionId};
+
+#[derive(Clone, Debug)]
+struct Stage {
+    segment: Segment,
+    /// KV length once opened.
+    have: Option<u32>,
+    /// Outputs seen below this.
+    done: u32,
+    /// When it last had something to say about its work, or was given some.
+    heard: Millis,
+    /// When its node last answered a ping.
+    alive: Millis,
+    shadow: Option<NodeId>,
+    cover: Vec<Segment>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Opening,
+    Stepping,
+    Asking,
+    Over,
+}
+
+/// The requester's side of one request. See the module's page.
+#[derive(Clone, Debug)]
+pub struct Session {
+    id: SessionId,
+    epoch: u32,
+    prompt: u32,
+    most: u32,
+    tokens: Vec<u32>,
+    stages: Vec<Stage>,
+    /// Inputs logged, by first layer of the segment they enter.
+    log: BTreeMap<u32, u32>,
+    phase: Phase,
+    due: Millis,
+    /// When to look for silence next.
+    look: Millis,
+    step_began: Millis,
+    /// Tokens the running step computes at most.
+    step_tokens: u32,
+    /// When beacons stop helping.
+    last_due: Millis,
+    /// When a frame of this step was sent once more, or to a shadow.
+    hedged: Option<Millis>,
+    /// The stage that was hedged, since when: until it speaks again its shadow gets every frame too.
+    suspect: Option<(usize, Millis)>,
+    replays: u32,
+    budget: Budget,
+    detectors: BTreeMap<NodeId, Detector>,
+    failed: BTreeSet<NodeId>,
+    /// How often each failed, forgiven or not.
+    blame: BTreeMap<NodeId, u32>,
+    /// No route is left without those who failed; the least to blame are forgiven when the wait is over.
+    forgiving: bool,
+    /// Times somebody was.
+    forgiven: u32,
+    /// Caches computed from a lie: from here on nobody keeps his.
+    tainted: u32,
+    rtt_p99_ms: f64,
+}
+
+impl Session {
+    /// A request of `prompt` tokens for at most `most` more, over `pipeline`. `rtt_p99_ms` is the network's part of
+    /// the slowest ordinary step. Returns the first actions.
+    pub fn start(
+        id: SessionId,
+        now: Millis,
+        prompt: u32,
+        most: u32,
+        pipeline: &Pipeline,
+        standbys: &Standbys,
+        rtt_p99_ms: f64,
+    ) -> (Self, Vec<Action>) {
+        let mut session = Self {
+            id,
+            epoch: 0,
+            prompt: prompt.max(1),
+            most: most.max(1),
+            tokens: Vec::new(),
+            stages: Vec::new(),
+            log: BTreeMap::new(),
+            phase: Phase::Opening,
+            due: now,
+            look: now,
+            step_began: now,
+            step_tokens: 1,
+            last_due: now,
+            hedged: None,
+            suspect: None,
+            replays: 0,
+            budget: Budget::default(),
+            detectors: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            blame: BTreeMap::new(),
+            forgiving: false,
+            forgiven: 0,
+            tainted: u32::MAX,
+            rtt_p99_ms,
+        };
+        let mut actions = Vec::new();
+        session.adopt(now, pipeline, standbys, &mut actions);
+        (session, actions)
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// The current epoch; frames of any other are dead.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Tokens emitted so far.
+    pub fn emitted(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.phase == Phase::Over
+    }
+
+    /// The segments as they run now.
+    pub fn segments(&self) -> impl Iterator<Item = Segment> + '_ {
+        self.stages.iter().map(|stage| stage.segment)
+    }
+
+    /// When the next [`Event::Tick`] is due; `None` when over.
+    pub fn wake(&self) -> Option<Millis> {
+        match self.phase {
+            Phase::Opening | Phase::Stepping => Some(self.due.min(self.look)),
+            Phase::Asking => Some(self.due),
+            Phase::Over => None,
+        }
+    }
+
+    /// Takes in one event and says what to do.
+    pub fn step(&mut self, now: Millis, event: Event) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.phase == Phase::Over {
+            return actions;
+        }
+        match event {
+            Event::Tick => self.tick(now, &mut actions),
+            Event::Opened { stage, epoch, have } => {
+                if self.live(stage, epoch) && self.phase == Phase::Opening {
+                    let known = self.known();
+                    self.stages[stage].have = Some(have.min(known));
+                    self.stages[stage].heard = now;
+                    self.begin_if_open(now, &mut actions);
+                }
+            }
+            Event::NeedReplay { stage, epoch, have } => {
+                if self.live(stage, epoch) && self.phase == Phase::Stepping {
+                    self.need_replay(now, stage, have, &mut actions);
+                }
+            }
+            Event::Boundary { stage, node, epoch, to } => {
+                if self.live(stage, epoch) && to <= self.known() {
+                    self.boundary(now, stage, node, to, &mut actions);
+                }
+            }
+            Event::Beacon { stage, epoch } => {
+                if self.live(stage, epoch) {
+                    self.speaks(now, stage);
+                }
+            }
+            Event::Pong { node } => {
+                for stage in self.stages.iter_mut().filter(|stage| stage.segment.node == node) {
+                    stage.alive = now;
+                }
+            }
+            Event::Token { epoch, position, token, stop } => {
+                if epoch == self.epoch {
+                    self.token(now, position, token, stop, &mut actions);
+                }
+            }
+            Event::Failed { node, failure } => self.node_failed(now, node, failure, &mut actions),
+            Event::Convicted { node, layer, from, known } => {
+                self.convicted(now, node, layer, (from, known), &mut actions);
+            }
+            Event::Rerouted(found) => self.rerouted(now, found, &mut actions),
+            Event::Cancel => self.finish(End::Cancelled, &mut actions),
+        }
+        actions
+    }
+
+    /// I2: an event counts only under the current epoch.
+    fn live(&self, stage: usize, epoch: u32) -> bool {
+        epoch == self.epoch && stage < self.stages.len()
+    }
+
+    fn finish(&mut self, end: End, actions: &mut Vec<Action>) {
+        let mut nodes: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
+        nodes.extend(self.stages.iter().filter_map(|stage| stage.shadow));
+        nodes.sort_unstable();
+        nodes.dedup();
+        let epoch = self.epoch;
+        actions.extend(nodes.into_iter().map(|node| Action::Close { node, epoch }));
+        actions.push(Action::Done(end));
+        self.phase = Phase::Over;
+    }
+}
+
+impl Stage {
+    fn fresh(segment: Segment) -> Self {
+        Self {
+            segment,
+            have: None,
+            done: 0,
+            heard: Millis(0),
+            alive: Millis(0),
+            shadow: None,
+            cover: Vec::new(),
+        }
+    }
+}

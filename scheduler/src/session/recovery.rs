@@ -1,0 +1,207 @@
+//! After a failure: a shadow, a cover, another route, or the end.
+//!
+//! [`recover`](crate::recover) decides and this part carries it out. Whatever changes who serves raises the epoch, so that
+//! nothing said before has any effect after it, and every stage promises anew and says how much it holds.
+
+use super::suspicion::LOOK_MS;
+use super::{Action, End, Phase, Session, Stage, Standbys};
+use crate::recover::{Failure, GiveUp, Options, Recovery};
+use crate::{Millis, NodeId, Pipeline, Segment};
+
+/// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
+/// restart takes.
+const FORGIVE_MS: u64 = 500;
+/// Times somebody is forgiven: about 32 s of waiting, after which the request is given up.
+const MOST_FORGIVEN: u32 = 10;
+/// Waiting for a router's answer or a promise longer than this counts as its failure.
+const OPEN_MS: u64 = 2_000;
+
+impl Session {
+    pub(super) fn node_failed(
+        &mut self,
+        now: Millis,
+        node: NodeId,
+        failure: Failure,
+        actions: &mut Vec<Action>,
+    ) {
+        for stage in &mut self.stages {
+            if stage.shadow == Some(node) {
+                stage.shadow = None;
+            }
+            if stage.cover.iter().any(|segment| segment.node == node) {
+                stage.cover.clear();
+            }
+        }
+        if self.phase != Phase::Asking
+            && let Some(stage) = self.stages.iter().position(|stage| stage.segment.node == node)
+        {
+            self.recover(now, stage, failure, actions);
+        } else if failure.bars() {
+            self.bar(node);
+        }
+    }
+
+    fn bar(&mut self, node: NodeId) {
+        self.failed.insert(node);
+        *self.blame.entry(node).or_insert(0) += 1;
+    }
+
+    pub(super) fn convicted(
+        &mut self,
+        now: Millis,
+        node: NodeId,
+        layer: u32,
+        (from, known): (u32, u32),
+        actions: &mut Vec<Action>,
+    ) {
+        self.tokens.truncate(known.saturating_sub(self.prompt) as usize);
+        let known = self.known();
+        for (entered, logged) in &mut self.log {
+            *logged = (*logged).min(if *entered >= layer { from } else { known });
+        }
+        self.tainted = self.tainted.min(from);
+        let stage = self.stages.iter().position(|stage| stage.segment.node == node);
+        match stage.filter(|_| self.phase != Phase::Asking) {
+            Some(stage) => self.recover(now, stage, Failure::Corrupt, actions),
+            None => {
+                self.bar(node);
+                if self.phase != Phase::Asking {
+                    self.open_all(now, actions);
+                }
+            }
+        }
+    }
+
+    pub(super) fn recover(&mut self, now: Millis, at: usize, failure: Failure, actions: &mut Vec<Action>) {
+        let stage = &self.stages[at];
+        let options = Options {
+            shadow: stage.shadow.map(|node| Segment { node, layers: stage.segment.layers }),
+            cover: stage.cover.clone(),
+        };
+        let node = stage.segment.node;
+        // Only a running step can be hedged.
+        let hedged = self.hedged.is_some() || self.phase != Phase::Stepping;
+        let next = self.budget.next(failure, &options, hedged);
+        match next {
+            Recovery::Wait => {
+                if failure == Failure::Late {
+                    self.hedged.get_or_insert(now);
+                }
+                self.send_missing(now, actions);
+            }
+            Recovery::Hedge(_) => {
+                self.send_shadow(at, actions);
+                self.suspect = Some((at, now));
+                self.hedged = Some(now);
+                self.wait_for(now, at);
+            }
+            Recovery::Switch(segments) => {
+                if failure.bars() {
+                    self.bar(node);
+                }
+                let replacements = segments.into_iter().map(Stage::fresh);
+                self.stages.splice(at..=at, replacements);
+                if self.stages.iter().all(|stage| stage.segment.node != node) {
+                    actions.push(Action::Close { node, epoch: self.epoch });
+                }
+                self.open_all(now, actions);
+            }
+            Recovery::Retry => self.open_all(now, actions),
+            Recovery::Reroute => {
+                if failure.bars() {
+                    self.bar(node);
+                }
+                self.forgiving = false;
+                self.phase = Phase::Asking;
+                self.due = now + OPEN_MS;
+                // Frames still under way must not reach anybody who serves on.
+                self.epoch += 1;
+                actions.push(Action::FindRoute { deny: self.failed.iter().copied().collect() });
+            }
+            Recovery::GiveUp(why) => self.finish(End::GaveUp(why), actions),
+        }
+    }
+
+    pub(super) fn rerouted(
+        &mut self,
+        now: Millis,
+        found: Option<(Pipeline, Standbys)>,
+        actions: &mut Vec<Action>,
+    ) {
+        if self.phase != Phase::Asking || self.forgiving {
+            return;
+        }
+        match found {
+            // Nobody else is left: those who failed may be back by then, or others with the same layers.
+            None if self.forgiven < MOST_FORGIVEN => {
+                self.forgiving = true;
+                // Nobody was burdened by it.
+                self.budget.spare_reroute();
+                self.due = now + (FORGIVE_MS << self.forgiven.min(3));
+            }
+            Some((pipeline, standbys)) => {
+                let old: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
+                let gone = old.into_iter().filter(|node| !pipeline.visits(*node));
+                let epoch = self.epoch;
+                actions.extend(gone.map(|node| Action::Close { node, epoch }));
+                self.adopt(now, &pipeline, &standbys, actions);
+            }
+            None => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
+        }
+    }
+
+    /// The wait is over: those least to blame may be asked again.
+    pub(super) fn forgive(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        self.forgiving = false;
+        self.forgiven += 1;
+        // One that was suspected once may be innocent; one that failed again after it was forgiven waits longest.
+        let least = self.failed.iter().map(|node| self.blame.get(node).copied()).min().flatten();
+        self.failed.retain(|node| self.blame.get(node).copied() > least);
+        self.due = now + OPEN_MS;
+        actions.push(Action::FindRoute { deny: self.failed.iter().copied().collect() });
+    }
+
+    pub(super) fn adopt(
+        &mut self,
+        now: Millis,
+        pipeline: &Pipeline,
+        standbys: &Standbys,
+        actions: &mut Vec<Action>,
+    ) {
+        let stages = pipeline.segments().iter().enumerate().map(|(index, segment)| Stage {
+            shadow: standbys.shadows.get(index).copied().flatten(),
+            cover: standbys
+                .covers
+                .iter()
+                .find(|cover| cover.index == index)
+                .map_or_else(Vec::new, |cover| cover.segments.clone()),
+            ..Stage::fresh(*segment)
+        });
+        self.stages = stages.collect();
+        self.open_all(now, actions);
+    }
+
+    /// A new epoch: every stage must promise again and say what it holds.
+    fn open_all(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        self.epoch += 1;
+        self.hedged = None;
+        self.suspect = None;
+        self.replays = 0;
+        self.phase = Phase::Opening;
+        self.due = now + OPEN_MS + self.rtt_p99_ms as u64;
+        self.look = now + LOOK_MS;
+        self.step_began = now;
+        for at in 0..self.stages.len() {
+            self.stages[at].have = None;
+            self.stages[at].heard = now;
+            let next = self.stages.get(at + 1).map(|stage| stage.segment.node);
+            let segment = self.stages[at].segment;
+            let keep = (self.known() - 1).min(self.tainted);
+            actions.push(Action::Open { stage: at, epoch: self.epoch, segment, next, at: keep });
+            if let Some(node) = self.stages[at].shadow {
+                let segment = Segment { node, ..segment };
+                actions.push(Action::Follow { stage: at, epoch: self.epoch, segment, next, at: keep });
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Who is waited for, how long its silence may last, and who is given its work meanwhile.
+//!
+//! Three clocks run for the stage that is waited for:
+//!
+//! ```text
+//!   look  every LOOK_MS   said nothing since?  ask whether it is there
+//!   quiet SILENCE_MS      no word, no pong:    suspect, its shadow gets the frame; as long again: left
+//!   due   its patience    talks, but is late:  looked at again while beacons come, STALLING times its patience at most
+//! ```
+
+use super::{Action, End, Phase, Session};
+use crate::Millis;
+use crate::recover::{COLD_STEP_MS, Failure, GiveUp, SILENCE_MS};
+
+/// A stage that only ever says that it computes is late after this many times its patience all the same.
+const STALLING: u64 = 8;
+/// Whoever is waited for and says nothing for so long is asked whether it is there, and again as often.
+pub(super) const LOOK_MS: u64 = 100;
+/// Silence before a promise counts for this much longer than in a step: there may be a connection to be made first.
+const CONNECT_MS: u64 = 250;
+/// A look that comes this much too late says that this machine slept: what others did not say meanwhile proves nothing.
+const OVERSLEPT_MS: u64 = 200;
+
+impl Session {
+    pub(super) fn tick(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        let Some(wake) = self.wake().filter(|wake| now >= *wake) else { return };
+        if now.since(wake) >= OVERSLEPT_MS {
+            self.stages.iter_mut().for_each(|stage| stage.alive = now);
+            self.due = self.due.max(now + self.silence_ms());
+        }
+        self.look = now + LOOK_MS;
+        match self.phase {
+            Phase::Opening => self.look_for_promises(now, actions),
+            Phase::Stepping => self.look_for_progress(now, actions),
+            Phase::Asking if self.forgiving => self.forgive(now, actions),
+            Phase::Asking => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
+            Phase::Over => {}
+        }
+    }
+
+    fn look_for_promises(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        let owing: Vec<usize> =
+            (0..self.stages.len()).filter(|stage| self.stages[*stage].have.is_none()).collect();
+        let silence = self.silence_ms() + CONNECT_MS;
+        let silent = owing.iter().find(|stage| self.quiet_ms(now, **stage) >= silence);
+        match (silent, owing.first()) {
+            (Some(stage), _) => self.recover(now, *stage, Failure::Silent, actions),
+            (None, Some(stage)) if now >= self.due => self.recover(now, *stage, Failure::Late, actions),
+            (None, Some(_)) => owing.into_iter().for_each(|stage| self.ping(now, stage, actions)),
+            (None, None) => self.begin_if_open(now, actions),
+        }
+    }
+
+    fn look_for_progress(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        let known = self.known();
+        let at = self.stages.iter().position(|stage| stage.done < known);
+        let stage = at.unwrap_or(self.stages.len() - 1);
+        let silence = self.silence_ms();
+        let (unheard, quiet) = (now.since(self.stages[stage].heard), self.quiet_ms(now, stage));
+        if quiet >= silence && self.hedged.is_none_or(|since| now.since(since) >= silence) {
+            let failure = if self.hedged.is_some() { Failure::Silent } else { Failure::Late };
+            self.recover(now, stage, failure, actions);
+        } else if now < self.due {
+            self.ping(now, stage, actions);
+        } else if unheard < silence && now < self.last_due {
+            // Beacons still come: it computes. Look again when they stop.
+            self.due = (self.stages[stage].heard + silence).min(self.last_due);
+        } else {
+            self.recover(now, stage, Failure::Late, actions);
+        }
+    }
+
+    fn ping(&self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
+        if self.quiet_ms(now, stage) >= LOOK_MS {
+            actions.push(Action::Ping { node: self.stages[stage].segment.node });
+        }
+    }
+
+    /// The next thing expected is the output of `stage`.
+    pub(super) fn wait_for(&mut self, now: Millis, stage: usize) {
+        let detector = self.detectors.get(&self.stages[stage].segment.node).cloned().unwrap_or_default();
+        let patience = detector.patience_ms(self.step_tokens, self.rtt_p99_ms);
+        // A long prompt has time, but who says nothing meanwhile is looked at as soon as for a single token.
+        self.due = now + patience.min(COLD_STEP_MS + self.rtt_p99_ms as u64);
+        self.last_due = now + STALLING * patience;
+        self.look = now + LOOK_MS;
+    }
+
+    /// A stage's own node said something about its work.
+    pub(super) fn speaks(&mut self, now: Millis, stage: usize) {
+        self.stages[stage].heard = now;
+        self.suspect = self.suspect.filter(|suspect| suspect.0 != stage);
+    }
+
+    /// How long whoever is waited for may say nothing at all.
+    pub(super) fn silence_ms(&self) -> u64 {
+        SILENCE_MS + self.rtt_p99_ms as u64
+    }
+
+    /// How long the node of a stage has said nothing, not even that it is there.
+    fn quiet_ms(&self, now: Millis, stage: usize) -> u64 {
+        now.since(self.stages[stage].heard.max(self.stages[stage].alive))
+    }
+
+    /// Gives the shadow of a stage the frame that the stage was given. False when there is none, or nothing to give.
+    pub(super) fn send_shadow(&self, stage: usize, actions: &mut Vec<Action>) -> bool {
+        let known = self.known();
+        let (from, to) = (self.stages[stage].done.min(known - 1), self.logged(stage).min(known));
+        let Some(node) = self.stages[stage].shadow.filter(|_| from < to) else { return false };
+        actions.push(Action::Send { stage, epoch: self.epoch, node, from, to });
+        true
+    }
+}

@@ -1,0 +1,91 @@
+use super::{Action, Event, Session, Standbys};
+use crate::{LayerRange, Millis, NodeId, Pipeline, Segment, SessionId};
+
+fn pipeline() -> Pipeline {
+    let segment = |node, start, end| Segment {
+        node: NodeId::numbered(node),
+        layers: LayerRange::new(start, end).unwrap(),
+    };
+    Pipeline::new(vec![segment(1, 0, 2), segment(2, 2, 4), segment(3, 4, 6)], 6).unwrap()
+}
+
+/// A session of a three-token prompt after four decoded tokens, its middle stage just replaced by an empty one.
+fn replaced(logged: u32) -> Vec<(usize, u32, u32)> {
+    let mut standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+    standbys.covers.clear();
+    let id = SessionId::numbered(1);
+    let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
+    (0..3).for_each(|stage| {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    });
+    for position in 3..7 {
+        if position <= logged {
+            session.step(
+                Millis(2),
+                Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, to: position },
+            );
+        }
+        session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
+    }
+    let failed = Event::Failed { node: NodeId::numbered(2), failure: crate::recover::Failure::Closed };
+    session.step(Millis(4), failed);
+    session.step(Millis(5), Event::Opened { stage: 0, epoch: 2, have: 6 });
+    session.step(Millis(5), Event::Opened { stage: 1, epoch: 2, have: 0 });
+    let actions = session.step(Millis(5), Event::Opened { stage: 2, epoch: 2, have: 6 });
+    let sends = actions.into_iter().filter_map(|action| match action {
+        Action::Send { stage, from, to, .. } => Some((stage, from, to)),
+        _ => None,
+    });
+    sends.collect()
+}
+
+#[test]
+fn the_example_of_the_page() {
+    assert_eq!(replaced(6), [(0, 6, 7), (1, 0, 6)]);
+}
+
+#[test]
+fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
+    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+    let id = SessionId::numbered(1);
+    let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
+    (0..3).for_each(|stage| {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    });
+    for position in 3..9 {
+        (0..2).for_each(|stage| {
+            session.step(
+                Millis(2),
+                Event::Boundary { stage, node: NodeId::numbered(stage as u64 + 1), epoch: 1, to: position },
+            );
+        });
+        session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
+    }
+    let liar = NodeId::numbered(2);
+    let actions = session.step(Millis(4), Event::Convicted { node: liar, layer: 4, from: 5, known: 6 });
+    assert_eq!(session.emitted().len(), 3, "the tokens at 6, 7 and 8 follow from it");
+    let opened: Vec<(u64, u32)> = actions
+        .iter()
+        .filter_map(|action| match action {
+            Action::Open { segment, at, .. } => {
+                Some(((1..10).find(|n| NodeId::numbered(*n) == segment.node)?, *at))
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(opened, [(1, 5), (9, 5), (3, 5)], "nobody keeps what was computed from it");
+    assert!(actions.contains(&Action::Close { node: liar, epoch: 1 }));
+    session.step(Millis(5), Event::Opened { stage: 0, epoch: 2, have: 5 });
+    session.step(Millis(5), Event::Opened { stage: 2, epoch: 2, have: 5 });
+    let actions = session.step(Millis(5), Event::Opened { stage: 1, epoch: 2, have: 5 });
+    let last = Action::Send { stage: 0, epoch: 2, node: NodeId::numbered(1), from: 5, to: 6 };
+    assert!(actions.contains(&last), "{actions:?}");
+    let again = session.step(Millis(6), Event::Token { epoch: 2, position: 6, token: 7, stop: false });
+    assert!(again.contains(&Action::Emit { position: 6, token: 7 }), "{again:?}");
+}
+
+#[test]
+fn what_the_log_lacks_is_computed_again_upstream() {
+    assert_eq!(replaced(4), [(0, 4, 7), (1, 0, 4)]);
+    assert_eq!(replaced(0), [(0, 0, 7)]);
+}
