@@ -29,8 +29,8 @@ fn chosen() -> Option<&'static Cheat> {
     CHOSEN.get_or_init(read).as_ref()
 }
 
-/// Changes outputs as told.
-pub fn corrupt(from: u32, rows: u32, wire: Wire, bytes: &mut [u8]) {
+/// Outputs, changed as told.
+pub fn corrupted(from: u32, rows: u32, wire: Wire, mut bytes: Vec<u8>) -> Vec<u8> {
     let row = bytes.len() / rows.max(1) as usize;
     for (position, row) in (from..).zip(bytes.chunks_exact_mut(row.max(1))) {
         match chosen() {
@@ -42,6 +42,7 @@ pub fn corrupt(from: u32, rows: u32, wire: Wire, bytes: &mut [u8]) {
             _ => {}
         }
     }
+    bytes
 }
 
 /// Whether to sign nothing.

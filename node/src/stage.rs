@@ -349,12 +349,12 @@ impl Running {
         let start = output.layers.start();
         self.hops.ended(start, output.from);
         match output.body {
-            Body::Activations(wire, mut bytes) => {
+            Body::Activations(wire, bytes) => {
                 let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else {
                     return;
                 };
                 #[cfg(debug_assertions)]
-                crate::cheat::corrupt(output.from, output.rows, wire, &mut bytes);
+                let bytes = crate::cheat::corrupted(output.from, output.rows, wire, bytes);
                 let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
                 let (follow, identity) = (lease.follow, &self.stage.identity);
                 let said = self

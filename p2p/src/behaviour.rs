@@ -14,6 +14,7 @@ use crate::config::{Config, Names};
 use crate::error::{Error, Result};
 use crate::gossip::{self, Gossipsub};
 use crate::link::behaviour as link;
+use crate::relay::Relay;
 
 /// Two unanswered pings and a peer is gone: ten seconds, for what neither TCP nor QUIC reports (a frozen host).
 /// Sessions have their own, shorter deadlines.
@@ -47,7 +48,7 @@ pub(crate) struct Behaviour {
     /// Is reached through others.
     pub relay_client: relay::client::Behaviour,
     /// Lets others be reached through this node.
-    pub relay: Toggle<relay::Behaviour>,
+    pub relay: Toggle<Relay>,
     /// Turns a relayed connection into a direct one.
     pub dcutr: Toggle<dcutr::Behaviour>,
     /// Asks others whether this node can be reached.
@@ -93,7 +94,7 @@ impl Behaviour {
             kad: kademlia(me, names),
             mdns: mdns.into(),
             relay_client,
-            relay: config.relay.then(|| relay::Behaviour::new(me, relay_limits())).into(),
+            relay: config.relay.then(|| Relay::new(me, relay_limits())).into(),
             dcutr: config.punch.then(|| dcutr::Behaviour::new(me)).into(),
             autonat_client: wide.then(autonat::v2::client::Behaviour::default).into(),
             autonat_server: wide.then(autonat::v2::server::Behaviour::default).into(),

@@ -64,6 +64,8 @@ mod gossip;
 #[cfg(feature = "net")]
 mod peers;
 #[cfg(feature = "net")]
+mod relay;
+#[cfg(feature = "net")]
 mod transport;
 
 #[cfg(feature = "net")]
