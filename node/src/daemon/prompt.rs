@@ -342,6 +342,7 @@ impl PromptTask {
             shares: self.shares.clone(),
             approx: self.approx.clone(),
             layer_bytes: self.layer_bytes,
+            witnesses: routed.witnesses,
         };
         let orders = inlets.orders.clone();
         let span = tracing::info_span!(
@@ -527,6 +528,7 @@ fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> V
         "predicted": plan["predicted"],
         "stages": checked_stages(report, plan),
         "verified": report.verified,
+        "settled_by_thirds": report.thirds,
         "checked_by": checkers,
         "convicted": report.convicted.iter().map(|node| format!("{node:?}")).collect::<Vec<_>>(),
         "integrity": report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
