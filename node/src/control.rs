@@ -210,12 +210,6 @@ pub struct Call {
     pub lines: mpsc::Sender<Value>,
 }
 
-/// Milliseconds since 1970.
-pub(crate) fn now_ms() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as u64)
-}
-
 /// Where the socket of a node with this data folder is.
 pub fn socket(home: &Path) -> PathBuf {
     home.join("control.sock")

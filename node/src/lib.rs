@@ -6,6 +6,7 @@ pub mod batch;
 #[cfg(debug_assertions)]
 mod cheat;
 pub mod cli;
+mod clock;
 pub mod commands;
 pub mod config;
 pub mod constrain;

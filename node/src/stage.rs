@@ -15,7 +15,7 @@ mod word;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -36,6 +36,7 @@ use tracing::Instrument;
 
 use self::word::Word;
 use crate::{
+    clock,
     table::{Arrival, Inlets, JOBS_AHEAD, Order, Outbox, Outlets, Table},
     telemetry::{Hops, Requester},
     worker::{Body, Job, JobInput, OpenSession, Output, Want, Worker},
@@ -262,7 +263,7 @@ impl Running {
         }
         let it = (self.stage.hidden, self.stage.class);
         let random = u32::from_le_bytes(random);
-        self.words.insert(start, Word::new(lease, self.stage.requester, it, unix_s(), random));
+        self.words.insert(start, Word::new(lease, self.stage.requester, it, clock::unix_s(), random));
         0
     }
 
@@ -276,7 +277,7 @@ impl Running {
             return;
         }
         let identity = &self.stage.identity;
-        let settled = self.words.values_mut().filter_map(|word| word.settle(identity, unix_s()));
+        let settled = self.words.values_mut().filter_map(|word| word.settle(identity, clock::unix_s()));
         let settled = if withholds() { Vec::new() } else { settled.take(MAX_SETTLED).collect() };
         if let Some((_, _, answer)) = self.settling.take() {
             let _ = answer.send(Answer::Settled(settled));
@@ -428,12 +429,6 @@ impl Running {
             self.outboxes.remove(&node);
         }
     }
-}
-
-/// Seconds of Unix time.
-fn unix_s() -> u32 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
 }
 
 /// Whether this node signs nothing, which only tests make it do.

@@ -46,8 +46,8 @@ const MOST_REPLAYS: u32 = 8;
 /// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
 /// restart takes.
 const FORGIVE_MS: u64 = 500;
-/// Times somebody is forgiven: about 20 s of waiting, after which the request is given up.
-const MOST_FORGIVEN: u32 = 7;
+/// Times somebody is forgiven: about 32 s of waiting, after which the request is given up.
+const MOST_FORGIVEN: u32 = 10;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
 /// Whoever is waited for and says nothing for so long is asked whether it is there, and again as often.

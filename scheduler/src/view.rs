@@ -189,7 +189,10 @@ impl SwarmView {
         match self.known.get_mut(&capability.node()) {
             None if full => return Merged::Full,
             None => {
-                self.known.insert(capability.node(), Known { capability, heard: now, lasts_ms });
+                let node = capability.node();
+                self.known.insert(node, Known { capability, heard: now, lasts_ms });
+                // It was gone: who could not reach it then may now.
+                self.unreachable.retain(|pair, _| pair.0 != node && pair.1 != node);
             }
             Some(known) => {
                 let (old, new) = (known.capability.claim().sequence, capability.claim().sequence);
@@ -315,6 +318,12 @@ impl SwarmView {
             self.unreachable.insert(pair, now);
             self.epoch += 1;
         }
+    }
+
+    /// Takes [`SwarmView::unreachable`] back: these two are connected.
+    pub fn reachable(&mut self, one: NodeId, other: NodeId) {
+        let found = self.unreachable.remove(&(one.min(other), one.max(other)));
+        self.epoch += u64::from(found.is_some());
     }
 
     /// Notes a measured (or gossiped) round trip between two known nodes; one way counts as half of it.
@@ -611,6 +620,12 @@ mod tests {
         assert_eq!(via(&view), Some(NodeId::numbered(4)));
         view.unreachable(NodeId::numbered(2), NodeId::numbered(4), Millis(0));
         assert_eq!(via(&view), None);
+        view.reachable(NodeId::numbered(4), NodeId::numbered(2));
+        assert_eq!(via(&view), Some(NodeId::numbered(4)), "they have met");
+        view.unreachable(NodeId::numbered(2), NodeId::numbered(4), Millis(0));
+        view.forget(NodeId::numbered(4));
+        assert_eq!(view.merge(holds(4, 5, 8), Millis(1)), Merged::Fresh);
+        assert_eq!(via(&view), Some(NodeId::numbered(4)), "it came back");
         view.unreachable.clear();
         view.unreachable(NodeId::numbered(1), NodeId::numbered(3), Millis(0));
         assert_eq!(via(&view), Some(NodeId::numbered(4)), "every stage must be leased from");

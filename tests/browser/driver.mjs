@@ -33,13 +33,19 @@ export const browser = await driver.launch({
   executablePath: chromium,
   args: [...(process.getuid?.() === 0 ? ['--no-sandbox'] : []), '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1', '--disable-background-networking', '--no-first-run'],
 });
-test.after(() => browser.close());
+const fakes = new Set();
+// A check that failed left its node open, which would keep this process alive for ever.
+test.after(async () => {
+  for (const fake of fakes) fake.close();
+  await browser.close();
+});
 /** A check that waits for something that never comes fails instead of hanging. */
 export const check = (name, body, options = {}) => test(name, { timeout: 300_000, ...options }, body);
 
 /** A page on a node, and everything it did that it must not do. */
 export async function open(options = {}) {
   const fake = options.url ? null : new Fake({ token: 'secret-token', ...options.fake });
+  if (fake) fakes.add(fake);
   const address = options.url ?? `${await fake.listen()}${options.ticket ? `#t=${options.ticket}` : `#token=${options.token ?? 'secret-token'}`}`;
   const context = await browser.newContext({ viewport: { width: 1300, height: 860 }, ...options.context });
   const page = await context.newPage();

@@ -205,7 +205,8 @@ check('strangers come in only after the sentence was agreed to, once', async () 
   await page.waitForSelector('#consent[open]');
   assert.match(await page.innerText('#consent'), /a determined one can reconstruct most of it/);
   await page.keyboard.press('Escape');
-  assert.ok(await page.isChecked('#modes input[value=local]'));
+  // The page hears of the closed dialog a moment later.
+  await until(page, () => document.querySelector('#modes input[value=local]').checked);
   await page.check('#modes input[value=boomerang]', { force: true });
   await page.click('#consent button[value=yes]');
   await until(page, () => document.querySelector('#sentence').textContent.includes('reconstruct most of it'));

@@ -28,9 +28,9 @@ SCHEMA = {
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
            "additionalProperties": False}
 
-oai = openai.OpenAI(base_url=f"{URL}/v1", api_key=TOKEN, max_retries=0)
-ant = anthropic.Anthropic(base_url=URL, api_key=TOKEN, max_retries=0)
-oll = ollama.Client(host=URL, headers={"Authorization": f"Bearer {TOKEN}"})
+oai = openai.OpenAI(base_url=f"{URL}/v1", api_key=TOKEN, max_retries=0, timeout=120)
+ant = anthropic.Anthropic(base_url=URL, api_key=TOKEN, max_retries=0, timeout=120)
+oll = ollama.Client(host=URL, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120)
 MODEL = oai.models.list().data[0].id
 CHECKS = []
 
@@ -220,7 +220,7 @@ def plain(value):
 
 
 def said(url, token, path, body):
-    with httpx.Client(timeout=600) as client:
+    with httpx.Client(timeout=120) as client:
         reply = client.post(url + path, json=body, headers={"Authorization": f"Bearer {token}"})
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines()]
     return reply.status_code, [plain(json.loads(line)) for line in lines if line.startswith("{")]

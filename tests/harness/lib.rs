@@ -10,9 +10,12 @@ pub mod wires;
 use std::{
     ffi::OsStr,
     io::Write,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-    sync::OnceLock,
+    process::{Child, Command, Output, Stdio},
+    sync::{OnceLock, mpsc::sync_channel},
+    thread,
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -52,6 +55,40 @@ pub fn binary() -> &'static Path {
     })
 }
 
+/// A command that has not ended by then never will; on a busy machine none needs a tenth of it.
+pub const ENDED: Duration = Duration::from_secs(400);
+
+/// Runs a command to its end and gives what it printed.
+///
+/// # Panics
+///
+/// When it does not end: after [`ENDED`] it is killed, with everything that it started.
+///
+/// # Errors
+///
+/// When it cannot be started.
+pub fn output(command: &mut Command) -> std::io::Result<Output> {
+    // A group of its own, so that nobody whom it started outlives it.
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok(ended(command.spawn()?, ENDED))
+}
+
+/// Waits for the leader of a process group, at most for so long.
+fn ended(child: Child, within: Duration) -> Output {
+    let group = child.id();
+    let (send, output) = sync_channel(1);
+    thread::spawn(move || {
+        let _ = send.send(child.wait_with_output());
+    });
+    if let Ok(output) = output.recv_timeout(within) {
+        return output.expect("a process can be waited for");
+    }
+    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).status();
+    let said = output.recv_timeout(Duration::from_secs(10)).ok().and_then(Result::ok);
+    let said = said.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
+    panic!("no end in {within:?}; it said: {}", String::from_utf8_lossy(&said));
+}
+
 /// Runs `shoal` with its own empty home and no terminal.
 pub struct Shoal {
     home: TempDir,
@@ -85,13 +122,14 @@ impl Shoal {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            .process_group(0)
             .spawn()
             .expect("shoal starts");
         let mut stdin = child.stdin.take().expect("standard input is piped");
         // A command that fails early does not read: that is its right.
         let _ = stdin.write_all(input.as_bytes());
         drop(stdin);
-        child.wait_with_output().expect("shoal ends")
+        ended(child, ENDED)
     }
 
     /// Runs a command that must succeed and gives its standard output.

@@ -105,8 +105,8 @@ impl Node {
 
     /// Runs a command against it and gives the last line, parsed.
     pub fn ask(&self, args: &[&str]) -> Value {
-        let output =
-            Command::new(binary()).args(args).args(["--json", "--home"]).arg(&self.home).output().unwrap();
+        let mut command = Command::new(binary());
+        let output = crate::output(command.args(args).args(["--json", "--home"]).arg(&self.home)).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();
         serde_json::from_str(text.lines().last().unwrap()).unwrap()

@@ -40,7 +40,7 @@ fn run(script: &str, environment: &[(&str, &str)]) {
     let required = std::env::var("SHOAL_BROWSER").is_ok_and(|value| value == "required");
     let mut node = Command::new("node");
     node.arg(script).current_dir(folder).envs(environment.iter().copied());
-    let Ok(output) = node.output() else {
+    let Ok(output) = harness::output(&mut node) else {
         assert!(!required, "node is not installed");
         return say("skipped: the page is not tested in a browser, missing: node");
     };

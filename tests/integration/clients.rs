@@ -46,7 +46,8 @@ fn serve(home: &Path, token: &Path) -> (Serving, String) {
 /// Runs the script; where it cannot, says so.
 fn clients(args: &[&OsStr]) {
     let python = std::env::var("SHOAL_PYTHON").unwrap_or_else(|_| "python3".into());
-    let ran = Command::new(&python).arg(root().join("tests/clients/clients.py")).args(args).output();
+    let script = root().join("tests/clients/clients.py");
+    let ran = harness::output(Command::new(&python).arg(script).args(args));
     let required = std::env::var("SHOAL_CLIENTS").is_ok_and(|value| value == "required");
     let Ok(output) = ran else {
         assert!(!required, "{python} is not installed");

@@ -9,6 +9,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, sync_channel},
     },
     thread,
     time::{Duration, Instant},
@@ -99,7 +100,7 @@ fn knows(node: &Node, count: usize) {
 /// A pull in the background; its JSON lines.
 struct Pull {
     child: Child,
-    lines: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+    lines: Receiver<Value>,
 }
 
 impl Pull {
@@ -112,20 +113,33 @@ impl Pull {
             .stderr(Stdio::inherit())
             .spawn()
             .unwrap();
-        let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+        let stdout = child.stdout.take().unwrap();
+        let (send, lines) = sync_channel(16_384);
+        thread::spawn(move || {
+            for line in std::io::BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = send.send(serde_json::from_str(&line).unwrap());
+            }
+        });
         Self { child, lines }
     }
 
     /// The next line that `wanted` takes.
     fn next(&mut self, seen: &mut Vec<Value>, wanted: impl Fn(&Value) -> bool) -> Value {
-        for line in self.lines.by_ref() {
-            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|why| panic!("the pull says no more ({why}): {seen:?}"));
             seen.push(line.clone());
             if wanted(&line) {
                 return line;
             }
         }
-        panic!("the pull ended: {seen:?}");
+    }
+}
+
+impl Drop for Pull {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -256,10 +270,10 @@ fn a_model_comes_from_several_peers_though_one_dies_and_one_lies() {
     let liar = Liar::start(&file, "shoal", &peer);
     let puller = Node::start(&home("d"), &["--ask-only", "--peer", &peer]);
     knows(&puller, 4);
-    let too_small = shoal(&puller.home)
-        .args(["model", "pull", "tiny", "--yes", "--disk", &(whole / 2).to_string()])
-        .output()
-        .unwrap();
+    let half = (whole / 2).to_string();
+    let mut too_small = shoal(&puller.home);
+    let too_small =
+        harness::output(too_small.args(["model", "pull", "tiny", "--yes", "--disk", &half])).unwrap();
     assert!(String::from_utf8_lossy(&too_small.stderr).contains("offered"), "{too_small:?}");
     assert!(disk(&pulled(&puller.home, &id)) <= whole / 2);
 
@@ -394,7 +408,7 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     let run = ["run", "--via", "swarm", "--mode", "boomerang", "--model", &name, "-n", "24", PROMPT];
     let mut answer = Value::Null;
     until("a route over the new layers", || {
-        let output = shoal(&asks.home).args(run).arg("--json").output().unwrap();
+        let output = harness::output(shoal(&asks.home).args(run).arg("--json")).unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         answer = text.lines().last().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default();
         output.status.success()

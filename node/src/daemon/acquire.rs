@@ -390,7 +390,7 @@ impl Daemon {
             News::Holds(arrival) => {
                 let Arrival { fetched, worker, ready, outputs, mut spec } = *arrival;
                 spec.class = Some(ready.class);
-                tokio::spawn(super::pump(outputs, worker.pid(), self.table.clone(), self.deaths.clone()));
+                self.listen_to(outputs, worker.pid());
                 self.held.id = fetched.model;
                 self.held.spec = spec;
                 self.held.loaded = ready.layers.clone();

@@ -1,12 +1,6 @@
 //! What is remembered of other nodes: whether they were right, and what was signed for.
 
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeSet, fs, io, os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use p2p::{
     ReplyTo,
@@ -21,18 +15,12 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::Daemon;
-use crate::table::Order;
+use crate::{clock, table::Order};
 
 /// Proofs kept, the oldest goes first; one has at most 8 MiB.
 const MAX_PROOFS: usize = 32;
 /// A stage that has not answered by then has ended.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Seconds of Unix time.
-pub(super) fn unix_s() -> u32 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
-}
 
 impl Daemon {
     /// Nodes whose results cannot be compared by their bits.
@@ -42,7 +30,7 @@ impl Daemon {
 
     /// Nodes that were proven wrong: no prompt goes through them.
     pub(super) fn denied(&self) -> BTreeSet<NodeId> {
-        self.trust.denied(Millis(super::unix_ms()))
+        self.trust.denied(Millis(clock::unix_ms()))
     }
 
     /// A requester wants the bill.
@@ -64,7 +52,7 @@ impl Daemon {
 
     /// A requester signed for our work.
     pub(super) fn keep_receipt(&mut self, from: NodeId, receipt: &[u8; Receipt::LEN]) {
-        let entry = self.receipts.enter(receipt, unix_s());
+        let entry = self.receipts.enter(receipt, clock::unix_s());
         tracing::debug!(%from, ?entry, "a receipt came");
     }
 
@@ -76,7 +64,7 @@ impl Daemon {
         proofs: &[Vec<u8>],
     ) {
         for receipt in receipts {
-            self.receipts.enter(receipt, unix_s());
+            self.receipts.enter(receipt, clock::unix_s());
         }
         for proof in proofs {
             if let Err(error) = keep_proof(&self.home.join("proofs"), proof) {
@@ -86,7 +74,7 @@ impl Daemon {
         if outcomes.is_empty() {
             return;
         }
-        let (now, model) = (Millis(super::unix_ms()), self.held.id);
+        let (now, model) = (Millis(clock::unix_ms()), self.held.id);
         for (node, outcome) in outcomes {
             if matches!(outcome, Outcome::Mismatch | Outcome::Equivocated) {
                 tracing::warn!(%node, "proven wrong: no prompt goes through it for a while");

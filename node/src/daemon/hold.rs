@@ -23,7 +23,7 @@ pub(super) async fn choose(
     cap: u32,
 ) -> (Option<LayerRange>, Vec<Event>) {
     let mut heard = Vec::new();
-    let mut held = vec![ends(num_layers)];
+    let mut held = vec![ends(num_layers).collect::<LayerSet>()];
     let mut until = Instant::now() + Duration::from_millis(LISTEN_MS);
     while heard.len() < MAX_HEARD
         && let Ok(Some(event)) = timeout_at(until, events.next()).await
@@ -50,12 +50,17 @@ pub(super) fn lacking(
     let snapshot = view.snapshot(model, num_layers, me).ok()?;
     let others = snapshot.hosts().iter().filter(|host| host.id != me && !host.loaded.is_empty());
     let mut held: Vec<LayerSet> = others.map(|host| host.loaded.clone()).collect();
-    held.push(ends(num_layers));
+    held.push(ends(num_layers).collect());
     place::scarcest(num_layers, &held, cap)
 }
 
+/// What to load: what is served, and both ends, so that own prompts can be conducted.
+pub(super) fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
+    LayerSet::new(serve.iter().copied().chain(ends(num_layers))).ranges().to_vec()
+}
+
 /// The first and the last layer: whoever asks holds them for himself, so they lack least where nobody offers them.
-fn ends(num_layers: u32) -> LayerSet {
+fn ends(num_layers: u32) -> impl Iterator<Item = LayerRange> {
     let last = num_layers.saturating_sub(1);
-    LayerSet::new([LayerRange::new(0, 1), LayerRange::new(last, num_layers)].into_iter().flatten())
+    [LayerRange::new(0, 1), LayerRange::new(last, num_layers)].into_iter().flatten()
 }

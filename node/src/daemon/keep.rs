@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::prompt::{PromptTask, Said};
 use crate::{
+    clock,
     control::{Ask, LINES},
     journal::{Begun, Journal, Kept},
 };
@@ -118,7 +119,7 @@ impl Tee {
             given_back.remove();
         }
         // Two answers never share a session; one that somebody else conducts has none here.
-        let drawn = || format!("{:016x}", self.ask.seed ^ crate::control::now_ms());
+        let drawn = || format!("{:016x}", self.ask.seed ^ clock::unix_ms());
         self.name = route["session"].as_str().map_or_else(drawn, str::to_owned);
         let cuts = route["stages"].as_array().into_iter().flatten().skip(1);
         let cuts = cuts.filter_map(|stage| stage["start"].as_u64().map(|start| start as u32)).collect();

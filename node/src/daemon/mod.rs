@@ -14,10 +14,12 @@
 
 mod acquire;
 mod admit;
+mod asked;
 mod check;
 mod delegate;
 mod estimate;
 mod gossip;
+mod held;
 mod hold;
 mod keep;
 mod page;
@@ -26,14 +28,16 @@ mod prompt;
 mod pull;
 mod reach;
 mod route;
+mod setup;
 mod share;
 mod show;
+mod told;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     path::PathBuf,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use p2p::{
@@ -45,7 +49,7 @@ use p2p::{
     },
 };
 use scheduler::{
-    LayerRange, LayerSet, Millis, ModelId, NodeId, SessionId,
+    Millis, ModelId, NodeId, SessionId,
     latency::{Ema, SPEED_TAU_MS},
     trust::Outcome,
     view::{Geography, SwarmView},
@@ -56,12 +60,18 @@ use tokio::{
     time::interval,
 };
 
-pub use self::{acquire::Absent, page::Front, prompt::PromptTask};
+pub use self::{
+    acquire::Absent,
+    page::Front,
+    prompt::PromptTask,
+    setup::{Caps, Notice, Serve, Setup},
+};
 use self::{
     acquire::{Acquire, News},
     admit::Door,
     estimate::Measured,
     gossip::Facts,
+    held::{Held, pump},
     place::{Moved, Placing},
     pull::Pulls,
     route::{ConductorQuestion, RouteQuestion},
@@ -70,6 +80,7 @@ use self::{
 use crate::{
     Error, Result,
     audit::Auditor,
+    clock,
     content::peers,
     control::{self, Call, Question},
     generate::Reroute,
@@ -78,7 +89,7 @@ use crate::{
     stage::Served,
     table::{Order, Table},
     trust::Trust,
-    worker::{self, Ready, Worker},
+    worker,
 };
 
 /// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
@@ -92,161 +103,10 @@ const HISTORY: usize = 64;
 const LOSSES: usize = 256;
 /// Entries in the books waiting to be added up.
 const BOOKS: usize = 1_024;
-/// A worker that lived this long did not die of its start.
-const GROWN_UP: Duration = Duration::from_secs(60);
-/// Pause before the third worker in a row that died young; doubles from there.
-const RESTART_MS: u64 = 250;
-/// Where the doubling ends: 64 s.
-const MOST_YOUNG_DEATHS: u32 = 10;
 /// Words about a model that is on its way; progress beyond is dropped.
 const NEWS: usize = 64;
 /// How long `leave` waits for what runs.
 const DRAIN_MS: u64 = 10_000;
-
-/// What the user wants this node to be.
-pub struct Setup {
-    /// Its data folder.
-    pub home: PathBuf,
-    /// Its key.
-    pub identity: Identity,
-    /// How it reaches others.
-    pub network: p2p::Config,
-    /// Length of its model's file.
-    pub file_bytes: u64,
-    /// How to run it.
-    pub worker: worker::Spec,
-    /// Layers to offer to others.
-    pub serve: Serve,
-    /// Its model, by content.
-    pub model: ModelId,
-    /// Layers of its model.
-    pub num_layers: u32,
-    /// What an invite from this node says about the swarm.
-    pub invite: Invite,
-    /// Set when the model is not on this disk, or not whole: then it is fetched while the node runs, and what else is said
-    /// here of the model's file means nothing.
-    pub absent: Option<Absent>,
-    /// What it may take from this machine for others.
-    pub caps: Caps,
-    /// For the API.
-    pub front: Front,
-    /// Whether running answers are kept on disk so that a crash does not lose them.
-    pub keeps: bool,
-}
-
-/// What a node may take from its machine. Threads and memory for sessions are the worker's.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caps {
-    /// Sessions and prompts of other nodes at a time; one more is refused.
-    pub sessions: usize,
-    /// Disk for all pulled models together; `None` for what is free.
-    pub disk_bytes: Option<u64>,
-    /// Memory for weights that are fetched; `None` for no bound.
-    pub weights_bytes: Option<u64>,
-    /// Models sent, bytes per second.
-    pub upload_bytes_per_s: Option<u64>,
-    /// Models received, bytes per second.
-    pub download_bytes_per_s: Option<u64>,
-}
-
-impl Default for Caps {
-    /// Four strangers' sessions; of the rest what there is.
-    fn default() -> Self {
-        let (disk_bytes, weights_bytes) = (None, None);
-        let (upload_bytes_per_s, download_bytes_per_s) = (None, None);
-        Self { sessions: 4, disk_bytes, weights_bytes, upload_bytes_per_s, download_bytes_per_s }
-    }
-}
-
-/// Which layers a node offers to others.
-#[derive(Clone, Debug)]
-pub enum Serve {
-    /// These; none to only ask.
-    These(Vec<LayerRange>),
-    /// The ones the swarm lacks most, so many at most.
-    Scarcest(u32),
-}
-
-/// What the node tells whoever started it.
-#[derive(Clone, Debug)]
-pub enum Notice {
-    /// It can be asked from now on.
-    Ready(Value),
-    /// Somebody came.
-    Joined(NodeId),
-    /// Somebody went.
-    Left(NodeId),
-    /// The model is on its way, and how far.
-    Fetching(Value),
-    /// The model has come and is served.
-    Serving(Value),
-    /// It has ended as it was asked to.
-    Stopped,
-}
-
-/// A model this node has a worker for.
-struct Held {
-    id: ModelId,
-    worker: watch::Sender<Worker>,
-    spec: worker::Spec,
-    born: Instant,
-    /// Workers in a row that died young.
-    young_deaths: u32,
-    ready: Ready,
-    loaded: Vec<LayerRange>,
-    served: Vec<LayerRange>,
-    file_bytes: u64,
-}
-
-impl Held {
-    /// Nothing yet.
-    fn absent(absent: &Absent, spec: worker::Spec) -> Self {
-        let id = absent.id.unwrap_or_default();
-        Self {
-            id,
-            worker: watch::Sender::new(Worker::absent()),
-            born: Instant::now(),
-            young_deaths: 0,
-            loaded: Vec::new(),
-            served: Vec::new(),
-            file_bytes: 0,
-            ready: Ready::absent(id, absent.name.clone(), spec.context),
-            spec,
-        }
-    }
-
-    /// What the machine's disk has of it, or the binary.
-    async fn load(
-        spec: worker::Spec,
-        serve: Vec<LayerRange>,
-        num_layers: u32,
-        file_bytes: u64,
-    ) -> Result<(Self, mpsc::Receiver<worker::Output>)> {
-        let layers = with_ends(&serve, num_layers);
-        let mut spec = worker::Spec { layers, ..spec };
-        let (worker, ready, outputs) =
-            worker::spawn(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
-        // Another worker on this machine computes the same bits.
-        spec.class = Some(ready.class);
-        let held = Self {
-            id: ready.model,
-            worker: watch::Sender::new(worker),
-            born: Instant::now(),
-            young_deaths: 0,
-            loaded: ready.layers.clone(),
-            served: serve,
-            file_bytes,
-            ready,
-            spec,
-        };
-        Ok((held, outputs))
-    }
-
-    fn replace(&mut self, worker: Worker) {
-        self.born = Instant::now();
-        self.worker.send_replace(worker);
-    }
-}
 
 /// A prompt of this node is over.
 pub struct Finished {
@@ -396,11 +256,11 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         view: SwarmView::new(Geography::around(UNMEASURED_MS)),
         facts: BTreeMap::new(),
         trust: Trust::open(&setup.home),
-        receipts: Receipts::open(&setup.home, me, check::unix_s()),
+        receipts: Receipts::open(&setup.home, me, clock::unix_s()),
         auditor: Auditor::new(&held.spec, held.id, held.ready.class),
         held,
         table,
-        gossip: gossip::Announcer::new(unix_ms()),
+        gossip: gossip::Announcer::new(clock::unix_ms()),
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
         lessons: Lessons::default(),
@@ -466,30 +326,6 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     Ok(())
 }
 
-/// What to load: what is served, and both ends, so that own prompts can be conducted.
-fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
-    let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers.saturating_sub(1), num_layers)];
-    LayerSet::new(serve.iter().copied().chain(ends.into_iter().flatten())).ranges().to_vec()
-}
-
-/// Carries the worker's outputs to their sessions, until it dies.
-async fn pump(
-    mut outputs: mpsc::Receiver<worker::Output>,
-    pid: u32,
-    table: Table,
-    deaths: mpsc::Sender<u32>,
-) {
-    while let Some(output) = outputs.recv().await {
-        table.deliver(output).await;
-    }
-    let _ = deaths.send(pid).await;
-}
-
-/// Milliseconds since 1970: what a restarted node's sequence numbers continue from.
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
 impl Daemon {
     fn now(&self) -> Millis {
         Millis(self.started.elapsed().as_millis() as u64)
@@ -518,10 +354,14 @@ impl Daemon {
             Event::Incoming { from, plane: Plane::Blob, stream } => self.uploads.answer(from, stream),
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
+                // Whoever failed to reach it failed before.
+                self.take_lessons();
+                self.view.reachable(self.me, node);
                 self.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
+                self.take_lessons();
                 self.view.forget(node);
                 self.gossip.gone(node);
                 if self.facts.remove(&node).is_some() {
@@ -558,41 +398,6 @@ impl Daemon {
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
-    }
-
-    /// The worker died: its sessions heard of it from their jobs, others may come. A worker that keeps dying is started
-    /// ever more rarely.
-    fn bear(&mut self, pid: u32, born: mpsc::Sender<Worker>) {
-        if self.leaving.is_some() || pid != self.held.worker.borrow().pid() {
-            return;
-        }
-        let deaths = self.deaths.clone();
-        let young = self.held.born.elapsed() < GROWN_UP;
-        self.held.young_deaths = if young { (self.held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
-        let pause = Duration::from_millis(match self.held.young_deaths {
-            0 | 1 => 0,
-            n => RESTART_MS << (n - 2),
-        });
-        tracing::warn!(?pause, "the worker died; starting another");
-        let (spec, table) = (self.held.spec.clone(), self.table.clone());
-        tokio::spawn(async move {
-            tokio::time::sleep(pause).await;
-            match worker::spawn(spec).await {
-                Ok((worker, _, outputs)) => {
-                    tokio::spawn(pump(outputs, worker.pid(), table, deaths));
-                    let _ = born.send(worker).await;
-                }
-                Err(error) => {
-                    tracing::error!(%error, "no worker");
-                    let _ = deaths.send(pid).await;
-                }
-            }
-        });
-    }
-
-    /// Carries the outputs of another worker to their sessions.
-    fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
-        tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()));
     }
 
     fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {

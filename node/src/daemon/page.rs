@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::Daemon;
-use crate::control::Call;
+use crate::{clock, control::Call};
 
 /// Layers shown of a stranger's model: no model has as many.
 const MAX_LAYERS: u32 = 4_096;
@@ -55,7 +55,7 @@ impl Daemon {
         let mut nodes = vec![me];
         nodes.extend(self.facts.keys().map(|node| self.node(*node, &peers)));
         let snapshot = SwarmSnapshot {
-            at_ms: super::unix_ms(),
+            at_ms: clock::unix_ms(),
             version: env!("CARGO_PKG_VERSION").into(),
             me: hex(self.me),
             swarm: self.front.swarm.clone(),

@@ -22,7 +22,7 @@ use scheduler::{
 };
 use tokio::sync::mpsc;
 
-use super::{Daemon, with_ends};
+use super::{Daemon, hold::with_ends};
 use crate::worker::{self, Output, Ready, Worker};
 
 /// How often it is looked.

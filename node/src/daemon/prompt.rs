@@ -2,24 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use api::inference::Format;
 use p2p::{Identity, Network, codec::Wire};
-use scheduler::{
-    Boomerang, ModelId, NodeId, Segment, SessionId, Shape,
-    cost::Cost,
-    lease::LOOKS,
-    recover::Failure,
-    route::{NoRoute, Route},
-    session::End,
-};
-use serde_json::{Map, Value, json};
+use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
+use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    estimate,
+    asked::{Trouble, only_here, sampling, token_ids, trusted},
     route::{ConductorQuestion, RouteQuestion, Routed},
+    told::{done_json, noticed, plan_json, stages},
 };
 use crate::{
     audit::Auditor,
@@ -28,7 +21,7 @@ use crate::{
     generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     lessons::Lessons,
     table::{Order, Table},
-    worker::{Conduct, Fault, Prompt, Ready, TextKind, Worker},
+    worker::{Conduct, Prompt, Ready, TextKind, Worker},
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
@@ -75,40 +68,6 @@ struct Planned {
     sampling: SamplingParams,
     max_tokens: u32,
     routed: Routed,
-}
-
-/// Why a prompt is not answered, as the line that says so: `error` is the sentence, and for programs `kind` (`invalid`,
-/// `too_long`, `unavailable`, `busy` or `internal`), `field`, `tokens` and `context` where they apply.
-pub(super) struct Trouble(pub(super) Value);
-
-impl Trouble {
-    fn kind(kind: &str, why: impl Into<String>) -> Self {
-        Self(json!({ "error": why.into(), "kind": kind }))
-    }
-
-    fn invalid(field: &str, why: impl Into<String>) -> Self {
-        Self(json!({ "error": why.into(), "kind": "invalid", "field": field }))
-    }
-
-    fn too_long(tokens: usize, context: u32) -> Self {
-        let why = format!("the prompt has {tokens} tokens, the context holds {context}; shorten it");
-        Self(json!({ "error": why, "kind": "too_long", "tokens": tokens, "context": context }))
-    }
-
-    /// The worker would not: the request's fault when it read it, else its own.
-    fn of(fault: Fault, field: &str) -> Self {
-        match fault {
-            Fault::Refused(why) => Self::invalid(field, why),
-            Fault::Busy | Fault::NoRoom { .. } => Self::kind("busy", fault.to_string()),
-            Fault::Poison | Fault::Dead(_) => Self::kind("unavailable", fault.to_string()),
-        }
-    }
-}
-
-impl From<String> for Trouble {
-    fn from(why: String) -> Self {
-        Self(json!({ "error": why }))
-    }
 }
 
 impl PromptTask {
@@ -418,198 +377,6 @@ impl PromptTask {
         let _ = lines.send(line).await;
         Ok(true)
     }
-}
-
-/// A failure in one word.
-fn noticed(why: Option<Failure>) -> &'static str {
-    match why {
-        Some(Failure::Closed | Failure::Crashed) => "closed",
-        Some(Failure::Refused) => "refused",
-        Some(Failure::Corrupt) => "wrong",
-        _ => "timeout",
-    }
-}
-
-/// The prediction, part by part.
-fn plan_json(routed: &Routed, prompt_tokens: u32) -> Value {
-    let way = |found: &Result<Route, NoRoute>, step_ms: Option<f64>| match found {
-        Ok(route) => {
-            json!({ "total_ms": whole_ms(routed, &route.cost), "tok_s": step_ms.map(|ms| 1e3 / ms.max(1e-6)) })
-        }
-        Err(why) => json!({ "impossible": why.to_string() }),
-    };
-    let expected = &routed.expected;
-    let legs = routed.route.legs.iter().enumerate().map(|(at, leg)| {
-        let terms: serde_json::Map<String, Value> = leg
-            .cost
-            .terms()
-            .into_iter()
-            .filter(|term| term.1 > 0.0)
-            .map(|(name, ms)| (name.into(), json!(ms)))
-            .collect();
-        let step_ms = expected.parts.get(at).map(|part| part.ms);
-        json!({ "node": format!("{:?}", leg.segment.node), "start": leg.segment.layers.start(),
-            "end": leg.segment.layers.end(), "ms": leg.cost.total_ms(), "step_ms": step_ms, "terms": terms })
-    });
-    let shadows: Vec<Option<String>> =
-        routed.standbys.shadows.iter().map(|shadow| shadow.map(|node| format!("{node:?}"))).collect();
-    let comparison = &routed.comparison;
-    json!({
-        "prompt_tokens": prompt_tokens,
-        "expected_tokens": routed.shape.output_tokens,
-        "stages": legs.collect::<Vec<_>>(),
-        "home_ms": expected.home_ms,
-        "shadows": shadows,
-        "predicted": { "total_ms": whole_ms(routed, &routed.route.cost), "ttft_ms": expected.ttft_ms,
-            "step_ms": expected.step_ms(), "tok_s": expected.tok_s() },
-        "as_asked": way(&comparison.asked, routed.steps_ms[0]),
-        "ends_abroad": way(&comparison.plain, routed.steps_ms[1]),
-        "local": way(&comparison.local, routed.steps_ms[2]),
-        "local_wins": comparison.local_wins(),
-    })
-}
-
-/// All of an answer, with what every token takes at home besides layers, ms.
-fn whole_ms(routed: &Routed, cost: &Cost) -> f64 {
-    cost.total_ms() + routed.expected.home_ms * f64::from(routed.shape.output_tokens)
-}
-
-fn stages(segments: &[Segment]) -> Vec<Value> {
-    let stage = |segment: &Segment| {
-        json!({ "node": format!("{:?}", segment.node),
-            "start": segment.layers.start(), "end": segment.layers.end() })
-    };
-    segments.iter().map(stage).collect()
-}
-
-/// The stages, and of those that others ran who checked them up to where.
-fn checked_stages(report: &Report, plan: &Value) -> Vec<Value> {
-    let mut stages = estimate::stages(report, plan);
-    for (layers, by, upto) in &report.checks {
-        if let Some(stage) = stages.iter_mut().find(|stage| stage["start"] == layers.start()) {
-            stage["checked_by"] = by.iter().map(|node| json!(format!("{node:?}"))).collect();
-            stage["checked_positions"] = json!(upto);
-        }
-    }
-    stages
-}
-
-fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> Value {
-    let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
-    let faults: Vec<Value> = report
-        .faults
-        .iter()
-        .map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms }))
-        .collect();
-    let checkers: BTreeSet<String> =
-        report.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
-    let (finish, error) = match report.end {
-        End::Stop => ("stop", None),
-        End::Length => ("length", None),
-        End::Cancelled => ("cancelled", None),
-        End::GaveUp(why) => ("failed", Some(format!("{why:?}").to_lowercase())),
-    };
-    json!({
-        "event": "done",
-        "session": plan["session"],
-        "mode": plan["mode"],
-        "wire": plan["wire"],
-        "finish_reason": finish,
-        "gave_up": error,
-        "text": text,
-        "rest": report.rest,
-        "stop": report.met,
-        "ended_turn": report.ended_turn,
-        "ids": report.ids,
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": report.ids.len(),
-        "ttft_ms": report.ttft_ms,
-        "decode_tok_s": if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
-        "predicted": plan["predicted"],
-        "stages": checked_stages(report, plan),
-        "verified": report.verified,
-        "settled_by_thirds": report.thirds,
-        "checked_by": checkers,
-        "convicted": report.convicted.iter().map(|node| format!("{node:?}")).collect::<Vec<_>>(),
-        "integrity": report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
-        "receipts": report.receipts.len(),
-        "faults": faults,
-        "differing_answers": report.evidence,
-        "bytes_out": report.wire_bytes.0,
-        "bytes_in": report.wire_bytes.1,
-        "end": true,
-    })
-}
-
-/// Sampling parameters as the command line and the API write them.
-fn sampling(value: &Value) -> Result<SamplingParams, String> {
-    let number = |name: &str, default: f32| match &value[name] {
-        Value::Null => Ok(default),
-        given => given.as_f64().map(|x| x as f32).ok_or_else(|| format!("{name} must be a number")),
-    };
-    let count = |name: &str| match &value[name] {
-        Value::Null => Ok(0),
-        given => given.as_u64().map(|n| n as usize).ok_or_else(|| format!("{name} must be a whole number")),
-    };
-    let default = SamplingParams::default();
-    let mut bias = Vec::new();
-    for pair in value["logit_bias"].as_array().into_iter().flatten() {
-        let parsed = pair[0]
-            .as_u64()
-            .zip(pair[1].as_f64())
-            .and_then(|(id, by)| Some((u32::try_from(id).ok()?, by as f32)));
-        bias.push(parsed.ok_or("logit_bias must be pairs of a token id and a number")?);
-    }
-    let sampling = SamplingParams {
-        temperature: number("temperature", default.temperature)?,
-        top_k: count("top_k")?,
-        top_p: number("top_p", 1.0)?,
-        min_p: number("min_p", 0.0)?,
-        typical_p: number("typical_p", 1.0)?,
-        repetition_penalty: number("repetition_penalty", 1.0)?,
-        presence_penalty: number("presence_penalty", 0.0)?,
-        frequency_penalty: number("frequency_penalty", 0.0)?,
-        logit_bias: bias,
-        logprobs: value["logprobs"].as_bool().unwrap_or(false),
-        top_logprobs: count("top_logprobs")?,
-        ..default
-    };
-    sampling.validate().map_err(|e| e.to_string())?;
-    Ok(sampling)
-}
-
-/// The prompt `{"ids": [..]}`.
-fn token_ids(given: &Map<String, Value>, vocab: u32) -> Result<Vec<u32>, Trouble> {
-    let ids = given.get("ids").and_then(Value::as_array).into_iter().flatten();
-    let ids = ids.map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab));
-    let ids: Option<Vec<u32>> = ids.collect();
-    ids.ok_or_else(|| Trouble::invalid("prompt", format!("token ids must be below {vocab}")))
-}
-
-/// The first field that a peer who conducts for us could not be told of.
-fn only_here(ask: &Ask) -> Option<&'static str> {
-    let asked = [
-        ("response_format", ask.api.format != Format::Text),
-        ("tools", ask.api.tools.is_some() || ask.api.show_special),
-        ("chat_template_kwargs", !ask.api.extra.is_empty()),
-        ("logprobs", ask.sampling["logprobs"] == json!(true)),
-        ("prompt", ask.prompt.is_object()),
-    ];
-    asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)
-}
-
-fn trusted(ask: &Ask) -> Result<BTreeSet<NodeId>, String> {
-    ask.trusted.iter().map(|name| node(name)).collect()
-}
-
-fn node(name: &str) -> Result<NodeId, String> {
-    let bytes = data_encoding::HEXLOWER_PERMISSIVE
-        .decode(name.as_bytes())
-        .ok()
-        .and_then(|b| <[u8; 32]>::try_from(b).ok());
-    bytes
-        .map(NodeId::new)
-        .ok_or_else(|| format!("\"{name}\" is no node's name; `shoal peers` shows them in full"))
 }
 
 fn random() -> Result<[u8; 16], String> {

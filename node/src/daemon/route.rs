@@ -218,6 +218,13 @@ impl Daemon {
 
     /// What is believed now, with what leases taught.
     fn snapshot(&mut self) -> Result<Snapshot, String> {
+        self.take_lessons();
+        let num_layers = self.held.ready.num_layers;
+        self.view.snapshot(self.held.id, num_layers, self.me).map_err(|e| e.to_string())
+    }
+
+    /// Corrects the view by what leases taught.
+    pub(super) fn take_lessons(&mut self) {
         let now = self.now();
         for lesson in self.lessons.take() {
             match lesson {
@@ -227,8 +234,6 @@ impl Daemon {
                 Lesson::Apart(one, other) => self.view.unreachable(one, other, now),
             }
         }
-        let num_layers = self.held.ready.num_layers;
-        self.view.snapshot(self.held.id, num_layers, self.me).map_err(|e| e.to_string())
     }
 
     fn announced_sessions(&self, node: NodeId) -> u32 {

@@ -48,7 +48,7 @@ impl Conductor {
             },
             Order::Rerouted(found) => {
                 let found = found.map(|(pipeline, standbys, contacts)| {
-                    self.plan.contacts.extend(contacts);
+                    self.plan.meet(contacts);
                     (pipeline, standbys)
                 });
                 self.shadows.clear();

@@ -32,7 +32,7 @@ mod verify;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use p2p::codec::Wire;
@@ -324,10 +324,4 @@ impl Conductor {
         let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
         let _ = self.means.progress.send(over).await;
     }
-}
-
-/// Seconds of Unix time.
-fn unix_s() -> u32 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0, |since| u32::try_from(since.as_secs()).unwrap_or(u32::MAX))
 }

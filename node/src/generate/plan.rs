@@ -74,6 +74,12 @@ impl Plan {
         let known = self.contacts.iter().find(|contact| contact.node == node);
         known.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
     }
+
+    /// Notes where nodes are now: one that was started again listens elsewhere.
+    pub(super) fn meet(&mut self, contacts: Vec<Contact>) {
+        self.contacts.retain(|old| contacts.iter().all(|new| new.node != old.node));
+        self.contacts.extend(contacts);
+    }
 }
 
 /// What the caller hears.

@@ -48,6 +48,7 @@ use super::{
 };
 use crate::{
     audit::{Audit, Case},
+    clock,
     control::Verify,
     table::{Order, Outlets},
 };
@@ -420,7 +421,7 @@ impl Conductor {
                 && (work.head, work.grant) == (commit.head, commit.grant)
                 && work.prefill_tokens.checked_add(work.decode_tokens) == Some(commit.pos)
                 && work.decode_tokens <= emitted
-                && work.grant.is_current(super::unix_s())
+                && work.grant.is_current(clock::unix_s())
                 && book.chain.agrees(&commit) == Some(true);
             if !fits {
                 tracing::info!(%node, layers = %one.layers, "a bill that does not fit the log is not signed");

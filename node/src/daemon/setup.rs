@@ -1,0 +1,91 @@
+//! What whoever starts a node says to it, and what it says back.
+
+use std::path::PathBuf;
+
+use p2p::{Identity, invite::Invite};
+use scheduler::{LayerRange, ModelId, NodeId};
+use serde_json::Value;
+
+use super::{acquire::Absent, page::Front};
+use crate::worker;
+
+/// What the user wants this node to be.
+pub struct Setup {
+    /// Its data folder.
+    pub home: PathBuf,
+    /// Its key.
+    pub identity: Identity,
+    /// How it reaches others.
+    pub network: p2p::Config,
+    /// Length of its model's file.
+    pub file_bytes: u64,
+    /// How to run it.
+    pub worker: worker::Spec,
+    /// Layers to offer to others.
+    pub serve: Serve,
+    /// Its model, by content.
+    pub model: ModelId,
+    /// Layers of its model.
+    pub num_layers: u32,
+    /// What an invite from this node says about the swarm.
+    pub invite: Invite,
+    /// Set when the model is not on this disk, or not whole: then it is fetched while the node runs, and what else is said
+    /// here of the model's file means nothing.
+    pub absent: Option<Absent>,
+    /// What it may take from this machine for others.
+    pub caps: Caps,
+    /// For the API.
+    pub front: Front,
+    /// Whether running answers are kept on disk so that a crash does not lose them.
+    pub keeps: bool,
+}
+
+/// What a node may take from its machine. Threads and memory for sessions are the worker's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Sessions and prompts of other nodes at a time; one more is refused.
+    pub sessions: usize,
+    /// Disk for all pulled models together; `None` for what is free.
+    pub disk_bytes: Option<u64>,
+    /// Memory for weights that are fetched; `None` for no bound.
+    pub weights_bytes: Option<u64>,
+    /// Models sent, bytes per second.
+    pub upload_bytes_per_s: Option<u64>,
+    /// Models received, bytes per second.
+    pub download_bytes_per_s: Option<u64>,
+}
+
+impl Default for Caps {
+    /// Four strangers' sessions; of the rest what there is.
+    fn default() -> Self {
+        let (disk_bytes, weights_bytes) = (None, None);
+        let (upload_bytes_per_s, download_bytes_per_s) = (None, None);
+        Self { sessions: 4, disk_bytes, weights_bytes, upload_bytes_per_s, download_bytes_per_s }
+    }
+}
+
+/// Which layers a node offers to others.
+#[derive(Clone, Debug)]
+pub enum Serve {
+    /// These; none to only ask.
+    These(Vec<LayerRange>),
+    /// The ones the swarm lacks most, so many at most.
+    Scarcest(u32),
+}
+
+/// What the node tells whoever started it.
+#[derive(Clone, Debug)]
+pub enum Notice {
+    /// It can be asked from now on.
+    Ready(Value),
+    /// Somebody came.
+    Joined(NodeId),
+    /// Somebody went.
+    Left(NodeId),
+    /// The model is on its way, and how far.
+    Fetching(Value),
+    /// The model has come and is served.
+    Serving(Value),
+    /// It has ended as it was asked to.
+    Stopped,
+}
