@@ -45,6 +45,15 @@ pub struct Audit {
     pub wrong: Option<u32>,
 }
 
+impl Audit {
+    /// Compares rows of `row` bytes, at least one, as far as there are both.
+    pub(crate) fn compare(row: usize, own: &[u8], said: &[u8]) -> Self {
+        let wrong = own.chunks_exact(row).zip(said.chunks_exact(row)).position(|(own, said)| own != said);
+        let upto = (own.len().min(said.len()) / row) as u32;
+        Self { upto, wrong: wrong.map(|at| at as u32) }
+    }
+}
+
 /// Who can audit.
 #[derive(Clone)]
 pub struct Auditor {
@@ -108,10 +117,6 @@ impl Auditor {
     /// Compares what was `said` to have left the layers, row after row, with an own computation.
     pub async fn audit(&self, case: &Case, said: &[u8]) -> Option<Audit> {
         let row = codec::encoded_len(case.output, 1, case.hidden)?;
-        let computed = self.outputs(case).await?;
-        let wrong =
-            computed.chunks_exact(row).zip(said.chunks_exact(row)).position(|(own, said)| own != said);
-        let upto = (computed.len().min(said.len()) / row) as u32;
-        Some(Audit { upto, wrong: wrong.map(|at| at as u32) })
+        Some(Audit::compare(row, &self.outputs(case).await?, said))
     }
 }

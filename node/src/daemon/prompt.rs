@@ -301,6 +301,7 @@ impl PromptTask {
             shares: self.shares.clone(),
             approx: self.approx.clone(),
             layer_bytes: self.layer_bytes,
+            witnesses: routed.witnesses,
         };
         let orders = inlets.orders.clone();
         let span = tracing::info_span!(

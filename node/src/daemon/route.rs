@@ -16,7 +16,11 @@ use scheduler::{
 use tokio::sync::oneshot;
 
 use super::{Daemon, estimate::Expected};
-use crate::{control::Mode, generate::Reroute, lessons::Lesson};
+use crate::{
+    control::Mode,
+    generate::{MAX_WITNESSES, Reroute, Witness},
+    lessons::Lesson,
+};
 
 /// Added to measured round trips before a silence counts: timers, schedulers, Wi-Fi.
 const JITTER_MS: f64 = 20.0;
@@ -75,6 +79,8 @@ pub struct Routed {
     pub policy: RoutePolicy,
     /// How much work it is.
     pub shape: Shape,
+    /// Who could be asked where two disagree.
+    pub witnesses: Vec<Witness>,
 }
 
 /// A session's own number: picks among near-equal routes.
@@ -175,9 +181,27 @@ impl Daemon {
             standbys,
             contacts,
             rtt_p99_ms: JITTER_MS + network_ms,
+            witnesses: self.witnesses(&snapshot, &policy),
             policy,
             shape: request.shape,
         })
+    }
+
+    /// Holders whose word counts in a dispute, the most trusted first.
+    fn witnesses(&self, snapshot: &Snapshot, policy: &RoutePolicy) -> Vec<Witness> {
+        let admitted = |node: NodeId| {
+            node != self.me
+                && !policy.deny.contains(&node)
+                && policy.allow.as_ref().is_none_or(|allowed| allowed.contains(&node))
+        };
+        let mut hosts: Vec<_> = snapshot.hosts().iter().filter(|host| admitted(host.id)).collect();
+        hosts.sort_by(|a, b| b.trust.total_cmp(&a.trust).then(a.id.cmp(&b.id)));
+        let witness = |host: &scheduler::snapshot::Host| Witness {
+            contact: self.contact(host.id),
+            operator: host.operator,
+            holds: host.loaded.clone(),
+        };
+        hosts.into_iter().take(MAX_WITNESSES).map(witness).collect()
     }
 
     /// The question to the router, with the load that no announcement shows yet.
@@ -239,11 +263,12 @@ impl Daemon {
         nodes.extend(
             standbys.covers.iter().flat_map(|cover| cover.segments.iter().map(|segment| segment.node)),
         );
-        let contact = |node: NodeId| {
-            let addresses = self.facts.get(&node).map_or_else(Vec::new, |facts| facts.addresses.clone());
-            Contact { node, addresses }
-        };
-        nodes.into_iter().filter(|node| *node != self.me).map(contact).collect()
+        nodes.into_iter().filter(|node| *node != self.me).map(|node| self.contact(node)).collect()
+    }
+
+    fn contact(&self, node: NodeId) -> Contact {
+        let addresses = self.facts.get(&node).map_or_else(Vec::new, |facts| facts.addresses.clone());
+        Contact { node, addresses }
     }
 
     /// What a step of `pipeline` should take, part by part.

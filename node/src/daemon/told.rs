@@ -124,6 +124,7 @@ pub(super) fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens
         "predicted": plan["predicted"],
         "stages": checked_stages(report, plan),
         "verified": report.verified,
+        "settled_by_thirds": report.thirds,
         "checked_by": checkers,
         "convicted": report.convicted.iter().map(|node| format!("{node:?}")).collect::<Vec<_>>(),
         "integrity": report.integrity.map(|position| position.saturating_sub(prompt_tokens)),

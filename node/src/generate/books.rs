@@ -2,19 +2,30 @@
 //!
 //! One book per range of layers: a chain over the logged inputs and outputs, as the stage itself keeps one, and the
 //! commitments of everybody who ran or followed the range. A commitment waits until the log has got as far, then it
-//! agrees or not. Who follows and agrees has computed the same bits on its own: everything below is checked.
+//! agrees or not. Who follows and agrees has computed the same bits on its own: everything below is checked. Where two
+//! disagree, [`Book::rule`] says what follows from the word of a third holder, [`Book::upheld`] what follows when the log
+//! is right, and [`Book::proof`] what convicts whoever made it wrong.
 //!
-//! Limits: [`MAX_WAITING`] commitments of one node wait; the oldest goes, since a later one says more.
+//! Limits: [`MAX_WAITING`] commitments of one node wait; the oldest goes, since a later one says more. [`Signatures`]
+//! remembers [`MAX_SIGNED`] of a session.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Instant,
+};
 
-use p2p::wire::receipt::{Chain, Commit, Evidence, FraudProof, Grant, Leaf, Row, Terms};
-use scheduler::{LayerRange, NodeId};
+use p2p::wire::receipt::{Chain, Commit, Equivocation, Evidence, FraudProof, Grant, Leaf, Row, Terms};
+use scheduler::{
+    LayerRange, NodeId, OperatorId,
+    trust::{Outcome, Testimony, Verdict, judge},
+};
 
 use super::log::Logs;
 
 /// Commitments of one node that the log has not got to.
 const MAX_WAITING: usize = 16;
+/// Commitments of a session remembered, 200 KB; beyond, the oldest are forgotten, and what contradicts them is believed.
+const MAX_SIGNED: usize = 1_024;
 
 /// What one node signed for one range.
 #[derive(Default)]
@@ -26,6 +37,35 @@ pub(super) struct Word {
     pub(super) good: Option<Commit>,
     /// One that does not.
     pub(super) bad: Option<Commit>,
+}
+
+/// A third holder that was asked to compute a disputed range again.
+#[derive(Clone, Copy)]
+pub(super) struct Third {
+    /// Who.
+    pub(super) node: NodeId,
+    /// Positions in dispute: agreed below the first, signed for up to the second.
+    pub(super) window: (u32, u32),
+    /// Whether it signs for every position of the window, so that it says which one is wrong.
+    pub(super) exact: bool,
+    /// When.
+    pub(super) asked: Instant,
+}
+
+/// What a third holder's word decides.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Ruling {
+    /// The log is right below this position.
+    Upheld(u32),
+    /// The log is wrong from a position on that is not below `at`; `exact` when it is `at` itself.
+    Wrong {
+        /// The first position that is not agreed.
+        at: u32,
+        /// Whether that very position is wrong.
+        exact: bool,
+    },
+    /// All three differ, or two of them are one operator's: only an own computation decides.
+    Open,
 }
 
 /// One range of layers.
@@ -41,6 +81,10 @@ pub(super) struct Book {
     pub(super) rivals: BTreeSet<NodeId>,
     /// The audit under way.
     pub(super) audit: Option<u32>,
+    /// The third holder that is computing it again.
+    pub(super) third: Option<Third>,
+    /// A third holder was asked and decided nothing.
+    pub(super) open: bool,
     /// Nobody here can compute it again.
     pub(super) undecided: bool,
 }
@@ -57,6 +101,8 @@ impl Book {
             by: BTreeSet::new(),
             rivals: BTreeSet::new(),
             audit: None,
+            third: None,
+            open: false,
             undecided: false,
         }
     }
@@ -116,6 +162,54 @@ impl Book {
         self.words.clear();
         self.rivals.clear();
         self.audit = None;
+        self.third = None;
+    }
+
+    /// The positions that somebody who follows disputes: checked below the first, signed for up to the second.
+    pub(super) fn disputed(&self) -> Option<(u32, u32)> {
+        let bad = |word: &Word| word.bad.filter(|_| word.follows).map(|commit| commit.pos);
+        let upto = self.words.values().filter_map(bad).min()?;
+        (self.checked < upto).then_some((self.checked, upto))
+    }
+
+    /// What follows from the word of a third holder, once it has given it; `author` gave the rows in dispute. All three
+    /// are heard on the head after the same position, and operators count, not nodes.
+    pub(super) fn rule(&self, author: NodeId, operator: impl Fn(NodeId) -> OperatorId) -> Option<Ruling> {
+        let Third { node, window: (from, upto), exact, .. } = self.third?;
+        let at = |commit: &Option<Commit>| commit.filter(|commit| commit.pos == upto);
+        let third = self.words.get(&node)?;
+        let said = at(&third.bad).or(at(&third.good))?;
+        let heard = |node, digest| Testimony { node, operator: operator(node), digest };
+        let mut all = vec![heard(author, *self.chain.head(upto)?), heard(node, said.head)];
+        let others = self.words.iter().filter(|(other, word)| **other != node && word.follows);
+        all.extend(others.filter_map(|(other, word)| Some(heard(*other, at(&word.bad)?.head))));
+        let first = third.good.map_or(from, |good| good.pos.max(from));
+        Some(match judge(&all, None) {
+            Verdict::Wrong(nodes) if nodes.contains(&author) => Ruling::Wrong { at: first, exact },
+            Verdict::Wrong(_) | Verdict::Agreed => Ruling::Upheld(upto),
+            Verdict::AskAnother | Verdict::Recompute => Ruling::Open,
+        })
+    }
+
+    /// The log is right below `upto`, as `by` found: who said otherwise, and what is to be noted of them. One who was fed
+    /// from the log and signed for something else lied; of others nobody knows what they were given.
+    pub(super) fn upheld(&mut self, upto: u32, by: NodeId) -> Vec<(NodeId, Outcome)> {
+        self.checked = self.checked.max(upto);
+        self.by.insert(by);
+        let rivals = std::mem::take(&mut self.rivals).into_iter();
+        let mut wrong: Vec<(NodeId, Outcome)> = rivals.map(|node| (node, Outcome::Aborted)).collect();
+        for (node, word) in &mut self.words {
+            if word.bad.take_if(|commit| commit.pos <= upto).is_some() {
+                wrong.push((*node, if word.follows { Outcome::Mismatch } else { Outcome::Aborted }));
+            }
+        }
+        wrong
+    }
+
+    /// Whether `node` signed for what the log has of all positions below `upto`.
+    pub(super) fn signed_for(&self, node: NodeId, upto: u32) -> bool {
+        let good = self.words.get(&node).and_then(|word| word.good);
+        good.is_some_and(|commit| commit.pos >= upto)
     }
 
     /// The case against `node`, whose output at position `at` is not what its inputs give; `None` when it signed for
@@ -126,6 +220,31 @@ impl Book {
         let (_, rows) = logs.get(self.layers().start(), 0, at + 1)?;
         let evidence = Evidence::Rows(rows.to_vec());
         Some(FraudProof { accused: node, terms: self.terms.clone(), commit, leaves, at, evidence })
+    }
+}
+
+/// What everybody signed in a session, to find who signs two things in one place.
+#[derive(Default)]
+pub(super) struct Signatures {
+    said: BTreeMap<(NodeId, Grant, u32, u32), Commit>,
+    order: VecDeque<(NodeId, Grant, u32, u32)>,
+}
+
+impl Signatures {
+    /// Notes a commitment that was signed by `node`; the proof, when it cannot be true beside an earlier one.
+    pub(super) fn note(&mut self, node: NodeId, commit: Commit) -> Option<Equivocation> {
+        let place = (node, commit.grant, commit.epoch, commit.pos);
+        if let Some(before) = self.said.get(&place) {
+            return Equivocation::new(node, *before, commit).ok();
+        }
+        if self.order.len() == MAX_SIGNED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.said.remove(&oldest);
+        }
+        self.order.push_back(place);
+        self.said.insert(place, commit);
+        None
     }
 }
 

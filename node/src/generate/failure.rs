@@ -34,6 +34,11 @@ impl Conductor {
                 Err(failure) if epoch == self.machine.epoch() => self.failed(node, failure),
                 Err(_) => Vec::new(),
             },
+            Order::Opened { stage: None, layers, node, answer, .. }
+                if self.third_opened(layers, node, answer.is_ok()) =>
+            {
+                Vec::new()
+            }
             Order::Opened { stage: None, layers, node, answer, .. } => match answer {
                 Ok(have) => {
                     let start = layers.start();

@@ -104,7 +104,11 @@ impl Conductor {
             Kind::Activations => self.stage_to(header.layer),
             _ => self.stage_from(header.layer),
         };
-        let Some(stage) = stage.filter(|stage| self.may_speak(*stage, from)) else { return Vec::new() };
+        // A third holder has a say in a dispute and none in the answer.
+        let third = header.kind == Kind::Commit && self.is_third(header.layer, from);
+        let Some(stage) = stage.filter(|stage| third || self.may_speak(*stage, from)) else {
+            return Vec::new();
+        };
         match header.kind {
             Kind::Activations => self.boundary(
                 stage,

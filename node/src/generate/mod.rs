@@ -19,12 +19,15 @@
 //! Limits: the log keeps at most [`log::MAX_LOG_BYTES`]; beyond, what is missing is computed again from the tokens.
 
 mod books;
+#[cfg(test)]
+mod byzantine;
 mod failure;
 mod home;
 mod hops;
 mod lease;
 mod log;
 mod plan;
+mod third;
 mod verify;
 
 use std::{
@@ -41,8 +44,11 @@ use scheduler::{
 };
 use tokio::{sync::mpsc, time::sleep};
 
-pub use self::plan::{Means, Plan, Progress, Report, Reroute};
 use self::{log::Logs, verify::Checks};
+pub use self::{
+    plan::{Means, Plan, Progress, Report, Reroute},
+    third::{MAX_WITNESSES, Witness},
+};
 use crate::{
     table::{Inlets, Order, Outbox, Outlets},
     telemetry::Hops,
@@ -167,6 +173,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             () = sleep(due.min(BEACON)) => conductor.tick(),
         };
         conductor.check();
+        events.extend(conductor.hear_thirds());
         events.extend(conductor.let_go());
         for event in events {
             let now = conductor.now();
@@ -177,7 +184,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         }
         conductor.tell().await;
     }
-    conductor.settle_all(&mut doors.orders).await;
+    conductor.settle_all(&mut doors).await;
     conductor.done().await;
 }
 

@@ -15,6 +15,7 @@ use scheduler::{
 };
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
+use super::third::Witness;
 use crate::{
     audit::Auditor,
     control::Verify,
@@ -64,6 +65,8 @@ pub struct Plan {
     pub approx: BTreeSet<NodeId>,
     /// Weights of one layer, bytes.
     pub layer_bytes: u64,
+    /// Who could be asked where two disagree.
+    pub witnesses: Vec<Witness>,
 }
 
 impl Plan {
@@ -158,6 +161,8 @@ pub struct Report {
     pub verified: f64,
     /// The first token that was read and followed from a lie.
     pub integrity: Option<u32>,
+    /// Disputes that a third holder settled.
+    pub thirds: u32,
     /// Who was proven wrong.
     pub convicted: Vec<NodeId>,
     /// Tokens the caller has.
@@ -189,6 +194,7 @@ impl Report {
             checks: Vec::new(),
             verified: 1.0,
             integrity: None,
+            thirds: 0,
             convicted: Vec::new(),
             read: 0,
             outcomes: Vec::new(),

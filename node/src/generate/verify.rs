@@ -4,6 +4,7 @@
 //!   commitments ──> books: do they agree with the log? ──yes──> checked
 //!                       │ no
 //!                       ▼
+//!                 third.rs: another holder is asked; where there is none,
 //!                 audit: the range once more, in an own worker
 //!                       │
 //!         log is right ─┴─ log is wrong from position p on
@@ -13,7 +14,8 @@
 //! ```
 //!
 //! A strike needs the liar's signature over what the log has, or, for one who was fed from the log, over something else.
-//! Without one (a stage may truly have had other inputs, from a lying neighbor) the node is only left.
+//! Without one (a stage may truly have had other inputs, from a lying neighbor) the node is only left. Who signs two
+//! things in one place is struck at once, whatever is true.
 //!
 //! With [`Verify::Strict`] a token is shown once all that it follows from is checked, so what is shown is right; a range
 //! nobody follows is audited at the end. With [`Verify::Sample`] tokens are shown as they come: a lie may be read before
@@ -39,12 +41,16 @@ use p2p::{
 };
 use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event, trust::Outcome};
 
-use super::{Conductor, Progress, books::Book, lease::LEASE_MS};
+use super::{
+    Conductor, Progress,
+    books::{Book, Signatures},
+    lease::LEASE_MS,
+};
 use crate::{
     audit::{Audit, Case},
     clock,
     control::Verify,
-    table::Order,
+    table::{Order, Outlets},
 };
 
 /// The last token of a strict answer waits this long for its check.
@@ -61,6 +67,8 @@ pub(super) struct Suspect {
     node: NodeId,
     layers: LayerRange,
     at: u32,
+    /// Set when only a position below this is known to be wrong, not which.
+    upto: Option<u32>,
     /// The book as it was then, with the case but for the signature.
     book: Book,
     logs: super::log::Logs,
@@ -77,6 +85,7 @@ pub(super) struct Checks {
     /// Commitments of earlier epochs are about rows that were forgotten.
     since_epoch: u32,
     audits: u32,
+    signatures: Signatures,
     /// The last token of a strict answer, until when it waits, and its position.
     pub(super) last: Option<(Event, Instant, u32)>,
     /// Tokens of a strict answer that are not checked yet.
@@ -97,7 +106,7 @@ impl Conductor {
         self.machine.segments().filter(|segment| segment.node != self.means.me).collect()
     }
 
-    fn book(&mut self, layers: LayerRange) -> &mut Book {
+    pub(super) fn book(&mut self, layers: LayerRange) -> &mut Book {
         if let Some(at) = self.checks.books.iter().position(|book| book.layers() == layers) {
             return &mut self.checks.books[at];
         }
@@ -140,15 +149,25 @@ impl Conductor {
             tracing::warn!(%node, "a commitment that its sender did not sign");
             return self.failed(node, Failure::Corrupt);
         };
-        self.signed(segment.layers, node, segment.node != node, commit);
-        Vec::new()
+        let contradicts = self.signed(segment.layers, node, segment.node != node, commit);
+        if contradicts { self.failed(node, Failure::Corrupt) } else { Vec::new() }
     }
 
-    fn signed(&mut self, layers: LayerRange, node: NodeId, follows: bool, commit: Commit) {
+    /// Notes a commitment; true when its signer signed something else in the same place before.
+    fn signed(&mut self, layers: LayerRange, node: NodeId, follows: bool, commit: Commit) -> bool {
+        if let Some(proof) = self.checks.signatures.note(node, commit) {
+            tracing::warn!(%node, %layers, "signed two things that cannot both be true");
+            self.checks.outcomes.push((node, Outcome::Equivocated));
+            self.checks.denied.insert(node);
+            self.report.convicted.push(node);
+            self.report.proofs.push(proof.encode());
+            return true;
+        }
         let current = commit.session == self.plan.session && commit.epoch >= self.checks.since_epoch;
         if current && !self.plan.approx.contains(&node) && self.plan.verify != Verify::Off {
             self.book(layers).signed(node, follows, commit);
         }
+        false
     }
 
     /// Two answers for one position differed; `node` gave the second.
@@ -162,13 +181,16 @@ impl Conductor {
     pub(super) fn check(&mut self) {
         let mut disputed = Vec::new();
         for book in &mut self.checks.books {
-            if book.compare(&self.logs) && book.audit.is_none() && !book.undecided {
+            let open = book.audit.is_none() && book.third.is_none() && !book.undecided;
+            if book.compare(&self.logs) && open {
                 disputed.push(book.layers());
             }
         }
         for layers in disputed {
-            tracing::info!(%layers, "two nodes disagree; computing it again");
-            self.start_audit(layers);
+            if !self.ask_third(layers) {
+                tracing::info!(%layers, "two nodes disagree; computing it again");
+                self.start_audit(layers);
+            }
         }
         let checked = self.checked_everywhere();
         while self
@@ -219,17 +241,14 @@ impl Conductor {
             return Vec::new();
         };
         if let Some(at) = found.wrong {
-            return self.convict(layers, at);
+            return self.convict(layers, at, None);
         }
-        book.checked = book.checked.max(found.upto);
-        book.by.insert(me);
-        let mut wrong: Vec<(NodeId, Outcome)> =
-            std::mem::take(&mut book.rivals).into_iter().map(|node| (node, Outcome::Aborted)).collect();
-        for (node, word) in &mut book.words {
-            if word.bad.take_if(|commit| commit.pos <= found.upto).is_some() {
-                wrong.push((*node, if word.follows { Outcome::Mismatch } else { Outcome::Aborted }));
-            }
-        }
+        let wrong = book.upheld(found.upto, me);
+        self.refute(layers, wrong)
+    }
+
+    /// These said what is not so of `layers`.
+    pub(super) fn refute(&mut self, layers: LayerRange, wrong: Vec<(NodeId, Outcome)>) -> Vec<Event> {
         let mut events = Vec::new();
         for (node, outcome) in wrong {
             tracing::warn!(%node, ?outcome, %layers, "a node signed what is not so");
@@ -243,18 +262,14 @@ impl Conductor {
         events
     }
 
-    /// The log of what left `layers` is wrong from position `at` on.
-    fn convict(&mut self, layers: LayerRange, at: u32) -> Vec<Event> {
+    /// The log of what left `layers` is wrong from position `at` on; with `upto`, from some position on that is between
+    /// the two.
+    pub(super) fn convict(&mut self, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {
         let Some(node) = self.logs.author(layers.end(), at) else { return Vec::new() };
         let mut book = Book::new(self.book(layers).terms.clone(), 0);
         std::mem::swap(&mut book, self.book(layers));
-        match book.proof(&self.logs, node, at) {
-            Some(proof) => self.proven(node, &proof),
-            None => {
-                let logs = self.logs.clone();
-                self.checks.suspects.push(Suspect { node, layers, at, book, logs });
-            }
-        }
+        let suspect = Suspect { node, layers, at, upto, book, logs: self.logs.clone() };
+        self.accuse(suspect);
         self.checks.books.retain(|book| book.layers() != layers);
         self.checks.denied.insert(node);
         tracing::warn!(%node, %layers, at, "what a stage gave is not what its inputs give");
@@ -282,6 +297,19 @@ impl Conductor {
         self.shadows.retain(|_, shadow| *shadow != node);
         self.silent_since.get_or_insert((node, Instant::now()));
         vec![Event::Convicted { node, layer: layers.end(), from: at, known: stays }]
+    }
+
+    /// Strikes whoever signed for the wrong row; who has not may still do so with its bill.
+    fn accuse(&mut self, suspect: Suspect) {
+        let Suspect { node, at, upto, ref book, ref logs, .. } = suspect;
+        match (book.proof(logs, node, at), upto) {
+            (Some(proof), None) => self.proven(node, &proof),
+            (_, Some(upto)) if book.signed_for(node, upto) => {
+                self.checks.outcomes.push((node, Outcome::Mismatch));
+                self.report.convicted.push(node);
+            }
+            _ => self.checks.suspects.push(suspect),
+        }
     }
 
     fn proven(&mut self, node: NodeId, proof: &FraudProof) {
@@ -416,23 +444,37 @@ impl Conductor {
         let mut suspect = self.checks.suspects.swap_remove(at);
         suspect.book.signed(node, false, *commit);
         suspect.book.compare(&suspect.logs);
-        match suspect.book.proof(&suspect.logs, node, suspect.at) {
-            Some(proof) => self.proven(node, &proof),
-            None => self.checks.suspects.push(suspect),
-        }
+        self.accuse(suspect);
     }
 
     /// Waits a moment for the last signatures, and looks into what they leave open.
-    pub(super) async fn settle_all(&mut self, orders: &mut tokio::sync::mpsc::Receiver<Order>) {
+    pub(super) async fn settle_all(&mut self, doors: &mut Outlets) {
         let mut involved: BTreeSet<NodeId> = self.strangers().iter().map(|segment| segment.node).collect();
         involved.extend(self.shadows.values());
         let until = tokio::time::Instant::now() + SETTLE;
-        while self.checks.unsettled.iter().any(|node| involved.contains(node)) {
-            match tokio::time::timeout_at(until, orders.recv()).await {
-                Ok(Some(Order::Settled { node, settled })) => self.settled(node, &settled),
-                Ok(Some(Order::Audited { layers, round, found })) => drop(self.audited(layers, round, found)),
-                Ok(Some(_)) => {}
-                Ok(None) | Err(_) => break,
+        loop {
+            self.ask_thirds();
+            self.hear_thirds();
+            let third = self.checks.books.iter().any(|book| book.third.is_some());
+            if !third && !self.checks.unsettled.iter().any(|node| involved.contains(node)) {
+                break;
+            }
+            let order = tokio::select! {
+                order = doors.orders.recv() => order,
+                Some(arrival) = doors.frames.recv(), if third => {
+                    self.arrival(arrival);
+                    continue;
+                }
+                () = tokio::time::sleep_until(until) => break,
+            };
+            match order {
+                Some(Order::Settled { node, settled }) => self.settled(node, &settled),
+                Some(Order::Audited { layers, round, found }) => drop(self.audited(layers, round, found)),
+                Some(Order::Opened { stage: None, layers, node, answer, .. }) => {
+                    self.third_opened(layers, node, answer.is_ok());
+                }
+                Some(_) => {}
+                None => break,
             }
         }
         let strangers = self.strangers();
@@ -442,6 +484,19 @@ impl Conductor {
             }
         }
         self.conclude(&strangers);
+    }
+
+    /// Asks about what the last signatures left open.
+    fn ask_thirds(&mut self) {
+        let mut disputed = Vec::new();
+        for book in &mut self.checks.books {
+            if book.compare(&self.logs) && book.audit.is_none() {
+                disputed.push(book.layers());
+            }
+        }
+        for layers in disputed {
+            self.ask_third(layers);
+        }
     }
 
     /// Audits a segment that is disputed, or drawn and not checked to its end.
