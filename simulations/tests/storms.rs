@@ -56,6 +56,18 @@ fn storms_of_the_fourth_part() {
     part(3);
 }
 
+/// Three requests, each let in by two of three full nodes and waiting for the third, ended one by one only by giving up.
+#[test]
+fn who_waits_in_a_circle_gets_through() {
+    let options = Options::draw(1_118_199);
+    let report = run(&options);
+    assert_eq!(
+        (report.violations.as_slice(), report.requests.1),
+        (&[][..], report.requests.0),
+        "{options:?}"
+    );
+}
+
 /// Without faults nobody recovers from anything, and everything is served.
 #[test]
 fn calm_needs_no_recovery() {

@@ -26,6 +26,7 @@ impl Session {
 
     pub(super) fn begin_if_open(&mut self, now: Millis, actions: &mut Vec<Action>) {
         if self.stages.iter().all(|stage| stage.have.is_some()) {
+            self.crowded = false;
             self.stages.iter_mut().for_each(|stage| stage.done = stage.have.unwrap_or(0));
             self.send_missing(now, actions);
         }

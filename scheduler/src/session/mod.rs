@@ -107,6 +107,8 @@ pub struct Session {
     forgiving: bool,
     /// Times somebody was.
     forgiven: u32,
+    /// The last promise that did not come was owed by somebody who is there: it has no room, or others wait as we do.
+    crowded: bool,
     /// Caches computed from a lie: from here on nobody keeps his.
     tainted: u32,
     rtt_p99_ms: f64,
@@ -147,6 +149,7 @@ impl Session {
             blame: BTreeMap::new(),
             forgiving: false,
             forgiven: 0,
+            crowded: false,
             tainted: u32::MAX,
             rtt_p99_ms,
         };
@@ -245,13 +248,18 @@ impl Session {
         epoch == self.epoch && stage < self.stages.len()
     }
 
-    fn finish(&mut self, end: End, actions: &mut Vec<Action>) {
+    /// Gives back what every stage and shadow promised.
+    fn release(&self, actions: &mut Vec<Action>) {
         let mut nodes: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
         nodes.extend(self.stages.iter().filter_map(|stage| stage.shadow));
         nodes.sort_unstable();
         nodes.dedup();
         let epoch = self.epoch;
         actions.extend(nodes.into_iter().map(|node| Action::Close { node, epoch }));
+    }
+
+    fn finish(&mut self, end: End, actions: &mut Vec<Action>) {
+        self.release(actions);
         actions.push(Action::Done(end));
         self.phase = Phase::Over;
     }

@@ -5,11 +5,12 @@
 
 use super::suspicion::LOOK_MS;
 use super::{Action, End, Phase, Session, Stage, Standbys};
+use crate::chance::{Chance, mix};
 use crate::recover::{Failure, GiveUp, Options, Recovery};
 use crate::{Millis, NodeId, Pipeline, Segment};
 
 /// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
-/// restart takes.
+/// restart takes, half as much more or less ([`Session::forgive_ms`]).
 const FORGIVE_MS: u64 = 500;
 /// Times somebody is forgiven: about 32 s of waiting, after which the request is given up.
 const MOST_FORGIVEN: u32 = 10;
@@ -137,7 +138,11 @@ impl Session {
                 self.forgiving = true;
                 // Nobody was burdened by it.
                 self.budget.spare_reroute();
-                self.due = now + (FORGIVE_MS << self.forgiven.min(3));
+                self.due = now + self.forgive_ms();
+                // Whoever does not let this session in may be full of others who wait for what it holds elsewhere.
+                if std::mem::take(&mut self.crowded) {
+                    self.release(actions);
+                }
             }
             Some((pipeline, standbys)) => {
                 let old: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
@@ -148,6 +153,14 @@ impl Session {
             }
             None => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
         }
+    }
+
+    /// How long to wait this time: half to one and a half of the time due, by the session's name, so that sessions that
+    /// failed together do not return together.
+    fn forgive_ms(&self) -> u64 {
+        let due = FORGIVE_MS << self.forgiven.min(3);
+        let name = self.id.as_bytes().iter().fold(0, |mixed, byte| mix(mixed ^ u64::from(*byte)));
+        due / 2 + Chance::new(name ^ u64::from(self.forgiven)).next_u64() % due
     }
 
     /// The wait is over: those least to blame may be asked again.

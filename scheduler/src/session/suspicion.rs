@@ -45,7 +45,10 @@ impl Session {
         let silent = owing.iter().find(|stage| self.quiet_ms(now, **stage) >= silence);
         match (silent, owing.first()) {
             (Some(stage), _) => self.recover(now, *stage, Failure::Silent, actions),
-            (None, Some(stage)) if now >= self.due => self.recover(now, *stage, Failure::Late, actions),
+            (None, Some(stage)) if now >= self.due => {
+                self.crowded = true;
+                self.recover(now, *stage, Failure::Late, actions);
+            }
             (None, Some(_)) => owing.into_iter().for_each(|stage| self.ping(now, stage, actions)),
             (None, None) => self.begin_if_open(now, actions),
         }

@@ -89,3 +89,54 @@ fn what_the_log_lacks_is_computed_again_upstream() {
     assert_eq!(replaced(4), [(0, 4, 7), (1, 0, 4)]);
     assert_eq!(replaced(0), [(0, 0, 7)]);
 }
+
+/// What a session does once nobody is left because the middle stage has not promised, after it `answered` or not, and
+/// when it asks again.
+fn not_let_in(answered: bool, name: u64) -> (Vec<Action>, u64) {
+    let (mut session, _) =
+        Session::start(SessionId::numbered(name), Millis(0), 3, 50, &pipeline(), &Standbys::default(), 0.0);
+    for stage in [0, 2] {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    }
+    let mut now = Millis(0);
+    loop {
+        now = now.max(session.wake().unwrap());
+        let actions = session.step(now, Event::Tick);
+        if actions.iter().any(|action| matches!(action, Action::FindRoute { .. })) {
+            break;
+        }
+        if answered {
+            session.step(now, Event::Pong { node: NodeId::numbered(2) });
+        }
+        if actions.iter().any(|action| matches!(action, Action::Open { .. })) {
+            let epoch = session.epoch();
+            for stage in [0, 2] {
+                session.step(now, Event::Opened { stage, epoch, have: 0 });
+            }
+        }
+    }
+    let actions = session.step(now, Event::Rerouted(None));
+    (actions, session.wake().unwrap().since(now))
+}
+
+#[test]
+fn who_is_kept_waiting_keeps_nobody_else_waiting() {
+    let (released, _) = not_let_in(true, 1);
+    let closed: Vec<u64> = released
+        .iter()
+        .filter_map(|action| match action {
+            Action::Close { node, .. } => (1..=3).find(|name| NodeId::numbered(*name) == *node),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(closed, [1, 2, 3]);
+    // What others hold for it is worth keeping when somebody is gone and may come back.
+    let (kept, _) = not_let_in(false, 1);
+    assert_eq!(kept, []);
+    // And those who failed together come back one by one.
+    let mut waits: Vec<u64> = (0..20).map(|name| not_let_in(true, name).1).collect();
+    assert!(waits.iter().all(|wait| (250..750).contains(wait)), "{waits:?}");
+    waits.sort_unstable();
+    waits.dedup();
+    assert!(waits.len() > 15, "{waits:?}");
+}
