@@ -144,6 +144,10 @@ mod tests {
     #[test]
     fn the_document_is_openapi_and_its_references_lead_somewhere() {
         let document = document();
+        for (name, schema) in all_schemas() {
+            let read = serde_json::from_value::<utoipa::openapi::RefOr<utoipa::openapi::Schema>>(schema);
+            assert!(read.is_ok(), "{name}: {:?}", read.err());
+        }
         let parsed: utoipa::openapi::OpenApi = serde_json::from_value(document.clone()).unwrap();
         let described: usize =
             ROUTES.iter().map(|row| row.1).collect::<std::collections::BTreeSet<_>>().len();

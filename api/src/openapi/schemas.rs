@@ -92,7 +92,7 @@ fn who() -> [(&'static str, Value); 2] {
 /// What OpenAI's routes share.
 fn sampling() -> Vec<(&'static str, Value)> {
     let bias = json!({
-        "type": "object", "propertyNames": {"pattern": "^[0-9]{1,9}$"}, "maxProperties": 1024,
+        "type": "object", "propertyNames": {"type": "string", "pattern": "^[0-9]{1,9}$"}, "maxProperties": 1024,
         "additionalProperties": number(-100.0, 100.0),
     });
     let mut members = vec![
