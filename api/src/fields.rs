@@ -60,11 +60,11 @@ impl<'a> Fields<'a> {
     }
 
     /// A number of `low..=high`.
-    pub(crate) fn number(&self, field: &str, low: f32, high: f32) -> Result<Option<f32>, ApiError> {
+    pub(crate) fn number(&self, field: &str, low: f64, high: f64) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.any(field) else { return Ok(None) };
         let wrong = || self.refuse(field, format_args!("must be a number between {low} and {high}"));
-        let number = value.as_f64().ok_or_else(wrong)? as f32;
-        if (low..=high).contains(&number) { Ok(Some(number)) } else { Err(wrong()) }
+        let number = value.as_f64().ok_or_else(wrong)?;
+        if (low..=high).contains(&number) { Ok(Some(number as f32)) } else { Err(wrong()) }
     }
 
     /// True or false.

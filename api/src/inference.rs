@@ -372,6 +372,8 @@ pub struct EmbedRequest {
     pub model: Option<String>,
     /// Text or token ids.
     pub inputs: Vec<Prompt>,
+    /// Whether of a text longer than the context its beginning is taken; else it is refused.
+    pub truncate: bool,
 }
 
 /// One vector per text.

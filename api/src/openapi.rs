@@ -4,6 +4,9 @@
 //! the description, and tests hold it against the router: every route is described, every described route exists, and
 //! what the examples send is taken.
 
+mod answers;
+mod schemas;
+
 use axum::Json;
 use serde_json::{Map, Value, json};
 
@@ -20,6 +23,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("post", "/v1/messages", "anthropic", "Continue a conversation", "Messages", true),
     ("post", "/api/generate", "ollama", "Answer a prompt", "OllamaGenerate", true),
     ("post", "/api/chat", "ollama", "Continue a conversation", "OllamaChat", true),
+    ("post", "/api/embed", "ollama", "Texts to vectors", "OllamaEmbed", true),
     ("get", "/api/tags", "ollama", "The models that can be asked", "", true),
     ("post", "/api/show", "ollama", "One model", "OllamaShow", true),
     ("get", "/api/version", "ollama", "The version of Ollama whose requests are understood", "", true),
@@ -56,22 +60,50 @@ pub(crate) fn document() -> Value {
                 "token": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
             },
-            "schemas": schemas(),
-            "responses": {"Refused": {
-                "description": "Refused; the error names the field to blame. Busy and unavailable answers carry Retry-After. Anthropic's and Ollama's routes answer in their own shapes.",
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-            }},
+            "schemas": all_schemas(),
+            "responses": {
+                "Refused": refused("Error"),
+                "RefusedAnthropic": refused("AnthropicError"),
+                "RefusedOllama": refused("OllamaError"),
+            },
         },
     })
 }
 
+/// Of requests and of answers.
+fn all_schemas() -> Map<String, Value> {
+    let mut all = schemas::requests();
+    all.extend(answers::schemas());
+    all
+}
+
+fn refused(schema: &str) -> Value {
+    json!({
+        "description": "Refused; the error names the field to blame. Busy and unavailable answers carry Retry-After.",
+        "content": {"application/json": {"schema": reference(schema)}},
+    })
+}
+
+/// A schema by its name.
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
 fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
     let id: String = path.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+    let refused = match *tag {
+        "anthropic" => "RefusedAnthropic",
+        "ollama" => "RefusedOllama",
+        _ => "Refused",
+    };
     let mut operation = json!({
         "operationId": format!("{method}{id}"),
         "tags": [tag],
         "summary": summary,
-        "responses": {"200": {"description": "Done"}, "default": {"$ref": "#/components/responses/Refused"}},
+        "responses": {
+            "200": {"description": "Done", "content": answers::content(path)},
+            "default": {"$ref": format!("#/components/responses/{refused}")},
+        },
     });
     if *closed {
         operation["security"] = json!([{"token": []}, {"key": []}]);
@@ -82,11 +114,10 @@ fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
             .push(json!({"name": "model", "in": "path", "required": true, "schema": {"type": "string"}}));
     }
     if !schema.is_empty() {
-        let reference = json!({"$ref": format!("#/components/schemas/{schema}")});
         operation["requestBody"] = json!({
-            "required": true, "content": {"application/json": {"schema": reference}},
+            "required": true, "content": {"application/json": {"schema": reference(schema)}},
         });
-        if *closed {
+        if takes_last_event_id(path) {
             let header = |name: &str, text: &str, schema: Value| json!({"name": name, "in": "header", "required": false, "description": text, "schema": schema});
             parameters.push(header(
                 "Last-Event-ID",
@@ -101,187 +132,9 @@ fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
     operation
 }
 
-/// An object with members given as `(name, schema)`, the first `required` of which must be there.
-fn object(required: usize, members: &[(&str, Value)]) -> Value {
-    let names: Vec<&str> = members.iter().take(required).map(|(name, _)| *name).collect();
-    let properties: Map<String, Value> =
-        members.iter().map(|(name, schema)| ((*name).to_owned(), schema.clone())).collect();
-    json!({"type": "object", "required": names, "properties": properties})
-}
-
-fn number(low: f64, high: f64) -> Value {
-    json!({"type": ["number", "null"], "minimum": low, "maximum": high})
-}
-
-fn integer(low: i64, high: i64) -> Value {
-    json!({"type": ["integer", "null"], "minimum": low, "maximum": high})
-}
-
-fn text() -> Value {
-    json!({"type": "string"})
-}
-
-fn flag() -> Value {
-    json!({"type": ["boolean", "null"]})
-}
-
-fn list(of: Value, most: usize) -> Value {
-    json!({"type": ["array", "null"], "items": of, "maxItems": most})
-}
-
-fn words(words: &[&str]) -> Value {
-    json!({"type": "string", "enum": words})
-}
-
-/// What OpenAI's routes share.
-fn sampling() -> Vec<(&'static str, Value)> {
-    let stop = json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 16}, {"type": "null"}]});
-    vec![
-        (
-            "model",
-            json!({"type": ["string", "null"], "description": "A name of GET /v1/models; the first one when absent"}),
-        ),
-        ("temperature", number(0.0, 2.0)),
-        ("top_p", number(0.0, 1.0)),
-        ("top_k", integer(-1, 1 << 20)),
-        ("min_p", number(0.0, 1.0)),
-        ("typical_p", number(0.0, 1.0)),
-        ("repetition_penalty", number(0.01, 100.0)),
-        ("presence_penalty", number(-2.0, 2.0)),
-        ("frequency_penalty", number(-2.0, 2.0)),
-        (
-            "logit_bias",
-            json!({"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "maxProperties": 1024}),
-        ),
-        (
-            "seed",
-            json!({"type": ["integer", "null"], "format": "int64", "description": "Equal seeds give equal answers, here and through the swarm"}),
-        ),
-        ("stop", stop),
-        ("stream", flag()),
-        ("mode", words(&["local", "trusted", "boomerang", "open"])),
-        ("verify", words(&["none", "sample", "all"])),
-    ]
-}
-
-fn with(required: &[(&'static str, Value)], more: &[(&'static str, Value)]) -> Value {
-    let mut members = required.to_vec();
-    members.extend(sampling());
-    members.extend(more.iter().cloned());
-    object(required.len(), &members)
-}
-
-fn schemas() -> Value {
-    const TOKENS: i64 = crate::openai::MAX_TOKENS as i64;
-    let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
-    let messages = json!({"type": "array", "items": reference("Message"), "minItems": 1, "maxItems": 4096});
-    let format = reference("Format");
-    let tools = list(reference("Tool"), 128);
-    let choice = json!({"anyOf": [words(&["none", "auto", "required"]), {"type": "object"}]});
-    let prompt = json!({"anyOf": [text(), {"type": "array", "items": text(), "minItems": 1}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, "minItems": 1}]});
-    let options = json!({"type": "object", "description": "temperature, top_k, top_p, min_p, typical_p, repeat_penalty, presence_penalty, frequency_penalty, num_predict, seed, stop"});
-    let ollama_format = json!({"anyOf": [words(&["json"]), {"type": "object"}]});
-    let counts = [("stream_options", object(0, &[("include_usage", flag())])), ("n", integer(1, 4))];
-    let mut chat = vec![
-        ("max_tokens", integer(1, TOKENS)),
-        ("max_completion_tokens", integer(1, TOKENS)),
-        ("logprobs", flag()),
-        ("top_logprobs", integer(0, 20)),
-        ("response_format", format.clone()),
-        ("tools", tools.clone()),
-        ("tool_choice", choice.clone()),
-    ];
-    chat.extend(counts.clone());
-    let mut completion = vec![
-        ("max_tokens", integer(1, TOKENS)),
-        ("logprobs", integer(0, 20)),
-        ("response_format", format.clone()),
-        ("echo", flag()),
-    ];
-    completion.extend(counts);
-    json!({
-        "Error": object(1, &[("error", object(4, &[
-            ("message", text()),
-            ("type", text()),
-            ("param", json!({"type": ["string", "null"]})),
-            ("code", json!({"type": ["string", "null"]})),
-        ]))]),
-        "Message": object(1, &[
-            ("role", words(&["system", "developer", "user", "assistant", "tool"])),
-            ("content", json!({"anyOf": [text(), {"type": "array", "items": {"type": "object"}}, {"type": "null"}]})),
-            ("tool_calls", list(json!({"type": "object"}), 1024)),
-            ("tool_call_id", text()),
-        ]),
-        "Tool": object(2, &[("type", words(&["function"])), ("function", object(1, &[
-            ("name", json!({"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"})),
-            ("description", text()),
-            ("parameters", json!({"type": "object"})),
-        ]))]),
-        "Format": object(1, &[
-            ("type", words(&["text", "json_object", "json_schema", "grammar", "regex"])),
-            ("json_schema", object(1, &[("schema", json!({"type": "object"})), ("name", text())])),
-            ("grammar", text()),
-            ("regex", text()),
-        ]),
-        "Chat": with(&[("messages", messages.clone())], &chat),
-        "Completion": with(&[("prompt", prompt.clone())], &completion),
-        "Responses": with(
-            &[("input", json!({"anyOf": [text(), {"type": "array", "items": {"type": "object"}}]}))],
-            &[
-                ("instructions", json!({"type": ["string", "null"]})),
-                ("max_output_tokens", integer(1, TOKENS)),
-                ("top_logprobs", integer(0, 20)),
-                ("text", object(0, &[("format", format)])),
-                ("tools", list(json!({"type": "object"}), 128)),
-                ("tool_choice", choice),
-            ],
-        ),
-        "Embeddings": object(1, &[
-            ("input", prompt),
-            ("model", json!({"type": ["string", "null"]})),
-            ("encoding_format", words(&["float", "base64"])),
-            ("dimensions", integer(1, 1 << 20)),
-        ]),
-        "Messages": object(2, &[
-            ("messages", messages.clone()),
-            ("max_tokens", json!({"type": "integer", "minimum": 1, "maximum": TOKENS})),
-            ("model", json!({"type": ["string", "null"]})),
-            ("system", json!({"anyOf": [text(), {"type": "array", "items": {"type": "object"}}, {"type": "null"}]})),
-            ("temperature", number(0.0, 2.0)),
-            ("top_k", integer(0, 1 << 20)),
-            ("top_p", number(0.0, 1.0)),
-            ("stop_sequences", list(text(), 16)),
-            ("seed", json!({"type": ["integer", "null"]})),
-            ("stream", flag()),
-            ("tools", list(json!({"type": "object"}), 128)),
-            ("tool_choice", json!({"type": "object"})),
-        ]),
-        "OllamaGenerate": object(1, &[
-            ("model", text()),
-            ("prompt", text()),
-            ("system", text()),
-            ("raw", flag()),
-            ("stream", flag()),
-            ("format", ollama_format.clone()),
-            ("options", options.clone()),
-        ]),
-        "OllamaChat": object(2, &[
-            ("model", text()),
-            ("messages", messages),
-            ("tools", tools),
-            ("stream", flag()),
-            ("format", ollama_format),
-            ("options", options),
-        ]),
-        "OllamaShow": object(1, &[("model", text())]),
-        "Contribution": object(0, &[
-            ("paused", flag()),
-            ("memory_bytes", integer(0, 1 << 50)),
-            ("threads", integer(1, 4096)),
-            ("upload_bytes_per_s", integer(0, 1 << 50)),
-        ]),
-        "Session": object(1, &[("ticket", text())]),
-    })
+/// Whether an answer's stream can be taken up again where it broke off.
+fn takes_last_event_id(path: &str) -> bool {
+    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"].contains(&path)
 }
 
 #[cfg(test)]
@@ -291,6 +144,10 @@ mod tests {
     #[test]
     fn the_document_is_openapi_and_its_references_lead_somewhere() {
         let document = document();
+        for (name, schema) in all_schemas() {
+            let read = serde_json::from_value::<utoipa::openapi::RefOr<utoipa::openapi::Schema>>(schema);
+            assert!(read.is_ok(), "{name}: {:?}", read.err());
+        }
         let parsed: utoipa::openapi::OpenApi = serde_json::from_value(document.clone()).unwrap();
         let described: usize =
             ROUTES.iter().map(|row| row.1).collect::<std::collections::BTreeSet<_>>().len();

@@ -27,6 +27,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/messages", post(anthropic::messages::post))
         .route("/api/generate", post(ollama::generate::post))
         .route("/api/chat", post(ollama::chat::post))
+        .route("/api/embed", post(ollama::embed::post))
         .route("/api/tags", get(ollama::tags::get))
         .route("/api/show", post(ollama::show::post))
         .route("/api/version", get(ollama::version::get))

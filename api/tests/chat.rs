@@ -3,6 +3,7 @@
 mod fake;
 mod http;
 
+use api::inference::Failure;
 use fake::Fake;
 use serde_json::{Value, json};
 
@@ -159,14 +160,60 @@ async fn the_other_families_answer_in_their_shapes() {
     let reply = api.post("/v1/completions", &json!({"prompt": ["one", "two"], "echo": true})).await.json();
     assert_eq!(reply["choices"][1]["text"], "two and then: two");
     assert_eq!(reply["choices"][1]["index"], 1);
-    let reply = api.post("/v1/embeddings", &json!({"input": "x", "encoding_format": "base64"})).await.json();
-    assert_eq!(reply["data"][0]["embedding"], "mpkZP83MTD8=");
     assert_eq!(api.get("/api/tags").await.json()["models"][0]["name"], "fake-7b:latest");
     assert_eq!(
         api.post("/api/show", &json!({"model": "fake-7b"})).await.json()["details"]["family"],
         "llama"
     );
     assert_eq!(api.get("/v1/models/fake-small").await.json()["id"], "fake-small");
+}
+
+#[tokio::test]
+async fn embeddings_come_as_floats_or_base64_for_every_kind_of_input() {
+    let api = http::start(Fake::quick()).await;
+    let post = async |body: Value| api.post("/v1/embeddings", &body).await;
+    let reply = post(json!({"input": "x", "encoding_format": "base64"})).await.json();
+    assert_eq!(reply["data"][0]["embedding"], "mpkZP83MTD8=");
+    let inputs = [json!("x"), json!(["x"]), json!([1, 2]), json!([[1, 2]])];
+    for input in inputs {
+        let reply = post(json!({"input": input})).await.json();
+        let vector = reply["data"][0]["embedding"].as_array().unwrap();
+        let vector: Vec<f32> = vector.iter().map(|x| x.as_f64().unwrap() as f32).collect();
+        assert_eq!(vector, [0.6, 0.8]);
+        assert_eq!((&reply["data"][0]["index"], &reply["usage"]["total_tokens"]), (&json!(0), &json!(3)));
+    }
+    let reply = post(json!({"input": ["x", "y", "z"], "dimensions": 4096})).await.json();
+    assert_eq!(reply["data"].as_array().unwrap().len(), 3);
+    assert_eq!(reply["data"][2]["index"], 2);
+    for (wrong, field) in [
+        (json!({}), "input"),
+        (json!({"input": ""}), "input"),
+        (json!({"input": ["x", ""]}), "input"),
+        (json!({"input": []}), "input"),
+        (json!({"input": [[]]}), "input"),
+        (json!({"input": [1, "x"]}), "input"),
+        (json!({"input": [-1]}), "input"),
+        (json!({"input": vec!["x"; 257]}), "input"),
+        (json!({"input": "x", "dimensions": 256}), "dimensions"),
+        (json!({"input": "x", "encoding_format": "int8"}), "encoding_format"),
+    ] {
+        let reply = post(wrong.clone()).await;
+        assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(field)), "{wrong}");
+    }
+    let why = Failure::invalid("model", "a swarm gives no embeddings");
+    *api.fake.failure.lock().unwrap() = Some(why);
+    let reply = post(json!({"input": "x"})).await;
+    assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!("model")));
+    *api.fake.failure.lock().unwrap() = None;
+
+    let body = json!({"model": "fake-7b:latest", "input": ["x", "y"]});
+    let reply = api.post("/api/embed", &body).await.json();
+    assert_eq!(reply["embeddings"].as_array().unwrap().len(), 2);
+    assert_eq!((&reply["model"], &reply["prompt_eval_count"]), (&json!("fake-7b"), &json!(3)));
+    assert!(api.fake.embedded.lock().unwrap().as_ref().unwrap().truncate);
+    let reply = api.post("/api/embed", &json!({"model": "fake-7b", "input": ""})).await;
+    assert_eq!(reply.status, 400);
+    assert!(reply.json()["error"].as_str().unwrap().contains("input"));
 }
 
 #[tokio::test]

@@ -354,6 +354,7 @@ fn malformed_bodies_break_nothing() {
         "/v1/responses",
         "/v1/embeddings",
         "/v1/messages",
+        "/api/embed",
         "/api/generate",
         "/api/chat",
         "/api/show",

@@ -5,12 +5,20 @@
 //! read are left out of a pass until it does; sessions whose reader is gone are dropped before the next pass, which is
 //! what makes a cancel take effect within one step.
 //!
+//! Texts whose vectors are wanted take turns with the passes of answers (`pooling.rs`).
+//!
 //! Bounds: [`MAX_WAITING`] jobs wait for the thread, further ones are refused; at most [`MAX_SESSIONS`] sessions and as many
 //! as fit the memory for caches run, the others wait in their order; [`MAX_UNREAD`] events wait for each reader.
 
+mod pooling;
+
 use std::{
     collections::VecDeque,
-    sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,8 +30,9 @@ use shard::{
     stop::StopStrings,
     tokenizer::{Detokenizer, Tokenizer},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
+use self::pooling::{Pooling, Texts};
 use crate::{
     Result,
     constrain::Constraint,
@@ -81,15 +90,82 @@ pub struct Ask {
     pub constraint: Option<Constraint>,
 }
 
+/// One vector a text.
+pub type Vectors = Result<Vec<Vec<f32>>, Failure>;
+
+/// What the compute thread can be asked for.
+enum Work {
+    Answer(Box<Job>),
+    Embed(Texts),
+}
+
+/// How much is under way, as the compute thread last said.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    sessions: AtomicU64,
+    waiting: AtomicU64,
+    kv_used_bytes: AtomicU64,
+    kv_kept_bytes: AtomicU64,
+    kv_capacity_bytes: AtomicU64,
+}
+
+/// A reading of [`Gauges`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Answers computed now.
+    pub sessions: u64,
+    /// Answers and lists of texts that wait for their turn.
+    pub waiting: u64,
+    /// Memory of the caches of those under way.
+    pub kv_used_bytes: u64,
+    /// Memory of caches kept for prompts that begin like earlier ones.
+    pub kv_kept_bytes: u64,
+    /// What both together may take.
+    pub kv_capacity_bytes: u64,
+}
+
+impl Gauges {
+    /// What they show.
+    pub fn read(&self) -> Reading {
+        let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
+        Reading {
+            sessions: get(&self.sessions),
+            waiting: get(&self.waiting),
+            kv_used_bytes: get(&self.kv_used_bytes),
+            kv_kept_bytes: get(&self.kv_kept_bytes),
+            kv_capacity_bytes: get(&self.kv_capacity_bytes),
+        }
+    }
+
+    fn show(&self, reading: Reading) {
+        let set = |gauge: &AtomicU64, value| gauge.store(value, Ordering::Relaxed);
+        set(&self.sessions, reading.sessions);
+        set(&self.waiting, reading.waiting);
+        set(&self.kv_used_bytes, reading.kv_used_bytes);
+        set(&self.kv_kept_bytes, reading.kv_kept_bytes);
+        set(&self.kv_capacity_bytes, reading.kv_capacity_bytes);
+    }
+}
+
 /// The door to the compute thread.
 #[derive(Clone)]
-pub struct Jobs(SyncSender<Job>);
+pub struct Jobs {
+    door: SyncSender<Work>,
+    gauges: Arc<Gauges>,
+}
+
+/// What is behind the door, for [`run`].
+pub struct Inbox {
+    work: Receiver<Work>,
+    gauges: Arc<Gauges>,
+}
 
 impl Jobs {
     /// A door and what is behind it.
-    pub fn new() -> (Self, Receiver<Job>) {
-        let (sender, receiver) = sync_channel(MAX_WAITING);
-        (Self(sender), receiver)
+    pub fn new() -> (Self, Inbox) {
+        let (door, work) = sync_channel(MAX_WAITING);
+        let gauges = Arc::<Gauges>::default();
+        (Self { door, gauges: gauges.clone() }, Inbox { work, gauges })
     }
 
     /// Hands a job over; its events come out of what is returned, and dropping that cancels it.
@@ -100,13 +176,47 @@ impl Jobs {
         let (events, receiver) = mpsc::channel(MAX_UNREAD);
         let Ask { prompt, sampling, seed, max_tokens, stop, show_special, constraint } = ask;
         let job = Job { prompt, sampling, seed, max_tokens, stop, show_special, constraint, events };
-        match self.0.try_send(job) {
-            Ok(()) => Ok(receiver),
-            Err(TrySendError::Full(_)) => Err(Failure::Busy { retry_after_s: 1 }),
-            Err(TrySendError::Disconnected(_)) => {
-                Err(Failure::Internal { why: "the engine stopped; start `shoal serve` again".into() })
+        self.send(Work::Answer(Box::new(job))).map(|()| receiver)
+    }
+
+    /// Hands texts over as token ids, each at least one and no more than the context. Their vectors come in the same
+    /// order, each of length 1 and as wide as the model; dropping what is returned cancels.
+    ///
+    /// # Errors
+    /// As for [`Jobs::start`].
+    pub fn embed(&self, inputs: Vec<Vec<u32>>) -> Result<oneshot::Receiver<Vectors>, Failure> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Work::Embed(Texts { inputs, reply })).map(|()| answer)
+    }
+
+    /// How much is under way.
+    pub fn gauges(&self) -> &Gauges {
+        &self.gauges
+    }
+
+    fn send(&self, work: Work) -> Result<(), Failure> {
+        self.door.try_send(work).map_err(|error| match error {
+            TrySendError::Full(_) => Failure::Busy { retry_after_s: 1 },
+            TrySendError::Disconnected(_) => {
+                Failure::Internal { why: "the engine stopped; start `shoal serve` again".into() }
             }
-        }
+        })
+    }
+}
+
+/// Memory for caches, and what of it is promised.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    used_bytes: usize,
+    limit_bytes: usize,
+    /// What a position costs.
+    position_bytes: usize,
+}
+
+impl Room {
+    /// Whether `bytes` more fit. What is larger than all the room runs alone.
+    fn has(self, bytes: usize) -> bool {
+        self.used_bytes == 0 || self.used_bytes + bytes <= self.limit_bytes
     }
 }
 
@@ -133,7 +243,7 @@ struct Session<'m> {
 
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
 /// that begin like earlier ones.
-pub fn run(model: &Model, jobs: &Receiver<Job>, kv_bytes: usize) -> Result<()> {
+pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
     let vocab = model.shard.blueprint().vocab;
     let items = (LOGIT_BYTES / (4 * vocab)).clamp(8, MAX_SESSIONS);
     let rows = CHUNK_ROWS.max(items);
@@ -144,16 +254,19 @@ pub fn run(model: &Model, jobs: &Receiver<Job>, kv_bytes: usize) -> Result<()> {
         position_bytes: position_bytes(model)?,
         waiting: VecDeque::new(),
         sessions: Vec::new(),
+        pooling: Pooling::default(),
         kept: PrefixCache::new(kv_bytes / 4),
         kv_bytes: kv_bytes - kv_bytes / 4,
         logits: vec![0.0; vocab],
     };
     loop {
-        if !batch.take(jobs) {
+        inbox.gauges.show(batch.reading());
+        if !batch.take(&inbox.work) {
             return Ok(());
         }
         batch.admit();
         batch.pass();
+        batch.pooling.pass(model, &mut batch.workspace);
     }
 }
 
@@ -171,47 +284,78 @@ struct Batch<'m> {
     position_bytes: usize,
     waiting: VecDeque<Job>,
     sessions: Vec<Session<'m>>,
+    pooling: Pooling,
     kept: PrefixCache,
     kv_bytes: usize,
     logits: Vec<f32>,
 }
 
 impl<'m> Batch<'m> {
-    /// Takes new jobs, waiting for one when there is nothing else to do; false at the end of all work.
-    fn take(&mut self, jobs: &Receiver<Job>) -> bool {
+    /// Takes new work, waiting for some when there is nothing else to do; false at the end of all work.
+    fn take(&mut self, work: &Receiver<Work>) -> bool {
         self.waiting.retain(|job| !job.events.is_closed());
-        let idle = self.sessions.is_empty() && self.waiting.is_empty();
+        let idle = self.sessions.is_empty() && self.waiting.is_empty() && self.pooling.is_idle();
         if idle {
-            match jobs.recv() {
-                Ok(job) => self.waiting.push_back(job),
+            match work.recv() {
+                Ok(work) => self.put(work),
                 Err(_) => return false,
             }
-        } else if self.sessions.iter().all(|session| session.is_unread()) {
-            match jobs.recv_timeout(IDLE) {
-                Ok(job) => self.waiting.push_back(job),
+        } else if !self.pooling.is_running() && self.sessions.iter().all(|session| session.is_unread()) {
+            match work.recv_timeout(IDLE) {
+                Ok(work) => self.put(work),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(IDLE),
             }
         }
         // What waits here is bounded, too: more stay in the channel, and the door refuses.
-        while self.waiting.len() < MAX_WAITING {
-            match jobs.try_recv() {
-                Ok(job) => self.waiting.push_back(job),
+        while self.waiting.len() + self.pooling.waiting() < MAX_WAITING {
+            match work.try_recv() {
+                Ok(work) => self.put(work),
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
             }
         }
         true
     }
 
-    /// Begins sessions while there is room, in their order.
+    fn put(&mut self, work: Work) {
+        match work {
+            Work::Answer(job) => self.waiting.push_back(*job),
+            Work::Embed(texts) => self.pooling.push(texts),
+        }
+    }
+
+    /// Memory that sessions and texts were promised.
+    fn room(&self) -> Room {
+        let sessions: usize = self.sessions.iter().map(|session| session.reserved_bytes).sum();
+        Room {
+            used_bytes: sessions + self.pooling.reserved_bytes(),
+            limit_bytes: self.kv_bytes,
+            position_bytes: self.position_bytes,
+        }
+    }
+
+    fn reading(&self) -> Reading {
+        let caches: usize = self.sessions.iter().map(|session| session.kv.bytes()).sum();
+        let (used, kept) = (caches + self.pooling.used_bytes(), self.kept.bytes());
+        Reading {
+            sessions: self.sessions.len() as u64,
+            waiting: (self.waiting.len() + self.pooling.waiting()) as u64,
+            kv_used_bytes: used as u64,
+            kv_kept_bytes: kept as u64,
+            kv_capacity_bytes: (self.kv_bytes + self.kept.limit_bytes()) as u64,
+        }
+    }
+
+    /// Begins sessions and texts while there is room, in their order.
     fn admit(&mut self) {
+        let free = self.room();
+        if !self.pooling.admit(free) {
+            return;
+        }
         while let Some(job) = self.waiting.front() {
             let room = job.max_tokens.min(self.model.ctx - job.prompt.len().min(self.model.ctx) + 1);
             let bytes = (job.prompt.len() + room).min(self.model.ctx) * self.position_bytes;
-            let used: usize = self.sessions.iter().map(|session| session.reserved_bytes).sum();
-            // A session that is larger than all the room runs alone.
-            let full = used + bytes > self.kv_bytes && !self.sessions.is_empty();
-            if full || self.sessions.len() == MAX_SESSIONS {
+            if !self.room().has(bytes) || self.sessions.len() == MAX_SESSIONS {
                 return;
             }
             let Some(job) = self.waiting.pop_front() else { return };

@@ -19,6 +19,7 @@ pub mod journal;
 pub mod lessons;
 pub mod library;
 pub mod local;
+mod memory;
 pub mod model;
 pub mod npy;
 pub mod output;

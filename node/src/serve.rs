@@ -27,7 +27,7 @@ use crate::{
     batch::{self, Ask, Jobs},
     cli::EngineArgs,
     constrain::Constraints,
-    local,
+    local, memory,
     model::Model,
 };
 
@@ -102,6 +102,7 @@ fn load(args: &EngineArgs, name: String) -> Result<Ready> {
     let vocab = model.shard.blueprint().vocab;
     let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
     let info = info(&model.gguf, model.shard.blueprint(), model.ctx, name);
+    let info = ModelInfo { embeddings: true, ..info };
     Ok(Ready { model, info, constraints })
 }
 
@@ -155,18 +156,18 @@ fn format_name(gguf: &Gguf) -> String {
     format.map(|format| format.name.to_string()).unwrap_or_default()
 }
 
-/// A request's prompt as token ids.
-fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
-    let wrong = |field: &'static str| move |error: shard::Error| Failure::invalid(field, error.to_string());
+/// A request's prompt as token ids; `field` is where the request has it.
+fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32>, Failure> {
+    let wrong = |error: shard::Error| Failure::invalid(field, error.to_string());
     let ids = match prompt {
         Prompt::Text(text) => {
             let how = Encode { bos: true, special: false };
-            model.tokenizer.encode(text, how).map_err(wrong("prompt"))?
+            model.tokenizer.encode(text, how).map_err(wrong)?
         }
         Prompt::Tokens(ids) => {
             let vocab = model.shard.blueprint().vocab;
             if ids.iter().any(|id| *id as usize >= vocab) {
-                return Err(Failure::invalid("prompt", format!("token ids must be below {vocab}")));
+                return Err(Failure::invalid(field, format!("token ids must be below {vocab}")));
             }
             ids.clone()
         }
@@ -183,10 +184,7 @@ fn encode(model: &Model, prompt: &Prompt) -> Result<Vec<u32>, Failure> {
         },
     };
     if ids.is_empty() {
-        return Err(Failure::invalid("prompt", "the prompt is empty"));
-    }
-    if ids.len() > model.ctx {
-        return Err(Failure::TooLong { tokens: ids.len(), context: model.ctx });
+        return Err(Failure::invalid(field, "the prompt is empty"));
     }
     Ok(ids)
 }
@@ -238,7 +236,10 @@ impl Ready {
             let why = format!("token {id} does not exist; ids are below {vocab}");
             return Err(Failure::invalid("logit_bias", why));
         }
-        let prompt = encode(&self.model, &request.prompt)?;
+        let prompt = encode(&self.model, &request.prompt, "prompt")?;
+        if prompt.len() > self.model.ctx {
+            return Err(Failure::TooLong { tokens: prompt.len(), context: self.model.ctx });
+        }
         let plan = Plan {
             model: self.info.name.clone(),
             mode: Mode::Local,
@@ -260,6 +261,22 @@ impl Ready {
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });
         Ok(Generation { plan, events: events.boxed() })
+    }
+
+    /// The texts of a request as token ids that fit the context.
+    fn texts(&self, request: &EmbedRequest) -> Result<Vec<Vec<u32>>, Failure> {
+        let context = self.model.ctx;
+        let text = |(index, input): (usize, &Prompt)| {
+            let mut ids = encode(&self.model, input, "input")?;
+            if ids.len() > context && !request.truncate {
+                let n = ids.len();
+                let why = format!("text {index} has {n} tokens, this model takes {context} here; shorten it");
+                return Err(Failure::invalid("input", why));
+            }
+            ids.truncate(context);
+            Ok(ids)
+        };
+        request.inputs.iter().enumerate().map(text).collect()
     }
 }
 
@@ -284,9 +301,27 @@ impl Inference for Alone {
             .boxed()
     }
 
-    fn embed(&self, _: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
-        let why = "this model was made to continue text and has no embeddings";
-        futures::future::ready(Err(Failure::invalid("model", why))).boxed()
+    fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        let (state, jobs) = (self.state.clone(), self.jobs.clone());
+        let loading = self.ready().err();
+        let stopped = |why: String| Failure::Internal { why };
+        async move {
+            let model = match (state.get(), loading) {
+                (Some(Ok(ready)), None) => ready.info.name.clone(),
+                (_, failure) => return Err(failure.unwrap_or_else(|| stopped("no model".into()))),
+            };
+            // Encoding takes its time, as in `generate`.
+            let texts = tokio::task::spawn_blocking(move || match state.get() {
+                Some(Ok(ready)) => ready.texts(&request),
+                _ => Ok(Vec::new()),
+            });
+            let texts = texts.await.map_err(|error| stopped(error.to_string()))??;
+            let prompt_tokens = texts.iter().map(Vec::len).sum();
+            let vectors = jobs.embed(texts)?.await;
+            let vectors = vectors.map_err(|_| stopped("the engine stopped".into()))??;
+            Ok(Embeddings { model, vectors, prompt_tokens })
+        }
+        .boxed()
     }
 
     fn swarm(&self) -> SwarmSnapshot {
@@ -360,6 +395,32 @@ impl Inference for Alone {
     }
 
     fn metrics(&self) -> Vec<Metric> {
-        Vec::new()
+        let reading = self.jobs.gauges().read();
+        let mut metrics = vec![
+            gauge("sessions", "Answers computed now.", reading.sessions),
+            gauge("sessions_waiting", "Answers and lists of texts waiting for their turn.", reading.waiting),
+            gauge("kv_used_bytes", "Memory of the caches of what is computed now.", reading.kv_used_bytes),
+            gauge(
+                "kv_kept_bytes",
+                "Memory of caches kept for prompts that begin like earlier ones.",
+                reading.kv_kept_bytes,
+            ),
+            gauge("kv_capacity_bytes", "What all caches together may take.", reading.kv_capacity_bytes),
+        ];
+        let resident = memory::resident_bytes(std::process::id());
+        metrics.extend(resident.map(|bytes| gauge(WORKER_RESIDENT.0, WORKER_RESIDENT.1, bytes)));
+        metrics
     }
 }
+
+/// Name and help of the gauge that a node alone and a node of a swarm share.
+pub(crate) const WORKER_RESIDENT: (&str, &str) =
+    ("worker_resident_bytes", "Memory of the process that holds the model.");
+
+/// A number for `/metrics` without labels that goes up and down.
+pub(crate) fn gauge(name: &'static str, help: &'static str, value: u64) -> Metric {
+    Metric { name, help, counter: false, values: vec![(Vec::new(), value as f64)] }
+}
+
+#[cfg(test)]
+mod tests;

@@ -267,6 +267,11 @@ impl PrefixCache {
         self.kept.iter().map(|kept| kept.kv.bytes()).sum()
     }
 
+    /// Bytes it may keep.
+    pub fn limit_bytes(&self) -> usize {
+        self.limit_bytes
+    }
+
     /// How often [`PrefixCache::take`] found something, and how often not.
     pub fn hits_and_misses(&self) -> (u64, u64) {
         (self.hits, self.misses)

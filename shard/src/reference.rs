@@ -89,6 +89,21 @@ impl Model {
 
     /// Feeds one token and returns the logits after it.
     pub fn step(&self, session: &mut Session, token: u32) -> Vec<f32> {
+        let h = self.state(session, token);
+        let b = &self.blueprint;
+        let head = if b.head.tied { "token_embd" } else { "output" };
+        let mut logits = self.linear(head, &h);
+        for logit in &mut logits {
+            *logit *= b.head.scale;
+            if let Some(cap) = b.head.softcap {
+                *logit = cap * (*logit / cap).tanh();
+            }
+        }
+        logits
+    }
+
+    /// Feeds one token and returns its hidden state after the last norm, in front of the head.
+    pub fn state(&self, session: &mut Session, token: u32) -> Vec<f32> {
         let b = &self.blueprint;
         let mut x = self.rows("token_embd.weight", token as usize, 1)[..b.hidden].to_vec();
         x.iter_mut().for_each(|x| *x *= b.embedding_scale);
@@ -105,16 +120,7 @@ impl Model {
             self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
             add(&mut x, &y, 1.0);
         }
-        let h = self.norm("output_norm", &x);
-        let head = if b.head.tied { "token_embd" } else { "output" };
-        let mut logits = self.linear(head, &h);
-        for logit in &mut logits {
-            *logit *= b.head.scale;
-            if let Some(cap) = b.head.softcap {
-                *logit = cap * (*logit / cap).tanh();
-            }
-        }
-        logits
+        self.norm("output_norm", &x)
     }
 
     /// Feeds `tokens` and returns the logits after the last one.

@@ -31,6 +31,8 @@ WEATHER = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}
 oai = openai.OpenAI(base_url=f"{URL}/v1", api_key=TOKEN, max_retries=0, timeout=120)
 ant = anthropic.Anthropic(base_url=URL, api_key=TOKEN, max_retries=0, timeout=120)
 oll = ollama.Client(host=URL, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=120)
+# Only the first of two servers is one of a swarm.
+SWARM = len(sys.argv) > 4
 MODEL = oai.models.list().data[0].id
 CHECKS = []
 
@@ -134,10 +136,23 @@ def openai_errors():
         raise AssertionError("AuthenticationError expected")
     except openai.AuthenticationError:
         pass
+
+
+@check
+def embeddings_or_why_not():
+    # The client asks for base64 by itself.
     try:
-        oai.embeddings.create(model=MODEL, input="x")
+        reply = oai.embeddings.create(model=MODEL, input=["a fish", "a fish", "the moon"])
     except openai.BadRequestError as e:
-        assert e.param == "model"
+        assert SWARM and e.param == "model" and "shoal serve --via local" in e.body["message"], e
+        return
+    one, same, other = (item.embedding for item in reply.data)
+    assert one == same != other and abs(sum(x * x for x in one) - 1) < 1e-4
+    assert reply.usage.prompt_tokens == reply.usage.total_tokens > 3
+    floats = oai.embeddings.create(model=MODEL, input="a fish", encoding_format="float").data[0].embedding
+    assert max(abs(a - b) for a, b in zip(one, floats)) < 1e-6
+    vectors = oll.embed(model=MODEL, input=["a fish", "the moon"]).embeddings
+    assert len(vectors) == 2 and max(abs(a - b) for a, b in zip(one, vectors[0])) < 1e-6
 
 
 @check

@@ -3,6 +3,7 @@
 //! Names of models may carry the tag `:latest`, which Ollama's clients add. Streams are lines of JSON.
 
 pub(crate) mod chat;
+pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod show;
 pub(crate) mod tags;

@@ -6,7 +6,13 @@ use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
 use super::completions::prompts;
-use crate::{App, body::JsonBody, error::ApiError, fields::Fields, inference::EmbedRequest};
+use crate::{
+    App,
+    body::JsonBody,
+    error::ApiError,
+    fields::Fields,
+    inference::{EmbedRequest, Prompt},
+};
 
 /// OpenAI's own bound is 2048; each input is a pass through the model here.
 const MAX_INPUTS: usize = 256;
@@ -16,7 +22,7 @@ pub(crate) async fn post(
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::new(&body)?;
-    let inputs = prompts(&fields, "input", MAX_INPUTS)?;
+    let inputs = inputs(&fields)?;
     let model = app.know(fields.text("model")?)?;
     let base64 = match fields.text("encoding_format")? {
         None | Some("float") => false,
@@ -29,11 +35,9 @@ pub(crate) async fn post(
         let why = format_args!("must be {}, the width of this model, or be left out", model.hidden);
         return Err(fields.refuse("dimensions", why));
     }
-    if !model.embeddings {
-        return Err(fields.refuse("model", "has no embeddings: it was made to continue text"));
-    }
+    let request = EmbedRequest { model: Some(model.name), inputs, truncate: false };
     let places = app.queue.enter(1)?;
-    let embeddings = app.inference.embed(EmbedRequest { model: Some(model.name), inputs }).await?;
+    let embeddings = app.inference.embed(request).await?;
     drop(places);
     let data = embeddings.vectors.iter().enumerate().map(|(index, vector)| {
         let vector = if base64 { json!(encode(vector)) } else { json!(vector) };
@@ -45,6 +49,15 @@ pub(crate) async fn post(
         "model": embeddings.model,
         "usage": {"prompt_tokens": embeddings.prompt_tokens, "total_tokens": embeddings.prompt_tokens},
     })))
+}
+
+/// What to embed: at least one text or list of token ids, none of them empty.
+pub(crate) fn inputs(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
+    let inputs = prompts(fields, "input", MAX_INPUTS)?;
+    match inputs.iter().any(|input| matches!(input, Prompt::Text(text) if text.is_empty())) {
+        true => Err(fields.refuse("input", "must not hold an empty text: it has no meaning to find")),
+        false => Ok(inputs),
+    }
 }
 
 /// Little-endian floats in base64, which OpenAI's client asks for by itself.

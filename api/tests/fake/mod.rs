@@ -42,6 +42,8 @@ pub struct Fake {
     pub failure: Mutex<Option<Failure>>,
     /// The last request.
     pub last: Mutex<Option<GenerateRequest>>,
+    /// The last texts to embed.
+    pub embedded: Mutex<Option<EmbedRequest>>,
     /// Answers whose stream is alive.
     pub alive: std::sync::Arc<AtomicUsize>,
     state: Mutex<SwarmSnapshot>,
@@ -150,6 +152,7 @@ impl Fake {
             script: Mutex::default(),
             failure: Mutex::default(),
             last: Mutex::default(),
+            embedded: Mutex::default(),
             alive: std::sync::Arc::default(),
             state: Mutex::new(snapshot()),
             changes: broadcast::Sender::new(CHANGES),
@@ -361,6 +364,10 @@ impl Inference for Fake {
     }
 
     fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        *self.embedded.lock().unwrap() = Some(request.clone());
+        if let Some(failure) = self.failure.lock().unwrap().clone() {
+            return futures::future::ready(Err(failure)).boxed();
+        }
         let vectors = request.inputs.iter().map(|_| vec![0.6, 0.8]).collect();
         let model = request.model.unwrap_or_else(|| "fake-7b".into());
         futures::future::ready(Ok(Embeddings { model, vectors, prompt_tokens: 3 })).boxed()

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::Daemon;
-use crate::{clock, control::Call};
+use crate::{clock, control::Call, memory};
 
 /// Layers shown of a stranger's model: no model has as many.
 const MAX_LAYERS: u32 = 4_096;
@@ -69,7 +69,12 @@ impl Daemon {
         let layers: u32 = self.held.loaded.iter().map(|range| range.len()).sum();
         let ready = &self.held.ready;
         let position_bytes = ready.kv_bytes_per_layer_position * u64::from(layers);
+        let worker = self.held.worker.borrow();
+        let (sessions, layer_positions) = worker.held();
+        let resident = Some(worker.pid()).filter(|pid| *pid > 0).and_then(memory::resident_bytes);
         json!({ "snapshot": snapshot, "about": self.front.about, "kv_bytes": self.held.spec.kv_bytes,
+            "kv_used_bytes": layer_positions * ready.kv_bytes_per_layer_position, "sessions": sessions,
+            "worker_resident_bytes": resident,
             "position_bytes": position_bytes, "conducts": ready.has_ends(), "end": true })
     }
 

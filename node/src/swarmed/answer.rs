@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -16,6 +19,7 @@ use api::{
 use futures::{StreamExt, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use shard::kernels::PAGE;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
@@ -252,13 +256,32 @@ impl Shared {
         };
         let positions = prompt.saturating_add(EXTRA_TOKENS);
         let positions = positions.saturating_add(request.max_tokens.unwrap_or(view.about.context));
-        let bytes = positions.min(view.about.context) as u64 * view.position_bytes;
+        // The worker promises whole pages.
+        let positions = positions.min(view.about.context).next_multiple_of(PAGE);
+        let bytes = positions as u64 * view.position_bytes;
         // A session that is larger than all the room runs alone.
         let needed = bytes.div_ceil(UNIT_BYTES).clamp(1, u64::from(*units)) as u32;
+        let _waiting = Waits::new(&self.waiting);
         let closed = |_| unavailable("this node is stopping");
         let session = self.sessions.clone().acquire_owned().await.map_err(closed)?;
         let room = room.clone().acquire_many_owned(needed).await.map_err(closed)?;
         Ok(Seat { _session: session, _room: room })
+    }
+}
+
+/// Counts a prompt as waiting until it is dropped.
+struct Waits<'a>(&'a AtomicU64);
+
+impl<'a> Waits<'a> {
+    fn new(waiting: &'a AtomicU64) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -19,7 +19,13 @@ mod answer;
 mod door;
 mod view;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use api::{
     Inference,
@@ -35,7 +41,7 @@ use tokio::sync::{Semaphore, broadcast::error::RecvError};
 
 pub use self::door::Door;
 use self::view::Board;
-use crate::{control::Question, table};
+use crate::{control::Question, serve, table};
 
 /// Prompts in flight; the node's table holds the sessions of others, too.
 const SESSIONS: usize = table::MAX_SESSIONS / 2;
@@ -61,7 +67,9 @@ pub(crate) struct Shared {
     mode: Option<Mode>,
     sessions: Arc<Semaphore>,
     /// Memory for caches in units, made once the node has said how much there is.
-    room: std::sync::OnceLock<(Arc<Semaphore>, u32)>,
+    room: OnceLock<(Arc<Semaphore>, u32)>,
+    /// Prompts that wait for it.
+    waiting: AtomicU64,
 }
 
 impl Shared {
@@ -80,7 +88,8 @@ impl Swarmed {
             trusted: preferences.trusted,
             mode: preferences.mode,
             sessions: Arc::new(Semaphore::new(SESSIONS)),
-            room: std::sync::OnceLock::new(),
+            room: OnceLock::new(),
+            waiting: AtomicU64::new(0),
         });
         tokio::spawn(view::follow(Arc::downgrade(&shared)));
         Arc::new(Self(shared))
@@ -135,7 +144,8 @@ impl Inference for Swarmed {
     }
 
     fn embed(&self, _: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
-        let why = "this model was made to continue text and has no embeddings";
+        let why =
+            "a swarm gives no embeddings; `shoal serve --via local` computes them on this machine alone";
         futures::future::ready(Err(Failure::invalid("model", why))).boxed()
     }
 
@@ -192,8 +202,24 @@ impl Inference for Swarmed {
             counter,
             values: vec![(Vec::new(), value)],
         };
+        let up_and_down = [
+            serve::gauge("sessions", "Sessions this node computes a part of now.", view.sessions),
+            serve::gauge(
+                "sessions_waiting",
+                "Prompts asked for here that wait for room.",
+                self.0.waiting.load(Ordering::Relaxed),
+            ),
+            serve::gauge(
+                "kv_used_bytes",
+                "Memory promised to the caches of these sessions.",
+                view.kv_used_bytes,
+            ),
+            serve::gauge("kv_capacity_bytes", "What all caches together may take.", view.kv_bytes),
+        ];
+        let (name, help) = serve::WORKER_RESIDENT;
+        let resident = view.worker_resident_bytes.map(|bytes| serve::gauge(name, help, bytes));
         let peers = view.snapshot.nodes.iter().filter(|node| !node.me && node.state == "up").count();
-        vec![
+        let rest = [
             gauge("peers", "Nodes connected.", false, peers as f64),
             gauge(
                 "served_layer_tokens_total",
@@ -209,7 +235,8 @@ impl Inference for Swarmed {
             ),
             gauge("received_bytes", "Bytes from peers connected now.", false, contribution.bytes_in as f64),
             gauge("sent_bytes", "Bytes to peers connected now.", false, contribution.bytes_out as f64),
-        ]
+        ];
+        up_and_down.into_iter().chain(resident).chain(rest).collect()
     }
 }
 

@@ -32,6 +32,15 @@ pub(super) struct View {
     pub about: ModelInfo,
     /// Memory for all sessions.
     pub kv_bytes: u64,
+    /// What of it the sessions open now were promised.
+    #[serde(default)]
+    pub kv_used_bytes: u64,
+    /// Sessions open now, other people's included.
+    #[serde(default)]
+    pub sessions: u64,
+    /// Memory of the process that holds the model, where the system says it.
+    #[serde(default)]
+    pub worker_resident_bytes: Option<u64>,
     /// What a position of a session costs here at most.
     pub position_bytes: u64,
     /// Whether it holds the ends of the model, so that prompts can begin here.

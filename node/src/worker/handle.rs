@@ -7,6 +7,7 @@
 //! The child is let go when the last [`Worker`] is dropped: it reads the end of its stream and exits.
 
 use std::{
+    collections::HashSet,
     io,
     os::{unix::ffi::OsStrExt, unix::net::UnixStream as StdStream},
     sync::{
@@ -19,6 +20,7 @@ use std::{
 use api::inference::Format;
 use p2p::wire::announce::Class;
 use scheduler::{ModelId, SessionId};
+use shard::kernels::PAGE;
 use tokio::{
     io::BufReader,
     net::UnixStream,
@@ -30,7 +32,7 @@ use super::{
     PoisonGuard, Prompt, Ready, Source, Spec,
     child::Child,
     ipc::{self, Ask, Frame, Tell},
-    shared::{Reply, Shared, State, lock, read_frames, write_frames},
+    shared::{Range, Reply, Shared, State, lock, read_frames, write_frames},
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -198,8 +200,8 @@ impl Worker {
         };
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;
         let mut state = lock(&self.shared.state);
-        state.open.retain(|key, held| key.0 != session || held.1.intersect(layers).is_none());
-        state.open.insert((session, layers.start()), (epoch, layers));
+        state.open.retain(|key, held| key.0 != session || held.layers.intersect(layers).is_none());
+        state.open.insert((session, layers.start()), Range { epoch, layers, positions });
         Ok(reply.have)
     }
 
@@ -294,6 +296,16 @@ impl Worker {
     /// Jobs under way.
     pub fn jobs(&self) -> usize {
         lock(&self.shared.state).jobs.len()
+    }
+
+    /// Sessions with a range open here, and what their caches are promised, layers x positions in whole pages.
+    pub fn held(&self) -> (usize, u64) {
+        let state = lock(&self.shared.state);
+        let sessions: HashSet<SessionId> = state.open.keys().map(|(session, _)| *session).collect();
+        let room = |range: &Range| {
+            u64::from(range.layers.len()) * u64::from(range.positions).next_multiple_of(PAGE as u64)
+        };
+        (sessions.len(), state.open.values().map(room).sum())
     }
 
     fn post(&self, ask: &Ask) -> Result<(), Fault> {

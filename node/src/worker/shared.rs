@@ -42,10 +42,18 @@ pub(super) struct State {
     /// Jobs under way: whose, and how many bytes.
     pub(super) jobs: HashMap<u64, (SessionId, usize)>,
     pub(super) queued_bytes: usize,
-    /// Open ranges by session and first layer: epoch and layers.
-    pub(super) open: HashMap<(SessionId, u32), (u32, LayerRange)>,
+    /// Open ranges by session and first layer.
+    pub(super) open: HashMap<(SessionId, u32), Range>,
     /// Why the child is gone.
     pub(super) dead: Option<String>,
+}
+
+/// An open range.
+pub(super) struct Range {
+    pub(super) epoch: u32,
+    pub(super) layers: LayerRange,
+    /// Positions it was opened for.
+    pub(super) positions: u32,
 }
 
 /// An answer to a question.
@@ -124,10 +132,10 @@ impl Shared {
         for sender in replies.into_values() {
             let _ = sender.send(Err(Fault::Dead(why.clone())));
         }
-        let failed = |((session, _), (epoch, layers))| Output {
+        let failed = |((session, _), range): ((SessionId, u32), Range)| Output {
             session,
-            epoch,
-            layers,
+            epoch: range.epoch,
+            layers: range.layers,
             from: 0,
             rows: 0,
             body: Body::Failed(format!("the worker is gone ({why})")),

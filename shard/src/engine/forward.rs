@@ -8,7 +8,7 @@ use super::{
     Embedding, HeadWeights, Input, Item, Output, Shard,
     experts::mix,
     weights::{FeedForwardWeights, LayerWeights, Linear, Network, NormWeights},
-    workspace::{Span, Workspace, recycle},
+    workspace::{Gave, Span, Workspace, recycle},
 };
 use crate::{
     Error, Result,
@@ -27,6 +27,8 @@ struct Pass<'a> {
     rounding: &'a [u32],
     /// The head, when it follows the layers.
     head: Option<&'a HeadWeights>,
+    /// Whether the pass ends after the head's norm, before its matrix.
+    states: bool,
 }
 
 impl Pass<'_> {
@@ -81,8 +83,26 @@ impl Shard {
         rounding: &[u32],
         items: &mut [Item<'_>],
     ) -> Result<()> {
+        let pass = Pass { layers, rounding, head: self.leaves_by(layers), states: false };
+        self.pass(ws, pass, items)
+    }
+
+    /// As [`Shard::forward`], up to the norm in front of the head: gives the hidden states that the head would read,
+    /// by [`Workspace::states`], and no logits. Any number of rows may be wanted.
+    ///
+    /// # Errors
+    /// Those of [`Shard::forward`]; [`Error::Invalid`] for a shard without the head.
+    pub fn states(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
+        let head = self.leaves_by(self.range);
+        if head.is_none() {
+            ws.clear();
+            return Err(Error::invalid("hidden states of a shard without the head"));
+        }
+        self.pass(ws, Pass { layers: self.range, rounding: &[], head, states: true }, items)
+    }
+
+    fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()> {
         ws.clear();
-        let pass = Pass { layers, rounding, head: self.leaves_by(layers) };
         let outcome = self.admit(ws, pass, items).and_then(|rows| self.compute(ws, pass, items, rows));
         match outcome {
             Ok(()) => items.iter_mut().zip(&ws.spans).for_each(|(item, span)| item.kv.advance(span.rows)),
@@ -98,7 +118,7 @@ impl Shard {
 
     /// Checks every item, makes room in its cache and notes its span; returns the number of rows.
     fn admit(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<usize> {
-        let Pass { layers, rounding, head } = pass;
+        let Pass { layers, rounding, head, states } = pass;
         self.check_held(layers)?;
         if ws.hidden != self.blueprint.hidden || ws.has_head != self.head.is_some() {
             return Err(Error::invalid("the workspace belongs to another shard"));
@@ -131,14 +151,18 @@ impl Shard {
         if rows > ws.capacity.rows {
             return Err(Error::invalid(format!("{rows} rows in a workspace for {}", ws.capacity.rows)));
         }
-        if head.is_some() && wanted > ws.capacity.logit_rows {
+        if head.is_some() && !states && wanted > ws.capacity.logit_rows {
             let most = ws.capacity.logit_rows;
             return Err(Error::invalid(format!("logits of {wanted} rows in a workspace for {most}")));
         }
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             item.kv.reserve(span.start + span.rows)?;
         }
-        ws.gave_logits = head.is_some();
+        ws.gave = match (head, states) {
+            (None, _) => Gave::Rows,
+            (Some(_), false) => Gave::Logits,
+            (Some(_), true) => Gave::States,
+        };
         Ok(rows)
     }
 
@@ -192,7 +216,14 @@ impl Shard {
         pass.round(pass.layers.end(), &mut ws.x[..rows * ws.hidden])?;
         match pass.head {
             None => refuse_non_finite(&ws.x[..rows * ws.hidden], "outgoing activations"),
-            Some(head) => self.leave(ws, head, rows),
+            Some(head) => {
+                let size = rows * ws.hidden;
+                norm(&self.cpu, self.blueprint.norm, &head.norm, &ws.x[..size], &mut ws.h[..size]);
+                if pass.states {
+                    return refuse_non_finite(&ws.h[..size], "hidden states");
+                }
+                self.leave(ws, head, rows)
+            }
         }
     }
 
@@ -359,10 +390,9 @@ impl Shard {
         cpu.add(&mut ws.x[..size], &ws.y[..size]);
     }
 
-    /// Norm, head, factor and softcap of the rows that are left.
+    /// Head, factor and softcap of the normed rows that are left.
     fn leave(&self, ws: &mut Workspace, head: &HeadWeights, rows: usize) -> Result<()> {
         let (cpu, size) = (&*self.cpu, rows * ws.hidden);
-        norm(cpu, self.blueprint.norm, &head.norm, &ws.x[..size], &mut ws.h[..size]);
         let logits = &mut ws.logits[..rows * ws.vocab];
         let mut target = [Target { matrix: &head.matrix, out: logits }];
         cpu.matmul(&ws.h[..size], rows, &mut ws.scratch, &mut target);
@@ -466,7 +496,7 @@ mod tests {
     #[test]
     fn rounding_does_not_make_numbers_of_what_is_none() {
         let layers = LayerRange::new(1, 3).expect("not empty");
-        let pass = Pass { layers, rounding: &[2], head: None };
+        let pass = Pass { layers, rounding: &[2], head: None, states: false };
         for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = [1.5; 2 * round::BLOCK];
             x[40] = poison;

@@ -30,6 +30,7 @@
 mod chain;
 mod experts;
 mod forward;
+mod mean;
 mod run;
 mod weights;
 mod workspace;
@@ -46,6 +47,7 @@ use crate::{
     models::{Attention, Blueprint, FeedForward, Frequencies, Layer},
 };
 pub use chain::Chain;
+pub use mean::Mean;
 pub use run::{argmax, fingerprint};
 use weights::{LayerWeights, NormWeights};
 pub use workspace::{Capacity, Workspace};

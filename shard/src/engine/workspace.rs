@@ -24,6 +24,17 @@ impl Capacity {
     }
 }
 
+/// What the last pass gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gave {
+    /// Residual rows, in `x`.
+    Rows,
+    /// Logits.
+    Logits,
+    /// Rows after the norm in front of the head, in `h`.
+    States,
+}
+
 /// Where one item's rows and results are.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Span {
@@ -47,8 +58,7 @@ pub struct Workspace {
     pub(super) hidden: usize,
     pub(super) vocab: usize,
     pub(super) has_head: bool,
-    /// Whether the last pass went through the head, and so what it gave.
-    pub(super) gave_logits: bool,
+    pub(super) gave: Gave,
     /// The residual stream, `[rows][hidden]`.
     pub(super) x: Vec<f32>,
     /// Normed rows, `[rows][hidden]`.
@@ -136,7 +146,7 @@ impl Workspace {
             hidden,
             vocab: blueprint.vocab,
             has_head: shard.head.is_some(),
-            gave_logits: false,
+            gave: Gave::Rows,
             x: buffer(hidden),
             h: buffer(hidden),
             y: buffer(hidden),
@@ -164,7 +174,7 @@ impl Workspace {
     /// none were wanted.
     pub fn logits(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {
-            Some(span) if self.gave_logits => {
+            Some(span) if self.gave == Gave::Logits => {
                 &self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
             }
             _ => &[],
@@ -175,9 +185,20 @@ impl Workspace {
     /// head.
     pub fn activations(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {
-            Some(span) if !self.gave_logits => {
+            Some(span) if self.gave == Gave::Rows => {
                 let first = span.first + span.rows - span.wanted;
                 &self.x[first * self.hidden..][..span.wanted * self.hidden]
+            }
+            _ => &[],
+        }
+    }
+
+    /// Hidden states of item `index` after the norm in front of the head, `[wanted rows][hidden]`; empty unless the last
+    /// pass was [`Shard::states`].
+    pub fn states(&self, index: usize) -> &[f32] {
+        match self.spans.get(index) {
+            Some(span) if self.gave == Gave::States => {
+                &self.h[span.first_wanted * self.hidden..][..span.wanted * self.hidden]
             }
             _ => &[],
         }

@@ -20,7 +20,7 @@ use crate::{
     daemon::{self, Absent, Caps, Notice, Serve, Setup},
     library::{self, Library},
     model,
-    output::{self, human_bytes, say},
+    output::{self, Waiting, human_bytes, say},
     serve,
     swarmed::Door,
     worker::{Source, Spec},
@@ -102,7 +102,9 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         let (notices, mut news) = mpsc::channel(NEWS);
         let json = args.json;
         let printer = tokio::spawn(async move {
+            let mut waiting = Some(Waiting::start("loading the model"));
             while let Some(notice) = news.recv().await {
+                waiting.take();
                 let stopped = matches!(notice, Notice::Stopped);
                 if show(&notice, json).is_err() || stopped {
                     break;

@@ -1,7 +1,6 @@
 //! `shoal status --watch`: looks at the node again and again, on a screen, or line by line where there is no terminal.
 
 use std::{
-    fs,
     io::{self, IsTerminal},
     path::Path,
     time::{Duration, Instant},
@@ -19,6 +18,7 @@ use crate::{
     Result,
     cli::operate::StatusArgs,
     control::{self, Question},
+    memory,
     output::{self, human_bytes, say},
 };
 
@@ -67,11 +67,8 @@ async fn look(home: &Path, began: Instant) -> Result<Look> {
     Ok(Look { at_ms: began.elapsed().as_secs_f64() * 1e3, status, peers, last, resident_bytes })
 }
 
-/// Memory of a process, where the system has `/proc`.
 fn resident(pid: u64) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+    memory::resident_bytes(u32::try_from(pid).ok()?)
 }
 
 fn lines(

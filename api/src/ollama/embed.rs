@@ -1,0 +1,38 @@
+//! `POST /api/embed`: texts to vectors.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{Json, extract::State};
+use serde_json::{Value, json};
+
+use crate::{
+    App, body::JsonBody, error::ApiError, fields::Fields, inference::EmbedRequest, openai::embeddings::inputs,
+};
+
+pub(crate) async fn post(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let began = Instant::now();
+    let fields = Fields::new(&body)?;
+    let model = super::model(&app, &fields)?;
+    let inputs = inputs(&fields)?;
+    // Ollama's clients count on long texts being cut.
+    let truncate = fields.bool("truncate")?.unwrap_or(true);
+    if let Some(asked) = fields.count("dimensions", 1, 1 << 20)?
+        && asked != model.hidden
+    {
+        let why = format_args!("must be {}, the width of this model, or be left out", model.hidden);
+        return Err(fields.refuse("dimensions", why));
+    }
+    let places = app.queue.enter(1)?;
+    let embeddings = app.inference.embed(EmbedRequest { model: Some(model.name), inputs, truncate }).await?;
+    drop(places);
+    Ok(Json(json!({
+        "model": embeddings.model,
+        "embeddings": embeddings.vectors,
+        "total_duration": began.elapsed().as_nanos() as u64,
+        "load_duration": 0,
+        "prompt_eval_count": embeddings.prompt_tokens,
+    })))
+}

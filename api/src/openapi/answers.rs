@@ -1,0 +1,236 @@
+//! What answers look like: their content types, and the members that clients rely on. Further members may be there.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    reference,
+    schemas::{flag, integer, list, object, text, words},
+};
+
+/// Answers in one piece as JSON, by route, and the name of their schema.
+const JSON: &[(&str, &str)] = &[
+    ("/v1/chat/completions", "ChatAnswer"),
+    ("/v1/completions", "CompletionAnswer"),
+    ("/v1/responses", "ResponsesAnswer"),
+    ("/v1/embeddings", "EmbeddingsAnswer"),
+    ("/v1/models", "Models"),
+    ("/v1/models/{model}", "Model"),
+    ("/v1/messages", "MessagesAnswer"),
+    ("/api/generate", "OllamaGenerateAnswer"),
+    ("/api/chat", "OllamaChatAnswer"),
+    ("/api/embed", "OllamaEmbedAnswer"),
+    ("/api/tags", "OllamaTags"),
+    ("/api/show", "OllamaShowAnswer"),
+    ("/api/version", "OllamaVersion"),
+    ("/swarm", "Swarm"),
+    ("/swarm/contribution", "ContributionAnswer"),
+    ("/openapi.json", "Document"),
+    ("/healthz", "Health"),
+    ("/session", "SessionAnswer"),
+];
+/// Routes that stream server-sent events, always or when asked to.
+const EVENTS: &[&str] =
+    &["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/swarm/events"];
+/// Routes that stream lines of JSON unless asked not to.
+const LINES: &[&str] = &["/api/generate", "/api/chat"];
+
+/// The content types of a route's answer with their schemas.
+pub(super) fn content(path: &str) -> Value {
+    let mut content = Map::new();
+    if let Some((_, name)) = JSON.iter().find(|row| row.0 == path) {
+        content.insert("application/json".into(), json!({"schema": reference(name)}));
+    }
+    // A stream as a whole is text: each event or line in it is JSON.
+    let plain = || json!({"schema": text()});
+    if EVENTS.contains(&path) {
+        content.insert("text/event-stream".into(), plain());
+    }
+    if LINES.contains(&path) {
+        content.insert("application/x-ndjson".into(), plain());
+    }
+    if path == "/metrics" {
+        content.insert("text/plain".into(), plain());
+    }
+    content.into()
+}
+
+fn count() -> Value {
+    json!({"type": "integer", "minimum": 0})
+}
+
+fn usage() -> Value {
+    object(3, &[("prompt_tokens", count()), ("completion_tokens", count()), ("total_tokens", count())])
+}
+
+fn any_object() -> Value {
+    json!({"type": "object"})
+}
+
+/// An object all of whose members are always there.
+fn whole(members: &[(&str, Value)]) -> Value {
+    object(members.len(), members)
+}
+
+fn or_null(kind: &str) -> Value {
+    json!({"type": [kind, "null"]})
+}
+
+fn openai() -> Vec<(&'static str, Value)> {
+    let choice = |own: (&'static str, Value)| {
+        let choice = whole(&[
+            ("index", count()),
+            own,
+            ("finish_reason", or_null("string")),
+            ("logprobs", or_null("object")),
+        ]);
+        list(choice, 1, 64)
+    };
+    let message = object(
+        2,
+        &[
+            ("role", words(&["assistant"])),
+            ("content", or_null("string")),
+            ("tool_calls", list(any_object(), 1, 1024)),
+        ],
+    );
+    let answer = |kind: &str, choices: Value| {
+        whole(&[
+            ("id", text()),
+            ("object", words(&[kind])),
+            ("created", count()),
+            ("model", text()),
+            ("choices", choices),
+            ("usage", usage()),
+            ("shoal", any_object()),
+        ])
+    };
+    let numbers = json!({"type": "array", "items": {"type": "number"}, "minItems": 1});
+    let embedding = whole(&[
+        ("object", words(&["embedding"])),
+        ("index", count()),
+        ("embedding", json!({"anyOf": [numbers, text()]})),
+    ]);
+    let tokens = whole(&[("prompt_tokens", count()), ("total_tokens", count())]);
+    let model = whole(&[
+        ("id", text()),
+        ("object", words(&["model"])),
+        ("created", count()),
+        ("owned_by", text()),
+        ("shoal", any_object()),
+    ]);
+    vec![
+        ("ChatAnswer", answer("chat.completion", choice(("message", message)))),
+        ("CompletionAnswer", answer("text_completion", choice(("text", text())))),
+        (
+            "ResponsesAnswer",
+            whole(&[
+                ("id", text()),
+                ("object", words(&["response"])),
+                ("status", words(&["completed", "incomplete"])),
+                ("model", text()),
+                ("output", list(any_object(), 0, 1024)),
+                ("usage", any_object()),
+            ]),
+        ),
+        (
+            "EmbeddingsAnswer",
+            whole(&[
+                ("object", words(&["list"])),
+                ("data", list(embedding, 1, 256)),
+                ("model", text()),
+                ("usage", tokens),
+            ]),
+        ),
+        (
+            "Models",
+            whole(&[
+                ("object", words(&["list"])),
+                ("data", json!({"type": "array", "items": reference("Model")})),
+            ]),
+        ),
+        ("Model", model),
+    ]
+}
+
+fn others() -> Vec<(&'static str, Value)> {
+    let done = [
+        ("model", text()),
+        ("created_at", text()),
+        ("done", flag()),
+        ("done_reason", words(&["stop", "length", "load"])),
+    ];
+    let ollama = |own: (&'static str, Value)| whole(&[&done[..], &[own]].concat());
+    let numbers = json!({"type": "array", "items": {"type": "number"}});
+    let message = whole(&[("role", words(&["assistant"])), ("content", text())]);
+    vec![
+        (
+            "MessagesAnswer",
+            whole(&[
+                ("id", text()),
+                ("type", words(&["message"])),
+                ("role", words(&["assistant"])),
+                ("content", json!({"type": "array", "items": any_object()})),
+                ("model", text()),
+                ("stop_reason", words(&["end_turn", "max_tokens", "stop_sequence", "tool_use"])),
+                ("usage", any_object()),
+            ]),
+        ),
+        ("OllamaGenerateAnswer", ollama(("response", text()))),
+        ("OllamaChatAnswer", ollama(("message", message))),
+        (
+            "OllamaEmbedAnswer",
+            whole(&[
+                ("model", text()),
+                ("embeddings", list(numbers, 1, 256)),
+                ("prompt_eval_count", count()),
+            ]),
+        ),
+        ("OllamaTags", whole(&[("models", json!({"type": "array", "items": any_object()}))])),
+        (
+            "OllamaShowAnswer",
+            whole(&[
+                ("details", any_object()),
+                ("model_info", any_object()),
+                ("capabilities", json!({"type": "array", "items": text()})),
+            ]),
+        ),
+        ("OllamaVersion", whole(&[("version", text())])),
+        (
+            "Swarm",
+            whole(&[
+                ("version", text()),
+                ("me", text()),
+                ("state", words(&["starting", "ready", "unable"])),
+                ("nodes", json!({"type": "array", "items": any_object()})),
+                ("models", json!({"type": "array", "items": any_object()})),
+                ("pipelines", json!({"type": "array", "items": any_object()})),
+            ]),
+        ),
+        ("ContributionAnswer", object(1, &[("paused", flag()), ("threads", integer(0, 1 << 32))])),
+        ("Document", whole(&[("openapi", text()), ("paths", any_object())])),
+        ("Health", whole(&[("status", words(&["alive"])), ("ready", flag())])),
+        ("SessionAnswer", whole(&[("token", text())])),
+        (
+            "Error",
+            whole(&[(
+                "error",
+                whole(&[
+                    ("message", text()),
+                    ("type", text()),
+                    ("param", or_null("string")),
+                    ("code", or_null("string")),
+                ]),
+            )]),
+        ),
+        (
+            "AnthropicError",
+            whole(&[("type", words(&["error"])), ("error", whole(&[("type", text()), ("message", text())]))]),
+        ),
+        ("OllamaError", whole(&[("error", text())])),
+    ]
+}
+
+/// Every schema by its name.
+pub(super) fn schemas() -> Map<String, Value> {
+    openai().into_iter().chain(others()).map(|(name, schema)| (name.to_owned(), schema)).collect()
+}

@@ -1,0 +1,383 @@
+//! What requests look like, as JSON schemas. They say what can be said of a field by itself; what depends on the model or on
+//! another field (a token id, a tool that is demanded) is refused with the field's name all the same.
+
+use serde_json::{Map, Value, json};
+
+use super::reference;
+
+/// An object with members given as `(name, schema)`, the first `required` of which must be there. The others may be null,
+/// which counts as absent.
+pub(super) fn object(required: usize, members: &[(&str, Value)]) -> Value {
+    let names: Vec<&str> = members.iter().take(required).map(|(name, _)| *name).collect();
+    let may_be_null = |(index, (name, schema)): (usize, &(&str, Value))| {
+        let schema = if index < required { schema.clone() } else { nullable(schema) };
+        ((*name).to_owned(), schema)
+    };
+    let properties: Map<String, Value> = members.iter().enumerate().map(may_be_null).collect();
+    json!({"type": "object", "required": names, "properties": properties})
+}
+
+fn nullable(schema: &Value) -> Value {
+    let nothing = json!({"type": "null"});
+    match (&schema["type"], &schema["anyOf"], schema.get("enum").is_some()) {
+        (Value::String(kind), _, false) => {
+            let mut schema = schema.clone();
+            schema["type"] = json!([kind, "null"]);
+            schema
+        }
+        (_, Value::Array(choices), _) => {
+            let mut choices = choices.clone();
+            choices.push(nothing);
+            json!({"anyOf": choices})
+        }
+        _ => json!({"anyOf": [schema, nothing]}),
+    }
+}
+
+fn number(low: f64, high: f64) -> Value {
+    json!({"type": "number", "minimum": low, "maximum": high})
+}
+
+pub(super) fn integer(low: i64, high: i64) -> Value {
+    json!({"type": "integer", "minimum": low, "maximum": high})
+}
+
+pub(super) fn text() -> Value {
+    json!({"type": "string"})
+}
+
+pub(super) fn flag() -> Value {
+    json!({"type": "boolean"})
+}
+
+pub(super) fn list(of: Value, least: usize, most: usize) -> Value {
+    json!({"type": "array", "items": of, "minItems": least, "maxItems": most})
+}
+
+pub(super) fn words(words: &[&str]) -> Value {
+    json!({"type": "string", "enum": words})
+}
+
+fn any_of(choices: &[Value]) -> Value {
+    json!({"anyOf": choices})
+}
+
+/// Token ids.
+fn ids() -> Value {
+    json!({"type": "array", "items": integer(0, i64::from(u32::MAX)), "minItems": 1})
+}
+
+/// Whole numbers of 64 bits.
+fn seed() -> Value {
+    json!({"type": "integer", "format": "int64", "minimum": i64::MIN, "maximum": i64::MAX, "description": "Equal seeds give equal answers, here and through the swarm"})
+}
+
+fn stops() -> Value {
+    let stop = json!({"type": "string", "maxLength": 256});
+    any_of(&[stop.clone(), list(stop, 0, 16)])
+}
+
+fn model() -> Value {
+    json!({"type": "string", "description": "A name of GET /v1/models; the first one when absent"})
+}
+
+/// What every request for an answer takes.
+fn who() -> [(&'static str, Value); 2] {
+    [
+        ("mode", words(&["local", "trusted", "boomerang", "open"])),
+        ("verify", words(&["none", "sample", "all"])),
+    ]
+}
+
+/// What OpenAI's routes share.
+fn sampling() -> Vec<(&'static str, Value)> {
+    let bias = json!({
+        "type": "object", "propertyNames": {"type": "string", "pattern": "^[0-9]{1,9}$"}, "maxProperties": 1024,
+        "additionalProperties": number(-100.0, 100.0),
+    });
+    let mut members = vec![
+        ("model", model()),
+        ("temperature", number(0.0, 2.0)),
+        ("top_p", number(0.0, 1.0)),
+        ("top_k", integer(-1, 1 << 20)),
+        ("min_p", number(0.0, 1.0)),
+        ("typical_p", number(0.0, 1.0)),
+        ("repetition_penalty", number(0.01, 100.0)),
+        ("presence_penalty", number(-2.0, 2.0)),
+        ("frequency_penalty", number(-2.0, 2.0)),
+        ("logit_bias", bias),
+        ("seed", seed()),
+        ("stop", stops()),
+        ("stream", flag()),
+    ];
+    members.extend(who());
+    members
+}
+
+fn with(required: &[(&'static str, Value)], more: &[(&'static str, Value)]) -> Value {
+    let mut members = required.to_vec();
+    members.extend(sampling());
+    members.extend(more.iter().cloned());
+    object(required.len(), &members)
+}
+
+/// Every schema by its name.
+pub(super) fn requests() -> Map<String, Value> {
+    let rows = [openai(), parts(), anthropic(), ollama(), node()];
+    rows.into_iter().flatten().map(|(name, schema)| (name.to_owned(), schema)).collect()
+}
+
+const TOKENS: i64 = crate::openai::MAX_TOKENS as i64;
+
+fn openai() -> Vec<(&'static str, Value)> {
+    let tools = list(reference("Tool"), 0, 128);
+    let named = object(1, &[("function", object(1, &[("name", text())])), ("type", words(&["function"]))]);
+    let choice = any_of(&[words(&["none", "auto", "required"]), named]);
+    let messages = list(reference("Message"), 1, 4096);
+    let prompt = any_of(&[
+        text(),
+        list(text(), 1, 16),
+        ids(),
+        json!({"type": "array", "items": ids(), "minItems": 1, "maxItems": 16}),
+    ]);
+    let counts = [("stream_options", object(0, &[("include_usage", flag())])), ("n", integer(1, 4))];
+    let mut chat = vec![
+        ("max_tokens", integer(1, TOKENS)),
+        ("max_completion_tokens", integer(1, TOKENS)),
+        ("logprobs", flag()),
+        ("top_logprobs", integer(0, 20)),
+        ("response_format", reference("Format")),
+        ("tools", tools),
+        ("tool_choice", choice.clone()),
+    ];
+    chat.extend(counts.clone());
+    let mut completion = vec![
+        ("max_tokens", integer(1, TOKENS)),
+        ("logprobs", integer(0, 20)),
+        ("response_format", reference("Format")),
+        ("echo", flag()),
+    ];
+    completion.extend(counts);
+    let items = list(reference("Message"), 0, 4096);
+    let flat = object(
+        1,
+        &[
+            ("name", tool_name()),
+            ("type", words(&["function"])),
+            ("description", text()),
+            ("parameters", json!({"type": "object"})),
+        ],
+    );
+    let responses = [
+        ("instructions", text()),
+        ("max_output_tokens", integer(1, TOKENS)),
+        ("top_logprobs", integer(0, 20)),
+        ("text", object(0, &[("format", reference("Format"))])),
+        ("tools", list(flat, 0, 128)),
+        ("tool_choice", choice),
+    ];
+    let width = json!({"type": "integer", "minimum": 1, "maximum": 1 << 20, "description": "Only the width of the model"});
+    let embeddings = [
+        ("input", input()),
+        ("model", model()),
+        ("encoding_format", words(&["float", "base64"])),
+        ("dimensions", width),
+    ];
+    vec![
+        ("Chat", with(&[("messages", messages)], &chat)),
+        ("Completion", with(&[("prompt", prompt)], &completion)),
+        ("Responses", with(&[("input", any_of(&[text(), items]))], &responses)),
+        ("Embeddings", object(1, &embeddings)),
+    ]
+}
+
+/// Texts to embed: none of them empty.
+fn input() -> Value {
+    let some = json!({"type": "string", "minLength": 1});
+    any_of(&[
+        some.clone(),
+        list(some, 1, 256),
+        ids(),
+        json!({"type": "array", "items": ids(), "minItems": 1, "maxItems": 256}),
+    ])
+}
+
+fn tool_name() -> Value {
+    json!({"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"})
+}
+
+/// What OpenAI's and Ollama's requests are made of.
+fn parts() -> Vec<(&'static str, Value)> {
+    let part = object(2, &[("type", words(&["text", "input_text", "output_text"])), ("text", text())]);
+    let content = any_of(&[text(), list(part, 0, 1024)]);
+    let call = object(
+        1,
+        &[
+            (
+                "function",
+                object(1, &[("name", text()), ("arguments", any_of(&[text(), json!({"type": "object"})]))]),
+            ),
+            ("id", text()),
+            ("type", words(&["function"])),
+        ],
+    );
+    let role = words(&["system", "developer", "user", "assistant", "tool"]);
+    let said = object(
+        2,
+        &[
+            ("role", role.clone()),
+            ("content", content.clone()),
+            ("tool_calls", list(call.clone(), 0, 1024)),
+            ("tool_call_id", text()),
+            ("name", text()),
+        ],
+    );
+    let called = object(2, &[("role", role), ("tool_calls", list(call, 1, 1024)), ("content", content)]);
+    let function = object(
+        1,
+        &[("name", tool_name()), ("description", text()), ("parameters", json!({"type": "object"}))],
+    );
+    let schema = object(1, &[("schema", json!({"type": "object"})), ("name", text())]);
+    let format = any_of(&[
+        object(1, &[("type", words(&["text", "json_object"]))]),
+        object(2, &[("type", words(&["json_schema"])), ("json_schema", schema)]),
+        object(2, &[("type", words(&["grammar"])), ("grammar", text())]),
+        object(2, &[("type", words(&["regex"])), ("regex", text())]),
+    ]);
+    vec![
+        ("Message", any_of(&[said, called])),
+        ("Tool", object(1, &[("function", function), ("type", words(&["function"]))])),
+        ("Format", format),
+    ]
+}
+
+fn anthropic() -> Vec<(&'static str, Value)> {
+    let text_block = object(2, &[("type", words(&["text"])), ("text", text())]);
+    let results = any_of(&[text(), list(text_block.clone(), 0, 1024)]);
+    let block = any_of(&[
+        text_block.clone(),
+        object(
+            2,
+            &[
+                ("type", words(&["tool_use"])),
+                ("name", text()),
+                ("id", text()),
+                ("input", json!({"type": "object"})),
+            ],
+        ),
+        object(2, &[("type", words(&["tool_result"])), ("tool_use_id", text()), ("content", results)]),
+    ]);
+    let message = object(
+        2,
+        &[
+            ("role", words(&["user", "assistant", "system"])),
+            ("content", any_of(&[text(), list(block, 0, 1024)])),
+        ],
+    );
+    let tool = object(
+        1,
+        &[
+            ("name", tool_name()),
+            ("type", words(&["custom"])),
+            ("description", text()),
+            ("input_schema", json!({"type": "object"})),
+        ],
+    );
+    let choice = any_of(&[
+        object(1, &[("type", words(&["auto", "none", "any"]))]),
+        object(2, &[("type", words(&["tool"])), ("name", text())]),
+    ]);
+    let mut members = vec![
+        ("messages", list(message, 1, 4096)),
+        ("max_tokens", integer(1, TOKENS)),
+        ("model", model()),
+        ("system", any_of(&[text(), list(text_block, 0, 1024)])),
+        ("temperature", number(0.0, 2.0)),
+        ("top_k", integer(0, 1 << 20)),
+        ("top_p", number(0.0, 1.0)),
+        ("stop_sequences", stops()),
+        ("seed", seed()),
+        ("stream", flag()),
+        ("tools", list(tool, 0, 128)),
+        ("tool_choice", choice),
+    ];
+    members.extend(who());
+    vec![("Messages", object(2, &members))]
+}
+
+fn ollama() -> Vec<(&'static str, Value)> {
+    let options = object(
+        0,
+        &[
+            ("temperature", number(0.0, 2.0)),
+            ("top_k", integer(-1, 1 << 20)),
+            ("top_p", number(0.0, 1.0)),
+            ("min_p", number(0.0, 1.0)),
+            ("typical_p", number(0.0, 1.0)),
+            ("repeat_penalty", number(0.01, 100.0)),
+            ("presence_penalty", number(-2.0, 2.0)),
+            ("frequency_penalty", number(-2.0, 2.0)),
+            ("num_predict", integer(-2, TOKENS)),
+            ("seed", seed()),
+            ("stop", stops()),
+        ],
+    );
+    let format = any_of(&[words(&["", "json"]), json!({"type": "object"})]);
+    let mut shared = vec![("stream", flag()), ("format", format), ("options", options)];
+    shared.extend(who());
+    let of = |required: usize, own: &[(&'static str, Value)]| {
+        let members: Vec<(&'static str, Value)> = own.iter().cloned().chain(shared.iter().cloned()).collect();
+        object(required, &members)
+    };
+    let generate = [("model", text()), ("prompt", text()), ("system", text()), ("raw", flag())];
+    let chat = [
+        ("model", text()),
+        ("messages", list(reference("Message"), 1, 4096)),
+        ("tools", list(reference("Tool"), 0, 128)),
+    ];
+    let embed =
+        [("model", text()), ("input", input()), ("truncate", flag()), ("dimensions", integer(1, 1 << 20))];
+    vec![
+        ("OllamaGenerate", of(1, &generate)),
+        ("OllamaChat", of(2, &chat)),
+        ("OllamaEmbed", object(2, &embed)),
+        ("OllamaShow", object(1, &[("model", text())])),
+    ]
+}
+
+fn node() -> Vec<(&'static str, Value)> {
+    let contribution = [
+        ("paused", flag()),
+        ("memory_bytes", integer(0, 1 << 50)),
+        ("threads", integer(1, 4096)),
+        ("upload_bytes_per_s", integer(0, 1 << 50)),
+    ];
+    vec![("Contribution", object(0, &contribution)), ("Session", object(1, &[("ticket", text())]))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_absent_may_be_null() {
+        let schema = object(
+            1,
+            &[
+                ("must", text()),
+                ("may", integer(0, 9)),
+                ("word", words(&["a"])),
+                ("either", any_of(&[text(), flag()])),
+                ("other", reference("Format")),
+            ],
+        );
+        let of = |name: &str| schema["properties"][name].clone();
+        assert_eq!(schema["required"], json!(["must"]));
+        assert_eq!(of("must"), text());
+        assert_eq!(of("may"), json!({"type": ["integer", "null"], "minimum": 0, "maximum": 9}));
+        let nothing = json!({"type": "null"});
+        assert_eq!(of("word"), json!({"anyOf": [words(&["a"]), nothing]}));
+        assert_eq!(of("either"), json!({"anyOf": [text(), flag(), nothing]}));
+        assert_eq!(of("other"), json!({"anyOf": [reference("Format"), nothing]}));
+    }
+}
