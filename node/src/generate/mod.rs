@@ -212,6 +212,11 @@ impl Conductor {
         for action in actions {
             match action {
                 Action::Open { stage, epoch, segment, next, at } => {
+                    // Stages are opened from the first on, each followed by its follower: whoever followed before may
+                    // run a stage now, or follow another.
+                    if stage == 0 {
+                        self.shadows.clear();
+                    }
                     self.open(Some(stage), epoch, segment, next, at)
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {
