@@ -19,6 +19,9 @@ impl Conductor {
         let ours = self.machine.segments().any(|segment| segment.node == node);
         let shadow = self.shadows.values().any(|shadow| *shadow == node);
         self.noticed = Some((node, failure));
+        if failure == Failure::Refused {
+            self.report.refusals.insert(node);
+        }
         if ours && self.silent_since.is_none() {
             self.silent_since = Some((node, self.last_token));
         }
