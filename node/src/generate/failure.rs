@@ -57,7 +57,6 @@ impl Conductor {
                     self.plan.meet(contacts);
                     (pipeline, standbys)
                 });
-                self.shadows.clear();
                 vec![Event::Rerouted(found)]
             }
             // A closing that this node caused itself is no failure of anybody.

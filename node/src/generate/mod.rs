@@ -210,6 +210,10 @@ impl Conductor {
         for action in actions {
             match action {
                 Action::Open { stage, epoch, segment, next, at } => {
+                    if stage == 0 {
+                        // Whoever follows on is asked again, too.
+                        self.shadows.clear();
+                    }
                     self.open(Some(stage), epoch, segment, next, at)
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {

@@ -132,6 +132,7 @@ impl Session {
         }
         self.tokens.push(token);
         self.budget.step_done();
+        self.forgiven = 0;
         actions.push(Action::Emit { position, token });
         if stop {
             self.finish(End::Stop, actions);
