@@ -100,7 +100,7 @@ impl Detector {
             }
             return;
         };
-        if ms > (SLOW_TIMES * usual).max(usual + UNNOTICED_MS).max(self.bound) {
+        if self.is_slow(ms) {
             self.sum = (self.sum + SLOW_ADDS).min(GRAY);
         } else {
             self.sum = self.sum.saturating_sub(1);
@@ -108,6 +108,20 @@ impl Detector {
         }
         let above = if ms > self.bound { ORDINARY } else { ORDINARY - 1.0 };
         self.bound = (self.bound + GAIN * above * usual.max(1.0)).max(0.0);
+    }
+
+    /// Notes a step that nobody waited for to its end: it took `ms` and maybe more. What may have been an ordinary one says
+    /// nothing.
+    pub fn note_at_least(&mut self, ms: f64) {
+        if ms.is_finite() && self.is_slow(ms) {
+            self.sum = (self.sum + SLOW_ADDS).min(GRAY);
+        }
+    }
+
+    /// Whether a step of `ms` is a slow one; none is before the first are known.
+    fn is_slow(&self, ms: f64) -> bool {
+        let least = |usual: f64| (SLOW_TIMES * usual).max(usual + UNNOTICED_MS).max(self.bound);
+        self.baseline.value().is_some_and(|usual| ms > least(usual))
     }
 
     /// The first steps are all there: what is usual for the stage.
@@ -199,6 +213,23 @@ mod tests {
         assert_eq!(after(3, 10.0), Some(3 * 15), "two more every three steps");
         assert_eq!(after(4, 10.0), Some(4 * 29), "one more every four steps");
         assert_eq!(after(5, 10.0), None);
+    }
+
+    /// Somebody else answered in its place each time it stood still.
+    #[test]
+    fn a_stage_that_others_stand_in_for_is_left() {
+        let mut stage = known(20.0);
+        let gray = (1..=20).find(|_| {
+            stage.note_at_least(25.0);
+            stage.note_at_least(400.0);
+            let gray = stage.is_gray();
+            [20.0, 20.0].into_iter().for_each(|ms| stage.note(Millis(9_000), ms));
+            gray
+        });
+        assert_eq!(gray, Some(15));
+        let mut unknown = Detector::default();
+        (0..20).for_each(|_| unknown.note_at_least(400.0));
+        assert_eq!(unknown, Detector::default());
     }
 
     #[test]

@@ -211,3 +211,39 @@ fn a_long_answer_outlives_more_failures_than_a_short_one() {
     }
     assert_eq!(session.emitted().len(), 320);
 }
+
+/// The middle stage stands still for 450 ms at every third step, so that its shadow is given the frame, and then goes on.
+#[test]
+fn a_stage_that_stutters_is_replaced_by_its_shadow() {
+    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+    let (mut session, _) =
+        Session::start(SessionId::numbered(1), Millis(0), 3, 1_000, &pipeline(), &standbys, 0.0);
+    let opened = |session: &mut Session, now| {
+        (0..3).for_each(|stage| {
+            session.step(now, Event::Opened { stage, epoch: session.epoch(), have: 0 });
+        });
+    };
+    opened(&mut session, Millis(1));
+    let mut now = Millis(1);
+    let left = (3..100).find(|position| {
+        let (epoch, to) = (1, *position);
+        for stage in 0..3 {
+            let stands = stage == 1 && position % 3 == 0;
+            let then = now + if stands { 450 } else { 20 };
+            while let Some(wake) = session.wake().filter(|wake| *wake < then) {
+                session.step(wake, Event::Tick);
+            }
+            now = then;
+            let node = NodeId::numbered(stage as u64 + 1);
+            if stage < 2 {
+                session.step(now, Event::Boundary { stage, node, epoch, to });
+            }
+        }
+        session.step(now, Event::Token { epoch, position: to, token: 5, stop: false });
+        session.epoch() > epoch
+    });
+    // Sixteen steps say what is usual, and those that were hedged are none of them.
+    assert!(left.is_some_and(|position| position < 3 + 24 + 48), "{left:?}");
+    assert_eq!(session.segments().map(|segment| segment.node).nth(1), Some(NodeId::numbered(9)));
+    assert_eq!(session.emitted().len() as u32, left.unwrap() - 2, "every token was said all the same");
+}
