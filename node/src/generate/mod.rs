@@ -99,6 +99,8 @@ struct Conductor {
     again: bool,
     checks: Checks,
     /// For the log and traces: frames under way.
+    /// By the layer it enters: since which epoch and position a stage calls its input garbled.
+    garbled: BTreeMap<u32, (u32, u32)>,
     hops: Hops,
     last_token: Instant,
     /// By node, pings that are under way.
@@ -152,6 +154,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         loads: Vec::new(),
         again: false,
         checks: Checks::default(),
+        garbled: BTreeMap::new(),
         hops: Hops::default(),
         last_token: began,
         pings: BTreeMap::new(),
