@@ -213,8 +213,9 @@ impl Conductor {
         for action in actions {
             match action {
                 Action::Open { stage, epoch, segment, next, at } => {
+                    // Stages are opened from the first on, each followed by its follower: whoever followed before may
+                    // run a stage now, or follow another.
                     if stage == 0 {
-                        // Whoever follows on is asked again, too.
                         self.shadows.clear();
                     }
                     self.open(Some(stage), epoch, segment, next, at)
