@@ -304,7 +304,7 @@ impl Conductor {
         self.checks.since_epoch = self.machine.epoch() + 1;
         self.checks.last = None;
         self.sampled = None;
-        self.outboxes.remove(&node);
+        self.outboxes.close(node);
         self.shadows.retain(|_, shadow| *shadow != node);
         self.silent_since.get_or_insert((node, Instant::now()));
         vec![Event::Convicted { node, layer: layers.end(), from: at, known: stays }]
