@@ -14,6 +14,7 @@
 
 mod acquire;
 mod admit;
+mod bandwidth;
 mod check;
 mod delegate;
 mod estimate;
@@ -225,7 +226,7 @@ impl Held {
         let layers = with_ends(&serve, num_layers);
         let mut spec = worker::Spec { layers, ..spec };
         let (worker, ready, outputs) =
-            worker::spawn(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
+            worker::spawn_rehearsed(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
         // Another worker on this machine computes the same bits.
         spec.class = Some(ready.class);
         let held = Self {
@@ -298,6 +299,9 @@ struct Daemon {
     auditor: Option<Auditor>,
     table: Table,
     gossip: gossip::Announcer,
+    line: bandwidth::Line,
+    /// Bytes of models fetched when it was looked last.
+    fetched_bytes: u64,
     door: Door,
     placing: Placing,
     lessons: Lessons,
@@ -401,6 +405,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         held,
         table,
         gossip: gossip::Announcer::new(unix_ms()),
+        line: bandwidth::Line::default(),
+        fetched_bytes: 0,
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
         lessons: Lessons::default(),
@@ -555,6 +561,7 @@ impl Daemon {
         }
         self.admit();
         self.place(moves);
+        self.watch_line(now).await;
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
