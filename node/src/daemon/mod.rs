@@ -15,6 +15,7 @@
 mod acquire;
 mod admit;
 mod asked;
+mod bandwidth;
 mod check;
 mod delegate;
 mod estimate;
@@ -158,6 +159,9 @@ struct Daemon {
     auditor: Option<Auditor>,
     table: Table,
     gossip: gossip::Announcer,
+    line: bandwidth::Line,
+    /// Bytes of models fetched when it was looked last.
+    fetched_bytes: u64,
     door: Door,
     placing: Placing,
     lessons: Lessons,
@@ -261,6 +265,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         held,
         table,
         gossip: gossip::Announcer::new(clock::unix_ms()),
+        line: bandwidth::Line::default(),
+        fetched_bytes: 0,
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
         lessons: Lessons::default(),
@@ -395,6 +401,7 @@ impl Daemon {
         }
         self.admit();
         self.place(moves);
+        self.watch_line(now).await;
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)

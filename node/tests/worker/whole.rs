@@ -2,7 +2,7 @@
 
 use node::{
     local,
-    worker::{Conduct, Fault, JobInput, Prompt, TextKind, Want},
+    worker::{Conduct, Fault, JobInput, Prompt, TextKind, Want, spawn_rehearsed},
 };
 use scheduler::SessionId;
 use serde_json::json;
@@ -156,4 +156,23 @@ async fn a_token_chosen_again_is_the_same_and_so_is_its_text() {
 fn again(child: &Child, prompt: &[u32]) -> OpenSession {
     let all = range(0, child.ready.num_layers);
     OpenSession { at: CONTEXT as u32, ..open(SESSION, all, Some(conduct(prompt, &[], &creative(), &[]))) }
+}
+
+#[tokio::test]
+async fn a_rehearsal_prices_visit_and_head_and_leaves_nothing_behind() {
+    let (worker, ready, outputs) = spawn_rehearsed(spec(&[])).await.unwrap();
+    assert!(ready.visit_ms > 0.0 && ready.head_ms > 0.0, "{ready:?}");
+    let mut child = Child { worker, ready, outputs };
+    assert_eq!(child.worker.jobs(), 0);
+    assert!(child.outputs.try_recv().is_err(), "what it said was taken");
+    let layers = range(0, child.ready.num_layers);
+    let session = SessionId::numbered(1);
+    assert_eq!(child.worker.open(open(session, layers, None)).await, Ok(0));
+    // Without room for a single position there is no rehearsal, and a worker all the same.
+    let (_, poor, _outputs) = spawn_rehearsed(Spec { kv_bytes: 0, ..spec(&[]) }).await.unwrap();
+    assert!(poor.visit_ms > 0.0 && poor.decode_ms > 0.0, "{poor:?}");
+    // The last layer alone: layer and head are one price.
+    let last = range(layers.end() - 1, layers.end());
+    let (_, end, _outputs) = spawn_rehearsed(spec(&[last])).await.unwrap();
+    assert!(end.decode_ms > 0.0, "{end:?}");
 }
