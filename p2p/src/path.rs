@@ -12,7 +12,7 @@ use libp2p::core::ConnectedPoint;
 use libp2p::multiaddr::Protocol;
 use scheduler::NodeId;
 
-use crate::identity::peer_id;
+use crate::{identity::peer_id, wire::control::MAX_ADDRESS};
 
 /// Over what a peer is reached; the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -55,13 +55,17 @@ pub fn unnamed(address: &str, node: NodeId) -> &str {
 }
 
 /// `address` of `node` with its name at the end, as it can be handed to a third; one that ends in a name, whosever it is,
-/// stays as it is, and so does what is no address.
+/// stays as it is, and so does what is no address, and what would become longer than [`MAX_ADDRESS`] and so refused by
+/// whoever is handed it.
 pub fn named(address: &str, node: NodeId) -> String {
     let bare = |parsed: &Multiaddr| !matches!(parsed.iter().last(), None | Some(Protocol::P2p(_)));
     match (address.parse::<Multiaddr>().ok().filter(bare), peer_id(node)) {
-        (Some(_), Some(peer)) => format!("{address}/p2p/{peer}"),
-        _ => address.to_owned(),
+        (Some(_), Some(peer)) => {
+            Some(format!("{address}/p2p/{peer}")).filter(|whole| whole.len() <= MAX_ADDRESS)
+        }
+        _ => None,
     }
+    .unwrap_or_else(|| address.to_owned())
 }
 
 /// Judges an address. Without an IP or a name it is taken for relayed, the class that promises least.
@@ -168,7 +172,10 @@ mod tests {
         }
         let other = format!("/ip4/10.0.0.2/tcp/1/p2p/{relay}");
         assert_eq!((unnamed(&other, node), named(&other, node)), (other.as_str(), other.clone()));
-        for odd in ["", "no address", &format!("/p2p/{me}")] {
+        let long = format!("/dns4/{}/tcp/1", "x".repeat(MAX_ADDRESS - 57 - "/dns4//tcp/1".len()));
+        assert_eq!(named(&long, node).len(), MAX_ADDRESS);
+        let longer = long.replace("/dns4/", "/dns4/x");
+        for odd in ["", "no address", &format!("/p2p/{me}"), &longer] {
             assert_eq!((unnamed(odd, node), named(odd, node)), (odd, odd.to_owned()));
         }
     }

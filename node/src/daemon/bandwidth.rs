@@ -7,8 +7,9 @@
 //!
 //! - A rate that was seen is possible, so in either direction it *raises* what was assumed.
 //! - While models are handed out the sender always has more to give: then the rate is the line's, and in that direction it
-//!   *replaces* what was assumed, after [`ENOUGH`] such seconds. Not so where the user capped what is handed out. The other
-//!   direction is never lowered: who receives slowly may have met a slow sender.
+//!   *replaces* what was assumed, after [`ENOUGH`] such seconds. Not so where the user capped what is handed out, and never
+//!   below a [`LOWERED`]th of what was assumed: who takes slowly, on purpose even, looks like a slow line. The other direction
+//!   is never lowered: who receives slowly may have met a slow sender.
 //!
 //! A line is judged by its farthest path in use, and only by what crossed that one: what a neighbor on the LAN gets says
 //! nothing about the way out of the house. Within one host bytes cross memory and are not measured.
@@ -38,6 +39,9 @@ const ENOUGH: u32 = 3;
 const SPAN_MS: u64 = 3_600_000;
 /// No line is slower, bytes per ms: 64 kbit/s. What hangs is not a line.
 const LEAST: f64 = 8.0;
+/// Of what was assumed so much is left at least, as a divisor: 2.5 Mbit/s of a home line. Larger and strangers who pull a
+/// model a byte at a time turn prompts away from this node; smaller and slow lines are not learned.
+const LOWERED: f64 = 8.0;
 
 /// Bytes that crossed the streams of one peer so far.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +131,7 @@ impl Line {
         let row = RATES.iter().find(|row| farthest <= row.0).unwrap_or(&RATES[RATES.len() - 1]);
         let Some(seen) = self.seen.get(&farthest) else { return (row.1, row.2) };
         let replaced = seen.full_up.max(now).filter(|_| seen.full >= ENOUGH);
-        let up = replaced.unwrap_or(row.1).max(seen.up.max(now).unwrap_or(0.0));
+        let up = replaced.map_or(row.1, |up| up.max(row.1 / LOWERED)).max(seen.up.max(now).unwrap_or(0.0));
         (up, row.2.max(seen.down.max(now).unwrap_or(0.0)))
     }
 }
@@ -218,6 +222,16 @@ mod tests {
             (700.0, 90_000.0),
             "what was seen is possible"
         );
+    }
+
+    #[test]
+    fn who_takes_a_byte_at_a_time_lowers_a_line_only_so_far() {
+        let (mut line, mut now) = (Line::default(), 0);
+        let mut miser = [Peer::over(Path::Direct)];
+        run(&mut line, &mut now, &mut miser, true, 60, (9_000, 0));
+        assert_eq!(line.rates(Path::Direct, Millis(now)), (2_500.0 / LOWERED, 12_500.0));
+        run(&mut line, &mut now, &mut miser, true, 60, (1_000, 0));
+        assert_eq!(line.rates(Path::Direct, Millis(now)).0, 2_500.0 / LOWERED);
     }
 
     #[test]

@@ -7,13 +7,17 @@
 //! through the head took beyond the visit is the head, sampling and text included. Medians count.
 //!
 //! Limits: caches are short and nobody else computes here yet; [`RUNS`] runs of each, none begun after [`BUDGET`]. A worker
-//! that does not take the rehearsal (a tokenizer that cannot be used, say) keeps what was measured before.
+//! that does not take the rehearsal (a tokenizer that cannot be used, say), or is not back with a row after [`PATIENCE`], keeps
+//! what was measured before.
 
 use std::time::{Duration, Instant};
 
 use p2p::codec::{self, Wire};
 use scheduler::{LayerRange, SessionId};
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 
 use super::{Body, Conduct, Fault, Job, JobInput, OpenSession, Output, Ready, Spec, Want, Worker, spawn};
 
@@ -25,6 +29,9 @@ const RUNS: usize = 9;
 const REST: Duration = Duration::from_millis(4);
 /// No further run starts after this.
 const BUDGET: Duration = Duration::from_millis(150);
+/// A row that is not back after this is not waited for, and nothing more is rehearsed: a machine so busy would teach
+/// nothing, and a node should start.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Nobody else has this name while a worker is new.
 const SESSION: SessionId = SessionId::new([0xff; 16]);
 
@@ -34,7 +41,7 @@ const SESSION: SessionId = SessionId::new([0xff; 16]);
 /// As [`spawn`].
 pub async fn spawn_rehearsed(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>), Fault> {
     let (worker, mut ready, mut outputs) = spawn(spec).await?;
-    let mut stage = Rehearsal { worker: &worker, ready: &ready, outputs: &mut outputs };
+    let mut stage = Rehearsal { worker: &worker, ready: &ready, outputs: &mut outputs, late: false };
     let (visit_ms, head_ms) = (stage.visit_ms().await?, stage.head_ms().await?);
     if let Some(visit_ms) = visit_ms {
         ready.visit_ms = visit_ms;
@@ -49,6 +56,8 @@ struct Rehearsal<'a> {
     worker: &'a Worker,
     ready: &'a Ready,
     outputs: &'a mut mpsc::Receiver<Output>,
+    /// A row is still under way, and would be taken for the next one.
+    late: bool,
 }
 
 impl Rehearsal<'_> {
@@ -68,7 +77,7 @@ impl Rehearsal<'_> {
     async fn head_ms(&mut self) -> Result<Option<f64>, Fault> {
         let end = self.ready.num_layers;
         let holds = self.ready.layers.iter().any(|range| range.contains(end.saturating_sub(1)));
-        let Some(layers) = LayerRange::new(end.saturating_sub(1), end).filter(|_| holds) else {
+        let Some(layers) = LayerRange::new(end.saturating_sub(1), end).filter(|_| holds && !self.late) else {
             return Ok(None);
         };
         let conduct = Conduct { history: vec![0], prompt_tokens: 1, ..Conduct::default() };
@@ -124,7 +133,11 @@ impl Rehearsal<'_> {
             };
             let asked = Instant::now();
             self.worker.run(job)?;
-            let output = self.outputs.recv().await;
+            let Ok(output) = timeout(PATIENCE, self.outputs.recv()).await else {
+                self.late = true;
+                tracing::warn!(%layers, "a single row took too long: not rehearsed");
+                return Ok(None);
+            };
             let ms = asked.elapsed().as_secs_f64() * 1e3;
             match output.map(|output| output.body) {
                 Some(Body::Activations(..) | Body::Sampled { .. }) => {}
