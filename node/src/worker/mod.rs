@@ -48,7 +48,7 @@ use shard::sample::SamplingParams;
 pub use handle::{Worker, spawn};
 pub use ipc::{Fault, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
-pub use rehearse::spawn_rehearsed;
+pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
 
 /// Jobs that may be under way in one worker. A prompt of 32k tokens in chunks of 256 rows is 128.
 pub const MAX_JOBS: usize = 256;

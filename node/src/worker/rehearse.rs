@@ -4,7 +4,8 @@
 //! framed, crosses to a child that sleeps, is unpacked, computed with threads that must wake, packed and brought back. All
 //! that is the visit. On a small model it is most of a step, so it is rehearsed: single rows through the worker as a
 //! session's would go, with [`REST`] between them. What a run took beyond the layers' own time is the visit, and what one
-//! through the head took beyond the visit is the head, sampling and text included. Medians count.
+//! through the head took beyond the visit is the head, sampling and text included. Medians count, and only where they are
+//! more than what the tight loop found: less is noise, from a machine that was busier then.
 //!
 //! Limits: caches are short and nobody else computes here yet; [`RUNS`] runs of each, none begun after [`BUDGET`]. A worker
 //! that does not take the rehearsal (a tokenizer that cannot be used, say), or is not back with a row after [`PATIENCE`], keeps
@@ -35,21 +36,45 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Nobody else has this name while a worker is new.
 const SESSION: SessionId = SessionId::new([0xff; 16]);
 
+/// What the rehearsal of a worker found, ms; `None` where the layers for it are not here, or it was not taken.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Rehearsed {
+    /// Entering with a row, whatever the number of layers.
+    pub visit_ms: Option<f64>,
+    /// Entering with a row and leaving with a token: the visit, the head, sampling and text.
+    pub visit_and_head_ms: Option<f64>,
+}
+
+impl Rehearsed {
+    /// Corrects what was measured without jobs.
+    fn correct(&self, ready: &mut Ready) {
+        ready.visit_ms = self.visit_ms.unwrap_or(0.0).max(ready.visit_ms);
+        ready.head_ms = self.visit_and_head_ms.map_or(0.0, |both| both - ready.visit_ms).max(ready.head_ms);
+    }
+}
+
 /// Starts a worker whose [`Ready`] says what a visit and the head cost as jobs pay them.
 ///
 /// # Errors
 /// As [`spawn`].
 pub async fn spawn_rehearsed(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>), Fault> {
     let (worker, mut ready, mut outputs) = spawn(spec).await?;
-    let mut stage = Rehearsal { worker: &worker, ready: &ready, outputs: &mut outputs, late: false };
-    let (visit_ms, head_ms) = (stage.visit_ms().await?, stage.head_ms().await?);
-    if let Some(visit_ms) = visit_ms {
-        ready.visit_ms = visit_ms;
-    }
-    if let Some(both_ms) = head_ms {
-        ready.head_ms = (both_ms - ready.visit_ms).max(0.0);
-    }
+    rehearse(&worker, &ready, &mut outputs).await?.correct(&mut ready);
     Ok((worker, ready, outputs))
+}
+
+/// Rehearses a worker that nobody else uses yet.
+///
+/// # Errors
+/// [`Fault::Dead`] when it dies of it, [`Fault::Busy`] when somebody uses it.
+pub async fn rehearse(
+    worker: &Worker,
+    ready: &Ready,
+    outputs: &mut mpsc::Receiver<Output>,
+) -> Result<Rehearsed, Fault> {
+    let mut stage = Rehearsal { worker, ready, outputs, late: false };
+    let (visit_ms, visit_and_head_ms) = (stage.visit_ms().await?, stage.visit_and_head_ms().await?);
+    Ok(Rehearsed { visit_ms, visit_and_head_ms })
 }
 
 struct Rehearsal<'a> {
@@ -73,8 +98,8 @@ impl Rehearsal<'_> {
         self.beyond_ms(layers, None, Want::Activations).await
     }
 
-    /// What the head of a row takes, and a visit, ms; `None` where it is not here.
-    async fn head_ms(&mut self) -> Result<Option<f64>, Fault> {
+    /// What a visit takes that ends in the head, ms; `None` where that is not here.
+    async fn visit_and_head_ms(&mut self) -> Result<Option<f64>, Fault> {
         let end = self.ready.num_layers;
         let holds = self.ready.layers.iter().any(|range| range.contains(end.saturating_sub(1)));
         let Some(layers) = LayerRange::new(end.saturating_sub(1), end).filter(|_| holds && !self.late) else {
@@ -166,5 +191,25 @@ impl Rehearsal<'_> {
         // Raw takes any finite values.
         let _ = codec::encode(Wire::Raw, values.len(), &values, &mut bytes);
         JobInput::Wire(Wire::Raw, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rehearsal_finds_more_or_nothing() {
+        let measured =
+            Ready { visit_ms: 0.5, head_ms: 0.25, ..Ready::absent(Default::default(), String::new(), 1) };
+        let after = |visit_ms, visit_and_head_ms| {
+            let mut ready = measured.clone();
+            Rehearsed { visit_ms, visit_and_head_ms }.correct(&mut ready);
+            (ready.visit_ms, ready.head_ms)
+        };
+        assert_eq!(after(Some(2.0), Some(3.5)), (2.0, 1.5));
+        assert_eq!(after(None, None), (0.5, 0.25), "not taken");
+        assert_eq!(after(Some(0.0), Some(0.0)), (0.5, 0.25), "the loop ran while the machine was busy");
+        assert_eq!(after(None, Some(2.0)), (0.5, 1.5), "nothing but the last layer");
     }
 }
