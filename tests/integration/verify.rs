@@ -157,6 +157,28 @@ fn a_liar_is_caught_and_the_answer_is_right_all_the_same() {
 }
 
 #[test]
+fn a_third_holder_settles_what_two_disagree_about() {
+    // Not strict, so that the requester does not compute again itself while there is somebody to ask.
+    let swarm = Swarm::start(&[("1..7", "ulp:30"), ("1..7", ""), ("1..7", "")]);
+    let (expected, liar) = (alone(), &swarm.serves[0]);
+    let mut settled = 0;
+    for _ in 0..6 {
+        let line = swarm.run("sample");
+        assert!(line["ids"] == expected || line["integrity"].is_u64(), "a lie went unnoticed: {line}");
+        settled += line["settled_by_thirds"].as_u64().unwrap();
+        if swarm.trust(liar)["strikes"].as_u64() > Some(0) {
+            break;
+        }
+    }
+    assert!(settled > 0, "nobody was asked");
+    let trust = swarm.trust(liar);
+    assert_eq!((&trust["strikes"], &trust["barred"]), (&1.into(), &true.into()), "{trust}");
+    for honest in &swarm.serves[1..] {
+        assert_eq!(swarm.trust(honest)["strikes"], 0, "an honest node was convicted");
+    }
+}
+
+#[test]
 fn without_anybody_to_compare_with_the_requester_computes_again() {
     let swarm = Swarm::start(&[("1..7", "ulp:30")]);
     let first = swarm.run("sample");

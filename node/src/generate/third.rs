@@ -37,7 +37,7 @@ pub const MAX_WITNESSES: usize = 32;
 /// Positions of a dispute that are computed one by one: what a stage computes between two signatures, twice.
 const EXACT: u32 = 32;
 /// Whoever was asked has so long: the range from its beginning, as a prompt.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long it keeps the session when nobody comes back.
 const TTL_MS: u32 = 15_000;
 

@@ -45,6 +45,7 @@ use super::{
     Conductor, Progress,
     books::{Book, Signatures},
     lease::LEASE_MS,
+    third,
 };
 use crate::{
     audit::{Audit, Case},
@@ -455,7 +456,10 @@ impl Conductor {
         loop {
             self.ask_thirds();
             self.hear_thirds();
-            let third = self.checks.books.iter().any(|book| book.third.is_some());
+            let asked = self.checks.books.iter().filter_map(|book| Some(book.third?.asked)).max();
+            let third = asked.is_some();
+            // Whoever was asked about a dispute has the time it was given, also at the end.
+            let until = asked.map_or(until, |asked| until.max((asked + third::PATIENCE).into()));
             if !third && !self.checks.unsettled.iter().any(|node| involved.contains(node)) {
                 break;
             }
