@@ -20,7 +20,7 @@ use std::{
 
 use bytes::Bytes;
 use p2p::{
-    Identity, Network,
+    Identity, Network, codec,
     wire::{
         announce::Class,
         control::{Answer, Contact, Lease, MAX_SETTLED, Refusal},
@@ -301,6 +301,15 @@ impl Running {
         }
         self.idle_since = Instant::now();
         let rows = header.rows;
+        if codec::check(header.wire, self.stage.hidden as usize, rows as usize, &payload).is_err() {
+            tracing::info!(%from, session = %self.stage.session, "a frame that no honest node sends");
+            return if from == self.stage.requester {
+                let why = Bytes::from_static(b"malformed activations");
+                self.tell_requester(Kind::Failed, header.layer, 0, why);
+            } else {
+                self.tell_requester(Kind::Garbled, header.layer, header.from, Bytes::new());
+            };
+        }
         let bytes_in = payload.len() as u64;
         if let Some(word) = self.words.get_mut(&header.layer) {
             word.received(header.from, rows, header.wire, &payload, header.kind == Kind::Feed);

@@ -131,6 +131,25 @@ impl Trust {
         barred.map(|((node, _), _)| *node).collect()
     }
 
+    /// Nodes whose time is over and who owe a proof, whatever model they were wrong about.
+    pub fn owing(&self, now: Millis) -> BTreeSet<NodeId> {
+        let (mut owing, mut barred) = (BTreeSet::new(), BTreeSet::new());
+        for ((node, _), record) in &self.records {
+            match record.standing(now) {
+                Standing::MustProve => owing.insert(*node),
+                Standing::Quarantined { .. } | Standing::Banned { .. } => barred.insert(*node),
+                Standing::Good => false,
+            };
+        }
+        &owing - &barred
+    }
+
+    /// A node passed its challenge.
+    pub fn proved(&mut self, now: Millis, node: NodeId) {
+        let its = self.records.iter_mut().filter(|((of, _), _)| *of == node);
+        its.for_each(|(_, record)| record.proved(now));
+    }
+
     /// How far a node is to be trusted with `model`, in `(0, 1]`: 1 for one that stands no worse than a stranger. A
     /// stranger's own lower bound would make every plan with strangers look slower than it will be.
     pub fn score(&self, node: NodeId, model: ModelId) -> f64 {
@@ -152,7 +171,10 @@ impl Trust {
 
 #[cfg(test)]
 mod tests {
-    use scheduler::{Millis, ModelId, NodeId, trust::Outcome};
+    use scheduler::{
+        Millis, ModelId, NodeId,
+        trust::{Outcome, QUARANTINE_MS},
+    };
 
     use super::{MAX_RECORDS, Trust};
 
@@ -174,6 +196,29 @@ mod tests {
         std::fs::write(home.path().join("trust.json"), b"[{").unwrap();
         assert!(Trust::open(home.path()).records.is_empty());
         assert!(home.path().join("trust.json.unreadable").exists());
+    }
+
+    #[test]
+    fn whoever_was_wrong_once_owes_a_proof_when_its_time_is_over() {
+        let home = tempfile::TempDir::new().unwrap();
+        let (one, other) = (ModelId::new([7; 32]), ModelId::new([8; 32]));
+        let (now, node) = (Millis(1_800_000_000_000), NodeId::numbered(1));
+        let later = now + QUARANTINE_MS;
+        let mut trust = Trust::open(home.path());
+        trust.note(now, node, one, Outcome::Mismatch);
+        trust.note(now, NodeId::numbered(2), one, Outcome::Verified { tokens: 9 });
+        assert_eq!(trust.owing(now), [].into());
+        assert_eq!(trust.owing(later), [node].into());
+        // Too early, and by somebody else: nothing changes.
+        trust.proved(now, node);
+        trust.proved(later, NodeId::numbered(2));
+        assert_eq!((trust.owing(later), trust.denied(later)), ([node].into(), [node].into()));
+        // Wrong about two models: one proof is enough, once both times are over.
+        trust.note(now + 5, node, other, Outcome::Mismatch);
+        assert_eq!(trust.owing(later), [].into());
+        trust.proved(later + 5, node);
+        assert_eq!((trust.owing(later + 5), trust.denied(later + 5)), ([].into(), [].into()));
+        assert_eq!(trust.figures(node, one).unwrap().strikes, 1, "remembered");
     }
 
     #[test]

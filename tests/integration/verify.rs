@@ -12,7 +12,7 @@ use harness::{
     Shoal, binary,
     node::{Node, PATIENCE},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PROMPT: &str = "Tell me a story about a fox and a lantern";
@@ -114,7 +114,7 @@ fn honest_nodes_agree_and_their_receipts_match() {
 #[test]
 fn a_liar_is_caught_and_the_answer_is_right_all_the_same() {
     // Whether it runs the segment or follows, its word is compared and computed again.
-    let swarm = Swarm::start(&[("1..7", "ulp:30"), ("1..7", ""), ("1..7", "")]);
+    let swarm = Swarm::start(&[("1..7", "ulp:30"), ("1..7", "")]);
     let expected = alone();
     let (liar, mut proofs) = (&swarm.serves[0], Vec::new());
     for _ in 0..6 {
@@ -157,25 +157,101 @@ fn a_liar_is_caught_and_the_answer_is_right_all_the_same() {
 }
 
 #[test]
-fn a_third_holder_settles_what_two_disagree_about() {
-    // Not strict, so that the requester does not compute again itself while there is somebody to ask.
-    let swarm = Swarm::start(&[("1..7", "ulp:30"), ("1..7", ""), ("1..7", "")]);
-    let (expected, liar) = (alone(), &swarm.serves[0]);
-    let mut settled = 0;
-    for _ in 0..6 {
-        let line = swarm.run("sample");
-        assert!(line["ids"] == expected || line["integrity"].is_u64(), "a lie went unnoticed: {line}");
-        settled += line["settled_by_thirds"].as_u64().unwrap();
-        if swarm.trust(liar)["strikes"].as_u64() > Some(0) {
-            break;
-        }
+fn whoever_sends_what_no_encoder_writes_is_left_at_once_and_nobody_else_is_blamed() {
+    // Its output goes to an honest stage and to the requester. Nobody else has its layers, until somebody comes.
+    let swarm = Swarm::start(&[("1..4", "garble:30"), ("4..7", "")]);
+    let mut asks = Command::new(binary());
+    asks.args(["run", "--via", "swarm", "--verify", "off", "-n", TOKENS, PROMPT, "--json", "--home"]);
+    asks.arg(&swarm.asks.home);
+    let answer = thread::spawn(move || harness::output(&mut asks).unwrap());
+    thread::sleep(Duration::from_millis(500));
+    let home = swarm.asks.home.with_file_name("spare");
+    let spare = Node::start(&home, &["--layers", "1..4", "--peer", swarm.asks.tcp()]);
+    let answer = answer.join().unwrap();
+    let said = String::from_utf8(answer.stdout).unwrap();
+    let line: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!(line["ids"], alone(), "{line}");
+    assert_eq!(line["convicted"], json!([swarm.serves[0].name]), "{line}");
+    for (node, strikes) in [(&swarm.serves[0], 1), (&swarm.serves[1], 0), (&spare, 0)] {
+        let trust = swarm.trust(node);
+        assert_eq!(
+            (&trust["strikes"], &trust["barred"]),
+            (&strikes.into(), &(strikes == 1).into()),
+            "{trust}"
+        );
     }
-    assert!(settled > 0, "nobody was asked");
-    let trust = swarm.trust(liar);
+}
+
+#[test]
+fn a_third_holder_settles_what_two_disagree_about() {
+    let expected = alone();
+    // Not strict, so that the requester does not compute again itself while there is somebody to ask. Two of three take
+    // part in an answer, and the same two in the next: whoever measured itself slowest is left out.
+    let liar_takes_part = |_| {
+        let swarm = Swarm::start(&[("1..7", "ulp:30"), ("1..7", ""), ("1..7", "")]);
+        let line = swarm.run("sample");
+        let took_part = swarm.trust(&swarm.serves[0])["requests"].as_u64() > Some(0);
+        took_part.then_some((swarm, line))
+    };
+    let Some((swarm, line)) = (0..12).find_map(liar_takes_part) else {
+        panic!("the liar was never asked for anything")
+    };
+    assert!(line["ids"] == expected || line["integrity"].is_u64(), "a lie went unnoticed: {line}");
+    assert!(line["settled_by_thirds"].as_u64() > Some(0), "nobody was asked: {line}");
+    let trust = swarm.trust(&swarm.serves[0]);
     assert_eq!((&trust["strikes"], &trust["barred"]), (&1.into(), &true.into()), "{trust}");
     for honest in &swarm.serves[1..] {
         assert_eq!(swarm.trust(honest)["strikes"], 0, "an honest node was convicted");
     }
+}
+
+/// Strikes of a node and whether anything is asked of it, once `settled` says that this will do.
+fn becomes(swarm: &Swarm, node: &Node, settled: impl Fn(&Value) -> bool) -> Value {
+    let asked = Instant::now();
+    loop {
+        let trust = swarm.trust(node);
+        if settled(&trust) || asked.elapsed() > PATIENCE {
+            return trust;
+        }
+        thread::sleep(Duration::from_millis(250));
+    }
+}
+
+#[test]
+fn after_its_quarantine_a_node_proves_itself_or_is_banned() {
+    let folder = TempDir::new().unwrap();
+    let home = folder.path().join("home");
+    let serve = |(index, (layers, cheat)): (usize, (&str, &str))| {
+        let home = folder.path().join(index.to_string());
+        Node::start_with(&home, &["--layers", layers], &[("SHOAL_CHEAT", cheat)])
+    };
+    // Each has a layer that only it and the witness have.
+    let serves = [("1..4", ""), ("4..7", "ulp:24"), ("1..7", "")];
+    let serves: Vec<Node> = serves.into_iter().enumerate().map(serve).collect();
+    let model = serves[0].ask(&["status"])["model"]["id"].as_str().unwrap().to_owned();
+    let records: Vec<Value> = serves[..2]
+        .iter()
+        .map(|node| {
+            json!({ "node": node.name, "model": model, "requests": 1, "tokens_ok": 0, "requests_ok": 0,
+                "failures": 1, "strikes": 1, "barred_until_unix_ms": 1, "must_prove": true })
+        })
+        .collect();
+    fs::create_dir_all(&home).unwrap();
+    fs::write(home.join("trust.json"), json!(records).to_string()).unwrap();
+    let peers: Vec<&str> = serves.iter().flat_map(|node| ["--peer", node.tcp()]).collect();
+    let asks = Node::start(&home, &[&["--ask-only"], peers.as_slice()].concat());
+    let swarm = Swarm { _folder: folder, asks, serves };
+
+    let proven = becomes(&swarm, &swarm.serves[0], |trust| trust["barred"] == false);
+    assert_eq!(
+        (&proven["barred"], &proven["must_prove"], &proven["strikes"]),
+        (&false.into(), &false.into(), &1.into())
+    );
+    let liar = becomes(&swarm, &swarm.serves[1], |trust| trust["strikes"] == 2);
+    assert_eq!((&liar["barred"], &liar["strikes"]), (&true.into(), &2.into()), "{liar}");
+    // Nobody asked for these answers, so nobody is told of them.
+    let why = Command::new(binary()).args(["why", "--home"]).arg(&swarm.asks.home).output().unwrap();
+    assert!(!why.status.success(), "{}", String::from_utf8_lossy(&why.stdout));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use scheduler::{Millis, NodeId, SessionId, trust::Outcome};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::Daemon;
+use super::{Daemon, challenge::is_proof};
 use crate::{clock, table::Order};
 
 /// Proofs kept, the oldest goes first; one has at most 8 MiB.
@@ -80,6 +80,12 @@ impl Daemon {
                 tracing::warn!(%node, "proven wrong: no prompt goes through it for a while");
             }
             self.trust.note(now, node, model, outcome);
+            // Nothing but a challenge is asked of whoever owes a proof.
+            if let Outcome::Verified { tokens } = outcome
+                && is_proof(tokens)
+            {
+                self.trust.proved(now, node);
+            }
             self.view.set_trust(node, self.trust.score(node, model));
         }
         if let Err(error) = self.trust.save() {
@@ -103,6 +109,7 @@ impl Daemon {
             "verified": figures.requests_ok,
             "failures": figures.failures,
             "strikes": figures.strikes,
+            "must_prove": figures.must_prove,
             "barred": self.denied().contains(&node),
             "tier": tier,
         })

@@ -16,6 +16,7 @@ mod acquire;
 mod admit;
 mod asked;
 mod bandwidth;
+mod challenge;
 mod check;
 mod delegate;
 mod estimate;
@@ -70,6 +71,7 @@ pub use self::{
 use self::{
     acquire::{Acquire, News},
     admit::Door,
+    challenge::Challenges,
     estimate::Measured,
     gossip::Facts,
     held::{Held, pump},
@@ -165,6 +167,7 @@ struct Daemon {
     door: Door,
     placing: Placing,
     lessons: Lessons,
+    challenges: Challenges,
     /// What a step takes at home besides layers, ms.
     at_home: Ema,
     history: VecDeque<Value>,
@@ -270,6 +273,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
         lessons: Lessons::default(),
+        challenges: Challenges::default(),
         at_home: Ema::new(SPEED_TAU_MS),
         history: VecDeque::new(),
         totals: Totals::default(),
@@ -402,6 +406,7 @@ impl Daemon {
         self.admit();
         self.place(moves);
         self.watch_line(now).await;
+        self.challenge();
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
@@ -534,6 +539,7 @@ impl Daemon {
             lost: self.lost.clone(),
             finished: self.finished.clone(),
             lessons: self.lessons.clone(),
+            prove: None,
         }
     }
 

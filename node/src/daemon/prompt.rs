@@ -48,6 +48,8 @@ pub struct PromptTask {
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<super::Finished>,
     pub(super) lessons: Lessons,
+    /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
+    pub(super) prove: Option<NodeId>,
 }
 
 /// What was said before, elsewhere or before a crash.
@@ -197,6 +199,7 @@ impl PromptTask {
             trusted,
             may_stay_home: ask.may_stay_home,
             exact: ask.verify == Verify::Strict,
+            prove: self.prove,
             commit,
             answer,
         };
@@ -371,8 +374,14 @@ impl PromptTask {
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let measured = expected.measured(&report);
         let Report { outcomes, receipts, proofs, .. } = *report;
-        let over =
-            super::Finished { session, line: Some(line.clone()), measured, outcomes, receipts, proofs };
+        let over = super::Finished {
+            session,
+            line: self.prove.is_none().then(|| line.clone()),
+            measured,
+            outcomes,
+            receipts,
+            proofs,
+        };
         let _ = self.finished.send(over).await;
         let _ = lines.send(line).await;
         Ok(true)

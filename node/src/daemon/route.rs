@@ -45,6 +45,8 @@ pub struct RouteQuestion {
     pub may_stay_home: bool,
     /// Whether only nodes whose results can be compared bit by bit may compute.
     pub exact: bool,
+    /// A node that has to serve although it owes a proof: this is its challenge.
+    pub prove: Option<NodeId>,
     /// Whether it will be run: counts as load until it is finished.
     pub commit: bool,
     /// Where the answer goes.
@@ -163,11 +165,21 @@ impl Daemon {
         if question.exact {
             policy.deny.extend(self.approx());
         }
+        if let Some(node) = question.prove {
+            policy.deny.remove(&node);
+        }
         let request = self.request(question.session, question.shape, policy.clone());
         let mut snapshot = self.snapshot()?;
-        let mut comparison = compare(&snapshot, &request);
+        // Whoever could compute in the place of one who owes a proof may check it, not replace it.
+        let narrowed = question.prove.and_then(|node| self.indispensable(node));
+        let mut narrowed =
+            narrowed.and_then(|view| view.snapshot(self.held.id, snapshot.num_layers(), self.me).ok());
+        let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
         if comparison.asked.is_err() {
-            comparison = compare(ask_the_full(&mut snapshot), &request);
+            for known in narrowed.iter_mut().chain([&mut snapshot]) {
+                ask_the_full(known);
+            }
+            comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
         }
         let home = question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
         let chosen = if home { &comparison.local } else { &comparison.asked };

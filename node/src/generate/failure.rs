@@ -44,7 +44,12 @@ impl Conductor {
                     let start = layers.start();
                     self.fed.insert((node, start), have);
                     if let Some(stage) = self.stage_from(start) {
-                        self.feed_shadow(stage);
+                        // Somebody waits for its word on the last token.
+                        if self.checks.last.is_some() {
+                            self.feed_rest(stage)
+                        } else {
+                            self.feed_shadow(stage)
+                        }
                     }
                     Vec::new()
                 }

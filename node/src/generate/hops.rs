@@ -135,6 +135,10 @@ impl Conductor {
                 }
                 _ => Vec::new(),
             },
+            Kind::Garbled if self.segment(stage).is_some_and(|segment| segment.node == from) => {
+                self.garbled.insert(header.layer, (epoch, header.from));
+                self.contradicted(stage)
+            }
             Kind::Failed => {
                 tracing::info!(node = %from, why = %String::from_utf8_lossy(&payload), "a stage failed");
                 self.failed(from, Failure::Crashed)
@@ -171,13 +175,16 @@ impl Conductor {
         bytes: Bytes,
     ) -> Vec<Event> {
         let epoch = self.machine.epoch();
-        let fits = from + rows <= self.tokens.len() as u32;
-        let added = fits.then(|| self.logs.add(layer, from, rows, wire, &bytes, node)).flatten();
-        let Some(Added { reached, differs }) = added else {
-            return self
-                .segment(stage)
-                .map_or_else(Vec::new, |segment| self.failed(segment.node, Failure::Corrupt));
+        if from.saturating_add(rows) > self.tokens.len() as u32 {
+            return self.failed(node, Failure::Corrupt);
+        }
+        let Some(Added { reached, differs }) = self.logs.add(layer, from, rows, wire, &bytes, node) else {
+            return self.nonsense(node);
         };
+        let contradicted = self.contradicted(stage + 1);
+        if !contradicted.is_empty() {
+            return contradicted;
+        }
         if differs {
             // The same inputs gave other bits. The first answer stands: it was used.
             self.report.evidence += 1;
@@ -205,6 +212,27 @@ impl Conductor {
         reached.map_or_else(Vec::new, |logged| {
             vec![Event::Boundary { stage, node, epoch, to: logged.min(from + rows) }]
         })
+    }
+
+    /// A stage says that what the one before it sent is garbled, and what that one sent here is sound: one of the two lies,
+    /// and which one nobody can tell. The session goes on without both.
+    fn contradicted(&mut self, stage: usize) -> Vec<Event> {
+        let Some(here) = self.segment(stage) else { return Vec::new() };
+        let said = self.garbled.get(&here.layers.start()).copied();
+        let Some((_, from)) = said.filter(|(epoch, _)| *epoch == self.machine.epoch()) else {
+            return Vec::new();
+        };
+        let before = stage.checked_sub(1).and_then(|before| self.segment(before));
+        let before = before.filter(|before| before.node != self.means.me);
+        // What it sent here may still be on its way.
+        if before.is_some() && self.logs.reached(here.layers.start()) <= from {
+            return Vec::new();
+        }
+        self.garbled.clear();
+        tracing::warn!(node = %here.node, ?before, "a stage calls garbled what is not");
+        let mut events = self.failed(here.node, Failure::Corrupt);
+        events.extend(before.into_iter().flat_map(|before| self.failed(before.node, Failure::Corrupt)));
+        events
     }
 
     /// Gives the shadow of a stage what was logged since, in chunks.

@@ -41,8 +41,8 @@ impl Logs {
         Self { hidden, bytes: 0, logs: BTreeMap::new() }
     }
 
-    /// Adds the rows from position `from` on that enter `layer`, as `by` gave them; `None` when `bytes` are not `rows` rows of the form
-    /// `wire`. What is there already stays: it was used.
+    /// Adds the rows from position `from` on that enter `layer`, as `by` gave them; `None` when `bytes` are not `rows` rows that
+    /// [`codec::encode`] writes in the form `wire`. What is there already stays: it was used.
     pub(super) fn add(
         &mut self,
         layer: u32,
@@ -53,9 +53,7 @@ impl Logs {
         by: NodeId,
     ) -> Option<Added> {
         let row_bytes = codec::encoded_len(wire, 1, self.hidden)?;
-        if bytes.len() != row_bytes * rows as usize {
-            return None;
-        }
+        codec::check(wire, self.hidden, rows as usize, bytes).ok()?;
         let room = self.bytes + bytes.len() <= MAX_LOG_BYTES;
         let log = self.logs.entry(layer).or_insert_with(|| Log {
             wire,

@@ -98,6 +98,8 @@ struct Conductor {
     again: bool,
     checks: Checks,
     /// For the log and traces: frames under way.
+    /// By the layer it enters: since which epoch and position a stage calls its input garbled.
+    garbled: BTreeMap<u32, (u32, u32)>,
     hops: Hops,
     last_token: Instant,
     /// By node, pings that are under way.
@@ -151,6 +153,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         loads: Vec::new(),
         again: false,
         checks: Checks::default(),
+        garbled: BTreeMap::new(),
         hops: Hops::default(),
         last_token: began,
         pings: BTreeMap::new(),
@@ -209,6 +212,11 @@ impl Conductor {
         for action in actions {
             match action {
                 Action::Open { stage, epoch, segment, next, at } => {
+                    // Stages are opened from the first on, each followed by its follower: whoever followed before may
+                    // run a stage now, or follow another.
+                    if stage == 0 {
+                        self.shadows.clear();
+                    }
                     self.open(Some(stage), epoch, segment, next, at)
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {

@@ -263,6 +263,16 @@ impl Conductor {
         events
     }
 
+    /// `node` itself sent what no honest node sends: no signature and no other's word is needed.
+    pub(super) fn nonsense(&mut self, node: NodeId) -> Vec<Event> {
+        if node != self.means.me && self.checks.denied.insert(node) {
+            tracing::warn!(%node, "malformed activations");
+            self.checks.outcomes.push((node, Outcome::Mismatch));
+            self.report.convicted.push(node);
+        }
+        self.failed(node, Failure::Corrupt)
+    }
+
     /// The log of what left `layers` is wrong from position `at` on; with `upto`, from some position on that is between
     /// the two.
     pub(super) fn convict(&mut self, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {

@@ -151,5 +151,19 @@ pub fn decode(
     done
 }
 
+/// Whether `bytes` are `rows` x `width` values as [`encode`] writes them; what [`decode`] takes, and nothing is copied.
+///
+/// # Errors
+/// As [`decode`].
+pub fn check(wire: Wire, width: usize, rows: usize, bytes: &[u8]) -> Result<(), Malformed> {
+    if encoded_len(wire, rows, width) != Some(bytes.len()) {
+        return Err(Malformed("activations: length"));
+    }
+    match wire {
+        Wire::Raw => raw::check(bytes),
+        Wire::Q8 => q8::check(bytes),
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -43,6 +43,12 @@ pub(super) fn encode(data: &[f32], out: &mut [u8]) -> Result<(), NonFinite> {
     Ok(())
 }
 
+/// Whether every block of `bytes`, whole ones, is one that encoding writes.
+pub(super) fn check(bytes: &[u8]) -> Result<(), Malformed> {
+    let sound = bytes.as_chunks().0.iter().all(|slot| sound_scale(slot).is_some());
+    if sound { Ok(()) } else { Err(Malformed("activations: block")) }
+}
+
 /// Reads `bytes` into `out`. Both are whole blocks, as many; the caller has measured them.
 pub(super) fn decode(bytes: &[u8], out: &mut [f32]) -> Result<(), Malformed> {
     let (slots, _) = bytes.as_chunks::<BLOCK_BYTES>();
@@ -73,8 +79,8 @@ fn encode_block(block: &[f32; BLOCK]) -> Option<[u8; BLOCK_BYTES]> {
     Some(out)
 }
 
-/// The values of a block, or `None` when [`encode_block`] writes no such block.
-fn decode_block(slot: &[u8; BLOCK_BYTES]) -> Option<[f32; BLOCK]> {
+/// The scale of a block, or `None` when [`encode_block`] writes no such block.
+fn sound_scale(slot: &[u8; BLOCK_BYTES]) -> Option<f32> {
     let scale = f32::from_le_bytes([0, 0, slot[0], slot[1]]);
     let largest = slot[2..].iter().fold(0, |most: u8, &q| most.max(q.cast_signed().unsigned_abs()));
     // Negative scales, NaN and those whose largest value would overflow fail the first comparison of their arm.
@@ -82,9 +88,12 @@ fn decode_block(slot: &[u8; BLOCK_BYTES]) -> Option<[f32; BLOCK]> {
         0 => largest == 0,
         bits => (SMALLEST..INFINITE).contains(&bits) && largest == 127 && (scale * 127.0).is_finite(),
     };
-    if !sound {
-        return None;
-    }
+    sound.then_some(scale)
+}
+
+/// The values of a block, or `None` when [`encode_block`] writes no such block.
+fn decode_block(slot: &[u8; BLOCK_BYTES]) -> Option<[f32; BLOCK]> {
+    let scale = sound_scale(slot)?;
     let mut block = [0.0; BLOCK];
     for (x, &q) in block.iter_mut().zip(&slot[2..]) {
         *x = scale * f32::from(q.cast_signed());

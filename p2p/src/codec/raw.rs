@@ -15,6 +15,13 @@ pub(super) fn encode(data: &[f32], out: &mut [u8]) -> Result<(), NonFinite> {
     if largest.cast_unsigned() < INFINITE { Ok(()) } else { Err(NonFinite) }
 }
 
+/// Whether all values of `bytes`, whole ones, are finite.
+pub(super) fn check(bytes: &[u8]) -> Result<(), Malformed> {
+    let size = |value: &[u8; 4]| (u32::from_le_bytes(*value) & !(1 << 31)).cast_signed();
+    let largest = bytes.as_chunks().0.iter().fold(0, |most: i32, value| most.max(size(value)));
+    if largest.cast_unsigned() < INFINITE { Ok(()) } else { Err(Malformed("activations: not finite")) }
+}
+
 /// Reads `bytes` into `out`. Both have been measured by the caller.
 pub(super) fn decode(bytes: &[u8], out: &mut [f32]) -> Result<(), Malformed> {
     let mut largest = 0;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::q8::{BLOCK, BLOCK_BYTES};
-use super::{Malformed, NonFinite, Wire, decode, encode, encoded_len, row_width};
+use super::{Malformed, NonFinite, Wire, check, decode, encode, encoded_len, row_width};
 
 /// The rule of the module documentation, step by step, clamp included.
 fn slow(block: &[f32]) -> Vec<u8> {
@@ -34,7 +34,9 @@ fn q8(data: &[f32]) -> Vec<u8> {
 fn back(wire: Wire, width: usize, bytes: &[u8]) -> Result<Vec<f32>, Malformed> {
     let rows = bytes.len() / encoded_len(wire, 1, width).unwrap();
     let mut out = Vec::new();
-    decode(wire, width, rows, bytes, &mut out).map(|()| out)
+    let done = decode(wire, width, rows, bytes, &mut out);
+    assert_eq!(check(wire, width, rows, bytes), done);
+    done.map(|()| out)
 }
 
 fn finite() -> impl Strategy<Value = f32> {

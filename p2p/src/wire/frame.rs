@@ -60,11 +60,13 @@ pub enum Kind {
     Feed = 6,
     /// The sender computes, but cannot reach the stage after it: what it answers is lost on the way. No payload.
     Unreachable = 7,
+    /// What the stage before sent from the position `from` on is nothing that can be computed with. No payload.
+    Garbled = 8,
 }
 
 impl Kind {
     /// All kinds, by their byte.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Activations,
         Self::NeedReplay,
         Self::Beacon,
@@ -73,6 +75,7 @@ impl Kind {
         Self::Commit,
         Self::Feed,
         Self::Unreachable,
+        Self::Garbled,
     ];
 
     /// Whether it carries hidden states.
@@ -233,7 +236,7 @@ impl Header {
                 let row = len / self.rows as usize;
                 len > 0 && len <= MAX_FRAME && codec::row_width(self.wire, row).is_some_and(|w| self.fits(w))
             }
-            Kind::NeedReplay | Kind::Beacon | Kind::Bye | Kind::Unreachable => len == 0,
+            Kind::NeedReplay | Kind::Beacon | Kind::Bye | Kind::Unreachable | Kind::Garbled => len == 0,
             Kind::Failed => len <= MAX_REASON,
             Kind::Commit => len == COMMIT_LEN,
         };
