@@ -83,6 +83,8 @@ pub struct Kept {
     pub ids: Vec<u32>,
     /// Text said.
     pub text: String,
+    /// The part of the text that each token made certain.
+    pub pieces: Vec<String>,
     /// Bytes of the file that are whole, and the hash they end with.
     whole: (u64, Check),
 }
@@ -162,7 +164,10 @@ impl Journal {
     /// When there is none, or it is still running.
     pub fn resume(home: &Path, name: Option<&str>) -> Result<(Self, Kept)> {
         let kept = unfinished(home);
-        let wanted = kept.into_iter().find(|kept| name.is_none_or(|name| kept.name.starts_with(name)));
+        // What was asked over HTTP is continued by asking the same again.
+        let here = |kept: &Kept| !kept.begun.ask.api.over_http;
+        let wanted =
+            kept.into_iter().find(|kept| name.map_or_else(|| here(kept), |name| kept.name.starts_with(name)));
         let Some(kept) = wanted else {
             let running = name.map(|name| named(home, name)).transpose()?.is_some_and(|path| path.exists());
             return Err(Error::usage(if running {
@@ -181,6 +186,12 @@ impl Journal {
         let (bytes, last) = kept.whole;
         let synced = Instant::now();
         Ok((Self { file, path, last, bytes, unsynced: 0, synced, broken: false }, kept))
+    }
+
+    /// Goes on in the file of an interrupted answer to the same question, the latest if there are several.
+    pub fn again(home: &Path, same: impl Fn(&Begun) -> bool) -> Option<(Self, Kept)> {
+        let kept = unfinished(home).into_iter().find(|kept| same(&kept.begun))?;
+        Self::resume(home, Some(&kept.name)).ok()
     }
 
     /// Writes a token and the text it made certain, before anybody sees it.
@@ -295,11 +306,12 @@ fn parse(bytes: &[u8], name: String) -> Option<Kept> {
     };
     let (first, whole) = next()?;
     let begun: Begun = serde_json::from_slice(first).ok().filter(|begun: &Begun| begun.version == VERSION)?;
-    let mut kept = Kept { name, begun, ids: Vec::new(), text: String::new(), whole };
+    let mut kept = Kept { name, begun, ids: Vec::new(), text: String::new(), pieces: Vec::new(), whole };
     while let Some((payload, whole)) = next() {
         let Ok((id, text)) = serde_json::from_slice::<(u32, String)>(payload) else { break };
         kept.ids.push(id);
         kept.text.push_str(&text);
+        kept.pieces.push(text);
         kept.whole = whole;
     }
     Some(kept)

@@ -22,6 +22,7 @@ pub mod local;
 mod memory;
 pub mod model;
 pub mod npy;
+pub mod outbox;
 pub mod output;
 pub mod privacy;
 pub mod receipts;

@@ -37,7 +37,8 @@ use tracing::Instrument;
 use self::word::Word;
 use crate::{
     clock,
-    table::{Arrival, Inlets, JOBS_AHEAD, Order, Outbox, Outlets, Table},
+    outbox::Outboxes,
+    table::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, Table},
     telemetry::{Hops, Requester},
     worker::{Body, Job, JobInput, OpenSession, Output, Want, Worker},
 };
@@ -100,14 +101,13 @@ pub struct Stage {
 
 struct Running {
     stage: Stage,
-    orders: mpsc::Sender<Order>,
     /// By first layer.
     leases: BTreeMap<u32, Lease>,
     /// What was signed, by first layer of the lease.
     words: BTreeMap<u32, Word>,
     /// Who waits for the bill, and until how many positions, and until when.
     settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
-    outboxes: BTreeMap<NodeId, Outbox>,
+    outboxes: Outboxes,
     /// The latest epoch leased, and its jobs at the worker.
     epoch: u32,
     jobs: usize,
@@ -129,11 +129,10 @@ impl Stage {
         let mut beacon = interval(Duration::from_millis(BEACON_MS));
         beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut running = Running {
-            orders: inlets.orders,
             leases: BTreeMap::new(),
             words: BTreeMap::new(),
             settling: None,
-            outboxes: BTreeMap::new(),
+            outboxes: Outboxes::new(self.network.clone(), self.session, inlets.orders),
             epoch: 0,
             jobs: 0,
             came: VecDeque::new(),
@@ -188,8 +187,11 @@ impl Running {
                 self.settling = Some((upto, Instant::now() + Duration::from_millis(SETTLE_MS), answer));
                 false
             }
-            Order::Lost(node) => {
-                self.outboxes.remove(&node);
+            Order::Lost(loss) => {
+                if !self.outboxes.lost(loss) {
+                    return false;
+                }
+                let node = loss.node;
                 let leads_there = |lease: &&Lease| lease.next.as_ref().is_some_and(|next| next.node == node);
                 let stuck: Vec<(u32, u32)> =
                     self.leases.values().filter(leads_there).map(|l| (l.layers.start(), l.epoch)).collect();
@@ -425,18 +427,13 @@ impl Running {
     }
 
     fn send(&mut self, node: NodeId, header: Header, payload: Bytes) {
-        let (network, orders, session) = (&self.stage.network, &self.orders, self.stage.session);
-        let next =
-            self.leases.values().filter_map(|lease| lease.next.as_ref()).find(|next| next.node == node);
-        // The requester asked over a connection that is there.
-        let contact = next.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() });
-        let outbox = self
-            .outboxes
-            .entry(node)
-            .or_insert_with(|| Outbox::open(network.clone(), contact, session, header.epoch, orders.clone()));
-        if !outbox.send(header, payload) {
-            self.outboxes.remove(&node);
-        }
+        let leases = self.leases.values();
+        let contact = || {
+            let next = leases.filter_map(|lease| lease.next.as_ref()).find(|next| next.node == node);
+            // The requester asked over a connection that is there.
+            next.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
+        };
+        self.outboxes.send(node, contact, header, payload);
     }
 }
 

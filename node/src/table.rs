@@ -8,8 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use dashmap::{DashMap, mapref::entry::Entry};
 use p2p::{
-    HopError, Network,
-    link::{Plane, Reader},
+    link::Reader,
     wire::{
         control::{Answer, Contact, Lease, Settlement},
         frame::{HEADER_LEN, Header, Hello, Kind, MAX_FRAME},
@@ -18,7 +17,7 @@ use p2p::{
 use scheduler::{LayerRange, NodeId, SessionId, lease::Load, recover::Failure, session::Standbys};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{audit::Audit, worker::Output};
+use crate::{audit::Audit, outbox::Loss, worker::Output};
 
 /// A neighbor that opened a stream says at once what for.
 const HELLO: Duration = Duration::from_secs(10);
@@ -32,9 +31,6 @@ const ORDERS: usize = 64;
 pub const JOBS_AHEAD: usize = 4;
 /// Sessions of one node, its own and others'; a lease beyond is refused.
 pub const MAX_SESSIONS: usize = 256;
-/// Frames on the way to one neighbor; a prompt of 128 Ki tokens in chunks of 96 fits. A neighbor that lets it fill
-/// up is treated as gone.
-const OUTBOX: usize = 2_048;
 
 /// What a neighbor's stream brought.
 #[derive(Debug)]
@@ -110,8 +106,10 @@ pub enum Order {
     },
     /// To a conductor: another pipeline, if there is one.
     Rerouted(Option<(scheduler::Pipeline, Standbys, Vec<Contact>)>),
-    /// A neighbor cannot be reached.
-    Lost(NodeId),
+    /// A way out broke; [`Outboxes::lost`](crate::outbox::Outboxes::lost) says whether it was still in use.
+    Lost(Loss),
+    /// To a conductor: its own worker is gone.
+    Workless,
     /// To a conductor: whether a node answered a ping.
     Pinged(NodeId, bool),
     /// To a conductor: the user does not want it any more.
@@ -215,46 +213,5 @@ impl Table {
             }
         }
         let _ = inlets.frames.send(Arrival::Ended { from }).await;
-    }
-}
-
-/// The way out to one neighbor: a task that owns the stream and a queue in front of it.
-#[derive(Debug)]
-pub struct Outbox(mpsc::Sender<(Header, bytes::Bytes)>);
-
-impl Outbox {
-    /// Connects to a node if need be and opens a stream of `session` to it, in the background. When that fails, or the
-    /// stream breaks later, the session hears [`Order::Lost`].
-    pub fn open(
-        network: Network,
-        contact: Contact,
-        session: SessionId,
-        epoch: u32,
-        orders: mpsc::Sender<Order>,
-    ) -> Self {
-        let (sender, mut queue) = mpsc::channel::<(Header, bytes::Bytes)>(OUTBOX);
-        let node = contact.node;
-        tokio::spawn(async move {
-            let lost = async {
-                network.connect(&contact).await.map_err(|_| HopError::Closed)?;
-                let mut stream = network.open(node, Plane::Data).await?;
-                stream.send(&Hello { session, epoch }.write(), &[]).await?;
-                while let Some((header, payload)) = queue.recv().await {
-                    stream.send(&header.write(), &payload).await?;
-                }
-                stream.finish().await
-            }
-            .await;
-            if let Err(error) = lost {
-                tracing::debug!(%node, %session, %error, "a neighbor cannot be reached");
-                let _ = orders.send(Order::Lost(node)).await;
-            }
-        });
-        Self(sender)
-    }
-
-    /// Queues a frame. False when the neighbor is gone or does not read.
-    pub fn send(&self, header: Header, payload: bytes::Bytes) -> bool {
-        self.0.try_send((header, payload)).is_ok()
     }
 }

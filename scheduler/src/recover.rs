@@ -7,10 +7,13 @@
 //! its shadow (warm) or its cover (replayed from the requester's log), else the rest of the request is *rerouted*
 //! without the nodes that failed. Everything has a budget, so every request ends.
 //!
-//! [`Detector`] says when a stage is late or silent, from its own past.
+//! [`Detector`] says when a stage is late, and when it has become slow, from its own past.
 
-use crate::latency::{Ema, RoundTrip};
-use crate::{Millis, NodeId, Segment};
+mod detector;
+
+pub use self::detector::Detector;
+
+use crate::{NodeId, Segment};
 
 /// A computing stage says so this often.
 pub const BEACON_MS: u64 = 100;
@@ -26,12 +29,6 @@ const STEPS_PER_HEDGE: f64 = 20.0;
 const MOST_HEDGES: f64 = 3.0;
 /// Steps that pay for one more of everything else: what a request may cost is bounded by what it gets done.
 const STEPS_PER_MOVE: u32 = 8;
-/// Steps in a row that must be slow before a stage is left for it.
-const GRAY_STEPS: u32 = 8;
-
-/// Steps before anything counts as slow. Fewer and quick ones at the start, by chance, make all later ones look slow and
-/// shut them out of the baseline for ever.
-const ORDINARY_STEPS: u32 = 16;
 
 /// What is wrong with a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +45,7 @@ pub enum Failure {
     Corrupt,
     /// Its worker died on this very session.
     Crashed,
-    /// It answers, but far slower than it used to.
+    /// It answers, but far slower than it used to, every time or ever again.
     Gray,
     /// The route was wrong about it: it does not hold these layers, or its neighbor cannot reach it. The caller has told
     /// the view ([`crate::SwarmView::correct`], [`crate::SwarmView::unreachable`]); the node itself may serve elsewhere.
@@ -201,69 +198,10 @@ impl Budget {
     }
 }
 
-/// When one stage is late, from its own past.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Detector {
-    /// Time per token and step, as a round trip with variation: its p99 bounds ordinary steps.
-    step: RoundTrip,
-    /// The same over ordinary steps only: what jitter alone explains is not slowness.
-    ordinary: RoundTrip,
-    baseline: Ema,
-    seen: u32,
-    slow_steps: u32,
-}
-
-impl Default for Detector {
-    fn default() -> Self {
-        Self {
-            step: RoundTrip::default(),
-            ordinary: RoundTrip::default(),
-            baseline: Ema::new(crate::latency::SPEED_TAU_MS),
-            seen: 0,
-            slow_steps: 0,
-        }
-    }
-}
-
-impl Detector {
-    /// How long a frame of `tokens` tokens may take before the stage is late; `rtt_p99_ms` is the network's part.
-    pub fn patience_ms(&self, tokens: u32, rtt_p99_ms: f64) -> u64 {
-        let (least, most) = STEP_MS;
-        let own = match self.step.p99_ms() {
-            Some(p99) => (3.0 * p99 + rtt_p99_ms).clamp(least as f64, most as f64),
-            None => COLD_STEP_MS as f64 + rtt_p99_ms,
-        };
-        // A prompt's tokens are computed together, at a few times the speed of single ones.
-        (own * (1.0 + f64::from(tokens.saturating_sub(1)) / 4.0)) as u64
-    }
-
-    /// Notes a step that took `ms` for one token.
-    pub fn note(&mut self, now: Millis, ms: f64) {
-        let usual = self.baseline.value();
-        let jitter = self.ordinary.p99_ms().unwrap_or(f64::INFINITY);
-        self.seen = self.seen.saturating_add(1);
-        let known = self.seen > ORDINARY_STEPS;
-        if known && usual.is_some_and(|usual| ms > 3.0 * usual) && ms > jitter {
-            self.slow_steps += 1;
-        } else {
-            self.slow_steps = 0;
-            self.baseline.add(now, ms);
-            self.ordinary.add(ms);
-        }
-        self.step.add(ms);
-    }
-
-    /// Whether it has been over three times slower than it used to be, and slower than it ever is by chance, for eight
-    /// steps running. Without the second, the jitter of a long way moved requests off healthy nodes.
-    pub fn is_gray(&self) -> bool {
-        self.slow_steps >= GRAY_STEPS
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Budget, Detector, Failure, GiveUp, Options, Recovery};
-    use crate::{LayerRange, Millis, NodeId, Segment};
+    use super::{Budget, Failure, GiveUp, Options, Recovery};
+    use crate::{LayerRange, NodeId, Segment};
 
     fn segment(node: u64) -> Segment {
         Segment { node: NodeId::numbered(node), layers: LayerRange::new(2, 5).unwrap() }
@@ -332,34 +270,5 @@ mod tests {
         let mut budget = Budget::default();
         assert!(matches!(budget.next(Failure::Crashed, &both(), false), Recovery::Switch(_)));
         assert_eq!(budget.next(Failure::Crashed, &both(), false), Recovery::GiveUp(GiveUp::Poison));
-    }
-
-    #[test]
-    fn patience_follows_the_past() {
-        let mut stage = Detector::default();
-        assert_eq!(stage.patience_ms(1, 0.0), 2_000);
-        (0..50).for_each(|t| stage.note(Millis(t * 20), 20.0));
-        assert_eq!(stage.patience_ms(1, 0.0), 250);
-        assert!(stage.patience_ms(65, 0.0) > 4_000);
-        (0..7).for_each(|t| stage.note(Millis(1_000 + t * 100), 200.0));
-        assert!(!stage.is_gray());
-        stage.note(Millis(3_000), 200.0);
-        assert!(stage.is_gray() && stage.patience_ms(1, 0.0) > 500);
-        stage.note(Millis(3_100), 21.0);
-        assert!(!stage.is_gray());
-    }
-
-    /// Steps of 5 to 65 ms that begin, by chance, with the quick ones.
-    #[test]
-    fn jitter_is_not_slowness() {
-        let mut stage = Detector::default();
-        let mut chance = crate::chance::Chance::new(3);
-        (0..5).for_each(|t| stage.note(Millis(t * 50), 6.0 + t as f64));
-        for t in 5..10_000 {
-            stage.note(Millis(t * 50), chance.between(5.0, 65.0));
-            assert!(!stage.is_gray(), "step {t}");
-        }
-        (0..8).for_each(|t| stage.note(Millis(600_000 + t * 400), 350.0));
-        assert!(stage.is_gray());
     }
 }

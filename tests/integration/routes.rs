@@ -164,3 +164,23 @@ fn a_spare_takes_over_layers_that_nobody_holds_any_more() {
     let stages = answer["stages"].as_array().unwrap();
     assert!(stages.iter().any(|stage| stage["node"] == spare.name.as_str()), "{answer}");
 }
+
+#[test]
+fn prompts_wait_for_their_turn_where_everybody_is_full() {
+    let folder = TempDir::new().unwrap();
+    let asks = Node::start(&folder.path().join("asks"), &["--ask-only"]);
+    let serves = Node::start(
+        &folder.path().join("serves"),
+        &["--layers", "1..7", "--sessions", "1", "--peer", asks.tcp()],
+    );
+    asks.meets(1);
+    let expected = alone()["ids"].clone();
+    let prompts: Vec<Child> = (0..6).map(|n| start_prompt(&asks.home, n)).collect();
+    for line in prompts.into_iter().map(last_line) {
+        assert_eq!(line["ids"], expected, "{line}");
+        assert_eq!(line["stages"][1]["node"], serves.name.as_str(), "{line}");
+    }
+    // Being full is no fault of anybody.
+    let peers = asks.ask(&["peers"]);
+    assert_eq!(peers["peers"][0]["trust"]["failures"], 0, "{peers}");
+}

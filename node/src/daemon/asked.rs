@@ -19,6 +19,11 @@ impl Trouble {
         Self(json!({ "error": why.into(), "kind": kind }))
     }
 
+    /// Whether it is only for now.
+    pub(super) fn is_busy(&self) -> bool {
+        self.0["kind"] == "busy"
+    }
+
     /// A field has a value that cannot be meant.
     pub(super) fn invalid(field: &str, why: impl Into<String>) -> Self {
         Self(json!({ "error": why.into(), "kind": "invalid", "field": field }))

@@ -3,14 +3,18 @@
 //! The tee sits between the prompt's task and the caller, so it sees exactly what the user sees: a token is in the
 //! [`journal`](crate::journal) before it is shown, and the file is gone when the answer's end is. A caller that goes away
 //! without a word (it was killed) leaves the file behind; one that cancels ([`Question::Cancel`](crate::control::Question))
-//! does not, and neither does an answer that could not begin.
+//! does not, and neither does an answer that could not begin. A client over HTTP leaves none either: only the end of this
+//! node does, and when the client asks the same of the next one the answer goes on (`again.rs`).
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::prompt::{PromptTask, Said};
+use super::{
+    again,
+    prompt::{PromptTask, Said},
+};
 use crate::{
     clock,
     control::{Ask, LINES},
@@ -28,20 +32,33 @@ struct Tee {
     ids: Vec<u32>,
     text: String,
     resumed: usize,
+    /// What the caller is told once more, after the route.
+    replay: Vec<Value>,
 }
 
 impl PromptTask {
     /// Answers a prompt, line by line, and keeps what a continuation needs in `home`.
     pub(super) async fn answer_kept(self, home: Option<PathBuf>, ask: Ask, lines: mpsc::Sender<Value>) {
+        let model = self.model_of(&ask);
+        let interrupted = home.as_deref().and_then(|home| again::interrupted(home, &model, &ask));
+        if let Some((journal, kept)) = interrupted {
+            let replay = again::lines(&kept);
+            let Kept { name, begun, ids, text, .. } = kept;
+            let said = Said { ids: ids.clone(), rounding: begun.rounding };
+            let (resumed, ask_too, journal) = (ids.len(), ask.clone(), Some(journal));
+            let tee = Tee { home: None, ask: ask_too, model, name, journal, ids, text, resumed, replay };
+            return self.through(tee, ask, said, lines).await;
+        }
         let tee = Tee {
             home,
-            model: self.model_of(&ask),
+            model,
             ask: ask.clone(),
             name: String::new(),
             journal: None,
             ids: Vec::new(),
             text: String::new(),
             resumed: 0,
+            replay: Vec::new(),
         };
         self.through(tee, ask, Said::default(), lines).await;
     }
@@ -70,8 +87,9 @@ impl PromptTask {
             return drop(lines.send(line).await);
         }
         let said = Said { ids: ids.clone(), rounding };
-        let (resumed, home) = (ids.len(), None);
-        let tee = Tee { home, ask: ask.clone(), model, name, journal: Some(journal), ids, text, resumed };
+        let (resumed, home, replay) = (ids.len(), None, Vec::new());
+        let tee =
+            Tee { home, ask: ask.clone(), model, name, journal: Some(journal), ids, text, resumed, replay };
         self.through(tee, ask, said, lines).await;
     }
 
@@ -82,13 +100,16 @@ impl PromptTask {
             let line = tokio::select! {
                 line = pieces.recv() => line,
                 // The caller went away while nothing came.
-                () = lines.closed() => return,
+                () = lines.closed() => return tee.left(),
             };
             let Some(mut line) = line else { return };
             tee.pass(&mut line);
-            if lines.send(line).await.is_err() {
-                // Closing `pieces` cancels the prompt; what was written stays.
-                return;
+            let before = if line["event"] == "route" { std::mem::take(&mut tee.replay) } else { Vec::new() };
+            for line in std::iter::once(line).chain(before) {
+                if lines.send(line).await.is_err() {
+                    // Closing `pieces` cancels the prompt.
+                    return tee.left();
+                }
             }
         }
     }
@@ -110,6 +131,13 @@ impl Tee {
             }
             Some("done") => self.end(line),
             _ => {}
+        }
+    }
+
+    /// The caller went away. What was written stays, unless it can ask the same again.
+    fn left(&mut self) {
+        if let Some(journal) = self.journal.take_if(|_| self.ask.api.over_http) {
+            journal.remove();
         }
     }
 

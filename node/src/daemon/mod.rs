@@ -14,6 +14,7 @@
 
 mod acquire;
 mod admit;
+mod again;
 mod asked;
 mod bandwidth;
 mod challenge;
@@ -480,7 +481,8 @@ impl Daemon {
         let Call { question, lines } = call;
         let line = match question {
             Question::Generate(ask) => {
-                let home = (self.keeps && !ask.api.over_http).then(|| self.home.clone());
+                let keeps = self.keeps && (ask.api.repeatable || !ask.api.over_http);
+                let home = keeps.then(|| self.home.clone());
                 tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
                 return;
             }

@@ -1,6 +1,9 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use p2p::{Identity, Network, codec::Wire};
 use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
@@ -11,7 +14,7 @@ use tracing::{Instrument, field::Empty};
 
 use super::{
     asked::{Trouble, only_here, sampling, token_ids, trusted},
-    route::{ConductorQuestion, RouteQuestion, Routed},
+    route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
     told::{done_json, noticed, plan_json, stages},
 };
 use crate::{
@@ -26,6 +29,10 @@ use crate::{
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
+/// A prompt that nobody has room for waits this long.
+const QUEUE: Duration = Duration::from_secs(60);
+/// Meanwhile it asks again after this, up to twice as long.
+const AGAIN: Duration = Duration::from_millis(200);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
@@ -59,6 +66,16 @@ pub(super) struct Said {
     pub(super) ids: Vec<u32>,
     /// The session's rounding boundaries, when they were fixed then.
     pub(super) rounding: Option<Vec<u32>>,
+}
+
+/// What became of a prompt that was routed.
+enum Looked {
+    /// It has its answer, or an end that was told.
+    Answered,
+    /// Its nodes turned out to be crowded; nothing was computed, another route may be better.
+    Crowded,
+    /// Everybody refused it for want of room; nothing was computed.
+    Full,
 }
 
 struct Planned {
@@ -206,7 +223,10 @@ impl PromptTask {
         let stopped = || "the node is stopping".to_owned();
         self.routes.send(question).await.map_err(|_| stopped())?;
         let routed = answered.await.map_err(|_| stopped())?;
-        let routed = routed.map_err(|why| Trouble::kind("unavailable", why))?;
+        let routed = routed.map_err(|why| match why {
+            NoWay::Full(why) => Trouble::kind("busy", why),
+            NoWay::None(why) => Trouble::kind("unavailable", why),
+        })?;
         Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
     }
 
@@ -229,25 +249,56 @@ impl PromptTask {
     }
 
     async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
-        // Every look but the last may find its nodes crowded; the scheduler takes the last one as it is.
-        for looks in 0..LOOKS {
-            if self.look(&ask, &said, looks, lines).await? {
-                break;
+        let until = Instant::now() + QUEUE;
+        let mut looks = 0;
+        loop {
+            let planned = self.prepare_when_free(&ask, &said.ids, until, lines).await?;
+            match self.look(planned, &ask, &said, looks, lines).await? {
+                // The scheduler takes the last look as it is.
+                Looked::Crowded => looks = (looks + 1).min(LOOKS - 1),
+                Looked::Full if Instant::now() < until => {}
+                Looked::Full => {
+                    let why = "everybody who could compute it has been full for a minute; try again later";
+                    return Err(Trouble::kind("busy", why));
+                }
+                Looked::Answered => return Ok(()),
             }
         }
-        Ok(())
     }
 
-    /// Routes the prompt and runs it. False when its nodes turned out to be crowded and nothing was computed.
+    /// As [`PromptTask::prepare`]; while everybody is full it waits, until then at most.
+    async fn prepare_when_free(
+        &self,
+        ask: &Ask,
+        emitted: &[u32],
+        until: Instant,
+        lines: &mpsc::Sender<Value>,
+    ) -> Result<Planned, Trouble> {
+        loop {
+            match self.prepare(ask, emitted, true).await {
+                Err(trouble) if trouble.is_busy() && Instant::now() < until && !lines.is_closed() => {}
+                prepared => return prepared,
+            }
+            // Not all at once.
+            let [chance, ..] = random()?;
+            let pause = AGAIN + AGAIN * u32::from(chance) / 256;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = lines.closed() => {}
+            }
+        }
+    }
+
+    /// Runs a prompt as it was routed.
     async fn look(
         &self,
+        planned: Planned,
         ask: &Ask,
         said: &Said,
         looks: u32,
         lines: &mpsc::Sender<Value>,
-    ) -> Result<bool, Trouble> {
-        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } =
-            self.prepare(ask, &said.ids, true).await?;
+    ) -> Result<Looked, Trouble> {
+        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let finished = |line| super::Finished::new(session, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
@@ -339,7 +390,7 @@ impl PromptTask {
                 Progress::Crowded => {
                     self.table.leave(session);
                     let _ = self.finished.send(finished(None)).await;
-                    return Ok(false);
+                    return Ok(Looked::Crowded);
                 }
                 Progress::Integrity { position, node } => json!({ "event": "integrity",
                     "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
@@ -368,6 +419,10 @@ impl PromptTask {
             let _ = self.finished.send(finished(None)).await;
             return Err(Trouble::kind("internal", "the prompt was dropped; `shoal why` may say more"));
         };
+        if report.is_crowded_out() && !lines.is_closed() {
+            let _ = self.finished.send(finished(None)).await;
+            return Ok(Looked::Full);
+        }
         span.record("tokens", report.ids.len()).record("faults", report.faults.len());
         span.record("ttft_ms", report.ttft_ms);
         span.in_scope(|| tracing::info!("answered"));
@@ -384,7 +439,7 @@ impl PromptTask {
         };
         let _ = self.finished.send(over).await;
         let _ = lines.send(line).await;
-        Ok(true)
+        Ok(Looked::Answered)
     }
 }
 

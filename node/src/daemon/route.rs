@@ -50,7 +50,21 @@ pub struct RouteQuestion {
     /// Whether it will be run: counts as load until it is finished.
     pub commit: bool,
     /// Where the answer goes.
-    pub answer: oneshot::Sender<Result<Routed, String>>,
+    pub answer: oneshot::Sender<Result<Routed, NoWay>>,
+}
+
+/// Why nobody runs it, as a sentence.
+pub enum NoWay {
+    /// Everybody who could refused a moment ago for want of room: it may be asked again.
+    Full(String),
+    /// Nobody could.
+    None(String),
+}
+
+impl From<String> for NoWay {
+    fn from(why: String) -> Self {
+        Self::None(why)
+    }
 }
 
 /// Who could conduct a prompt of this model?
@@ -154,7 +168,7 @@ impl Daemon {
         let _ = answer.send(found);
     }
 
-    fn find(&mut self, question: &RouteQuestion) -> Result<Routed, String> {
+    fn find(&mut self, question: &RouteQuestion) -> Result<Routed, NoWay> {
         let mut policy = RoutePolicy { boomerang: Some(question.ends), ..RoutePolicy::default() };
         match question.mode {
             Mode::Local => policy.allow = Some(BTreeSet::new()),
@@ -184,10 +198,16 @@ impl Daemon {
         let home = question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
         let chosen = if home { &comparison.local } else { &comparison.asked };
         let route = chosen.clone().map_err(|why| {
-            format!(
+            // Those who refused lately are left out of the request, not of the policy.
+            let room = Request { policy: policy.clone(), ..request.clone() };
+            if self::route(&snapshot, &room).is_ok() {
+                let why = "everybody who could compute it is full; try again in a moment";
+                return NoWay::Full(why.to_owned());
+            }
+            NoWay::None(format!(
                 "no route in {} mode: {why}; `shoal peers` shows who holds what, `--mode local` runs it here",
                 question.mode.name()
-            )
+            ))
         })?;
         // Somebody to fall back on must not be left out because it is slower.
         let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline);

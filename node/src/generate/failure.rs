@@ -19,10 +19,13 @@ impl Conductor {
         let ours = self.machine.segments().any(|segment| segment.node == node);
         let shadow = self.shadows.values().any(|shadow| *shadow == node);
         self.noticed = Some((node, failure));
+        if failure == Failure::Refused {
+            self.report.refusals.insert(node);
+        }
         if ours && self.silent_since.is_none() {
             self.silent_since = Some((node, self.last_token));
         }
-        self.outboxes.remove(&node);
+        self.outboxes.close(node);
         self.shadows.retain(|_, shadow| *shadow != node);
         if ours || shadow { vec![Event::Failed { node, failure }] } else { Vec::new() }
     }
@@ -39,6 +42,8 @@ impl Conductor {
             {
                 Vec::new()
             }
+            // It may be a stage by now, and has been asked anew.
+            Order::Opened { stage: None, epoch, .. } if epoch != self.machine.epoch() => Vec::new(),
             Order::Opened { stage: None, layers, node, answer, .. } => match answer {
                 Ok(have) => {
                     let start = layers.start();
@@ -60,10 +65,12 @@ impl Conductor {
                     self.plan.meet(contacts);
                     (pipeline, standbys)
                 });
-                self.shadows.clear();
                 vec![Event::Rerouted(found)]
             }
-            Order::Lost(node) => self.failed(node, Failure::Closed),
+            // A closing that this node caused itself is no failure of anybody.
+            Order::Lost(loss) if self.outboxes.lost(loss) => self.failed(loss.node, Failure::Closed),
+            Order::Lost(_) => Vec::new(),
+            Order::Workless => self.failed(self.means.me, Failure::Closed),
             Order::Pinged(node, there) => {
                 if let Some(under_way) = self.pings.get_mut(&node) {
                     *under_way = under_way.saturating_sub(1);

@@ -46,7 +46,7 @@ impl Conductor {
         {
             let worker = self.means.worker.borrow().clone();
             if worker.run(job).is_err() {
-                let _ = self.orders.try_send(Order::Lost(self.means.me));
+                let _ = self.orders.try_send(Order::Workless);
                 return;
             }
             self.running += 1;

@@ -10,10 +10,7 @@ use p2p::{
 use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event};
 
 use super::{CHUNK_ROWS, Conductor, FEED_ROWS, log::Added};
-use crate::{
-    table::{Arrival, Order, Outbox},
-    worker::JobInput,
-};
+use crate::{table::Arrival, worker::JobInput};
 
 impl Conductor {
     /// Sends the inputs `[from, to)` of a stage: tokens to the first, the log to any other.
@@ -76,16 +73,8 @@ impl Conductor {
     ) {
         let header = Header { kind, wire, epoch, layer, from, rows, len: bytes.len() as u32 };
         self.report.wire_bytes.0 += bytes.len() as u64;
-        let (network, orders, session) = (&self.means.network, &self.orders, self.plan.session);
-        let contact = self.plan.contact(node);
-        let outbox = self
-            .outboxes
-            .entry(node)
-            .or_insert_with(|| Outbox::open(network.clone(), contact, session, epoch, orders.clone()));
-        if !outbox.send(header, bytes) {
-            self.outboxes.remove(&node);
-            let _ = self.orders.try_send(Order::Lost(node));
-        }
+        let plan = &self.plan;
+        self.outboxes.send(node, || plan.contact(node), header, bytes);
     }
 
     /// A stage's frame came in.

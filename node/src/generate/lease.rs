@@ -146,6 +146,6 @@ impl Conductor {
         if node != self.means.me {
             self.bill(node, epoch);
         }
-        self.outboxes.remove(&node);
+        self.outboxes.close(node);
     }
 }

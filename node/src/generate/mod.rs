@@ -50,7 +50,8 @@ pub use self::{
     third::{MAX_WITNESSES, Witness},
 };
 use crate::{
-    table::{Inlets, Order, Outbox, Outlets},
+    outbox::Outboxes,
+    table::{Inlets, Order, Outlets},
     telemetry::Hops,
     worker::Job,
 };
@@ -73,7 +74,7 @@ struct Conductor {
     tokens: Vec<u32>,
     logs: Logs,
     rounding: Vec<u32>,
-    outboxes: BTreeMap<NodeId, Outbox>,
+    outboxes: Outboxes,
     /// Jobs for the own worker that wait for their turn.
     waiting: VecDeque<Job>,
     running: usize,
@@ -131,13 +132,13 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     let mut conductor = Conductor {
         tokens: plan.prompt.clone(),
         logs: Logs::new(plan.hidden),
+        outboxes: Outboxes::new(means.network.clone(), plan.session, inlets.orders.clone()),
         means,
         plan,
         orders: inlets.orders,
         machine,
         began,
         rounding,
-        outboxes: BTreeMap::new(),
         waiting: VecDeque::new(),
         running: 0,
         running_epoch: 0,

@@ -9,7 +9,7 @@ use p2p::{
 };
 use scheduler::{
     LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
-    recover::Failure,
+    recover::{Failure, GiveUp},
     session::{End, Standbys},
     trust::Outcome,
 };
@@ -151,6 +151,8 @@ pub struct Report {
     pub gaps_ms: Vec<f64>,
     /// Failures survived: who, and from the last token before it to the first after it, ms.
     pub faults: Vec<(NodeId, f64)>,
+    /// Nodes that refused to serve: full, or about to leave.
+    pub refusals: BTreeSet<NodeId>,
     /// Bytes of activations sent and received.
     pub wire_bytes: (u64, u64),
     /// Two answers for one position differed this often.
@@ -176,6 +178,11 @@ pub struct Report {
 }
 
 impl Report {
+    /// Whether it ended before its first token because everybody who could compute it was full.
+    pub(crate) fn is_crowded_out(&self) -> bool {
+        self.end == End::GaveUp(GiveUp::NoRoute) && self.ids.is_empty() && !self.refusals.is_empty()
+    }
+
     /// Of a prompt that runs on `segments` and got nowhere yet.
     pub(crate) fn new(segments: Vec<Segment>) -> Self {
         Self {
@@ -189,6 +196,7 @@ impl Report {
             ttft_ms: 0.0,
             gaps_ms: Vec::new(),
             faults: Vec::new(),
+            refusals: BTreeSet::new(),
             wire_bytes: (0, 0),
             evidence: 0,
             checks: Vec::new(),

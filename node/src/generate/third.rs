@@ -181,7 +181,7 @@ impl Conductor {
             }
             tracing::info!(%layers, node = %third.node, ?ruling, "a third holder has spoken");
             self.bill(third.node, self.machine.epoch());
-            self.outboxes.remove(&third.node);
+            self.outboxes.close(third.node);
             let book = self.book(layers);
             (book.third, book.open) = (None, true);
             match ruling {

@@ -304,7 +304,7 @@ impl Conductor {
         self.checks.since_epoch = self.machine.epoch() + 1;
         self.checks.last = None;
         self.sampled = None;
-        self.outboxes.remove(&node);
+        self.outboxes.close(node);
         self.shadows.retain(|_, shadow| *shadow != node);
         self.silent_since.get_or_insert((node, Instant::now()));
         vec![Event::Convicted { node, layer: layers.end(), from: at, known: stays }]
@@ -562,7 +562,9 @@ impl Conductor {
             .collect();
         self.report.verified = if all > 0.0 { checked / all } else { 1.0 };
         let judged: BTreeSet<NodeId> = self.checks.outcomes.iter().map(|(node, _)| *node).collect();
-        let stalled: BTreeSet<NodeId> = self.report.faults.iter().map(|(node, _)| *node).collect();
+        // Whoever says that it is full does no wrong.
+        let stalled = self.report.faults.iter().map(|(node, _)| *node);
+        let stalled: BTreeSet<NodeId> = stalled.filter(|node| !self.report.refusals.contains(node)).collect();
         let mut met: BTreeSet<NodeId> = strangers.iter().map(|segment| segment.node).collect();
         met.extend(self.checks.books.iter().flat_map(|book| book.words.keys()));
         met.extend(&stalled);

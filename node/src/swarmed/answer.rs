@@ -165,6 +165,7 @@ fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<A
             extra,
             show_special: request.show_special,
             over_http: true,
+            repeatable: request.seed.is_some() && !sampling.logprobs,
         },
     })
 }

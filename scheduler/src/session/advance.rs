@@ -132,6 +132,7 @@ impl Session {
         }
         self.tokens.push(token);
         self.budget.step_done();
+        self.forgiven = 0;
         actions.push(Action::Emit { position, token });
         if stop {
             self.finish(End::Stop, actions);
@@ -157,11 +158,18 @@ impl Session {
         }
     }
 
-    /// Notes how long a stage took for one token; prompts and hedged steps say little about that.
+    /// Notes how long a stage took for one token; prompts say little about that. Of a stage that was hedged it is known
+    /// that it took so long at least, of others in a hedged step nothing.
     fn note_stage(&mut self, now: Millis, stage: usize) {
-        if self.step_tokens == 1 && self.hedged.is_none() {
-            let ms = now.since(self.step_began) as f64;
-            self.detectors.entry(self.stages[stage].segment.node).or_default().note(now, ms);
+        if self.step_tokens != 1 {
+            return;
+        }
+        let ms = now.since(self.step_began) as f64;
+        let detector = self.detectors.entry(self.stages[stage].segment.node).or_default();
+        match self.hedged {
+            None => detector.note(now, ms),
+            Some(since) if since >= self.step_began => detector.note_at_least(ms),
+            Some(_) => {}
         }
     }
 }

@@ -105,7 +105,7 @@ pub struct Session {
     blame: BTreeMap<NodeId, u32>,
     /// No route is left without those who failed; the least to blame are forgiven when the wait is over.
     forgiving: bool,
-    /// Times somebody was.
+    /// Times somebody was since the last token.
     forgiven: u32,
     /// The last promise that did not come was owed by somebody who is there: it has no room, or others wait as we do.
     crowded: bool,

@@ -12,7 +12,7 @@ use crate::{Millis, NodeId, Pipeline, Segment};
 /// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
 /// restart takes, half as much more or less ([`Session::forgive_ms`]).
 const FORGIVE_MS: u64 = 500;
-/// Times somebody is forgiven: about 32 s of waiting, after which the request is given up.
+/// Times somebody is forgiven without a token in between: about 32 s of waiting, after which the request is given up.
 const MOST_FORGIVEN: u32 = 10;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
@@ -129,7 +129,8 @@ impl Session {
         found: Option<(Pipeline, Standbys)>,
         actions: &mut Vec<Action>,
     ) {
-        if self.phase != Phase::Asking || self.forgiving {
+        // A router that answers late has found somebody all the same.
+        if self.phase != Phase::Asking || (self.forgiving && found.is_none()) {
             return;
         }
         match found {
@@ -145,6 +146,7 @@ impl Session {
                 }
             }
             Some((pipeline, standbys)) => {
+                self.forgiving = false;
                 let old: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
                 let gone = old.into_iter().filter(|node| !pipeline.visits(*node));
                 let epoch = self.epoch;

@@ -8,9 +8,9 @@
 //!   due   its patience    talks, but is late:  looked at again while beacons come, STALLING times its patience at most
 //! ```
 
-use super::{Action, End, Phase, Session};
+use super::{Action, Phase, Session};
 use crate::Millis;
-use crate::recover::{COLD_STEP_MS, Failure, GiveUp, SILENCE_MS};
+use crate::recover::{COLD_STEP_MS, Failure, SILENCE_MS};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
 const STALLING: u64 = 8;
@@ -33,7 +33,8 @@ impl Session {
             Phase::Opening => self.look_for_promises(now, actions),
             Phase::Stepping => self.look_for_progress(now, actions),
             Phase::Asking if self.forgiving => self.forgive(now, actions),
-            Phase::Asking => self.finish(End::GaveUp(GiveUp::NoRoute), actions),
+            // The own router is busy: it is asked again as if it had found nobody.
+            Phase::Asking => self.rerouted(now, None, actions),
             Phase::Over => {}
         }
     }

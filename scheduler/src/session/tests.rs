@@ -140,3 +140,110 @@ fn who_is_kept_waiting_keeps_nobody_else_waiting() {
     waits.dedup();
     assert!(waits.len() > 15, "{waits:?}");
 }
+
+/// A session whose middle stage has failed, so that it asks for another route, at 100 ms.
+fn asking() -> Session {
+    let (mut session, _) =
+        Session::start(SessionId::numbered(1), Millis(0), 3, 1_000, &pipeline(), &Standbys::default(), 0.0);
+    (0..3).for_each(|stage| {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    });
+    fail(&mut session, Millis(100));
+    session
+}
+
+fn fail(session: &mut Session, now: Millis) {
+    let failed = Event::Failed { node: NodeId::numbered(2), failure: crate::recover::Failure::Closed };
+    let actions = session.step(now, failed);
+    assert!(matches!(actions.last(), Some(Action::FindRoute { .. })), "{actions:?}");
+}
+
+fn asks_again(session: &mut Session) -> bool {
+    let actions = session.step(session.wake().unwrap(), Event::Tick);
+    actions.iter().any(|action| matches!(action, Action::FindRoute { .. }))
+}
+
+#[test]
+fn a_router_that_takes_its_time_is_waited_for() {
+    let mut session = asking();
+    assert!(!asks_again(&mut session), "no answer in time");
+    assert!(asks_again(&mut session), "after a pause");
+    assert!(!asks_again(&mut session));
+    // The answer to the first question, while it waits to ask once more.
+    let now = session.wake().unwrap();
+    let found = Some((pipeline(), Standbys::default()));
+    let actions = session.step(now, Event::Rerouted(found.clone()));
+    assert_eq!(actions.iter().filter(|action| matches!(action, Action::Open { .. })).count(), 3);
+    // That to the second comes when nobody asks any more.
+    assert_eq!(session.step(now, Event::Rerouted(found)), []);
+    // One that never answers is given up in the end.
+    let mut session = asking();
+    let ticks = (0..100)
+        .take_while(|_| {
+            !session.is_over() && {
+                asks_again(&mut session);
+                true
+            }
+        })
+        .count();
+    assert!(session.is_over() && ticks > 10, "{ticks}");
+}
+
+/// A token between two failures is worth as much patience as there was at the beginning.
+#[test]
+fn a_long_answer_outlives_more_failures_than_a_short_one() {
+    let mut session = asking();
+    for position in 3..43 {
+        session.step(session.wake().unwrap(), Event::Rerouted(None));
+        assert!(asks_again(&mut session), "token {position}");
+        let now = session.wake().unwrap();
+        session.step(now, Event::Rerouted(Some((pipeline(), Standbys::default()))));
+        let epoch = session.epoch();
+        (0..3).for_each(|stage| {
+            session.step(now, Event::Opened { stage, epoch, have: position - 1 });
+        });
+        // Eight tokens pay for a move; here the stage only fails after as many.
+        for at in 0..8 {
+            let token = Event::Token { epoch, position: 3 + (position - 3) * 8 + at, token: 5, stop: false };
+            session.step(now, token);
+        }
+        fail(&mut session, now + 10);
+    }
+    assert_eq!(session.emitted().len(), 320);
+}
+
+/// The middle stage stands still for 450 ms at every third step, so that its shadow is given the frame, and then goes on.
+#[test]
+fn a_stage_that_stutters_is_replaced_by_its_shadow() {
+    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+    let (mut session, _) =
+        Session::start(SessionId::numbered(1), Millis(0), 3, 1_000, &pipeline(), &standbys, 0.0);
+    let opened = |session: &mut Session, now| {
+        (0..3).for_each(|stage| {
+            session.step(now, Event::Opened { stage, epoch: session.epoch(), have: 0 });
+        });
+    };
+    opened(&mut session, Millis(1));
+    let mut now = Millis(1);
+    let left = (3..100).find(|position| {
+        let (epoch, to) = (1, *position);
+        for stage in 0..3 {
+            let stands = stage == 1 && position % 3 == 0;
+            let then = now + if stands { 450 } else { 20 };
+            while let Some(wake) = session.wake().filter(|wake| *wake < then) {
+                session.step(wake, Event::Tick);
+            }
+            now = then;
+            let node = NodeId::numbered(stage as u64 + 1);
+            if stage < 2 {
+                session.step(now, Event::Boundary { stage, node, epoch, to });
+            }
+        }
+        session.step(now, Event::Token { epoch, position: to, token: 5, stop: false });
+        session.epoch() > epoch
+    });
+    // Sixteen steps say what is usual, and those that were hedged are none of them.
+    assert!(left.is_some_and(|position| position < 3 + 24 + 48), "{left:?}");
+    assert_eq!(session.segments().map(|segment| segment.node).nth(1), Some(NodeId::numbered(9)));
+    assert_eq!(session.emitted().len() as u32, left.unwrap() - 2, "every token was said all the same");
+}
