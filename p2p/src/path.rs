@@ -10,6 +10,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use libp2p::Multiaddr;
 use libp2p::core::ConnectedPoint;
 use libp2p::multiaddr::Protocol;
+use scheduler::NodeId;
+
+use crate::{identity::peer_id, wire::control::MAX_ADDRESS};
 
 /// Over what a peer is reached; the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -43,6 +46,26 @@ pub(crate) fn classify(endpoint: &ConnectedPoint) -> Path {
 /// Over what a node that lists `address` as its own can be reached there; what is no address promises least.
 pub fn path_of(address: &str) -> Path {
     address.parse().map_or(Path::Relayed, |address| of_address(&address))
+}
+
+/// `address` of `node` without its name, where it ends in that: 57 bytes that say nothing to who knows whose it is.
+pub fn unnamed(address: &str, node: NodeId) -> &str {
+    let named = peer_id(node).and_then(|peer| address.strip_suffix(&format!("/p2p/{peer}")));
+    named.filter(|rest| !rest.is_empty()).unwrap_or(address)
+}
+
+/// `address` of `node` with its name at the end, as it can be handed to a third; one that ends in a name, whosever it is,
+/// stays as it is, and so does what is no address, and what would become longer than [`MAX_ADDRESS`] and so refused by
+/// whoever is handed it.
+pub fn named(address: &str, node: NodeId) -> String {
+    let bare = |parsed: &Multiaddr| !matches!(parsed.iter().last(), None | Some(Protocol::P2p(_)));
+    match (address.parse::<Multiaddr>().ok().filter(bare), peer_id(node)) {
+        (Some(_), Some(peer)) => {
+            Some(format!("{address}/p2p/{peer}")).filter(|whole| whole.len() <= MAX_ADDRESS)
+        }
+        _ => None,
+    }
+    .unwrap_or_else(|| address.to_owned())
 }
 
 /// Judges an address. Without an IP or a name it is taken for relayed, the class that promises least.
@@ -133,6 +156,27 @@ mod tests {
         ];
         for (address, path) in cases {
             assert_eq!(of_address(&address.parse().unwrap()), path, "{address}");
+        }
+    }
+
+    #[test]
+    fn an_owner_s_name_comes_and_goes() {
+        let node = crate::Identity::from_seed([3; 32]).node();
+        let (me, relay) = (peer_id(node).unwrap(), "12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC");
+        let bare = ["/ip4/10.0.0.2/tcp/1".to_owned(), format!("/ip4/8.8.8.8/tcp/1/p2p/{relay}/p2p-circuit")];
+        for bare in bare {
+            let whole = format!("{bare}/p2p/{me}");
+            assert_eq!(named(&bare, node), whole);
+            assert_eq!((unnamed(&whole, node), unnamed(&bare, node)), (bare.as_str(), bare.as_str()));
+            assert_eq!(named(&whole, node), whole, "once is enough");
+        }
+        let other = format!("/ip4/10.0.0.2/tcp/1/p2p/{relay}");
+        assert_eq!((unnamed(&other, node), named(&other, node)), (other.as_str(), other.clone()));
+        let long = format!("/dns4/{}/tcp/1", "x".repeat(MAX_ADDRESS - 57 - "/dns4//tcp/1".len()));
+        assert_eq!(named(&long, node).len(), MAX_ADDRESS);
+        let longer = long.replace("/dns4/", "/dns4/x");
+        for odd in ["", "no address", &format!("/p2p/{me}"), &longer] {
+            assert_eq!((unnamed(odd, node), named(odd, node)), (odd, odd.to_owned()));
         }
     }
 

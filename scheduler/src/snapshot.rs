@@ -302,6 +302,12 @@ impl Snapshot {
         self.index_of(id).map(|i| &self.hosts[i as usize])
     }
 
+    /// From now on the hosts that `chosen` names have room for any request, whatever they announced: a session has its
+    /// caches there already, or what they announced may have changed since.
+    pub fn assume_room(&mut self, chosen: impl Fn(&Host) -> bool) {
+        self.hosts.iter_mut().filter(|host| chosen(host)).for_each(|host| host.kv_layer_positions = None);
+    }
+
     pub(crate) fn index_of(&self, id: NodeId) -> Option<u32> {
         self.by_id.binary_search_by_key(&id, |entry| entry.0).ok().map(|at| self.by_id[at].1)
     }

@@ -378,7 +378,7 @@ impl Daemon {
                 };
                 let news = self.news.clone();
                 tokio::spawn(async move {
-                    let loaded = match worker::spawn(spec.clone()).await {
+                    let loaded = match worker::spawn_rehearsed(spec.clone()).await {
                         Ok((worker, ready, outputs)) => {
                             News::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
                         }

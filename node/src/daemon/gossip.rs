@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use p2p::{
     Path,
+    path::{named, unnamed},
     wire::announce::{Announcement, Class, Draft, Link, MAX_LINKS, Offer, own_operator, seal},
 };
 use scheduler::{
@@ -46,10 +47,6 @@ const LOOPBACK_MS: f64 = 2.0;
 const DUTY_MS: f64 = 5_000.0;
 /// Rows that share a pass for the price of one, at most: what a worker folds together.
 const MOST_LANES: f64 = 16.0;
-/// What a line is taken to carry by the farthest path in use, bytes per ms up and down: memory, a gigabit, and an ordinary
-/// home line (20 and 100 Mbit/s). Nobody measures it yet.
-const RATES: [(Path, f64, f64); 3] =
-    [(Path::Loopback, 1e6, 1e6), (Path::Lan, 1e5, 1e5), (Path::Direct, 2_500.0, 12_500.0)];
 
 /// What is known of a node besides what the scheduler needs.
 #[derive(Clone, Debug)]
@@ -82,6 +79,8 @@ pub(super) struct Figures {
     pub knee: u32,
     /// Room for caches, layers x positions.
     pub kv_room: u64,
+    /// As many sessions of others run here as may.
+    pub full: bool,
 }
 
 impl Figures {
@@ -93,6 +92,7 @@ impl Figures {
             || moved(f64::from(self.active), f64::from(said.active), f64::from(self.knee.max(2) / 2))
             || moved(self.kv_room as f64, said.kv_room as f64, said.kv_room as f64 / 8.0)
             || moved(f64::from(self.knee), f64::from(said.knee), 1.0)
+            || self.full != said.full
     }
 }
 
@@ -209,6 +209,11 @@ impl Announcer {
         }
     }
 
+    /// The longest way any peer is reached over.
+    pub fn farthest(&self) -> Path {
+        self.paths.values().max().copied().unwrap_or(Path::Loopback)
+    }
+
     /// Notes a measured round trip and says what the distance is now, ms.
     pub fn measured(&mut self, node: NodeId, now: Millis, ms: f64) -> f64 {
         let fresh = || Trips { recent: Window::new(RECENT_MS), smooth: RoundTrip::default(), ms };
@@ -278,13 +283,6 @@ impl Announcer {
         links.truncate(MAX_LINKS);
         links
     }
-
-    /// What the line is taken to carry, bytes per ms up and down.
-    fn rates(&self) -> (f64, f64) {
-        let farthest = self.paths.values().max().copied().unwrap_or(Path::Loopback);
-        let row = RATES.iter().find(|row| farthest <= row.0).unwrap_or(&RATES[RATES.len() - 1]);
-        (row.1, row.2)
-    }
 }
 
 fn nearer(ms: f64, path: Path) -> f64 {
@@ -302,6 +300,8 @@ impl Daemon {
         }
         let mut addresses = self.network.addresses().await;
         addresses.truncate(ADDRESSES);
+        // Whose they are, the announcement says once.
+        addresses.iter_mut().for_each(|address| *address = unnamed(address, self.me).to_owned());
         self.gossip.sequence = self.gossip.sequence.saturating_add(1);
         let draft = self.draft(&figures, addresses);
         self.merge_own(&draft, &figures, now);
@@ -337,6 +337,7 @@ impl Daemon {
             active,
             knee: self.knee(),
             kv_room: self.door.kv_free() / per_position,
+            full: self.strangers() >= self.caps.sessions,
         }
     }
 
@@ -361,7 +362,12 @@ impl Daemon {
         let offered = self.placing.offered(&self.held.served);
         let (mut holdings, mut offers) = (Vec::new(), Vec::new());
         if !offered.is_empty() && !self.paused {
-            holdings.push(self.holding(figures, offered));
+            let mut holding = self.holding(figures, offered);
+            if figures.full {
+                // There is memory, but none for another session.
+                holding.kv_layer_positions = 0;
+            }
+            holdings.push(holding);
             // The name under which its owner shares it is the one others were told.
             let shared = self.shared.borrow().iter().find(|offer| offer.model == self.held.id).cloned();
             offers.push(Offer {
@@ -374,7 +380,7 @@ impl Daemon {
             });
         }
         self.name_shared(&mut holdings, &mut offers);
-        let (up_bytes_per_ms, down_bytes_per_ms) = self.gossip.rates();
+        let (up_bytes_per_ms, down_bytes_per_ms) = self.line.rates(self.gossip.farthest(), self.now());
         let claim = Claim {
             node: self.me,
             operator: own_operator(self.me),
@@ -433,6 +439,7 @@ impl Daemon {
                 self.view.set_link(node, link.to, link.rtt_ms);
             }
         }
+        let addresses = addresses.iter().map(|address| named(address, node)).collect();
         let facts = Facts { addresses, offers, agent, class };
         if self.facts.insert(node, facts).is_none() {
             // Its round trip was often measured before it was heard of.
@@ -470,22 +477,12 @@ mod tests {
         assert_eq!(gossip.rtt_ms(node(2)), None);
     }
 
-    #[test]
-    fn the_line_is_judged_by_the_farthest_path() {
-        let mut gossip = Announcer::new(0);
-        assert_eq!(gossip.rates().0, 1e6);
-        gossip.reached(node(1), Path::Lan);
-        assert_eq!(gossip.rates().0, 1e5);
-        gossip.reached(node(2), Path::Relayed);
-        assert_eq!(gossip.rates().0, 2_500.0);
-    }
-
     /// An hour of a swarm at rest, and of one whose load flickers.
     #[test]
     fn flicker_is_damped_and_news_is_not() {
         let mut gossip = Announcer::new(0);
         gossip.reached(node(1), Path::Direct);
-        let base = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_room: 1_000 };
+        let base = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_room: 1_000, full: false };
         let mut said = 0;
         for t in (0..3_600_000).step_by(250) {
             let now = Millis(t);
@@ -509,6 +506,10 @@ mod tests {
         assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &busy) && gossip.due(later(LOAD_SPACING_MS), &busy));
         let full = Figures { kv_room: 100, ..base };
         assert!(gossip.due(later(LOAD_SPACING_MS), &full));
+        let taken = Figures { full: true, ..base };
+        assert!(
+            !gossip.due(later(LOAD_SPACING_MS - 1), &taken) && gossip.due(later(LOAD_SPACING_MS), &taken)
+        );
         gossip.tell();
         assert!(!gossip.due(later(SPACING_MS - 1), &base) && gossip.due(later(SPACING_MS), &base));
     }
@@ -555,7 +556,7 @@ mod tests {
                 file_bytes: 1 << 30,
             }],
             links: (1..=4).map(|n| Link { to: node(n), rtt_ms: 1.0 }).collect(),
-            addresses: vec!["/ip4/192.0.2.100/tcp/40000/p2p/".to_owned() + &"x".repeat(52); 2],
+            addresses: vec!["/ip4/192.0.2.100/udp/40000/quic-v1".to_owned(); 4],
             ttl_ms: TTL_MS,
             agent: "shoal/0.1.0".into(),
         };

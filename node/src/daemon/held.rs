@@ -60,7 +60,7 @@ impl Held {
         let layers = with_ends(&serve, num_layers);
         let mut spec = worker::Spec { layers, ..spec };
         let (worker, ready, outputs) =
-            worker::spawn(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
+            worker::spawn_rehearsed(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
         // Another worker on this machine computes the same bits.
         spec.class = Some(ready.class);
         let held = Self {

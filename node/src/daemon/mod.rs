@@ -16,6 +16,7 @@ mod acquire;
 mod admit;
 mod again;
 mod asked;
+mod bandwidth;
 mod challenge;
 mod check;
 mod delegate;
@@ -161,6 +162,9 @@ struct Daemon {
     auditor: Option<Auditor>,
     table: Table,
     gossip: gossip::Announcer,
+    line: bandwidth::Line,
+    /// Bytes of models fetched when it was looked last.
+    fetched_bytes: u64,
     door: Door,
     placing: Placing,
     lessons: Lessons,
@@ -265,6 +269,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         held,
         table,
         gossip: gossip::Announcer::new(clock::unix_ms()),
+        line: bandwidth::Line::default(),
+        fetched_bytes: 0,
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
         lessons: Lessons::default(),
@@ -400,6 +406,7 @@ impl Daemon {
         }
         self.admit();
         self.place(moves);
+        self.watch_line(now).await;
         self.challenge();
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };

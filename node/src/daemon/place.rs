@@ -6,12 +6,14 @@
 //! holds gives nothing.
 //!
 //! Moving is [`Keeper`]'s decision: never for a little, never before it was advised a few times, one mover at a time, never
-//! when a layer would be left without a holder; first withdrawn, then, when others have heard that, moved. While a layer is
-//! bare nobody is served at all, so haste risks only what is lost already: the keeper's clock then runs [`HURRY`] times
-//! faster.
+//! when a layer would be left without a holder; first withdrawn, then, when everything said before counts no more
+//! ([`TTL_MS`], and as much again for what was late), moved. While a layer is bare nobody is served at all, so haste risks
+//! only what is lost already: the keeper's clock then runs [`HURRY`] times faster.
 //!
 //! To move is to start a second worker with the new layers, and to let the first one go when the new one is ready and
-//! no session needs the old one, at the latest after [`PATIENCE_MS`]. A worker that cannot load leaves everything as it was.
+//! no session needs the old one, at the latest after [`PATIENCE_MS`]. Loading takes a while, so it is looked once more then:
+//! a layer that somebody else held when it was decided, and nobody holds any more, keeps this node where it is. A worker
+//! that cannot load leaves everything as it was too.
 //!
 //! Limits: the ends (first and last layer) are everybody's own and not placed; memory holds both workers for a moment; who
 //! else may move is not announced, so the lottery counts every node that could leave its layers without baring one.
@@ -22,13 +24,14 @@ use scheduler::{
 };
 use tokio::sync::mpsc;
 
-use super::{Daemon, hold::with_ends};
+use super::{Daemon, gossip::TTL_MS, hold::with_ends};
 use crate::worker::{self, Output, Ready, Worker};
 
 /// How often it is looked.
 const TICK_MS: u64 = 2_000;
-/// How much faster the keeper's clock runs while a layer is bare.
-const HURRY: u64 = 6;
+/// How much faster the keeper's clock runs while a layer is bare: then it settles in 15 s. Slower and everybody waits; much
+/// faster and an announcement under way is not waited for.
+const HURRY: u64 = 12;
 /// How long sessions may keep the old worker, ms. Longer and a layer stays bare for one chat; shorter and a prompt of a
 /// minute is moved while it runs.
 const PATIENCE_MS: u64 = 20_000;
@@ -60,7 +63,7 @@ impl Placing {
     pub fn new(cap: Option<u32>) -> Self {
         Self {
             cap,
-            keeper: Keeper::default(),
+            keeper: Keeper::lasting(u64::from(TTL_MS)),
             looked: Millis(0),
             clock: Millis(0),
             ticks: 0,
@@ -126,7 +129,21 @@ fn advise(
     (found, present, advised)
 }
 
+/// Whether a layer of `own` that is not in `target` has no other holder.
+fn leaves_bare(own: &LayerSet, target: LayerRange, holders: &[u32]) -> bool {
+    let layers = own.ranges().iter().flat_map(|range| range.start()..range.end());
+    layers
+        .filter(|layer| !target.contains(*layer))
+        .any(|layer| holders.get(layer as usize).is_none_or(|held| *held == 0))
+}
+
 impl Daemon {
+    /// What is served of the layers between the ends: nobody needs the ends from somebody else.
+    fn between_ends(&self) -> LayerSet {
+        let between = LayerRange::new(1, self.held.ready.num_layers.saturating_sub(1));
+        self.held.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
+    }
+
     /// Looks whether other layers would serve the swarm better.
     pub(super) fn place(&mut self, moved: &mpsc::Sender<Moved>) {
         let now = self.now();
@@ -139,10 +156,7 @@ impl Daemon {
             return;
         }
         let others = self.others();
-        // Nobody needs the ends from somebody else.
-        let between = LayerRange::new(1, num_layers - 1);
-        let own: LayerSet =
-            self.held.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect();
+        let own = self.between_ends();
         let own_ms = self.held.ready.decode_ms;
         let (advised, present_tps, advised_tps) = advise(num_layers, cap, &own, own_ms, &others);
         let holders = holders(num_layers, &others);
@@ -203,7 +217,7 @@ impl Daemon {
         let num_layers = self.held.ready.num_layers;
         let spec = worker::Spec { layers: with_ends(&[layers], num_layers), ..self.held.spec.clone() };
         tokio::spawn(async move {
-            let worker = worker::spawn(spec).await.map_err(|fault| fault.to_string());
+            let worker = worker::spawn_rehearsed(spec).await.map_err(|fault| fault.to_string());
             let _ = moved.send(Moved { layers, worker }).await;
         });
     }
@@ -231,6 +245,13 @@ impl Daemon {
         else {
             return;
         };
+        let holders = holders(self.held.ready.num_layers, &self.others());
+        if leaves_bare(&self.between_ends(), layers, &holders) {
+            tracing::info!(%layers, "nobody else holds what this node would leave any more: it stays");
+            worker.kill();
+            self.placing.withdrawn = None;
+            return self.gossip.tell();
+        }
         tracing::info!(%layers, "other layers are served from now on");
         self.listen_to(outputs, worker.pid());
         let old = self.held.worker.borrow().clone();
@@ -272,6 +293,16 @@ mod tests {
         let others = [other(1, 1, 4), other(2, 4, 7), other(3, 4, 7)];
         let (_, present, advised) = advise(8, 3, &set(1, 4), 1.0, &others);
         assert!(advised <= present, "{present} {advised}");
+    }
+
+    #[test]
+    fn who_became_the_last_holder_while_it_loaded_stays() {
+        let (own, target) = (set(1, 4), LayerRange::new(3, 6).unwrap());
+        let both = [other(1, 1, 4)];
+        assert!(!leaves_bare(&own, target, &holders(8, &both)));
+        assert!(leaves_bare(&own, target, &holders(8, &[other(1, 2, 4)])), "layer 1 is its own alone");
+        assert!(leaves_bare(&own, target, &holders(8, &[])));
+        assert!(!leaves_bare(&set(3, 5), target, &holders(8, &[])), "nothing is left");
     }
 
     #[test]

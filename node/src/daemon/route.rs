@@ -2,6 +2,10 @@
 //!
 //! A first route and a later one (somebody failed) ask the same: the view with what leases taught since, this node's own
 //! running prompts as load, then the pipeline, who stands by and where they are.
+//!
+//! Who says that it is full is passed by while others have room, and asked when nobody has: the word is seconds old, and
+//! a lease that is refused costs less than an answer that is not given. A session that is cut anew keeps its seats: where
+//! it runs already, being full does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -148,8 +152,11 @@ impl Daemon {
         let barred = deny.into_iter().chain(self.denied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
         let request = self.request(session, shape, policy);
-        let found = self.snapshot().ok().and_then(|snapshot| {
-            let pipeline = route(&snapshot, &request).ok()?.pipeline;
+        let found = self.snapshot().ok().and_then(|mut snapshot| {
+            let seats = self.in_flight.get(&session);
+            snapshot.assume_room(|host| seats.is_some_and(|nodes| nodes.contains(&host.id)));
+            let roomy = route(&snapshot, &request);
+            let pipeline = roomy.or_else(|_| route(ask_the_full(&mut snapshot), &request)).ok()?.pipeline;
             let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline);
             if let Some(nodes) = self.in_flight.get_mut(&session) {
                 nodes.clear();
@@ -176,12 +183,18 @@ impl Daemon {
             policy.deny.remove(&node);
         }
         let request = self.request(question.session, question.shape, policy.clone());
-        let snapshot = self.snapshot()?;
+        let mut snapshot = self.snapshot()?;
         // Whoever could compute in the place of one who owes a proof may check it, not replace it.
         let narrowed = question.prove.and_then(|node| self.indispensable(node));
-        let narrowed =
+        let mut narrowed =
             narrowed.and_then(|view| view.snapshot(self.held.id, snapshot.num_layers(), self.me).ok());
-        let comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
+        let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
+        if comparison.asked.is_err() {
+            for known in narrowed.iter_mut().chain([&mut snapshot]) {
+                ask_the_full(known);
+            }
+            comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
+        }
         let home = question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
         let chosen = if home { &comparison.local } else { &comparison.asked };
         let route = chosen.clone().map_err(|why| {
@@ -327,8 +340,61 @@ impl Daemon {
     }
 }
 
+/// Takes everybody who says to be full to have room.
+fn ask_the_full(snapshot: &mut Snapshot) -> &Snapshot {
+    snapshot.assume_room(|host| host.kv_layer_positions == Some(0));
+    snapshot
+}
+
 /// The same request for one decoded token.
 fn one_step(request: &Request) -> Request {
     let shape = Shape { prompt_tokens: 0, output_tokens: 1, ..request.shape };
     Request { shape, ..request.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{
+        LayerRange, LayerSet, ModelId,
+        snapshot::{Host, Links},
+    };
+
+    /// Node 1 asks; 2 and 3 hold the layers between its ends, 2 faster.
+    fn snapshot(rooms: [u64; 2]) -> Snapshot {
+        let set = |ranges: &[(u32, u32)]| -> LayerSet {
+            ranges.iter().filter_map(|(start, end)| LayerRange::new(*start, *end)).collect()
+        };
+        let mut hosts = vec![
+            Host::new(NodeId::numbered(1), set(&[(0, 1), (3, 4)]), 1.0),
+            Host::new(NodeId::numbered(2), set(&[(1, 3)]), 1.0),
+            Host::new(NodeId::numbered(3), set(&[(1, 3)]), 9.0),
+        ];
+        hosts.iter_mut().skip(1).zip(rooms).for_each(|(host, room)| host.kv_layer_positions = Some(room));
+        Snapshot::new(ModelId::default(), 4, None, hosts, &Links::Matrix(vec![1.0; 9])).unwrap()
+    }
+
+    fn middle(snapshot: &Snapshot) -> Option<NodeId> {
+        let mut request = Request::new(NodeId::numbered(1), Shape::ONE_TOKEN);
+        request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
+        route(snapshot, &request).ok().map(|found| found.pipeline.segments()[1].node)
+    }
+
+    #[test]
+    fn who_is_full_is_asked_last() {
+        let (fast, slow) = (NodeId::numbered(2), NodeId::numbered(3));
+        assert_eq!(middle(&snapshot([1_000, 1_000])), Some(fast));
+        assert_eq!(middle(&snapshot([0, 1_000])), Some(slow), "passed by while others have room");
+        let mut full = snapshot([0, 0]);
+        assert_eq!(middle(&full), None);
+        assert_eq!(middle(ask_the_full(&mut full)), Some(fast), "the word may be old");
+        let mut seated = snapshot([0, 1_000]);
+        seated.assume_room(|host| host.id == fast);
+        assert_eq!(middle(&seated), Some(fast), "it runs there already");
+        let mut small = snapshot([1, 1]);
+        let long = Shape { prompt_tokens: 500, ..Shape::ONE_TOKEN };
+        let mut request = Request::new(NodeId::numbered(1), long);
+        request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
+        assert!(route(ask_the_full(&mut small), &request).is_err(), "too little room is not full");
+    }
 }

@@ -53,6 +53,7 @@ impl Daemon {
             "bytes_out": self.totals.bytes_out,
             "paused": self.paused,
             "fetching": self.fetching,
+            "line": self.line_json(),
             "content": self.content_json(),
             "caps": self.caps_json(),
             "kv_bytes": self.held.spec.kv_bytes,

@@ -33,6 +33,7 @@ mod load;
 mod poison;
 mod probe;
 pub mod process;
+mod rehearse;
 pub mod sandbox;
 mod session;
 mod shared;
@@ -47,6 +48,7 @@ use shard::sample::SamplingParams;
 pub use handle::{Worker, spawn};
 pub use ipc::{Fault, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
+pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
 
 /// Jobs that may be under way in one worker. A prompt of 32k tokens in chunks of 256 rows is 128.
 pub const MAX_JOBS: usize = 256;
@@ -146,9 +148,10 @@ pub struct Ready {
     pub decode_ms: f64,
     /// One prompt token through one layer, in chunks of 64, ms.
     pub prefill_ms: f64,
-    /// Entering once, whatever the number of layers, ms; includes the way to the worker and back.
+    /// Entering once, whatever the number of layers, ms; includes the way to the worker and back, and after
+    /// [`spawn_rehearsed`] all that a job pays besides its layers.
     pub visit_ms: f64,
-    /// The head for one token, ms; 0 without the last layer.
+    /// The head for one token, ms, after [`spawn_rehearsed`] with sampling and text; 0 without the last layer.
     pub head_ms: f64,
     /// Time to load, ms.
     pub load_ms: f64,

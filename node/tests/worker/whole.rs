@@ -2,7 +2,7 @@
 
 use node::{
     local,
-    worker::{Conduct, Fault, JobInput, Prompt, TextKind, Want},
+    worker::{Conduct, Fault, JobInput, Prompt, Rehearsed, TextKind, Want, rehearse, spawn_rehearsed},
 };
 use scheduler::SessionId;
 use serde_json::json;
@@ -156,4 +156,26 @@ async fn a_token_chosen_again_is_the_same_and_so_is_its_text() {
 fn again(child: &Child, prompt: &[u32]) -> OpenSession {
     let all = range(0, child.ready.num_layers);
     OpenSession { at: CONTEXT as u32, ..open(SESSION, all, Some(conduct(prompt, &[], &creative(), &[]))) }
+}
+
+#[tokio::test]
+async fn a_rehearsal_prices_visit_and_head_and_leaves_nothing_behind() {
+    let (worker, ready, outputs) = spawn_rehearsed(spec(&[])).await.unwrap();
+    let mut child = Child { worker, ready, outputs };
+    let found = rehearse(&child.worker, &child.ready, &mut child.outputs).await.unwrap();
+    assert!(found.visit_ms.is_some() && found.visit_and_head_ms.is_some(), "{found:?}");
+    assert_eq!(child.worker.jobs(), 0);
+    assert!(child.outputs.try_recv().is_err(), "what it said was taken");
+    let layers = range(0, child.ready.num_layers);
+    let session = SessionId::numbered(1);
+    assert_eq!(child.worker.open(open(session, layers, None)).await, Ok(0));
+    // Without room for a single position there is no rehearsal, and a worker all the same.
+    let (poor, ready, mut outputs) = spawn_rehearsed(Spec { kv_bytes: 0, ..spec(&[]) }).await.unwrap();
+    assert_eq!(rehearse(&poor, &ready, &mut outputs).await, Ok(Rehearsed::default()));
+    assert!(poor.is_alive());
+    // The last layer alone: layer and head are one price.
+    let last = range(layers.end() - 1, layers.end());
+    let (end, ready, mut outputs) = spawn_rehearsed(spec(&[last])).await.unwrap();
+    let found = rehearse(&end, &ready, &mut outputs).await.unwrap();
+    assert!(found.visit_ms.is_none() && found.visit_and_head_ms.is_some(), "{found:?}");
 }

@@ -15,8 +15,9 @@
 //!   B   holds l ─────withdraws────────────settles── A still announces l?  no: stays
 //! ```
 //!
-//! With announcements that travel for at most [`SETTLE_MS`] - [`EXPIRY_MS`](crate::view::EXPIRY_MS) this holds whatever
-//! is lost on the way. Both staying is the price; the lottery makes it rare.
+//! With announcements that travel for at most as long as they count this holds whatever is lost on the way, so a swarm
+//! whose announcements last longer settles longer ([`Keeper::lasting`]). Both staying is the price; the lottery makes it
+//! rare.
 
 use super::{Ground, Placement, anneal, effort, finish};
 use crate::chance::mix;
@@ -29,8 +30,9 @@ pub const CONFIRMATIONS: u32 = 3;
 /// Time a node keeps what it loaded; lower and loading eats what placement gains.
 pub const MIN_DWELL_MS: u64 = 600_000;
 
-/// From withdrawing to leaving, ms: announcements heard before have expired by then everywhere, with as much again for
-/// those that were late. Shorter and two nodes can leave the same layer.
+/// From withdrawing to leaving, ms, where announcements count for [`EXPIRY_MS`](crate::view::EXPIRY_MS): those heard before
+/// have expired by then everywhere, with as much again for those that were late. Shorter and two nodes can leave the same
+/// layer. Where they count longer, see [`Keeper::lasting`].
 pub const SETTLE_MS: u64 = 2 * crate::view::EXPIRY_MS;
 
 /// What a node knows when it considers moving.
@@ -67,15 +69,28 @@ pub enum Advice {
 }
 
 /// A node's memory of past ticks.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Keeper {
+    settle_ms: u64,
     moved: Option<Millis>,
     wanted: Option<LayerRange>,
     agreed: u32,
     withdrawn: Option<Millis>,
 }
 
+impl Default for Keeper {
+    /// Among announcements that count for [`EXPIRY_MS`](crate::view::EXPIRY_MS).
+    fn default() -> Self {
+        Self { settle_ms: SETTLE_MS, moved: None, wanted: None, agreed: 0, withdrawn: None }
+    }
+}
+
 impl Keeper {
+    /// Among announcements that count for `lasts_ms`: settling takes twice that, at least [`SETTLE_MS`].
+    pub fn lasting(lasts_ms: u64) -> Self {
+        Self { settle_ms: lasts_ms.saturating_mul(2).max(SETTLE_MS), ..Self::default() }
+    }
+
     /// One tick. Answering [`Advice::Hold`] counts as having moved.
     pub fn tick(&mut self, now: Millis, choice: &Move<'_>) -> Advice {
         let worth = choice.advised_tps >= MIN_GAIN * choice.present_tps && choice.advised_tps > 0.0;
@@ -90,10 +105,10 @@ impl Keeper {
             return Advice::Stay;
         }
         if let Some(since) = self.withdrawn {
-            if now.since(since) < SETTLE_MS {
+            if now.since(since) < self.settle_ms {
                 return Advice::Withdraw(target);
             }
-            *self = Self { moved: Some(now), ..Self::default() };
+            *self = Self { settle_ms: self.settle_ms, moved: Some(now), ..Self::default() };
             return Advice::Hold(target);
         }
         let dwelt = self.moved.is_none_or(|moved| now.since(moved) >= MIN_DWELL_MS);

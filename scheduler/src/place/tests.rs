@@ -167,6 +167,35 @@ fn moving_takes_gain_agreement_dwell_turn_and_cover() {
     }
 }
 
+/// Two nodes hold the same layers and are advised elsewhere; none of their words arrives any more, so each believes the
+/// other's last announcement for as long as it counts.
+#[test]
+fn two_deaf_nodes_never_both_leave_while_they_may_believe_in_each_other() {
+    let lasts_ms = 90_000;
+    let held = LayerSet::from(LayerRange::new(0, 4).unwrap());
+    let choice = Move {
+        node: NodeId::numbered(1),
+        held: &held,
+        advised: LayerRange::new(4, 8),
+        present_tps: 10.0,
+        advised_tps: 14.0,
+        others: &[],
+        movers: &[],
+        tick: 1,
+    };
+    // The other was heard last at 0, withdrew at once, and is believed until its word expires.
+    let believed = |now: u64| if now <= lasts_ms { [1u32; 8] } else { [0; 8] };
+    let leaves = |mut keeper: Keeper| {
+        (0..400_000).step_by(2_000).find(|now| {
+            let choice = Move { others: &believed(*now), ..choice.clone() };
+            matches!(keeper.tick(Millis(*now), &choice), Advice::Hold(_))
+        })
+    };
+    assert_eq!(leaves(Keeper::lasting(lasts_ms)), None);
+    assert!(leaves(Keeper::default()).is_some(), "the test can fail: it left on the other's old word");
+    assert_eq!(Keeper::lasting(1), Keeper::default());
+}
+
 #[test]
 fn a_newcomer_takes_what_the_fewest_hold() {
     let set = |start, end| LayerSet::new(LayerRange::new(start, end));
