@@ -36,8 +36,12 @@ pub struct Expected {
     pub parts: Vec<Part>,
     /// What the requester does besides layers, ms.
     pub home_ms: f64,
-    /// Until the first token, ms.
-    pub ttft_ms: f64,
+    /// Asking for leases and back, to the farthest node, ms.
+    pub lease_ms: f64,
+    /// What opening a session takes besides, ms.
+    pub opening_ms: f64,
+    /// The prompt through all stages, ms.
+    pub prefill_ms: f64,
 }
 
 /// What a finished prompt taught.
@@ -47,12 +51,15 @@ pub struct Measured {
     pub visits: Vec<(NodeId, u32, f64)>,
     /// What the requester did besides layers, ms.
     pub home_ms: Option<f64>,
+    /// What opening the session took besides the way to the farthest node and back, ms.
+    pub opening_ms: Option<f64>,
 }
 
 impl Expected {
-    /// From the legs of one step; `back_ms` is the way of a copy from a node to the requester.
-    pub fn new(legs: &[Leg], back_ms: impl Fn(NodeId) -> f64, home_ms: f64, ttft_ms: f64) -> Self {
+    /// From the legs of one step; `back_ms` is the way of a copy from a node to the requester. Nothing but the step.
+    pub fn new(legs: &[Leg], back_ms: impl Fn(NodeId) -> f64, home_ms: f64) -> Self {
         let mut before = 0.0;
+        let lease_ms = legs.iter().map(|leg| 2.0 * back_ms(leg.segment.node)).fold(0.0, f64::max);
         let parts = legs.iter().map(|leg| {
             let back = back_ms(leg.segment.node);
             let detour = back - before;
@@ -61,12 +68,17 @@ impl Expected {
             let hops = cost.hop_ms + cost.transfer_ms + cost.closing_ms + cost.queue_ms;
             Part { segment: leg.segment, ms: cost.total_ms() + detour, hops_ms: hops + detour }
         });
-        Self { parts: parts.collect(), home_ms, ttft_ms }
+        Self { parts: parts.collect(), home_ms, lease_ms, ..Self::default() }
     }
 
     /// All of a step, ms.
     pub fn step_ms(&self) -> f64 {
         self.parts.iter().map(|part| part.ms).sum::<f64>() + self.home_ms
+    }
+
+    /// Until the first token, ms.
+    pub fn ttft_ms(&self) -> f64 {
+        self.lease_ms + self.opening_ms + self.prefill_ms + self.home_ms
     }
 
     /// Tokens per second of decoding.
@@ -80,7 +92,8 @@ impl Expected {
         if !same || !report.faults.is_empty() || report.gaps_ms.len() < LEAST_STEPS {
             return Measured::default();
         }
-        let mut measured = Measured::default();
+        let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);
+        let mut measured = Measured { opening_ms: report.opened_ms.map(opening), ..Measured::default() };
         let took = took(report);
         let last = self.parts.len().saturating_sub(1);
         for (at, (part, ms)) in self.parts.iter().zip(took).enumerate() {
@@ -168,7 +181,7 @@ mod tests {
                 0.0
             }
         };
-        Expected::new(&legs, back, 2.0, 100.0)
+        Expected { opening_ms: 3.0, prefill_ms: 95.0, ..Expected::new(&legs, back, 2.0) }
     }
 
     fn report(stage_ms: &[f64], gap: f64) -> Report {
@@ -181,6 +194,7 @@ mod tests {
         let parts: Vec<f64> = expected().parts.iter().map(|part| part.ms).collect();
         assert_eq!(parts, [1.0, 23.0, 28.0, 1.0]);
         assert_eq!(expected().step_ms(), 55.0, "1 + 10 + 3 + 15 + 3 + 20 + 1 and 2 for the head");
+        assert_eq!(expected().ttft_ms(), 140.0, "40 there and back, 3, 95, and 2 for the head");
     }
 
     #[test]
@@ -193,6 +207,8 @@ mod tests {
         let slow = expected().measured(&report(&[1.0, 31.0, 59.0, 0.0], 64.0));
         assert_eq!(slow.visits, [(me, 1, 1.0), (two, 3, 10.0), (three, 3, 3.0)]);
         assert_eq!(slow.home_ms, Some(4.0));
+        let opened = Report { opened_ms: Some(47.0), ..report(&[1.0, 24.0, 52.0, 0.0], 55.0) };
+        assert_eq!(expected().measured(&opened).opening_ms, Some(7.0));
         let mut moved = report(&[1.0, 24.0, 52.0, 0.0], 55.0);
         moved.faults.push((two, 100.0));
         assert_eq!(expected().measured(&moved), Measured::default());

@@ -171,6 +171,8 @@ struct Daemon {
     challenges: Challenges,
     /// What a step takes at home besides layers, ms.
     at_home: Ema,
+    /// What opening a session takes besides the way to the farthest node and back, ms.
+    at_opening: Ema,
     history: VecDeque<Value>,
     totals: Totals,
     draining: watch::Sender<bool>,
@@ -276,6 +278,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         lessons: Lessons::default(),
         challenges: Challenges::default(),
         at_home: Ema::new(SPEED_TAU_MS),
+        at_opening: Ema::new(SPEED_TAU_MS),
         history: VecDeque::new(),
         totals: Totals::default(),
         draining: watch::Sender::new(false),
@@ -553,6 +556,9 @@ impl Daemon {
         }
         if let Some(ms) = over.measured.home_ms {
             self.at_home.add(now, ms);
+        }
+        if let Some(ms) = over.measured.opening_ms {
+            self.at_opening.add(now, ms);
         }
         self.learn(over.outcomes, &over.receipts, &over.proofs);
         let Some(line) = over.line else { return };

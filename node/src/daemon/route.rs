@@ -319,10 +319,12 @@ impl Daemon {
         let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
         let mut prompt = request.clone();
         prompt.shape.output_tokens = 1;
-        let ttft_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.total_ms()) + home_ms;
+        let prefill_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.total_ms());
+        // A worker opens a session as it takes a job: the visit, before anything was measured.
+        let opening_ms = self.at_opening.value().unwrap_or(self.held.ready.visit_ms);
         let back_ms =
             |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
-        Expected::new(&legs, back_ms, home_ms, ttft_ms)
+        Expected { opening_ms, prefill_ms, ..Expected::new(&legs, back_ms, home_ms) }
     }
 
     fn step_ms(&self, snapshot: &Snapshot, request: &Request, way: &Result<Route, NoRoute>) -> Option<f64> {

@@ -54,7 +54,7 @@ pub(super) fn plan_json(routed: &Routed, prompt_tokens: u32) -> Value {
         "stages": legs.collect::<Vec<_>>(),
         "home_ms": expected.home_ms,
         "shadows": shadows,
-        "predicted": { "total_ms": whole_ms(routed, &routed.route.cost), "ttft_ms": expected.ttft_ms,
+        "predicted": { "total_ms": whole_ms(routed, &routed.route.cost), "ttft_ms": expected.ttft_ms(),
             "step_ms": expected.step_ms(), "tok_s": expected.tok_s() },
         "as_asked": way(&comparison.asked, routed.steps_ms[0]),
         "ends_abroad": way(&comparison.plain, routed.steps_ms[1]),

@@ -18,6 +18,7 @@ impl Conductor {
         let Some(segment) = self.segment(stage) else { return };
         if stage == 0 {
             self.step_began = Instant::now();
+            self.report.opened_ms.get_or_insert(self.began.elapsed().as_secs_f64() * 1e3);
         }
         if node != segment.node {
             if !self.fed.contains_key(&(node, segment.layers.start())) {

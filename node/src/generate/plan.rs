@@ -145,6 +145,8 @@ pub struct Report {
     pub segments: Vec<Segment>,
     /// Milliseconds of a decode step until the output of each segment arrived, means.
     pub stage_ms: Vec<f64>,
+    /// Until every stage had promised to serve, the first time.
+    pub opened_ms: Option<f64>,
     /// Time to the first token.
     pub ttft_ms: f64,
     /// From token to token, ms, in order.
@@ -193,6 +195,7 @@ impl Report {
             ids: Vec::new(),
             segments,
             stage_ms: Vec::new(),
+            opened_ms: None,
             ttft_ms: 0.0,
             gaps_ms: Vec::new(),
             faults: Vec::new(),
