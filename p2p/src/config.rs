@@ -97,14 +97,13 @@ pub struct Limits {
     pub outgoing: u32,
     /// Connections to one peer: two transports, a relayed one and its upgrade. One would make an upgrade impossible.
     pub per_peer: u32,
-    /// Streams one peer may hold open here, and this node there: twice the sessions a node serves, since a session that
-    /// changes its route opens a stream before the old one is gone.
+    /// Streams one peer may hold open here, and this node there.
     pub streams_per_peer: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { pending_incoming: 32, incoming: 128, outgoing: 64, per_peer: 4, streams_per_peer: 128 }
+        Self { pending_incoming: 32, incoming: 128, outgoing: 64, per_peer: 4, streams_per_peer: 64 }
     }
 }
 
