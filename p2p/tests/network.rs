@@ -212,6 +212,8 @@ async fn the_cache_brings_a_node_back() {
     let (a, mut of_a) = node(Config { cache: cache.clone(), ..config(2, TCP) }).await;
     a.dial(&address(&hub).await).await.unwrap();
     connected(&mut of_a, hub.me()).await;
+    // Who was not noticed is not missed.
+    connected(&mut of_hub, a.me()).await;
     a.shutdown().await;
     disconnected(&mut of_hub, a.me()).await;
     // Nobody is named this time, and the hub does not know where to find it.

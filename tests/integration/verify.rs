@@ -244,11 +244,11 @@ fn after_its_quarantine_a_node_proves_itself_or_is_banned() {
 
     let proven = becomes(&swarm, &swarm.serves[0], |trust| trust["barred"] == false);
     assert_eq!(
-        (&proven["barred"], &proven["must_prove"], &proven["strikes"]),
-        (&false.into(), &false.into(), &1.into())
+        (&proven["barred"], &proven["standing"], &proven["strikes"]),
+        (&false.into(), &"good".into(), &1.into())
     );
     let liar = becomes(&swarm, &swarm.serves[1], |trust| trust["strikes"] == 2);
-    assert_eq!((&liar["barred"], &liar["strikes"]), (&true.into(), &2.into()), "{liar}");
+    assert_eq!((&liar["standing"], &liar["strikes"]), (&"banned".into(), &2.into()), "{liar}");
     // Nobody asked for these answers, so nobody is told of them.
     let why = Command::new(binary()).args(["why", "--home"]).arg(&swarm.asks.home).output().unwrap();
     assert!(!why.status.success(), "{}", String::from_utf8_lossy(&why.stdout));

@@ -10,7 +10,10 @@ use p2p::{
         receipt::Receipt,
     },
 };
-use scheduler::{Millis, NodeId, SessionId, trust::Outcome};
+use scheduler::{
+    Millis, NodeId, SessionId,
+    trust::{Outcome, Record, Standing},
+};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -104,6 +107,12 @@ impl Daemon {
     pub(super) fn standing(&self, node: NodeId) -> Value {
         let tier = format!("{:?}", self.receipts.tier(node)).to_lowercase();
         let figures = self.trust.figures(node, self.held.id).unwrap_or_default();
+        let standing = match Record::from(figures).standing(Millis(clock::unix_ms())) {
+            Standing::Good => "good",
+            Standing::Quarantined { .. } => "quarantined",
+            Standing::MustProve => "must_prove",
+            Standing::Banned { .. } => "banned",
+        };
         json!({
             "requests": figures.requests,
             "verified": figures.requests_ok,
@@ -111,6 +120,7 @@ impl Daemon {
             "strikes": figures.strikes,
             "must_prove": figures.must_prove,
             "barred": self.denied().contains(&node),
+            "standing": standing,
             "tier": tier,
         })
     }

@@ -100,7 +100,13 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
             || ("-".to_owned(), "asks only".to_owned()),
             |model| (model["name"].as_str().unwrap_or_default().to_owned(), words(&model["layers"])),
         );
-        say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}", name.get(..8).unwrap_or(name));
+        let standing = match peer["trust"]["standing"].as_str() {
+            Some("quarantined") => "  quarantined: it gave a wrong result",
+            Some("must_prove") => "  out until it passes a challenge",
+            Some("banned") => "  banned: it gave wrong results",
+            _ => "",
+        };
+        say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", name.get(..8).unwrap_or(name));
     }
     Ok(())
 }
