@@ -28,9 +28,10 @@ pub const MAX_LINKS: usize = 32;
 /// How long a correction outweighs announcements, ms. Shorter and a liar is asked again by every request; longer and a
 /// node that loaded the layers after all, without saying so, stays unused.
 pub const CORRECTED_MS: u64 = 60_000;
-/// How long a pair that could not talk is avoided, ms: about what a relay needs to come back. Longer and a small swarm
-/// stays split when it no longer is.
-pub const UNREACHABLE_MS: u64 = 20_000;
+/// How long a pair that could not talk is avoided, ms: about what a relay needs to come back, and a fourth of what a request
+/// without a route waits. Longer and a small swarm stays split when it no longer is: the stream that failed may have been one
+/// to a process that is long gone, while its successor waits next door.
+pub const UNREACHABLE_MS: u64 = 8_000;
 /// Corrections of each kind kept; beyond, further ones are not, which costs a refused lease each time.
 pub const MAX_CORRECTIONS: usize = 4_096;
 /// What an unknown machine is assumed to need per layer and token, ms: pessimistic, so that claims alone win nothing.
@@ -191,8 +192,9 @@ impl SwarmView {
             None => {
                 let node = capability.node();
                 self.known.insert(node, Known { capability, heard: now, lasts_ms });
-                // It was gone: who could not reach it then may now.
+                // It was gone: who could not reach it then may now, and it may hold what it did not.
                 self.unreachable.retain(|pair, _| pair.0 != node && pair.1 != node);
+                self.corrections.retain(|of, _| of.0 != node);
             }
             Some(known) => {
                 let (old, new) = (known.capability.claim().sequence, capability.claim().sequence);

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     io::{BufRead, BufReader},
     process::{Command, Stdio},
     sync::mpsc::sync_channel,
@@ -18,7 +19,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// A prompt that has not ended by then hangs.
-const BOUND: Duration = Duration::from_secs(45);
+const BOUND: Duration = Duration::from_secs(90);
 /// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
@@ -57,11 +58,21 @@ struct Swarm {
 impl Swarm {
     fn start(layers: &'static [&'static str]) -> Self {
         let folder = TempDir::new().unwrap();
-        let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
+        let log = fs::File::create(folder.path().join("log")).unwrap();
+        let asks = Node::start_as(&folder.path().join("home"), &["--ask-only"], |command| {
+            command.env("SHOAL_LOG", "info").stderr(log);
+        });
         let mut swarm = Self { layers, folder, asks, serves: Vec::new() };
         swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
         swarm.asks.meets(layers.len());
         swarm
+    }
+
+    /// What the node that asks has said lately.
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
     }
 
     fn node(&self, index: usize) -> Node {
@@ -141,7 +152,7 @@ fn run(swarm: &Swarm, ask: &[String], strike: &mut dyn FnMut(&Value, usize)) -> 
             _ => {}
         }
         if line["end"] == true {
-            assert!(child.wait().unwrap().success(), "{line}");
+            assert!(child.wait().unwrap().success(), "{line}\n{}", swarm.log());
             return line;
         }
         strike(&route, tokens);

@@ -10,7 +10,7 @@ use crate::recover::{Failure, GiveUp, Options, Recovery};
 use crate::{Millis, NodeId, Pipeline, Segment};
 
 /// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
-/// restart takes, half as much more or less ([`Session::forgive_ms`]).
+/// restart takes, a quarter more or less ([`Session::forgive_ms`]).
 const FORGIVE_MS: u64 = 500;
 /// Times somebody is forgiven without a token in between: about 32 s of waiting, after which the request is given up.
 const MOST_FORGIVEN: u32 = 10;
@@ -157,12 +157,12 @@ impl Session {
         }
     }
 
-    /// How long to wait this time: half to one and a half of the time due, by the session's name, so that sessions that
+    /// How long to wait this time: the time due, a quarter more or less, by the session's name, so that sessions that
     /// failed together do not return together.
     fn forgive_ms(&self) -> u64 {
         let due = FORGIVE_MS << self.forgiven.min(3);
         let name = self.id.as_bytes().iter().fold(0, |mixed, byte| mix(mixed ^ u64::from(*byte)));
-        due / 2 + Chance::new(name ^ u64::from(self.forgiven)).next_u64() % due
+        due * 3 / 4 + Chance::new(name ^ u64::from(self.forgiven)).next_u64() % (due / 2)
     }
 
     /// The wait is over: those least to blame may be asked again.
