@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_SAID, Refusal};
+use p2p::wire::control::{Answer, Ask, MAX_ADDRESSES, MAX_SAID, MAX_SETTLED, Refusal};
 use p2p::wire::delegate::{Event, Kind, Prefix, Request};
 use scheduler::capability::MAX_LAYERS;
 
@@ -29,6 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
                     assert!(held.is_empty() || reason == Refusal::NotHeld);
                     assert!(held.iter().all(|range| range.end() <= MAX_LAYERS));
                 }
+                Answer::Settled(bill) => assert!(bill.len() <= MAX_SETTLED),
                 Answer::Released | Answer::Pong | Answer::Announcements(_) => {}
             }
         }
