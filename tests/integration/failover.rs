@@ -4,10 +4,11 @@
 //! `SHOAL_FAULTS` sets the number of faults, `SHOAL_SEED` the first seed; each fault prints the seed that repeats it.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     sync::mpsc::sync_channel,
     thread,
     time::{Duration, Instant},
@@ -53,6 +54,8 @@ struct Swarm {
     folder: TempDir,
     asks: Node,
     serves: Vec<Node>,
+    /// Commands that send nodes away and have not ended yet.
+    leaves: RefCell<Vec<Child>>,
 }
 
 impl Swarm {
@@ -62,7 +65,7 @@ impl Swarm {
         let asks = Node::start_as(&folder.path().join("home"), &["--ask-only"], |command| {
             command.env("SHOAL_LOG", "info").stderr(log);
         });
-        let mut swarm = Self { layers, folder, asks, serves: Vec::new() };
+        let mut swarm = Self { layers, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
         swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
         swarm.asks.meets(layers.len());
         swarm
@@ -89,14 +92,11 @@ impl Swarm {
             Kind::Killed => send("-KILL", u64::from(node.child.id())),
             Kind::Frozen => send("-STOP", u64::from(node.child.id())),
             Kind::Worker => send("-KILL", node.ask(&["status"])["worker_pid"].as_u64().unwrap()),
-            Kind::Leaves => drop(
-                Command::new(binary())
-                    .arg("leave")
-                    .arg("--home")
-                    .arg(&node.home)
-                    .stdout(Stdio::null())
-                    .spawn(),
-            ),
+            Kind::Leaves => {
+                let mut leave = Command::new(binary());
+                leave.arg("leave").arg("--home").arg(&node.home).stdout(Stdio::null());
+                self.leaves.borrow_mut().push(leave.spawn().unwrap());
+            }
         }
     }
 
@@ -104,6 +104,10 @@ impl Swarm {
     fn restore(&mut self, index: usize) {
         let _ = self.serves[index].child.kill();
         let _ = self.serves[index].child.wait();
+        // A command that is still on its way would send the successor away.
+        for mut leave in self.leaves.take() {
+            let _ = leave.wait();
+        }
         self.serves[index] = self.node(index);
         self.asks.meets(self.layers.len());
     }
