@@ -102,12 +102,12 @@ impl Swarm {
 
     /// Ends whatever is left of a node and starts it anew.
     fn restore(&mut self, index: usize) {
-        let _ = self.serves[index].child.kill();
-        let _ = self.serves[index].child.wait();
-        // A command that is still on its way would send the successor away.
+        // Who leaves says good-bye; a command that comes late would send the successor away.
         for mut leave in self.leaves.take() {
             let _ = leave.wait();
         }
+        let _ = self.serves[index].child.kill();
+        let _ = self.serves[index].child.wait();
         self.serves[index] = self.node(index);
         self.asks.meets(self.layers.len());
     }
