@@ -110,6 +110,18 @@ impl Swarm {
         let _ = self.serves[index].child.wait();
         self.serves[index] = self.node(index);
         self.asks.meets(self.layers.len());
+        // What its predecessor said may still be believed: that it is about to leave, for one.
+        let (node, started) = (&self.serves[index], Instant::now());
+        loop {
+            let peers = self.asks.ask(&["peers"]);
+            let mut of_it =
+                peers["peers"].as_array().unwrap().iter().filter(|p| p["node"] == node.name.as_str());
+            if of_it.any(|p| p["addresses"].as_array().unwrap().iter().any(|a| a == node.tcp())) {
+                return;
+            }
+            assert!(started.elapsed() < BOUND, "its predecessor is believed: {peers}");
+            thread::sleep(Duration::from_millis(100));
+        }
     }
 }
 
