@@ -20,7 +20,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// A prompt that has not ended by then hangs.
-const BOUND: Duration = Duration::from_secs(90);
+const BOUND: Duration = Duration::from_secs(150);
 /// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
