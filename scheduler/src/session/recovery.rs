@@ -137,8 +137,7 @@ impl Session {
             // Nobody else is left: those who failed may be back by then, or others with the same layers.
             None if self.forgiven < MOST_FORGIVEN => {
                 self.forgiving = true;
-                // Nobody was burdened by it.
-                self.budget.spare_reroute();
+                self.budget.spare_search();
                 self.due = now + self.forgive_ms();
                 // Whoever does not let this session in may be full of others who wait for what it holds elsewhere.
                 if std::mem::take(&mut self.crowded) {
