@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use scheduler::chance::mix;
-use scheduler::lease::{Leases, Load, Verdict};
+use scheduler::lease::{LOOKS, Leases, Load, Verdict};
 use scheduler::recover::Failure;
 use scheduler::route::{self, Router};
 use scheduler::session::{Action, End, Event, Session, Standbys};
 use scheduler::snapshot::{Host, Links};
 use scheduler::trust::{Outcome, Record};
 use scheduler::{
-    Boomerang, LayerRange, LayerSet, ModelId, NodeId, Pipeline, Request, Segment, SessionId, Shape, Snapshot,
-    standby,
+    Boomerang, LayerRange, LayerSet, Millis, ModelId, NodeId, Pipeline, Request, Segment, SessionId, Shape,
+    Snapshot, standby,
 };
 
 use super::stage::{Kv, Lease, token_of};
@@ -53,6 +53,8 @@ pub struct Live {
     log: BTreeMap<u32, Vec<Option<u64>>>,
     shadows: BTreeMap<NodeId, Shadow>,
     looks: u32,
+    /// When its first route was looked for, on the machine's own clock.
+    asked: Millis,
     /// Answers of the first opening, by stage.
     loads: BTreeMap<usize, Load>,
     last_token: u64,
@@ -94,7 +96,7 @@ impl Swarm {
         if tries == 0 {
             self.report.requests.0 += 1;
         }
-        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], tries) else {
+        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], tries, None) else {
             if tries >= TRIES {
                 self.report.requests.2 += 1;
                 let must = turn.must;
@@ -104,10 +106,19 @@ impl Swarm {
             self.machines[at].asker.waiting.push_back((turn, tries + 1));
             return self.at(self.now + AGAIN_MS, Happening::AskAgain { at });
         };
-        self.begin(at, turn, 0, &pipeline, &standbys);
+        let now = self.local(at);
+        self.begin(at, turn, (0, now), &pipeline, &standbys);
     }
 
-    fn begin(&mut self, at: usize, turn: Turn, looks: u32, pipeline: &Pipeline, standbys: &Standbys) {
+    /// Starts a session for a turn that has been looked for so many times since a moment of the machine's own clock.
+    fn begin(
+        &mut self,
+        at: usize,
+        turn: Turn,
+        (looks, asked): (u32, Millis),
+        pipeline: &Pipeline,
+        standbys: &Standbys,
+    ) {
         self.sessions += 1;
         let id = SessionId::numbered(self.sessions);
         let wanted = self.options.tokens.1;
@@ -124,6 +135,7 @@ impl Swarm {
             log: BTreeMap::new(),
             shadows: BTreeMap::new(),
             looks,
+            asked,
             loads: BTreeMap::new(),
             last_token: self.now,
             stall: 0,
@@ -137,13 +149,14 @@ impl Swarm {
         self.rearm(at, id);
     }
 
-    /// Routes on what this machine believes.
+    /// Routes on what this machine believes; with `settles`, only over nodes that answered since then.
     fn find(
         &mut self,
         at: usize,
         history: &[u32],
         deny: &[NodeId],
         seed: u32,
+        settles: Option<Millis>,
     ) -> Option<(Pipeline, Standbys)> {
         let now = self.local(at);
         let machine = &mut self.machines[at];
@@ -162,12 +175,17 @@ impl Swarm {
         let announced = |node: NodeId| {
             view.get(node).and_then(|c| c.holding(ModelId::default())).map_or(0, |holding| holding.active)
         };
-        machine.asker.leases.amend(now, &mut request, announced);
+        match settles {
+            Some(since) => machine.asker.leases.settle(now, since, &mut request, announced),
+            None => machine.asker.leases.amend(now, &mut request, announced),
+        }
         // Its own ends are not a matter of choice.
         request.policy.deny.remove(&id(at));
         let snapshot = view.snapshot(ModelId::default(), self.options.layers, id(at)).ok()?;
         machine.asker.router.prepare(&snapshot, &request).ok()?;
         let pipeline = machine.asker.router.route(&snapshot, &request).ok()?.pipeline;
+        // Who stands by need not have been looked at.
+        request.policy.allow = None;
         let ends = [pipeline.segments().first(), pipeline.segments().last()];
         let home = ends.iter().flatten().all(|segment| segment.node == id(at));
         self.checks
@@ -252,8 +270,10 @@ impl Swarm {
 
     fn look_again(&mut self, at: usize, id: SessionId) -> bool {
         let Some(live) = self.machines[at].asker.live.get(&id) else { return false };
-        let (turn, looks) = (live.turn.clone(), live.looks + 1);
-        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], looks) else { return false };
+        let (turn, looks, asked) = (live.turn.clone(), live.looks + 1, live.asked);
+        let settled = (looks + 1 == LOOKS).then(|| self.find(at, &turn.history, &[], looks, Some(asked)));
+        let found = settled.flatten().or_else(|| self.find(at, &turn.history, &[], looks, None));
+        let Some((pipeline, standbys)) = found else { return false };
         let now = self.local(at);
         let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return false };
         let closing = live.session.step(now, Event::Cancel);
@@ -267,7 +287,7 @@ impl Swarm {
         self.machines[at].asker.live.remove(&id);
         close.into_iter().for_each(|node| self.send(at, index(node), Body::Close { session: id, epoch: 1 }));
         self.report.looks += 1;
-        self.begin(at, turn, looks, &pipeline, &standbys);
+        self.begin(at, turn, (looks, asked), &pipeline, &standbys);
         true
     }
 
@@ -303,7 +323,7 @@ impl Swarm {
                 Action::Emit { position, token } => self.emit(at, id, position, token),
                 Action::FindRoute { deny } => {
                     let history = live.tokens.clone();
-                    let found = self.find(at, &history, &deny, self.now as u32);
+                    let found = self.find(at, &history, &deny, self.now as u32, None);
                     self.at(self.now + 1, Happening::Route { at, session: id, found: Box::new(found) });
                 }
                 Action::Close { node, epoch } => {
