@@ -14,6 +14,9 @@ use crate::{Millis, NodeId, Pipeline, Segment};
 const FORGIVE_MS: u64 = 500;
 /// Times somebody is forgiven without a token in between: about 32 s of waiting, after which the request is given up.
 const MOST_FORGIVEN: u32 = 10;
+/// Times that a token earns back: three tokens make up for a restart. A whole new patience for every token let a request
+/// whose every route broke at once crawl on for minutes, a token at a time out of its own log.
+pub(super) const FORGIVEN_PER_TOKEN: u32 = 2;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
 
@@ -159,7 +162,7 @@ impl Session {
     /// How long to wait this time: the time due, a quarter more or less, by the session's name, so that sessions that
     /// failed together do not return together.
     fn forgive_ms(&self) -> u64 {
-        let due = FORGIVE_MS << self.forgiven.min(3);
+        let due = FORGIVE_MS << self.waits.min(3);
         let name = self.id.as_bytes().iter().fold(0, |mixed, byte| mix(mixed ^ u64::from(*byte)));
         due * 3 / 4 + Chance::new(name ^ u64::from(self.forgiven)).next_u64() % (due / 2)
     }
@@ -168,6 +171,7 @@ impl Session {
     pub(super) fn forgive(&mut self, now: Millis, actions: &mut Vec<Action>) {
         self.forgiving = false;
         self.forgiven += 1;
+        self.waits += 1;
         // One that was suspected once may be innocent; one that failed again after it was forgiven waits longest.
         let least = self.failed.iter().map(|node| self.blame.get(node).copied()).min().flatten();
         self.failed.retain(|node| self.blame.get(node).copied() > least);
