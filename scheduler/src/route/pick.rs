@@ -2,13 +2,21 @@
 //!
 //! Walks the table from the front. At the entry, and wherever the best way on switches node, every node whose best
 //! completion stays within `near_equal` of the optimum is a candidate with weight `(optimum / cost)^8`: a route 1 %
-//! dearer is taken 0.92 times as often, one 5 % dearer 0.68 times. Since the cost of the whole route is known at each
+//! dearer is drawn 0.92 times as often, one 5 % dearer 0.68 times. Since the cost of the whole route is known at each
 //! choice, the picked route never exceeds the limit.
+//!
+//! Two are drawn, and the one that is believed less full is taken: of a stale view the better of two is safe where the best
+//! of all is a stampede (Mitzenmacher, *The power of two choices in randomized load balancing*, 2001, and *How useful is old
+//! information?*, 2000). It decides where cost does not: as long as there are free lanes everywhere, one more session costs
+//! nothing, and two equal replicas would be filled by the toss of a coin. Drawing two with the chances of the weights takes
+//! one pass: every candidate gets the key `ln(u) / weight`, the two highest win (Efraimidis and Spirakis, *Weighted random
+//! sampling with a reservoir*, 2006).
 
 use super::table::Table;
 use super::{Visit, extend};
 use crate::Request;
 use crate::chance::{Chance, mix};
+use crate::cost;
 use crate::snapshot::{NONE, Snapshot};
 
 /// How sharply cheaper routes are preferred; lower spreads wider and pays more, at 0 all near-equals are alike.
@@ -30,7 +38,8 @@ pub(super) fn near_equal(
             drawn.offer(state, weight(ms), &mut chance);
         }
     }
-    let mut state = drawn.state?;
+    let fullness = |state: usize| cost::fullness(snapshot, request, snapshot.host_of[state]);
+    let mut state = drawn.emptier(fullness)?;
     let mut spent = table.whole_from(snapshot, state) - table.to_go[state];
     let mut visits = Vec::new();
     let mut layer = 0;
@@ -55,7 +64,7 @@ pub(super) fn near_equal(
                     drawn.offer(other, weight(ms), &mut chance);
                 }
             }
-            next = drawn.state.unwrap_or(best);
+            next = drawn.emptier(fullness).unwrap_or(best);
             let host = snapshot.host_of[next];
             spent += table.price.hop(snapshot, here, host) + table.price.node[host as usize].enter;
         }
@@ -63,18 +72,30 @@ pub(super) fn near_equal(
     }
 }
 
-/// One weighted draw over a stream of candidates (reservoir of one).
+/// Weighted draws of two over a stream of candidates, as (key, state), the higher key first.
 #[derive(Default)]
 struct Drawn {
-    state: Option<usize>,
-    weight: f64,
+    first: Option<(f64, usize)>,
+    second: Option<(f64, usize)>,
 }
 
 impl Drawn {
     fn offer(&mut self, state: usize, weight: f64, chance: &mut Chance) {
-        self.weight += weight;
-        if self.state.is_none() || chance.unit() * self.weight < weight {
-            self.state = Some(state);
+        // `1 - unit` is never zero.
+        let drawn = Some(((1.0 - chance.unit()).ln() / weight, state));
+        let above =
+            |other: Option<(f64, usize)>| other.is_none_or(|other| drawn.is_some_and(|d| d.0 > other.0));
+        if above(self.first) {
+            self.second = std::mem::replace(&mut self.first, drawn);
+        } else if above(self.second) {
+            self.second = drawn;
         }
+    }
+
+    /// The first, unless the second is less full.
+    fn emptier(&self, fullness: impl Fn(usize) -> f64) -> Option<usize> {
+        let first = self.first?.1;
+        let second = self.second.map(|drawn| drawn.1);
+        Some(second.filter(|second| fullness(*second) < fullness(first)).unwrap_or(first))
     }
 }
