@@ -39,7 +39,7 @@ pub(super) fn near_equal(
         }
     }
     let fullness = |state: usize| cost::fullness(snapshot, request, snapshot.host_of[state]);
-    let mut state = drawn.emptier(fullness)?;
+    let mut state = drawn.better(fullness)?;
     let mut spent = table.whole_from(snapshot, state) - table.to_go[state];
     let mut visits = Vec::new();
     let mut layer = 0;
@@ -64,7 +64,7 @@ pub(super) fn near_equal(
                     drawn.offer(other, weight(ms), &mut chance);
                 }
             }
-            next = drawn.emptier(fullness).unwrap_or(best);
+            next = drawn.better(fullness).unwrap_or(best);
             let host = snapshot.host_of[next];
             spent += table.price.hop(snapshot, here, host) + table.price.node[host as usize].enter;
         }
@@ -72,30 +72,38 @@ pub(super) fn near_equal(
     }
 }
 
-/// Weighted draws of two over a stream of candidates, as (key, state), the higher key first.
+/// Weighted draws of two over a stream of candidates, the one with the higher key first.
 #[derive(Default)]
 struct Drawn {
-    first: Option<(f64, usize)>,
-    second: Option<(f64, usize)>,
+    first: Option<Candidate>,
+    second: Option<Candidate>,
+}
+
+#[derive(Clone, Copy)]
+struct Candidate {
+    key: f64,
+    weight: f64,
+    state: usize,
 }
 
 impl Drawn {
     fn offer(&mut self, state: usize, weight: f64, chance: &mut Chance) {
         // `1 - unit` is never zero.
-        let drawn = Some(((1.0 - chance.unit()).ln() / weight, state));
-        let above =
-            |other: Option<(f64, usize)>| other.is_none_or(|other| drawn.is_some_and(|d| d.0 > other.0));
+        let drawn = Candidate { key: (1.0 - chance.unit()).ln() / weight, weight, state };
+        let above = |other: Option<Candidate>| other.is_none_or(|other| drawn.key > other.key);
         if above(self.first) {
-            self.second = std::mem::replace(&mut self.first, drawn);
+            self.second = self.first.replace(drawn);
         } else if above(self.second) {
-            self.second = drawn;
+            self.second = Some(drawn);
         }
     }
 
-    /// The first, unless the second is less full.
-    fn emptier(&self, fullness: impl Fn(usize) -> f64) -> Option<usize> {
-        let first = self.first?.1;
-        let second = self.second.map(|drawn| drawn.1);
-        Some(second.filter(|second| fullness(*second) < fullness(first)).unwrap_or(first))
+    /// The less full of the two, of two alike the cheaper.
+    fn better(&self, fullness: impl Fn(usize) -> f64) -> Option<usize> {
+        let one = self.first?;
+        let Some(other) = self.second else { return Some(one.state) };
+        let emptier = fullness(other.state).total_cmp(&fullness(one.state));
+        let order = emptier.then(one.weight.total_cmp(&other.weight));
+        Some(if order.is_lt() { other.state } else { one.state })
     }
 }
