@@ -1,5 +1,6 @@
 //! What the swarm reports.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use libp2p::core::ConnectedPoint;
@@ -11,7 +12,7 @@ use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay};
 
 use super::{EventLoop, Met, Report, address, unix_now, upkeep};
-use crate::behaviour::BehaviourEvent;
+use crate::behaviour::{BehaviourEvent, split_life};
 use crate::control;
 use crate::error::Error;
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
@@ -38,8 +39,8 @@ impl EventLoop {
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
-            SwarmEvent::ConnectionClosed { peer_id, num_established, .. } => {
-                self.on_closed(&peer_id, num_established);
+            SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, .. } => {
+                self.on_closed(&peer_id, connection_id, num_established);
             }
             SwarmEvent::OutgoingConnectionError { peer_id, connection_id, error } => {
                 self.on_dial_error(peer_id, connection_id, &error);
@@ -98,10 +99,11 @@ impl EventLoop {
             since: now,
             rtt_ms: None,
             agent: String::new(),
+            life: None,
             told: None,
             served: None,
             relays: false,
-            missed: 0,
+            missed: HashMap::new(),
             forwarder: Forwarder::new(now),
             deaf_until: None,
         });
@@ -114,8 +116,11 @@ impl EventLoop {
         self.tell_path(&peer);
     }
 
-    fn on_closed(&mut self, peer: &PeerId, left: u32) {
+    fn on_closed(&mut self, peer: &PeerId, connection: ConnectionId, left: u32) {
         if left > 0 {
+            if let Some(met) = self.met.get_mut(peer) {
+                met.missed.remove(&connection);
+            }
             return self.tell_path(peer);
         }
         let Some(met) = self.met.remove(peer) else { return };
@@ -274,7 +279,12 @@ impl EventLoop {
         let Some(path) = self.swarm.behaviour().link.path(&peer) else { return };
         let Some(met) = self.met.get_mut(&peer) else { return };
         let node = met.node;
-        met.agent = info.agent_version.chars().filter(|c| !c.is_control()).take(64).collect();
+        let (agent, life) = split_life(&info.agent_version);
+        if life.is_some() && met.life.is_some_and(|known| Some(known) != life) {
+            return self.meet_anew(&peer);
+        }
+        met.life = life;
+        met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
         met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
         let fresh = met.told.is_none();
         if met.told != Some(path) {
@@ -314,20 +324,32 @@ impl EventLoop {
         }
     }
 
+    /// `peer` was started again and its old connections are dead, which nobody has noticed yet: QUIC says nothing when a
+    /// process dies. All are closed, the new one too, because gossipsub introduces itself on a first connection only: a
+    /// peer met beside its own ghost would never hear from this node, nor this node from it. The address book dials it
+    /// again at once, and so does the peer. Two processes under one key part each other so for as long as both run.
+    fn meet_anew(&mut self, peer: &PeerId) {
+        tracing::info!(%peer, "it was started again, its old connections are closed");
+        // Gone already is fine.
+        let _ = self.swarm.disconnect_peer_id(*peer);
+    }
+
     fn on_ping(&mut self, event: ping::Event) {
         let Some(met) = self.met.get_mut(&event.peer) else { return };
         match event.result {
             Ok(elapsed) => {
                 let ms = elapsed.as_secs_f64() * 1e3;
-                (met.rtt_ms, met.missed) = (Some(ms), 0);
+                met.rtt_ms = Some(ms);
+                met.missed.remove(&event.connection);
                 if met.told.is_some() {
                     self.outbox.may(Event::RoundTrip { node: met.node, ms });
                 }
             }
             Err(ping::Failure::Unsupported) => {}
             Err(error) => {
-                met.missed += 1;
-                if met.missed >= MAX_MISSED {
+                let missed = met.missed.entry(event.connection).or_default();
+                *missed += 1;
+                if *missed >= MAX_MISSED {
                     tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
                     self.swarm.close_connection(event.connection);
                 }
