@@ -275,3 +275,25 @@ async fn who_is_started_again_unnoticed_is_met_anew() {
     into.recv_exact(&mut bytes).await.unwrap();
     assert_eq!(&bytes, b"headpayload");
 }
+
+/// QUIC is dialed faster, TCP carries faster near by and ends with the process at its other end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_near_peer_is_met_over_tcp_too() {
+    let both = || Config { listen: vec![TCP.to_owned(), QUIC.to_owned()], ..config(1, TCP) };
+    let first = tokio::runtime::Runtime::new().unwrap();
+    let (peer, events) = first.spawn(node(both())).await.unwrap();
+    let quic = peer.addresses().await.into_iter().find(|a| a.contains("quic")).unwrap();
+    let (me, mut of_me) = node(config(2, QUIC)).await;
+    me.dial(&quic).await.unwrap();
+    let met = async {
+        while !me.peers().await.iter().any(|p| p.addresses[0].contains("/tcp/")) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, met).await.expect("a TCP connection");
+    // Its process dies: the TCP connection ends and takes the silent one along.
+    first.shutdown_background();
+    drop((peer, events));
+    disconnected(&mut of_me, identity(1).node()).await;
+    assert_eq!(me.peers().await, []);
+}

@@ -8,6 +8,7 @@ use libp2p::core::transport::ListenerId;
 use libp2p::gossipsub::{self, MessageAcceptance, MessageId};
 use libp2p::kad::{self, GetProvidersOk, QueryResult};
 use libp2p::multiaddr::Protocol;
+use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay};
 
@@ -39,8 +40,15 @@ impl EventLoop {
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
-            SwarmEvent::ConnectionClosed { peer_id, connection_id, num_established, .. } => {
+            SwarmEvent::ConnectionClosed { peer_id, connection_id, endpoint, num_established, cause } => {
                 self.on_closed(&peer_id, connection_id, num_established);
+                // A near peer's TCP connection ends when its process does: what remains is a ghost.
+                let lost =
+                    cause.is_some() && !endpoint.is_relayed() && path::is_near(path::classify(&endpoint));
+                if lost && num_established > 0 && self.swarm.behaviour().link.is_quic_only(&peer_id) {
+                    tracing::debug!(peer = %peer_id, "its TCP connection ended, the others are closed");
+                    let _ = self.swarm.disconnect_peer_id(peer_id);
+                }
             }
             SwarmEvent::OutgoingConnectionError { peer_id, connection_id, error } => {
                 self.on_dial_error(peer_id, connection_id, &error);
@@ -300,8 +308,12 @@ impl EventLoop {
         let local_only = self.loopback_only;
         let meant =
             |a: &Multiaddr| plausible(a, path) && !(local_only && path::of_address(a) != Path::Loopback);
+        let mut over_tcp = Vec::new();
         for address in info.listen_addrs.into_iter().filter(meant).take(MAX_ADDRESSES) {
             let address = split_peer(address).0;
+            if path::of_address(&address) == path && address.iter().any(|p| matches!(p, Protocol::Tcp(_))) {
+                over_tcp.push(address.clone());
+            }
             self.book.add(peer, address.clone(), Source::Found, now);
             if speaks_kad {
                 self.swarm.behaviour_mut().kad.add_address(&peer, address);
@@ -318,9 +330,24 @@ impl EventLoop {
             }
             self.catch_up.push_back(peer);
             self.next_catch_up();
+            self.meet_over_tcp(peer, path, over_tcp);
         }
         if self.reachability == Reachability::Private {
             self.seek_relays();
+        }
+    }
+
+    /// A near peer that this node met over QUIC, which dials faster, is met over TCP too: streams take that, it is faster
+    /// there, and it ends at once when the peer's process dies, where QUIC is silent for seconds.
+    fn meet_over_tcp(&mut self, peer: PeerId, path: Path, addresses: Vec<Multiaddr>) {
+        let link = &self.swarm.behaviour().link;
+        if !path::is_near(path) || addresses.is_empty() || !link.is_dialed(&peer) || !link.is_quic_only(&peer)
+        {
+            return;
+        }
+        let options = DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses).build();
+        if let Err(error) = self.swarm.dial(options) {
+            tracing::debug!(%peer, %error, "QUIC will do");
         }
     }
 
