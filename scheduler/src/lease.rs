@@ -16,7 +16,7 @@
 //!     └─ amend, last settle ◀── Again ◀──┘
 //! ```
 //!
-//! "Busier" is: no free lane, and over an eighth of a batch more sessions than believed. Less than that changes the price of
+//! "Busier" is: no free lane, and over a quarter of a batch more sessions than believed. Less than that changes the price of
 //! a step by less than a look costs. Two requesters that look at the same moment may still collide; the second look of
 //! either sees the other.
 //!
@@ -87,7 +87,7 @@ impl Leases {
         for answer in answers {
             let believed = self.sessions(now, answer.node).unwrap_or(0).max(announced(answer.node));
             crowded |= answer.sessions >= answer.lanes
-                && answer.sessions > believed.saturating_add(answer.lanes / 8);
+                && answer.sessions > believed.saturating_add(answer.lanes / 4);
             remember(&mut self.heard, now, answer.node, (now, answer.sessions), |entry| entry.0, HEARD_MS);
         }
         if crowded && looks + 1 < LOOKS {
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(amended(&leases, 1, 0).in_flight, [(NodeId::numbered(1), 7), (NodeId::numbered(2), 3)]);
         // The same answer again is no surprise, neither is one that was announced. Who takes a lease counts from then on.
         assert_eq!(leases.heard(Millis(2), 1, &crowd, |_| 0), Verdict::Take);
-        assert_eq!(Leases::default().heard(Millis(2), 0, &crowd, |_| 7), Verdict::Take);
+        assert_eq!(Leases::default().heard(Millis(2), 0, &crowd, |_| 6), Verdict::Take);
         assert_eq!(amended(&leases, 3, 5).in_flight, [(NodeId::numbered(1), 3)]);
         assert_eq!(amended(&leases, 2 + HEARD_MS, 0).in_flight, []);
     }
