@@ -133,7 +133,7 @@ impl Session {
             Recovery::Switch(segments) => Some((other, segments, true)),
             // What comes of its own silence is decided when it is noticed.
             Recovery::Reroute => {
-                self.budget.spare_reroute();
+                self.budget.spare_search();
                 None
             }
             _ => None,
