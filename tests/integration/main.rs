@@ -21,5 +21,6 @@ mod repo;
 mod routes;
 mod soak;
 mod swarm;
+mod tolerance;
 mod verify;
 mod wire;

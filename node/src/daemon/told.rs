@@ -86,6 +86,11 @@ fn checked_stages(report: &Report, plan: &Value) -> Vec<Value> {
             stage["checked_positions"] = json!(upto);
         }
     }
+    for (layers, rows, median) in &report.near {
+        if let Some(stage) = stages.iter_mut().find(|stage| stage["start"] == layers.start()) {
+            stage["near"] = json!({ "positions": rows, "distance": median });
+        }
+    }
     stages
 }
 

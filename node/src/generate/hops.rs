@@ -175,7 +175,11 @@ impl Conductor {
         if !contradicted.is_empty() {
             return contradicted;
         }
-        if differs {
+        let exact = [Some(node), self.logs.author(layer, from)]
+            .into_iter()
+            .flatten()
+            .all(|node| !self.plan.approx.contains(&node));
+        if differs && exact {
             // The same inputs gave other bits. The first answer stands: it was used.
             self.report.evidence += 1;
             tracing::warn!(stage, layer, from, "two answers for one position differ");

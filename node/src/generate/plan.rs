@@ -164,7 +164,10 @@ pub struct Report {
     pub evidence: u32,
     /// By segment that others ran: its layers, who else computed the same, and up to which position.
     pub checks: Vec<(LayerRange, Vec<NodeId>, u32)>,
-    /// Share of what others computed that was checked; 1 when nobody else computed.
+    /// Segments of nodes that compute other bits which were found near enough: the layers, rows compared, and the median of
+    /// their distances ([`shard::tolerance`]).
+    pub near: Vec<(LayerRange, u32, f64)>,
+    /// Share of what others computed that was checked bit for bit; 1 when nobody else computed.
     pub verified: f64,
     /// The first token that was read and followed from a lie.
     pub integrity: Option<u32>,
@@ -207,6 +210,7 @@ impl Report {
             wire_bytes: (0, 0),
             evidence: 0,
             checks: Vec::new(),
+            near: Vec::new(),
             verified: 1.0,
             integrity: None,
             thirds: 0,

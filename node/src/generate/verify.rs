@@ -22,7 +22,8 @@
 //! it is found, at most a few frames later, and the answer then says so.
 //!
 //! Limits: an audit needs the model's file ([`crate::audit`]); where nobody follows and nobody can audit, nothing is
-//! checked and the answer says that. Nodes of class `approx` are not compared by bits.
+//! checked and the answer says that. Nodes of class `approx` are not compared by bits: a segment that one runs is drawn like
+//! any other, and its rows must be near what its layers give ([`shard::tolerance`]). They never serve a strict answer.
 
 use std::{
     collections::BTreeSet,
@@ -40,6 +41,7 @@ use p2p::{
     },
 };
 use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event, trust::Outcome};
+use shard::tolerance::{self, Verdict};
 
 use super::{
     Conductor, Progress,
@@ -121,10 +123,17 @@ impl Conductor {
             rounding: self.rounding.clone(),
             inner: false,
         };
+        let terms = Terms { class: if self.is_approx(layers) { Class::Approx } else { Class::D1 }, ..terms };
         let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
         self.checks.books.push(Book::new(terms, positions));
         let last = self.checks.books.len() - 1;
         &mut self.checks.books[last]
+    }
+
+    /// Whether a node that computes other bits runs exactly `layers`.
+    fn is_approx(&self, layers: LayerRange) -> bool {
+        let mut segments = self.machine.segments().filter(|segment| segment.layers == layers);
+        segments.any(|segment| self.plan.approx.contains(&segment.node))
     }
 
     fn checked(&self, layers: LayerRange) -> u32 {
@@ -165,7 +174,8 @@ impl Conductor {
             return true;
         }
         let current = commit.session == self.plan.session && commit.epoch >= self.checks.since_epoch;
-        if current && !self.plan.approx.contains(&node) && self.plan.verify != Verify::Off {
+        let exact = !self.plan.approx.contains(&node) && !self.is_approx(layers);
+        if current && exact && self.plan.verify != Verify::Off {
             self.book(layers).signed(node, follows, commit);
         }
         false
@@ -277,6 +287,16 @@ impl Conductor {
     /// the two.
     pub(super) fn convict(&mut self, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {
         let Some(node) = self.logs.author(layers.end(), at) else { return Vec::new() };
+        if self.plan.approx.contains(&node) {
+            // Its rows are others than those of whoever took over from it, and no lie.
+            self.book(layers).undecided = true;
+            return Vec::new();
+        }
+        self.forget(node, layers, at, upto)
+    }
+
+    /// `node` gave wrong rows from position `at` on: it and all that follows from them are left.
+    fn forget(&mut self, node: NodeId, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {
         let mut book = Book::new(self.book(layers).terms.clone(), 0);
         std::mem::swap(&mut book, self.book(layers));
         let suspect = Suspect { node, layers, at, upto, book, logs: self.logs.clone() };
@@ -416,6 +436,10 @@ impl Conductor {
                 continue;
             };
             self.suspected(node, one.layers, &commit);
+            if self.is_approx(one.layers) {
+                // Nobody's word is compared there; what its rows add up to is.
+                self.book(one.layers);
+            }
             let follows =
                 self.machine.segments().all(|segment| segment != Segment { node, layers: one.layers });
             self.signed(one.layers, node, follows, commit);
@@ -530,17 +554,59 @@ impl Conductor {
             || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
         let cheap = self.plan.layer_bytes.saturating_mul(u64::from(layers.len())) <= MAX_AUDIT_BYTES;
         let open = self.checked(layers) < reached && (self.strict() || drawn && cheap);
-        if !(disputed || open) || self.plan.approx.contains(&segment.node) {
+        if !(disputed || open) {
             return;
         }
         let (Some(auditor), Some((case, said))) = (self.means.auditor.clone(), self.case(layers)) else {
             return;
         };
+        if self.plan.approx.contains(&segment.node) {
+            if let Ok(Some(own)) = tokio::time::timeout(AUDIT, auditor.outputs(&case)).await {
+                self.look_near(segment, &case, &own, &said);
+            }
+            return;
+        }
         let found = tokio::time::timeout(AUDIT, auditor.audit(&case, &said)).await.ok().flatten();
         self.checks.audits += 1;
         let round = self.checks.audits;
         self.book(layers).audit = Some(round);
         self.audited(layers, round, found);
+    }
+
+    /// Judges the rows `said` of a segment whose node computes other bits by how far they are from our `own`.
+    fn look_near(&mut self, segment: Segment, case: &Case, own: &[u8], said: &[u8]) {
+        let Segment { node, layers } = segment;
+        let values = |wire, bytes: &[u8]| {
+            let rows = bytes.len() / codec::encoded_len(wire, 1, case.hidden)?.max(1);
+            let mut values = Vec::new();
+            codec::decode(wire, case.hidden, rows, bytes, &mut values).ok().map(|()| values)
+        };
+        let (Some(entered), Some(own), Some(said)) =
+            (values(case.inputs.0, &case.inputs.1), values(case.output, own), values(case.output, said))
+        else {
+            return;
+        };
+        let distances = tolerance::distances(&entered, &own, &said, case.hidden);
+        let rows = distances.len() as u32;
+        let verdict = tolerance::judge(&distances);
+        tracing::debug!(%node, %layers, rows, ?verdict, "computed again, within a tolerance");
+        match verdict {
+            Verdict::Near { median } => {
+                self.report.near.push((layers, rows, median));
+                self.checks.outcomes.push((node, Outcome::Verified { tokens: u64::from(rows) }));
+            }
+            Verdict::Unclear { .. } => {}
+            Verdict::Far { row, median } => {
+                tracing::warn!(%node, %layers, row, median, "too far off for any hardware");
+                // Its inputs are known for sure where they came from here; else a lying neighbor may have sent others.
+                let before = self.machine.segments().take_while(|other| *other != segment).last();
+                if before.is_none_or(|before| before.node == self.means.me) {
+                    self.checks.outcomes.push((node, Outcome::Mismatch));
+                    self.report.convicted.push(node);
+                }
+                self.forget(node, layers, row as u32, None);
+            }
+        }
     }
 
     /// What is to be remembered of everybody, and said of the answer.
