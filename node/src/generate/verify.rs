@@ -188,16 +188,17 @@ impl Conductor {
         }
     }
 
+    /// Compares what can be compared; the segments that two disagree about and nobody looks into yet.
+    fn disputed(&mut self) -> Vec<LayerRange> {
+        let logs = &self.logs;
+        let open = |book: &Book| book.audit.is_none() && book.third.is_none() && !book.undecided;
+        let books = self.checks.books.iter_mut();
+        books.filter_map(|book| (book.compare(logs) && open(book)).then(|| book.layers())).collect()
+    }
+
     /// Compares what can be compared and looks into what does not agree.
     pub(super) fn check(&mut self) {
-        let mut disputed = Vec::new();
-        for book in &mut self.checks.books {
-            let open = book.audit.is_none() && book.third.is_none() && !book.undecided;
-            if book.compare(&self.logs) && open {
-                disputed.push(book.layers());
-            }
-        }
-        for layers in disputed {
+        for layers in self.disputed() {
             if !self.ask_third(layers) {
                 tracing::info!(%layers, "two nodes disagree; computing it again");
                 self.start_audit(layers);
@@ -459,7 +460,14 @@ impl Conductor {
                 && work.grant.is_current(clock::receipt_s())
                 && book.chain.agrees(&commit) == Some(true);
             if !fits {
-                tracing::info!(%node, layers = %one.layers, "a bill that does not fit the log is not signed");
+                tracing::info!(
+                    commit.pos,
+                    commit.epoch,
+                    work.prefill_tokens,
+                    work.decode_tokens,
+                    emitted,
+                    fits = ?book.chain.agrees(&commit),
+                    %node, layers = %one.layers, "a bill that does not fit the log is not signed");
                 continue;
             }
             let Ok(receipt) = Receipt::cosign(one.offer.as_slice(), &self.means.identity) else { continue };
@@ -488,7 +496,10 @@ impl Conductor {
         involved.extend(self.shadows.values());
         let until = tokio::time::Instant::now() + SETTLE;
         loop {
-            self.ask_thirds();
+            // Where nobody can be asked it is computed again below.
+            for layers in self.disputed() {
+                self.ask_third(layers);
+            }
             self.hear_thirds();
             let asked = self.checks.books.iter().filter_map(|book| Some(book.third?.asked)).max();
             let third = asked.is_some();
@@ -522,19 +533,6 @@ impl Conductor {
             }
         }
         self.conclude(&strangers);
-    }
-
-    /// Asks about what the last signatures left open.
-    fn ask_thirds(&mut self) {
-        let mut disputed = Vec::new();
-        for book in &mut self.checks.books {
-            if book.compare(&self.logs) && book.audit.is_none() {
-                disputed.push(book.layers());
-            }
-        }
-        for layers in disputed {
-            self.ask_third(layers);
-        }
     }
 
     /// Audits a segment that is disputed, or drawn and not checked to its end.
