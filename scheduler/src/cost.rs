@@ -312,6 +312,13 @@ fn busy(host: &Host, running: u32) -> f64 {
     (together / f64::from(host.batch_knee.max(1))).max(1.0)
 }
 
+/// Sessions believed on a host over those it serves side by side, this one not counted.
+pub(crate) fn fullness(snapshot: &Snapshot, request: &Request, host: u32) -> f64 {
+    let host = &snapshot.hosts[host as usize];
+    let sessions = f64::from(host.active) + f64::from(running_on(request, host.id));
+    sessions / f64::from(host.batch_knee.max(1))
+}
+
 /// Prices a given pipeline, leg by leg, checking that it may run at all.
 ///
 /// # Errors

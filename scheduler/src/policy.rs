@@ -32,7 +32,8 @@ pub struct RoutePolicy {
     /// Among routes within this fraction of the best one a request picks by its seed, so that requesters who
     /// route on the same stale view do not all run to the same node. Zero always takes the best. At the default of
     /// 0.02 leases do most of the spreading (see [`crate::lease`]). In the simulations (seeds 200 to 229) it makes no
-    /// difference to zero at the p99 per token between two continents, where nobody crowds, and is 7 % faster in a flash crowd.
+    /// difference to zero at the p99 per token, neither between two continents nor in a flash crowd; where nodes are alike it
+    /// decides which of them serves.
     pub near_equal: f64,
     /// Refuse a route predicted to take longer than this, in ms.
     pub deadline_ms: Option<f64>,

@@ -107,12 +107,32 @@ pub struct Budget {
     crashes: u32,
     /// Steps that have not paid for anything yet.
     steps: u32,
+    /// What the last search for a route was paid from, until it is known whether it burdened anybody.
+    search: Paid,
+}
+
+/// Which purse paid for a search.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Paid {
+    #[default]
+    Nothing,
+    Reroute,
+    Misroute,
 }
 
 impl Default for Budget {
     /// One hedge in hand, eight switches, three retries, four reroutes, and eight for routes that were wrong.
     fn default() -> Self {
-        Self { hedges: 1.0, switches: 8, retries: 3, reroutes: 4, misroutes: 8, crashes: 0, steps: 0 }
+        Self {
+            hedges: 1.0,
+            switches: 8,
+            retries: 3,
+            reroutes: 4,
+            misroutes: 8,
+            crashes: 0,
+            steps: 0,
+            search: Paid::Nothing,
+        }
     }
 }
 
@@ -166,6 +186,7 @@ impl Budget {
         // The cover was chosen with the same wrong idea; the view knows better now, and every such move teaches it.
         if failure == Failure::Misrouted && self.misroutes > 0 {
             self.misroutes -= 1;
+            self.search = Paid::Misroute;
             return Recovery::Reroute;
         }
         if !options.cover.is_empty() && self.switches > 0 {
@@ -183,9 +204,14 @@ impl Budget {
         Recovery::Switch(to)
     }
 
-    /// The last reroute found nobody: it burdened nobody.
-    pub(crate) fn spare_reroute(&mut self) {
-        self.reroutes += 1;
+    /// The last search found nobody and burdened nobody: what was paid for it is given back, once. A search that nothing was
+    /// paid for gives nothing back, or waiting would pay for moves and a request could crawl on for ever.
+    pub(crate) fn spare_search(&mut self) {
+        match std::mem::take(&mut self.search) {
+            Paid::Nothing => {}
+            Paid::Reroute => self.reroutes += 1,
+            Paid::Misroute => self.misroutes += 1,
+        }
     }
 
     /// Pays for another pipeline.
@@ -194,6 +220,7 @@ impl Budget {
             return Recovery::GiveUp(GiveUp::Exhausted);
         }
         self.reroutes -= 1;
+        self.search = Paid::Reroute;
         Recovery::Reroute
     }
 }
@@ -250,6 +277,19 @@ mod tests {
         assert_eq!(budget.next(Failure::Closed, &none, true), Recovery::GiveUp(GiveUp::Exhausted));
         budget.step_done();
         assert_eq!(budget.next(Failure::Closed, &none, true), Recovery::Reroute);
+    }
+
+    #[test]
+    fn a_search_is_given_back_once_to_the_purse_that_paid() {
+        let none = Options::default();
+        let full = Budget::default();
+        for (failure, left) in [(Failure::Closed, (3, 8)), (Failure::Misrouted, (4, 7))] {
+            let mut budget = full.clone();
+            assert_eq!(budget.next(failure, &none, true), Recovery::Reroute);
+            assert_eq!((budget.reroutes, budget.misroutes), left);
+            (0..3).for_each(|_| budget.spare_search());
+            assert_eq!(budget, full, "{failure:?}");
+        }
     }
 
     #[test]

@@ -302,26 +302,51 @@ proptest! {
         }
     }
 
-    /// Whatever comes, waits, is cancelled, panics or ends: slots and memory are never oversold, every one comes back
+    /// Two replicas alike, one requester that knows what it has running: at every moment they are within one request of each
+    /// other, below the knee, where one more costs nothing, as above it.
+    #[test]
+    fn equal_replicas_are_within_one_request(
+        (knee, others, seeds) in (1u32..40, 0u32..60, vec(any::<u64>(), 1..80)),
+        (visit, hop) in (0.0f64..20.0, 0.0f64..100.0),
+    ) {
+        let mut replicas = Replicas::new([1.0, 1.0], knee);
+        replicas.hosts.iter_mut().for_each(|host| (host.active, host.visit_ms) = (others, visit));
+        for seed in seeds {
+            let running = replicas.serve(seed, hop);
+            prop_assert!(running[0].abs_diff(running[1]) <= 1, "{running:?}");
+        }
+    }
+
+    /// Whatever comes, waits, is cancelled, panics, runs out of time or ends: slots and memory are never oversold, every one comes back
     /// once, no slot idles while somebody who fits waits, and whoever can be served is.
     #[test]
-    fn the_door_loses_nobody(steps in vec((0u8..5, 0u64..6, 0usize..5, 0u64..60, 0u64..4_000), 1..150)) {
+    fn the_door_loses_nobody(steps in vec((0u8..7, 0u64..6, 0usize..5, 0u64..60, 0u64..4_000), 1..150)) {
         let tiers = [1.0, 2.0, 4.0].map(|weight| Tier { weight, share: 2 }).to_vec();
         let mut door = Admission::new(Limits { slots: 4, kv_bytes: 100, waiting: 20, tiers });
         let mut held: Vec<(Ask, SlotGuard)> = Vec::new();
-        let mut waiting: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut waiting: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         let (mut now, mut id) = (0, 0);
         for (what, who, tier, bytes, dt) in steps {
             now += dt;
             match what {
                 0..=2 => {
                     id += 1;
-                    let ask = Ask { id, requester: NodeId::numbered(who), tier, kv_bytes: bytes, deadline: None, predicted_ms: 0.0 };
+                    let until = if what == 2 { now + 200 * bytes } else { u64::MAX };
+                    let deadline = (what == 2).then_some(Millis(until));
+                    let ask = Ask { id, requester: NodeId::numbered(who), tier, kv_bytes: bytes, deadline, predicted_ms: 0.0 };
                     if door.submit(Millis(now), ask).is_ok() {
-                        waiting.insert(id, bytes);
+                        waiting.insert(id, (bytes, until));
                     }
                 }
                 3 if !held.is_empty() => drop(held.swap_remove(bytes as usize % held.len())),
+                4 if !held.is_empty() => {
+                    let gone = held.swap_remove(bytes as usize % held.len());
+                    let dies = std::panic::AssertUnwindSafe(|| {
+                        let _gone = gone;
+                        std::panic::resume_unwind(Box::new("the worker died"));
+                    });
+                    prop_assert!(std::panic::catch_unwind(dies).is_err());
+                }
                 _ => {
                     let at = waiting.keys().nth(bytes as usize % waiting.len().max(1)).copied();
                     if let Some(at) = at {
@@ -331,13 +356,15 @@ proptest! {
                 }
             }
             while let Some((ask, guard)) = door.next(Millis(now)) {
-                prop_assert_eq!(waiting.remove(&ask.id), Some(ask.kv_bytes));
+                let waited = waiting.remove(&ask.id);
+                prop_assert!(waited.is_some_and(|(bytes, until)| bytes == ask.kv_bytes && now < until));
                 held.push((ask, guard));
             }
+            waiting.retain(|_, (_, until)| now < *until);
             let used: u64 = held.iter().map(|(ask, _)| ask.kv_bytes).sum();
             prop_assert!(held.len() <= 4 && used <= 100);
             prop_assert_eq!((door.running(), door.kv_used(), door.waiting()), (held.len(), used, waiting.len()));
-            let smallest = waiting.values().min().copied();
+            let smallest = waiting.values().map(|waiting| waiting.0).min();
             prop_assert!(held.len() == 4 || !held.is_empty() || smallest.is_none(), "an empty node lets somebody wait");
         }
         held.clear();
@@ -347,6 +374,7 @@ proptest! {
                 waiting.remove(&ask.id);
             }
         }
+        waiting.retain(|_, (_, until)| now < *until);
         prop_assert!(waiting.is_empty(), "{waiting:?}");
         prop_assert_eq!((door.running(), door.kv_used(), door.waiting()), (0, 0, 0));
     }
@@ -417,30 +445,47 @@ fn claim() -> impl Strategy<Value = Claim> {
     )
 }
 
+/// Two nodes with the whole model and the requests that one requester has running there.
+struct Replicas {
+    hosts: [Host; 2],
+    running: [u32; 2],
+    router: Router,
+}
+
+impl Replicas {
+    fn new(decode_ms: [f64; 2], knee: u32) -> Self {
+        let all: LayerSet = LayerRange::new(0, 8).unwrap().into();
+        let mut hosts =
+            [1, 2].map(|id| Host::new(NodeId::numbered(id), all.clone(), decode_ms[id as usize - 1]));
+        hosts.iter_mut().for_each(|host| host.batch_knee = knee);
+        Self { hosts, running: [0; 2], router: Router::default() }
+    }
+
+    /// One more request, `hop_ms` away from either; what runs then.
+    fn serve(&mut self, seed: u64, hop_ms: f64) -> [u32; 2] {
+        let links = Links::Matrix(vec![hop_ms; 4]);
+        let snapshot = Snapshot::new(ModelId::default(), 8, None, self.hosts.to_vec(), &links).unwrap();
+        let mut request = Request::new(NodeId::default(), Shape::ONE_TOKEN);
+        request.requester = None;
+        request.seed = seed;
+        request.in_flight = self.hosts.iter().map(|host| host.id).zip(self.running).collect();
+        self.router.prepare(&snapshot, &request).unwrap();
+        let node = self.router.route(&snapshot, &request).unwrap().pipeline.segments()[0].node;
+        self.running[usize::from(node == self.hosts[1].id)] += 1;
+        self.running
+    }
+}
+
 /// Twenty requests over two replicas, one 6 % slower, end within one of each other; a constant price of load instead of a
 /// convex one gives 16 and 4.
 #[test]
 fn two_replicas_share_alike() {
-    let all: LayerSet = LayerRange::new(0, 8).unwrap().into();
     for (slower, knee) in [(1.0, 1), (1.06, 1), (1.0, 4), (1.06, 4)] {
-        let hosts = [(1, 1.0), (2, slower)].map(|(id, ms)| {
-            let mut host = Host::new(NodeId::numbered(id), all.clone(), ms);
-            host.batch_knee = knee;
-            host
+        let mut replicas = Replicas::new([1.0, slower], knee);
+        (0..20).for_each(|seed| {
+            replicas.serve(seed, 1.0);
         });
-        let links = Links::Matrix(vec![1.0; 4]);
-        let snapshot = Snapshot::new(ModelId::default(), 8, None, hosts.to_vec(), &links).unwrap();
-        let mut request = Request::new(NodeId::default(), Shape::ONE_TOKEN);
-        request.requester = None;
-        let mut router = Router::default();
-        let mut running = [0u32; 2];
-        for seed in 0..20 {
-            request.seed = seed;
-            request.in_flight = (1..=2).map(|id| (NodeId::numbered(id), running[id as usize - 1])).collect();
-            router.prepare(&snapshot, &request).unwrap();
-            let node = router.route(&snapshot, &request).unwrap().pipeline.segments()[0].node;
-            running[usize::from(node == NodeId::numbered(2))] += 1;
-        }
+        let running = replicas.running;
         assert!(running[0].abs_diff(running[1]) <= 1, "{slower} {knee}: {running:?}");
     }
 }

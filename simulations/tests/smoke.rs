@@ -80,12 +80,12 @@ fn bad_scenarios_are_named() {
 #[test]
 fn a_crowd_does_not_herd() {
     let scenario = Scenario::parse(SCENARIOS[8]).unwrap();
-    for seed in 1..4 {
+    for seed in 1..9 {
         let outcome = run(&scenario, Policy::Ours, seed);
         let (half, most) = (percentile(&outcome.spread, 0.5), percentile(&outcome.spread, 0.99));
         assert!(half <= 1.2 && most <= 1.5, "seed {seed}: {half} {most}");
-        assert!(percentile(&run(&scenario, Policy::Petals, seed).spread, 0.5) > 4.0, "nobody was crowded");
     }
+    assert!(percentile(&run(&scenario, Policy::Petals, 1).spread, 0.5) > 4.0, "nobody was crowded");
 }
 
 /// Machines that came one by one hold what suited the swarm then; keepers put that right, a few at a time, and nobody who

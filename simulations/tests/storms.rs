@@ -68,6 +68,16 @@ fn who_waits_in_a_circle_gets_through() {
     );
 }
 
+/// Swarms in which no two nodes can talk: a request that got one token at a time out of the requester's log went on for minutes,
+/// because waiting paid for its moves, and every token renewed all of its patience.
+#[test]
+fn who_gets_nowhere_ends() {
+    for seed in [3_529, 10_003_118] {
+        let options = Options::draw(seed);
+        assert_eq!(run(&options).violations, [""; 0], "{options:?}");
+    }
+}
+
 /// Without faults nobody recovers from anything, and everything is served.
 #[test]
 fn calm_needs_no_recovery() {

@@ -14,6 +14,7 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::rc::Rc;
 
 use super::table::Table;
 use super::{Visit, fits, follow};
@@ -156,8 +157,8 @@ struct Label {
     layer: u32,
     parent: u32,
     spent: f64,
-    /// Layers run so far on capped nodes, by node.
-    used: Vec<(u32, u32)>,
+    /// Layers run so far on capped nodes, by node; labels that differ only in where they go next share it.
+    used: Rc<[(u32, u32)]>,
 }
 
 #[derive(PartialEq)]
@@ -200,10 +201,11 @@ fn best_first(snapshot: &Snapshot, table: &Table, bounds: &Bounds, free_ms: f64)
         best_ms: f64::INFINITY,
         best: NONE,
     };
+    let none = Rc::default();
     for state in snapshot.states(table.first) {
         let host = snapshot.host_of[state];
         let spent = table.price.entry(snapshot, host) + table.price.node[host as usize].enter;
-        search.push(NONE, state as u32, table.first as u32, spent, Vec::new(), bounds.start_ms[state]);
+        search.push(NONE, state as u32, table.first as u32, spent, &none, bounds.start_ms[state]);
     }
     let mut settled: Vec<Vec<u32>> = vec![Vec::new(); snapshot.host_of.len()];
     let mut expanded = 0;
@@ -228,11 +230,11 @@ fn best_first(snapshot: &Snapshot, table: &Table, bounds: &Bounds, free_ms: f64)
 }
 
 impl Search<'_> {
-    fn push(&mut self, parent: u32, state: u32, layer: u32, spent: f64, used: Vec<(u32, u32)>, rest: f64) {
+    fn push(&mut self, parent: u32, state: u32, layer: u32, spent: f64, used: &Rc<[(u32, u32)]>, rest: f64) {
         let estimate = spent + rest;
         if estimate < self.best_ms {
             let label = self.labels.len() as u32;
-            self.labels.push(Label { state, layer, parent, spent, used });
+            self.labels.push(Label { state, layer, parent, spent, used: Rc::clone(used) });
             if state == NONE {
                 self.best_ms = estimate;
                 self.best = label;
@@ -252,7 +254,7 @@ impl Search<'_> {
         let (snapshot, table, bounds) = (self.snapshot, self.table, self.bounds);
         let price = &table.price;
         let Label { state, layer, spent, .. } = self.labels[at as usize];
-        let used = self.labels[at as usize].used.clone();
+        let used = Rc::clone(&self.labels[at as usize].used);
         let mut state = state as usize;
         let host = snapshot.host_of[state];
         let before = used_on(&used, host);
@@ -267,7 +269,7 @@ impl Search<'_> {
             if ms + bounds.leave_ms[state] < self.best_ms {
                 let used = with_used(&used, host, end - layer, price.cap[host as usize]);
                 if end as usize == table.end {
-                    self.push(at, NONE, end, ms + price.exit(snapshot, host), used, 0.0);
+                    self.push(at, NONE, end, ms + price.exit(snapshot, host), &used, 0.0);
                 } else {
                     self.switch(at, host, end, ms, &used);
                 }
@@ -276,7 +278,7 @@ impl Search<'_> {
         }
     }
 
-    fn switch(&mut self, at: u32, host: u32, end: u32, ms: f64, used: &[(u32, u32)]) {
+    fn switch(&mut self, at: u32, host: u32, end: u32, ms: f64, used: &Rc<[(u32, u32)]>) {
         let (snapshot, table, bounds) = (self.snapshot, self.table, self.bounds);
         let price = &table.price;
         for next in snapshot.states(end as usize) {
@@ -287,7 +289,7 @@ impl Search<'_> {
             }
             if used_on(used, to) < price.cap[to as usize] {
                 let spent = ms + price.hop(snapshot, host, to) + enter;
-                self.push(at, next as u32, end, spent, used.to_vec(), bounds.start_ms[next]);
+                self.push(at, next as u32, end, spent, used, bounds.start_ms[next]);
             }
         }
     }
@@ -312,15 +314,13 @@ fn used_on(used: &[(u32, u32)], host: u32) -> u32 {
     used.iter().find(|entry| entry.0 == host).map_or(0, |entry| entry.1)
 }
 
-fn with_used(used: &[(u32, u32)], host: u32, layers: u32, cap: u32) -> Vec<(u32, u32)> {
-    let mut used = used.to_vec();
-    if cap != u32::MAX {
-        match used.iter_mut().find(|entry| entry.0 == host) {
-            Some(entry) => entry.1 += layers,
-            None => used.push((host, layers)),
-        }
+fn with_used(used: &Rc<[(u32, u32)]>, host: u32, layers: u32, cap: u32) -> Rc<[(u32, u32)]> {
+    if cap == u32::MAX {
+        return Rc::clone(used);
     }
-    used
+    let before = used_on(used, host);
+    let others = used.iter().copied().filter(|entry| entry.0 != host);
+    others.chain([(host, before + layers)]).collect()
 }
 
 /// Shares the room of every overrun node out over its visits until the best route fits.

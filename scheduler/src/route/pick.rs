@@ -2,13 +2,21 @@
 //!
 //! Walks the table from the front. At the entry, and wherever the best way on switches node, every node whose best
 //! completion stays within `near_equal` of the optimum is a candidate with weight `(optimum / cost)^8`: a route 1 %
-//! dearer is taken 0.92 times as often, one 5 % dearer 0.68 times. Since the cost of the whole route is known at each
+//! dearer is drawn 0.92 times as often, one 5 % dearer 0.68 times. Since the cost of the whole route is known at each
 //! choice, the picked route never exceeds the limit.
+//!
+//! Two are drawn, and the one that is believed less full is taken: of a stale view the better of two is safe where the best
+//! of all is a stampede (Mitzenmacher, *The power of two choices in randomized load balancing*, 2001, and *How useful is old
+//! information?*, 2000). It decides where cost does not: as long as there are free lanes everywhere, one more session costs
+//! nothing, and two equal replicas would be filled by the toss of a coin. Drawing two with the chances of the weights takes
+//! one pass: every candidate gets the key `ln(u) / weight`, the two highest win (Efraimidis and Spirakis, *Weighted random
+//! sampling with a reservoir*, 2006).
 
 use super::table::Table;
 use super::{Visit, extend};
 use crate::Request;
 use crate::chance::{Chance, mix};
+use crate::cost;
 use crate::snapshot::{NONE, Snapshot};
 
 /// How sharply cheaper routes are preferred; lower spreads wider and pays more, at 0 all near-equals are alike.
@@ -30,7 +38,8 @@ pub(super) fn near_equal(
             drawn.offer(state, weight(ms), &mut chance);
         }
     }
-    let mut state = drawn.state?;
+    let fullness = |state: usize| cost::fullness(snapshot, request, snapshot.host_of[state]);
+    let mut state = drawn.better(fullness)?;
     let mut spent = table.whole_from(snapshot, state) - table.to_go[state];
     let mut visits = Vec::new();
     let mut layer = 0;
@@ -55,7 +64,7 @@ pub(super) fn near_equal(
                     drawn.offer(other, weight(ms), &mut chance);
                 }
             }
-            next = drawn.state.unwrap_or(best);
+            next = drawn.better(fullness).unwrap_or(best);
             let host = snapshot.host_of[next];
             spent += table.price.hop(snapshot, here, host) + table.price.node[host as usize].enter;
         }
@@ -63,18 +72,38 @@ pub(super) fn near_equal(
     }
 }
 
-/// One weighted draw over a stream of candidates (reservoir of one).
+/// Weighted draws of two over a stream of candidates, the one with the higher key first.
 #[derive(Default)]
 struct Drawn {
-    state: Option<usize>,
+    first: Option<Candidate>,
+    second: Option<Candidate>,
+}
+
+#[derive(Clone, Copy)]
+struct Candidate {
+    key: f64,
     weight: f64,
+    state: usize,
 }
 
 impl Drawn {
     fn offer(&mut self, state: usize, weight: f64, chance: &mut Chance) {
-        self.weight += weight;
-        if self.state.is_none() || chance.unit() * self.weight < weight {
-            self.state = Some(state);
+        // `1 - unit` is never zero.
+        let drawn = Candidate { key: (1.0 - chance.unit()).ln() / weight, weight, state };
+        let above = |other: Option<Candidate>| other.is_none_or(|other| drawn.key > other.key);
+        if above(self.first) {
+            self.second = self.first.replace(drawn);
+        } else if above(self.second) {
+            self.second = Some(drawn);
         }
+    }
+
+    /// The less full of the two, of two alike the cheaper.
+    fn better(&self, fullness: impl Fn(usize) -> f64) -> Option<usize> {
+        let one = self.first?;
+        let Some(other) = self.second else { return Some(one.state) };
+        let emptier = fullness(other.state).total_cmp(&fullness(one.state));
+        let order = emptier.then(one.weight.total_cmp(&other.weight));
+        Some(if order.is_lt() { other.state } else { one.state })
     }
 }

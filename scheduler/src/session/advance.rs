@@ -3,6 +3,7 @@
 //! Prefill, decode and a replay differ only in how much the stages lack. [`Session::send_missing`] goes back from the last
 //! stage to the first: what a stage lacks and the log does not have must be computed by the one before it.
 
+use super::recovery::FORGIVEN_PER_TOKEN;
 use super::{Action, End, Phase, Session};
 use crate::recover::{Detector, Failure};
 use crate::{Millis, NodeId};
@@ -132,7 +133,8 @@ impl Session {
         }
         self.tokens.push(token);
         self.budget.step_done();
-        self.forgiven = 0;
+        self.forgiven = self.forgiven.saturating_sub(FORGIVEN_PER_TOKEN);
+        self.waits = 0;
         actions.push(Action::Emit { position, token });
         if stop {
             self.finish(End::Stop, actions);

@@ -105,8 +105,10 @@ pub struct Session {
     blame: BTreeMap<NodeId, u32>,
     /// No route is left without those who failed; the least to blame are forgiven when the wait is over.
     forgiving: bool,
-    /// Times somebody was since the last token.
+    /// Times somebody was, less what tokens have earned since.
     forgiven: u32,
+    /// Times somebody was since the last token: who begins to wait asks sooner than who has waited long.
+    waits: u32,
     /// The last promise that did not come was owed by somebody who is there: it has no room, or others wait as we do.
     crowded: bool,
     /// Caches computed from a lie: from here on nobody keeps his.
@@ -149,6 +151,7 @@ impl Session {
             blame: BTreeMap::new(),
             forgiving: false,
             forgiven: 0,
+            waits: 0,
             crowded: false,
             tainted: u32::MAX,
             rtt_p99_ms,

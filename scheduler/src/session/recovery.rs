@@ -14,6 +14,9 @@ use crate::{Millis, NodeId, Pipeline, Segment};
 const FORGIVE_MS: u64 = 500;
 /// Times somebody is forgiven without a token in between: about 32 s of waiting, after which the request is given up.
 const MOST_FORGIVEN: u32 = 10;
+/// Times that a token earns back: three tokens make up for a restart. A whole new patience for every token let a request
+/// whose every route broke at once crawl on for minutes, a token at a time out of its own log.
+pub(super) const FORGIVEN_PER_TOKEN: u32 = 2;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
 
@@ -130,7 +133,7 @@ impl Session {
             Recovery::Switch(segments) => Some((other, segments, true)),
             // What comes of its own silence is decided when it is noticed.
             Recovery::Reroute => {
-                self.budget.spare_reroute();
+                self.budget.spare_search();
                 None
             }
             _ => None,
@@ -171,8 +174,7 @@ impl Session {
             // Nobody else is left: those who failed may be back by then, or others with the same layers.
             None if self.forgiven < MOST_FORGIVEN => {
                 self.forgiving = true;
-                // Nobody was burdened by it.
-                self.budget.spare_reroute();
+                self.budget.spare_search();
                 self.due = now + self.forgive_ms();
                 // Whoever does not let this session in may be full of others who wait for what it holds elsewhere.
                 if std::mem::take(&mut self.crowded) {
@@ -194,7 +196,7 @@ impl Session {
     /// How long to wait this time: the time due, a quarter more or less, by the session's name, so that sessions that
     /// failed together do not return together.
     fn forgive_ms(&self) -> u64 {
-        let due = FORGIVE_MS << self.forgiven.min(3);
+        let due = FORGIVE_MS << self.waits.min(3);
         let name = self.id.as_bytes().iter().fold(0, |mixed, byte| mix(mixed ^ u64::from(*byte)));
         due * 3 / 4 + Chance::new(name ^ u64::from(self.forgiven)).next_u64() % (due / 2)
     }
@@ -203,6 +205,7 @@ impl Session {
     pub(super) fn forgive(&mut self, now: Millis, actions: &mut Vec<Action>) {
         self.forgiving = false;
         self.forgiven += 1;
+        self.waits += 1;
         // One that was suspected once may be innocent; one that failed again after it was forgiven waits longest.
         let least = self.failed.iter().map(|node| self.blame.get(node).copied()).min().flatten();
         self.failed.retain(|node| self.blame.get(node).copied() > least);

@@ -212,6 +212,36 @@ fn a_long_answer_outlives_more_failures_than_a_short_one() {
     assert_eq!(session.emitted().len(), 320);
 }
 
+/// Every route breaks at its second step, and in between there is none for a while: waiting must not pay for moves.
+#[test]
+fn a_request_that_crawls_is_given_up() {
+    let mut session = asking();
+    let misrouted = Event::Failed { node: NodeId::numbered(2), failure: crate::recover::Failure::Misrouted };
+    let found = || Event::Rerouted(Some((pipeline(), Standbys::default())));
+    let mut position = 3;
+    while !session.is_over() && position < 200 {
+        // The log has the inputs of the next stages for one token more.
+        session.step(session.wake().unwrap(), found());
+        let (now, epoch) = (session.wake().unwrap(), session.epoch());
+        (0..3).for_each(|stage| {
+            session.step(now, Event::Opened { stage, epoch, have: position - 1 });
+        });
+        session.step(now, Event::Token { epoch, position, token: 5, stop: false });
+        position += 1;
+        // Two wrong routes, then none, then the first again.
+        session.step(now + 1, misrouted.clone());
+        session.step(now + 2, found());
+        session.step(now + 3, misrouted.clone());
+        session.step(now + 4, Event::Rerouted(None));
+        (0..3).take_while(|_| !session.is_over() && !asks_again(&mut session)).count();
+        if !session.is_over() {
+            session.step(session.wake().unwrap(), Event::Rerouted(None));
+            asks_again(&mut session);
+        }
+    }
+    assert!(session.is_over() && session.emitted().len() <= 16, "{:?}", session.emitted());
+}
+
 /// The middle stage stands still for 450 ms at every third step, so that its shadow is given the frame, and then goes on.
 #[test]
 fn a_stage_that_stutters_is_replaced_by_its_shadow() {

@@ -1,6 +1,6 @@
 //! Which pipeline a request takes, and what a clairvoyant would have taken.
 
-use scheduler::lease::{Load, Verdict};
+use scheduler::lease::{LOOKS, Load, Verdict};
 use scheduler::route;
 use scheduler::snapshot::{Host, Links};
 use scheduler::standby::{self, Cover};
@@ -32,8 +32,18 @@ impl Run<'_> {
         if let Some(near_equal) = self.scenario.near_equal {
             ask.policy.near_equal = near_equal;
         }
-        if let Some(leases) = self.leases.get(&live.requester) {
-            leases.amend(Millis(self.now as u64), &mut ask, |node| self.announced(node));
+        ask
+    }
+
+    /// The question with what leases taught; the last look of a request settles for what it has seen.
+    fn ask_again(&self, request: usize, last: bool) -> Request {
+        let mut ask = self.ask(request);
+        if let Some(leases) = self.leases.get(&self.live[request].requester) {
+            let (now, announced) = (Millis(self.now as u64), |node| self.announced(node));
+            match last {
+                true => leases.settle(now, now, &mut ask, announced),
+                false => leases.amend(now, &mut ask, announced),
+            }
         }
         ask
     }
@@ -65,14 +75,22 @@ impl Run<'_> {
         match self.policy {
             Policy::Ours => {
                 self.refresh(requester);
-                let mut ask = self.ask(request);
+                let mut ask = self.ask_again(request, false);
                 let mut found = self.look(requester, &ask)?;
                 let mut looks = 0;
                 while self.lease(request, looks, &found.pipeline) == Verdict::Again {
                     looks += 1;
-                    ask = self.ask(request);
-                    found = self.look(requester, &ask)?;
+                    ask = self.ask_again(request, looks + 1 == LOOKS);
+                    found = match self.look(requester, &ask) {
+                        Some(found) => found,
+                        None => {
+                            ask = self.ask_again(request, false);
+                            self.look(requester, &ask)?
+                        }
+                    };
                 }
+                // Who stands by need not have been looked at.
+                ask = self.ask_again(request, false);
                 let snapshot = &self.snapshots.get(&self.shared(requester))?.1;
                 let covers = if self.scenario.churn_per_hour > 0.0 {
                     standby::covers(snapshot, &ask, &found.pipeline)
@@ -180,7 +198,6 @@ impl Run<'_> {
     fn ask_knowing(&self, request: usize) -> Request {
         let mut ask = self.ask(request);
         ask.policy.near_equal = 0.0;
-        ask.in_flight.clear();
         ask
     }
 

@@ -1,24 +1,23 @@
 //! The asking side of a machine: conversations, each turn one session.
+//!
+//! `look` finds who serves a turn, `log` keeps what its stages put out.
+
+mod log;
+mod look;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use scheduler::chance::mix;
-use scheduler::lease::{Leases, Load, Verdict};
+use scheduler::lease::{Leases, Load};
 use scheduler::recover::Failure;
-use scheduler::route::{self, Router};
+use scheduler::route::Router;
 use scheduler::session::{Action, End, Event, Session, Standbys};
-use scheduler::snapshot::{Host, Links};
 use scheduler::trust::{Outcome, Record};
-use scheduler::{
-    Boomerang, LayerRange, LayerSet, ModelId, NodeId, Pipeline, Request, Segment, SessionId, Shape, Snapshot,
-    standby,
-};
+use scheduler::{LayerRange, Millis, NodeId, Pipeline, Segment, SessionId};
 
+use self::log::Shadow;
 use super::stage::{Kv, Lease, token_of};
-use super::swarm::{Body, Happening, Swarm, id, index};
+use super::swarm::{Body, Happening, Swarm, index};
 
-/// A shadow is fed when its log has grown by this many positions, or may be behind.
-const FEED: u32 = 4;
 /// Wait before looking for a route again, ms.
 const AGAIN_MS: u64 = 1_000;
 /// Times a requester looks for a first route.
@@ -35,12 +34,6 @@ pub struct Turn {
     pub must: u32,
 }
 
-struct Shadow {
-    layers: LayerRange,
-    have: u32,
-    sent: u32,
-}
-
 /// One request under way.
 pub struct Live {
     turn: Turn,
@@ -53,6 +46,8 @@ pub struct Live {
     log: BTreeMap<u32, Vec<Option<u64>>>,
     shadows: BTreeMap<NodeId, Shadow>,
     looks: u32,
+    /// When its first route was looked for, on the machine's own clock.
+    asked: Millis,
     /// Answers of the first opening, by stage.
     loads: BTreeMap<usize, Load>,
     last_token: u64,
@@ -94,7 +89,7 @@ impl Swarm {
         if tries == 0 {
             self.report.requests.0 += 1;
         }
-        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], tries) else {
+        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], tries, None) else {
             if tries >= TRIES {
                 self.report.requests.2 += 1;
                 let must = turn.must;
@@ -104,10 +99,19 @@ impl Swarm {
             self.machines[at].asker.waiting.push_back((turn, tries + 1));
             return self.at(self.now + AGAIN_MS, Happening::AskAgain { at });
         };
-        self.begin(at, turn, 0, &pipeline, &standbys);
+        let now = self.local(at);
+        self.begin(at, turn, (0, now), &pipeline, &standbys);
     }
 
-    fn begin(&mut self, at: usize, turn: Turn, looks: u32, pipeline: &Pipeline, standbys: &Standbys) {
+    /// Starts a session for a turn that has been looked for so many times since a moment of the machine's own clock.
+    fn begin(
+        &mut self,
+        at: usize,
+        turn: Turn,
+        (looks, asked): (u32, Millis),
+        pipeline: &Pipeline,
+        standbys: &Standbys,
+    ) {
         self.sessions += 1;
         let id = SessionId::numbered(self.sessions);
         let wanted = self.options.tokens.1;
@@ -124,6 +128,7 @@ impl Swarm {
             log: BTreeMap::new(),
             shadows: BTreeMap::new(),
             looks,
+            asked,
             loads: BTreeMap::new(),
             last_token: self.now,
             stall: 0,
@@ -135,67 +140,6 @@ impl Swarm {
         self.machines[at].asker.live.insert(id, live);
         self.act(at, id, actions);
         self.rearm(at, id);
-    }
-
-    /// Routes on what this machine believes.
-    fn find(
-        &mut self,
-        at: usize,
-        history: &[u32],
-        deny: &[NodeId],
-        seed: u32,
-    ) -> Option<(Pipeline, Standbys)> {
-        let now = self.local(at);
-        let machine = &mut self.machines[at];
-        machine.view.expire(now);
-        let shape = Shape {
-            prompt_tokens: history.len() as u32,
-            output_tokens: self.options.tokens.1,
-            prefill_chunk: history.len() as u32,
-            activation_bytes: 4_352,
-        };
-        let mut request = Request::new(id(at), shape);
-        request.seed = mix(self.sessions << 8 | u64::from(seed));
-        request.policy.boomerang = self.options.boomerang.then_some(Boomerang { head: 1, tail: 1 });
-        request.policy.deny.extend(deny);
-        let view = &machine.view;
-        let announced = |node: NodeId| {
-            view.get(node).and_then(|c| c.holding(ModelId::default())).map_or(0, |holding| holding.active)
-        };
-        machine.asker.leases.amend(now, &mut request, announced);
-        // Its own ends are not a matter of choice.
-        request.policy.deny.remove(&id(at));
-        let snapshot = view.snapshot(ModelId::default(), self.options.layers, id(at)).ok()?;
-        machine.asker.router.prepare(&snapshot, &request).ok()?;
-        let pipeline = machine.asker.router.route(&snapshot, &request).ok()?.pipeline;
-        let ends = [pipeline.segments().first(), pipeline.segments().last()];
-        let home = ends.iter().flatten().all(|segment| segment.node == id(at));
-        self.checks
-            .that(home || !self.options.boomerang, || format!("an end of {pipeline:?} is not at {at}"));
-        let shadows = pipeline.segments().iter().enumerate().map(|(k, segment)| {
-            let follows = self.options.shadows && segment.node != id(at);
-            follows.then(|| standby::shadow(&snapshot, &request, &pipeline, k)).flatten()
-        });
-        let shadows = shadows.collect();
-        let covers = standby::covers(&snapshot, &request, &pipeline);
-        Some((pipeline, Standbys { shadows, covers }))
-    }
-
-    /// Whether a request of this machine could be served if everybody knew everything.
-    pub fn feasible(&self, at: usize) -> bool {
-        let n = self.machines.len();
-        let hosts = (0..n).map(|i| {
-            let reached = self.net.way_ms(at, i, |_| true).is_some();
-            let held = &self.machines[i].stage.held;
-            Host::new(id(i), if reached { held.clone() } else { LayerSet::default() }, 1.0)
-        });
-        let pairs = (0..n).flat_map(|i| (0..n).map(move |j| (i, j)));
-        let ways = pairs.map(|(i, j)| self.net.way_ms(i, j, |_| true).unwrap_or(f64::INFINITY));
-        let links = Links::Matrix(ways.collect());
-        let truth = Snapshot::new(ModelId::default(), self.options.layers, None, hosts.collect(), &links);
-        let mut request = Request::new(id(at), Shape::ONE_TOKEN);
-        request.policy.boomerang = self.options.boomerang.then_some(Boomerang { head: 1, tail: 1 });
-        truth.is_ok_and(|truth| route::route(&truth, &request).is_ok())
     }
 
     /// An event for a session, unless it is of another epoch.
@@ -221,54 +165,6 @@ impl Swarm {
         }
         self.act(at, id, actions);
         self.rearm(at, id);
-    }
-
-    /// A lease was granted. Before the last one of the first opening is handed on, the loads are judged; if another
-    /// route is better, the session ends before it has begun and another takes its place.
-    pub fn opened(&mut self, at: usize, id: SessionId, stage: usize, epoch: u32, have: u32, load: Load) {
-        let now = self.local(at);
-        let machine = &mut self.machines[at];
-        let Some(live) = machine.asker.live.get_mut(&id) else { return };
-        if epoch == 1 && live.session.epoch() == 1 && live.session.emitted().is_empty() {
-            live.loads.insert(stage, load);
-            if live.loads.len() == live.session.segments().count() {
-                let answers: Vec<Load> = live.loads.values().copied().collect();
-                let view = &machine.view;
-                let announced = |node: NodeId| {
-                    view.get(node)
-                        .and_then(|c| c.holding(ModelId::default()))
-                        .map_or(0, |holding| holding.active)
-                };
-                let verdict = machine.asker.leases.heard(now, live.looks, &answers, announced);
-                // Answered once; frames of the first opening that come again change nothing.
-                live.loads.insert(usize::MAX, load);
-                if verdict == Verdict::Again && self.look_again(at, id) {
-                    return;
-                }
-            }
-        }
-        self.tell_session(at, id, Event::Opened { stage, epoch, have });
-    }
-
-    fn look_again(&mut self, at: usize, id: SessionId) -> bool {
-        let Some(live) = self.machines[at].asker.live.get(&id) else { return false };
-        let (turn, looks) = (live.turn.clone(), live.looks + 1);
-        let Some((pipeline, standbys)) = self.find(at, &turn.history, &[], looks) else { return false };
-        let now = self.local(at);
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return false };
-        let closing = live.session.step(now, Event::Cancel);
-        let close: Vec<NodeId> = closing
-            .into_iter()
-            .filter_map(|action| match action {
-                Action::Close { node, .. } => Some(node),
-                _ => None,
-            })
-            .collect();
-        self.machines[at].asker.live.remove(&id);
-        close.into_iter().for_each(|node| self.send(at, index(node), Body::Close { session: id, epoch: 1 }));
-        self.report.looks += 1;
-        self.begin(at, turn, looks, &pipeline, &standbys);
-        true
     }
 
     fn act(&mut self, at: usize, id: SessionId, actions: Vec<Action>) {
@@ -303,7 +199,7 @@ impl Swarm {
                 Action::Emit { position, token } => self.emit(at, id, position, token),
                 Action::FindRoute { deny } => {
                     let history = live.tokens.clone();
-                    let found = self.find(at, &history, &deny, self.now as u32);
+                    let found = self.find(at, &history, &deny, self.now as u32, None);
                     self.at(self.now + 1, Happening::Route { at, session: id, found: Box::new(found) });
                 }
                 Action::Close { node, epoch } => {
@@ -433,60 +329,6 @@ impl Swarm {
         }
     }
 
-    /// A stage's outputs arrived for the log.
-    pub fn logged(
-        &mut self,
-        at: usize,
-        id: SessionId,
-        epoch: u32,
-        (stage, node): (usize, NodeId),
-        part: (u32, u32, Vec<u64>),
-    ) {
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
-        let (layer, from, outputs) = part;
-        let log = live.log.entry(layer).or_default();
-        let to = from as usize + outputs.len();
-        if log.len() < to {
-            log.resize(to, None);
-        }
-        let mut same = true;
-        for (slot, output) in log[from as usize..to].iter_mut().zip(&outputs) {
-            same &= slot.is_none_or(|old| old == *output);
-            *slot = Some(*output);
-        }
-        let whole = log.iter().take_while(|slot| slot.is_some()).count() as u32;
-        self.checks.that(same, || format!("{id:?}: two honest answers at layer {layer} differ"));
-        self.tell_session(at, id, Event::Boundary { stage, node, epoch, to: whole.min(to as u32) });
-    }
-
-    /// A shadow said how far it is.
-    pub fn fed(&mut self, at: usize, id: SessionId, node: NodeId, have: u32) {
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
-        if let Some(shadow) = live.shadows.get_mut(&node) {
-            (shadow.have, shadow.sent) = (have, have);
-        }
-        self.feed(at, id);
-    }
-
-    /// Sends shadows what they lack of the log, in chunks.
-    fn feed(&mut self, at: usize, id: SessionId) {
-        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
-        let mut sends = Vec::new();
-        let mut shadows = std::mem::take(&mut live.shadows);
-        for (node, shadow) in &mut shadows {
-            let layer = shadow.layers.start();
-            let logged = live.logged(layer);
-            let due = logged >= shadow.sent + FEED;
-            if due && let Some(inputs) = live.inputs(layer, shadow.have.min(shadow.sent), logged) {
-                let from = shadow.have.min(shadow.sent);
-                shadow.sent = logged;
-                sends.push((*node, Body::Feed { session: id, layer, from, inputs, home: at }));
-            }
-        }
-        live.shadows = shadows;
-        sends.into_iter().for_each(|(node, body)| self.send(at, index(node), body));
-    }
-
     /// Sees to it that the session is ticked when it wants to be.
     pub fn rearm(&mut self, at: usize, id: SessionId) {
         let now = self.local(at);
@@ -512,22 +354,5 @@ impl Live {
     /// The session's epoch.
     pub fn epoch(&self) -> u32 {
         self.session.epoch()
-    }
-
-    /// Inputs known for the stage that begins with `layer`.
-    fn logged(&self, layer: u32) -> u32 {
-        match layer {
-            0 => self.tokens.len() as u32,
-            _ => self.log.get(&layer).map_or(0, |log| log.iter().take_while(|s| s.is_some()).count() as u32),
-        }
-    }
-
-    /// Inputs `[from, to)` of the stage that begins with `layer`.
-    fn inputs(&self, layer: u32, from: u32, to: u32) -> Option<Vec<u64>> {
-        let range = from as usize..to as usize;
-        match layer {
-            0 => self.tokens.get(range).map(|tokens| tokens.iter().map(|token| u64::from(*token)).collect()),
-            _ => self.log.get(&layer)?.get(range)?.iter().copied().collect(),
-        }
     }
 }

@@ -1,0 +1,76 @@
+//! One model as it is believed to be right now, for the router.
+
+use std::collections::BTreeMap;
+
+use super::{CLAIM_OF_OWN, Experience, PRIOR_LAYER_MS, SwarmView};
+use crate::latency::bounded_claim;
+use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
+use crate::{LayerRange, LayerSet, ModelId, NodeId};
+
+impl SwarmView {
+    /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out, and so are those that
+    /// `myself` cannot reach: whoever serves must be leased from and must send its log. `myself` is listed even when it holds nothing, so that its hops can be priced.
+    ///
+    /// # Errors
+    /// [`BadSnapshot::Layers`] for a model of no layers; checked capabilities cannot cause the others.
+    pub fn snapshot(&self, model: ModelId, num_layers: u32, myself: NodeId) -> Result<Snapshot, BadSnapshot> {
+        let mut index = BTreeMap::new();
+        let mut hosts = Vec::new();
+        let own = self.known.get(&myself).and_then(|known| known.capability.holding(model));
+        let prior_ms = own.map_or(PRIOR_LAYER_MS, |own| PRIOR_LAYER_MS.min(own.decode_ms * CLAIM_OF_OWN));
+        for (id, known) in &self.known {
+            let claim = known.capability.claim();
+            let holding = known.capability.holding(model).filter(|_| !claim.draining);
+            let apart = self.unreachable.contains_key(&(myself.min(*id), myself.max(*id)));
+            if (holding.is_none() || apart) && *id != myself {
+                continue;
+            }
+            let within = |set: LayerSet| -> LayerSet {
+                let model = LayerRange::new(0, num_layers);
+                set.ranges()
+                    .iter()
+                    .filter_map(|range| model.and_then(|model| range.intersect(model)))
+                    .collect()
+            };
+            let mut host = Host::new(*id, LayerSet::default(), PRIOR_LAYER_MS);
+            host.operator = claim.operator;
+            host.region = if (claim.region as usize) < self.geography.regions { claim.region } else { 0 };
+            host.access_ms = match self.geography.unmeasured_ms {
+                None => claim.access_ms,
+                Some(_) if *id == myself => 0.0,
+                Some(unmeasured) => self.round_trip_ms(myself, *id).map_or(unmeasured, |ms| ms / 2.0),
+            };
+            host.up_bytes_per_ms = claim.up_bytes_per_ms;
+            host.down_bytes_per_ms = claim.down_bytes_per_ms;
+            let fresh = Experience::default();
+            let experience = self.experience.get(id).unwrap_or(&fresh);
+            host.trust = experience.trust;
+            if let Some(holding) = holding {
+                let loaded = holding.loaded_set();
+                let correction =
+                    self.corrections.get(&(*id, model)).filter(|known| known.announced == loaded);
+                host.loaded = within(correction.map_or(loaded, |known| known.held.clone()));
+                host.on_disk = within(holding.on_disk_set());
+                let prior = if *id == myself { 0.0 } else { prior_ms };
+                // Once visits were measured they bound the claim; before, the prior does.
+                let prior = if experience.share.value().is_some() { 0.0 } else { prior };
+                let claimed = bounded_claim(holding.decode_ms, &experience.speed, prior);
+                (host.visit_ms, host.decode_ms) = experience.corrected(holding.visit_ms, claimed);
+                host.prefill_ms = holding.prefill_ms;
+                host.queue_ms = holding.queue_ms;
+                host.load_ms = holding.load_ms;
+                host.active = holding.active;
+                host.batch_knee = holding.batch_knee;
+                host.kv_layer_positions = Some(holding.kv_layer_positions);
+            }
+            index.insert(*id, hosts.len() as u32);
+            hosts.push(host);
+        }
+        let links = Links::Regions {
+            base_ms: self.geography.base_ms.clone(),
+            regions: self.geography.regions,
+            measured: self.measured(&index),
+        };
+        Snapshot::new(model, num_layers, None, hosts, &links)
+    }
+}

@@ -1,0 +1,162 @@
+//! What this node believes of everyone.
+//!
+//! Announcements are merged by sequence (the newest of a node wins, in whatever order they arrive, so all nodes that
+//! heard the same announcements believe the same) and forgotten when they grow old. Age is counted from *arrival on
+//! our own clock*: a stranger's clock, fast, slow or lying, changes nothing. Own measurements are kept beside the
+//! claims and bound them. [`SwarmView::snapshot`] freezes one model for the router.
+//!
+//! Announcements can be wrong: late, or a lie. What a lease taught ([`SwarmView::correct`], [`SwarmView::unreachable`])
+//! outweighs them for [`CORRECTED_MS`] and [`UNREACHABLE_MS`]. What was measured or experienced of a node outlives its absence, so that nobody
+//! sheds a bad name by being silent for a while.
+//!
+//! Limits: [`MAX_NODES`] nodes and [`MAX_LINKS`] measured links per node; beyond, newcomers are refused and the
+//! slowest link is dropped, so a flood of identities costs memory once and never evicts who is known.
+//!
+//! In this folder: `experience` is what was measured and lived through with a node, `links` what was measured between nodes,
+//! `geography` what is assumed where nothing was; `lessons` is what leases taught, `freeze` makes of it all a snapshot.
+
+mod experience;
+mod freeze;
+mod geography;
+mod lessons;
+mod links;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use experience::{CLAIM_OF_OWN, PRIOR_LAYER_MS};
+pub use geography::Geography;
+pub use lessons::{CORRECTED_MS, MAX_CORRECTIONS, UNREACHABLE_MS};
+pub use links::MAX_LINKS;
+
+use crate::latency::RoundTrip;
+use crate::{Capability, Millis, ModelId, NodeId};
+use experience::Experience;
+use lessons::Correction;
+
+/// Two missed 5 s announcements plus one slow gossip round; lower and a busy peer flaps in and out of pipelines.
+pub const EXPIRY_MS: u64 = 15_000;
+/// Nodes remembered; at some 1 KiB each this bounds the view at about 50 MiB.
+pub const MAX_NODES: usize = 50_000;
+
+/// What came of an announcement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Merged {
+    /// New or newer: the view changed.
+    Fresh,
+    /// Known already, or older than what is known.
+    Stale,
+    /// Two different announcements under one sequence: the node is lying to somebody. The first is kept.
+    Equivocation,
+    /// No room for another identity.
+    Full,
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    capability: Capability,
+    heard: Millis,
+    lasts_ms: u64,
+}
+
+/// The merged belief about the swarm.
+#[derive(Clone, Debug)]
+pub struct SwarmView {
+    known: BTreeMap<NodeId, Known>,
+    experience: BTreeMap<NodeId, Experience>,
+    corrections: BTreeMap<(NodeId, ModelId), Correction>,
+    unreachable: BTreeMap<(NodeId, NodeId), Millis>,
+    links: BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>,
+    geography: Geography,
+    epoch: u64,
+}
+
+impl SwarmView {
+    /// Knows nobody yet.
+    pub fn new(geography: Geography) -> Self {
+        Self {
+            known: BTreeMap::new(),
+            experience: BTreeMap::new(),
+            corrections: BTreeMap::new(),
+            unreachable: BTreeMap::new(),
+            links: BTreeMap::new(),
+            geography,
+            epoch: 0,
+        }
+    }
+
+    /// Counts up whenever a snapshot would come out differently.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Number of nodes believed alive.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether nobody is known.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// What is believed of `node`.
+    pub fn get(&self, node: NodeId) -> Option<&Capability> {
+        self.known.get(&node).map(|known| &known.capability)
+    }
+
+    /// Takes in an announcement that arrived at `now` and counts for [`EXPIRY_MS`].
+    pub fn merge(&mut self, capability: Capability, now: Millis) -> Merged {
+        self.merge_for(capability, now, EXPIRY_MS)
+    }
+
+    /// Takes in an announcement that arrived at `now` and counts for `lasts_ms`.
+    pub fn merge_for(&mut self, capability: Capability, now: Millis, lasts_ms: u64) -> Merged {
+        let full = self.known.len() >= MAX_NODES;
+        match self.known.get_mut(&capability.node()) {
+            None if full => return Merged::Full,
+            None => {
+                let node = capability.node();
+                self.known.insert(node, Known { capability, heard: now, lasts_ms });
+                // It was gone: who could not reach it then may now, and it may hold what it did not.
+                self.unreachable.retain(|pair, _| pair.0 != node && pair.1 != node);
+                self.corrections.retain(|of, _| of.0 != node);
+            }
+            Some(known) => {
+                let (old, new) = (known.capability.claim().sequence, capability.claim().sequence);
+                if new < old || known.capability == capability {
+                    return Merged::Stale;
+                }
+                if new == old {
+                    return Merged::Equivocation;
+                }
+                known.capability = capability;
+                known.heard = known.heard.max(now);
+                known.lasts_ms = lasts_ms;
+            }
+        }
+        self.epoch += 1;
+        Merged::Fresh
+    }
+
+    /// Forgets everybody whose last announcement counts no more; returns them. Old corrections go too.
+    pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
+        let before = self.corrections.len() + self.unreachable.len();
+        self.corrections.retain(|_, correction| now.since(correction.at) < CORRECTED_MS);
+        self.unreachable.retain(|_, at| now.since(*at) < UNREACHABLE_MS);
+        self.epoch += u64::from(self.corrections.len() + self.unreachable.len() < before);
+        let old = |known: &Known| now.since(known.heard) > known.lasts_ms;
+        let gone: Vec<NodeId> = self.known.iter().filter(|(_, k)| old(k)).map(|(id, _)| *id).collect();
+        gone.iter().for_each(|id| self.forget(*id));
+        gone
+    }
+
+    /// Forgets a node at once: its transport closed, or it said good-bye.
+    pub fn forget(&mut self, node: NodeId) {
+        if self.known.remove(&node).is_some() {
+            self.links.remove(&node);
+            self.epoch += 1;
+        }
+    }
+}

@@ -1,0 +1,189 @@
+use super::{CORRECTED_MS, EXPIRY_MS, Geography, Merged, PRIOR_LAYER_MS, SwarmView};
+use crate::capability::tests::claim;
+use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId, Request, Shape};
+
+fn said(node: u64, sequence: u64) -> Capability {
+    Capability::try_from(claim(node, sequence)).unwrap()
+}
+
+#[test]
+fn without_a_map_hops_lie_around_the_viewer() {
+    let (me, near, far) = (NodeId::numbered(1), NodeId::numbered(2), NodeId::numbered(3));
+    let mut view = SwarmView::new(Geography::around(50.0));
+    (1..=3).for_each(|node| {
+        let _ = view.merge(said(node, 1), Millis(0));
+    });
+    view.set_link(me, near, 80.0);
+    view.set_link(me, near, 4.0);
+    let hop = |view: &SwarmView, from, to| {
+        let snapshot = view.snapshot(ModelId::default(), 8, me).unwrap();
+        snapshot.link_ms(snapshot.index_of(from).unwrap(), snapshot.index_of(to).unwrap())
+    };
+    assert_eq!((hop(&view, me, near), hop(&view, near, me)), (2.0, 2.0));
+    assert_eq!((hop(&view, me, far), hop(&view, near, far)), (50.0, 52.0));
+    view.set_link(far, near, 3.0);
+    assert_eq!(hop(&view, near, far), 1.5, "what was measured counts, whoever says so");
+}
+
+#[test]
+fn claims_count_down_to_half_of_the_own_speed_until_visits_are_measured() {
+    let (me, other) = (NodeId::numbered(1), NodeId::numbered(2));
+    let mut view = SwarmView::new(Geography::around(50.0));
+    let mut own = claim(1, 1);
+    own.holdings[0].decode_ms = 0.5;
+    let mut boasts = claim(2, 1);
+    (boasts.holdings[0].decode_ms, boasts.holdings[0].visit_ms) = (0.01, 0.1);
+    view.merge(Capability::try_from(own).unwrap(), Millis(0));
+    view.merge(Capability::try_from(boasts).unwrap(), Millis(0));
+    let speed = |view: &SwarmView| {
+        let host = view.snapshot(ModelId::default(), 8, me).unwrap().host(other).unwrap().clone();
+        (host.visit_ms, host.decode_ms)
+    };
+    assert_eq!(speed(&view), (0.1, 0.25));
+    // Four layers took 6 ms: the next four are predicted to take as long.
+    view.observe_visit(other, ModelId::default(), Millis(0), 4, 6.0);
+    let (visit, layer) = speed(&view);
+    assert!((visit + 4.0 * layer - 6.0).abs() < 1e-9, "{visit} {layer}");
+    // Far less than claimed, again and again: so are others.
+    let mut view = view.clone();
+    (0..5).for_each(|_| view.observe_visit(me, ModelId::default(), Millis(0), 2, 1.5));
+    let host = view.snapshot(ModelId::default(), 8, me).unwrap().host(me).unwrap().clone();
+    assert!((host.visit_ms + 2.0 * host.decode_ms - 1.5).abs() < 1e-9, "{host:?}");
+    view.observe_visit(me, ModelId::default(), Millis(0), 2, f64::NAN);
+}
+
+#[test]
+fn an_announcement_counts_for_as_long_as_it_says() {
+    let mut view = SwarmView::new(Geography::around(50.0));
+    view.merge_for(said(1, 1), Millis(0), 90_000);
+    view.merge(said(2, 1), Millis(0));
+    assert_eq!(view.expire(Millis(EXPIRY_MS + 1)), [NodeId::numbered(2)]);
+    assert_eq!(view.expire(Millis(90_001)), [NodeId::numbered(1)]);
+}
+
+#[test]
+fn the_newest_wins_in_any_order() {
+    let orders = [[1, 2, 3], [3, 2, 1], [2, 3, 1], [1, 3, 2]];
+    for order in orders {
+        let mut view = SwarmView::new(Geography::flat(10.0));
+        for sequence in order {
+            view.merge(said(7, sequence), Millis(sequence));
+            view.merge(said(7, sequence), Millis(100 + sequence));
+        }
+        assert_eq!(view.get(NodeId::numbered(7)), Some(&said(7, 3)));
+    }
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    assert_eq!(view.merge(said(7, 1), Millis(0)), Merged::Fresh);
+    assert_eq!(view.merge(said(7, 1), Millis(1)), Merged::Stale);
+    let mut other = claim(7, 1);
+    other.access_ms = 1.0;
+    assert_eq!(view.merge(Capability::try_from(other).unwrap(), Millis(1)), Merged::Equivocation);
+    assert_eq!(view.epoch(), 1);
+}
+
+#[test]
+fn silence_expires_whatever_the_sequence_says() {
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    view.merge(said(1, u64::MAX), Millis(0));
+    view.merge(said(2, 1), Millis(10_000));
+    assert_eq!(view.expire(Millis(EXPIRY_MS)), []);
+    assert_eq!(view.expire(Millis(EXPIRY_MS + 1)), [NodeId::numbered(1)]);
+    assert_eq!(view.len(), 1);
+}
+
+#[test]
+fn a_snapshot_bounds_claims_and_keeps_myself() {
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    let mut boaster = claim(1, 1);
+    boaster.holdings[0].decode_ms = 1e-9;
+    view.merge(Capability::try_from(boaster).unwrap(), Millis(0));
+    let mut nothing = claim(2, 1);
+    nothing.holdings.clear();
+    view.merge(Capability::try_from(nothing.clone()).unwrap(), Millis(0));
+    nothing.node = NodeId::numbered(3);
+    view.merge(Capability::try_from(nothing).unwrap(), Millis(0));
+    let mut leaving = claim(4, 1);
+    leaving.draining = true;
+    view.merge(Capability::try_from(leaving).unwrap(), Millis(0));
+
+    let me = NodeId::numbered(2);
+    let snapshot = view.snapshot(ModelId::default(), 6, me).unwrap();
+    assert_eq!(snapshot.hosts().len(), 2);
+    let one = snapshot.host(NodeId::numbered(1)).unwrap();
+    assert_eq!((one.decode_ms, one.loaded.end()), (PRIOR_LAYER_MS, 6));
+    assert!(snapshot.host(me).unwrap().loaded.is_empty());
+
+    (0..5).for_each(|t| view.observe_speed(NodeId::numbered(1), Millis(t), 40.0));
+    view.observe_link(me, NodeId::numbered(1), 50.0);
+    let snapshot = view.snapshot(ModelId::default(), 6, me).unwrap();
+    assert_eq!(snapshot.host(NodeId::numbered(1)).unwrap().decode_ms, 20.0);
+    let (i, j) = (snapshot.index_of(me).unwrap(), snapshot.index_of(NodeId::numbered(1)).unwrap());
+    assert_eq!((snapshot.link_ms(i, j), snapshot.link_ms(j, i)), (25.0, 25.0));
+}
+
+#[test]
+fn a_refused_lease_corrects_what_was_announced_until_it_changes() {
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    let (node, model) = (NodeId::numbered(1), ModelId::default());
+    view.merge(said(1, 1), Millis(0));
+    let all: LayerSet = LayerRange::new(0, 8).unwrap().into();
+    let some: LayerSet = LayerRange::new(0, 3).unwrap().into();
+    assert!(!view.correct(node, model, all.clone(), Millis(0)), "it repeats its claim");
+    assert!(view.correct(node, model, some.clone(), Millis(0)));
+    let shown = |view: &SwarmView| view.snapshot(model, 8, node).unwrap().host(node).unwrap().loaded.clone();
+    view.merge(said(1, 2), Millis(1));
+    assert_eq!(shown(&view), some, "saying it again does not make it true");
+    let mut other = claim(1, 3);
+    other.holdings[0].loaded = vec![LayerRange::new(2, 8).unwrap()];
+    view.merge(Capability::try_from(other).unwrap(), Millis(2));
+    assert_eq!(shown(&view), LayerRange::new(2, 8).unwrap().into());
+    view.merge(said(1, 4), Millis(CORRECTED_MS));
+    view.expire(Millis(CORRECTED_MS));
+    assert_eq!(shown(&view), all);
+}
+
+#[test]
+fn routes_avoid_a_pair_that_cannot_talk() {
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    let holds = |node, start, end| {
+        let mut claim = claim(node, 1);
+        claim.holdings[0].loaded = vec![LayerRange::new(start, end).unwrap()];
+        Capability::try_from(claim).unwrap()
+    };
+    let nodes = [holds(1, 0, 1), holds(2, 0, 5), holds(3, 5, 8), holds(4, 5, 8)];
+    nodes.into_iter().for_each(|node| assert_eq!(view.merge(node, Millis(0)), Merged::Fresh));
+    let via = |view: &SwarmView| {
+        let me = NodeId::numbered(1);
+        let snapshot = view.snapshot(ModelId::default(), 8, me).unwrap();
+        let mut request = Request::new(me, Shape::ONE_TOKEN);
+        request.policy.near_equal = 0.0;
+        crate::route::route(&snapshot, &request).map(|found| found.pipeline.segments()[1].node).ok()
+    };
+    assert_eq!(via(&view), Some(NodeId::numbered(3)));
+    view.unreachable(NodeId::numbered(3), NodeId::numbered(2), Millis(0));
+    assert_eq!(via(&view), Some(NodeId::numbered(4)));
+    view.unreachable(NodeId::numbered(2), NodeId::numbered(4), Millis(0));
+    assert_eq!(via(&view), None);
+    view.reachable(NodeId::numbered(4), NodeId::numbered(2));
+    assert_eq!(via(&view), Some(NodeId::numbered(4)), "they have met");
+    view.unreachable(NodeId::numbered(2), NodeId::numbered(4), Millis(0));
+    view.forget(NodeId::numbered(4));
+    assert_eq!(view.merge(holds(4, 5, 8), Millis(1)), Merged::Fresh);
+    assert_eq!(via(&view), Some(NodeId::numbered(4)), "it came back");
+    view.unreachable.clear();
+    view.unreachable(NodeId::numbered(1), NodeId::numbered(3), Millis(0));
+    assert_eq!(via(&view), Some(NodeId::numbered(4)), "every stage must be leased from");
+}
+
+#[test]
+fn experience_outlives_absence() {
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    let node = NodeId::numbered(1);
+    view.merge(said(1, 1), Millis(0));
+    view.set_trust(node, 0.25);
+    view.expire(Millis(EXPIRY_MS + 1));
+    assert!(view.is_empty());
+    view.merge(said(1, 2), Millis(EXPIRY_MS + 2));
+    let snapshot = view.snapshot(ModelId::default(), 8, node).unwrap();
+    assert_eq!(snapshot.host(node).unwrap().trust, 0.25);
+}
