@@ -1,7 +1,9 @@
-//! What a node says of its work to those who operate it: log lines and, with the feature `otlp`, traces.
+//! What a node says of its work to those who operate it: log lines and, to a collector that `--otlp` names, traces.
 //!
 //! A prompt is a span (`prompt`: session, mode, wire, tokens, faults), and every frame's way through a stage is one
-//! below it (`hop`: node, layers, epoch, first position, rows), on the requester's side and on the stage's.
+//! below it (`hop`: node, layers, epoch, first position, rows). A stage has its own trace of what it serves (`serve`:
+//! session, requester), with its hops: what a session's nodes say is joined by its name, no identifier of a trace
+//! travels.
 //! Reports say when, how long, how much and who computed; never what. Text, token ids and logits are redacted by
 //! type: whatever carries them prints only how much it carries (`Debug` of `control::Ask`, `worker::Prompt`,
 //! `generate::Progress` and the like, through [`Hidden`]); whose prompt a stage serves is [`Requester`], a name that
