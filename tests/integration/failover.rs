@@ -21,6 +21,8 @@ use tempfile::TempDir;
 
 /// A prompt that has not ended by then hangs.
 const BOUND: Duration = Duration::from_secs(150);
+/// A stall that is told with its story.
+const SLOW_MS: f64 = 1_500.0;
 /// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
@@ -236,6 +238,9 @@ fn the_answer_survives_every_kind_of_death() {
             .iter()
             .filter_map(|f| f["stall_ms"].as_f64())
             .fold(0.0, f64::max);
+        if worst > SLOW_MS {
+            println!("  stalled for {worst:.0} ms: {}\n{}", line["faults"], swarm.log());
+        }
         if worst > 0.0 {
             let standby = if swarm.layers.len() == 4 { "followed" } else { "cut anew" };
             stalls.entry((standby, kind)).or_default().push(worst);
