@@ -70,7 +70,7 @@ impl Auditor {
             Source::Embedded => true,
             Source::File(path) => std::fs::metadata(path).is_ok_and(|file| file.blocks() * 512 >= file.len()),
         };
-        let spec = Spec { guard: worker::PoisonGuard::default(), ..spec.clone() };
+        let spec = Spec { guard: worker::PoisonGuard::default(), measure: false, ..spec.clone() };
         (whole && class == Class::D1).then(|| Self { spec, model, seats: Arc::new(Semaphore::new(1)) })
     }
 
