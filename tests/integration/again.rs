@@ -6,11 +6,13 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    time::Duration,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
 };
 
 use harness::{
-    Shoal,
+    Shoal, binary,
     nemesis::{Slowed, signal},
     node::{Node, PATIENCE},
 };
@@ -30,8 +32,10 @@ struct Client {
     texts: BTreeMap<u64, String>,
     /// Text that was held back and comes with the end.
     rest: String,
-    /// The last chunk that counts tokens.
+    /// Tokens as the last chunk counts them.
     usage: Value,
+    /// Who computed and who checked, as the end says.
+    report: Value,
     ended: bool,
 }
 
@@ -69,7 +73,14 @@ impl Client {
             line.clear();
             reader.read_line(&mut line).unwrap();
         }
-        Self { reader, texts: BTreeMap::new(), rest: String::new(), usage: Value::Null, ended: false }
+        Self {
+            reader,
+            texts: BTreeMap::new(),
+            rest: String::new(),
+            usage: Value::Null,
+            report: Value::Null,
+            ended: false,
+        }
     }
 
     /// Reads until token `last` is there, or to the end of the answer.
@@ -102,6 +113,9 @@ impl Client {
         } else {
             self.rest.push_str(text);
         }
+        if chunk["choices"][0]["finish_reason"].is_string() {
+            self.report = chunk["shoal"].clone();
+        }
         if chunk["usage"].is_object() {
             self.usage = chunk["usage"].clone();
         }
@@ -114,6 +128,22 @@ impl Client {
 
     fn text(&self) -> String {
         self.texts.values().chain([&self.rest]).map(String::as_str).collect()
+    }
+}
+
+/// What the node says of its last prompt, once it has come to an end, checks included.
+fn why(node: &Node) -> Value {
+    let began = Instant::now();
+    loop {
+        let output =
+            harness::output(Command::new(binary()).args(["why", "--json", "--home"]).arg(&node.home))
+                .unwrap();
+        let said = serde_json::from_slice(&output.stdout);
+        if let (true, Ok(said)) = (output.status.success(), said) {
+            return said;
+        }
+        assert!(began.elapsed() < PATIENCE, "{}", String::from_utf8_lossy(&output.stderr));
+        thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -159,8 +189,11 @@ fn a_stream_goes_on_after_the_node_that_conducted_it_was_killed() {
     assert_eq!(rest.ids(), (last + 1..=count).collect::<Vec<_>>(), "nothing twice, nothing lost");
     assert_eq!(client.text() + &rest.text(), whole["text"].as_str().unwrap());
     assert_eq!(rest.usage["prompt_tokens"], whole["prompt_tokens"], "{}", rest.usage);
+    // The stage is new here, so all it does is computed again; the answer did not wait for that, and says so.
+    assert_eq!(rest.report["checking"], true, "{}", rest.report);
+    let why = why(&asks);
+    assert_eq!((&why["verified"], &why["checked_by"]), (&json!(1.0), &json!([asks.name])), "{why}");
     // It went on: what had been said was not generated again.
-    let why = asks.ask(&["why"]);
     let generated = why["ids"].as_array().unwrap().len() as u64;
     assert!(generated <= count - last, "{generated} of {count} tokens after {last}: {why}");
     assert_eq!(fs::read_dir(&journal).unwrap().count(), 0, "nothing is kept of a finished answer");

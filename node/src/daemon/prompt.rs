@@ -364,7 +364,7 @@ impl PromptTask {
         );
         tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
-        let mut ended = None;
+        let (mut ended, mut told) = (None, false);
         loop {
             let piece = tokio::select! {
                 piece = news.recv() => piece,
@@ -395,6 +395,15 @@ impl PromptTask {
                 Progress::Integrity { position, node } => json!({ "event": "integrity",
                     "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
                     "message": "a peer was caught lying after tokens that followed from it were shown; run it again" }),
+                // The command line waits for the word of all checks; a client over HTTP has its answer.
+                Progress::Answered(_) if !ask.api.over_http => continue,
+                Progress::Answered(report) => {
+                    told = true;
+                    let whole = format!("{text}{}", report.rest);
+                    let mut line = done_json(&report, &plan_line, &whole, prompt_tokens);
+                    line["checking"] = json!(true);
+                    line
+                }
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
                     ended = Some(report);
@@ -438,7 +447,9 @@ impl PromptTask {
             proofs,
         };
         let _ = self.finished.send(over).await;
-        let _ = lines.send(line).await;
+        if !told {
+            let _ = lines.send(line).await;
+        }
         Ok(Looked::Answered)
     }
 }

@@ -19,7 +19,8 @@
 //!
 //! With [`Verify::Strict`] a token is shown once all that it follows from is checked, so what is shown is right; a range
 //! nobody follows is audited at the end. With [`Verify::Sample`] tokens are shown as they come: a lie may be read before
-//! it is found, at most a few frames later, and the answer then says so.
+//! it is found, at most a few frames later, and the answer then says so. What is drawn to be audited at its end is audited
+//! behind it: the answer ends before, says that it is still being checked, and `why` has what came of it.
 //!
 //! Limits: an audit needs the model's file ([`crate::audit`]); where nobody follows and nobody can audit, nothing is
 //! checked and the answer says that. Nodes of class `approx` are not compared by bits.
@@ -58,14 +59,10 @@ use crate::{
 const BARRIER: Duration = Duration::from_secs(20);
 /// The end of an answer waits this long for the last signatures.
 const SETTLE: Duration = Duration::from_millis(1_500);
-/// An audit that takes longer at the end of an answer is given up.
-const AUDIT: Duration = Duration::from_secs(30);
-/// Without being asked to be strict, weights of an audit are at most so many bytes: about a second of loading.
-const MAX_AUDIT_BYTES: u64 = 256 << 20;
 
 /// A node that gave a wrong row and had not signed for it yet.
 pub(super) struct Suspect {
-    node: NodeId,
+    pub(super) node: NodeId,
     layers: LayerRange,
     at: u32,
     /// Set when only a position below this is known to be wrong, not which.
@@ -85,7 +82,7 @@ pub(super) struct Checks {
     pub(super) denied: BTreeSet<NodeId>,
     /// Commitments of earlier epochs are about rows that were forgotten.
     since_epoch: u32,
-    audits: u32,
+    pub(super) audits: u32,
     signatures: Signatures,
     /// The last token of a strict answer, until when it waits, and its position.
     pub(super) last: Option<(Event, Instant, u32)>,
@@ -103,7 +100,7 @@ impl Conductor {
     }
 
     /// Segments that others run.
-    fn strangers(&self) -> Vec<Segment> {
+    pub(super) fn strangers(&self) -> Vec<Segment> {
         self.machine.segments().filter(|segment| segment.node != self.means.me).collect()
     }
 
@@ -127,7 +124,7 @@ impl Conductor {
         &mut self.checks.books[last]
     }
 
-    fn checked(&self, layers: LayerRange) -> u32 {
+    pub(super) fn checked(&self, layers: LayerRange) -> u32 {
         self.checks.books.iter().find(|book| book.layers() == layers).map_or(0, |book| book.checked)
     }
 
@@ -205,7 +202,7 @@ impl Conductor {
     }
 
     /// All that the log has of `layers`.
-    fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
+    pub(super) fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
         let rows = self.logs.reached(layers.start()).min(self.logs.reached(layers.end()));
         let (wire, inputs) = self.logs.get(layers.start(), 0, rows).filter(|_| rows > 0)?;
         let (output, said) = self.logs.get(layers.end(), 0, rows)?;
@@ -458,7 +455,7 @@ impl Conductor {
         self.accuse(suspect);
     }
 
-    /// Waits a moment for the last signatures, and looks into what they leave open.
+    /// Waits a moment for the last signatures.
     pub(super) async fn settle_all(&mut self, doors: &mut Outlets) {
         let mut involved: BTreeSet<NodeId> = self.strangers().iter().map(|segment| segment.node).collect();
         involved.extend(self.shadows.values());
@@ -491,13 +488,6 @@ impl Conductor {
                 None => break,
             }
         }
-        let strangers = self.strangers();
-        if self.plan.verify != Verify::Off {
-            for segment in &strangers {
-                self.look_again(*segment).await;
-            }
-        }
-        self.conclude(&strangers);
     }
 
     /// Asks about what the last signatures left open.
@@ -511,73 +501,5 @@ impl Conductor {
         for layers in disputed {
             self.ask_third(layers);
         }
-    }
-
-    /// Audits a segment that is disputed, or drawn and not checked to its end.
-    async fn look_again(&mut self, segment: Segment) {
-        let layers = segment.layers;
-        let reached = self.logs.reached(layers.end());
-        let logs = &self.logs;
-        let disputed = self
-            .checks
-            .books
-            .iter_mut()
-            .find(|book| book.layers() == layers)
-            .is_some_and(|book| book.compare(logs));
-        let share = self.plan.shares.get(&segment.node).copied().unwrap_or(1.0);
-        let mut draw = [0; 4];
-        let drawn = getrandom::fill(&mut draw).is_err()
-            || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
-        let cheap = self.plan.layer_bytes.saturating_mul(u64::from(layers.len())) <= MAX_AUDIT_BYTES;
-        let open = self.checked(layers) < reached && (self.strict() || drawn && cheap);
-        if !(disputed || open) || self.plan.approx.contains(&segment.node) {
-            return;
-        }
-        let (Some(auditor), Some((case, said))) = (self.means.auditor.clone(), self.case(layers)) else {
-            return;
-        };
-        let found = tokio::time::timeout(AUDIT, auditor.audit(&case, &said)).await.ok().flatten();
-        self.checks.audits += 1;
-        let round = self.checks.audits;
-        self.book(layers).audit = Some(round);
-        self.audited(layers, round, found);
-    }
-
-    /// What is to be remembered of everybody, and said of the answer.
-    fn conclude(&mut self, strangers: &[Segment]) {
-        for suspect in std::mem::take(&mut self.checks.suspects) {
-            self.checks.outcomes.push((suspect.node, Outcome::Aborted));
-        }
-        let (mut checked, mut all) = (0.0, 0.0);
-        self.report.checks = strangers
-            .iter()
-            .map(|segment| {
-                let rows = self.logs.reached(segment.layers.end());
-                let book = self.checks.books.iter().find(|book| book.layers() == segment.layers);
-                let done = book.map_or(0, |book| book.checked.min(rows));
-                checked += f64::from(done) * f64::from(segment.layers.len());
-                all += f64::from(rows) * f64::from(segment.layers.len());
-                (segment.layers, book.map_or_else(Vec::new, |book| book.by.iter().copied().collect()), done)
-            })
-            .collect();
-        self.report.verified = if all > 0.0 { checked / all } else { 1.0 };
-        let judged: BTreeSet<NodeId> = self.checks.outcomes.iter().map(|(node, _)| *node).collect();
-        // Whoever says that it is full does no wrong.
-        let stalled = self.report.faults.iter().map(|(node, _)| *node);
-        let stalled: BTreeSet<NodeId> = stalled.filter(|node| !self.report.refusals.contains(node)).collect();
-        let mut met: BTreeSet<NodeId> = strangers.iter().map(|segment| segment.node).collect();
-        met.extend(self.checks.books.iter().flat_map(|book| book.words.keys()));
-        met.extend(&stalled);
-        for node in met.difference(&judged).filter(|node| **node != self.means.me) {
-            let words = self.checks.books.iter().filter_map(|book| Some((book, book.words.get(node)?)));
-            let tokens = words.filter_map(|(book, word)| Some(word.good?.pos.min(book.checked))).max();
-            let outcome = match tokens {
-                _ if stalled.contains(node) => Outcome::Stalled,
-                Some(tokens) if tokens > 0 => Outcome::Verified { tokens: u64::from(tokens) },
-                _ => Outcome::Finished,
-            };
-            self.checks.outcomes.push((*node, outcome));
-        }
-        self.report.outcomes = std::mem::take(&mut self.checks.outcomes);
     }
 }
