@@ -30,7 +30,7 @@ cp "$binary" "$work/$name/shoal"
 "$binary" completions zsh >"$work/$name/completions/_shoal"
 "$binary" completions fish >"$work/$name/completions/shoal.fish"
 # What the Debian package takes: see [package.metadata.deb] in node/Cargo.toml.
-parts=${CARGO_TARGET_DIR:-$root/target}/packaging
+parts=${CARGO_TARGET_DIR:-$root/target}/release/packaging
 rm -rf "$parts"
 mkdir -p "$parts"
 cp -R "$work/$name/man" "$work/$name/completions" "$parts/"

@@ -176,6 +176,16 @@ impl PromptTask {
                 self.ready.name, ask.model, ask.model
             )));
         }
+        if ask.mode == Mode::Local && !self.ready.has_all() {
+            let held: Vec<String> = self.ready.layers.iter().map(ToString::to_string).collect();
+            let why = format!(
+                "this node computes only layers {} of {} itself, so nothing can be answered in local mode: ask in another, \
+                 or start a node without --ask-only and --layers",
+                held.join(" and "),
+                self.ready.num_layers
+            );
+            return Err(Trouble::invalid("mode", why));
+        }
         let wire: Wire =
             ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
         let sampling = sampling(&ask.sampling)?;

@@ -197,6 +197,11 @@ impl Ready {
         (self.decode_ms > 0.0).then(|| self.layer_bytes as f64 / (self.decode_ms / 1e3))
     }
 
+    /// Whether all of the model is in memory.
+    pub fn has_all(&self) -> bool {
+        matches!(self.layers[..], [all] if all.start() == 0 && all.end() == self.num_layers)
+    }
+
     /// Whether both ends of the model are in memory, so that prompts can begin and end here.
     pub fn has_ends(&self) -> bool {
         let holds = |layer| self.layers.iter().any(|range| range.contains(layer));
