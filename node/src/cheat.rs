@@ -1,7 +1,8 @@
 //! Ways to lie, for tests of how lies are found. Not part of a release build.
 //!
 //! `SHOAL_CHEAT` names one: `ulp:N` changes the lowest bit of a value of every row from position N on, `zero:N` gives
-//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing.
+//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing. `approx` is no lie: it announces
+//! a machine that computes other bits and gives rows a little off; `approx-zero:N` is one that cheats.
 
 use std::sync::OnceLock;
 
@@ -12,6 +13,8 @@ enum Cheat {
     Zero(u32),
     Garble(u32),
     Withhold,
+    Approx,
+    ApproxZero(u32),
 }
 
 fn chosen() -> Option<&'static Cheat> {
@@ -25,6 +28,8 @@ fn chosen() -> Option<&'static Cheat> {
             "zero" => Some(Cheat::Zero(from)),
             "garble" => Some(Cheat::Garble(from)),
             "withhold" => Some(Cheat::Withhold),
+            "approx" => Some(Cheat::Approx),
+            "approx-zero" => Some(Cheat::ApproxZero(from)),
             _ => None,
         }
     };
@@ -42,12 +47,25 @@ pub fn corrupted(from: u32, rows: u32, wire: Wire, mut bytes: Vec<u8>) -> Vec<u8
                 let at = if wire == Wire::Raw { 0 } else { (2..34).find(small).unwrap_or(2) };
                 row[at] ^= 1;
             }
-            Some(Cheat::Zero(first)) if position >= *first => row.fill(0),
+            Some(Cheat::Zero(first) | Cheat::ApproxZero(first)) if position >= *first => row.fill(0),
+            Some(Cheat::Approx) if wire == Wire::Raw => near(row),
             Some(Cheat::Garble(first)) if position >= *first => row.fill(0xff),
             _ => {}
         }
     }
     bytes
+}
+
+/// A row as another machine might compute it: every other value larger by a part in five hundred.
+fn near(row: &mut [u8]) {
+    for value in row.chunks_exact_mut(8).filter_map(|pair| pair.first_chunk_mut::<4>()) {
+        *value = (f32::from_le_bytes(*value) * 1.002).to_le_bytes();
+    }
+}
+
+/// Whether to announce that this machine computes other bits.
+pub fn is_approx() -> bool {
+    matches!(chosen(), Some(Cheat::Approx | Cheat::ApproxZero(_)))
 }
 
 /// Whether to sign nothing.

@@ -30,5 +30,6 @@ pub mod sample;
 pub mod stop;
 pub mod synthetic;
 pub mod tokenizer;
+pub mod tolerance;
 
 pub use error::{Error, Result};

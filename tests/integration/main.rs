@@ -22,5 +22,6 @@ mod repo;
 mod routes;
 mod soak;
 mod swarm;
+mod tolerance;
 mod verify;
 mod wire;

@@ -267,3 +267,34 @@ fn without_anybody_to_compare_with_the_requester_computes_again() {
     let why = swarm.asks.ask(&["why"]);
     assert_eq!(why["convicted"], first["convicted"]);
 }
+
+/// A machine that computes other bits is held to a tolerance, and serves nobody who wants exact answers.
+#[test]
+fn other_bits_are_held_to_a_tolerance() {
+    let swarm = Swarm::start(&[("1..7", "approx")]);
+    let args = ["run", "--via", "swarm", "--wire", "raw", "-n", TOKENS];
+    let line = swarm.asks.ask(&[&args[..], &["--verify", "sample", PROMPT]].concat());
+    let stages = strangers(&line, &swarm.asks.name);
+    assert_eq!(stages.len(), 1, "{line}");
+    // The first answers of a node nobody knows are all checked.
+    let near = &stages[0]["near"];
+    assert!(near["positions"].as_u64() > Some(40), "{line}");
+    assert!(near["distance"].as_f64().is_some_and(|far| far > 0.0 && far < 0.03), "{line}");
+    assert_eq!(line["verified"], 0.0, "near is not equal: {line}");
+    assert_eq!(line["convicted"].as_array().unwrap().len(), 0, "{line}");
+    let trust = swarm.trust(&swarm.serves[0]);
+    assert_eq!((&trust["strikes"], &trust["verified"]), (&0.into(), &1.into()), "{trust}");
+    // It is paid like anybody.
+    assert!(!swarm.asks.ask(&["receipts"])["receipts"].as_array().unwrap().is_empty());
+    let mut strict = Command::new(binary());
+    strict.args(args).args(["--verify", "strict", "--home"]).arg(&swarm.asks.home).arg(PROMPT);
+    let refused = strict.output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("no route"), "{said}");
+
+    let swarm = Swarm::start(&[("1..7", "approx-zero:30")]);
+    let line = swarm.asks.ask(&[&args[..], &["--verify", "sample", PROMPT]].concat());
+    assert_eq!(line["convicted"], json!([swarm.serves[0].name]), "{line}");
+    assert!(line["integrity"].is_u64(), "what was read after the lie is named: {line}");
+    assert_eq!(swarm.trust(&swarm.serves[0])["barred"], true);
+}

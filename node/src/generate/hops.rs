@@ -175,7 +175,11 @@ impl Conductor {
         if !contradicted.is_empty() {
             return contradicted;
         }
-        if differs {
+        let exact = [Some(node), self.logs.author(layer, from)]
+            .into_iter()
+            .flatten()
+            .all(|node| !self.plan.approx.contains(&node));
+        if differs && exact {
             // The same inputs gave other bits. The first answer stands: it was used.
             self.report.evidence += 1;
             tracing::warn!(stage, layer, from, "two answers for one position differ");
@@ -193,8 +197,16 @@ impl Conductor {
         if let Some(next) = next {
             self.hop_began(next, from, rows);
         }
+        // A stage takes frames from the one before it and from here: of a hedge it is given the answer that came first.
+        let late = self.segment(stage).map(|segment| segment.node).filter(|late| *late != node);
+        let hedge = reached.is_some() && late.is_some();
+        if let Some(late) =
+            late.filter(|late| hedge && self.report.hedged.iter().all(|(node, _)| node != late))
+        {
+            self.hedged_since.get_or_insert((late, self.last_token));
+        }
         if let Some(next) = next
-            && (node == self.means.me || next.node == self.means.me)
+            && (node == self.means.me || next.node == self.means.me || hedge)
         {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }

@@ -155,6 +155,9 @@ pub struct Report {
     pub gaps_ms: Vec<f64>,
     /// Failures survived: who, and from the last token before it to the first after it, ms.
     pub faults: Vec<(NodeId, f64)>,
+    /// Stages so late that their shadow answered first, each once: who, and from the last token before it to the first
+    /// after it, ms.
+    pub hedged: Vec<(NodeId, f64)>,
     /// Nodes that refused to serve: full, or about to leave.
     pub refusals: BTreeSet<NodeId>,
     /// Bytes of activations sent and received.
@@ -163,7 +166,10 @@ pub struct Report {
     pub evidence: u32,
     /// By segment that others ran: its layers, who else computed the same, and up to which position.
     pub checks: Vec<(LayerRange, Vec<NodeId>, u32)>,
-    /// Share of what others computed that was checked; 1 when nobody else computed.
+    /// Segments of nodes that compute other bits which were found near enough: the layers, rows compared, and the median of
+    /// their distances ([`shard::tolerance`]).
+    pub near: Vec<(LayerRange, u32, f64)>,
+    /// Share of what others computed that was checked bit for bit; 1 when nobody else computed.
     pub verified: f64,
     /// The first token that was read and followed from a lie.
     pub integrity: Option<u32>,
@@ -201,10 +207,12 @@ impl Report {
             ttft_ms: 0.0,
             gaps_ms: Vec::new(),
             faults: Vec::new(),
+            hedged: Vec::new(),
             refusals: BTreeSet::new(),
             wire_bytes: (0, 0),
             evidence: 0,
             checks: Vec::new(),
+            near: Vec::new(),
             verified: 1.0,
             integrity: None,
             thirds: 0,

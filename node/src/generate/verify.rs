@@ -23,7 +23,8 @@
 //! behind it: the answer ends before, says that it is still being checked, and `why` has what came of it.
 //!
 //! Limits: an audit needs the model's file ([`crate::audit`]); where nobody follows and nobody can audit, nothing is
-//! checked and the answer says that. Nodes of class `approx` are not compared by bits.
+//! checked and the answer says that. Nodes of class `approx` are not compared by bits: a segment that one runs is drawn like
+//! any other, and its rows must be near what its layers give ([`shard::tolerance`]). They never serve a strict answer.
 
 use std::{
     collections::BTreeSet,
@@ -118,10 +119,17 @@ impl Conductor {
             rounding: self.rounding.clone(),
             inner: false,
         };
+        let terms = Terms { class: if self.is_approx(layers) { Class::Approx } else { Class::D1 }, ..terms };
         let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
         self.checks.books.push(Book::new(terms, positions));
         let last = self.checks.books.len() - 1;
         &mut self.checks.books[last]
+    }
+
+    /// Whether a node that computes other bits runs exactly `layers`.
+    fn is_approx(&self, layers: LayerRange) -> bool {
+        let mut segments = self.machine.segments().filter(|segment| segment.layers == layers);
+        segments.any(|segment| self.plan.approx.contains(&segment.node))
     }
 
     pub(super) fn checked(&self, layers: LayerRange) -> u32 {
@@ -162,7 +170,8 @@ impl Conductor {
             return true;
         }
         let current = commit.session == self.plan.session && commit.epoch >= self.checks.since_epoch;
-        if current && !self.plan.approx.contains(&node) && self.plan.verify != Verify::Off {
+        let exact = !self.plan.approx.contains(&node) && !self.is_approx(layers);
+        if current && exact && self.plan.verify != Verify::Off {
             self.book(layers).signed(node, follows, commit);
         }
         false
@@ -274,6 +283,22 @@ impl Conductor {
     /// the two.
     pub(super) fn convict(&mut self, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {
         let Some(node) = self.logs.author(layers.end(), at) else { return Vec::new() };
+        if self.plan.approx.contains(&node) {
+            // Its rows are others than those of whoever took over from it, and no lie.
+            self.book(layers).undecided = true;
+            return Vec::new();
+        }
+        self.forget(node, layers, at, upto)
+    }
+
+    /// `node` gave wrong rows from position `at` on: it and all that follows from them are left.
+    pub(super) fn forget(
+        &mut self,
+        node: NodeId,
+        layers: LayerRange,
+        at: u32,
+        upto: Option<u32>,
+    ) -> Vec<Event> {
         let mut book = Book::new(self.book(layers).terms.clone(), 0);
         std::mem::swap(&mut book, self.book(layers));
         let suspect = Suspect { node, layers, at, upto, book, logs: self.logs.clone() };
@@ -413,6 +438,10 @@ impl Conductor {
                 continue;
             };
             self.suspected(node, one.layers, &commit);
+            if self.is_approx(one.layers) {
+                // Nobody's word is compared there; what its rows add up to is.
+                self.book(one.layers);
+            }
             let follows =
                 self.machine.segments().all(|segment| segment != Segment { node, layers: one.layers });
             self.signed(one.layers, node, follows, commit);

@@ -121,6 +121,15 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
     })
 }
 
+/// Whether this node says that it computes other bits, which only tests make it do.
+fn pretends() -> bool {
+    #[cfg(debug_assertions)]
+    let pretends = crate::cheat::is_approx();
+    #[cfg(not(debug_assertions))]
+    let pretends = false;
+    pretends
+}
+
 fn accept(ready: ipc::Ready) -> io::Result<Ready> {
     Ok(Ready {
         model: ModelId::new(ready.model),
@@ -138,7 +147,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         head_ms: ready.head_ms,
         load_ms: ready.load_ms,
         layer_bytes: ready.layer_bytes,
-        class: if ready.exact { Class::D1 } else { Class::Approx },
+        class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
         sandboxed: ready.sandboxed,
     })
 }

@@ -145,6 +145,14 @@ pub fn checked_text(line: &Value) -> String {
         true => "by nobody".to_owned(),
         false => format!("{share:.0} % of what others computed, by {}", by.join(", ")),
     };
+    for stage in line["stages"].as_array().into_iter().flatten().filter(|stage| stage["near"].is_object()) {
+        text.push_str(&format!(
+            "; {} computes other bits, {:.1} % off over {} positions",
+            names(&Value::Array(vec![stage["node"].clone()])).join(""),
+            stage["near"]["distance"].as_f64().unwrap_or_default() * 100.0,
+            stage["near"]["positions"],
+        ));
+    }
     let liars = names(&line["convicted"]);
     if !liars.is_empty() {
         text.push_str(&format!("; caught lying: {}", liars.join(", ")));
