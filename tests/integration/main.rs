@@ -1,6 +1,7 @@
 //! One binary for all cross-crate tests: the heavy crates are linked once.
 #![forbid(unsafe_code)]
 
+mod again;
 mod browser;
 mod candle;
 mod cli;

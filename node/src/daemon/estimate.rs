@@ -89,8 +89,13 @@ impl Expected {
     /// What the prompt that ended with `report` taught.
     pub fn measured(&self, report: &Report) -> Measured {
         let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
+<<<<<<< HEAD
         let undisturbed = report.faults.is_empty() && report.hedged.is_empty();
         if !(same && undisturbed) || report.gaps_ms.len() < LEAST_STEPS {
+=======
+        let undisturbed = same && report.faults.is_empty() && report.hedged.is_empty();
+        if !undisturbed || report.gaps_ms.len() < LEAST_STEPS {
+>>>>>>> ops
             return Measured::default();
         }
         let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);

@@ -176,6 +176,16 @@ impl PromptTask {
                 self.ready.name, ask.model, ask.model
             )));
         }
+        if ask.mode == Mode::Local && !self.ready.has_all() {
+            let held: Vec<String> = self.ready.layers.iter().map(ToString::to_string).collect();
+            let why = format!(
+                "this node computes only layers {} of {} itself, so nothing can be answered in local mode: ask in another, \
+                 or start a node without --ask-only and --layers",
+                held.join(" and "),
+                self.ready.num_layers
+            );
+            return Err(Trouble::invalid("mode", why));
+        }
         let wire: Wire =
             ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
         let sampling = sampling(&ask.sampling)?;
@@ -364,7 +374,7 @@ impl PromptTask {
         );
         tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
-        let mut ended = None;
+        let (mut ended, mut told) = (None, false);
         loop {
             let piece = tokio::select! {
                 piece = news.recv() => piece,
@@ -395,6 +405,15 @@ impl PromptTask {
                 Progress::Integrity { position, node } => json!({ "event": "integrity",
                     "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
                     "message": "a peer was caught lying after tokens that followed from it were shown; run it again" }),
+                // The command line waits for the word of all checks; a client over HTTP has its answer.
+                Progress::Answered(_) if !ask.api.over_http => continue,
+                Progress::Answered(report) => {
+                    told = true;
+                    let whole = format!("{text}{}", report.rest);
+                    let mut line = done_json(&report, &plan_line, &whole, prompt_tokens);
+                    line["checking"] = json!(true);
+                    line
+                }
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
                     ended = Some(report);
@@ -438,7 +457,9 @@ impl PromptTask {
             proofs,
         };
         let _ = self.finished.send(over).await;
-        let _ = lines.send(line).await;
+        if !told {
+            let _ = lines.send(line).await;
+        }
         Ok(Looked::Answered)
     }
 }

@@ -124,6 +124,8 @@ pub enum Progress {
         /// Who lied.
         node: NodeId,
     },
+    /// The answer is complete; what was drawn to be computed again is being so, and [`Progress::Done`] follows.
+    Answered(Box<Report>),
     /// It is over.
     Done(Box<Report>),
 }

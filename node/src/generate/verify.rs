@@ -19,7 +19,8 @@
 //!
 //! With [`Verify::Strict`] a token is shown once all that it follows from is checked, so what is shown is right; a range
 //! nobody follows is audited at the end. With [`Verify::Sample`] tokens are shown as they come: a lie may be read before
-//! it is found, at most a few frames later, and the answer then says so.
+//! it is found, at most a few frames later, and the answer then says so. What is drawn to be audited at its end is audited
+//! behind it: the answer ends before, says that it is still being checked, and `why` has what came of it.
 //!
 //! Limits: an audit needs the model's file ([`crate::audit`]); where nobody follows and nobody can audit, nothing is
 //! checked and the answer says that. Nodes of class `approx` are not compared by bits: a segment that one runs is drawn like
@@ -41,7 +42,6 @@ use p2p::{
     },
 };
 use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event, trust::Outcome};
-use shard::tolerance::{self, Verdict};
 
 use super::{
     Conductor, Progress,
@@ -60,14 +60,10 @@ use crate::{
 const BARRIER: Duration = Duration::from_secs(20);
 /// The end of an answer waits this long for the last signatures.
 const SETTLE: Duration = Duration::from_millis(1_500);
-/// An audit that takes longer at the end of an answer is given up.
-const AUDIT: Duration = Duration::from_secs(30);
-/// Without being asked to be strict, weights of an audit are at most so many bytes: about a second of loading.
-const MAX_AUDIT_BYTES: u64 = 256 << 20;
 
 /// A node that gave a wrong row and had not signed for it yet.
 pub(super) struct Suspect {
-    node: NodeId,
+    pub(super) node: NodeId,
     layers: LayerRange,
     at: u32,
     /// Set when only a position below this is known to be wrong, not which.
@@ -87,7 +83,7 @@ pub(super) struct Checks {
     pub(super) denied: BTreeSet<NodeId>,
     /// Commitments of earlier epochs are about rows that were forgotten.
     since_epoch: u32,
-    audits: u32,
+    pub(super) audits: u32,
     signatures: Signatures,
     /// The last token of a strict answer, until when it waits, and its position.
     pub(super) last: Option<(Event, Instant, u32)>,
@@ -105,7 +101,7 @@ impl Conductor {
     }
 
     /// Segments that others run.
-    fn strangers(&self) -> Vec<Segment> {
+    pub(super) fn strangers(&self) -> Vec<Segment> {
         self.machine.segments().filter(|segment| segment.node != self.means.me).collect()
     }
 
@@ -136,7 +132,7 @@ impl Conductor {
         segments.any(|segment| self.plan.approx.contains(&segment.node))
     }
 
-    fn checked(&self, layers: LayerRange) -> u32 {
+    pub(super) fn checked(&self, layers: LayerRange) -> u32 {
         self.checks.books.iter().find(|book| book.layers() == layers).map_or(0, |book| book.checked)
     }
 
@@ -216,7 +212,7 @@ impl Conductor {
     }
 
     /// All that the log has of `layers`.
-    fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
+    pub(super) fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
         let rows = self.logs.reached(layers.start()).min(self.logs.reached(layers.end()));
         let (wire, inputs) = self.logs.get(layers.start(), 0, rows).filter(|_| rows > 0)?;
         let (output, said) = self.logs.get(layers.end(), 0, rows)?;
@@ -297,7 +293,13 @@ impl Conductor {
     }
 
     /// `node` gave wrong rows from position `at` on: it and all that follows from them are left.
-    fn forget(&mut self, node: NodeId, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {
+    pub(super) fn forget(
+        &mut self,
+        node: NodeId,
+        layers: LayerRange,
+        at: u32,
+        upto: Option<u32>,
+    ) -> Vec<Event> {
         let mut book = Book::new(self.book(layers).terms.clone(), 0);
         std::mem::swap(&mut book, self.book(layers));
         let suspect = Suspect { node, layers, at, upto, book, logs: self.logs.clone() };
@@ -490,7 +492,7 @@ impl Conductor {
         self.accuse(suspect);
     }
 
-    /// Waits a moment for the last signatures, and looks into what they leave open.
+    /// Waits a moment for the last signatures.
     pub(super) async fn settle_all(&mut self, doors: &mut Outlets) {
         let mut involved: BTreeSet<NodeId> = self.strangers().iter().map(|segment| segment.node).collect();
         involved.extend(self.shadows.values());
@@ -526,15 +528,9 @@ impl Conductor {
                 None => break,
             }
         }
-        let strangers = self.strangers();
-        if self.plan.verify != Verify::Off {
-            for segment in &strangers {
-                self.look_again(*segment).await;
-            }
-        }
-        self.conclude(&strangers);
     }
 
+<<<<<<< HEAD
     /// Audits a segment that is disputed, or drawn and not checked to its end.
     async fn look_again(&mut self, segment: Segment) {
         let layers = segment.layers;
@@ -643,5 +639,18 @@ impl Conductor {
             self.checks.outcomes.push((*node, outcome));
         }
         self.report.outcomes = std::mem::take(&mut self.checks.outcomes);
+=======
+    /// Asks about what the last signatures left open.
+    fn ask_thirds(&mut self) {
+        let mut disputed = Vec::new();
+        for book in &mut self.checks.books {
+            if book.compare(&self.logs) && book.audit.is_none() {
+                disputed.push(book.layers());
+            }
+        }
+        for layers in disputed {
+            self.ask_third(layers);
+        }
+>>>>>>> ops
     }
 }

@@ -473,6 +473,16 @@ impl Story {
         told.collect()
     }
 
+    /// Tokens of the answer all of whose rows were checked, in every stage that others ran.
+    fn checked_tokens(&self, line: &Value) -> usize {
+        let stages = line["stages"].as_array().into_iter().flatten();
+        let abroad = stages.filter(|stage| stage["node"].as_str() != Some(&self.me));
+        let rows = abroad.map(|stage| count(&stage["checked_positions"])).min().unwrap_or(0);
+        // A token follows from the row before it.
+        let tokens = (rows + 1).saturating_sub(count(&line["prompt_tokens"]));
+        if rows == 0 { 0 } else { tokens.min(count(&line["completion_tokens"])) }
+    }
+
     fn done(&mut self, line: &Value) -> Vec<Event> {
         let mut events = self.failovers();
         let finish = match line["finish_reason"].as_str() {
@@ -501,7 +511,8 @@ impl Story {
         let report = Report {
             computed_by: self.computed_by.iter().map(|node| self.name(node)).collect(),
             checked_by: names(&line["checked_by"]),
-            checked_tokens: count(&line["checked_tokens"]),
+            checked_tokens: self.checked_tokens(line),
+            checking: line["checking"] == json!(true),
             faults_survived: line["faults"].as_array().map_or(0, Vec::len),
             ttft_ms: ttft_ms.max(waited_ms),
             prefill_ms: ttft_ms,

@@ -117,6 +117,7 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
         kv_bytes: spec.kv_bytes,
         pin: spec.pin,
         nice: spec.nice,
+        measure: spec.measure,
     })
 }
 

@@ -97,6 +97,9 @@ pub struct Spec {
     pub pin: bool,
     /// Whether the worker gives way to other programs.
     pub nice: bool,
+    /// Whether it measures its speed at load. One that nobody is told about need not: it is most of what starting one
+    /// with few layers takes.
+    pub measure: bool,
     /// The program to start as `PROGRAM worker`; `None` for this one.
     pub program: Option<PathBuf>,
     /// Who remembers which sessions were being computed when a worker died; shared by all workers of a daemon.
@@ -117,6 +120,7 @@ impl Spec {
             kv_bytes: 1 << 30,
             pin: true,
             nice: false,
+            measure: true,
             program: None,
             guard: PoisonGuard::default(),
         }
@@ -144,7 +148,8 @@ pub struct Ready {
     pub kv_bytes_per_layer_position: u64,
     /// Bytes of all weights in memory.
     pub resident_bytes: u64,
-    /// One decoded token through one layer, ms. Measured at load, like all times here.
+    /// One decoded token through one layer, ms. Measured at load, like all times here; they are 0 where
+    /// [`Spec::measure`] was not set.
     pub decode_ms: f64,
     /// One prompt token through one layer, in chunks of 64, ms.
     pub prefill_ms: f64,
@@ -190,6 +195,11 @@ impl Ready {
     /// Weights this machine reads while it decodes, bytes per second, as measured at load; `None` without weights.
     pub fn read_bytes_per_s(&self) -> Option<f64> {
         (self.decode_ms > 0.0).then(|| self.layer_bytes as f64 / (self.decode_ms / 1e3))
+    }
+
+    /// Whether all of the model is in memory.
+    pub fn has_all(&self) -> bool {
+        matches!(self.layers[..], [all] if all.start() == 0 && all.end() == self.num_layers)
     }
 
     /// Whether both ends of the model are in memory, so that prompts can begin and end here.
