@@ -201,7 +201,8 @@ fn content(status: &Value) -> Result<()> {
 pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     let sampling = SamplingArgs::greedy(args.max_tokens as usize);
     let messages = json!([{ "role": "user", "content": args.prompt }]);
-    let ask = remote::question(messages, &args.route, &args.wire, &sampling, false)?;
+    let mut ask = remote::question(messages, &args.route, &args.wire, &sampling, false)?;
+    ask.model = args.model.unwrap_or_default();
     let plan = asked(&args.home.path()?, &Question::Plan(Box::new(ask)))?;
     if args.json {
         return output::json_line(&plan);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use p2p::{Identity, SwarmId, invite::Invite};
-use scheduler::{LayerSet, ModelId};
+use scheduler::{LayerRange, LayerSet, ModelId};
 use serde_json::{Value, json};
 use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
@@ -15,9 +15,9 @@ use tokio::sync::{mpsc, watch};
 use super::{ask::words, runtime};
 use crate::{
     Error, Result,
-    cli::swarm::{CapsArgs, JoinArgs},
+    cli::swarm::{Also, CapsArgs, JoinArgs},
     content,
-    daemon::{self, Absent, Caps, Notice, Serve, Setup},
+    daemon::{self, Absent, Beside, Caps, MOST_BESIDE, Notice, Serve, Setup, Where},
     library::{self, Library},
     model,
     output::{self, Waiting, human_bytes, say},
@@ -40,9 +40,10 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
     let invite =
         invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
-    let which = which(&args, &home)?;
+    let which = which(&args, &args.engine.model, &home)?;
     let num_layers = which.here.as_ref().map_or(Ok(0), |here| model::num_layers(&here.gguf))?;
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
+    let beside = beside(&args, &home)?;
     agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
     let (network, template) = network(&args, &home, identity.clone(), invite)?;
     let context = match &which.here {
@@ -80,6 +81,7 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         serve,
         invite: template,
         absent: which.absent,
+        beside,
         caps: caps(&args.caps),
         front: daemon::Front { about, swarm: args.swarm.clone(), door: Some(door) },
         keeps: !args.no_journal,
@@ -148,8 +150,7 @@ struct Which {
 }
 
 /// Finds the model by file, name or id. What is not here, or only in part, is asked of the swarm.
-fn which(args: &JoinArgs, home: &Path) -> Result<Which> {
-    let model = &args.engine.model;
+fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> {
     let id = content::parse_id(model);
     let embedded = ModelId::new(library::embedded_hash());
     if model == library::DEFAULT_MODEL || id == Some(embedded) {
@@ -177,8 +178,41 @@ fn which(args: &JoinArgs, home: &Path) -> Result<Which> {
         let absent = Absent { id: entry.model(), name: entry.name.clone(), from, ends: args.ends };
         return Ok(Which { id: entry.model(), here: None, absent: Some(absent) });
     }
-    let absent = Absent { id, name: model.clone(), from: args.from.clone(), ends: args.ends };
+    let absent = Absent { id, name: model.to_owned(), from: args.from.clone(), ends: args.ends };
     Ok(Which { id, here: None, absent: Some(absent) })
+}
+
+/// The models beside the first one.
+fn beside(args: &JoinArgs, home: &Path) -> Result<Vec<Beside>> {
+    if args.also.len() > MOST_BESIDE {
+        return Err(Error::usage(format!("a node holds at most {MOST_BESIDE} models beside the first: leave out some --also")));
+    }
+    let one = |also: &Also| {
+        let Which { id, here, absent } = which(args, &also.model, home)?;
+        let known = here.as_ref().map(|here| model::num_layers(&here.gguf)).transpose()?;
+        let serve = match (&also.layers, args.ask_only) {
+            (_, true) => Serve::These(Vec::new()),
+            (Some(layers), false) => these(&also.model, layers.0.clone(), known)?,
+            (None, false) => Serve::Scarcest(u32::MAX),
+        };
+        let name = serve::model_name(&also.model);
+        let about = match &here {
+            Some(Here { gguf, .. }) => {
+                let context = model::context(gguf, args.engine.ctx)?;
+                serve::info(gguf, &Blueprint::from_gguf(gguf)?, context, name)
+            }
+            None => serve::unknown(args.engine.ctx.unwrap_or(model::DEFAULT_CTX), name),
+        };
+        let place = match (id, here, absent) {
+            (_, _, Some(absent)) => Where::Away(absent),
+            (Some(id), Some(Here { path, .. }), _) => {
+                Where::Here { id, source: path.map_or(Source::Embedded, Source::File) }
+            }
+            _ => return Err(Error::usage(format!("nothing is known of {}: say its file or its id", also.model))),
+        };
+        Ok(Beside { place, serve, about })
+    };
+    args.also.iter().map(one).collect()
 }
 
 fn caps(args: &CapsArgs) -> Caps {
@@ -206,9 +240,15 @@ fn what_to_serve(args: &JoinArgs, known: Option<u32>) -> Result<Serve> {
         (Some(layers), _) => layers.0.clone(),
         (None, false) => return Ok(Serve::Scarcest(args.max_layers.unwrap_or(num_layers).min(num_layers))),
     };
+    these("--layers", layers, Some(num_layers))
+}
+
+/// These layers, as `said`, of a model with so many where that is known.
+fn these(said: &str, layers: Vec<LayerRange>, known: Option<u32>) -> Result<Serve> {
+    let num_layers = known.unwrap_or(u32::MAX);
     match layers.iter().find(|range| range.end() > num_layers) {
         Some(beyond) => Err(Error::usage(format!(
-            "--layers {}..{}: the model has layers 0..{num_layers}",
+            "{said} {}..{}: the model has layers 0..{num_layers}",
             beyond.start(),
             beyond.end()
         ))),
