@@ -427,6 +427,8 @@ impl Daemon {
     /// A model is on its way.
     pub(super) async fn arrived(&mut self, news: News) {
         let (place, sender) = (news.place, self.news.clone());
+        // What another worker on this machine was found to be, this one is.
+        let class = self.models().find_map(|held| held.spec.class);
         let Some(held) = self.place_mut(place) else { return };
         match news.what {
             What::Doing(line) => {
@@ -446,6 +448,7 @@ impl Daemon {
                     source: fetched.source.clone(),
                     model: Some(fetched.model),
                     layers: fetched.load.clone(),
+                    class: held.spec.class.or(class),
                     ..held.spec.clone()
                 };
                 let name = held.about.name.clone();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{remote, runtime, watch};
+use super::{look, remote, runtime, watch};
 use crate::{
     Result,
     cli::{
@@ -35,7 +35,6 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     if args.json {
         return output::json_line(&status);
     }
-    let model = &status["model"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_f64().unwrap_or_default();
     say!("node      {}", text(&status["node"]));
@@ -45,20 +44,9 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         status["peers"],
         status["known_nodes"]
     );
-    say!("model     {} ({} layers), id {}", text(&model["name"]), model["num_layers"], text(&model["id"]));
-    say!("loaded    {} ({})", words(&model["loaded"]), human_bytes(number(&model["resident_bytes"]) as u64));
-    say!(
-        "serving   {}{}",
-        words(&model["serving"]),
-        if status["paused"] == json!(true) { " (paused)" } else { "" }
-    );
-    say!(
-        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
-        number(&model["decode_ms_per_layer"]),
-        number(&model["prefill_ms_per_layer"]),
-        number(&model["visit_ms"]),
-        human_bytes(number(&model["read_bytes_per_s"]) as u64)
-    );
+    for model in status["models"].as_array().into_iter().flatten() {
+        status_of(model, status["paused"] == json!(true))?;
+    }
     say!(
         "sessions  {} running, {} served; {} positions computed",
         status["sessions"]["serving"],
@@ -75,6 +63,31 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
     }
+    Ok(())
+}
+
+/// A model of the node.
+fn status_of(model: &Value, paused: bool) -> Result<()> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let number = |value: &Value| value.as_f64().unwrap_or_default();
+    say!("model     {} ({} layers), id {}", text(&model["name"]), model["num_layers"], text(&model["id"]));
+    if model["loaded"].as_array().is_none_or(Vec::is_empty) {
+        match model["fetching"]["why"].as_str() {
+            Some(why) => say!("loaded    nothing yet: {why}"),
+            None if model["fetching"].is_null() => say!("loaded    nothing here; peers that hold it can answer"),
+            None => say!("loaded    nothing yet: it is on its way"),
+        }
+        return Ok(());
+    }
+    say!("loaded    {} ({})", words(&model["loaded"]), human_bytes(number(&model["resident_bytes"]) as u64));
+    say!("serving   {}{}", words(&model["serving"]), if paused { " (paused)" } else { "" });
+    say!(
+        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
+        number(&model["decode_ms_per_layer"]),
+        number(&model["prefill_ms_per_layer"]),
+        number(&model["visit_ms"]),
+        human_bytes(number(&model["read_bytes_per_s"]) as u64)
+    );
     Ok(())
 }
 
@@ -96,10 +109,8 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
         let path = peer["path"].as_str().unwrap_or("not here");
         let rtt = peer["rtt_ms"].as_f64().map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
         let models = peer["models"].as_array().cloned().unwrap_or_default();
-        let (model, layers) = models.first().map_or_else(
-            || ("-".to_owned(), "asks only".to_owned()),
-            |model| (model["name"].as_str().unwrap_or_default().to_owned(), words(&model["layers"])),
-        );
+        let mut held = models.iter().map(|model| (look::word(&model["name"]), words(&model["layers"])));
+        let (model, layers) = held.next().unwrap_or_else(|| ("-".to_owned(), "asks only".to_owned()));
         let standing = match peer["trust"]["standing"].as_str() {
             Some("quarantined") => "  quarantined: it gave a wrong result",
             Some("must_prove") => "  out until it passes a challenge",
@@ -107,6 +118,9 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
             _ => "",
         };
         say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", name.get(..8).unwrap_or(name));
+        for (model, layers) in held {
+            say!("{:10} {:9} {:>9}  {model:8} {layers}", "", "", "");
+        }
     }
     Ok(())
 }

@@ -280,11 +280,31 @@ fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -
             human_bytes(args.memory << 20)
         ),
     }
+    agree_beside(args)?;
     say!("{HONEST}");
     match layers {
         0 => Ok(()),
         _ => confirm(args),
     }
+}
+
+/// Says what comes beside the first model.
+fn agree_beside(args: &JoinArgs) -> Result<()> {
+    for also in &args.also {
+        let layers = match (&also.layers, args.ask_only) {
+            (_, true) => "to ask only: its first and last layer are loaded where its file is here".to_owned(),
+            (Some(layers), false) => {
+                let ranges: Vec<String> = layers.0.iter().map(ToString::to_string).collect();
+                format!("layers {}", ranges.join(" and "))
+            }
+            (None, false) => "the layers the swarm lacks most".to_owned(),
+        };
+        say!("Beside it, in a process of its own: {}, {layers}.", also.model);
+    }
+    if let Some(bytes) = caps(&args.caps).weights_bytes.filter(|_| !args.also.is_empty() && !args.ask_only) {
+        say!("The weights of all of them together take at most {}.", human_bytes(bytes));
+    }
+    Ok(())
 }
 
 /// As [`agree`], for a model that is not here: how much comes is known when somebody who has it was found.
@@ -318,6 +338,7 @@ fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
             human_bytes(args.memory << 20)
         );
     }
+    agree_beside(args)?;
     say!("{HONEST}");
     if most.is_empty() { Ok(()) } else { confirm(args) }
 }
@@ -425,14 +446,17 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
         Notice::Stopped if json => output::json_line(&json!({ "event": "stopped" })),
         Notice::Ready(status) => {
             say!("This node is {}.", status["node"].as_str().unwrap_or_default());
-            serving(status)?;
+            serving(&status["model"])?;
             say!(
                 "In another terminal: `shoal run --via swarm \"Hello\"`, `shoal peers`, `shoal invite`. Ctrl-C leaves."
             );
             Ok(())
         }
         Notice::Fetching(line) => fetching(line),
-        Notice::Serving(status) => serving(status),
+        Notice::Serving(status) => {
+            let models = status["models"].as_array().into_iter().flatten();
+            models.filter(|model| model["called"] == status["arrived"]).try_for_each(serving)
+        }
         Notice::Joined(node) => {
             say!("+ {node}");
             Ok(())
@@ -448,11 +472,14 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
     }
 }
 
-fn serving(status: &Value) -> Result<()> {
-    let model = &status["model"];
+fn serving(model: &Value) -> Result<()> {
     let name = model["name"].as_str().unwrap_or_default();
     if model["loaded"].as_array().is_none_or(Vec::is_empty) {
         say!("Nothing of {name} is here yet; peers that hold it can answer with --mode open.");
+        return Ok(());
+    }
+    if model["serving"].as_array().is_none_or(Vec::is_empty) {
+        say!("It serves nothing of {name}; layers {} are here for its own prompts.", words(&model["loaded"]));
         return Ok(());
     }
     say!(
