@@ -38,6 +38,19 @@ fn wait_until(node: &Node, place: usize, wanted: impl Fn(&Value) -> bool) -> Val
     }
 }
 
+/// What `node` lists as peers, once the one there is has announced two models.
+fn both_are_announced(node: &Node) -> Value {
+    let started = Instant::now();
+    loop {
+        let peers = node.ask(&["peers"]);
+        if peers["peers"][0]["models"].as_array().is_some_and(|models| models.len() == 2) {
+            return peers;
+        }
+        assert!(started.elapsed() < PATIENCE, "{peers}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// The status and body of a request to a node's API.
 fn http(node: &Node, method: &str, path: &str, body: &Value) -> (u16, Value) {
     let token = fs::read_to_string(node.home.join("api-token")).unwrap();
@@ -74,19 +87,10 @@ fn a_node_serves_two_models_and_a_prompt_may_ask_for_either() {
     let asks = ["--ask-only", "--also", file, "--peer", serves.tcp(), "--api", "127.0.0.1:0"];
     let asks = Node::start(&folder.path().join("b"), &asks);
     asks.wait_for("serving");
-    asks.meets(1);
-    let peers = asks.ask(&["peers"]);
-    let told: Vec<(&Value, &Value)> = peers["peers"][0]["models"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|model| (&model["id"], &model["layers"]))
-        .collect();
-    assert_eq!(
-        told,
-        [(&first["id"], &json!(["1..7"])), (&beside["id"], &json!(["1..2"]))],
-        "an announcement names both"
-    );
+    let peers = both_are_announced(&asks);
+    let told = peers["peers"][0]["models"].as_array().unwrap().iter();
+    let told: Vec<_> = told.map(|model| (&model["id"], &model["layers"])).collect();
+    assert_eq!(told, [(&first["id"], &json!(["1..7"])), (&beside["id"], &json!(["1..2"]))], "{peers}");
 
     // Through the other machine's layers of either, the answers are those of one machine.
     let of_first = ["-n", "16", PROMPT];
@@ -122,7 +126,7 @@ fn a_node_serves_two_models_and_a_prompt_may_ask_for_either() {
 
     // Who holds neither layer nor end of it can have it answered by who does, by its name there.
     let stranger = Node::start(&folder.path().join("c"), &["--ask-only", "--peer", serves.tcp()]);
-    stranger.meets(1);
+    both_are_announced(&stranger);
     let name = peers["peers"][0]["models"][1]["name"].as_str().unwrap();
     let answer = run(&stranger, &["--mode", "open", "--model", name, "-n", "16", "--raw", RAW]);
     assert_eq!((&answer["ids"], &answer["conductor"]), (&whole_beside["ids"], &json!(serves.name)), "{answer}");

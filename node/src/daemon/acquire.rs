@@ -488,7 +488,7 @@ impl Daemon {
         held.ready = ready;
         held.replace(worker);
         held.fetching = None;
-        self.announce(true).await;
+        self.holds_anew().await;
         let mut status = self.status().await;
         // Whose arrival it is: the first of the list is not always the one that came.
         status["arrived"] = json!(name);

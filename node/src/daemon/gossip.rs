@@ -420,6 +420,16 @@ impl Daemon {
         }
     }
 
+    /// Other layers are in memory: own prompts may use them now, whenever others are told.
+    pub(super) async fn holds_anew(&mut self) {
+        let now = self.now();
+        let figures = self.figures(now);
+        self.gossip.sequence = self.gossip.sequence.saturating_add(1);
+        let draft = self.draft(&figures, Vec::new());
+        self.merge_own(&draft, &figures, now);
+        self.announce(true).await;
+    }
+
     /// The own view counts everything loaded, the ends that only serve own prompts included.
     fn merge_own(&mut self, draft: &Draft, figures: &Figures, now: Millis) {
         let mut claim = draft.claim.clone();
