@@ -38,13 +38,15 @@ fn wait_until(node: &Node, place: usize, wanted: impl Fn(&Value) -> bool) -> Val
     }
 }
 
-/// What `node` lists as peers, once the one there is has announced two models.
-fn both_are_announced(node: &Node) -> Value {
+/// The models of `peer` as `node` lists them, once there are two.
+fn both_are_announced(node: &Node, peer: &Node) -> Vec<Value> {
     let started = Instant::now();
     loop {
         let peers = node.ask(&["peers"]);
-        if peers["peers"][0]["models"].as_array().is_some_and(|models| models.len() == 2) {
-            return peers;
+        let mut known = peers["peers"].as_array().unwrap().iter();
+        let models = known.find(|known| known["node"] == peer.name.as_str()).and_then(|known| known["models"].as_array());
+        if let Some(models) = models.filter(|models| models.len() == 2) {
+            return models.clone();
         }
         assert!(started.elapsed() < PATIENCE, "{peers}");
         thread::sleep(Duration::from_millis(50));
@@ -87,10 +89,9 @@ fn a_node_serves_two_models_and_a_prompt_may_ask_for_either() {
     let asks = ["--ask-only", "--also", file, "--peer", serves.tcp(), "--api", "127.0.0.1:0"];
     let asks = Node::start(&folder.path().join("b"), &asks);
     asks.wait_for("serving");
-    let peers = both_are_announced(&asks);
-    let told = peers["peers"][0]["models"].as_array().unwrap().iter();
-    let told: Vec<_> = told.map(|model| (&model["id"], &model["layers"])).collect();
-    assert_eq!(told, [(&first["id"], &json!(["1..7"])), (&beside["id"], &json!(["1..2"]))], "{peers}");
+    let models = both_are_announced(&asks, &serves);
+    let told: Vec<_> = models.iter().map(|model| (&model["id"], &model["layers"])).collect();
+    assert_eq!(told, [(&first["id"], &json!(["1..7"])), (&beside["id"], &json!(["1..2"]))]);
 
     // Through the other machine's layers of either, the answers are those of one machine.
     let of_first = ["-n", "16", PROMPT];
@@ -126,9 +127,8 @@ fn a_node_serves_two_models_and_a_prompt_may_ask_for_either() {
 
     // Who holds neither layer nor end of it can have it answered by who does, by its name there.
     let stranger = Node::start(&folder.path().join("c"), &["--ask-only", "--peer", serves.tcp()]);
-    both_are_announced(&stranger);
-    let name = peers["peers"][0]["models"][1]["name"].as_str().unwrap();
-    let answer = run(&stranger, &["--mode", "open", "--model", name, "-n", "16", "--raw", RAW]);
+    let name = both_are_announced(&stranger, &serves)[1]["name"].as_str().unwrap().to_owned();
+    let answer = run(&stranger, &["--mode", "open", "--model", &name, "-n", "16", "--raw", RAW]);
     assert_eq!((&answer["ids"], &answer["conductor"]), (&whole_beside["ids"], &json!(serves.name)), "{answer}");
 
     // Leaving ends both workers.
