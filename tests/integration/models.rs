@@ -44,7 +44,9 @@ fn both_are_announced(node: &Node, peer: &Node) -> Vec<Value> {
     loop {
         let peers = node.ask(&["peers"]);
         let mut known = peers["peers"].as_array().unwrap().iter();
-        let models = known.find(|known| known["node"] == peer.name.as_str()).and_then(|known| known["models"].as_array());
+        let models = known
+            .find(|known| known["node"] == peer.name.as_str())
+            .and_then(|known| known["models"].as_array());
         if let Some(models) = models.filter(|models| models.len() == 2) {
             return models.clone();
         }
@@ -129,7 +131,11 @@ fn a_node_serves_two_models_and_a_prompt_may_ask_for_either() {
     let stranger = Node::start(&folder.path().join("c"), &["--ask-only", "--peer", serves.tcp()]);
     let name = both_are_announced(&stranger, &serves)[1]["name"].as_str().unwrap().to_owned();
     let answer = run(&stranger, &["--mode", "open", "--model", &name, "-n", "16", "--raw", RAW]);
-    assert_eq!((&answer["ids"], &answer["conductor"]), (&whole_beside["ids"], &json!(serves.name)), "{answer}");
+    assert_eq!(
+        (&answer["ids"], &answer["conductor"]),
+        (&whole_beside["ids"], &json!(serves.name)),
+        "{answer}"
+    );
 
     // Leaving ends both workers.
     assert_eq!(serves.ask(&["leave"])["left"], true);

@@ -166,8 +166,7 @@ impl Acquire {
                 let again_s = (!lasting).then_some(rest.as_secs());
                 let why = error.to_string();
                 tracing::warn!(%why, ?again_s, "the model is not here yet");
-                let line =
-                    json!({ "event": "waiting", "model": self.name, "why": why, "again_s": again_s });
+                let line = json!({ "event": "waiting", "model": self.name, "why": why, "again_s": again_s });
                 let news = News { place: self.place, what: What::Doing(line) };
                 if self.news.send(news).await.is_err() || lasting {
                     return;
@@ -347,8 +346,7 @@ impl Acquire {
             }
             Serve::Scarcest(cap) => {
                 let room = offered_bytes.saturating_sub(gguf.header_len());
-                let cap =
-                    (*cap).min(num_layers).min(fits(room)).min(left_bytes.map_or(u32::MAX, fits));
+                let cap = (*cap).min(num_layers).min(fits(room)).min(left_bytes.map_or(u32::MAX, fits));
                 let kept =
                     here.as_ref().and_then(|here| here.ranges().iter().max_by_key(|range| range.len()));
                 match kept.and_then(|kept| LayerRange::new(kept.start(), kept.end().min(kept.start() + cap)))

@@ -149,8 +149,7 @@ impl Daemon {
     }
 
     fn queue(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
-        let position_bytes =
-            self.model(lease.model).map_or(0, |held| held.ready.kv_bytes_per_layer_position);
+        let position_bytes = self.model(lease.model).map_or(0, |held| held.ready.kv_bytes_per_layer_position);
         let per_position = u64::from(lease.layers.len()) * position_bytes;
         let now = self.now();
         self.door.next_id += 1;

@@ -50,6 +50,8 @@ pub(super) struct Held {
     pub(super) at_home: Ema,
     /// What opening a session takes besides the way to the farthest node and back, ms.
     pub(super) at_opening: Ema,
+    /// What prompts take, in parts of what nodes' figures say.
+    pub(super) at_prefill: Ema,
     /// Where it is on its way, while it is.
     pub(super) fetching: Option<Value>,
     pub(super) worker: watch::Sender<Worker>,
@@ -73,6 +75,7 @@ impl Held {
             auditor: None,
             at_home: Ema::new(SPEED_TAU_MS),
             at_opening: Ema::new(SPEED_TAU_MS),
+            at_prefill: Ema::new(SPEED_TAU_MS),
             fetching: None,
             worker: watch::Sender::new(Worker::absent()),
             born: Instant::now(),
@@ -105,6 +108,7 @@ impl Held {
             auditor: Auditor::new(&spec, ready.model, ready.class),
             at_home: Ema::new(SPEED_TAU_MS),
             at_opening: Ema::new(SPEED_TAU_MS),
+            at_prefill: Ema::new(SPEED_TAU_MS),
             fetching: None,
             worker: watch::Sender::new(worker),
             born: Instant::now(),
@@ -261,7 +265,10 @@ impl Daemon {
 
 /// Whether `asked` means the model that people call `name`, whose file calls itself `title`.
 pub(super) fn is_called(asked: &str, name: &str, title: &str, id: ModelId) -> bool {
-    asked == name || asked == title || serve::model_name(asked) == name || crate::content::parse_id(asked) == Some(id)
+    asked == name
+        || asked == title
+        || serve::model_name(asked) == name
+        || crate::content::parse_id(asked) == Some(id)
 }
 
 #[cfg(test)]

@@ -82,8 +82,7 @@ use self::{
     share::Uploads,
 };
 use crate::{
-    Error, Result,
-    clock,
+    Error, Result, clock,
     content::peers,
     control::{self, Call, Question},
     generate::Reroute,
@@ -562,6 +561,7 @@ impl Daemon {
         if let Some(held) = self.model_mut(over.model) {
             over.measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
             over.measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
+            over.measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
         }
         self.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
         let Some(line) = over.line else { return };

@@ -71,8 +71,7 @@ impl Daemon {
             json!({ "id": format!("{:?}", held.id), "about": held.about, "position_bytes": position_bytes,
                 "conducts": held.ready.has_ends() })
         };
-        let beside: Vec<Value> =
-            self.beside.iter().filter(|held| !held.loaded.is_empty()).map(own).collect();
+        let beside: Vec<Value> = self.beside.iter().filter(|held| !held.loaded.is_empty()).map(own).collect();
         let sessions: usize = self.models().map(|held| held.worker.borrow().held().0).sum();
         let pids = self.models().map(|held| held.worker.borrow().pid()).filter(|pid| *pid > 0);
         let resident = pids.filter_map(memory::resident_bytes).reduce(|all, more| all + more);

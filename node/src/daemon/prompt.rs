@@ -155,7 +155,8 @@ impl PromptTask {
             return Err(Trouble::invalid("mode", why));
         }
         if let Some(field) = only_here(&ask) {
-            let why = format!("`{field}` works only with a model this node holds, as \"{}\"", self.local.name);
+            let why =
+                format!("`{field}` works only with a model this node holds, as \"{}\"", self.local.name);
             return Err(Trouble::invalid(field, why));
         }
         let (answer, answered) = oneshot::channel();

@@ -335,7 +335,8 @@ impl Daemon {
         let opening_ms = held.at_opening.value().unwrap_or(held.ready.visit_ms);
         let back_ms =
             |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
-        Expected { opening_ms, prefill_ms, ..Expected::new(&legs, back_ms, home_ms) }
+        let prefill_factor = held.at_prefill.value().unwrap_or(1.0);
+        Expected { opening_ms, prefill_ms, prefill_factor, ..Expected::new(&legs, back_ms, home_ms) }
     }
 
     fn step_ms(

@@ -118,7 +118,8 @@ impl Inference for Swarmed {
             let local = view::holds_all(&snapshot, model);
             ModelInfo { hash, modes, local, embeddings: false, ..own.about.clone() }
         };
-        let own: Vec<ModelInfo> = std::iter::once(&view.own).chain(&view.beside).enumerate().map(own).collect();
+        let own: Vec<ModelInfo> =
+            std::iter::once(&view.own).chain(&view.beside).enumerate().map(own).collect();
         let known = |id: &String| own.iter().any(|model| model.hash.as_ref() == Some(id));
         let abroad = snapshot.models.iter().filter(|model| model.complete && !known(&model.id));
         let abroad = abroad.filter(|model| is_plain(&model.name)).map(|model| ModelInfo {

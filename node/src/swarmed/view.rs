@@ -213,9 +213,10 @@ pub(super) fn modes(
     conducts: bool,
     shared: &Shared,
 ) -> Vec<ModeInfo> {
-    let others = snapshot.nodes.iter().any(|node| {
-        !node.me && model.is_some_and(|own| node.holdings.iter().any(|h| h.model == own.id))
-    });
+    let others = snapshot
+        .nodes
+        .iter()
+        .any(|node| !node.me && model.is_some_and(|own| node.holdings.iter().any(|h| h.model == own.id)));
     let alone = (!holds_all(snapshot, model))
         .then(|| "this node does not hold every layer; `shoal join --layers` can make it".to_owned());
     let nobody = (!others).then(|| "no other node holds a part of the model now".to_owned());

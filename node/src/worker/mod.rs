@@ -49,8 +49,8 @@ use shard::sample::SamplingParams;
 pub use handle::{Worker, spawn};
 pub use ipc::{Fault, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
-pub use room::Room;
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
+pub use room::Room;
 
 /// Jobs that may be under way in one worker. A prompt of 32k tokens in chunks of 256 rows is 128.
 pub const MAX_JOBS: usize = 256;

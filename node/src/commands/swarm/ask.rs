@@ -74,7 +74,9 @@ fn status_of(model: &Value, paused: bool) -> Result<()> {
     if model["loaded"].as_array().is_none_or(Vec::is_empty) {
         match model["fetching"]["why"].as_str() {
             Some(why) => say!("loaded    nothing yet: {why}"),
-            None if model["fetching"].is_null() => say!("loaded    nothing here; peers that hold it can answer"),
+            None if model["fetching"].is_null() => {
+                say!("loaded    nothing here; peers that hold it can answer")
+            }
             None => say!("loaded    nothing yet: it is on its way"),
         }
         return Ok(());

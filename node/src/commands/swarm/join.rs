@@ -185,7 +185,9 @@ fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> {
 /// The models beside the first one.
 fn beside(args: &JoinArgs, home: &Path) -> Result<Vec<Beside>> {
     if args.also.len() > MOST_BESIDE {
-        return Err(Error::usage(format!("a node holds at most {MOST_BESIDE} models beside the first: leave out some --also")));
+        return Err(Error::usage(format!(
+            "a node holds at most {MOST_BESIDE} models beside the first: leave out some --also"
+        )));
     }
     let one = |also: &Also| {
         let Which { id, here, absent } = which(args, &also.model, home)?;
@@ -208,7 +210,12 @@ fn beside(args: &JoinArgs, home: &Path) -> Result<Vec<Beside>> {
             (Some(id), Some(Here { path, .. }), _) => {
                 Where::Here { id, source: path.map_or(Source::Embedded, Source::File) }
             }
-            _ => return Err(Error::usage(format!("nothing is known of {}: say its file or its id", also.model))),
+            _ => {
+                return Err(Error::usage(format!(
+                    "nothing is known of {}: say its file or its id",
+                    also.model
+                )));
+            }
         };
         Ok(Beside { place, serve, about })
     };
