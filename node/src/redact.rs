@@ -137,6 +137,7 @@ impl Debug for Report {
             .field("segments", &self.segments)
             .field("ttft_ms", &self.ttft_ms)
             .field("faults", &self.faults)
+            .field("hedged", &self.hedged)
             .field("wire_bytes", &self.wire_bytes)
             .finish_non_exhaustive()
     }

@@ -105,6 +105,8 @@ struct Running {
     leases: BTreeMap<u32, Lease>,
     /// What was signed, by first layer of the lease.
     words: BTreeMap<u32, Word>,
+    /// By first layer of the lease, below which positions inputs came.
+    reached: BTreeMap<u32, u32>,
     /// Who waits for the bill, and until how many positions, and until when.
     settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
     outboxes: Outboxes,
@@ -131,6 +133,7 @@ impl Stage {
         let mut running = Running {
             leases: BTreeMap::new(),
             words: BTreeMap::new(),
+            reached: BTreeMap::new(),
             settling: None,
             outboxes: Outboxes::new(self.network.clone(), self.session, inlets.orders),
             epoch: 0,
@@ -243,6 +246,8 @@ impl Running {
                 self.leases.retain(|_, held| held.layers.intersect(lease.layers).is_none());
                 let leases = &self.leases;
                 self.words.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
+                self.reached.retain(|start, _| leases.contains_key(start));
+                self.reached.insert(lease.layers.start(), have.min(lease.at));
                 self.leases.insert(lease.layers.start(), lease);
                 // How busy the node is, whoever carries the answer away knows.
                 Answer::Accepted { have, sessions: 0, lanes: 1 }
@@ -303,6 +308,13 @@ impl Running {
         }
         self.idle_since = Instant::now();
         let rows = header.rows;
+        // Somebody else was quicker (the stage before was hedged) and the session has gone on: computing it again would
+        // cut the cache back.
+        let reached = self.reached.entry(header.layer).or_default();
+        if before && header.from.saturating_add(rows) < *reached {
+            return;
+        }
+        *reached = header.from.saturating_add(rows).max(*reached);
         if codec::check(header.wire, self.stage.hidden as usize, rows as usize, &payload).is_err() {
             tracing::info!(%from, session = %self.stage.session, "a frame that no honest node sends");
             return if from == self.stage.requester {
@@ -391,7 +403,10 @@ impl Running {
                     self.tell_requester(Kind::Commit, start, commit.pos, payload);
                 }
             }
-            Body::NeedReplay { have } => self.tell_requester(Kind::NeedReplay, start, have, Bytes::new()),
+            Body::NeedReplay { have } => {
+                self.reached.insert(start, have);
+                self.tell_requester(Kind::NeedReplay, start, have, Bytes::new());
+            }
             Body::Failed(why) => {
                 let (header, why) = Header::failed(output.epoch, start, 0, &why);
                 let why = Bytes::copy_from_slice(why);

@@ -84,7 +84,7 @@ impl Behaviour {
             gossip: gossip::behaviour(config, names)?,
             identify: identify::Behaviour::new(
                 identify::Config::new(names.version.clone(), key)
-                    .with_agent_version(config.agent.clone())
+                    .with_agent_version(with_life(&config.agent)?)
                     .with_push_listen_addr_updates(true)
                     .with_cache_size(0),
             ),
@@ -101,6 +101,18 @@ impl Behaviour {
             upnp: (config.upnp && wide).then(upnp::tokio::Behaviour::default).into(),
         })
     }
+}
+
+/// `agent` and a random number of this process, so that others see when a node was started again.
+fn with_life(agent: &str) -> Result<String> {
+    Ok(format!("{agent} {:016x}", getrandom::u64().map_err(Error::Random)?))
+}
+
+/// What [`with_life`] made, in its parts; strangers may send anything.
+pub(crate) fn split_life(agent: &str) -> (&str, Option<u64>) {
+    let parts = agent.rsplit_once(' ').filter(|(_, life)| life.len() == 16);
+    let parts = parts.and_then(|(agent, life)| Some((agent, u64::from_str_radix(life, 16).ok()?)));
+    parts.map_or((agent, None), |(agent, life)| (agent, Some(life)))
 }
 
 /// Records are not stored for anybody, only who provides what; look-ups take disjoint paths, so that one liar on the

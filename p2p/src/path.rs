@@ -38,6 +38,11 @@ impl fmt::Display for Path {
     }
 }
 
+/// Whether no router between the two is expected to stand in the way.
+pub(crate) fn is_near(path: Path) -> bool {
+    path <= Path::Lan
+}
+
 /// Judges a connection. A relayed one is told by either end's address: its remote is a bare `/p2p/` when it came in.
 pub(crate) fn classify(endpoint: &ConnectedPoint) -> Path {
     if endpoint.is_relayed() { Path::Relayed } else { of_address(endpoint.get_remote_address()) }

@@ -238,3 +238,62 @@ async fn a_lost_bootstrap_node_is_found_again() {
     a.close(hub.me()).await;
     disconnected(&mut of_a, hub.me()).await;
 }
+
+/// Killed and back before its neighbor noticed: QUIC says nothing when a process dies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_started_again_unnoticed_is_met_anew() {
+    let (hub, mut of_hub) = node(config(1, QUIC)).await;
+    let bootstrap = vec![address(&hub).await];
+    let life = || Config { bootstrap: bootstrap.clone(), ..config(2, QUIC) };
+    let first = tokio::runtime::Runtime::new().unwrap();
+    let (before, events) = first.spawn(node(life())).await.unwrap();
+    let peer = before.me();
+    connected(&mut of_hub, peer).await;
+    before.publish(announcement(&identity(2), 1)).await.unwrap();
+    announced(&mut of_hub, peer, 1).await;
+    // Not even a goodbye, as after a kill -9.
+    first.shutdown_background();
+    drop((before, events));
+
+    let (again, mut of_again) = node(life()).await;
+    connected(&mut of_again, hub.me()).await;
+    again.publish(announcement(&identity(2), 2)).await.unwrap();
+    announced(&mut of_hub, peer, 2).await;
+    // What is said later is heard too, and streams take the living connection.
+    again.publish(announcement(&identity(2), 3)).await.unwrap();
+    announced(&mut of_hub, peer, 3).await;
+    hub.publish(announcement(&identity(1), 1)).await.unwrap();
+    announced(&mut of_again, hub.me(), 1).await;
+    let mut out = hub.open(peer, Plane::Data).await.unwrap();
+    out.send(b"head", b"payload").await.unwrap();
+    let mut into = expect(&mut of_again, |event| match event {
+        Event::Incoming { plane: Plane::Data, stream, .. } => Some(stream),
+        _ => None,
+    })
+    .await;
+    let mut bytes = [0; 11];
+    into.recv_exact(&mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"headpayload");
+}
+
+/// QUIC is dialed faster, TCP carries faster near by and ends with the process at its other end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_near_peer_is_met_over_tcp_too() {
+    let both = || Config { listen: vec![TCP.to_owned(), QUIC.to_owned()], ..config(1, TCP) };
+    let first = tokio::runtime::Runtime::new().unwrap();
+    let (peer, events) = first.spawn(node(both())).await.unwrap();
+    let quic = peer.addresses().await.into_iter().find(|a| a.contains("quic")).unwrap();
+    let (me, mut of_me) = node(config(2, QUIC)).await;
+    me.dial(&quic).await.unwrap();
+    let met = async {
+        while !me.peers().await.iter().any(|p| p.addresses[0].contains("/tcp/")) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, met).await.expect("a TCP connection");
+    // Its process dies: the TCP connection ends and takes the silent one along.
+    first.shutdown_background();
+    drop((peer, events));
+    disconnected(&mut of_me, identity(1).node()).await;
+    assert_eq!(me.peers().await, []);
+}

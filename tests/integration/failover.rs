@@ -21,6 +21,8 @@ use tempfile::TempDir;
 
 /// A prompt that has not ended by then hangs.
 const BOUND: Duration = Duration::from_secs(150);
+/// A stall that is told with its story.
+const SLOW_MS: f64 = 1_500.0;
 /// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
@@ -63,7 +65,7 @@ impl Swarm {
         let folder = TempDir::new().unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
         let asks = Node::start_as(&folder.path().join("home"), &["--ask-only"], |command| {
-            command.env("SHOAL_LOG", "info").stderr(log);
+            command.env("SHOAL_LOG", "info,node::generate=debug,scheduler=debug").stderr(log);
         });
         let mut swarm = Self { layers, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
         swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
@@ -230,12 +232,12 @@ fn the_answer_survives_every_kind_of_death() {
         });
         assert_eq!(line["ids"], expected[which], "seed {seed}: tokens lost, doubled or changed; {line}");
         assert_eq!(line["differing_answers"], 0, "seed {seed}: {line}");
-        let worst = line["faults"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter_map(|f| f["stall_ms"].as_f64())
-            .fold(0.0, f64::max);
+        let stalls_of = |list: &str| line[list].as_array().unwrap().clone();
+        let told: Vec<Value> = stalls_of("faults").into_iter().chain(stalls_of("hedged")).collect();
+        let worst = told.iter().filter_map(|stall| stall["stall_ms"].as_f64()).fold(0.0, f64::max);
+        if worst > SLOW_MS {
+            println!("  stalled for {worst:.0} ms: {told:?}\n{}", swarm.log());
+        }
         if worst > 0.0 {
             let standby = if swarm.layers.len() == 4 { "followed" } else { "cut anew" };
             stalls.entry((standby, kind)).or_default().push(worst);

@@ -102,7 +102,10 @@ impl Expected {
     /// What the prompt that ended with `report` taught.
     pub fn measured(&self, report: &Report) -> Measured {
         let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
-        if !same || !report.faults.is_empty() || report.gaps_ms.len() < LEAST_STEPS {
+        if !same
+            || !(report.faults.is_empty() && report.hedged.is_empty())
+            || report.gaps_ms.len() < LEAST_STEPS
+        {
             return Measured::default();
         }
         let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);

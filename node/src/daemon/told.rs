@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use scheduler::{
-    Segment,
+    NodeId, Segment,
     cost::Cost,
     recover::Failure,
     route::{NoRoute, Route},
@@ -93,11 +93,9 @@ fn checked_stages(report: &Report, plan: &Value) -> Vec<Value> {
 /// The last line of an answer, which `why` remembers.
 pub(super) fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens: u32) -> Value {
     let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
-    let faults: Vec<Value> = report
-        .faults
-        .iter()
-        .map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms }))
-        .collect();
+    let stalls = |of: &[(NodeId, f64)]| -> Vec<Value> {
+        of.iter().map(|(node, ms)| json!({ "node": format!("{node:?}"), "stall_ms": ms })).collect()
+    };
     let checkers: BTreeSet<String> =
         report.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
     let (finish, error) = match report.end {
@@ -132,7 +130,8 @@ pub(super) fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens
         "convicted": report.convicted.iter().map(|node| format!("{node:?}")).collect::<Vec<_>>(),
         "integrity": report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
         "receipts": report.receipts.len(),
-        "faults": faults,
+        "faults": stalls(&report.faults),
+        "hedged": stalls(&report.hedged),
         "differing_answers": report.evidence,
         "bytes_out": report.wire_bytes.0,
         "bytes_in": report.wire_bytes.1,

@@ -18,6 +18,7 @@ impl Conductor {
     pub(super) fn failed(&mut self, node: NodeId, failure: Failure) -> Vec<Event> {
         let ours = self.machine.segments().any(|segment| segment.node == node);
         let shadow = self.shadows.values().any(|shadow| *shadow == node);
+        tracing::debug!(%node, ?failure, "noticed");
         self.noticed = Some((node, failure));
         if failure == Failure::Refused {
             self.report.refusals.insert(node);

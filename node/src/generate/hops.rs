@@ -193,8 +193,16 @@ impl Conductor {
         if let Some(next) = next {
             self.hop_began(next, from, rows);
         }
+        // A stage takes frames from the one before it and from here: of a hedge it is given the answer that came first.
+        let late = self.segment(stage).map(|segment| segment.node).filter(|late| *late != node);
+        let hedge = reached.is_some() && late.is_some();
+        if let Some(late) =
+            late.filter(|late| hedge && self.report.hedged.iter().all(|(node, _)| node != late))
+        {
+            self.hedged_since.get_or_insert((late, self.last_token));
+        }
         if let Some(next) = next
-            && (node == self.means.me || next.node == self.means.me)
+            && (node == self.means.me || next.node == self.means.me || hedge)
         {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }

@@ -74,8 +74,8 @@ impl Conductor {
             });
             return;
         }
-        let next = next.filter(|next| *next != self.means.me);
-        // A shadow is fed by the requester alone.
+        // A shadow is fed by the requester alone, and answers nobody else.
+        let next = next.filter(|next| stage.is_some() && *next != self.means.me);
         let before = stage.and_then(|stage| self.segment(stage.checked_sub(1)?)).map(|segment| segment.node);
         let lease = Lease {
             session: self.plan.session,

@@ -90,6 +90,8 @@ struct Conductor {
     stage_ms: BTreeMap<u32, (f64, u32)>,
     /// Who failed, and when the last token before it came.
     silent_since: Option<(NodeId, Instant)>,
+    /// Whose shadow answered first, for the first time, and when the last token before it came.
+    hedged_since: Option<(NodeId, Instant)>,
     /// The last failure that was seen, not only suspected.
     noticed: Option<(NodeId, Failure)>,
     /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
@@ -98,9 +100,9 @@ struct Conductor {
     /// The route is given back for a quieter one.
     again: bool,
     checks: Checks,
-    /// For the log and traces: frames under way.
     /// By the layer it enters: since which epoch and position a stage calls its input garbled.
     garbled: BTreeMap<u32, (u32, u32)>,
+    /// For the log and traces: frames under way.
     hops: Hops,
     last_token: Instant,
     /// By node, pings that are under way.
@@ -149,6 +151,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         step_began: began,
         stage_ms: BTreeMap::new(),
         silent_since: None,
+        hedged_since: None,
         noticed: None,
         looking: Some(first_epoch),
         loads: Vec::new(),
@@ -213,6 +216,7 @@ impl Conductor {
         for action in actions {
             match action {
                 Action::Open { stage, epoch, segment, next, at } => {
+                    tracing::debug!(stage, epoch, node = %segment.node, layers = %segment.layers, "asks for a promise");
                     // Stages are opened from the first on, each followed by its follower: whoever followed before may
                     // run a stage now, or follow another.
                     if stage == 0 {
@@ -227,9 +231,15 @@ impl Conductor {
                     self.open(None, epoch, segment, next, at);
                 }
                 Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
-                Action::Ping { node } => self.ping(node),
+                Action::Ping { node } => {
+                    tracing::debug!(%node, "silent, asks whether it is there");
+                    self.ping(node);
+                }
                 Action::Emit { position, token } => self.emit(position, token).await,
-                Action::FindRoute { deny } => self.find_route(deny),
+                Action::FindRoute { deny } => {
+                    tracing::debug!(denied = deny.len(), "asks for another route");
+                    self.find_route(deny);
+                }
                 Action::Close { node, epoch } => self.close(node, epoch),
                 Action::Evidence { .. } => self.report.evidence += 1,
                 Action::Done(end) => {
@@ -267,6 +277,9 @@ impl Conductor {
         }
         if let Some((node, since)) = self.silent_since.take() {
             self.report.faults.push((node, since.elapsed().as_secs_f64() * 1e3));
+        }
+        if let Some((node, since)) = self.hedged_since.take() {
+            self.report.hedged.push((node, since.elapsed().as_secs_f64() * 1e3));
         }
         self.last_token = Instant::now();
         self.tokens.push(token);

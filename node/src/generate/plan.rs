@@ -153,6 +153,9 @@ pub struct Report {
     pub gaps_ms: Vec<f64>,
     /// Failures survived: who, and from the last token before it to the first after it, ms.
     pub faults: Vec<(NodeId, f64)>,
+    /// Stages so late that their shadow answered first, each once: who, and from the last token before it to the first
+    /// after it, ms.
+    pub hedged: Vec<(NodeId, f64)>,
     /// Nodes that refused to serve: full, or about to leave.
     pub refusals: BTreeSet<NodeId>,
     /// Bytes of activations sent and received.
@@ -199,6 +202,7 @@ impl Report {
             ttft_ms: 0.0,
             gaps_ms: Vec::new(),
             faults: Vec::new(),
+            hedged: Vec::new(),
             refusals: BTreeSet::new(),
             wire_bytes: (0, 0),
             evidence: 0,

@@ -1,5 +1,6 @@
 //! What the swarm reports.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use libp2p::core::ConnectedPoint;
@@ -7,11 +8,12 @@ use libp2p::core::transport::ListenerId;
 use libp2p::gossipsub::{self, MessageAcceptance, MessageId};
 use libp2p::kad::{self, GetProvidersOk, QueryResult};
 use libp2p::multiaddr::Protocol;
+use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay};
 
 use super::{EventLoop, Met, Report, address, unix_now, upkeep};
-use crate::behaviour::BehaviourEvent;
+use crate::behaviour::{BehaviourEvent, split_life};
 use crate::control;
 use crate::error::Error;
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
@@ -38,8 +40,15 @@ impl EventLoop {
             SwarmEvent::ConnectionEstablished { peer_id, connection_id, endpoint, .. } => {
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
-            SwarmEvent::ConnectionClosed { peer_id, num_established, .. } => {
-                self.on_closed(&peer_id, num_established);
+            SwarmEvent::ConnectionClosed { peer_id, connection_id, endpoint, num_established, cause } => {
+                self.on_closed(&peer_id, connection_id, num_established);
+                // A near peer's TCP connection ends when its process does: what remains is a ghost.
+                let lost =
+                    cause.is_some() && !endpoint.is_relayed() && path::is_near(path::classify(&endpoint));
+                if lost && num_established > 0 && self.swarm.behaviour().link.is_quic_only(&peer_id) {
+                    tracing::debug!(peer = %peer_id, "its TCP connection ended, the others are closed");
+                    let _ = self.swarm.disconnect_peer_id(peer_id);
+                }
             }
             SwarmEvent::OutgoingConnectionError { peer_id, connection_id, error } => {
                 self.on_dial_error(peer_id, connection_id, &error);
@@ -98,10 +107,11 @@ impl EventLoop {
             since: now,
             rtt_ms: None,
             agent: String::new(),
+            life: None,
             told: None,
             served: None,
             relays: false,
-            missed: 0,
+            missed: HashMap::new(),
             forwarder: Forwarder::new(now),
             deaf_until: None,
         });
@@ -114,8 +124,11 @@ impl EventLoop {
         self.tell_path(&peer);
     }
 
-    fn on_closed(&mut self, peer: &PeerId, left: u32) {
+    fn on_closed(&mut self, peer: &PeerId, connection: ConnectionId, left: u32) {
         if left > 0 {
+            if let Some(met) = self.met.get_mut(peer) {
+                met.missed.remove(&connection);
+            }
             return self.tell_path(peer);
         }
         let Some(met) = self.met.remove(peer) else { return };
@@ -274,7 +287,12 @@ impl EventLoop {
         let Some(path) = self.swarm.behaviour().link.path(&peer) else { return };
         let Some(met) = self.met.get_mut(&peer) else { return };
         let node = met.node;
-        met.agent = info.agent_version.chars().filter(|c| !c.is_control()).take(64).collect();
+        let (agent, life) = split_life(&info.agent_version);
+        if life.is_some() && met.life.is_some_and(|known| Some(known) != life) {
+            return self.meet_anew(&peer);
+        }
+        met.life = life;
+        met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
         met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
         let fresh = met.told.is_none();
         if met.told != Some(path) {
@@ -290,8 +308,12 @@ impl EventLoop {
         let local_only = self.loopback_only;
         let meant =
             |a: &Multiaddr| plausible(a, path) && !(local_only && path::of_address(a) != Path::Loopback);
+        let mut over_tcp = Vec::new();
         for address in info.listen_addrs.into_iter().filter(meant).take(MAX_ADDRESSES) {
             let address = split_peer(address).0;
+            if path::of_address(&address) == path && address.iter().any(|p| matches!(p, Protocol::Tcp(_))) {
+                over_tcp.push(address.clone());
+            }
             self.book.add(peer, address.clone(), Source::Found, now);
             if speaks_kad {
                 self.swarm.behaviour_mut().kad.add_address(&peer, address);
@@ -308,10 +330,35 @@ impl EventLoop {
             }
             self.catch_up.push_back(peer);
             self.next_catch_up();
+            self.meet_over_tcp(peer, path, over_tcp);
         }
         if self.reachability == Reachability::Private {
             self.seek_relays();
         }
+    }
+
+    /// A near peer that this node met over QUIC, which dials faster, is met over TCP too: streams take that, it is faster
+    /// there, and it ends at once when the peer's process dies, where QUIC is silent for seconds.
+    fn meet_over_tcp(&mut self, peer: PeerId, path: Path, addresses: Vec<Multiaddr>) {
+        let link = &self.swarm.behaviour().link;
+        if !path::is_near(path) || addresses.is_empty() || !link.is_dialed(&peer) || !link.is_quic_only(&peer)
+        {
+            return;
+        }
+        let options = DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses).build();
+        if let Err(error) = self.swarm.dial(options) {
+            tracing::debug!(%peer, %error, "QUIC will do");
+        }
+    }
+
+    /// `peer` was started again and its old connections are dead, which nobody has noticed yet: QUIC says nothing when a
+    /// process dies. All are closed, the new one too, because gossipsub introduces itself on a first connection only: a
+    /// peer met beside its own ghost would never hear from this node, nor this node from it. The address book dials it
+    /// again at once, and so does the peer. Two processes under one key part each other so for as long as both run.
+    fn meet_anew(&mut self, peer: &PeerId) {
+        tracing::info!(%peer, "it was started again, its old connections are closed");
+        // Gone already is fine.
+        let _ = self.swarm.disconnect_peer_id(*peer);
     }
 
     fn on_ping(&mut self, event: ping::Event) {
@@ -319,15 +366,17 @@ impl EventLoop {
         match event.result {
             Ok(elapsed) => {
                 let ms = elapsed.as_secs_f64() * 1e3;
-                (met.rtt_ms, met.missed) = (Some(ms), 0);
+                met.rtt_ms = Some(ms);
+                met.missed.remove(&event.connection);
                 if met.told.is_some() {
                     self.outbox.may(Event::RoundTrip { node: met.node, ms });
                 }
             }
             Err(ping::Failure::Unsupported) => {}
             Err(error) => {
-                met.missed += 1;
-                if met.missed >= MAX_MISSED {
+                let missed = met.missed.entry(event.connection).or_default();
+                *missed += 1;
+                if *missed >= MAX_MISSED {
                     tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
                     self.swarm.close_connection(event.connection);
                 }

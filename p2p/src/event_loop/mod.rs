@@ -60,14 +60,16 @@ struct Met {
     since: Instant,
     rtt_ms: Option<f64>,
     agent: String,
+    /// Which process of it this node met, as it says itself.
+    life: Option<u64>,
     /// What the node was told last; `None` until the peer has shown that it is of this swarm.
     told: Option<Path>,
     /// When it was last served a catch-up.
     served: Option<Instant>,
     /// Whether it relays for others.
     relays: bool,
-    /// Pings unanswered in a row.
-    missed: u32,
+    /// Pings unanswered in a row on each connection; one may be dead while another lives.
+    missed: HashMap<ConnectionId, u32>,
     forwarder: Forwarder,
     /// Not listened to until then.
     deaf_until: Option<Instant>,

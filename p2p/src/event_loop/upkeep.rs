@@ -242,7 +242,7 @@ impl EventLoop {
         }
     }
 
-    /// Closes up to `many` settled connections that this node opened and that carry nothing.
+    /// Parts with up to `many` peers met a while ago, to whom this node opened a connection that carries nothing.
     fn let_go(&mut self, many: usize, now: Instant) {
         let settled: Vec<PeerId> = self
             .met
@@ -253,11 +253,15 @@ impl EventLoop {
         let behaviour = self.swarm.behaviour();
         let mesh: Vec<PeerId> = behaviour.gossip.all_mesh_peers().copied().collect();
         let idle = settled.into_iter().filter(|peer| {
-            !mesh.contains(peer) && !self.book.is_bootstrap(peer) && behaviour.link.is_idle(peer)
+            let link = &behaviour.link;
+            !mesh.contains(peer)
+                && !self.book.is_bootstrap(peer)
+                && link.is_dialed(peer)
+                && link.is_idle(peer)
         });
-        for connection in idle.filter_map(|peer| behaviour.link.dialed(&peer)).take(many).collect::<Vec<_>>()
-        {
-            self.swarm.close_connection(connection);
+        for peer in idle.take(many).collect::<Vec<_>>() {
+            // Gone already is fine.
+            let _ = self.swarm.disconnect_peer_id(peer);
         }
     }
 

@@ -130,10 +130,14 @@ impl Behaviour {
         connections.iter().all(|connection| connection.live.load(Ordering::Relaxed) == 0)
     }
 
-    /// A connection to `peer` that this node opened.
-    pub fn dialed(&self, peer: &PeerId) -> Option<ConnectionId> {
-        let dialed = self.remotes.get(peer)?.connections.iter().find(|connection| connection.dialed);
-        dialed.map(|connection| connection.id)
+    /// Whether this node opened a connection to `peer`.
+    pub fn is_dialed(&self, peer: &PeerId) -> bool {
+        self.remotes.get(peer).is_some_and(|remote| remote.connections.iter().any(|c| c.dialed))
+    }
+
+    /// Whether every connection to `peer` is QUIC: one that says nothing when the process at its other end dies.
+    pub fn is_quic_only(&self, peer: &PeerId) -> bool {
+        self.remotes.get(peer).is_some_and(|remote| remote.connections.iter().all(|c| c.quic))
     }
 
     /// Relayed connections to peers that have a better one, with no stream left on them: to be closed.

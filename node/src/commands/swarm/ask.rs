@@ -325,6 +325,13 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
             fault["stall_ms"].as_f64().unwrap_or_default()
         );
     }
+    for hedge in why["hedged"].as_array().into_iter().flatten() {
+        say!(
+            "  {} was late, its shadow answered first: {:.0} ms until the next token",
+            text(&hedge["node"]).get(..8).unwrap_or_default(),
+            hedge["stall_ms"].as_f64().unwrap_or_default()
+        );
+    }
     say!("checked   {}", remote::checked_text(&why));
     say!("{}", remote::summary_text(&why));
     Ok(())
