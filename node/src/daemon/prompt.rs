@@ -187,9 +187,11 @@ impl PromptTask {
 
     /// Says what answering it would take.
     pub async fn plan(self, ask: Ask, lines: mpsc::Sender<Value>) {
+        let me = self.me;
         let line = match self.about(&ask.model).prepare(&ask, &[], false).await {
             Ok(planned) => {
                 let mut line = plan_json(&planned.routed, planned.prompt_tokens);
+                line["me"] = json!(format!("{:?}", me));
                 line["end"] = json!(true);
                 line
             }
@@ -346,6 +348,7 @@ impl PromptTask {
         let mut plan_line = plan_json(&routed, prompt_tokens);
         plan_line["event"] = json!("route");
         plan_line["model"] = json!(self.local.name);
+        plan_line["me"] = json!(format!("{:?}", self.me));
         plan_line["verify"] = json!(ask.verify);
         plan_line["session"] = json!(format!("{session:?}"));
         plan_line["mode"] = json!(ask.mode.name());

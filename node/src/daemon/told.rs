@@ -108,6 +108,7 @@ pub(super) fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens
         "event": "done",
         "session": plan["session"],
         "model": plan["model"],
+        "me": plan["me"],
         "mode": plan["mode"],
         "wire": plan["wire"],
         "finish_reason": finish,

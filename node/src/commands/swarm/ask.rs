@@ -21,6 +21,12 @@ fn asked(home: &std::path::Path, question: &Question) -> Result<Value> {
     Ok(line)
 }
 
+/// A node of a pipeline: `home`, or the beginning of its name.
+fn named(node: &Value, me: &Value) -> String {
+    let name = node.as_str().unwrap_or_default();
+    if node == me { "home".to_owned() } else { name.get(..8).unwrap_or(name).to_owned() }
+}
+
 /// A list of strings as a person reads it.
 pub(super) fn words(value: &Value) -> String {
     let parts: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -111,7 +117,11 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
         let path = peer["path"].as_str().unwrap_or("not here");
         let rtt = peer["rtt_ms"].as_f64().map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
         let models = peer["models"].as_array().cloned().unwrap_or_default();
-        let mut held = models.iter().map(|model| (look::word(&model["name"]), words(&model["layers"])));
+        let layers = |model: &Value| match model["layers"].as_array() {
+            Some(layers) if !layers.is_empty() => words(&model["layers"]),
+            _ => "shared as a file, not computed".to_owned(),
+        };
+        let mut held = models.iter().map(|model| (look::word(&model["name"]), layers(model)));
         let (model, layers) = held.next().unwrap_or_else(|| ("-".to_owned(), "asks only".to_owned()));
         let standing = match peer["trust"]["standing"].as_str() {
             Some("quarantined") => "  quarantined: it gave a wrong result",
@@ -231,13 +241,13 @@ pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     };
     say!("{} prompt tokens and about {} to generate.", plan["prompt_tokens"], plan["expected_tokens"]);
     for stage in plan["stages"].as_array().into_iter().flatten() {
-        let node = stage["node"].as_str().unwrap_or_default();
+        let node = named(&stage["node"], &plan["me"]);
         let terms = stage["terms"].as_object().into_iter().flatten();
         let terms: Vec<String> =
             terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
         say!(
             "  {} {}..{}  {:.2} ms a token; in all {:.1} ms = {}",
-            node.get(..8).unwrap_or(node),
+            node,
             stage["start"],
             stage["end"],
             stage["step_ms"].as_f64().unwrap_or_default(),
@@ -310,13 +320,13 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
         text(&why["finish_reason"])
     );
     for stage in why["stages"].as_array().into_iter().flatten() {
-        let node = text(&stage["node"]);
+        let node = named(&stage["node"], &why["me"]);
         let predicted =
             stage["predicted_ms"].as_f64().map_or_else(String::new, |ms| format!(" (predicted {ms:.2})"));
         let ms = stage["ms"]
             .as_f64()
             .map_or_else(String::new, |ms| format!("  {ms:.2} ms a token{predicted}, its hop included"));
-        say!("  {} {}..{}{ms}", node.get(..8).unwrap_or(&node), stage["start"], stage["end"]);
+        say!("  {node} {}..{}{ms}", stage["start"], stage["end"]);
     }
     for fault in why["faults"].as_array().into_iter().flatten() {
         say!(

@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
 
-use super::{ask::words, runtime};
+use super::{ask::words, consent, runtime};
 use crate::{
     Error, Result,
     cli::swarm::{Also, CapsArgs, JoinArgs},
     content,
+    control::Mode,
     daemon::{self, Absent, Beside, Caps, MOST_BESIDE, Notice, Serve, Setup, Where},
     library::{self, Library},
     model,
@@ -26,9 +27,6 @@ use crate::{
     worker::{Source, Spec},
 };
 
-/// What strangers learn, in one honest sentence.
-const HONEST: &str = "Your prompts in boomerang mode: strangers compute the middle layers and can reconstruct much of the \
-text from what they see; what you serve to others uses your CPU and memory, never your files, except models you share or fetched.";
 /// Pieces of news on their way to the screen; the node drops what does not fit.
 const NEWS: usize = 256;
 
@@ -45,6 +43,10 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
     let beside = beside(&args, &home)?;
     agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
+    if !args.json {
+        // It was said just now.
+        consent::remember(&home, Mode::Boomerang);
+    }
     let (network, template) = network(&args, &home, identity.clone(), invite)?;
     let context = match &which.here {
         Some(here) => model::context(&here.gguf, args.engine.ctx)?,
@@ -288,7 +290,7 @@ fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -
         ),
     }
     agree_beside(args)?;
-    say!("{HONEST}");
+    say!("{}", consent::sentence());
     match layers {
         0 => Ok(()),
         _ => confirm(args),
@@ -346,7 +348,7 @@ fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
         );
     }
     agree_beside(args)?;
-    say!("{HONEST}");
+    say!("{}", consent::sentence());
     if most.is_empty() { Ok(()) } else { confirm(args) }
 }
 
@@ -355,12 +357,9 @@ fn confirm(args: &JoinArgs) -> Result<()> {
     if args.yes || !io::stdin().is_terminal() {
         return Ok(());
     }
-    output::text("Go on? [Y/n] ")?;
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    match answer.trim().to_lowercase().as_str() {
-        "" | "y" | "yes" => Ok(()),
-        _ => {
+    match consent::agreed()? {
+        true => Ok(()),
+        false => {
             Err(Error::usage("nothing was started; `shoal join --ask-only` only asks, --layers serves less"))
         }
     }

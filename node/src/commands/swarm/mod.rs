@@ -1,6 +1,7 @@
 //! Commands of the swarm: start a node, ask one that runs.
 
 mod ask;
+pub mod consent;
 mod demo;
 mod doctor;
 mod join;
