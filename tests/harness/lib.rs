@@ -1,6 +1,7 @@
 //! What the integration tests share: the fixtures and the `shoal` binary.
 #![forbid(unsafe_code)]
 
+pub mod http;
 pub mod lab;
 pub mod nemesis;
 pub mod node;

@@ -2,15 +2,12 @@
 //! with random weights beside it.
 
 use std::{
-    fs,
-    io::{Read, Write},
-    net::TcpStream,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use harness::{
-    Shoal, data,
+    Shoal, data, http,
     nemesis::signal,
     node::{Node, PATIENCE},
 };
@@ -55,27 +52,6 @@ fn both_are_announced(node: &Node, peer: &Node) -> Vec<Value> {
     }
 }
 
-/// The status and body of a request to a node's API.
-fn http(node: &Node, method: &str, path: &str, body: &Value) -> (u16, Value) {
-    let token = fs::read_to_string(node.home.join("api-token")).unwrap();
-    let host = node.api["url"].as_str().unwrap().trim_start_matches("http://").to_owned();
-    let mut stream = TcpStream::connect(&host).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let body = body.to_string();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\nconnection: close\r\n\r\n{body}",
-        token.trim(),
-        body.len()
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap_or_else(|e| panic!("{e} in {answer:?}")))
-}
-
 #[test]
 fn a_node_serves_two_models_and_a_prompt_may_ask_for_either() {
     let folder = TempDir::new().unwrap();
@@ -111,14 +87,14 @@ fn a_node_serves_two_models_and_a_prompt_may_ask_for_either() {
     assert_eq!((&plan["stages"][1]["start"], &plan["stages"][1]["end"]), (&json!(1), &json!(2)), "{plan}");
 
     // Over HTTP both are listed, and the name in the request decides.
-    let (_, listed) = http(&asks, "GET", "/v1/models", &json!({}));
+    let listed = http::ask(&asks, "GET", "/v1/models", &json!({})).body;
     let names: Vec<&str> =
         listed["data"].as_array().unwrap().iter().filter_map(|model| model["id"].as_str()).collect();
     assert_eq!(names, ["minnow", "qwen2"], "{listed}");
     let ask = json!({ "model": "qwen2", "prompt": RAW, "max_tokens": 16, "temperature": 0 });
-    let (status, said) = http(&asks, "POST", "/v1/completions", &ask);
-    assert_eq!((status, &said["model"]), (200, &json!("qwen2")), "{said}");
-    assert_eq!(said["choices"][0]["text"], whole_beside["text"], "{said}");
+    let said = http::ask(&asks, "POST", "/v1/completions", &ask);
+    assert_eq!((said.status, &said.body["model"]), (200, &json!("qwen2")), "{said:?}");
+    assert_eq!(said.body["choices"][0]["text"], whole_beside["text"], "{said:?}");
 
     // The worker of one dies: the other one's goes on, and it comes back by itself.
     signal("-KILL", beside["worker_pid"].as_u64().unwrap());

@@ -41,7 +41,7 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let which = which(&args, &args.engine.model, &home)?;
     let num_layers = which.here.as_ref().map_or(Ok(0), |here| model::num_layers(&here.gguf))?;
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
-    let beside = beside(&args, &home)?;
+    let beside = beside(&args, which.id, &home)?;
     agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
     if !args.json {
         // It was said just now.
@@ -185,7 +185,7 @@ fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> {
 }
 
 /// The models beside the first one.
-fn beside(args: &JoinArgs, home: &Path) -> Result<Vec<Beside>> {
+fn beside(args: &JoinArgs, first: Option<ModelId>, home: &Path) -> Result<Vec<Beside>> {
     if args.also.len() > MOST_BESIDE {
         return Err(Error::usage(format!(
             "a node holds at most {MOST_BESIDE} models beside the first: leave out some --also"
@@ -221,7 +221,15 @@ fn beside(args: &JoinArgs, home: &Path) -> Result<Vec<Beside>> {
         };
         Ok(Beside { place, serve, about })
     };
-    args.also.iter().map(one).collect()
+    let all: Vec<Beside> = args.also.iter().map(one).collect::<Result<_>>()?;
+    let mut ids: Vec<ModelId> = all.iter().filter_map(|beside| beside.place.id()).chain(first).collect();
+    ids.sort_unstable();
+    match ids.windows(2).any(|pair| pair[0] == pair[1]) {
+        true => {
+            Err(Error::usage("the same model is named twice: one --also for each, and none for --model's"))
+        }
+        false => Ok(all),
+    }
 }
 
 fn caps(args: &CapsArgs) -> Caps {
