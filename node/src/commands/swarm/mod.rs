@@ -13,6 +13,7 @@ mod screen;
 mod up;
 mod verify;
 mod watch;
+mod which;
 
 use tokio::runtime::{Builder, Runtime};
 
