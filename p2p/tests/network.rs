@@ -297,3 +297,36 @@ async fn a_near_peer_is_met_over_tcp_too() {
     disconnected(&mut of_me, identity(1).node()).await;
     assert_eq!(me.peers().await, []);
 }
+
+/// A node that was started again listens elsewhere, and where it was nobody answers, which takes QUIC seconds to find out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_addresses_do_not_hold_up_new_ones() {
+    let (peer, _events) = node(config(1, QUIC)).await;
+    let (me, _of_me) = node(config(2, QUIC)).await;
+    let silent: Vec<_> = (0..3).map(|_| std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+    let old =
+        |which: usize| format!("/ip4/127.0.0.1/udp/{}/quic-v1", silent[which].local_addr().unwrap().port());
+    let to = |address: String| {
+        let (me, contact) = (me.clone(), Contact { node: peer.me(), addresses: vec![address] });
+        tokio::spawn(async move { me.connect(&contact).await })
+    };
+    let first = to(old(0));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // Dialed beside the one that hangs: everybody who waits is served.
+    to(address(&peer).await).await.unwrap().unwrap();
+    first.await.unwrap().unwrap();
+
+    me.close(peer.me()).await;
+    let (peer, _events) = node(config(3, QUIC)).await;
+    let to = |address: String| {
+        let (me, contact) = (me.clone(), Contact { node: peer.me(), addresses: vec![address] });
+        tokio::spawn(async move { me.connect(&contact).await })
+    };
+    let hanging = [to(old(1)), to(old(2))];
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // No third at once: it is dialed when those have failed, before anybody is told that they have.
+    to(address(&peer).await).await.unwrap().unwrap();
+    for one in hanging {
+        one.await.unwrap().unwrap();
+    }
+}

@@ -8,6 +8,8 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead, BufReader},
+    ops::Range,
+    panic::resume_unwind,
     process::{Child, Command, Stdio},
     sync::mpsc::sync_channel,
     thread,
@@ -190,12 +192,40 @@ fn the_answer_survives_every_kind_of_death() {
             Shoal::new().json(args, "")["ids"].clone()
         })
         .collect();
-    let mut swarm = Swarm::start(LAYERS[0]);
-    let mut stalls: BTreeMap<(&str, Kind), Vec<f64>> = BTreeMap::new();
-    for seed in first..first + faults {
-        if seed == first + faults / 2 {
-            swarm = Swarm::start(LAYERS[1]);
+    // One swarm for each layout, side by side: most of a fault is waiting.
+    let stalls = thread::scope(|scope| {
+        let half = |index: usize| {
+            let seeds = [first..first + faults / 2, first + faults / 2..first + faults][index].clone();
+            let expected = &expected;
+            scope.spawn(move || strike_all(LAYERS[index], seeds, expected))
+        };
+        let halves = [half(0), half(1)];
+        halves.map(|half| half.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    println!("{faults} faults: 0 tokens lost, 0 doubled, 0 different, 0 hangs");
+    for (standby, stalls) in ["followed", "cut anew"].into_iter().zip(stalls) {
+        for (kind, mut stalls) in stalls {
+            stalls.sort_by(f64::total_cmp);
+            let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share).round() as usize];
+            println!(
+                "{standby}, {kind:?}: stall p50 {:.0} ms, p99 {:.0} ms, n {}",
+                at(0.5),
+                at(0.99),
+                stalls.len()
+            );
         }
+    }
+}
+
+/// Strikes a swarm of this layout once for each seed; the stalls by kind of death, ms.
+fn strike_all(
+    layers: &'static [&'static str],
+    seeds: Range<u64>,
+    expected: &[Value],
+) -> BTreeMap<Kind, Vec<f64>> {
+    let mut swarm = Swarm::start(layers);
+    let mut stalls: BTreeMap<Kind, Vec<f64>> = BTreeMap::new();
+    for seed in seeds {
         let mut chance = Chance::new(seed);
         // Every pair of kind and phase comes round; who and what is drawn.
         let kind = KINDS[seed as usize % KINDS.len()];
@@ -239,22 +269,9 @@ fn the_answer_survives_every_kind_of_death() {
             println!("  stalled for {worst:.0} ms: {told:?}\n{}", swarm.log());
         }
         if worst > 0.0 {
-            let standby = if swarm.layers.len() == 4 { "followed" } else { "cut anew" };
-            stalls.entry((standby, kind)).or_default().push(worst);
+            stalls.entry(kind).or_default().push(worst);
         }
-        if let Some(victim) = victim {
-            swarm.restore(victim);
-        }
+        swarm.restore(victim.expect("every phase of a prompt comes"));
     }
-    println!("{faults} faults: 0 tokens lost, 0 doubled, 0 different, 0 hangs");
-    for ((standby, kind), mut stalls) in stalls {
-        stalls.sort_by(f64::total_cmp);
-        let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share).round() as usize];
-        println!(
-            "{standby}, {kind:?}: stall p50 {:.0} ms, p99 {:.0} ms, n {}",
-            at(0.5),
-            at(0.99),
-            stalls.len()
-        );
-    }
+    stalls
 }

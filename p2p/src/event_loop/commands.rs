@@ -8,13 +8,16 @@ use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId};
 use scheduler::{ModelId, NodeId};
 
-use super::{Dialed, EventLoop, address};
+use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
 use crate::identity::{node_id, peer_id};
 use crate::network::{Command, PeerInfo};
 use crate::path;
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
+
+/// Attempts to reach one peer at once; whoever names more addresses meanwhile waits for those under way.
+pub(super) const MAX_DIALS: usize = 2;
 
 /// Where the holders of a model are looked up.
 pub(super) fn model_key(model: ModelId) -> RecordKey {
@@ -130,17 +133,49 @@ impl EventLoop {
         all.extend(
             self.book.addresses(&peer).iter().filter(|a| !all.contains(a)).cloned().collect::<Vec<_>>(),
         );
-        // One dial at a time; who comes later waits for the same.
         self.waiting.entry(peer).or_default().push(reply);
         self.dial_peer(peer, all);
     }
 
-    /// Dials a peer under all its addresses unless it is connected or being dialed.
-    pub(super) fn dial_peer(&mut self, peer: PeerId, addresses: Vec<Multiaddr>) {
-        let condition = PeerCondition::DisconnectedAndNotDialing;
+    /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are not
+    /// tried already: those of a peer that was started again may be old, and QUIC waits for seconds where nobody is.
+    pub(super) fn dial_peer(&mut self, peer: PeerId, mut addresses: Vec<Multiaddr>) {
+        let under_way = self.dials.get(&peer).map_or(&[][..], Vec::as_slice);
+        addresses.retain(|address| !under_way.iter().any(|dial| dial.tried.contains(address)));
+        let condition = match under_way.len() {
+            0 => PeerCondition::DisconnectedAndNotDialing,
+            1..MAX_DIALS if !addresses.is_empty() => PeerCondition::Disconnected,
+            _ => return,
+        };
+        let tried = addresses.clone();
+        self.dial_under(peer, condition, addresses, tried);
+    }
+
+    /// A dial failed. The peer has been heard of under other addresses meanwhile: they are dialed, else it has failed.
+    pub(super) fn dial_on(&mut self, peer: PeerId, mut tried: Vec<Multiaddr>, why: &str) {
+        let fresh: Vec<Multiaddr> =
+            self.book.addresses(&peer).iter().filter(|address| !tried.contains(address)).cloned().collect();
+        if fresh.is_empty() {
+            return self.dial_failed(&peer, why);
+        }
+        tried.extend_from_slice(&fresh);
+        self.dial_under(peer, PeerCondition::DisconnectedAndNotDialing, fresh, tried);
+    }
+
+    fn dial_under(
+        &mut self,
+        peer: PeerId,
+        condition: PeerCondition,
+        addresses: Vec<Multiaddr>,
+        tried: Vec<Multiaddr>,
+    ) {
         let options = DialOpts::peer_id(peer).condition(condition).addresses(addresses).build();
+        let connection = options.connection_id();
         match self.swarm.dial(options) {
-            Ok(()) => self.book.dialing(&peer),
+            Ok(()) => {
+                self.book.dialing(&peer);
+                self.dials.entry(peer).or_default().push(Dial { connection, tried });
+            }
             Err(libp2p::swarm::DialError::DialPeerConditionFalse(_)) => {}
             Err(e) => self.dial_failed(&peer, &e.to_string()),
         }

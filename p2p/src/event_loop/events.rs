@@ -12,7 +12,7 @@ use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay};
 
-use super::{EventLoop, Met, Report, address, unix_now, upkeep};
+use super::{Dial, EventLoop, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::{BehaviourEvent, split_life};
 use crate::control;
 use crate::error::Error;
@@ -87,6 +87,7 @@ impl EventLoop {
     fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
         let now = Instant::now();
         let nameless = self.nameless.remove(&connection);
+        self.dial_ended(&peer, connection);
         let Some(node) = node_id(&peer) else {
             if let Some(reply) = nameless {
                 drop(reply.send(Err(Error::Unreachable("its name is no ed25519 key".into()))));
@@ -148,9 +149,26 @@ impl EventLoop {
         if let DialError::WrongPeerId { address, .. } = error {
             self.book.wrong_address(&peer, &split_peer(address.clone()).0);
         }
-        if !self.met.contains_key(&peer) && !matches!(error, DialError::DialPeerConditionFalse(_)) {
-            self.dial_failed(&peer, &error.to_string());
+        let ended = self.dial_ended(&peer, connection);
+        let under_way = self.dials.contains_key(&peer) || self.met.contains_key(&peer);
+        if under_way || matches!(error, DialError::DialPeerConditionFalse(_)) {
+            return;
         }
+        match ended {
+            Some(dial) => self.dial_on(peer, dial.tried, &error.to_string()),
+            None => self.dial_failed(&peer, &error.to_string()),
+        }
+    }
+
+    /// Forgets a dial, whatever came of it.
+    fn dial_ended(&mut self, peer: &PeerId, connection: ConnectionId) -> Option<Dial> {
+        let dials = self.dials.get_mut(peer)?;
+        let at = dials.iter().position(|dial| dial.connection == connection)?;
+        let dial = dials.swap_remove(at);
+        if dials.is_empty() {
+            self.dials.remove(peer);
+        }
+        Some(dial)
     }
 
     /// Tells the node when the path to a peer of this swarm is another than it was told last.

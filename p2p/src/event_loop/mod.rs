@@ -75,6 +75,13 @@ struct Met {
     deaf_until: Option<Instant>,
 }
 
+/// One attempt to reach a peer.
+struct Dial {
+    connection: ConnectionId,
+    /// Addresses tried by it and by those it follows.
+    tried: Vec<Multiaddr>,
+}
+
 /// A listener through a relay.
 struct Reservation {
     address: Multiaddr,
@@ -111,6 +118,8 @@ struct EventLoop {
     outbox: Outbox,
     book: Book,
     met: HashMap<PeerId, Met>,
+    /// Dials under way, at most [`commands::MAX_DIALS`] for a peer.
+    dials: HashMap<PeerId, Vec<Dial>>,
     /// Callers waiting for a peer; bounded by the commands that callers wait in.
     waiting: HashMap<PeerId, Vec<Dialed>>,
     /// Callers waiting for whoever answers at an address without a name.
@@ -186,6 +195,7 @@ impl EventLoop {
             outbox: Outbox::new(outbox),
             book: Book::new(me),
             met: HashMap::new(),
+            dials: HashMap::new(),
             waiting: HashMap::new(),
             nameless: HashMap::new(),
             holders: HashMap::new(),

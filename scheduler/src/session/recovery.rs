@@ -74,12 +74,8 @@ impl Session {
     }
 
     pub(super) fn recover(&mut self, now: Millis, at: usize, failure: Failure, actions: &mut Vec<Action>) {
-        let stage = &self.stages[at];
-        let options = Options {
-            shadow: stage.shadow.map(|node| Segment { node, layers: stage.segment.layers }),
-            cover: stage.cover.clone(),
-        };
-        let node = stage.segment.node;
+        let options = self.options(at);
+        let node = self.stages[at].segment.node;
         // Only a running step can be hedged.
         let hedged = self.hedged.is_some() || self.phase != Phase::Stepping;
         let next = self.budget.next(failure, &options, hedged);
@@ -97,13 +93,12 @@ impl Session {
                 self.wait_for(now, at);
             }
             Recovery::Switch(segments) => {
-                if failure.bars() {
-                    self.bar(node);
-                }
-                let replacements = segments.into_iter().map(Stage::fresh);
-                self.stages.splice(at..=at, replacements);
-                if self.stages.iter().all(|stage| stage.segment.node != node) {
-                    actions.push(Action::Close { node, epoch: self.epoch });
+                let mut switches = vec![(at, segments, failure.bars())];
+                switches.extend(self.silent_beside(now, at));
+                // From the last on, so that those before keep their places.
+                switches.sort_by_key(|switch| std::cmp::Reverse(switch.0));
+                for (at, segments, bars) in switches {
+                    self.replace(at, segments, bars, actions);
                 }
                 self.open_all(now, actions);
             }
@@ -120,6 +115,45 @@ impl Session {
                 actions.push(Action::FindRoute { deny: self.failed.iter().copied().collect() });
             }
             Recovery::GiveUp(why) => self.finish(End::GaveUp(why), actions),
+        }
+    }
+
+    /// Who else is to be replaced when the stage `at` is: one whose shadow has answered for it since it fell silent. It
+    /// would be waited for in vain before it can promise anew.
+    fn silent_beside(&mut self, now: Millis, at: usize) -> Option<(usize, Vec<Segment>, bool)> {
+        let (other, since) = self.suspect?;
+        if other == at || now.since(since) < self.silence_ms() {
+            return None;
+        }
+        let options = self.options(other);
+        match self.budget.next(Failure::Silent, &options, true) {
+            Recovery::Switch(segments) => Some((other, segments, true)),
+            // What comes of its own silence is decided when it is noticed.
+            Recovery::Reroute => {
+                self.budget.spare_reroute();
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn options(&self, at: usize) -> Options {
+        let stage = &self.stages[at];
+        Options {
+            shadow: stage.shadow.map(|node| Segment { node, layers: stage.segment.layers }),
+            cover: stage.cover.clone(),
+        }
+    }
+
+    /// Gives the place of a stage to others.
+    fn replace(&mut self, at: usize, segments: Vec<Segment>, bars: bool, actions: &mut Vec<Action>) {
+        let node = self.stages[at].segment.node;
+        if bars {
+            self.bar(node);
+        }
+        self.stages.splice(at..=at, segments.into_iter().map(Stage::fresh));
+        if self.stages.iter().all(|stage| stage.segment.node != node) {
+            actions.push(Action::Close { node, epoch: self.epoch });
         }
     }
 

@@ -247,3 +247,36 @@ fn a_stage_that_stutters_is_replaced_by_its_shadow() {
     assert_eq!(session.segments().map(|segment| segment.node).nth(1), Some(NodeId::numbered(9)));
     assert_eq!(session.emitted().len() as u32, left.unwrap() - 2, "every token was said all the same");
 }
+
+/// The middle and the last stage fall silent together. The shadow of one answers for it, that of the other takes its place,
+/// and the one that was answered for is not waited for again: one new epoch is enough.
+#[test]
+fn two_that_fall_silent_together_are_replaced_together() {
+    let shadows = vec![None, Some(NodeId::numbered(9)), Some(NodeId::numbered(10))];
+    let standbys = Standbys { shadows, covers: Vec::new() };
+    let (mut session, _) =
+        Session::start(SessionId::numbered(1), Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
+    (0..3).for_each(|stage| {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    });
+    let boundary = |stage, node, to| Event::Boundary { stage, node: NodeId::numbered(node), epoch: 1, to };
+    for position in 3..13 {
+        let now = Millis(u64::from(position) * 10);
+        session.step(now, boundary(0, 1, position));
+        session.step(now, boundary(1, 2, position));
+        session.step(now, Event::Token { epoch: 1, position, token: 5, stop: false });
+    }
+    session.step(Millis(121), boundary(0, 1, 13));
+    while session.epoch() == 1 {
+        let now = session.wake().unwrap();
+        assert!(now < Millis(1_000), "both have been silent for long");
+        let hedge =
+            |action: &Action| matches!(action, Action::Send { node, .. } if *node == NodeId::numbered(9));
+        if session.step(now, Event::Tick).iter().any(hedge) {
+            session.step(now, boundary(1, 9, 13));
+        }
+    }
+    let nodes: Vec<NodeId> = session.segments().map(|segment| segment.node).collect();
+    assert_eq!(nodes, [1, 9, 10].map(NodeId::numbered));
+    assert_eq!(session.epoch(), 2);
+}
