@@ -312,13 +312,14 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
         return output::json_line(&why);
     }
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    say!(
-        "session   {} ({}, {} wire), ended by {}",
-        text(&why["session"]),
-        text(&why["mode"]),
-        text(&why["wire"]),
-        text(&why["finish_reason"])
-    );
+    let how = [why["model"].as_str(), why["mode"].as_str(), why["wire"].as_str()];
+    let how: Vec<&str> = how.into_iter().flatten().collect();
+    match why["conductor"].as_str() {
+        // Its session is the other node's.
+        Some(conductor) => say!("answered by {}", conductor.get(..8).unwrap_or(conductor)),
+        None => say!("session   {}", text(&why["session"])),
+    }
+    say!("          {}; ended by {}", how.join(", "), text(&why["finish_reason"]));
     for stage in why["stages"].as_array().into_iter().flatten() {
         let node = named(&stage["node"], &why["me"]);
         let predicted =
