@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod collector;
+pub mod http;
 pub mod lab;
 pub mod nemesis;
 pub mod node;

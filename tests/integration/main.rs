@@ -14,6 +14,7 @@ mod failover;
 mod hostile;
 mod joining;
 mod lab;
+mod models;
 mod operate;
 mod packaging;
 mod privacy;

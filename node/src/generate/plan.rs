@@ -252,6 +252,8 @@ pub struct Means {
 pub struct Reroute {
     /// Whose.
     pub session: SessionId,
+    /// Of which model.
+    pub model: scheduler::ModelId,
     /// What the requester insists on.
     pub policy: RoutePolicy,
     /// How much work it is.

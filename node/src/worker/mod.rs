@@ -34,6 +34,7 @@ mod poison;
 mod probe;
 pub mod process;
 mod rehearse;
+mod room;
 pub mod sandbox;
 mod session;
 mod shared;
@@ -49,6 +50,7 @@ pub use handle::{Worker, spawn};
 pub use ipc::{Fault, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
+pub use room::Room;
 
 /// Jobs that may be under way in one worker. A prompt of 32k tokens in chunks of 256 rows is 128.
 pub const MAX_JOBS: usize = 256;
@@ -93,6 +95,8 @@ pub struct Spec {
     pub isa: Option<String>,
     /// Room for caches, bytes.
     pub kv_bytes: u64,
+    /// Of which these workers together take no more than there is.
+    pub room: Room,
     /// Whether compute threads stay on their processor.
     pub pin: bool,
     /// Whether the worker gives way to other programs.
@@ -118,6 +122,7 @@ impl Spec {
             threads: None,
             isa: None,
             kv_bytes: 1 << 30,
+            room: Room::default(),
             pin: true,
             nice: false,
             measure: true,
