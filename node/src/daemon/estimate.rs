@@ -102,18 +102,8 @@ impl Expected {
     /// What the prompt that ended with `report` taught.
     pub fn measured(&self, report: &Report) -> Measured {
         let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
-<<<<<<< HEAD
-<<<<<<< HEAD
-        let undisturbed = report.faults.is_empty() && report.hedged.is_empty();
-        if !(same && undisturbed) || report.gaps_ms.len() < LEAST_STEPS {
-=======
         let undisturbed = same && report.faults.is_empty() && report.hedged.is_empty();
         if !undisturbed || report.gaps_ms.len() < LEAST_STEPS {
->>>>>>> ops
-=======
-        let disturbed = !report.faults.is_empty() || !report.hedged.is_empty();
-        if !same || disturbed || report.gaps_ms.len() < LEAST_STEPS {
->>>>>>> models
             return Measured::default();
         }
         let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);

@@ -214,13 +214,13 @@ impl PromptTask {
                 "both ends of \"{name}\" are not here, so prompts begin elsewhere and cannot be planned here; `shoal join --ends` fetches them"
             )));
         }
-        if ask.mode == Mode::Local && !self.ready.has_all() {
-            let held: Vec<String> = self.ready.layers.iter().map(ToString::to_string).collect();
+        if ask.mode == Mode::Local && !ready.has_all() {
+            let held: Vec<String> = ready.layers.iter().map(ToString::to_string).collect();
             let why = format!(
                 "this node computes only layers {} of {} itself, so nothing can be answered in local mode: ask in another, \
                  or start a node without --ask-only and --layers",
                 held.join(" and "),
-                self.ready.num_layers
+                ready.num_layers
             );
             return Err(Trouble::invalid("mode", why));
         }

@@ -498,7 +498,7 @@ impl Conductor {
         involved.extend(self.shadows.values());
         let until = tokio::time::Instant::now() + SETTLE;
         loop {
-            // Where nobody can be asked it is computed again below.
+            // Where nobody can be asked it is computed again in the last look.
             for layers in self.disputed() {
                 self.ask_third(layers);
             }
@@ -528,129 +528,5 @@ impl Conductor {
                 None => break,
             }
         }
-    }
-
-<<<<<<< HEAD
-    /// Audits a segment that is disputed, or drawn and not checked to its end.
-    async fn look_again(&mut self, segment: Segment) {
-        let layers = segment.layers;
-        let reached = self.logs.reached(layers.end());
-        let logs = &self.logs;
-        let disputed = self
-            .checks
-            .books
-            .iter_mut()
-            .find(|book| book.layers() == layers)
-            .is_some_and(|book| book.compare(logs));
-        let share = self.plan.shares.get(&segment.node).copied().unwrap_or(1.0);
-        let mut draw = [0; 4];
-        let drawn = getrandom::fill(&mut draw).is_err()
-            || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
-        let cheap = self.plan.layer_bytes.saturating_mul(u64::from(layers.len())) <= MAX_AUDIT_BYTES;
-        let open = self.checked(layers) < reached && (self.strict() || drawn && cheap);
-        if !(disputed || open) {
-            return;
-        }
-        let (Some(auditor), Some((case, said))) = (self.means.auditor.clone(), self.case(layers)) else {
-            return;
-        };
-        if self.plan.approx.contains(&segment.node) {
-            if let Ok(Some(own)) = tokio::time::timeout(AUDIT, auditor.outputs(&case)).await {
-                self.look_near(segment, &case, &own, &said);
-            }
-            return;
-        }
-        let found = tokio::time::timeout(AUDIT, auditor.audit(&case, &said)).await.ok().flatten();
-        self.checks.audits += 1;
-        let round = self.checks.audits;
-        self.book(layers).audit = Some(round);
-        self.audited(layers, round, found);
-    }
-
-    /// Judges the rows `said` of a segment whose node computes other bits by how far they are from our `own`.
-    fn look_near(&mut self, segment: Segment, case: &Case, own: &[u8], said: &[u8]) {
-        let Segment { node, layers } = segment;
-        let values = |wire, bytes: &[u8]| {
-            let rows = bytes.len() / codec::encoded_len(wire, 1, case.hidden)?.max(1);
-            let mut values = Vec::new();
-            codec::decode(wire, case.hidden, rows, bytes, &mut values).ok().map(|()| values)
-        };
-        let (Some(entered), Some(own), Some(said)) =
-            (values(case.inputs.0, &case.inputs.1), values(case.output, own), values(case.output, said))
-        else {
-            return;
-        };
-        let distances = tolerance::distances(&entered, &own, &said, case.hidden);
-        let rows = distances.len() as u32;
-        let verdict = tolerance::judge(&distances);
-        tracing::debug!(%node, %layers, rows, ?verdict, "computed again, within a tolerance");
-        match verdict {
-            Verdict::Near { median } => {
-                self.report.near.push((layers, rows, median));
-                self.checks.outcomes.push((node, Outcome::Verified { tokens: u64::from(rows) }));
-            }
-            Verdict::Unclear { .. } => {}
-            Verdict::Far { row, median } => {
-                tracing::warn!(%node, %layers, row, median, "too far off for any hardware");
-                // Its inputs are known for sure where they came from here; else a lying neighbor may have sent others.
-                let before = self.machine.segments().take_while(|other| *other != segment).last();
-                if before.is_none_or(|before| before.node == self.means.me) {
-                    self.checks.outcomes.push((node, Outcome::Mismatch));
-                    self.report.convicted.push(node);
-                }
-                self.forget(node, layers, row as u32, None);
-            }
-        }
-    }
-
-    /// What is to be remembered of everybody, and said of the answer.
-    fn conclude(&mut self, strangers: &[Segment]) {
-        for suspect in std::mem::take(&mut self.checks.suspects) {
-            self.checks.outcomes.push((suspect.node, Outcome::Aborted));
-        }
-        let (mut checked, mut all) = (0.0, 0.0);
-        self.report.checks = strangers
-            .iter()
-            .map(|segment| {
-                let rows = self.logs.reached(segment.layers.end());
-                let book = self.checks.books.iter().find(|book| book.layers() == segment.layers);
-                let done = book.map_or(0, |book| book.checked.min(rows));
-                checked += f64::from(done) * f64::from(segment.layers.len());
-                all += f64::from(rows) * f64::from(segment.layers.len());
-                (segment.layers, book.map_or_else(Vec::new, |book| book.by.iter().copied().collect()), done)
-            })
-            .collect();
-        self.report.verified = if all > 0.0 { checked / all } else { 1.0 };
-        let judged: BTreeSet<NodeId> = self.checks.outcomes.iter().map(|(node, _)| *node).collect();
-        // Whoever says that it is full does no wrong.
-        let stalled = self.report.faults.iter().map(|(node, _)| *node);
-        let stalled: BTreeSet<NodeId> = stalled.filter(|node| !self.report.refusals.contains(node)).collect();
-        let mut met: BTreeSet<NodeId> = strangers.iter().map(|segment| segment.node).collect();
-        met.extend(self.checks.books.iter().flat_map(|book| book.words.keys()));
-        met.extend(&stalled);
-        for node in met.difference(&judged).filter(|node| **node != self.means.me) {
-            let words = self.checks.books.iter().filter_map(|book| Some((book, book.words.get(node)?)));
-            let tokens = words.filter_map(|(book, word)| Some(word.good?.pos.min(book.checked))).max();
-            let outcome = match tokens {
-                _ if stalled.contains(node) => Outcome::Stalled,
-                Some(tokens) if tokens > 0 => Outcome::Verified { tokens: u64::from(tokens) },
-                _ => Outcome::Finished,
-            };
-            self.checks.outcomes.push((*node, outcome));
-        }
-        self.report.outcomes = std::mem::take(&mut self.checks.outcomes);
-=======
-    /// Asks about what the last signatures left open.
-    fn ask_thirds(&mut self) {
-        let mut disputed = Vec::new();
-        for book in &mut self.checks.books {
-            if book.compare(&self.logs) && book.audit.is_none() {
-                disputed.push(book.layers());
-            }
-        }
-        for layers in disputed {
-            self.ask_third(layers);
-        }
->>>>>>> ops
     }
 }
