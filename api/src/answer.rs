@@ -216,6 +216,9 @@ pub(crate) fn headers(id: &str, plan: &Plan, report: Option<&Report>) -> HeaderM
     if let Some(report) = report {
         put("x-shoal-computed-by", report.computed_by.join(" "));
         put("x-shoal-checked-by", report.checked_by.join(" "));
+        if report.checking {
+            put("x-shoal-checking", "true".to_owned());
+        }
         put("x-shoal-actual-tok-s", format!("{:.2}", report.tok_s));
         put("x-shoal-faults-survived", report.faults_survived.to_string());
     }

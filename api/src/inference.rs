@@ -320,6 +320,8 @@ pub struct Report {
     pub checked_by: Vec<String>,
     /// Tokens whose computation was checked.
     pub checked_tokens: usize,
+    /// Whether checking went on after the answer was complete: more may be checked by now.
+    pub checking: bool,
     /// Stages lost and replaced on the way.
     pub faults_survived: usize,
     /// Milliseconds until the first token.

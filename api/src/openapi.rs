@@ -2,7 +2,15 @@
 //!
 //! Requests are read field by field (`fields.rs`), so there are no request structs to derive this from; the table below is
 //! the description, and tests hold it against the router: every route is described, every described route exists, and
-//! what the examples send is taken.
+//! what the examples send is taken. A fuzzer reads it, too:
+//!
+//! ```text
+//! schemathesis run http://127.0.0.1:8080/openapi.json -H "Authorization: Bearer $TOKEN" --exclude-path /swarm/events \
+//!     --exclude-checks positive_data_acceptance
+//! ```
+//!
+//! The stream of the swarm has no end, and what a request may not say because of another field or of the model is refused
+//! though its fields alone are right.
 
 mod answers;
 mod schemas;

@@ -427,7 +427,7 @@ export class Chat {
     const speed = number(report.tok_s) || (outcome.seconds > 0 ? outcome.tokens / outcome.seconds : 0);
     const faults = Math.max(number(report.faults_survived), outcome.told.length);
     const facts = [peers.length ? count(peers.length, 'peer') : known ? 'this machine alone' : `mode ${outcome.mode}`];
-    if (peers.length && outcome.report) facts.push(checkers.length ? `checked by ${checkers.slice(0, 2).join(', ')}${checkers.length > 2 ? ` and ${checkers.length - 2} more` : ''}` : 'unchecked');
+    if (peers.length && outcome.report) facts.push(checkers.length ? `checked by ${checkers.slice(0, 2).join(', ')}${checkers.length > 2 ? ` and ${checkers.length - 2} more` : ''}` : report.checking === true ? 'being checked' : 'unchecked');
     if (speed) facts.push(`${rate(speed)} tok/s`);
     if (faults) facts.push(`${count(faults, 'fault')} survived`);
     if (outcome.finish === 'stopped') facts.push('stopped by you');
@@ -441,7 +441,7 @@ export class Chat {
         row('Mode', outcome.mode),
         row('Way', stages.length ? stages.map((stage) => `${stage.kind === 'home' ? 'this machine' : swarm.called(stage.node)} ${stage.start}–${stage.end} (${duration(stageMs(stage))})`).join(' → ') : clean(outcome.route, 400)),
         row('Computed by', peers.length ? peers.join(', ') : known ? 'this machine' : ''),
-        row('Checked by', peers.length && outcome.report ? (checkers.length ? `${checkers.join(', ')}${number(report.checked_tokens) ? `: ${count(number(report.checked_tokens), 'token')} recomputed and equal` : ''}` : 'nobody') : ''),
+        row('Checked by', peers.length && outcome.report ? (checkers.length ? `${checkers.join(', ')}${number(report.checked_tokens) ? `: ${count(number(report.checked_tokens), 'token')} recomputed and equal` : ''}` : report.checking === true ? 'nobody yet: it is being computed again' : 'nobody') : ''),
         row('Speed', `${rate(speed)} tokens per second${outcome.predicted ? `, ${rate(outcome.predicted)} predicted` : ''}`),
         row('First token', Number.isFinite(outcome.firstMs) ? `after ${duration(outcome.firstMs)}` : ''),
         row('Seed', `${outcome.seed}: with it, the same tokens come again`),

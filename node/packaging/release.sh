@@ -30,10 +30,11 @@ cp "$binary" "$work/$name/shoal"
 "$binary" completions zsh >"$work/$name/completions/_shoal"
 "$binary" completions fish >"$work/$name/completions/shoal.fish"
 # What the Debian package takes: see [package.metadata.deb] in node/Cargo.toml.
-parts=${CARGO_TARGET_DIR:-$root/target}/packaging
+parts=${CARGO_TARGET_DIR:-$root/target}/release/packaging
 rm -rf "$parts"
 mkdir -p "$parts"
 cp -R "$work/$name/man" "$work/$name/completions" "$parts/"
+gzip -n -9 "$parts"/man/*.1
 cp "$here/shoal-user.service" "$root/LICENSE-MIT" "$root/LICENSE-APACHE" "$work/$name/"
 chmod 755 "$work/$name/shoal"
 # The same input gives the same archive where tar can do that.

@@ -14,12 +14,14 @@ use p2p::{
     wire::announce::Class,
 };
 use scheduler::{LayerRange, ModelId, SessionId};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::worker::{self, Body, Job, JobInput, OpenSession, Source, Spec, Want};
 
 /// Rows of one job.
 const ROWS: u32 = 128;
+/// Audits that go on after their answers have ended; the next answer waits for its own.
+const MAX_BEHIND: usize = 8;
 
 /// What to compute again.
 #[derive(Clone)]
@@ -60,6 +62,7 @@ pub struct Auditor {
     spec: Spec,
     model: ModelId,
     seats: Arc<Semaphore>,
+    behind: Arc<Semaphore>,
 }
 
 impl Auditor {
@@ -70,13 +73,23 @@ impl Auditor {
             Source::Embedded => true,
             Source::File(path) => std::fs::metadata(path).is_ok_and(|file| file.blocks() * 512 >= file.len()),
         };
-        let spec = Spec { guard: worker::PoisonGuard::default(), ..spec.clone() };
-        (whole && class == Class::D1).then(|| Self { spec, model, seats: Arc::new(Semaphore::new(1)) })
+        let spec = Spec { guard: worker::PoisonGuard::default(), measure: false, ..spec.clone() };
+        (whole && class == Class::D1).then(|| Self {
+            spec,
+            model,
+            seats: Arc::new(Semaphore::new(1)),
+            behind: Arc::new(Semaphore::new(MAX_BEHIND)),
+        })
     }
 
     /// Whose layers it computes.
     pub fn model(&self) -> ModelId {
         self.model
+    }
+
+    /// The right to go on auditing after the answer has ended, for as long as it is held; `None` when as many do as may.
+    pub fn behind(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.behind).try_acquire_owned().ok()
     }
 
     /// The rows that leave the layers; `None` when they cannot be computed here.

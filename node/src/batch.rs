@@ -31,6 +31,7 @@ use shard::{
     tokenizer::{Detokenizer, Tokenizer},
 };
 use tokio::sync::{mpsc, oneshot};
+use tracing::{Span, field::Empty};
 
 use self::pooling::{Pooling, Texts};
 use crate::{
@@ -239,6 +240,8 @@ struct Session<'m> {
     prefill: Option<Duration>,
     first: Option<Instant>,
     over: bool,
+    /// For the log and traces, from here to the end; it is nobody's child.
+    span: Span,
 }
 
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
@@ -380,6 +383,10 @@ impl<'m> Batch<'m> {
         ids.reserve(room);
         let text = tokenizer.stream().show_special(job.show_special);
         job.prompt = ids.clone();
+        let span = tracing::info_span!(
+            parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = kv.len(),
+            tokens = Empty, ttft_ms = Empty
+        );
         Ok(Session {
             reused: kv.len(),
             job,
@@ -395,6 +402,7 @@ impl<'m> Batch<'m> {
             prefill: None,
             first: None,
             over: false,
+            span,
         })
     }
 
@@ -461,6 +469,7 @@ impl<'m> Batch<'m> {
             let session = &self.sessions[index];
             if session.over || session.job.events.is_closed() {
                 let session = self.sessions.remove(index);
+                session.report(session.over);
                 self.kept.put(session.ids, session.kv);
             } else {
                 index += 1;
@@ -488,6 +497,16 @@ impl Session<'_> {
     fn tell_prefill(&self) {
         let total = self.job.prompt.len() - self.reused;
         self.tell(Event::Prefill { done: self.kv.len() - self.reused, total });
+    }
+
+    /// Ends its span; one whose reader has gone was not answered.
+    fn report(&self, answered: bool) {
+        self.span.record("tokens", self.generated);
+        if let Some(first) = self.first {
+            self.span.record("ttft_ms", (first - self.began).as_secs_f64() * 1e3);
+        }
+        self.span
+            .in_scope(|| if answered { tracing::info!("answered") } else { tracing::info!("cancelled") });
     }
 
     fn fail(&mut self, error: &dyn std::error::Error) {

@@ -14,7 +14,7 @@ use std::{
 
 use p2p::wire::control::Refusal;
 use scheduler::{
-    LayerRange, LayerSet, Millis, NodeId, Request,
+    LayerRange, LayerSet, Millis, ModelId, NodeId, Request,
     lease::{Leases, Load, Verdict},
 };
 
@@ -24,8 +24,8 @@ const MOST: usize = 256;
 /// A correction of what was believed.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Lesson {
-    /// A node serves only these layers.
-    Holds(NodeId, LayerSet),
+    /// Of a model, a node serves only these layers.
+    Holds(NodeId, ModelId, LayerSet),
     /// These two cannot reach each other.
     Apart(NodeId, NodeId),
 }
@@ -65,12 +65,12 @@ impl Lessons {
         self.learned().leases.heard(self.now(), looks, loads, announced)
     }
 
-    /// A node refused a lease on `wanted`; `held` is what it says it serves instead.
-    pub fn refused(&self, node: NodeId, reason: Refusal, held: &[LayerRange]) {
+    /// A node refused a lease on layers of `model`; `held` is what it says it serves of it instead.
+    pub fn refused(&self, node: NodeId, model: ModelId, reason: Refusal, held: &[LayerRange]) {
         let now = self.now();
         let mut learned = self.learned();
         if reason == Refusal::NotHeld {
-            wait(&mut learned, Lesson::Holds(node, LayerSet::new(held.iter().copied())));
+            wait(&mut learned, Lesson::Holds(node, model, LayerSet::new(held.iter().copied())));
         } else {
             learned.leases.refused(now, node);
         }
@@ -110,16 +110,17 @@ mod tests {
         let (busy, full, liar) = (NodeId::numbered(1), NodeId::numbered(2), NodeId::numbered(3));
         let loads = [Load { node: busy, sessions: 9, lanes: 2 }];
         assert_eq!(lessons.clone().heard(0, &loads, &BTreeMap::new()), Verdict::Again);
-        lessons.refused(full, Refusal::Busy, &[]);
+        let model = ModelId::numbered(1);
+        lessons.refused(full, model, Refusal::Busy, &[]);
         let held = LayerRange::new(2, 4).unwrap();
-        lessons.refused(liar, Refusal::NotHeld, &[held]);
+        lessons.refused(liar, model, Refusal::NotHeld, &[held]);
         lessons.apart(busy, full);
         let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
         lessons.amend(&mut request, |_| 1);
         assert_eq!(request.in_flight, [(busy, 8)]);
         assert!(request.policy.deny.contains(&full) && !request.policy.deny.contains(&liar));
         let waiting = lessons.take();
-        assert_eq!(waiting, [Lesson::Holds(liar, held.into()), Lesson::Apart(busy, full)]);
+        assert_eq!(waiting, [Lesson::Holds(liar, model, held.into()), Lesson::Apart(busy, full)]);
         assert!(lessons.take().is_empty());
         (0..2 * MOST as u64).for_each(|n| lessons.apart(busy, NodeId::numbered(n)));
         assert_eq!(lessons.take().len(), MOST);

@@ -123,6 +123,7 @@ impl Debug for Progress {
             Self::Integrity { position, node } => {
                 f.debug_struct("Integrity").field("position", position).field("node", node).finish()
             }
+            Self::Answered(report) => f.debug_tuple("Answered").field(report).finish(),
             Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
         }
     }

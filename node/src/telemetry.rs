@@ -1,7 +1,9 @@
-//! What a node says of its work to those who operate it: log lines and, with the feature `otlp`, traces.
+//! What a node says of its work to those who operate it: log lines and, to a collector that `--otlp` names, traces.
 //!
 //! A prompt is a span (`prompt`: session, mode, wire, tokens, faults), and every frame's way through a stage is one
-//! below it (`hop`: node, layers, epoch, first position, rows), on the requester's side and on the stage's.
+//! below it (`hop`: node, layers, epoch, first position, rows). A stage has its own trace of what it serves (`serve`:
+//! session, requester), with its hops: what a session's nodes say is joined by its name, no identifier of a trace
+//! travels.
 //! Reports say when, how long, how much and who computed; never what. Text, token ids and logits are redacted by
 //! type: whatever carries them prints only how much it carries (`Debug` of `control::Ask`, `worker::Prompt`,
 //! `generate::Progress` and the like, through [`Hidden`]); whose prompt a stage serves is [`Requester`], a name that
@@ -163,11 +165,17 @@ impl Hops {
 mod otlp {
     //! Spans to an OpenTelemetry collector, as protobuf over HTTP, from a thread of their own.
 
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        time::Duration,
+    };
+
     use opentelemetry::trace::TracerProvider;
     use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
     use opentelemetry_sdk::{
         Resource,
-        trace::{SdkTracer, SdkTracerProvider},
+        error::OTelSdkResult,
+        trace::{self as export, SdkTracer, SdkTracerProvider},
     };
     use tracing_opentelemetry::OpenTelemetryLayer;
     use tracing_subscriber::Registry;
@@ -186,10 +194,44 @@ mod otlp {
         }
     }
 
+    /// Sends, and says on standard error when the collector stops taking traces and when it takes them again.
+    #[derive(Debug)]
+    struct Loud {
+        exporter: SpanExporter,
+        failing: AtomicBool,
+    }
+
+    impl export::SpanExporter for Loud {
+        async fn export(&self, batch: Vec<export::SpanData>) -> OTelSdkResult {
+            let sent = self.exporter.export(batch).await;
+            let failed = self.failing.swap(sent.is_err(), Ordering::Relaxed);
+            match &sent {
+                Err(error) if !failed => {
+                    eprintln!("traces are lost, the collector does not take them: {error}")
+                }
+                Ok(()) if failed => eprintln!("the collector takes traces again"),
+                _ => {}
+            }
+            sent
+        }
+
+        fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+            self.exporter.shutdown_with_timeout(timeout)
+        }
+
+        fn set_resource(&mut self, resource: &Resource) {
+            self.exporter.set_resource(resource);
+        }
+    }
+
     pub(super) fn start(url: &str) -> Result<(Traces, OpenTelemetryLayer<Registry, SdkTracer>)> {
         let wrong = |why: String| {
             Error::usage(format!("--otlp {url}: {why}; write e.g. http://127.0.0.1:4318/v1/traces"))
         };
+        let address = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+        if address.is_none_or(|address| address.is_empty() || address.starts_with(['/', ':', '?', '#'])) {
+            return Err(wrong("that is no address of a web server".into()));
+        }
         let exporter = SpanExporter::builder()
             .with_http()
             .with_endpoint(url)
@@ -197,8 +239,10 @@ mod otlp {
             .build()
             .map_err(|e| wrong(e.to_string()))?;
         let resource = Resource::builder().with_service_name("shoal").build();
-        let provider =
-            SdkTracerProvider::builder().with_resource(resource).with_batch_exporter(exporter).build();
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource)
+            .with_batch_exporter(Loud { exporter, failing: AtomicBool::new(false) })
+            .build();
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("shoal"));
         Ok((Traces(provider), layer))
     }
@@ -207,6 +251,15 @@ mod otlp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "otlp")]
+    #[test]
+    fn an_address_that_is_none_is_refused() {
+        for url in ["nonsense", "http://", "https://:4318", "ftp://127.0.0.1/", "http:///v1/traces", ""] {
+            let error = otlp::start(url).map(drop).unwrap_err().to_string();
+            assert!(error.contains("4318/v1/traces"), "{url}: {error}");
+        }
+    }
 
     #[test]
     fn a_bare_level_is_about_our_own_code() {

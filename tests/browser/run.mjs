@@ -110,6 +110,13 @@ check('a prompt streams, token by token, into markdown; the answer says who comp
   assert.match(await page.innerText('.badge summary'), /2 peers · checked by d90b7e11 · 9\.6 tok\/s · 2 faults survived/);
   await page.click('.badge summary');
   assert.match(await page.innerText('.badge dl'), /this machine 0–4 .* → 3f2a91c0 4–18/);
+  for (const [checking, said] of [[true, /2 peers · being checked ·/], [false, /2 peers · unchecked ·/]]) {
+    const next = await ask(view, 'And then?');
+    next.token('The end.');
+    next.end({ checked_by: [], checked_tokens: 0, checking });
+    await page.waitForSelector('.turn.answer:last-child .badge');
+    assert.match(await page.innerText('.turn.answer:last-child .badge summary'), said);
+  }
   await view.close();
 });
 

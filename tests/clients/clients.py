@@ -139,6 +139,17 @@ def openai_errors():
 
 
 @check
+def what_this_node_alone_cannot_do_is_refused():
+    # The node of the swarm has only the ends of the model.
+    ask = dict(model=MODEL, messages=STORY, max_tokens=2, extra_body={"mode": "local"})
+    try:
+        oai.chat.completions.create(**ask)
+        assert not SWARM
+    except openai.BadRequestError as e:
+        assert SWARM and e.param == "mode" and "layers" in e.body["message"], e
+
+
+@check
 def embeddings_or_why_not():
     # The client asks for base64 by itself.
     try:

@@ -1,6 +1,8 @@
 //! What the integration tests share: the fixtures and the `shoal` binary.
 #![forbid(unsafe_code)]
 
+pub mod collector;
+pub mod http;
 pub mod lab;
 pub mod nemesis;
 pub mod node;
@@ -31,6 +33,10 @@ pub fn data(name: &str) -> PathBuf {
     root().join("tests/data").join(name)
 }
 
+/// How variables begin that cargo sets for the tests of one package.
+const OF_A_PACKAGE: [&str; 4] =
+    ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE"];
+
 /// The `shoal` binary, built once per test run with the profile of the tests. `SHOAL_BINARY` names one that is there already.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
@@ -39,7 +45,15 @@ pub fn binary() -> &'static Path {
             return there.into();
         }
         let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-        let built = Command::new(cargo)
+        let mut build = Command::new(cargo);
+        // What cargo says of the package under test is not about the build of another: build scripts that look at it
+        // (ring's does) would run again, and with them most of libp2p be compiled again.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| OF_A_PACKAGE.iter().any(|prefix| name.starts_with(prefix))) {
+                build.env_remove(name);
+            }
+        }
+        let built = build
             .args(["build", "--quiet", "--package", "shoal-node", "--message-format", "json"])
             .current_dir(root())
             .stderr(Stdio::inherit())

@@ -3,8 +3,8 @@
 //! | point | where |
 //! |---|---|
 //! | 1 one command, no questions, no rights, nothing installed | [`one_command_is_enough`] |
-//! | 2 says what it is, how it is reached, who is there; the first prompt needs no weights | [`it_says_who_it_is_and_how_it_is_reached`], [`the_first_prompt_of_a_fresh_node_needs_no_weights`] |
-//! | 3 never more than was said; leaving finishes what runs | [`it_says_what_it_takes_and_leaves_in_order`] |
+//! | 2 says what it is, how it is reached, who is there; the first prompt needs no weights | [`it_says_who_it_is_and_how_it_is_reached`], [`the_first_prompt_of_a_fresh_node_needs_no_weights`], [`the_api_answers_before_there_is_anything_to_answer_with`] |
+//! | 3 never more than was said; leaving finishes what runs | [`it_says_what_it_takes_and_leaves_in_order`]; disk in `pull.rs`, memory of several models in `models.rs`, progress and resuming in `content.rs` |
 //! | 4 a line that works for a friend | [`an_invite_is_all_a_friend_needs`] |
 //! | 5 afterwards it can be asked, and says nothing about the person | [`afterwards_every_question_has_an_answer`] |
 //! | 6 alone, then together, frozen, killed and back from memory | [`alone_together_frozen_and_back`] |
@@ -24,7 +24,7 @@ use std::{
 };
 
 use harness::{
-    Shoal, binary, data,
+    Shoal, binary, data, http,
     node::{Node, PATIENCE},
 };
 use serde_json::Value;
@@ -155,6 +155,19 @@ fn the_first_prompt_of_a_fresh_node_needs_no_weights() {
     assert_eq!(answer["conductor"], serves.name.as_str(), "{answer}");
     let bytes = bytes_below(&fresh);
     assert!(bytes < fs::metadata(fixture).unwrap().len() / 2, "{bytes} bytes were kept for one answer");
+}
+
+#[test]
+fn the_api_answers_before_there_is_anything_to_answer_with() {
+    let folder = TempDir::new().unwrap();
+    let args = ["--model", "a-model-that-nobody-has", "--ask-only", "--api", "127.0.0.1:0"];
+    let node = Node::start(&folder.path().join("a"), &args);
+    let ask = serde_json::json!({ "messages": [{ "role": "user", "content": PROMPT }] });
+    let answer = http::ask(&node, "POST", "/v1/chat/completions", &ask);
+    assert_eq!(answer.status, 503, "{answer:?}");
+    assert!(answer.head.contains("retry-after: "), "{answer:?}");
+    // It is loading, or nobody holds it: by when the request came.
+    assert!(!answer.body["error"]["message"].as_str().unwrap().is_empty(), "{answer:?}");
 }
 
 /// Length of all files in a folder.

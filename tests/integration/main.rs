@@ -1,6 +1,7 @@
 //! One binary for all cross-crate tests: the heavy crates are linked once.
 #![forbid(unsafe_code)]
 
+mod again;
 mod browser;
 mod candle;
 mod cli;
@@ -13,6 +14,7 @@ mod failover;
 mod hostile;
 mod joining;
 mod lab;
+mod models;
 mod operate;
 mod packaging;
 mod privacy;

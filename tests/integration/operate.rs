@@ -5,9 +5,15 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use harness::{Shoal, binary, node::Node};
+use harness::{
+    Shoal, binary,
+    collector::{Collector, Span},
+    node::{Node, PATIENCE},
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -77,20 +83,44 @@ fn every_command_is_in_the_manual_and_completed() {
     }
 }
 
-/// Two nodes that report everything they can; what they say of a prompt is when and how much, not what or whose.
+/// Lets a node end, which sends what is left, and gives its spans once there is one of that name.
+fn spans(mut node: Node, to: &Collector, name: &str) -> Vec<Span> {
+    drop(node.stdin.take());
+    let began = Instant::now();
+    loop {
+        let spans = to.spans();
+        if spans.iter().any(|span| span.name == name) {
+            return spans;
+        }
+        assert!(began.elapsed() < PATIENCE, "no span {name} in {PATIENCE:?}: {spans:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The only span of that name, and the spans right below it.
+fn family<'a>(spans: &'a [Span], name: &str) -> (&'a Span, Vec<&'a Span>) {
+    let mut named = spans.iter().filter(|span| span.name == name);
+    let (parent, more) = (named.next().unwrap(), named.next());
+    assert!(parent.parent.is_empty() && more.is_none(), "{parent:?} {more:?}");
+    (parent, spans.iter().filter(|span| span.parent == parent.id && span.trace == parent.trace).collect())
+}
+
+/// Two nodes that report everything they can, to a log and to a collector of traces; what they say of a prompt is when and
+/// how much, not what or whose.
 #[test]
-fn the_log_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
+fn what_is_reported_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
     let folder = TempDir::new().unwrap();
-    let start = |name: &str, args: &[&str]| {
+    let (of_requester, of_stage) = (Collector::new(), Collector::new());
+    let start = |name: &str, to: &Collector, args: &[&str]| {
         let home = folder.path().join(name);
         fs::create_dir_all(&home).unwrap();
         let log = File::create(home.join("log")).unwrap();
         let mut command = Command::new(binary());
-        command.env("SHOAL_LOG", "trace").stderr(log);
+        command.env("SHOAL_LOG", "trace").env("SHOAL_OTLP", &to.url).stderr(log);
         Node::launch(command, &home, &[&["--loopback"], args].concat())
     };
-    let serves = start("serves", &["--layers", "1..7"]);
-    let asks = start("asks", &["--ask-only", "--peer", serves.tcp()]);
+    let serves = start("serves", &of_stage, &["--layers", "1..7"]);
+    let asks = start("asks", &of_requester, &["--ask-only", "--peer", serves.tcp()]);
     asks.meets(1);
     const PROMPT: &str = "Tell me a story about Xanthippe and her quokka";
     let done = asks.ask(&["run", "--via", "swarm", "-n", "12", PROMPT]);
@@ -101,6 +131,26 @@ fn the_log_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
     assert!(requester.contains("answered"), "{requester}");
     assert!(stage.contains("requester=requester-") && stage.contains("hop{layer=1"), "{stage}");
 
+    let (requester_key, stage_key) = (asks.name.clone(), serves.name.clone());
+    let at_requester = spans(asks, &of_requester, "prompt");
+    let at_stage = spans(serves, &of_stage, "serve");
+    let (prompt_span, hops) = family(&at_requester, "prompt");
+    let said = |span: &Span, key: &str| span.attributes.get(key).cloned().unwrap_or_default();
+    assert_eq!(said(prompt_span, "service.name"), "shoal");
+    assert_eq!(said(prompt_span, "tokens"), "12");
+    assert!(done["session"].as_str().unwrap().starts_with(&said(prompt_span, "session")));
+    // Each of three stages computes the prompt and eleven tokens more.
+    for (node, layers) in [(&requester_key, "0..1"), (&stage_key, "1..7"), (&requester_key, "7..8")] {
+        let of_stage = hops.iter().filter(|hop| hop.name == "hop" && said(hop, "layers") == layers);
+        let of_stage: Vec<&&Span> = of_stage.collect();
+        assert_eq!(of_stage.len(), 12, "{layers}: {hops:?}");
+        assert!(of_stage.iter().all(|hop| node.starts_with(&said(hop, "node")) && hop.took_ns > 0));
+    }
+    let (serve, served) = family(&at_stage, "serve");
+    assert_eq!(said(serve, "session"), said(prompt_span, "session"));
+    assert!(said(serve, "requester").starts_with("requester-"));
+    assert_eq!(served.iter().filter(|hop| hop.name == "hop" && said(hop, "layer") == "1").count(), 12);
+
     let ids: Vec<String> = done["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
     let prompt: Vec<String> = Shoal::new()
         .json(["tokenize", "--json", PROMPT], "")
@@ -110,18 +160,27 @@ fn the_log_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
         .map(Value::to_string)
         .collect();
     let answer = done["text"].as_str().unwrap();
-    for text in [&requester, &stage] {
+    // Strings stand in the protobuf as they are; numbers are looked for in what it decodes to.
+    let traces = |to: &Collector, spans: &[Span]| {
+        let raw: Vec<String> =
+            to.bodies().iter().map(|body| String::from_utf8_lossy(body).into_owned()).collect();
+        format!("{} {spans:?}", raw.join(" "))
+    };
+    let (traced, stage_traced) = (traces(&of_requester, &at_requester), traces(&of_stage, &at_stage));
+    for text in [&requester, &stage, &traced, &stage_traced] {
         for secret in ["Xanthippe", "quokka", "story about", answer.trim()] {
-            assert!(!secret.is_empty() && !text.contains(secret), "{secret:?} is in the log");
+            assert!(!secret.is_empty() && !text.contains(secret), "{secret:?} is reported");
         }
         for three in ids.windows(3).chain(prompt.windows(3)) {
             for between in [", ", ",", " "] {
                 let secret = three.join(between);
-                assert!(!text.contains(&secret), "token ids {secret} are in the log");
+                assert!(!text.contains(&secret), "token ids {secret} are reported");
             }
         }
     }
-    assert!(!stage.contains(&asks.name), "the requester's key is in the stage's log");
+    for text in [&stage, &stage_traced] {
+        assert!(!text.contains(&requester_key), "the stage reports the requester's key");
+    }
 }
 
 #[test]

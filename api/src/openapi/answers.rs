@@ -40,10 +40,11 @@ pub(super) fn content(path: &str) -> Value {
     if let Some((_, name)) = JSON.iter().find(|row| row.0 == path) {
         content.insert("application/json".into(), json!({"schema": reference(name)}));
     }
-    // A stream as a whole is text: each event or line in it is JSON.
+    // A stream of lines as a whole is text; of events one is described. Lines and what events carry are JSON.
     let plain = || json!({"schema": text()});
     if EVENTS.contains(&path) {
-        content.insert("text/event-stream".into(), plain());
+        let event = object(1, &[("data", text()), ("event", text()), ("id", text())]);
+        content.insert("text/event-stream".into(), json!({"schema": event}));
     }
     if LINES.contains(&path) {
         content.insert("application/x-ndjson".into(), plain());

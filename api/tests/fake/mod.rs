@@ -329,6 +329,7 @@ impl Inference for Fake {
             },
             checked_by: if local { Vec::new() } else { vec![id(5)[..8].into()] },
             checked_tokens: if local { 0 } else { n },
+            checking: false,
             faults_survived: faults,
             ttft_ms: 120.0,
             prefill_ms: 100.0,

@@ -35,6 +35,33 @@ impl FromStr for Layers {
     }
 }
 
+/// A model beside the first, as the command line writes it: `NAME` or `NAME=1..7`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Also {
+    /// A file, a name or an id.
+    pub model: String,
+    /// Layers to serve; `None` for those the swarm lacks most.
+    pub layers: Option<Layers>,
+}
+
+impl FromStr for Also {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A file's name may have the sign, too: only what follows the last one can be layers.
+        let (model, layers) = match text.rsplit_once('=') {
+            Some((model, layers)) if layers.starts_with(|c: char| c.is_ascii_digit()) => {
+                (model, Some(layers.parse()?))
+            }
+            _ => (text, None),
+        };
+        match model.is_empty() {
+            true => Err("say which model: NAME or NAME=1..7".to_owned()),
+            false => Ok(Self { model: model.to_owned(), layers }),
+        }
+    }
+}
+
 /// `shoal join`
 #[derive(Debug, Args)]
 pub struct JoinArgs {
@@ -52,10 +79,14 @@ pub struct JoinArgs {
     /// Serve at most this many layers
     #[arg(long, value_name = "N", conflicts_with_all = ["layers", "ask_only"])]
     pub max_layers: Option<u32>,
+    /// Hold another model beside it, in a process of its own; NAME=1..7 serves those layers [default: those the swarm lacks
+    /// most, as far as --weights goes] (repeatable)
+    #[arg(long, value_name = "NAME[=LAYERS]")]
+    pub also: Vec<Also>,
     /// Serve nobody, only ask
     #[arg(long, conflicts_with = "layers")]
     pub ask_only: bool,
-    /// Memory for sessions of others, MiB
+    /// Memory for sessions of others, of all models together, MiB
     #[arg(long, default_value_t = 512, value_name = "MIB")]
     pub memory: u64,
     #[command(flatten)]
@@ -115,7 +146,8 @@ pub struct CapsArgs {
     /// Sessions and prompts of other people at a time
     #[arg(long, default_value_t = 4, value_name = "N", env = "SHOAL_SESSIONS")]
     pub sessions: usize,
-    /// Most memory for weights that are fetched, e.g. 4GiB [default: half of the machine's]
+    /// Most memory for the weights of all models, e.g. 4GiB; those of --model count, and are loaded in any case when the
+    /// file is here [default: half of the machine's]
     #[arg(long, value_name = "SIZE", value_parser = super::model::size)]
     pub weights: Option<u64>,
     /// Most disk that all pulled models may take, e.g. 20GB [default: what is free]
@@ -243,6 +275,9 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub route: RouteArgs,
+    /// Which of the node's models [default: the one it was started with]
+    #[arg(short, long)]
+    pub model: Option<String>,
     /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
     #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
     pub wire: String,
@@ -301,7 +336,16 @@ pub struct VerifyArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::Layers;
+    use super::{Also, Layers};
+
+    #[test]
+    fn a_model_beside_may_say_its_layers() {
+        let also = |text: &str| text.parse::<Also>().map(|also| (also.model, also.layers.map(|l| l.0.len())));
+        assert_eq!(also("tiny"), Ok(("tiny".into(), None)));
+        assert_eq!(also("tiny=1..3,5..7"), Ok(("tiny".into(), Some(2))));
+        assert_eq!(also("/models/a=b.gguf"), Ok(("/models/a=b.gguf".into(), None)));
+        assert!(also("tiny=7..3").is_err() && also("=1..3").is_err());
+    }
 
     #[test]
     fn layers_are_half_open_ranges() {

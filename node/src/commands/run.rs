@@ -10,7 +10,10 @@ use std::{
 use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
-use super::{request, stdin_text, swarm::remote};
+use super::{
+    request, stdin_text,
+    swarm::{consent, remote},
+};
 use crate::{
     Error, Result,
     cli::{RunArgs, swarm::Via},
@@ -85,6 +88,9 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         remote::question(prompt, &args.route, &args.wire.wire, &args.sampling, args.via == Via::Auto)?;
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);
+    }
+    if !args.json {
+        consent::before_strangers(home, ask.mode)?;
     }
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -17,10 +17,7 @@
 //! Limits: an attempt that fails is repeated after rests of [`FIRST_REST`] to [`LONGEST_REST`], without end, because
 //! holders come and go; what waiting cannot cure (too little disk, a header this build does not know) ends it.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use api::inference::ModelInfo;
 use p2p::{
@@ -37,6 +34,7 @@ use tokio::{
 
 use super::{
     Daemon, Notice, Serve,
+    held::Weights,
     pull::{Pulls, apart},
 };
 use crate::{
@@ -47,7 +45,9 @@ use crate::{
         peers::Question,
         pull::{Ask, Found, Prepared, open, plan_json, report_json},
     },
-    library, model, serve,
+    library, model,
+    output::human_bytes,
+    serve,
     worker::{self, Output, Ready, Worker},
 };
 
@@ -76,8 +76,38 @@ pub struct Absent {
     pub ends: bool,
 }
 
-/// What happened on the way.
-pub(super) enum News {
+/// Where a model is that is not in memory yet.
+#[derive(Clone, Debug)]
+pub enum Where {
+    /// In a file of this machine, or in the binary.
+    Here {
+        /// Its id.
+        id: ModelId,
+        /// The file.
+        source: worker::Source,
+    },
+    /// Elsewhere, or not whole.
+    Away(Absent),
+}
+
+impl Where {
+    /// Its id, where that is known.
+    pub fn id(&self) -> Option<ModelId> {
+        match self {
+            Self::Here { id, .. } => Some(*id),
+            Self::Away(absent) => absent.id,
+        }
+    }
+}
+
+/// What happened on the way of the model at a place (0 is the first one).
+pub(super) struct News {
+    pub(super) place: usize,
+    pub(super) what: What,
+}
+
+/// What happened.
+pub(super) enum What {
     /// A line about what is being done.
     Doing(Value),
     /// The layers are on the disk.
@@ -88,7 +118,7 @@ pub(super) enum News {
 
 /// Layers on the disk.
 pub(super) struct Fetched {
-    path: PathBuf,
+    source: worker::Source,
     model: ModelId,
     file_bytes: u64,
     load: Vec<LayerRange>,
@@ -109,10 +139,14 @@ pub(super) struct Arrival {
 /// The task.
 pub(super) struct Acquire {
     pub pulls: Pulls,
-    pub absent: Absent,
+    /// Which of the node's models: 0 is the first.
+    pub place: usize,
+    /// What it is called.
+    pub name: String,
+    pub from: Where,
     pub serve: Serve,
-    /// Most memory for weights.
-    pub weights_bytes: Option<u64>,
+    /// Memory for weights.
+    pub weights: Weights,
     pub news: mpsc::Sender<News>,
 }
 
@@ -121,7 +155,7 @@ impl Acquire {
     pub fn start(self) {
         if let Serve::These(layers) = &self.serve
             && layers.is_empty()
-            && !self.absent.ends
+            && !self.keeps_ends()
         {
             return;
         }
@@ -132,9 +166,9 @@ impl Acquire {
                 let again_s = (!lasting).then_some(rest.as_secs());
                 let why = error.to_string();
                 tracing::warn!(%why, ?again_s, "the model is not here yet");
-                let line =
-                    json!({ "event": "waiting", "model": self.absent.name, "why": why, "again_s": again_s });
-                if self.news.send(News::Doing(line)).await.is_err() || lasting {
+                let line = json!({ "event": "waiting", "model": self.name, "why": why, "again_s": again_s });
+                let news = News { place: self.place, what: What::Doing(line) };
+                if self.news.send(news).await.is_err() || lasting {
                     return;
                 }
                 sleep(rest).await;
@@ -145,12 +179,39 @@ impl Acquire {
 
     async fn tell(&self, line: Value) {
         // A loop that is gone has stopped the node.
-        let _ = self.news.send(News::Doing(line)).await;
+        let _ = self.news.send(News { place: self.place, what: What::Doing(line) }).await;
+    }
+
+    /// Whether the first and the last layer are loaded as well.
+    fn keeps_ends(&self) -> bool {
+        match &self.from {
+            Where::Here { .. } => true,
+            Where::Away(absent) => absent.ends,
+        }
     }
 
     async fn attempt(&self) -> Result<()> {
-        let name = &self.absent.name;
-        let id = match self.absent.id {
+        match &self.from {
+            Where::Here { id, source } => self.load(*id, source.clone()).await,
+            Where::Away(absent) => self.fetch_and_load(absent).await,
+        }
+    }
+
+    /// A model that is whole on this machine.
+    async fn load(&self, id: ModelId, source: worker::Source) -> Result<()> {
+        let gguf = match &source {
+            worker::Source::Embedded => library::open(library::DEFAULT_MODEL)?,
+            worker::Source::File(path) => library::open_file(path)?,
+        };
+        let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
+        let (load, serve) = self.choose(id, &gguf, u64::MAX, None).await?;
+        let file_bytes = gguf.file_len();
+        self.fetched(Fetched { source, model: id, file_bytes, load, serve, about }).await
+    }
+
+    async fn fetch_and_load(&self, absent: &Absent) -> Result<()> {
+        let name = &absent.name;
+        let id = match absent.id {
             Some(id) => id,
             None => {
                 self.tell(json!({ "event": "looking", "model": name })).await;
@@ -164,7 +225,7 @@ impl Acquire {
         });
         let ask = Ask {
             name: named,
-            from: self.absent.from.clone(),
+            from: absent.from.clone(),
             disk_bytes: self.pulls.disk_bytes,
             pace: self.pulls.pace.clone(),
             ..Ask::new(self.pulls.home.clone(), Some(id))
@@ -174,13 +235,7 @@ impl Acquire {
         sources.extend(finder.first(if ask.is_kept() { GLANCE } else { PATIENCE }).await);
         let mut prepared = match open(ask, &mut sources).await? {
             Found::Pull(prepared) => prepared,
-            Found::Here(entry) => {
-                let gguf = library::open_file(&entry.path)?;
-                let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
-                let (load, serve) = self.choose(id, &gguf, u64::MAX, None).await?;
-                let (path, file_bytes) = (entry.path, entry.bytes);
-                return self.fetched(Fetched { path, model: id, file_bytes, load, serve, about }).await;
-            }
+            Found::Here(entry) => return self.load(id, worker::Source::File(entry.path)).await,
             Found::NoTree(why) => {
                 let why =
                     if why.is_empty() { "nobody who has it is there".to_owned() } else { why.join("; ") };
@@ -213,14 +268,15 @@ impl Acquire {
             self.tell(plan).await;
         }
         let entry = prepared.entry();
-        let fetched =
-            Fetched { path: prepared.path(), model: id, file_bytes: entry.bytes, load, serve, about };
+        let (source, file_bytes) = (worker::Source::File(prepared.path()), entry.bytes);
+        let fetched = Fetched { source, model: id, file_bytes, load, serve, about };
         drop(prepared);
         self.fetched(fetched).await
     }
 
     async fn fetched(&self, fetched: Fetched) -> Result<()> {
-        let _ = self.news.send(News::Fetched(Box::new(fetched))).await;
+        let what = What::Fetched(Box::new(fetched));
+        let _ = self.news.send(News { place: self.place, what }).await;
         Ok(())
     }
 
@@ -232,7 +288,7 @@ impl Acquire {
         plan: &mut Value,
     ) -> Result<blob::Report> {
         let started = Instant::now();
-        let (news, mut first, mut told) = (self.news.clone(), None, started);
+        let (news, place, mut first, mut told) = (self.news.clone(), self.place, None, started);
         let before = plan.clone();
         let mut hear = move |event: Event| {
             finder.heard(&event);
@@ -247,11 +303,11 @@ impl Acquire {
                     line["done_bytes"] = json!(done_bytes);
                     line["bytes_per_s"] = json!(speed as u64);
                     line["eta_s"] = json!((left as f64 / speed.max(1.0)).ceil() as u64);
-                    let _ = news.try_send(News::Doing(line));
+                    let _ = news.try_send(News { place, what: What::Doing(line) });
                 }
                 Event::Dropped { source, why, lied } => {
                     let line = json!({ "event": "dropped", "source": source, "why": why, "lied": lied });
-                    let _ = news.try_send(News::Doing(line));
+                    let _ = news.try_send(News { place, what: What::Doing(line) });
                 }
                 _ => {}
             }
@@ -267,7 +323,7 @@ impl Acquire {
             .is_ok_and(|library| library.get(name).is_none_or(|entry| entry.model() == Some(id)))
     }
 
-    /// What to load and what of it to serve.
+    /// What to load and what of it to serve; the memory for it is taken.
     async fn choose(
         &self,
         model: ModelId,
@@ -278,6 +334,7 @@ impl Acquire {
         let num_layers = model::num_layers(gguf)?;
         let layer_bytes = (model::layer_bytes(gguf) / u64::from(num_layers)).max(1);
         let fits = |bytes: u64| u32::try_from(bytes / layer_bytes).unwrap_or(u32::MAX);
+        let left_bytes = self.weights.left_bytes(self.place);
         let serve = match &self.serve {
             Serve::These(layers) => {
                 if let Some(beyond) = layers.iter().find(|range| range.end() > num_layers) {
@@ -289,8 +346,7 @@ impl Acquire {
             }
             Serve::Scarcest(cap) => {
                 let room = offered_bytes.saturating_sub(gguf.header_len());
-                let cap =
-                    (*cap).min(num_layers).min(fits(room)).min(self.weights_bytes.map_or(u32::MAX, fits));
+                let cap = (*cap).min(num_layers).min(fits(room)).min(left_bytes.map_or(u32::MAX, fits));
                 let kept =
                     here.as_ref().and_then(|here| here.ranges().iter().max_by_key(|range| range.len()));
                 match kept.and_then(|kept| LayerRange::new(kept.start(), kept.end().min(kept.start() + cap)))
@@ -301,9 +357,21 @@ impl Acquire {
             }
         };
         let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers - 1, num_layers)];
-        let ends = ends.into_iter().flatten().filter(|_| self.absent.ends);
-        let load = LayerSet::new(serve.iter().copied().chain(ends)).ranges().to_vec();
-        Ok((load, serve))
+        let ends = ends.into_iter().flatten().filter(|_| self.keeps_ends());
+        let load = LayerSet::new(serve.iter().copied().chain(ends));
+        let bytes = layer_bytes * u64::from(load.len());
+        if let Err(left) = self.weights.take(self.place, bytes) {
+            let why = format!(
+                "its layers {} take {} of memory, and the other models leave {}: raise --weights or serve fewer",
+                load.ranges().iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+                human_bytes(bytes),
+                human_bytes(left)
+            );
+            // What was to be had when the layers were chosen may have been taken since.
+            let chosen = matches!(self.serve, Serve::Scarcest(_)) && !serve.is_empty();
+            return Err(if chosen { Error::Failed(why) } else { Error::usage(why) });
+        }
+        Ok((load.ranges().to_vec(), serve))
     }
 
     async fn lacking(&self, model: ModelId, num_layers: u32, cap: u32) -> Option<LayerRange> {
@@ -354,61 +422,74 @@ impl Daemon {
         }
     }
 
-    /// The model is on its way.
+    /// A model is on its way.
     pub(super) async fn arrived(&mut self, news: News) {
-        match news {
-            News::Doing(line) => {
+        let (place, sender) = (news.place, self.news.clone());
+        // What another worker on this machine was found to be, this one is.
+        let class = self.models().find_map(|held| held.spec.class);
+        let Some(held) = self.place_mut(place) else { return };
+        match news.what {
+            What::Doing(line) => {
                 // The last word stays: what became of sources is told once.
                 if let Some(id) = line["id"].as_str().and_then(content::parse_id)
-                    && self.held.loaded.is_empty()
+                    && held.loaded.is_empty()
                 {
-                    (self.held.id, self.held.ready.model) = (id, id);
+                    (held.id, held.ready.model) = (id, id);
                 }
                 if line["event"] != "dropped" {
-                    self.fetching = Some(line.clone());
+                    held.fetching = Some(line.clone());
                 }
                 let _ = self.notices.try_send(Notice::Fetching(line));
             }
-            News::Fetched(fetched) => {
+            What::Fetched(fetched) => {
                 let spec = worker::Spec {
-                    source: worker::Source::File(fetched.path.clone()),
+                    source: fetched.source.clone(),
                     model: Some(fetched.model),
                     layers: fetched.load.clone(),
-                    ..self.held.spec.clone()
+                    class: held.spec.class.or(class),
+                    ..held.spec.clone()
                 };
-                let news = self.news.clone();
+                let name = held.about.name.clone();
                 tokio::spawn(async move {
-                    let loaded = match worker::spawn_rehearsed(spec.clone()).await {
+                    let what = match worker::spawn_rehearsed(spec.clone()).await {
                         Ok((worker, ready, outputs)) => {
-                            News::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
+                            What::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
                         }
-                        Err(fault) => News::Doing(json!({ "event": "waiting", "why": fault.to_string() })),
+                        Err(fault) => What::Doing(
+                            json!({ "event": "waiting", "model": name, "why": fault.to_string() }),
+                        ),
                     };
-                    let _ = news.send(loaded).await;
+                    let _ = sender.send(News { place, what }).await;
                 });
             }
-            News::Holds(arrival) => {
-                let Arrival { fetched, worker, ready, outputs, mut spec } = *arrival;
-                spec.class = Some(ready.class);
-                self.listen_to(outputs, worker.pid());
-                self.held.id = fetched.model;
-                self.held.spec = spec;
-                self.held.loaded = ready.layers.clone();
-                self.held.served = fetched.serve;
-                self.held.file_bytes = fetched.file_bytes;
-                self.front.about = ModelInfo {
-                    name: self.front.about.name.clone(),
-                    context: ready.context as usize,
-                    ..fetched.about
-                };
-                self.held.ready = ready;
-                self.auditor = Auditor::new(&self.held.spec, self.held.id, self.held.ready.class);
-                self.held.replace(worker);
-                self.fetching = None;
-                self.announce(true).await;
-                let status = self.status().await;
-                let _ = self.notices.try_send(Notice::Serving(status));
-            }
+            What::Holds(arrival) => self.holds(place, *arrival).await,
         }
+    }
+
+    /// A model is in memory.
+    async fn holds(&mut self, place: usize, arrival: Arrival) {
+        let Arrival { fetched, worker, ready, outputs, mut spec } = arrival;
+        if self.leaving.is_some() {
+            return worker.kill();
+        }
+        spec.class = Some(ready.class);
+        self.listen_to(outputs, worker.pid());
+        let Some(held) = self.place_mut(place) else { return };
+        let name = held.about.name.clone();
+        held.about = ModelInfo { name: name.clone(), context: ready.context as usize, ..fetched.about };
+        held.id = fetched.model;
+        held.auditor = Auditor::new(&spec, held.id, ready.class);
+        held.spec = spec;
+        held.loaded = ready.layers.clone();
+        held.served = fetched.serve;
+        held.file_bytes = fetched.file_bytes;
+        held.ready = ready;
+        held.replace(worker);
+        held.fetching = None;
+        self.holds_anew().await;
+        let mut status = self.status().await;
+        // Whose arrival it is: the first of the list is not always the one that came.
+        status["arrived"] = json!(name);
+        let _ = self.notices.try_send(Notice::Serving(status));
     }
 }

@@ -123,11 +123,9 @@ impl Daemon {
 
     /// Why a lease cannot be granted, if that is plain.
     fn refusal(&self, from: NodeId, lease: &Lease) -> Option<Answer> {
-        let served = &self.held.served;
-        let holds = lease.model == self.held.id && served.iter().any(|range| range.covers(lease.layers));
-        if !holds {
-            let here: &[_] = if lease.model == self.held.id { served } else { &[] };
-            return Some(Answer::not_held(here));
+        let served = self.model(lease.model).map_or(&[][..], |held| &held.served);
+        if !served.iter().any(|range| range.covers(lease.layers)) {
+            return Some(Answer::not_held(served));
         }
         if self.paused {
             return Some(Answer::refused(Refusal::Draining, "this node serves nobody for now"));
@@ -151,7 +149,8 @@ impl Daemon {
     }
 
     fn queue(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
-        let per_position = u64::from(lease.layers.len()) * self.held.ready.kv_bytes_per_layer_position;
+        let position_bytes = self.model(lease.model).map_or(0, |held| held.ready.kv_bytes_per_layer_position);
+        let per_position = u64::from(lease.layers.len()) * position_bytes;
         let now = self.now();
         self.door.next_id += 1;
         let id = self.door.next_id;
@@ -197,6 +196,10 @@ impl Daemon {
     fn start(&mut self, waiting: Waiting, slot: SlotGuard) {
         let Waiting { from, lease, reply } = waiting;
         let session = lease.session;
+        // Its model was here when it asked.
+        let Some(held) = self.model(lease.model) else {
+            return self.network.answer(reply, Answer::not_held(&[]));
+        };
         let Some((inlets, doors)) = self.table.enter(session, from) else {
             // A second lease of one session waited beside the first.
             return match self.table.get(session).filter(|inlets| inlets.requester == from) {
@@ -209,9 +212,9 @@ impl Daemon {
             requester: from,
             network: self.network.clone(),
             identity: self.identity.clone(),
-            hidden: self.held.ready.hidden,
-            class: self.held.ready.class,
-            worker: self.held.worker.subscribe(),
+            hidden: held.ready.hidden,
+            class: held.ready.class,
+            worker: held.worker.subscribe(),
             table: self.table.clone(),
             books: self.books.clone(),
             draining: self.draining.subscribe(),
@@ -224,6 +227,7 @@ impl Daemon {
 
     /// Hands a lease to the session's task and its answer to the requester.
     fn order(&mut self, inlets: &Inlets, lease: Lease, reply: ReplyTo) {
+        let knee = self.knee(self.model(lease.model).unwrap_or(&self.held));
         let (answer, answered) = oneshot::channel();
         let order = Order::Lease { lease: Box::new(lease), answer };
         if inlets.orders.try_send(order).is_err() {
@@ -232,7 +236,6 @@ impl Daemon {
         }
         let network = self.network.clone();
         let others = self.door.sessions().saturating_sub(1);
-        let knee = self.knee();
         tokio::spawn(async move {
             let answer = match answered.await {
                 // The task knows the session, the door knows the others.

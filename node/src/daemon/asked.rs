@@ -7,7 +7,10 @@ use scheduler::NodeId;
 use serde_json::{Map, Value, json};
 use shard::sample::SamplingParams;
 
-use crate::{control::Ask, worker::Fault};
+use crate::{
+    control::{Ask, Mode},
+    worker::Fault,
+};
 
 /// Why a prompt is not answered, as the line that says so: `error` is the sentence, and for programs `kind` (`invalid`,
 /// `too_long`, `unavailable`, `busy` or `internal`), `field`, `tokens` and `context` where they apply.
@@ -110,6 +113,10 @@ pub(super) fn only_here(ask: &Ask) -> Option<&'static str> {
 
 /// The peers that the caller named as trusted.
 pub(super) fn trusted(ask: &Ask) -> Result<BTreeSet<NodeId>, String> {
+    if ask.mode == Mode::Trusted && ask.trusted.is_empty() {
+        let why = "trusted mode needs to know whom you trust: name them with --trust; `shoal peers --json` shows full names";
+        return Err(why.to_owned());
+    }
     ask.trusted.iter().map(|name| node(name)).collect()
 }
 
@@ -120,5 +127,5 @@ fn node(name: &str) -> Result<NodeId, String> {
         .and_then(|b| <[u8; 32]>::try_from(b).ok());
     bytes
         .map(NodeId::new)
-        .ok_or_else(|| format!("\"{name}\" is no node's name; `shoal peers` shows them in full"))
+        .ok_or_else(|| format!("\"{name}\" is no node's full name; `shoal peers --json` shows it"))
 }

@@ -11,7 +11,7 @@ use p2p::{
     },
 };
 use scheduler::{
-    Millis, NodeId, SessionId,
+    Millis, ModelId, NodeId, SessionId,
     trust::{Outcome, Record, Standing},
 };
 use serde_json::{Value, json};
@@ -62,6 +62,7 @@ impl Daemon {
     /// Remembers how everybody did in a prompt.
     pub(super) fn learn(
         &mut self,
+        model: ModelId,
         outcomes: Vec<(NodeId, Outcome)>,
         receipts: &[[u8; Receipt::LEN]],
         proofs: &[Vec<u8>],
@@ -77,7 +78,7 @@ impl Daemon {
         if outcomes.is_empty() {
             return;
         }
-        let (now, model) = (Millis(clock::unix_ms()), self.held.id);
+        let now = Millis(clock::unix_ms());
         for (node, outcome) in outcomes {
             if matches!(outcome, Outcome::Mismatch | Outcome::Equivocated) {
                 tracing::warn!(%node, "proven wrong: no prompt goes through it for a while");
@@ -106,7 +107,9 @@ impl Daemon {
     /// What is known of a node, for `peers`.
     pub(super) fn standing(&self, node: NodeId) -> Value {
         let tier = format!("{:?}", self.receipts.tier(node)).to_lowercase();
-        let figures = self.trust.figures(node, self.held.id).unwrap_or_default();
+        // What it did for any of the models here.
+        let figures = self.models().filter_map(|held| self.trust.figures(node, held.id));
+        let figures = figures.reduce(|a, b| if b.requests > a.requests { b } else { a }).unwrap_or_default();
         let standing = match Record::from(figures).standing(Millis(clock::unix_ms())) {
             Standing::Good => "good",
             Standing::Quarantined { .. } => "quarantined",

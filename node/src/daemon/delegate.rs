@@ -14,12 +14,13 @@ use p2p::{
         delegate::{Event, Kind, PREFIX_LEN, Prefix, Request},
     },
 };
-use scheduler::NodeId;
+use scheduler::{ModelId, NodeId};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::prompt::{PromptTask, Said};
 use crate::{
+    content::hex,
     control::{Ask, ForApi, LINES, Mode, Verify},
     telemetry::Requester,
 };
@@ -46,7 +47,7 @@ impl PromptTask {
         &self,
         ask: &Ask,
         said: Vec<u32>,
-        peers: Vec<NodeId>,
+        peers: Vec<(NodeId, ModelId)>,
         lines: &mpsc::Sender<Value>,
     ) -> Result<Value, String> {
         let now = Instant::now();
@@ -60,12 +61,12 @@ impl PromptTask {
         };
         let mut reason =
             "nobody who holds the model can be reached; `shoal peers` shows who holds what".to_owned();
-        for peer in peers {
+        for (peer, model) in peers {
             let conductor = format!("{peer:?}");
             let route =
                 json!({ "event": "route", "mode": ask.mode.name(), "conductor": conductor, "stages": [] });
             lines.send(route).await.map_err(|_| "nobody listens".to_owned())?;
-            match self.ask_conductor(ask, peer, &mut answer, lines).await {
+            match self.ask_conductor(ask, peer, model, &mut answer, lines).await {
                 Ok(Event::Done { report, .. }) => return Ok(done(&answer, ask, &conductor, &report)),
                 // It said why it will not: the next one may be able to.
                 Ok(Event::Failed { reason: why }) => reason = why,
@@ -82,13 +83,14 @@ impl PromptTask {
         &self,
         ask: &Ask,
         peer: NodeId,
+        model: ModelId,
         answer: &mut Answer,
         lines: &mpsc::Sender<Value>,
     ) -> Result<Event, HopError> {
         // Heard of through others, maybe never met; where it is, the network heard too.
         let _ = self.network.connect(&Contact { node: peer, addresses: Vec::new() }).await;
         let mut stream = self.network.open(peer, Plane::Delegate).await?;
-        let (prefix, body) = request(ask, answer.ids.clone()).encode();
+        let (prefix, body) = request(ask, model, answer.ids.clone()).encode();
         stream.send(&prefix, &body).await?;
         loop {
             match timeout(SILENCE, event(&mut stream)).await.unwrap_or(Err(HopError::Timeout))? {
@@ -154,13 +156,13 @@ pub(super) async fn decline(mut stream: Stream) {
     let _ = timeout(ASKING, declined).await;
 }
 
-fn request(ask: &Ask, emitted: Vec<u32>) -> Request {
+fn request(ask: &Ask, model: ModelId, emitted: Vec<u32>) -> Request {
     let (messages, raw) = match &ask.prompt {
         Value::String(text) => (text.clone(), true),
         messages => (messages.to_string(), false),
     };
     Request {
-        model: None,
+        model: Some(model),
         messages,
         raw,
         sampling: ask.sampling.to_string().into_bytes(),
@@ -182,7 +184,7 @@ fn ask(request: &Request) -> Result<Ask, String> {
     let sampling =
         serde_json::from_slice(&request.sampling).map_err(|e| format!("the sampling is not JSON: {e}"))?;
     Ok(Ask {
-        model: String::new(),
+        model: request.model.map(hex).unwrap_or_default(),
         prompt,
         mode: Mode::Boomerang,
         may_stay_home: true,

@@ -6,7 +6,9 @@
 //! of its copy less that of the one before. The parts sum up to the step.
 //!
 //! Measured visits correct what nodes claim ([`SwarmView::observe_visit`](scheduler::SwarmView::observe_visit)); what a step takes
-//! at home besides layers (the head, sampling, text) is measured likewise.
+//! at home besides layers (the head, sampling, text) is measured likewise. The first token has parts of its own: the way of
+//! the leases, what opening sessions takes, and the prompt through all stages, which costs more than the nodes' figures say
+//! (streams are opened, caches touched for the first time): by how much, the prompts before say.
 //!
 //! Limits: a prompt that was moved or rerouted teaches nothing; what hops were misjudged by is taken for the visit's.
 
@@ -17,6 +19,8 @@ use crate::generate::Report;
 
 /// Fewer steps than this say little: the first ones open streams and fault pages in.
 const LEAST_STEPS: usize = 4;
+/// Nobody's figures are further off than this; what seems so was an accident.
+const MOST_FACTOR: f64 = 8.0;
 
 /// One stage's share of a step.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +44,10 @@ pub struct Expected {
     pub lease_ms: f64,
     /// What opening a session takes besides, ms.
     pub opening_ms: f64,
-    /// The prompt through all stages, ms.
+    /// The prompt through all stages by what nodes say of themselves, ms.
     pub prefill_ms: f64,
+    /// What prompts took of that lately; 0 before anything was measured, which means as said.
+    pub prefill_factor: f64,
 }
 
 /// What a finished prompt taught.
@@ -53,6 +59,8 @@ pub struct Measured {
     pub home_ms: Option<f64>,
     /// What opening the session took besides the way to the farthest node and back, ms.
     pub opening_ms: Option<f64>,
+    /// What the prompt took, in parts of what the nodes' figures say.
+    pub prefill_factor: Option<f64>,
 }
 
 impl Expected {
@@ -78,7 +86,12 @@ impl Expected {
 
     /// Until the first token, ms.
     pub fn ttft_ms(&self) -> f64 {
-        self.lease_ms + self.opening_ms + self.prefill_ms + self.home_ms
+        self.lease_ms + self.opening_ms + self.prompt_ms() + self.home_ms
+    }
+
+    /// The prompt through all stages, ms.
+    pub fn prompt_ms(&self) -> f64 {
+        self.prefill_ms * if self.prefill_factor > 0.0 { self.prefill_factor } else { 1.0 }
     }
 
     /// Tokens per second of decoding.
@@ -89,14 +102,20 @@ impl Expected {
     /// What the prompt that ended with `report` taught.
     pub fn measured(&self, report: &Report) -> Measured {
         let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
-        if !same
-            || !(report.faults.is_empty() && report.hedged.is_empty())
-            || report.gaps_ms.len() < LEAST_STEPS
-        {
+        let undisturbed = same && report.faults.is_empty() && report.hedged.is_empty();
+        if !undisturbed || report.gaps_ms.len() < LEAST_STEPS {
             return Measured::default();
         }
         let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);
-        let mut measured = Measured { opening_ms: report.opened_ms.map(opening), ..Measured::default() };
+        let factor = |opened_ms: f64| {
+            let took_ms = (report.ttft_ms - opened_ms - self.home_ms).max(0.0);
+            (self.prefill_ms > 0.0).then(|| (took_ms / self.prefill_ms).clamp(1.0 / MOST_FACTOR, MOST_FACTOR))
+        };
+        let mut measured = Measured {
+            opening_ms: report.opened_ms.map(opening),
+            prefill_factor: report.opened_ms.and_then(factor),
+            ..Measured::default()
+        };
         let took = took(report);
         let last = self.parts.len().saturating_sub(1);
         for (at, (part, ms)) in self.parts.iter().zip(took).enumerate() {
@@ -212,6 +231,17 @@ mod tests {
         assert_eq!(slow.home_ms, Some(4.0));
         let opened = Report { opened_ms: Some(47.0), ..report(&[1.0, 24.0, 52.0, 0.0], 55.0) };
         assert_eq!(expected().measured(&opened).opening_ms, Some(7.0));
+        // 47 ms to open, 2 for the head; the prompt was said to take 95.
+        let slow = Report { ttft_ms: 239.0, ..opened };
+        let factor = expected().measured(&slow).prefill_factor;
+        assert_eq!(factor, Some(2.0));
+        let learned = Expected { prefill_factor: 2.0, ..expected() };
+        assert_eq!(learned.ttft_ms(), expected().ttft_ms() + 95.0);
+        assert_eq!(
+            learned.measured(&slow).prefill_factor,
+            factor,
+            "by what is said, not by what was learned"
+        );
         let mut moved = report(&[1.0, 24.0, 52.0, 0.0], 55.0);
         moved.faults.push((two, 100.0));
         assert_eq!(expected().measured(&moved), Measured::default());

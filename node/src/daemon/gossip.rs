@@ -20,7 +20,7 @@ use scheduler::{
     view::Merged,
 };
 
-use super::{Daemon, Notice};
+use super::{Daemon, Notice, held::Held};
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
 /// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
@@ -320,8 +320,8 @@ impl Daemon {
 
     /// Sessions this node serves side by side at full speed: as many rows as are computed in the time that reading the
     /// weights takes, times the share of their time that sessions spend elsewhere.
-    pub(super) fn knee(&self) -> u32 {
-        let ready = &self.held.ready;
+    pub(super) fn knee(&self, held: &Held) -> u32 {
+        let ready = &held.ready;
         let lanes = (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
         self.gossip.waits.duty.knee(lanes as u32).max(1)
     }
@@ -329,54 +329,71 @@ impl Daemon {
     pub(super) fn figures(&mut self, now: Millis) -> Figures {
         let active = self.door.sessions();
         self.gossip.waits.look(now, active);
-        let (waited, queue_ms) = self.gossip.waits.split(now);
-        let per_position = self.held.ready.kv_bytes_per_layer_position.max(1);
+        let (waited_ms, queue_ms) = self.gossip.waits.split(now);
+        let full = self.strangers() >= self.caps.sessions;
+        let kv_free = self.door.kv_free();
+        let leading = self.leading();
         Figures {
-            visit_ms: self.held.ready.visit_ms.max(waited),
+            visit_ms: leading.ready.visit_ms.max(waited_ms),
             queue_ms,
             active,
-            knee: self.knee(),
-            kv_room: self.door.kv_free() / per_position,
-            full: self.strangers() >= self.caps.sessions,
+            knee: self.knee(leading),
+            kv_room: kv_free / leading.ready.kv_bytes_per_layer_position.max(1),
+            full,
         }
     }
 
-    fn holding(&self, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
+    /// What is said of a model: the sessions, the waiting and the memory for caches are the node's, the rest its own.
+    fn holding(&self, held: &Held, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
+        let leading = &self.leading().ready;
+        let ready = &held.ready;
+        let kv_room_bytes = figures.kv_room.saturating_mul(leading.kv_bytes_per_layer_position.max(1));
+        // What visits wait here beyond what the first model's visits take, those of another wait too.
+        let waited_ms = (figures.visit_ms - leading.visit_ms).max(0.0);
         Holding {
-            model: self.held.id,
+            model: held.id,
             loaded,
             on_disk: Vec::new(),
-            decode_ms: self.held.ready.decode_ms,
-            prefill_ms: self.held.ready.prefill_ms,
-            visit_ms: figures.visit_ms,
+            decode_ms: ready.decode_ms,
+            prefill_ms: ready.prefill_ms,
+            visit_ms: ready.visit_ms + waited_ms,
             queue_ms: figures.queue_ms,
             load_ms: 0.0,
             active: figures.active,
-            batch_knee: figures.knee,
-            kv_layer_positions: figures.kv_room,
+            batch_knee: self.knee(held),
+            kv_layer_positions: kv_room_bytes / ready.kv_bytes_per_layer_position.max(1),
         }
     }
 
+    /// The layers of a model that others are told of.
+    pub(super) fn offered(&self, held: &Held) -> Vec<LayerRange> {
+        if held.id == self.held.id { self.placing.offered(&held.served) } else { held.served.clone() }
+    }
+
     fn draft(&self, figures: &Figures, addresses: Vec<String>) -> Draft {
-        let ready = &self.held.ready;
-        let offered = self.placing.offered(&self.held.served);
         let (mut holdings, mut offers) = (Vec::new(), Vec::new());
-        if !offered.is_empty() && !self.paused {
-            let mut holding = self.holding(figures, offered);
+        for held in self.models().filter(|_| !self.paused) {
+            let (ready, offered) = (&held.ready, self.offered(held));
+            // A model named twice on the command line is said once.
+            let said = offers.iter().any(|offer: &Offer| offer.model == held.id);
+            if offered.is_empty() || said {
+                continue;
+            }
+            let mut holding = self.holding(held, figures, offered);
             if figures.full {
                 // There is memory, but none for another session.
                 holding.kv_layer_positions = 0;
             }
             holdings.push(holding);
             // The name under which its owner shares it is the one others were told.
-            let shared = self.shared.borrow().iter().find(|offer| offer.model == self.held.id).cloned();
+            let shared = self.shared.borrow().iter().find(|offer| offer.model == held.id).cloned();
             offers.push(Offer {
-                model: self.held.id,
+                model: held.id,
                 name: shared.map_or_else(|| ready.name.clone(), |offer| offer.name),
                 num_layers: ready.num_layers,
                 hidden: ready.hidden,
                 context: ready.context,
-                file_bytes: self.held.file_bytes,
+                file_bytes: held.file_bytes,
             });
         }
         self.name_shared(&mut holdings, &mut offers);
@@ -394,7 +411,7 @@ impl Daemon {
         };
         Draft {
             claim,
-            class: ready.class,
+            class: self.leading().ready.class,
             offers,
             links: self.gossip.links(),
             addresses,
@@ -403,11 +420,27 @@ impl Daemon {
         }
     }
 
+    /// Other layers are in memory: own prompts may use them now, whenever others are told.
+    pub(super) async fn holds_anew(&mut self) {
+        let now = self.now();
+        let figures = self.figures(now);
+        self.gossip.sequence = self.gossip.sequence.saturating_add(1);
+        let draft = self.draft(&figures, Vec::new());
+        self.merge_own(&draft, &figures, now);
+        self.announce(true).await;
+    }
+
     /// The own view counts everything loaded, the ends that only serve own prompts included.
     fn merge_own(&mut self, draft: &Draft, figures: &Figures, now: Millis) {
         let mut claim = draft.claim.clone();
-        let loaded = LayerSet::new(self.held.loaded.iter().copied()).ranges().to_vec();
-        claim.holdings = if loaded.is_empty() { Vec::new() } else { vec![self.holding(figures, loaded)] };
+        let mut holdings: Vec<Holding> = Vec::new();
+        for held in self.models().filter(|held| !held.loaded.is_empty()) {
+            let loaded = LayerSet::new(held.loaded.iter().copied()).ranges().to_vec();
+            if holdings.iter().all(|known| known.model != held.id) {
+                holdings.push(self.holding(held, figures, loaded));
+            }
+        }
+        claim.holdings = holdings;
         claim.draining = false;
         match Capability::try_from(claim) {
             Ok(own) => {

@@ -53,7 +53,6 @@ use p2p::{
 };
 use scheduler::{
     Millis, ModelId, NodeId, SessionId,
-    latency::{Ema, SPEED_TAU_MS},
     trust::Outcome,
     view::{Geography, SwarmView},
 };
@@ -64,10 +63,11 @@ use tokio::{
 };
 
 pub use self::{
-    acquire::Absent,
+    acquire::{Absent, Where},
+    held::MOST_BESIDE,
     page::Front,
     prompt::PromptTask,
-    setup::{Caps, Notice, Serve, Setup},
+    setup::{Beside, Caps, Notice, Serve, Setup},
 };
 use self::{
     acquire::{Acquire, News},
@@ -75,16 +75,14 @@ use self::{
     challenge::Challenges,
     estimate::Measured,
     gossip::Facts,
-    held::{Held, pump},
+    held::{Held, Weights, pump},
     place::{Moved, Placing},
     pull::Pulls,
     route::{ConductorQuestion, RouteQuestion},
     share::Uploads,
 };
 use crate::{
-    Error, Result,
-    audit::Auditor,
-    clock,
+    Error, Result, clock,
     content::peers,
     control::{self, Call, Question},
     generate::Reroute,
@@ -115,6 +113,7 @@ const DRAIN_MS: u64 = 10_000;
 /// A prompt of this node is over.
 pub struct Finished {
     session: SessionId,
+    model: ModelId,
     /// What there is to say about it.
     line: Option<Value>,
     /// What it taught.
@@ -129,9 +128,9 @@ pub struct Finished {
 
 impl Finished {
     /// Nothing to remember.
-    fn new(session: SessionId, line: Option<Value>) -> Self {
+    fn new(session: SessionId, model: ModelId, line: Option<Value>) -> Self {
         let (measured, outcomes, receipts, proofs) = Default::default();
-        Self { session, line, measured, outcomes, receipts, proofs }
+        Self { session, model, line, measured, outcomes, receipts, proofs }
     }
 }
 
@@ -156,10 +155,12 @@ struct Daemon {
     started: Instant,
     view: SwarmView,
     facts: BTreeMap<NodeId, Facts>,
+    /// The model it was started with.
     held: Held,
+    /// Models beside it.
+    beside: Vec<Held>,
     trust: Trust,
     receipts: Receipts,
-    auditor: Option<Auditor>,
     table: Table,
     gossip: gossip::Announcer,
     line: bandwidth::Line,
@@ -169,10 +170,6 @@ struct Daemon {
     placing: Placing,
     lessons: Lessons,
     challenges: Challenges,
-    /// What a step takes at home besides layers, ms.
-    at_home: Ema,
-    /// What opening a session takes besides the way to the farthest node and back, ms.
-    at_opening: Ema,
     history: VecDeque<Value>,
     totals: Totals,
     draining: watch::Sender<bool>,
@@ -197,8 +194,6 @@ struct Daemon {
     pulls: Pulls,
     shared: watch::Receiver<Vec<p2p::wire::announce::Offer>>,
     provided: BTreeSet<ModelId>,
-    /// Where the model is on its way, when it is.
-    fetching: Option<Value>,
     news: mpsc::Sender<News>,
 }
 
@@ -215,9 +210,17 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         _ => None,
     };
     let (deaths, mut died) = mpsc::channel(1);
-    let spec = worker::Spec { model: Some(setup.model), ..setup.worker };
+    let room = worker::Room::new(kv_bytes);
+    let spec = worker::Spec { model: Some(setup.model), room, ..setup.worker };
+    let weights = Weights::new(setup.caps.weights_bytes);
+    let beside = setup.beside.iter().map(|beside| {
+        let spec = worker::Spec { model: None, class: None, ..spec.clone() };
+        Held::absent(beside.place.id(), &beside.about.name, beside.about.clone(), spec)
+    });
+    let beside: Vec<Held> = beside.collect();
+    let about = setup.front.about.clone();
     let (held, heard) = match (&setup.absent, &setup.serve) {
-        (Some(absent), _) => (Held::absent(absent, spec), Vec::new()),
+        (Some(absent), _) => (Held::absent(absent.id, &absent.name, about, spec), Vec::new()),
         (None, serve) => {
             let (serve, heard) = match serve {
                 Serve::These(layers) => (layers.clone(), Vec::new()),
@@ -226,7 +229,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
                     (range.into_iter().collect(), heard)
                 }
             };
-            let (held, outputs) = Held::load(spec, serve, setup.num_layers, setup.file_bytes).await?;
+            let (held, outputs) = Held::load(spec, serve, setup.num_layers, setup.file_bytes, about).await?;
+            let _ = weights.take(0, held.ready.resident_bytes);
             let pid = held.worker.borrow().pid();
             tokio::spawn(pump(outputs, pid, table.clone(), deaths.clone()));
             (held, heard)
@@ -246,10 +250,12 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let (questions, mut question) = mpsc::channel::<peers::Question>(control::QUESTIONS);
     let (news, mut told) = mpsc::channel(NEWS);
     let pulls = Pulls::new(setup.home.clone(), network.clone(), questions, &setup.caps);
-    if let Some(absent) = setup.absent {
-        let weights_bytes = setup.caps.weights_bytes;
-        Acquire { pulls: pulls.clone(), absent, serve: setup.serve, weights_bytes, news: news.clone() }
-            .start();
+    let first = setup.absent.map(|absent| (0, absent.name.clone(), Where::Away(absent), setup.serve));
+    let beside_it = setup.beside.into_iter().zip(1..);
+    let beside_it = beside_it.map(|(beside, place)| (place, beside.about.name, beside.place, beside.serve));
+    for (place, name, from, serve) in first.into_iter().chain(beside_it) {
+        let (pulls, weights, news) = (pulls.clone(), weights.clone(), news.clone());
+        Acquire { pulls, place, name, from, serve, weights, news }.start();
     }
     let uploads = Uploads::new(setup.home.clone(), setup.caps.upload_bytes_per_s);
     let shared = share::watch_list(setup.home.clone());
@@ -267,8 +273,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         facts: BTreeMap::new(),
         trust: Trust::open(&setup.home),
         receipts: Receipts::open(&setup.home, me, clock::receipt_s()),
-        auditor: Auditor::new(&held.spec, held.id, held.ready.class),
         held,
+        beside,
         table,
         gossip: gossip::Announcer::new(clock::unix_ms()),
         line: bandwidth::Line::default(),
@@ -277,8 +283,6 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         placing: Placing::new(cap),
         lessons: Lessons::default(),
         challenges: Challenges::default(),
-        at_home: Ema::new(SPEED_TAU_MS),
-        at_opening: Ema::new(SPEED_TAU_MS),
         history: VecDeque::new(),
         totals: Totals::default(),
         draining: watch::Sender::new(false),
@@ -300,7 +304,6 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         pulls,
         shared: shared.clone(),
         provided: BTreeSet::new(),
-        fetching: None,
         news,
     };
     let mut list = shared;
@@ -324,7 +327,11 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
             Some(entry) = served.recv() => daemon.book(entry),
             Some(pid) = died.recv() => daemon.bear(pid, born.clone()),
             Some(other) = moved.recv() => daemon.moved(other),
-            Some(worker) = newborn.recv() => daemon.held.replace(worker),
+            Some((place, worker)) = newborn.recv() => {
+                if let Some(held) = daemon.place_mut(place) {
+                    held.replace(worker);
+                }
+            }
             Some(over) = done.recv() => daemon.remember(over),
             Some(question) = question.recv() => daemon.answer_content(question),
             Some(news) = told.recv() => daemon.arrived(news).await,
@@ -427,7 +434,7 @@ impl Daemon {
         if let Some((_, caller)) = self.leaving.take() {
             let _ = caller.try_send(json!({ "left": true, "end": true }));
         }
-        self.held.worker.borrow().kill();
+        self.models().for_each(|held| held.worker.borrow().kill());
         self.network.shutdown().await;
         let _ = self.notices.send(Notice::Stopped).await;
     }
@@ -531,13 +538,10 @@ impl Daemon {
             me: self.me,
             network: self.network.clone(),
             identity: self.identity.clone(),
-            auditor: self.auditor.clone(),
-            shares: self.trust.shares(self.held.id),
+            local: self.local(&self.held),
+            beside: self.beside.iter().map(|held| self.local(held)).collect(),
             approx: self.approx(),
-            layer_bytes: self.held.file_bytes / u64::from(self.held.ready.num_layers.max(1)),
             table: self.table.clone(),
-            worker: self.held.worker.subscribe(),
-            ready: self.held.ready.clone(),
             routes: self.routes.clone(),
             conductors: self.conductors.clone(),
             reroutes: self.reroutes.clone(),
@@ -552,15 +556,14 @@ impl Daemon {
         self.in_flight.remove(&over.session);
         let now = self.now();
         for (node, layers, ms) in over.measured.visits {
-            self.view.observe_visit(node, self.held.id, now, layers, ms);
+            self.view.observe_visit(node, over.model, now, layers, ms);
         }
-        if let Some(ms) = over.measured.home_ms {
-            self.at_home.add(now, ms);
+        if let Some(held) = self.model_mut(over.model) {
+            over.measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
+            over.measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
+            over.measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
         }
-        if let Some(ms) = over.measured.opening_ms {
-            self.at_opening.add(now, ms);
-        }
-        self.learn(over.outcomes, &over.receipts, &over.proofs);
+        self.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();

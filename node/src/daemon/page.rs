@@ -14,7 +14,7 @@ use scheduler::{Capability, LayerRange, ModelId, NodeId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::Daemon;
+use super::{Daemon, held::Held};
 use crate::{clock, control::Call, memory};
 
 /// Layers shown of a stranger's model: no model has as many.
@@ -62,25 +62,34 @@ impl Daemon {
             state: NodeState::Ready,
             reachability: self.reach(),
             nodes,
-            models: self.models(),
+            models: self.swarm_models(),
             contribution: self.contribution(&peers),
             ..SwarmSnapshot::default()
         };
-        let layers: u32 = self.held.loaded.iter().map(|range| range.len()).sum();
-        let ready = &self.held.ready;
-        let position_bytes = ready.kv_bytes_per_layer_position * u64::from(layers);
-        let worker = self.held.worker.borrow();
-        let (sessions, layer_positions) = worker.held();
-        let resident = Some(worker.pid()).filter(|pid| *pid > 0).and_then(memory::resident_bytes);
-        json!({ "snapshot": snapshot, "about": self.front.about, "kv_bytes": self.held.spec.kv_bytes,
-            "kv_used_bytes": layer_positions * ready.kv_bytes_per_layer_position, "sessions": sessions,
-            "worker_resident_bytes": resident,
-            "position_bytes": position_bytes, "conducts": ready.has_ends(), "end": true })
+        let own = |held: &Held| {
+            let position_bytes = held.ready.kv_bytes_per_layer_position * u64::from(held.num_loaded());
+            json!({ "id": format!("{:?}", held.id), "about": held.about, "position_bytes": position_bytes,
+                "conducts": held.ready.has_ends() })
+        };
+        let beside: Vec<Value> = self.beside.iter().filter(|held| !held.loaded.is_empty()).map(own).collect();
+        let sessions: usize = self.models().map(|held| held.worker.borrow().held().0).sum();
+        let pids = self.models().map(|held| held.worker.borrow().pid()).filter(|pid| *pid > 0);
+        let resident = pids.filter_map(memory::resident_bytes).reduce(|all, more| all + more);
+        let mut view = own(&self.held);
+        view["snapshot"] = json!(snapshot);
+        view["beside"] = json!(beside);
+        view["kv_bytes"] = json!(self.held.spec.kv_bytes);
+        view["kv_used_bytes"] = json!(self.held.spec.room.taken_bytes());
+        view["sessions"] = json!(sessions);
+        view["worker_resident_bytes"] = json!(resident);
+        view["end"] = json!(true);
+        view
     }
 
     fn own_node(&self) -> Node {
         let state = if self.paused { "paused" } else { "up" };
-        let ready = &self.held.ready;
+        let ready = &self.leading().ready;
+        let resident_bytes: u64 = self.models().map(|held| held.ready.resident_bytes).sum();
         Node {
             id: hex(self.me),
             name: "this machine".into(),
@@ -91,7 +100,7 @@ impl Daemon {
             path: "self".into(),
             holdings: holdings(self.view.get(self.me)),
             layer_ms: Some(ready.decode_ms),
-            memory_bytes: ready.resident_bytes + self.held.spec.kv_bytes,
+            memory_bytes: resident_bytes + self.held.spec.kv_bytes,
             kv_free_bytes: self.held.spec.kv_bytes,
             ..Node::default()
         }
@@ -100,8 +109,10 @@ impl Daemon {
     fn node(&self, node: NodeId, peers: &[PeerInfo]) -> Node {
         let link = peers.iter().find(|peer| peer.node == node);
         let capability = self.view.get(node);
-        let held = capability.and_then(|capability| capability.holding(self.held.id));
-        let position_bytes = self.held.ready.kv_bytes_per_layer_position;
+        // Of the first model that both hold.
+        let common = self.models().find_map(|own| Some((own, capability?.holding(own.id)?)));
+        let held = common.map(|(_, holding)| holding);
+        let position_bytes = common.map_or(0, |(own, _)| own.ready.kv_bytes_per_layer_position);
         Node {
             id: hex(node),
             name: node.to_string(),
@@ -120,25 +131,30 @@ impl Daemon {
         }
     }
 
-    /// The own model first, then those others offer.
-    fn models(&self) -> Vec<SwarmModel> {
-        let ready = &self.held.ready;
+    /// The own models first, then those others offer.
+    fn swarm_models(&self) -> Vec<SwarmModel> {
         let mut known: BTreeMap<ModelId, (String, u32, u64)> = BTreeMap::new();
         for offer in self.facts.values().flat_map(|facts| &facts.offers) {
             let layers = offer.num_layers.min(MAX_LAYERS);
             known.entry(offer.model).or_insert((offer.name.clone(), layers, offer.file_bytes));
         }
-        // Of a model that is not here yet, what its holders say.
-        let (_, layers, bytes) = known.remove(&self.held.id).unwrap_or_default();
-        let (layers, bytes) = match ready.num_layers {
-            0 => (layers, bytes),
-            here => (here, self.held.file_bytes),
-        };
-        let own = (self.held.id, (self.front.about.name.clone(), layers, bytes));
-        [own].into_iter().chain(known).map(|(id, about)| self.model(id, about)).collect()
+        let mut own: Vec<(ModelId, (String, u32, u64))> = Vec::new();
+        for held in self.models() {
+            if own.iter().any(|(id, _)| *id == held.id) {
+                continue;
+            }
+            // Of a model that is not here yet, what its holders say.
+            let (_, layers, bytes) = known.remove(&held.id).unwrap_or_default();
+            let (layers, bytes) = match held.ready.num_layers {
+                0 => (layers, bytes),
+                here => (here, held.file_bytes),
+            };
+            own.push((held.id, (held.about.name.clone(), layers, bytes)));
+        }
+        own.into_iter().chain(known).map(|(id, about)| self.swarm_model(id, about)).collect()
     }
 
-    fn model(&self, id: ModelId, (name, num_layers, file_bytes): (String, u32, u64)) -> SwarmModel {
+    fn swarm_model(&self, id: ModelId, (name, num_layers, file_bytes): (String, u32, u64)) -> SwarmModel {
         let mut holders = vec![0; num_layers as usize];
         for node in self.facts.keys().chain([&self.me]) {
             let holding = self.view.get(*node).and_then(|capability| capability.holding(id));
@@ -161,7 +177,10 @@ impl Daemon {
     fn contribution(&self, peers: &[PeerInfo]) -> Contribution {
         Contribution {
             paused: self.paused,
-            layers: self.held.served.iter().map(|range| layers(self.held.id, *range)).collect(),
+            layers: self
+                .models()
+                .flat_map(|held| held.served.iter().map(|range| layers(held.id, *range)))
+                .collect(),
             memory_bytes: Some(self.held.spec.kv_bytes),
             threads: self.held.spec.threads.map(|threads| threads as u32),
             upload_bytes_per_s: None,

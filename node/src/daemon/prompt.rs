@@ -14,6 +14,7 @@ use tracing::{Instrument, field::Empty};
 
 use super::{
     asked::{Trouble, only_here, sampling, token_ids, trusted},
+    held::is_called,
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
     told::{done_json, noticed, plan_json, stages},
 };
@@ -36,19 +37,37 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
+/// A model that this node has a worker for, as a prompt needs it.
+#[derive(Clone)]
+pub(super) struct Local {
+    /// As people call it.
+    pub(super) name: String,
+    pub(super) auditor: Option<Auditor>,
+    pub(super) shares: BTreeMap<NodeId, f64>,
+    pub(super) layer_bytes: u64,
+    pub(super) worker: watch::Receiver<Worker>,
+    pub(super) ready: Ready,
+}
+
+impl Local {
+    /// Whether `asked` means this model.
+    pub(super) fn is_meant(&self, asked: &str) -> bool {
+        is_called(asked, &self.name, &self.ready.name, self.ready.model)
+    }
+}
+
 /// What a prompt needs of the node.
 #[derive(Clone)]
 pub struct PromptTask {
     pub(super) me: NodeId,
     pub(super) network: Network,
     pub(super) identity: Identity,
-    pub(super) auditor: Option<Auditor>,
-    pub(super) shares: BTreeMap<NodeId, f64>,
+    /// The model it is about; the node's first one where nothing else is said.
+    pub(super) local: Local,
+    /// The node's others.
+    pub(super) beside: Vec<Local>,
     pub(super) approx: BTreeSet<NodeId>,
-    pub(super) layer_bytes: u64,
     pub(super) table: Table,
-    pub(super) worker: watch::Receiver<Worker>,
-    pub(super) ready: Ready,
     pub(super) routes: mpsc::Sender<RouteQuestion>,
     pub(super) conductors: mpsc::Sender<ConductorQuestion>,
     pub(super) reroutes: mpsc::Sender<Reroute>,
@@ -92,36 +111,52 @@ struct Planned {
 impl PromptTask {
     /// Answers a prompt, line by line, going on after what was said before.
     pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
-        let conducts = (ask.model.is_empty() || ask.model == self.ready.name) && self.ready.has_ends();
-        let ended = if conducts {
-            self.run(ask, said, &lines).await
+        let task = self.about(&ask.model);
+        let ended = if task.is_own(&ask) && task.local.ready.has_ends() {
+            task.run(ask, said, &lines).await
         } else {
-            self.elsewhere(ask, said, &lines).await
+            task.elsewhere(ask, said, &lines).await
         };
         if let Err(trouble) = ended {
             let _ = lines.send(trouble.0).await;
         }
     }
 
+    /// The same, about the model of this node that `asked` means; the first one where it means none.
+    fn about(mut self, asked: &str) -> Self {
+        if !self.local.is_meant(asked)
+            && let Some(meant) = self.beside.iter_mut().find(|local| local.is_meant(asked))
+        {
+            std::mem::swap(&mut self.local, meant);
+        }
+        self
+    }
+
+    /// Whether the prompt is for the model that this is about.
+    fn is_own(&self, ask: &Ask) -> bool {
+        ask.model.is_empty() || self.local.is_meant(&ask.model)
+    }
+
     /// This node does not hold the model: somebody else must conduct.
     async fn elsewhere(&self, mut ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
-        let own = ask.model.is_empty() || ask.model == self.ready.name;
+        let (own, ready) = (self.is_own(&ask), &self.local.ready);
         if own {
-            ask.model.clone_from(&self.ready.name);
+            ask.model.clone_from(&ready.name);
         }
         // Our own model's file may go by another name elsewhere.
-        let by_id = own && self.ready.model != ModelId::default();
-        let model = if by_id { hex(self.ready.model) } else { ask.model.clone() };
+        let by_id = own && ready.model != ModelId::default();
+        let model = if by_id { hex(ready.model) } else { ask.model.clone() };
         if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
             let why = format!(
                 "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
-                 open to let it, or hold the model with `shoal join --model`",
+                 open to let it, or hold the model with `shoal join --also`",
                 ask.model
             );
             return Err(Trouble::invalid("mode", why));
         }
         if let Some(field) = only_here(&ask) {
-            let why = format!("`{field}` works only with the model this node holds, \"{}\"", self.ready.name);
+            let why =
+                format!("`{field}` works only with a model this node holds, as \"{}\"", self.local.name);
             return Err(Trouble::invalid(field, why));
         }
         let (answer, answered) = oneshot::channel();
@@ -134,7 +169,8 @@ impl PromptTask {
             return Err(Trouble::kind("unavailable", why));
         }
         let line = self.delegate(&ask, said.ids, peers, lines).await?;
-        let finished = super::Finished::new(SessionId::new(random()?), Some(line.clone()));
+        let finished =
+            super::Finished::new(SessionId::new(random()?), ModelId::default(), Some(line.clone()));
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
@@ -142,18 +178,20 @@ impl PromptTask {
 
     /// The model that answers, as an interrupted answer remembers it.
     pub(super) fn model_of(&self, ask: &Ask) -> String {
-        if ask.model.is_empty() || ask.model == self.ready.name {
-            format!("{:?}", self.ready.model)
-        } else {
-            ask.model.clone()
+        if ask.model.is_empty() {
+            return format!("{:?}", self.local.ready.model);
         }
+        let meant = std::iter::once(&self.local).chain(&self.beside).find(|local| local.is_meant(&ask.model));
+        meant.map_or_else(|| ask.model.clone(), |local| format!("{:?}", local.ready.model))
     }
 
     /// Says what answering it would take.
     pub async fn plan(self, ask: Ask, lines: mpsc::Sender<Value>) {
-        let line = match self.prepare(&ask, &[], false).await {
+        let me = self.me;
+        let line = match self.about(&ask.model).prepare(&ask, &[], false).await {
             Ok(planned) => {
                 let mut line = plan_json(&planned.routed, planned.prompt_tokens);
+                line["me"] = json!(format!("{:?}", me));
                 line["end"] = json!(true);
                 line
             }
@@ -164,26 +202,36 @@ impl PromptTask {
 
     /// Encode, then ask who shall run it.
     async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
-        if !self.ready.has_ends() {
+        let Local { name, ready, .. } = &self.local;
+        if !self.is_own(ask) {
             return Err(Trouble::from(format!(
-                "both ends of \"{}\" are not here, so prompts begin elsewhere and cannot be planned here; `shoal join --ends` fetches them",
-                self.ready.name
+                "this node does not hold \"{}\": start it with `shoal join --also {}`",
+                ask.model, ask.model
             )));
         }
-        if !ask.model.is_empty() && ask.model != self.ready.name {
+        if !ready.has_ends() {
             return Err(Trouble::from(format!(
-                "this node conducts \"{}\", not \"{}\"; start one with `shoal join --model {}`",
-                self.ready.name, ask.model, ask.model
+                "both ends of \"{name}\" are not here, so prompts begin elsewhere and cannot be planned here; `shoal join --ends` fetches them"
             )));
+        }
+        if ask.mode == Mode::Local && !ready.has_all() {
+            let held: Vec<String> = ready.layers.iter().map(ToString::to_string).collect();
+            let why = format!(
+                "this node computes only layers {} of {} itself, so nothing can be answered in local mode: ask in another, \
+                 or start a node without --ask-only and --layers",
+                held.join(" and "),
+                ready.num_layers
+            );
+            return Err(Trouble::invalid("mode", why));
         }
         let wire: Wire =
             ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
         let sampling = sampling(&ask.sampling)?;
-        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= self.ready.vocab) {
-            let why = format!("token {id} does not exist; ids are below {}", self.ready.vocab);
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= ready.vocab) {
+            let why = format!("token {id} does not exist; ids are below {}", ready.vocab);
             return Err(Trouble::invalid("logit_bias", why));
         }
-        let worker = self.worker.borrow().clone();
+        let worker = self.local.worker.borrow().clone();
         let formed = worker.check(&ask.api.format).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
         let mut ids = self.encode(ask, &worker).await?;
@@ -192,14 +240,14 @@ impl PromptTask {
         if ids.is_empty() {
             return Err(Trouble::invalid("prompt", "the prompt is empty"));
         }
-        let room = (self.ready.context + 1).saturating_sub(ids.len() as u32);
+        let room = (ready.context + 1).saturating_sub(ids.len() as u32);
         if room == 0 {
-            return Err(Trouble::too_long(ids.len(), self.ready.context));
+            return Err(Trouble::too_long(ids.len(), ready.context));
         }
         let max_tokens = ask.max_tokens.saturating_sub(emitted.len() as u32).clamp(1, room);
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
-        let row = p2p::codec::encoded_len(wire, 1, self.ready.hidden as usize)
+        let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
             .ok_or_else(|| format!("{} needs a width that is a multiple of 32", wire.name()))?;
         let shape = Shape {
             prompt_tokens: ids.len() as u32,
@@ -210,6 +258,7 @@ impl PromptTask {
         let (answer, answered) = oneshot::channel();
         let question = RouteQuestion {
             session,
+            model: ready.model,
             shape,
             mode: ask.mode,
             ends: Boomerang { head: ask.head.max(1), tail: ask.tail.max(1) },
@@ -232,7 +281,7 @@ impl PromptTask {
 
     async fn encode(&self, ask: &Ask, worker: &Worker) -> Result<Vec<u32>, Trouble> {
         let (prompt, field) = match &ask.prompt {
-            Value::Object(given) => return token_ids(given, self.ready.vocab),
+            Value::Object(given) => return token_ids(given, self.local.ready.vocab),
             // Over HTTP a text is text: names of control tokens in it are not those tokens.
             Value::String(text) if ask.api.over_http => {
                 let kind = TextKind::Raw { bos: true, special: false };
@@ -299,7 +348,8 @@ impl PromptTask {
         lines: &mpsc::Sender<Value>,
     ) -> Result<Looked, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
-        let finished = |line| super::Finished::new(session, line);
+        let model = self.local.ready.model;
+        let finished = |line| super::Finished::new(session, model, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
@@ -307,6 +357,8 @@ impl PromptTask {
         };
         let mut plan_line = plan_json(&routed, prompt_tokens);
         plan_line["event"] = json!("route");
+        plan_line["model"] = json!(self.local.name);
+        plan_line["me"] = json!(format!("{:?}", self.me));
         plan_line["verify"] = json!(ask.verify);
         plan_line["session"] = json!(format!("{session:?}"));
         plan_line["mode"] = json!(ask.mode.name());
@@ -319,8 +371,8 @@ impl PromptTask {
             me: self.me,
             network: self.network.clone(),
             identity: self.identity.clone(),
-            auditor: self.auditor.clone(),
-            worker: self.worker.clone(),
+            auditor: self.local.auditor.clone(),
+            worker: self.local.worker.clone(),
             reroute: self.reroutes.clone(),
             lessons: self.lessons.clone(),
             lost: self.lost.subscribe(),
@@ -341,8 +393,8 @@ impl PromptTask {
                 show_special: ask.api.show_special,
             },
             wire,
-            hidden: self.ready.hidden as usize,
-            model: self.ready.model,
+            hidden: self.local.ready.hidden as usize,
+            model,
             pipeline: routed.route.pipeline,
             standbys: routed.standbys,
             contacts: routed.contacts,
@@ -352,9 +404,9 @@ impl PromptTask {
             looks,
             announced: routed.announced,
             verify: ask.verify,
-            shares: self.shares.clone(),
+            shares: self.local.shares.clone(),
             approx: self.approx.clone(),
-            layer_bytes: self.layer_bytes,
+            layer_bytes: self.local.layer_bytes,
             witnesses: routed.witnesses,
         };
         let orders = inlets.orders.clone();
@@ -364,7 +416,7 @@ impl PromptTask {
         );
         tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
-        let mut ended = None;
+        let (mut ended, mut told) = (None, false);
         loop {
             let piece = tokio::select! {
                 piece = news.recv() => piece,
@@ -395,6 +447,15 @@ impl PromptTask {
                 Progress::Integrity { position, node } => json!({ "event": "integrity",
                     "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
                     "message": "a peer was caught lying after tokens that followed from it were shown; run it again" }),
+                // The command line waits for the word of all checks; a client over HTTP has its answer.
+                Progress::Answered(_) if !ask.api.over_http => continue,
+                Progress::Answered(report) => {
+                    told = true;
+                    let whole = format!("{text}{}", report.rest);
+                    let mut line = done_json(&report, &plan_line, &whole, prompt_tokens);
+                    line["checking"] = json!(true);
+                    line
+                }
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
                     ended = Some(report);
@@ -431,6 +492,7 @@ impl PromptTask {
         let Report { outcomes, receipts, proofs, .. } = *report;
         let over = super::Finished {
             session,
+            model,
             line: self.prove.is_none().then(|| line.clone()),
             measured,
             outcomes,
@@ -438,7 +500,9 @@ impl PromptTask {
             proofs,
         };
         let _ = self.finished.send(over).await;
-        let _ = lines.send(line).await;
+        if !told {
+            let _ = lines.send(line).await;
+        }
         Ok(Looked::Answered)
     }
 }

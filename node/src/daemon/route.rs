@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
-    Boomerang, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
+    Boomerang, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
     route::{Comparison, NoRoute, Route, compare, route},
     session::Standbys,
@@ -33,6 +33,8 @@ const JITTER_MS: f64 = 20.0;
 pub struct RouteQuestion {
     /// The prompt's name; also picks among near-equal routes.
     pub session: SessionId,
+    /// Of which model, one of this node's.
+    pub model: ModelId,
     /// How much work it is.
     pub shape: Shape,
     /// Who may compute.
@@ -73,8 +75,8 @@ pub struct ConductorQuestion {
     pub model: String,
     /// Only these, unless empty.
     pub trusted: BTreeSet<NodeId>,
-    /// The nearest first.
-    pub answer: oneshot::Sender<Vec<NodeId>>,
+    /// The nearest first, and which model that is there.
+    pub answer: oneshot::Sender<Vec<(NodeId, ModelId)>>,
 }
 
 /// Who runs it.
@@ -122,17 +124,18 @@ impl Daemon {
 
     pub(super) fn answer_conductors(&self, question: ConductorQuestion) {
         let ConductorQuestion { model, trusted, answer } = question;
-        let mut nodes: Vec<(f64, NodeId)> = self
+        let trusted = |node: &NodeId| trusted.is_empty() || trusted.contains(node);
+        let mut nodes: Vec<(f64, NodeId, ModelId)> = self
             .facts
             .iter()
-            .filter(|(node, facts)| {
-                facts.offers.iter().any(|offer| self.computes(**node, offer, &model))
-                    && (trusted.is_empty() || trusted.contains(node))
+            .filter(|(node, _)| trusted(node))
+            .filter_map(|(node, facts)| {
+                let offer = facts.offers.iter().find(|offer| self.computes(*node, offer, &model))?;
+                Some((self.gossip.rtt_ms(*node).unwrap_or(f64::MAX), *node, offer.model))
             })
-            .map(|(node, _)| (self.gossip.rtt_ms(*node).unwrap_or(f64::MAX), *node))
             .collect();
         nodes.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let _ = answer.send(nodes.into_iter().map(|(_, node)| node).collect());
+        let _ = answer.send(nodes.into_iter().map(|(_, node, model)| (node, model)).collect());
     }
 
     /// Whether `node` computes layers of what it offers, and that is called `model`, by name or id in hex.
@@ -147,12 +150,12 @@ impl Daemon {
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
     /// tokens are here.
     pub(super) fn reroute(&mut self, question: Reroute) {
-        let Reroute { mut policy, shape, deny, answer, session } = question;
+        let Reroute { model, mut policy, shape, deny, answer, session } = question;
         // Who was barred when it began stays so, and who was since.
         let barred = deny.into_iter().chain(self.denied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
-        let request = self.request(session, shape, policy);
-        let found = self.snapshot().ok().and_then(|mut snapshot| {
+        let request = self.request(model, session, shape, policy);
+        let found = self.snapshot(model).ok().and_then(|mut snapshot| {
             let seats = self.in_flight.get(&session);
             snapshot.assume_room(|host| seats.is_some_and(|nodes| nodes.contains(&host.id)));
             let roomy = route(&snapshot, &request);
@@ -182,12 +185,13 @@ impl Daemon {
         if let Some(node) = question.prove {
             policy.deny.remove(&node);
         }
-        let request = self.request(question.session, question.shape, policy.clone());
-        let mut snapshot = self.snapshot()?;
+        let model = question.model;
+        let request = self.request(model, question.session, question.shape, policy.clone());
+        let mut snapshot = self.snapshot(model)?;
         // Whoever could compute in the place of one who owes a proof may check it, not replace it.
         let narrowed = question.prove.and_then(|node| self.indispensable(node));
         let mut narrowed =
-            narrowed.and_then(|view| view.snapshot(self.held.id, snapshot.num_layers(), self.me).ok());
+            narrowed.and_then(|view| view.snapshot(model, snapshot.num_layers(), self.me).ok());
         let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
         if comparison.asked.is_err() {
             for known in narrowed.iter_mut().chain([&mut snapshot]) {
@@ -214,10 +218,10 @@ impl Daemon {
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
         Ok(Routed {
-            announced: nodes.map(|node| (node, self.announced_sessions(node))).collect(),
-            expected: self.expected(&snapshot, &request, &route.pipeline),
+            announced: nodes.map(|node| (node, self.announced_sessions(node, model))).collect(),
+            expected: self.expected(model, &snapshot, &request, &route.pipeline),
             steps_ms: [&comparison.asked, &comparison.plain, &comparison.local]
-                .map(|way| self.step_ms(&snapshot, &request, way)),
+                .map(|way| self.step_ms(model, &snapshot, &request, way)),
             route,
             comparison,
             standbys,
@@ -247,22 +251,22 @@ impl Daemon {
     }
 
     /// The question to the router, with the load that no announcement shows yet.
-    fn request(&self, session: SessionId, shape: Shape, policy: RoutePolicy) -> Request {
+    fn request(&self, model: ModelId, session: SessionId, shape: Shape, policy: RoutePolicy) -> Request {
         let mut in_flight = BTreeMap::new();
         let others = self.in_flight.iter().filter(|(other, _)| **other != session);
         others.flat_map(|(_, nodes)| nodes).for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
         let in_flight = in_flight.into_iter().collect();
         let mut request = Request { requester: Some(self.me), shape, policy, in_flight, seed: seed(session) };
-        self.lessons.amend(&mut request, |node| self.announced_sessions(node));
+        self.lessons.amend(&mut request, |node| self.announced_sessions(node, model));
         request.policy.deny.remove(&self.me);
         request
     }
 
     /// What is believed now, with what leases taught.
-    fn snapshot(&mut self) -> Result<Snapshot, String> {
+    fn snapshot(&mut self, model: ModelId) -> Result<Snapshot, String> {
         self.take_lessons();
-        let num_layers = self.held.ready.num_layers;
-        self.view.snapshot(self.held.id, num_layers, self.me).map_err(|e| e.to_string())
+        let num_layers = self.model(model).map_or(0, |held| held.ready.num_layers);
+        self.view.snapshot(model, num_layers, self.me).map_err(|e| e.to_string())
     }
 
     /// Corrects the view by what leases taught.
@@ -270,16 +274,16 @@ impl Daemon {
         let now = self.now();
         for lesson in self.lessons.take() {
             match lesson {
-                Lesson::Holds(node, held) => {
-                    self.view.correct(node, self.held.id, held, now);
+                Lesson::Holds(node, model, held) => {
+                    self.view.correct(node, model, held, now);
                 }
                 Lesson::Apart(one, other) => self.view.unreachable(one, other, now),
             }
         }
     }
 
-    fn announced_sessions(&self, node: NodeId) -> u32 {
-        let holding = self.view.get(node).and_then(|capability| capability.holding(self.held.id));
+    fn announced_sessions(&self, node: NodeId, model: ModelId) -> u32 {
+        let holding = self.view.get(node).and_then(|capability| capability.holding(model));
         holding.map_or(0, |holding| holding.active)
     }
 
@@ -314,31 +318,40 @@ impl Daemon {
     }
 
     /// What a step of `pipeline` should take, part by part.
-    fn expected(&self, snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Expected {
-        let home_ms = self.home_ms();
+    fn expected(
+        &self,
+        model: ModelId,
+        snapshot: &Snapshot,
+        request: &Request,
+        pipeline: &Pipeline,
+    ) -> Expected {
+        let held = self.model(model).unwrap_or(&self.held);
+        let home_ms = held.home_ms();
         let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
         let mut prompt = request.clone();
         prompt.shape.output_tokens = 1;
         let prefill_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.total_ms());
         // A worker opens a session as it takes a job: the visit, before anything was measured.
-        let opening_ms = self.at_opening.value().unwrap_or(self.held.ready.visit_ms);
+        let opening_ms = held.at_opening.value().unwrap_or(held.ready.visit_ms);
         let back_ms =
             |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
-        Expected { opening_ms, prefill_ms, ..Expected::new(&legs, back_ms, home_ms) }
+        let prefill_factor = held.at_prefill.value().unwrap_or(1.0);
+        Expected { opening_ms, prefill_ms, prefill_factor, ..Expected::new(&legs, back_ms, home_ms) }
     }
 
-    fn step_ms(&self, snapshot: &Snapshot, request: &Request, way: &Result<Route, NoRoute>) -> Option<f64> {
+    fn step_ms(
+        &self,
+        model: ModelId,
+        snapshot: &Snapshot,
+        request: &Request,
+        way: &Result<Route, NoRoute>,
+    ) -> Option<f64> {
         let pipeline = &way.as_ref().ok()?.pipeline;
         let mut request = one_step(request);
         // Other ways than the one asked for obey other rules.
         (request.policy.boomerang, request.policy.allow) = (None, None);
         let cost = cost::price(snapshot, &request, pipeline).ok()?;
-        Some(cost.total_ms() + self.home_ms())
-    }
-
-    /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
-    pub(super) fn home_ms(&self) -> f64 {
-        self.at_home.value().unwrap_or(self.held.ready.head_ms)
+        Some(cost.total_ms() + self.model(model)?.home_ms())
     }
 }
 

@@ -2,11 +2,15 @@
 
 use std::path::PathBuf;
 
+use api::inference::ModelInfo;
 use p2p::{Identity, invite::Invite};
 use scheduler::{LayerRange, ModelId, NodeId};
 use serde_json::Value;
 
-use super::{acquire::Absent, page::Front};
+use super::{
+    acquire::{Absent, Where},
+    page::Front,
+};
 use crate::worker;
 
 /// What the user wants this node to be.
@@ -32,12 +36,24 @@ pub struct Setup {
     /// Set when the model is not on this disk, or not whole: then it is fetched while the node runs, and what else is said
     /// here of the model's file means nothing.
     pub absent: Option<Absent>,
+    /// Models it holds beside the first, at most [`super::MOST_BESIDE`].
+    pub beside: Vec<Beside>,
     /// What it may take from this machine for others.
     pub caps: Caps,
     /// For the API.
     pub front: Front,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
+}
+
+/// A model held beside the first: loaded, or fetched, while the node runs.
+pub struct Beside {
+    /// Where it is.
+    pub place: Where,
+    /// Layers of it to offer to others.
+    pub serve: Serve,
+    /// For the API.
+    pub about: ModelInfo,
 }
 
 /// What a node may take from its machine. Threads and memory for sessions are the worker's.
@@ -47,7 +63,8 @@ pub struct Caps {
     pub sessions: usize,
     /// Disk for all pulled models together; `None` for what is free.
     pub disk_bytes: Option<u64>,
-    /// Memory for weights that are fetched; `None` for no bound.
+    /// Memory for the weights of all models together; `None` for no bound. The first model's count, and are loaded in any
+    /// case when they are on this disk.
     pub weights_bytes: Option<u64>,
     /// Models sent, bytes per second.
     pub upload_bytes_per_s: Option<u64>,

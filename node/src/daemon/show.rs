@@ -2,38 +2,24 @@
 
 use serde_json::{Value, json};
 
-use super::Daemon;
+use super::{Daemon, held::Held};
 
 impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
         let now = self.now();
         let figures = self.figures(now);
         let addresses = self.network.addresses().await;
-        let ready = &self.held.ready;
-        let ranges = |ranges: &[scheduler::LayerRange]| -> Vec<String> {
-            ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
-        };
+        let models: Vec<Value> = self.models().map(|held| self.model_json(held)).collect();
+        let model = models.first().cloned().unwrap_or_default();
+        let fetching: Vec<&Value> = self.models().filter_map(|held| held.fetching.as_ref()).collect();
         json!({
             "node": format!("{:?}", self.me),
             "reached": super::reach::reach(self.reachability, &addresses),
             "addresses": addresses,
             "peers": self.network.peers().await.len(),
             "known_nodes": self.view.len().saturating_sub(1),
-            "model": {
-                "name": ready.name,
-                "id": (self.held.id != scheduler::ModelId::default()).then(|| format!("{:?}", self.held.id)),
-                "num_layers": ready.num_layers,
-                "loaded": ranges(&self.held.loaded),
-                "serving": ranges(&self.held.served),
-                "offered": ranges(&self.placing.offered(&self.held.served)),
-                "resident_bytes": ready.resident_bytes,
-                "sandboxed": ready.sandboxed,
-                "decode_ms_per_layer": ready.decode_ms,
-                "prefill_ms_per_layer": ready.prefill_ms,
-                "visit_ms": ready.visit_ms,
-                "read_bytes_per_s": ready.read_bytes_per_s(),
-                "load_ms": ready.load_ms,
-            },
+            "model": model,
+            "models": models,
             "sessions": { "serving": self.strangers(), "served": self.totals.sessions },
             "load": {
                 "active": figures.active,
@@ -52,7 +38,8 @@ impl Daemon {
             "bytes_in": self.totals.bytes_in,
             "bytes_out": self.totals.bytes_out,
             "paused": self.paused,
-            "fetching": self.fetching,
+            "fetching": fetching.first(),
+            "fetches": fetching,
             "line": self.line_json(),
             "content": self.content_json(),
             "caps": self.caps_json(),
@@ -66,11 +53,37 @@ impl Daemon {
         })
     }
 
+    /// A model of this node.
+    fn model_json(&self, held: &Held) -> Value {
+        let ready = &held.ready;
+        let ranges = |ranges: &[scheduler::LayerRange]| -> Vec<String> {
+            ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
+        };
+        json!({
+            "name": if held.loaded.is_empty() { &held.about.name } else { &ready.name },
+            "called": held.about.name,
+            "id": (held.id != scheduler::ModelId::default()).then(|| format!("{:?}", held.id)),
+            "num_layers": ready.num_layers,
+            "loaded": ranges(&held.loaded),
+            "serving": ranges(&held.served),
+            "offered": ranges(&self.offered(held)),
+            "resident_bytes": ready.resident_bytes,
+            "sandboxed": ready.sandboxed,
+            "decode_ms_per_layer": ready.decode_ms,
+            "prefill_ms_per_layer": ready.prefill_ms,
+            "visit_ms": ready.visit_ms,
+            "read_bytes_per_s": ready.read_bytes_per_s(),
+            "load_ms": ready.load_ms,
+            "worker_pid": held.worker.borrow().pid(),
+            "fetching": held.fetching,
+        })
+    }
+
     pub(super) async fn peers(&mut self) -> Value {
         let connected = self.network.peers().await;
         let known = self.facts.iter().map(|(node, facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
-            let load = self.view.get(*node).and_then(|c| c.holding(self.held.id)).map(|holding| {
+            let load = self.view.get(*node).and_then(|c| self.models().find_map(|own| c.holding(own.id))).map(|holding| {
                 json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
                     "kv_layer_positions": holding.kv_layer_positions })
             });

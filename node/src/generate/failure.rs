@@ -117,6 +117,7 @@ impl Conductor {
         let (answer, found) = oneshot::channel();
         let question = Reroute {
             session: self.plan.session,
+            model: self.plan.model,
             policy: self.plan.policy.clone(),
             shape: self.plan.shape,
             deny: deny.into_iter().chain(self.checks.denied.iter().copied()).collect(),

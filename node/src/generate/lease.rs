@@ -93,7 +93,7 @@ impl Conductor {
             follow: stage.is_none(),
         };
         let (network, there) = (self.means.network.clone(), self.plan.contact(node));
-        let (me, lessons) = (self.means.me, self.means.lessons.clone());
+        let (me, lessons, model) = (self.means.me, self.means.lessons.clone(), self.plan.model);
         tokio::spawn(async move {
             let asked = async {
                 if network.connect(&there).await.is_err() {
@@ -111,7 +111,7 @@ impl Conductor {
                 }
                 Ok(Answer::Refused { reason, text, held }) => {
                     tracing::info!(%node, ?reason, text, "lease refused");
-                    lessons.refused(node, reason, &held);
+                    lessons.refused(node, model, reason, &held);
                     Err(Failure::Refused)
                 }
                 Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),

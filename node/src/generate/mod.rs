@@ -7,6 +7,7 @@
 //!       decode ── one pass a token                       Send           -> Boundary, .., Token -> Emit
 //!         a stage fails ── the same steps from where the replacement stands; nothing is said twice
 //!     release ── leases, KV                              Close          -> Done
+//!     look again ── a share of all is computed once more; unless it was asked to be strict, the caller has its answer
 //! ```
 //!
 //! What to do is decided by [`scheduler::session::Session`], which sees events and answers with actions; this folder
@@ -26,6 +27,7 @@ mod home;
 mod hops;
 mod lease;
 mod log;
+mod look;
 mod plan;
 mod third;
 mod verify;
@@ -192,6 +194,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         conductor.tell().await;
     }
     conductor.settle_all(&mut doors).await;
+    conductor.finish().await;
+    conductor.look_again().await;
     conductor.done().await;
 }
 
@@ -334,16 +338,20 @@ impl Conductor {
         self.machine.segments().map(mean).collect()
     }
 
-    async fn done(&mut self) {
-        // What could not be checked in time is said all the same, and said to be unchecked.
-        self.checks.news.extend(self.checks.unread.drain(..));
-        self.tell().await;
+    /// Lets the own worker end the text and forget the session.
+    async fn finish(&mut self) {
         let session = self.plan.session;
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         worker.close(session);
         self.report.segments = self.machine.segments().collect();
         self.report.stage_ms = self.mean_stage_ms();
+    }
+
+    async fn done(&mut self) {
+        // What could not be checked in time is said all the same, and said to be unchecked.
+        self.checks.news.extend(self.checks.unread.drain(..));
+        self.tell().await;
         let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
         let _ = self.means.progress.send(over).await;
     }

@@ -124,6 +124,8 @@ pub enum Progress {
         /// Who lied.
         node: NodeId,
     },
+    /// The answer is complete; what was drawn to be computed again is being so, and [`Progress::Done`] follows.
+    Answered(Box<Report>),
     /// It is over.
     Done(Box<Report>),
 }
@@ -250,6 +252,8 @@ pub struct Means {
 pub struct Reroute {
     /// Whose.
     pub session: SessionId,
+    /// Of which model.
+    pub model: scheduler::ModelId,
     /// What the requester insists on.
     pub policy: RoutePolicy,
     /// How much work it is.

@@ -19,7 +19,8 @@
 //!
 //! With [`Verify::Strict`] a token is shown once all that it follows from is checked, so what is shown is right; a range
 //! nobody follows is audited at the end. With [`Verify::Sample`] tokens are shown as they come: a lie may be read before
-//! it is found, at most a few frames later, and the answer then says so.
+//! it is found, at most a few frames later, and the answer then says so. What is drawn to be audited at its end is audited
+//! behind it: the answer ends before, says that it is still being checked, and `why` has what came of it.
 //!
 //! Limits: an audit needs the model's file ([`crate::audit`]); where nobody follows and nobody can audit, nothing is
 //! checked and the answer says that. Nodes of class `approx` are not compared by bits: a segment that one runs is drawn like
@@ -41,7 +42,6 @@ use p2p::{
     },
 };
 use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event, trust::Outcome};
-use shard::tolerance::{self, Verdict};
 
 use super::{
     Conductor, Progress,
@@ -60,14 +60,10 @@ use crate::{
 const BARRIER: Duration = Duration::from_secs(20);
 /// The end of an answer waits this long for the last signatures.
 const SETTLE: Duration = Duration::from_millis(1_500);
-/// An audit that takes longer at the end of an answer is given up.
-const AUDIT: Duration = Duration::from_secs(30);
-/// Without being asked to be strict, weights of an audit are at most so many bytes: about a second of loading.
-const MAX_AUDIT_BYTES: u64 = 256 << 20;
 
 /// A node that gave a wrong row and had not signed for it yet.
 pub(super) struct Suspect {
-    node: NodeId,
+    pub(super) node: NodeId,
     layers: LayerRange,
     at: u32,
     /// Set when only a position below this is known to be wrong, not which.
@@ -87,7 +83,7 @@ pub(super) struct Checks {
     pub(super) denied: BTreeSet<NodeId>,
     /// Commitments of earlier epochs are about rows that were forgotten.
     since_epoch: u32,
-    audits: u32,
+    pub(super) audits: u32,
     signatures: Signatures,
     /// The last token of a strict answer, until when it waits, and its position.
     pub(super) last: Option<(Event, Instant, u32)>,
@@ -105,7 +101,7 @@ impl Conductor {
     }
 
     /// Segments that others run.
-    fn strangers(&self) -> Vec<Segment> {
+    pub(super) fn strangers(&self) -> Vec<Segment> {
         self.machine.segments().filter(|segment| segment.node != self.means.me).collect()
     }
 
@@ -136,7 +132,7 @@ impl Conductor {
         segments.any(|segment| self.plan.approx.contains(&segment.node))
     }
 
-    fn checked(&self, layers: LayerRange) -> u32 {
+    pub(super) fn checked(&self, layers: LayerRange) -> u32 {
         self.checks.books.iter().find(|book| book.layers() == layers).map_or(0, |book| book.checked)
     }
 
@@ -188,16 +184,17 @@ impl Conductor {
         }
     }
 
+    /// Compares what can be compared; the segments that two disagree about and nobody looks into yet.
+    fn disputed(&mut self) -> Vec<LayerRange> {
+        let logs = &self.logs;
+        let open = |book: &Book| book.audit.is_none() && book.third.is_none() && !book.undecided;
+        let books = self.checks.books.iter_mut();
+        books.filter_map(|book| (book.compare(logs) && open(book)).then(|| book.layers())).collect()
+    }
+
     /// Compares what can be compared and looks into what does not agree.
     pub(super) fn check(&mut self) {
-        let mut disputed = Vec::new();
-        for book in &mut self.checks.books {
-            let open = book.audit.is_none() && book.third.is_none() && !book.undecided;
-            if book.compare(&self.logs) && open {
-                disputed.push(book.layers());
-            }
-        }
-        for layers in disputed {
+        for layers in self.disputed() {
             if !self.ask_third(layers) {
                 tracing::info!(%layers, "two nodes disagree; computing it again");
                 self.start_audit(layers);
@@ -215,7 +212,7 @@ impl Conductor {
     }
 
     /// All that the log has of `layers`.
-    fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
+    pub(super) fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
         let rows = self.logs.reached(layers.start()).min(self.logs.reached(layers.end()));
         let (wire, inputs) = self.logs.get(layers.start(), 0, rows).filter(|_| rows > 0)?;
         let (output, said) = self.logs.get(layers.end(), 0, rows)?;
@@ -296,7 +293,13 @@ impl Conductor {
     }
 
     /// `node` gave wrong rows from position `at` on: it and all that follows from them are left.
-    fn forget(&mut self, node: NodeId, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {
+    pub(super) fn forget(
+        &mut self,
+        node: NodeId,
+        layers: LayerRange,
+        at: u32,
+        upto: Option<u32>,
+    ) -> Vec<Event> {
         let mut book = Book::new(self.book(layers).terms.clone(), 0);
         std::mem::swap(&mut book, self.book(layers));
         let suspect = Suspect { node, layers, at, upto, book, logs: self.logs.clone() };
@@ -459,7 +462,14 @@ impl Conductor {
                 && work.grant.is_current(clock::receipt_s())
                 && book.chain.agrees(&commit) == Some(true);
             if !fits {
-                tracing::info!(%node, layers = %one.layers, "a bill that does not fit the log is not signed");
+                tracing::info!(
+                    commit.pos,
+                    commit.epoch,
+                    work.prefill_tokens,
+                    work.decode_tokens,
+                    emitted,
+                    fits = ?book.chain.agrees(&commit),
+                    %node, layers = %one.layers, "a bill that does not fit the log is not signed");
                 continue;
             }
             let Ok(receipt) = Receipt::cosign(one.offer.as_slice(), &self.means.identity) else { continue };
@@ -482,13 +492,16 @@ impl Conductor {
         self.accuse(suspect);
     }
 
-    /// Waits a moment for the last signatures, and looks into what they leave open.
+    /// Waits a moment for the last signatures.
     pub(super) async fn settle_all(&mut self, doors: &mut Outlets) {
         let mut involved: BTreeSet<NodeId> = self.strangers().iter().map(|segment| segment.node).collect();
         involved.extend(self.shadows.values());
         let until = tokio::time::Instant::now() + SETTLE;
         loop {
-            self.ask_thirds();
+            // Where nobody can be asked it is computed again in the last look.
+            for layers in self.disputed() {
+                self.ask_third(layers);
+            }
             self.hear_thirds();
             let asked = self.checks.books.iter().filter_map(|book| Some(book.third?.asked)).max();
             let third = asked.is_some();
@@ -515,135 +528,5 @@ impl Conductor {
                 None => break,
             }
         }
-        let strangers = self.strangers();
-        if self.plan.verify != Verify::Off {
-            for segment in &strangers {
-                self.look_again(*segment).await;
-            }
-        }
-        self.conclude(&strangers);
-    }
-
-    /// Asks about what the last signatures left open.
-    fn ask_thirds(&mut self) {
-        let mut disputed = Vec::new();
-        for book in &mut self.checks.books {
-            if book.compare(&self.logs) && book.audit.is_none() {
-                disputed.push(book.layers());
-            }
-        }
-        for layers in disputed {
-            self.ask_third(layers);
-        }
-    }
-
-    /// Audits a segment that is disputed, or drawn and not checked to its end.
-    async fn look_again(&mut self, segment: Segment) {
-        let layers = segment.layers;
-        let reached = self.logs.reached(layers.end());
-        let logs = &self.logs;
-        let disputed = self
-            .checks
-            .books
-            .iter_mut()
-            .find(|book| book.layers() == layers)
-            .is_some_and(|book| book.compare(logs));
-        let share = self.plan.shares.get(&segment.node).copied().unwrap_or(1.0);
-        let mut draw = [0; 4];
-        let drawn = getrandom::fill(&mut draw).is_err()
-            || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
-        let cheap = self.plan.layer_bytes.saturating_mul(u64::from(layers.len())) <= MAX_AUDIT_BYTES;
-        let open = self.checked(layers) < reached && (self.strict() || drawn && cheap);
-        if !(disputed || open) {
-            return;
-        }
-        let (Some(auditor), Some((case, said))) = (self.means.auditor.clone(), self.case(layers)) else {
-            return;
-        };
-        if self.plan.approx.contains(&segment.node) {
-            if let Ok(Some(own)) = tokio::time::timeout(AUDIT, auditor.outputs(&case)).await {
-                self.look_near(segment, &case, &own, &said);
-            }
-            return;
-        }
-        let found = tokio::time::timeout(AUDIT, auditor.audit(&case, &said)).await.ok().flatten();
-        self.checks.audits += 1;
-        let round = self.checks.audits;
-        self.book(layers).audit = Some(round);
-        self.audited(layers, round, found);
-    }
-
-    /// Judges the rows `said` of a segment whose node computes other bits by how far they are from our `own`.
-    fn look_near(&mut self, segment: Segment, case: &Case, own: &[u8], said: &[u8]) {
-        let Segment { node, layers } = segment;
-        let values = |wire, bytes: &[u8]| {
-            let rows = bytes.len() / codec::encoded_len(wire, 1, case.hidden)?.max(1);
-            let mut values = Vec::new();
-            codec::decode(wire, case.hidden, rows, bytes, &mut values).ok().map(|()| values)
-        };
-        let (Some(entered), Some(own), Some(said)) =
-            (values(case.inputs.0, &case.inputs.1), values(case.output, own), values(case.output, said))
-        else {
-            return;
-        };
-        let distances = tolerance::distances(&entered, &own, &said, case.hidden);
-        let rows = distances.len() as u32;
-        let verdict = tolerance::judge(&distances);
-        tracing::debug!(%node, %layers, rows, ?verdict, "computed again, within a tolerance");
-        match verdict {
-            Verdict::Near { median } => {
-                self.report.near.push((layers, rows, median));
-                self.checks.outcomes.push((node, Outcome::Verified { tokens: u64::from(rows) }));
-            }
-            Verdict::Unclear { .. } => {}
-            Verdict::Far { row, median } => {
-                tracing::warn!(%node, %layers, row, median, "too far off for any hardware");
-                // Its inputs are known for sure where they came from here; else a lying neighbor may have sent others.
-                let before = self.machine.segments().take_while(|other| *other != segment).last();
-                if before.is_none_or(|before| before.node == self.means.me) {
-                    self.checks.outcomes.push((node, Outcome::Mismatch));
-                    self.report.convicted.push(node);
-                }
-                self.forget(node, layers, row as u32, None);
-            }
-        }
-    }
-
-    /// What is to be remembered of everybody, and said of the answer.
-    fn conclude(&mut self, strangers: &[Segment]) {
-        for suspect in std::mem::take(&mut self.checks.suspects) {
-            self.checks.outcomes.push((suspect.node, Outcome::Aborted));
-        }
-        let (mut checked, mut all) = (0.0, 0.0);
-        self.report.checks = strangers
-            .iter()
-            .map(|segment| {
-                let rows = self.logs.reached(segment.layers.end());
-                let book = self.checks.books.iter().find(|book| book.layers() == segment.layers);
-                let done = book.map_or(0, |book| book.checked.min(rows));
-                checked += f64::from(done) * f64::from(segment.layers.len());
-                all += f64::from(rows) * f64::from(segment.layers.len());
-                (segment.layers, book.map_or_else(Vec::new, |book| book.by.iter().copied().collect()), done)
-            })
-            .collect();
-        self.report.verified = if all > 0.0 { checked / all } else { 1.0 };
-        let judged: BTreeSet<NodeId> = self.checks.outcomes.iter().map(|(node, _)| *node).collect();
-        // Whoever says that it is full does no wrong.
-        let stalled = self.report.faults.iter().map(|(node, _)| *node);
-        let stalled: BTreeSet<NodeId> = stalled.filter(|node| !self.report.refusals.contains(node)).collect();
-        let mut met: BTreeSet<NodeId> = strangers.iter().map(|segment| segment.node).collect();
-        met.extend(self.checks.books.iter().flat_map(|book| book.words.keys()));
-        met.extend(&stalled);
-        for node in met.difference(&judged).filter(|node| **node != self.means.me) {
-            let words = self.checks.books.iter().filter_map(|book| Some((book, book.words.get(node)?)));
-            let tokens = words.filter_map(|(book, word)| Some(word.good?.pos.min(book.checked))).max();
-            let outcome = match tokens {
-                _ if stalled.contains(node) => Outcome::Stalled,
-                Some(tokens) if tokens > 0 => Outcome::Verified { tokens: u64::from(tokens) },
-                _ => Outcome::Finished,
-            };
-            self.checks.outcomes.push((*node, outcome));
-        }
-        self.report.outcomes = std::mem::take(&mut self.checks.outcomes);
     }
 }

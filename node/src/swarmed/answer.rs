@@ -47,7 +47,7 @@ struct Seat {
 pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Result<Generation, Failure> {
     let view = shared.board.view()?;
     let ask = question(&shared, &view, &request)?;
-    let model = request.model.clone().unwrap_or_else(|| view.about.name.clone());
+    let model = request.model.clone().unwrap_or_else(|| view.own.about.name.clone());
     let seat = shared.seat(&view, &request).await?;
     let (seed, mode) = (ask.seed, mode(ask.mode));
     let mut lines = shared.door.ask(Question::Generate(Box::new(ask))).await?;
@@ -79,7 +79,7 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
         moves: Vec::new(),
         pipeline: Pipeline {
             request: request.id,
-            model: view.about.name.clone(),
+            model: model.clone(),
             mode,
             stages: stages.clone(),
             standbys: standbys(&route, &stages),
@@ -128,7 +128,7 @@ fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<A
         Prompt::Tokens(ids) => (json!({ "ids": ids }), None, Default::default()),
         Prompt::Messages { messages, tools, extra } => (messages.clone(), tools.clone(), extra.clone()),
     };
-    let own = request.model.as_ref().is_none_or(|model| *model == view.about.name);
+    let own = request.model.as_ref().is_none_or(|model| *model == view.own.about.name);
     let mode = request.mode.or(shared.mode);
     Ok(Ask {
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
@@ -256,10 +256,13 @@ impl Shared {
             }
         };
         let positions = prompt.saturating_add(EXTRA_TOKENS);
-        let positions = positions.saturating_add(request.max_tokens.unwrap_or(view.about.context));
+        // A model that only others hold takes no memory here.
+        let own = view.asked(request.model.as_deref());
+        let (context, position_bytes) = own.map_or((PAGE, 0), |own| (own.about.context, own.position_bytes));
+        let positions = positions.saturating_add(request.max_tokens.unwrap_or(context));
         // The worker promises whole pages.
-        let positions = positions.min(view.about.context).next_multiple_of(PAGE);
-        let bytes = positions as u64 * view.position_bytes;
+        let positions = positions.min(context).next_multiple_of(PAGE);
+        let bytes = positions as u64 * position_bytes;
         // A session that is larger than all the room runs alone.
         let needed = bytes.div_ceil(UNIT_BYTES).clamp(1, u64::from(*units)) as u32;
         let _waiting = Waits::new(&self.waiting);
@@ -473,6 +476,16 @@ impl Story {
         told.collect()
     }
 
+    /// Tokens of the answer all of whose rows were checked, in every stage that others ran.
+    fn checked_tokens(&self, line: &Value) -> usize {
+        let stages = line["stages"].as_array().into_iter().flatten();
+        let abroad = stages.filter(|stage| stage["node"].as_str() != Some(&self.me));
+        let rows = abroad.map(|stage| count(&stage["checked_positions"])).min().unwrap_or(0);
+        // A token follows from the row before it.
+        let tokens = (rows + 1).saturating_sub(count(&line["prompt_tokens"]));
+        if rows == 0 { 0 } else { tokens.min(count(&line["completion_tokens"])) }
+    }
+
     fn done(&mut self, line: &Value) -> Vec<Event> {
         let mut events = self.failovers();
         let finish = match line["finish_reason"].as_str() {
@@ -501,7 +514,8 @@ impl Story {
         let report = Report {
             computed_by: self.computed_by.iter().map(|node| self.name(node)).collect(),
             checked_by: names(&line["checked_by"]),
-            checked_tokens: count(&line["checked_tokens"]),
+            checked_tokens: self.checked_tokens(line),
+            checking: line["checking"] == json!(true),
             faults_survived: line["faults"].as_array().map_or(0, Vec::len),
             ttft_ms: ttft_ms.max(waited_ms),
             prefill_ms: ttft_ms,

@@ -109,11 +109,19 @@ impl Inference for Swarmed {
     fn models(&self) -> Vec<ModelInfo> {
         let Ok(view) = self.0.board.view() else { return Vec::new() };
         let snapshot = self.0.board.snapshot(&self.0);
-        let modes = snapshot.modes.iter().filter(|mode| mode.available).map(|mode| mode.mode).collect();
-        let local = view::holds_all(&snapshot);
-        let own = snapshot.models.first().map(|model| model.id.clone());
-        let own = ModelInfo { hash: own, modes, local, embeddings: false, ..view.about };
-        let abroad = snapshot.models.iter().skip(1).filter(|model| model.complete);
+        let first = snapshot.models.first().map(|model| model.id.clone());
+        let own = |(at, own): (usize, &view::Own)| {
+            let hash = if at == 0 { first.clone() } else { Some(own.id.clone()) };
+            let model = snapshot.models.iter().find(|model| Some(&model.id) == hash.as_ref());
+            let modes = view::modes(&snapshot, model, own.conducts, &self.0).into_iter();
+            let modes = modes.filter(|mode| mode.available).map(|mode| mode.mode).collect();
+            let local = view::holds_all(&snapshot, model);
+            ModelInfo { hash, modes, local, embeddings: false, ..own.about.clone() }
+        };
+        let own: Vec<ModelInfo> =
+            std::iter::once(&view.own).chain(&view.beside).enumerate().map(own).collect();
+        let known = |id: &String| own.iter().any(|model| model.hash.as_ref() == Some(id));
+        let abroad = snapshot.models.iter().filter(|model| model.complete && !known(&model.id));
         let abroad = abroad.filter(|model| is_plain(&model.name)).map(|model| ModelInfo {
             name: model.name.clone(),
             hash: Some(model.id.clone()),
@@ -125,14 +133,15 @@ impl Inference for Swarmed {
             num_layers: model.num_layers as usize,
             hidden: 0,
             template: None,
-            created_s: own.created_s,
+            created_s: view.own.about.created_s,
             modes: vec![Mode::Trusted, Mode::Open],
             tools: false,
             embeddings: false,
             local: false,
         });
-        let abroad: Vec<ModelInfo> = abroad.filter(|model| model.name != own.name).collect();
-        [own].into_iter().chain(abroad).collect()
+        let abroad: Vec<ModelInfo> =
+            abroad.filter(|model| own.iter().all(|known| known.name != model.name)).collect();
+        own.into_iter().chain(abroad).collect()
     }
 
     fn ready(&self) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use std::{
 
 use api::{
     inference::{Failure, Mode, ModelInfo},
-    swarm::{ModeInfo, Node, NodeState, Pipeline, SwarmEvent, SwarmSnapshot},
+    swarm::{ModeInfo, Node, NodeState, Pipeline, SwarmEvent, SwarmModel, SwarmSnapshot},
 };
 use serde::Deserialize;
 use tokio::sync::broadcast;
@@ -28,8 +28,12 @@ const EVENTS: usize = 512;
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct View {
     pub snapshot: SwarmSnapshot,
-    /// The model this node holds.
-    pub about: ModelInfo,
+    /// The model this node was started with.
+    #[serde(flatten)]
+    pub own: Own,
+    /// Those it holds beside it.
+    #[serde(default)]
+    pub beside: Vec<Own>,
     /// Memory for all sessions.
     pub kv_bytes: u64,
     /// What of it the sessions open now were promised.
@@ -41,10 +45,31 @@ pub(super) struct View {
     /// Memory of the process that holds the model, where the system says it.
     #[serde(default)]
     pub worker_resident_bytes: Option<u64>,
+}
+
+/// A model of the node.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Own {
+    /// Its id in hex.
+    #[serde(default)]
+    pub id: String,
+    /// What clients are told of it.
+    pub about: ModelInfo,
     /// What a position of a session costs here at most.
     pub position_bytes: u64,
-    /// Whether it holds the ends of the model, so that prompts can begin here.
+    /// Whether the node holds its ends, so that prompts can begin here.
     pub conducts: bool,
+}
+
+impl View {
+    /// The model of the node that a request names, its first one for `None`; `None` for one it does not hold.
+    pub(super) fn asked(&self, model: Option<&str>) -> Option<&Own> {
+        let mut own = std::iter::once(&self.own).chain(&self.beside);
+        match model {
+            None => own.next(),
+            Some(name) => own.find(|own| own.about.name == name),
+        }
+    }
 }
 
 /// The last view, the prompts in flight, and who wants to hear of both.
@@ -102,7 +127,7 @@ impl Board {
     /// Everything, as the page wants it.
     pub(super) fn snapshot(&self, shared: &Shared) -> SwarmSnapshot {
         let (mut snapshot, conducts) = match self.view() {
-            Ok(view) => (view.snapshot, view.conducts),
+            Ok(view) => (view.snapshot, view.own.conducts),
             Err(failure) => {
                 let (version, reason) = (env!("CARGO_PKG_VERSION").into(), Some(failure.to_string()));
                 (SwarmSnapshot { version, reason, ..SwarmSnapshot::default() }, false)
@@ -114,7 +139,7 @@ impl Board {
         if let Some(why) = incomplete(&snapshot) {
             (snapshot.state, snapshot.reason) = (NodeState::Unable, Some(why));
         }
-        snapshot.modes = modes(&snapshot, conducts, shared);
+        snapshot.modes = modes(&snapshot, snapshot.models.first(), conducts, shared);
         snapshot.default_mode = shared.default_mode(&snapshot);
         snapshot.pipelines = lock(&self.pipelines).values().cloned().collect();
         snapshot
@@ -172,20 +197,27 @@ pub(super) fn incomplete(snapshot: &SwarmSnapshot) -> Option<String> {
     ))
 }
 
-/// Whether this node alone has every layer.
-pub(super) fn holds_all(snapshot: &SwarmSnapshot) -> bool {
-    let (Some(model), Some(me)) = (snapshot.models.first(), snapshot.nodes.first()) else { return false };
+/// Whether this node alone has every layer of a model.
+pub(super) fn holds_all(snapshot: &SwarmSnapshot, model: Option<&SwarmModel>) -> bool {
+    let (Some(model), Some(me)) = (model, snapshot.nodes.first()) else { return false };
     let held = |layer: u32| {
         me.holdings.iter().any(|held| held.model == model.id && (held.start..held.end).contains(&layer))
     };
-    (0..model.num_layers).all(held)
+    model.num_layers > 0 && (0..model.num_layers).all(held)
 }
 
-fn modes(snapshot: &SwarmSnapshot, conducts: bool, shared: &Shared) -> Vec<ModeInfo> {
-    let others = snapshot.nodes.iter().any(|node| {
-        !node.me && snapshot.models.first().is_some_and(|own| node.holdings.iter().any(|h| h.model == own.id))
-    });
-    let alone = (!holds_all(snapshot))
+/// In which modes a model of this node can be asked for now.
+pub(super) fn modes(
+    snapshot: &SwarmSnapshot,
+    model: Option<&SwarmModel>,
+    conducts: bool,
+    shared: &Shared,
+) -> Vec<ModeInfo> {
+    let others = snapshot
+        .nodes
+        .iter()
+        .any(|node| !node.me && model.is_some_and(|own| node.holdings.iter().any(|h| h.model == own.id)));
+    let alone = (!holds_all(snapshot, model))
         .then(|| "this node does not hold every layer; `shoal join --layers` can make it".to_owned());
     let nobody = (!others).then(|| "no other node holds a part of the model now".to_owned());
     let headless = (!conducts).then(|| {

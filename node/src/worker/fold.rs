@@ -282,6 +282,7 @@ mod tests {
             kv_bytes: u64::MAX,
             pin: false,
             nice: false,
+            measure: true,
         };
         Loaded::load(&load).unwrap()
     }

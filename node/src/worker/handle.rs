@@ -29,7 +29,7 @@ use tokio::{
 
 use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
-    PoisonGuard, Prompt, Ready, Source, Spec,
+    PoisonGuard, Prompt, Ready, Room, Source, Spec,
     child::Child,
     ipc::{self, Ask, Frame, Tell},
     shared::{Range, Reply, Shared, State, lock, read_frames, write_frames},
@@ -79,6 +79,8 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let shared = Arc::new(Shared {
         child: Some(child),
         guard: spec.guard,
+        room: spec.room,
+        position_bytes: ready.kv_bytes_per_layer_position,
         alive: AtomicBool::new(true),
         dismissed: AtomicBool::new(false),
         next_id: AtomicU64::new(0),
@@ -117,6 +119,7 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
         kv_bytes: spec.kv_bytes,
         pin: spec.pin,
         nice: spec.nice,
+        measure: spec.measure,
     })
 }
 
@@ -158,6 +161,8 @@ impl Worker {
         let shared = Shared {
             child: None,
             guard: PoisonGuard::default(),
+            room: Room::default(),
+            position_bytes: 0,
             alive: AtomicBool::new(false),
             dismissed: AtomicBool::new(true),
             next_id: AtomicU64::new(0),
@@ -180,7 +185,8 @@ impl Worker {
     /// Opens a range of a session, or opens it again; returns how many positions are still computed.
     ///
     /// # Errors
-    /// [`Fault::NoRoom`], [`Fault::Poison`], [`Fault::Refused`]; [`Fault::Dead`].
+    /// [`Fault::NoRoom`], here or in all workers of its [`Room`] together, [`Fault::Poison`], [`Fault::Refused`];
+    /// [`Fault::Dead`].
     pub async fn open(&self, open: OpenSession) -> Result<u32, Fault> {
         if self.shared.guard.is_poison(open.session) {
             return Err(Fault::Poison);
@@ -207,10 +213,12 @@ impl Worker {
                 show_special,
             }),
         };
+        let paged = u64::from(positions).next_multiple_of(PAGE as u64);
+        let bytes = (u64::from(layers.len()) * paged).saturating_mul(self.shared.position_bytes);
+        let replaced_bytes = lock(&self.shared.state).replaced_bytes(session, layers);
+        let part = self.shared.room.take(bytes.saturating_sub(replaced_bytes))?;
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;
-        let mut state = lock(&self.shared.state);
-        state.open.retain(|key, held| key.0 != session || held.layers.intersect(layers).is_none());
-        state.open.insert((session, layers.start()), Range { epoch, layers, positions });
+        lock(&self.shared.state).opened(session, Range { epoch, layers, positions, part }, bytes);
         Ok(reply.have)
     }
 

@@ -34,6 +34,7 @@ mod poison;
 mod probe;
 pub mod process;
 mod rehearse;
+mod room;
 pub mod sandbox;
 mod session;
 mod shared;
@@ -49,6 +50,7 @@ pub use handle::{Worker, spawn};
 pub use ipc::{Fault, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
+pub use room::Room;
 
 /// Jobs that may be under way in one worker. A prompt of 32k tokens in chunks of 256 rows is 128.
 pub const MAX_JOBS: usize = 256;
@@ -93,10 +95,15 @@ pub struct Spec {
     pub isa: Option<String>,
     /// Room for caches, bytes.
     pub kv_bytes: u64,
+    /// Of which these workers together take no more than there is.
+    pub room: Room,
     /// Whether compute threads stay on their processor.
     pub pin: bool,
     /// Whether the worker gives way to other programs.
     pub nice: bool,
+    /// Whether it measures its speed at load. One that nobody is told about need not: it is most of what starting one
+    /// with few layers takes.
+    pub measure: bool,
     /// The program to start as `PROGRAM worker`; `None` for this one.
     pub program: Option<PathBuf>,
     /// Who remembers which sessions were being computed when a worker died; shared by all workers of a daemon.
@@ -115,8 +122,10 @@ impl Spec {
             threads: None,
             isa: None,
             kv_bytes: 1 << 30,
+            room: Room::default(),
             pin: true,
             nice: false,
+            measure: true,
             program: None,
             guard: PoisonGuard::default(),
         }
@@ -144,7 +153,8 @@ pub struct Ready {
     pub kv_bytes_per_layer_position: u64,
     /// Bytes of all weights in memory.
     pub resident_bytes: u64,
-    /// One decoded token through one layer, ms. Measured at load, like all times here.
+    /// One decoded token through one layer, ms. Measured at load, like all times here; they are 0 where
+    /// [`Spec::measure`] was not set.
     pub decode_ms: f64,
     /// One prompt token through one layer, in chunks of 64, ms.
     pub prefill_ms: f64,
@@ -190,6 +200,11 @@ impl Ready {
     /// Weights this machine reads while it decodes, bytes per second, as measured at load; `None` without weights.
     pub fn read_bytes_per_s(&self) -> Option<f64> {
         (self.decode_ms > 0.0).then(|| self.layer_bytes as f64 / (self.decode_ms / 1e3))
+    }
+
+    /// Whether all of the model is in memory.
+    pub fn has_all(&self) -> bool {
+        matches!(self.layers[..], [all] if all.start() == 0 && all.end() == self.num_layers)
     }
 
     /// Whether both ends of the model are in memory, so that prompts can begin and end here.

@@ -29,7 +29,7 @@ const BUDGET: Duration = Duration::from_millis(60);
 const LEAST_MS: f64 = 1e-6;
 
 /// Milliseconds; see [`super::Ready`].
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Times {
     pub(super) decode_ms: f64,
     pub(super) prefill_ms: f64,

@@ -23,7 +23,8 @@ use super::{
     fold::{Asked, Engine},
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell},
     load::Loaded,
-    probe, sandbox,
+    probe::{self, Times},
+    sandbox,
 };
 use crate::{Error, Result};
 
@@ -67,7 +68,7 @@ pub fn run() -> Result<()> {
         }
     };
     let mut engine = Engine::new(&loaded, load.kv_bytes)?;
-    let ready = ready(&loaded, load.exact, sandboxed)?;
+    let ready = ready(&loaded, &load, sandboxed)?;
     Frame::new(&Tell::Ready(ready), Vec::new())?.write(&mut writer)?;
     let tells = spawn_writer(writer)?;
     sandbox::limit_memory(load.kv_bytes, true);
@@ -85,8 +86,8 @@ fn load_model(load: &Load) -> Result<Loaded> {
     Loaded::load(load)
 }
 
-fn ready(loaded: &Loaded, exact: Option<bool>, sandboxed: bool) -> Result<Ready> {
-    let times = probe::measure(loaded)?;
+fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
+    let times = if load.measure { probe::measure(loaded)? } else { Times::default() };
     let blueprint = loaded.blueprint();
     Ok(Ready {
         model: *loaded.model.as_bytes(),
@@ -104,7 +105,7 @@ fn ready(loaded: &Loaded, exact: Option<bool>, sandboxed: bool) -> Result<Ready>
         head_ms: times.head_ms,
         load_ms: loaded.load_ms,
         layer_bytes: loaded.layer_bytes,
-        exact: exact.map_or_else(|| probe::is_exact(loaded), Ok)?,
+        exact: load.exact.map_or_else(|| probe::is_exact(loaded), Ok)?,
         sandboxed,
     })
 }

@@ -18,9 +18,10 @@ use tokio::{
 };
 
 use super::{
-    Body, Fault, Output, PoisonGuard,
+    Body, Fault, Output, PoisonGuard, Room,
     child::Child,
     ipc::{self, Frame, Sampled, Tell},
+    room::Part,
 };
 
 /// What the handles and the reader task share.
@@ -28,6 +29,9 @@ pub(super) struct Shared {
     /// `None` for a worker that never was.
     pub(super) child: Option<Child>,
     pub(super) guard: PoisonGuard,
+    pub(super) room: Room,
+    /// Cache bytes of one position in one layer.
+    pub(super) position_bytes: u64,
     pub(super) alive: AtomicBool,
     /// Whether we wanted the child to end.
     pub(super) dismissed: AtomicBool,
@@ -54,6 +58,30 @@ pub(super) struct Range {
     pub(super) layers: LayerRange,
     /// Positions it was opened for.
     pub(super) positions: u32,
+    /// Memory it may grow to.
+    pub(super) part: Part,
+}
+
+impl State {
+    /// What a range of `session` that is opened on `layers` replaces, bytes.
+    pub(super) fn replaced_bytes(&self, session: SessionId, layers: LayerRange) -> u64 {
+        let replaced = |key: &(SessionId, u32), held: &Range| {
+            key.0 == session && held.layers.intersect(layers).is_some()
+        };
+        self.open.iter().filter(|(key, held)| replaced(key, held)).map(|(_, held)| held.part.bytes()).sum()
+    }
+
+    /// Enters a range that the worker has opened, in the place of what it replaces.
+    pub(super) fn opened(&mut self, session: SessionId, mut range: Range, bytes: u64) {
+        let replaced = |key: &(SessionId, u32), held: &mut Range| {
+            key.0 == session && held.layers.intersect(range.layers).is_some()
+        };
+        for (_, old) in self.open.extract_if(replaced) {
+            range.part.join(old.part);
+        }
+        range.part.shrink(bytes);
+        self.open.insert((session, range.layers.start()), range);
+    }
 }
 
 /// An answer to a question.

@@ -137,6 +137,7 @@ fn load() -> Frame {
         kv_bytes: 1 << 20,
         pin: false,
         nice: true,
+        measure: true,
     };
     Frame::new(&Ask::Load(load), Vec::new()).unwrap()
 }

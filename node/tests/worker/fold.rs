@@ -1,6 +1,6 @@
 //! Jobs that wait together share a pass; caches stay within their room.
 
-use node::worker::{Fault, JobInput, MAX_JOBS, Want};
+use node::worker::{Fault, JobInput, MAX_JOBS, Room, Want};
 use scheduler::SessionId;
 use shard::{sample::SamplingParams, tokenizer::Encode};
 
@@ -78,6 +78,35 @@ async fn sessions_beyond_the_room_are_refused_with_what_is_missing() {
     assert_eq!(child.worker.open(asked(1, 256)).await, Ok(0));
     child.worker.close(SessionId::numbered(1));
     child.worker.open(asked(2, 1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn workers_of_one_room_take_no_more_than_there_is() {
+    let layers = range(0, 2);
+    let probe = Child::start(&[layers]).await;
+    let page = 2 * 256 * probe.ready.kv_bytes_per_layer_position;
+    // Each alone could have three sessions of a page, both together have room for three.
+    let room = Room::new(3 * page);
+    let shared = || Spec { kv_bytes: 3 * page, room: room.clone(), ..spec(&[layers]) };
+    let (mut one, other) = (Child::of(shared()).await, Child::of(shared()).await);
+    let asked =
+        |number, positions| OpenSession { positions, ..open(SessionId::numbered(number), layers, None) };
+    one.worker.open(asked(1, 200)).await.unwrap();
+    other.worker.open(asked(2, 512)).await.unwrap();
+    assert_eq!(room.taken_bytes(), 3 * page);
+    let missing = |bytes| Fault::NoRoom { needed_bytes: bytes, free_bytes: 0 };
+    assert_eq!(one.worker.open(asked(3, 1)).await, Err(missing(page)));
+    // A session that is opened again takes its own place, a longer one the difference.
+    one.worker.open(asked(1, 256)).await.unwrap();
+    assert_eq!(one.worker.open(asked(1, 257)).await, Err(missing(page)));
+    other.worker.open(asked(2, 1)).await.unwrap();
+    assert_eq!(room.taken_bytes(), 2 * page, "what shrinks gives back");
+    other.worker.close(SessionId::numbered(2));
+    assert_eq!(room.taken_bytes(), page);
+    // What dies gives back everything.
+    one.worker.kill();
+    while tokio::time::timeout(PATIENCE, one.outputs.recv()).await.unwrap().is_some() {}
+    assert_eq!(room.taken_bytes(), 0);
 }
 
 #[tokio::test]

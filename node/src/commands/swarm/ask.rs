@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{remote, runtime, watch};
+use super::{look, remote, runtime, watch};
 use crate::{
     Result,
     cli::{
@@ -21,6 +21,12 @@ fn asked(home: &std::path::Path, question: &Question) -> Result<Value> {
     Ok(line)
 }
 
+/// A node of a pipeline: `home`, or the beginning of its name.
+fn named(node: &Value, me: &Value) -> String {
+    let name = node.as_str().unwrap_or_default();
+    if node == me { "home".to_owned() } else { name.get(..8).unwrap_or(name).to_owned() }
+}
+
 /// A list of strings as a person reads it.
 pub(super) fn words(value: &Value) -> String {
     let parts: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -35,7 +41,6 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     if args.json {
         return output::json_line(&status);
     }
-    let model = &status["model"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let number = |value: &Value| value.as_f64().unwrap_or_default();
     say!("node      {}", text(&status["node"]));
@@ -45,20 +50,9 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         status["peers"],
         status["known_nodes"]
     );
-    say!("model     {} ({} layers), id {}", text(&model["name"]), model["num_layers"], text(&model["id"]));
-    say!("loaded    {} ({})", words(&model["loaded"]), human_bytes(number(&model["resident_bytes"]) as u64));
-    say!(
-        "serving   {}{}",
-        words(&model["serving"]),
-        if status["paused"] == json!(true) { " (paused)" } else { "" }
-    );
-    say!(
-        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
-        number(&model["decode_ms_per_layer"]),
-        number(&model["prefill_ms_per_layer"]),
-        number(&model["visit_ms"]),
-        human_bytes(number(&model["read_bytes_per_s"]) as u64)
-    );
+    for model in status["models"].as_array().into_iter().flatten() {
+        status_of(model, status["paused"] == json!(true))?;
+    }
     say!(
         "sessions  {} running, {} served; {} positions computed",
         status["sessions"]["serving"],
@@ -75,6 +69,33 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
     }
+    Ok(())
+}
+
+/// A model of the node.
+fn status_of(model: &Value, paused: bool) -> Result<()> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let number = |value: &Value| value.as_f64().unwrap_or_default();
+    say!("model     {} ({} layers), id {}", text(&model["name"]), model["num_layers"], text(&model["id"]));
+    if model["loaded"].as_array().is_none_or(Vec::is_empty) {
+        match model["fetching"]["why"].as_str() {
+            Some(why) => say!("loaded    nothing yet: {why}"),
+            None if model["fetching"].is_null() => {
+                say!("loaded    nothing here; peers that hold it can answer")
+            }
+            None => say!("loaded    nothing yet: it is on its way"),
+        }
+        return Ok(());
+    }
+    say!("loaded    {} ({})", words(&model["loaded"]), human_bytes(number(&model["resident_bytes"]) as u64));
+    say!("serving   {}{}", words(&model["serving"]), if paused { " (paused)" } else { "" });
+    say!(
+        "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
+        number(&model["decode_ms_per_layer"]),
+        number(&model["prefill_ms_per_layer"]),
+        number(&model["visit_ms"]),
+        human_bytes(number(&model["read_bytes_per_s"]) as u64)
+    );
     Ok(())
 }
 
@@ -96,10 +117,12 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
         let path = peer["path"].as_str().unwrap_or("not here");
         let rtt = peer["rtt_ms"].as_f64().map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
         let models = peer["models"].as_array().cloned().unwrap_or_default();
-        let (model, layers) = models.first().map_or_else(
-            || ("-".to_owned(), "asks only".to_owned()),
-            |model| (model["name"].as_str().unwrap_or_default().to_owned(), words(&model["layers"])),
-        );
+        let layers = |model: &Value| match model["layers"].as_array() {
+            Some(layers) if !layers.is_empty() => words(&model["layers"]),
+            _ => "shared as a file, not computed".to_owned(),
+        };
+        let mut held = models.iter().map(|model| (look::word(&model["name"]), layers(model)));
+        let (model, layers) = held.next().unwrap_or_else(|| ("-".to_owned(), "asks only".to_owned()));
         let standing = match peer["trust"]["standing"].as_str() {
             Some("quarantined") => "  quarantined: it gave a wrong result",
             Some("must_prove") => "  out until it passes a challenge",
@@ -107,6 +130,9 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
             _ => "",
         };
         say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", name.get(..8).unwrap_or(name));
+        for (model, layers) in held {
+            say!("{:10} {:9} {:>9}  {model:8} {layers}", "", "", "");
+        }
     }
     Ok(())
 }
@@ -201,7 +227,8 @@ fn content(status: &Value) -> Result<()> {
 pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     let sampling = SamplingArgs::greedy(args.max_tokens as usize);
     let messages = json!([{ "role": "user", "content": args.prompt }]);
-    let ask = remote::question(messages, &args.route, &args.wire, &sampling, false)?;
+    let mut ask = remote::question(messages, &args.route, &args.wire, &sampling, false)?;
+    ask.model = args.model.unwrap_or_default();
     let plan = asked(&args.home.path()?, &Question::Plan(Box::new(ask)))?;
     if args.json {
         return output::json_line(&plan);
@@ -214,13 +241,13 @@ pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     };
     say!("{} prompt tokens and about {} to generate.", plan["prompt_tokens"], plan["expected_tokens"]);
     for stage in plan["stages"].as_array().into_iter().flatten() {
-        let node = stage["node"].as_str().unwrap_or_default();
+        let node = named(&stage["node"], &plan["me"]);
         let terms = stage["terms"].as_object().into_iter().flatten();
         let terms: Vec<String> =
             terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
         say!(
             "  {} {}..{}  {:.2} ms a token; in all {:.1} ms = {}",
-            node.get(..8).unwrap_or(node),
+            node,
             stage["start"],
             stage["end"],
             stage["step_ms"].as_f64().unwrap_or_default(),
@@ -285,21 +312,22 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
         return output::json_line(&why);
     }
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    say!(
-        "session   {} ({}, {} wire), ended by {}",
-        text(&why["session"]),
-        text(&why["mode"]),
-        text(&why["wire"]),
-        text(&why["finish_reason"])
-    );
+    let how = [why["model"].as_str(), why["mode"].as_str(), why["wire"].as_str()];
+    let how: Vec<&str> = how.into_iter().flatten().collect();
+    match why["conductor"].as_str() {
+        // Its session is the other node's.
+        Some(conductor) => say!("answered by {}", conductor.get(..8).unwrap_or(conductor)),
+        None => say!("session   {}", text(&why["session"])),
+    }
+    say!("          {}; ended by {}", how.join(", "), text(&why["finish_reason"]));
     for stage in why["stages"].as_array().into_iter().flatten() {
-        let node = text(&stage["node"]);
+        let node = named(&stage["node"], &why["me"]);
         let predicted =
             stage["predicted_ms"].as_f64().map_or_else(String::new, |ms| format!(" (predicted {ms:.2})"));
         let ms = stage["ms"]
             .as_f64()
             .map_or_else(String::new, |ms| format!("  {ms:.2} ms a token{predicted}, its hop included"));
-        say!("  {} {}..{}{ms}", node.get(..8).unwrap_or(&node), stage["start"], stage["end"]);
+        say!("  {node} {}..{}{ms}", stage["start"], stage["end"]);
     }
     for fault in why["faults"].as_array().into_iter().flatten() {
         say!(

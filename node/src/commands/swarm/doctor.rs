@@ -274,6 +274,8 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             well: reachability != "private" || relayed > 0,
             found: if relayed > 0 && reachability == "private" {
                 "through a relay".into()
+            } else if reachability == "unknown" {
+                status["reached"]["why"].as_str().unwrap_or("nobody has tried yet").to_owned()
             } else {
                 reachability
             },

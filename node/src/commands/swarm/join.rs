@@ -2,33 +2,32 @@
 
 use std::{
     io::{self, IsTerminal, Read},
-    path::{Path, PathBuf},
+    path::Path,
     thread,
 };
 
 use p2p::{Identity, SwarmId, invite::Invite};
-use scheduler::{LayerSet, ModelId};
 use serde_json::{Value, json};
 use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
 
-use super::{ask::words, runtime};
+use super::{
+    ask::words,
+    consent, runtime,
+    which::{Here, beside, what_to_serve, which},
+};
 use crate::{
     Error, Result,
     cli::swarm::{CapsArgs, JoinArgs},
-    content,
-    daemon::{self, Absent, Caps, Notice, Serve, Setup},
-    library::{self, Library},
-    model,
+    control::Mode,
+    daemon::{self, Caps, Notice, Serve, Setup},
+    library, model,
     output::{self, Waiting, human_bytes, say},
     serve,
     swarmed::Door,
     worker::{Source, Spec},
 };
 
-/// What strangers learn, in one honest sentence.
-const HONEST: &str = "Your prompts in boomerang mode: strangers compute the middle layers and can reconstruct much of the \
-text from what they see; what you serve to others uses your CPU and memory, never your files, except models you share or fetched.";
 /// Pieces of news on their way to the screen; the node drops what does not fit.
 const NEWS: usize = 256;
 
@@ -40,10 +39,15 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
     let invite =
         invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
-    let which = which(&args, &home)?;
+    let which = which(&args, &args.engine.model, &home)?;
     let num_layers = which.here.as_ref().map_or(Ok(0), |here| model::num_layers(&here.gguf))?;
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
+    let beside = beside(&args, which.id, &home)?;
     agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
+    if !args.json {
+        // It was said just now.
+        consent::remember(&home, Mode::Boomerang);
+    }
     let (network, template) = network(&args, &home, identity.clone(), invite)?;
     let context = match &which.here {
         Some(here) => model::context(&here.gguf, args.engine.ctx)?,
@@ -80,6 +84,7 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         serve,
         invite: template,
         absent: which.absent,
+        beside,
         caps: caps(&args.caps),
         front: daemon::Front { about, swarm: args.swarm.clone(), door: Some(door) },
         keeps: !args.no_journal,
@@ -133,54 +138,6 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     })
 }
 
-/// A model whose file is on this machine.
-struct Here {
-    gguf: Gguf,
-    /// `None` for the one inside the binary.
-    path: Option<PathBuf>,
-}
-
-/// The model to serve, on this machine or not.
-struct Which {
-    id: Option<ModelId>,
-    here: Option<Here>,
-    absent: Option<Absent>,
-}
-
-/// Finds the model by file, name or id. What is not here, or only in part, is asked of the swarm.
-fn which(args: &JoinArgs, home: &Path) -> Result<Which> {
-    let model = &args.engine.model;
-    let id = content::parse_id(model);
-    let embedded = ModelId::new(library::embedded_hash());
-    if model == library::DEFAULT_MODEL || id == Some(embedded) {
-        let gguf = library::open(library::DEFAULT_MODEL)?;
-        return Ok(Which { id: Some(embedded), here: Some(Here { gguf, path: None }), absent: None });
-    }
-    if library::looks_like_a_path(model) {
-        let path = std::path::absolute(model)?;
-        let here = Here { gguf: library::open_file(&path)?, path: Some(path) };
-        return Ok(Which { id: Some(library::id(model)?), here: Some(here), absent: None });
-    }
-    // The models of this node's folder first; those of the person's own folder are as good.
-    for folder in [home.to_owned(), library::home()?] {
-        let library = Library::load(&folder)?;
-        let Ok(entry) = library.find(model) else { continue };
-        let whole = match content::present(&folder, entry)? {
-            Some(have) => have.len() == have.groups(),
-            None => entry.check_unchanged().map(|()| true)?,
-        };
-        if whole {
-            let here = Here { gguf: library::open_file(&entry.path)?, path: Some(entry.path.clone()) };
-            return Ok(Which { id: entry.model(), here: Some(here), absent: None });
-        }
-        let from = entry.from.iter().chain(&args.from).cloned().collect();
-        let absent = Absent { id: entry.model(), name: entry.name.clone(), from, ends: args.ends };
-        return Ok(Which { id: entry.model(), here: None, absent: Some(absent) });
-    }
-    let absent = Absent { id, name: model.clone(), from: args.from.clone(), ends: args.ends };
-    Ok(Which { id, here: None, absent: Some(absent) })
-}
-
 fn caps(args: &CapsArgs) -> Caps {
     Caps {
         sessions: args.sessions,
@@ -196,24 +153,6 @@ fn memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
-}
-
-/// Layers to serve, of a model with so many where that is known.
-fn what_to_serve(args: &JoinArgs, known: Option<u32>) -> Result<Serve> {
-    let num_layers = known.unwrap_or(u32::MAX);
-    let layers = match (&args.layers, args.ask_only) {
-        (_, true) => Vec::new(),
-        (Some(layers), _) => layers.0.clone(),
-        (None, false) => return Ok(Serve::Scarcest(args.max_layers.unwrap_or(num_layers).min(num_layers))),
-    };
-    match layers.iter().find(|range| range.end() > num_layers) {
-        Some(beyond) => Err(Error::usage(format!(
-            "--layers {}..{}: the model has layers 0..{num_layers}",
-            beyond.start(),
-            beyond.end()
-        ))),
-        None => Ok(Serve::These(LayerSet::new(layers).ranges().to_vec())),
-    }
 }
 
 /// Says what will happen before it does; a person at a terminal may still say no.
@@ -240,11 +179,31 @@ fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -
             human_bytes(args.memory << 20)
         ),
     }
-    say!("{HONEST}");
+    agree_beside(args)?;
+    say!("{}", consent::sentence());
     match layers {
         0 => Ok(()),
         _ => confirm(args),
     }
+}
+
+/// Says what comes beside the first model.
+fn agree_beside(args: &JoinArgs) -> Result<()> {
+    for also in &args.also {
+        let layers = match (&also.layers, args.ask_only) {
+            (_, true) => "to ask only: its first and last layer are loaded where its file is here".to_owned(),
+            (Some(layers), false) => {
+                let ranges: Vec<String> = layers.0.iter().map(ToString::to_string).collect();
+                format!("layers {}", ranges.join(" and "))
+            }
+            (None, false) => "the layers the swarm lacks most".to_owned(),
+        };
+        say!("Beside it, in a process of its own: {}, {layers}.", also.model);
+    }
+    if let Some(bytes) = caps(&args.caps).weights_bytes.filter(|_| !args.also.is_empty() && !args.ask_only) {
+        say!("The weights of all of them together take at most {}.", human_bytes(bytes));
+    }
+    Ok(())
 }
 
 /// As [`agree`], for a model that is not here: how much comes is known when somebody who has it was found.
@@ -278,7 +237,8 @@ fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
             human_bytes(args.memory << 20)
         );
     }
-    say!("{HONEST}");
+    agree_beside(args)?;
+    say!("{}", consent::sentence());
     if most.is_empty() { Ok(()) } else { confirm(args) }
 }
 
@@ -287,12 +247,9 @@ fn confirm(args: &JoinArgs) -> Result<()> {
     if args.yes || !io::stdin().is_terminal() {
         return Ok(());
     }
-    output::text("Go on? [Y/n] ")?;
-    let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    match answer.trim().to_lowercase().as_str() {
-        "" | "y" | "yes" => Ok(()),
-        _ => {
+    match consent::agreed()? {
+        true => Ok(()),
+        false => {
             Err(Error::usage("nothing was started; `shoal join --ask-only` only asks, --layers serves less"))
         }
     }
@@ -385,14 +342,17 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
         Notice::Stopped if json => output::json_line(&json!({ "event": "stopped" })),
         Notice::Ready(status) => {
             say!("This node is {}.", status["node"].as_str().unwrap_or_default());
-            serving(status)?;
+            serving(&status["model"])?;
             say!(
                 "In another terminal: `shoal run --via swarm \"Hello\"`, `shoal peers`, `shoal invite`. Ctrl-C leaves."
             );
             Ok(())
         }
         Notice::Fetching(line) => fetching(line),
-        Notice::Serving(status) => serving(status),
+        Notice::Serving(status) => {
+            let models = status["models"].as_array().into_iter().flatten();
+            models.filter(|model| model["called"] == status["arrived"]).try_for_each(serving)
+        }
         Notice::Joined(node) => {
             say!("+ {node}");
             Ok(())
@@ -408,11 +368,14 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
     }
 }
 
-fn serving(status: &Value) -> Result<()> {
-    let model = &status["model"];
+fn serving(model: &Value) -> Result<()> {
     let name = model["name"].as_str().unwrap_or_default();
     if model["loaded"].as_array().is_none_or(Vec::is_empty) {
         say!("Nothing of {name} is here yet; peers that hold it can answer with --mode open.");
+        return Ok(());
+    }
+    if model["serving"].as_array().is_none_or(Vec::is_empty) {
+        say!("It serves nothing of {name}; layers {} are here for its own prompts.", words(&model["loaded"]));
         return Ok(());
     }
     say!(

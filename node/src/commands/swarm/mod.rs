@@ -1,6 +1,7 @@
 //! Commands of the swarm: start a node, ask one that runs.
 
 mod ask;
+pub mod consent;
 mod demo;
 mod doctor;
 mod join;
@@ -12,6 +13,7 @@ mod screen;
 mod up;
 mod verify;
 mod watch;
+mod which;
 
 use tokio::runtime::{Builder, Runtime};
 

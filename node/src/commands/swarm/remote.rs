@@ -166,6 +166,11 @@ pub fn checked_text(line: &Value) -> String {
 /// One line about how it went.
 pub fn summary_text(line: &Value) -> String {
     let number = |name: &str| line[name].as_f64().unwrap_or_default();
+    // Who hands the prompt to another node predicts nothing.
+    let predicted = |name: &str, digits: usize| {
+        let known = line["predicted"][name].as_f64();
+        known.map_or_else(String::new, |number| format!(" (predicted {number:.digits$})"))
+    };
     let faults = line["faults"].as_array().map_or(0, Vec::len);
     let survived = match faults {
         0 => String::new(),
@@ -180,12 +185,13 @@ pub fn summary_text(line: &Value) -> String {
         }
     };
     format!(
-        "{} prompt tokens, {} generated; first token after {:.0} ms, {:.1} tok/s (predicted {:.1}); {} out, {} in{survived}",
+        "{} prompt tokens, {} generated; first token after {:.0} ms{}, {:.1} tok/s{}; {} out, {} in{survived}",
         number("prompt_tokens"),
         number("completion_tokens"),
         number("ttft_ms"),
+        predicted("ttft_ms", 0),
         number("decode_tok_s"),
-        line["predicted"]["tok_s"].as_f64().unwrap_or_default(),
+        predicted("tok_s", 1),
         output::human_bytes(number("bytes_out") as u64),
         output::human_bytes(number("bytes_in") as u64),
     )

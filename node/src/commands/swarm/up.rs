@@ -2,12 +2,16 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use scheduler::LayerSet;
 use serde_json::{Value, json};
 
 use super::{local, remote, runtime};
 use crate::{
     Error, Result,
-    cli::{EngineArgs, swarm::UpArgs},
+    cli::{
+        EngineArgs,
+        swarm::{Layers, UpArgs},
+    },
     library, model,
     output::{self, Waiting, say},
 };
@@ -77,11 +81,18 @@ pub(super) fn start(
                     "{short}  asks: keeps layers 0..1 and {}..{num_layers}, the text and the token ids",
                     num_layers - 1
                 ),
-                _ => say!("{short}  serves layers {}", node.layers),
+                _ => say!("{short}  serves layers {}", merged(&node.layers)),
             }
         }
     }
     Ok(swarm)
+}
+
+/// Layers as a person reads them: `1..4,4..7` is `1..7`.
+fn merged(layers: &str) -> String {
+    let Ok(ranges) = layers.parse::<Layers>() else { return layers.to_owned() };
+    let ranges = LayerSet::new(ranges.0);
+    ranges.ranges().iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }
 
 /// Prints a line of the answer as it comes.

@@ -142,6 +142,8 @@ pub struct Load {
     pub pin: bool,
     /// Whether others go first.
     pub nice: bool,
+    /// Whether to measure speed before saying [`Ready`].
+    pub measure: bool,
 }
 
 /// See [`crate::worker::Ready`].

@@ -7,8 +7,8 @@
 //! Why care: the template comes from a stranger. It runs in an engine without file system or network (`minijinja`)
 //! under four bounds: fuel for instructions, a longest text, a budget for all text and containers it makes, and a recursion limit.
 //!
-//! How: [`guard`] makes every growing operation call back, [`python`] supplies the Python that templates take for
-//! granted (`str`, `json.dumps`, string methods), and the engine does the rest with the settings of transformers:
+//! How: [`guard`] makes every growing operation call back, [`python`] and [`print`] supply what templates take for
+//! granted (string methods, `str`, `json.dumps`), and the engine does the rest with the settings of transformers:
 //! `trim_blocks`, `lstrip_blocks`, loop controls. The clock is an argument.
 //!
 //! Limits: `include`, `import` and `extends` are errors; `{% generation %}` renders its body. Messages are JSON: what transformers does with Python objects does not arise.
@@ -23,12 +23,14 @@ use minijinja::{
 
 use crate::{Error, Result, gguf::Metadata};
 
+mod budget;
 pub mod date;
 pub mod guard;
+mod print;
 pub mod python;
 
+use budget::Budget;
 pub use date::DateTime;
-use python::Budget;
 
 /// The longest prompt a template may print, in bytes; a million tokens of text.
 pub const MAX_OUTPUT_BYTES: usize = 4 << 20;
@@ -148,7 +150,7 @@ impl Template {
         });
         let limits = budget.clone();
         env.set_formatter(move |out, _, value| {
-            let text = python::str(value, &limits)?;
+            let text = print::str(value, &limits)?;
             out.write_str(&text).map_err(|_| invalid("the output is full"))
         });
         let limits = budget.clone();
@@ -204,7 +206,7 @@ fn add_functions(env: &mut Environment, now: Option<DateTime>, budget: &Arc<Budg
     }
     let limits = budget.clone();
     env.add_function(guard::CONCAT, move |parts: Rest<Value>| {
-        python::join(parts.iter().cloned(), "", &limits)
+        print::join(parts.iter().cloned(), "", &limits)
     });
     let limits = budget.clone();
     env.add_function(guard::LIMIT, move |value: Value| {
@@ -256,13 +258,13 @@ fn add_filters(env: &mut Environment, budget: &Arc<Budget>) {
     }
     let limits = budget.clone();
     env.add_filter("tojson", move |value: &Value, args: Rest<Value>, options: Kwargs| {
-        python::tojson(value, &args, &options, &limits)
+        print::tojson(value, &args, &options, &limits)
     });
     let limits = budget.clone();
-    env.add_filter("string", move |value: &Value| python::str(value, &limits));
+    env.add_filter("string", move |value: &Value| print::str(value, &limits));
     let limits = budget.clone();
     env.add_filter("trim", move |value: &Value, chars: Option<&str>| {
-        let text = python::str(value, &limits)?;
+        let text = print::str(value, &limits)?;
         let out = |c: char| chars.map_or_else(|| python::is_space(c), |chars| chars.contains(c));
         Ok::<_, minijinja::Error>(text.trim_matches(out).to_owned())
     });
@@ -272,7 +274,7 @@ fn add_filters(env: &mut Environment, budget: &Arc<Budget>) {
             None => options.get::<Option<Value>>("d")?,
             given => given,
         };
-        let separator = separator.map_or_else(|| Ok(String::new()), |value| python::str(&value, &limits))?;
+        let separator = separator.map_or_else(|| Ok(String::new()), |value| print::str(&value, &limits))?;
         let attribute: Option<Value> = options.get("attribute")?;
         options.assert_all_used()?;
         let pick = |item: Value| match &attribute {
@@ -280,11 +282,11 @@ fn add_filters(env: &mut Environment, budget: &Arc<Budget>) {
             None => Ok(item),
         };
         let values = values.try_iter()?.map(pick).collect::<Result<Vec<_>, _>>()?;
-        python::join(values.into_iter(), &separator, &limits)
+        print::join(values.into_iter(), &separator, &limits)
     });
     let limits = budget.clone();
     env.add_filter("replace", move |value: &Value, old: &str, new: &str, count: Option<i64>| {
-        python::replace(&python::str(value, &limits)?, old, new, count, &limits)
+        python::replace(&print::str(value, &limits)?, old, new, count, &limits)
     });
     let limits = budget.clone();
     env.add_filter("indent", move |value: &Value, width: Option<Value>, options: Kwargs| {
@@ -295,7 +297,7 @@ fn add_filters(env: &mut Environment, budget: &Arc<Budget>) {
         let first = options.get::<Option<bool>>("first")?.unwrap_or(false);
         let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
         options.assert_all_used()?;
-        indent(&python::str(value, &limits)?, width, first, blank, &limits)
+        indent(&print::str(value, &limits)?, width, first, blank, &limits)
     });
     for name in [
         "format",

@@ -1,0 +1,135 @@
+//! Which models `shoal join` serves: found by file, name or id, and which of their layers.
+
+use std::path::{Path, PathBuf};
+
+use scheduler::{LayerRange, LayerSet, ModelId};
+use shard::{gguf::Gguf, models::Blueprint};
+
+use crate::{
+    Error, Result,
+    cli::swarm::{Also, JoinArgs},
+    content,
+    daemon::{Absent, Beside, MOST_BESIDE, Serve, Where},
+    library::{self, Library},
+    model, serve,
+    worker::Source,
+};
+
+/// A model whose file is on this machine.
+pub(super) struct Here {
+    pub(super) gguf: Gguf,
+    /// `None` for the one inside the binary.
+    pub(super) path: Option<PathBuf>,
+}
+
+/// The model to serve, on this machine or not.
+pub(super) struct Which {
+    pub(super) id: Option<ModelId>,
+    pub(super) here: Option<Here>,
+    pub(super) absent: Option<Absent>,
+}
+
+/// Finds the model by file, name or id. What is not here, or only in part, is asked of the swarm.
+pub(super) fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> {
+    let id = content::parse_id(model);
+    let embedded = ModelId::new(library::embedded_hash());
+    if model == library::DEFAULT_MODEL || id == Some(embedded) {
+        let gguf = library::open(library::DEFAULT_MODEL)?;
+        return Ok(Which { id: Some(embedded), here: Some(Here { gguf, path: None }), absent: None });
+    }
+    if library::looks_like_a_path(model) {
+        let path = std::path::absolute(model)?;
+        let here = Here { gguf: library::open_file(&path)?, path: Some(path) };
+        return Ok(Which { id: Some(library::id(model)?), here: Some(here), absent: None });
+    }
+    // The models of this node's folder first; those of the person's own folder are as good.
+    for folder in [home.to_owned(), library::home()?] {
+        let library = Library::load(&folder)?;
+        let Ok(entry) = library.find(model) else { continue };
+        let whole = match content::present(&folder, entry)? {
+            Some(have) => have.len() == have.groups(),
+            None => entry.check_unchanged().map(|()| true)?,
+        };
+        if whole {
+            let here = Here { gguf: library::open_file(&entry.path)?, path: Some(entry.path.clone()) };
+            return Ok(Which { id: entry.model(), here: Some(here), absent: None });
+        }
+        let from = entry.from.iter().chain(&args.from).cloned().collect();
+        let absent = Absent { id: entry.model(), name: entry.name.clone(), from, ends: args.ends };
+        return Ok(Which { id: entry.model(), here: None, absent: Some(absent) });
+    }
+    let absent = Absent { id, name: model.to_owned(), from: args.from.clone(), ends: args.ends };
+    Ok(Which { id, here: None, absent: Some(absent) })
+}
+
+/// The models beside the first one.
+pub(super) fn beside(args: &JoinArgs, first: Option<ModelId>, home: &Path) -> Result<Vec<Beside>> {
+    if args.also.len() > MOST_BESIDE {
+        return Err(Error::usage(format!(
+            "a node holds at most {MOST_BESIDE} models beside the first: leave out some --also"
+        )));
+    }
+    let one = |also: &Also| {
+        let Which { id, here, absent } = which(args, &also.model, home)?;
+        let known = here.as_ref().map(|here| model::num_layers(&here.gguf)).transpose()?;
+        let serve = match (&also.layers, args.ask_only) {
+            (_, true) => Serve::These(Vec::new()),
+            (Some(layers), false) => these(&also.model, layers.0.clone(), known)?,
+            (None, false) => Serve::Scarcest(u32::MAX),
+        };
+        let name = serve::model_name(&also.model);
+        let about = match &here {
+            Some(Here { gguf, .. }) => {
+                let context = model::context(gguf, args.engine.ctx)?;
+                serve::info(gguf, &Blueprint::from_gguf(gguf)?, context, name)
+            }
+            None => serve::unknown(args.engine.ctx.unwrap_or(model::DEFAULT_CTX), name),
+        };
+        let place = match (id, here, absent) {
+            (_, _, Some(absent)) => Where::Away(absent),
+            (Some(id), Some(Here { path, .. }), _) => {
+                Where::Here { id, source: path.map_or(Source::Embedded, Source::File) }
+            }
+            _ => {
+                return Err(Error::usage(format!(
+                    "nothing is known of {}: say its file or its id",
+                    also.model
+                )));
+            }
+        };
+        Ok(Beside { place, serve, about })
+    };
+    let all: Vec<Beside> = args.also.iter().map(one).collect::<Result<_>>()?;
+    let mut ids: Vec<ModelId> = all.iter().filter_map(|beside| beside.place.id()).chain(first).collect();
+    ids.sort_unstable();
+    match ids.windows(2).any(|pair| pair[0] == pair[1]) {
+        true => {
+            Err(Error::usage("the same model is named twice: one --also for each, and none for --model's"))
+        }
+        false => Ok(all),
+    }
+}
+
+/// Layers to serve, of a model with so many where that is known.
+pub(super) fn what_to_serve(args: &JoinArgs, known: Option<u32>) -> Result<Serve> {
+    let num_layers = known.unwrap_or(u32::MAX);
+    let layers = match (&args.layers, args.ask_only) {
+        (_, true) => Vec::new(),
+        (Some(layers), _) => layers.0.clone(),
+        (None, false) => return Ok(Serve::Scarcest(args.max_layers.unwrap_or(num_layers).min(num_layers))),
+    };
+    these("--layers", layers, Some(num_layers))
+}
+
+/// These layers, as `said`, of a model with so many where that is known.
+fn these(said: &str, layers: Vec<LayerRange>, known: Option<u32>) -> Result<Serve> {
+    let num_layers = known.unwrap_or(u32::MAX);
+    match layers.iter().find(|range| range.end() > num_layers) {
+        Some(beyond) => Err(Error::usage(format!(
+            "{said} {}..{}: the model has layers 0..{num_layers}",
+            beyond.start(),
+            beyond.end()
+        ))),
+        None => Ok(Serve::These(LayerSet::new(layers).ranges().to_vec())),
+    }
+}
