@@ -273,7 +273,7 @@ fn a_stage_that_stutters_is_replaced_by_its_shadow() {
         session.epoch() > epoch
     });
     // Sixteen steps say what is usual, and those that were hedged are none of them.
-    assert!(left.is_some_and(|position| position < 3 + 24 + 48), "{left:?}");
+    assert!(left.is_some_and(|position| position < 3 + 24 + 60), "{left:?}");
     assert_eq!(session.segments().map(|segment| segment.node).nth(1), Some(NodeId::numbered(9)));
     assert_eq!(session.emitted().len() as u32, left.unwrap() - 2, "every token was said all the same");
 }
