@@ -73,7 +73,9 @@ impl Auditor {
             Source::Embedded => true,
             Source::File(path) => std::fs::metadata(path).is_ok_and(|file| file.blocks() * 512 >= file.len()),
         };
-        let spec = Spec { guard: worker::PoisonGuard::default(), measure: false, ..spec.clone() };
+        // What is served must not be kept from being checked: an audit does not take from the room of those it checks.
+        let room = worker::Room::default();
+        let spec = Spec { guard: worker::PoisonGuard::default(), measure: false, room, ..spec.clone() };
         (whole && class == Class::D1).then(|| Self {
             spec,
             model,

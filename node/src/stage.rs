@@ -105,8 +105,8 @@ struct Running {
     leases: BTreeMap<u32, Lease>,
     /// What was signed, by first layer of the lease.
     words: BTreeMap<u32, Word>,
-    /// By first layer of the lease, below which positions inputs came.
-    reached: BTreeMap<u32, u32>,
+    /// By first layer of the lease, below which positions inputs came: from anybody, and from the requester.
+    reached: BTreeMap<u32, (u32, u32)>,
     /// Who waits for the bill, and until how many positions, and until when.
     settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
     outboxes: Outboxes,
@@ -247,7 +247,7 @@ impl Running {
                 let leases = &self.leases;
                 self.words.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
                 self.reached.retain(|start, _| leases.contains_key(start));
-                self.reached.insert(lease.layers.start(), have.min(lease.at));
+                self.reached.insert(lease.layers.start(), (have.min(lease.at), 0));
                 self.leases.insert(lease.layers.start(), lease);
                 // How busy the node is, whoever carries the answer away knows.
                 Answer::Accepted { have, sessions: 0, lanes: 1 }
@@ -308,13 +308,17 @@ impl Running {
         }
         self.idle_since = Instant::now();
         let rows = header.rows;
-        // Somebody else was quicker (the stage before was hedged) and the session has gone on: computing it again would
-        // cut the cache back.
-        let reached = self.reached.entry(header.layer).or_default();
-        if before && header.from.saturating_add(rows) < *reached {
+        // Somebody else was quicker: the stage before was hedged, and the requester gave what came first. It is not computed
+        // again, nor is anything that the session has gone on from, which would cut the cache back.
+        let end = header.from.saturating_add(rows);
+        let (reached, given) = self.reached.entry(header.layer).or_default();
+        if before && (end < *reached || end <= *given) {
             return;
         }
-        *reached = header.from.saturating_add(rows).max(*reached);
+        *reached = end.max(*reached);
+        if !before {
+            *given = end.max(*given);
+        }
         if codec::check(header.wire, self.stage.hidden as usize, rows as usize, &payload).is_err() {
             tracing::info!(%from, session = %self.stage.session, "a frame that no honest node sends");
             return if from == self.stage.requester {
@@ -404,7 +408,7 @@ impl Running {
                 }
             }
             Body::NeedReplay { have } => {
-                self.reached.insert(start, have);
+                self.reached.insert(start, (have, 0));
                 self.tell_requester(Kind::NeedReplay, start, have, Bytes::new());
             }
             Body::Failed(why) => {

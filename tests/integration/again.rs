@@ -71,7 +71,7 @@ impl Client {
         }
         while line != "\r\n" {
             line.clear();
-            reader.read_line(&mut line).unwrap();
+            assert!(reader.read_line(&mut line).unwrap() > 0, "the answer ends in its head");
         }
         Self {
             reader,

@@ -1,6 +1,7 @@
 //! What who runs a node for months relies on: settings, the log's silence about prompts, doctor, status, manual pages.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{BufRead, BufReader},
     path::Path,
@@ -143,13 +144,17 @@ fn what_is_reported_of_a_prompt_has_hops_and_nothing_of_the_prompt() {
     for (node, layers) in [(&requester_key, "0..1"), (&stage_key, "1..7"), (&requester_key, "7..8")] {
         let of_stage = hops.iter().filter(|hop| hop.name == "hop" && said(hop, "layers") == layers);
         let of_stage: Vec<&&Span> = of_stage.collect();
-        assert_eq!(of_stage.len(), 12, "{layers}: {hops:?}");
+        // A frame that a busy machine let wait for long is sent again.
+        let positions: BTreeSet<String> = of_stage.iter().map(|hop| said(hop, "from")).collect();
+        assert_eq!(positions.len(), 12, "{layers}: {hops:?}");
         assert!(of_stage.iter().all(|hop| node.starts_with(&said(hop, "node")) && hop.took_ns > 0));
     }
     let (serve, served) = family(&at_stage, "serve");
     assert_eq!(said(serve, "session"), said(prompt_span, "session"));
     assert!(said(serve, "requester").starts_with("requester-"));
-    assert_eq!(served.iter().filter(|hop| hop.name == "hop" && said(hop, "layer") == "1").count(), 12);
+    let served = served.iter().filter(|hop| hop.name == "hop" && said(hop, "layer") == "1");
+    let positions: BTreeSet<String> = served.map(|hop| said(hop, "from")).collect();
+    assert_eq!(positions.len(), 12);
 
     let ids: Vec<String> = done["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
     let prompt: Vec<String> = Shoal::new()

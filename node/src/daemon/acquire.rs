@@ -15,7 +15,8 @@
 //! read and checked again before it is loaded.
 //!
 //! Limits: an attempt that fails is repeated after rests of [`FIRST_REST`] to [`LONGEST_REST`], without end, because
-//! holders come and go; what waiting cannot cure (too little disk, a header this build does not know) ends it.
+//! holders come and go; what waiting cannot cure (too little disk, a header this build does not know) ends it. A worker
+//! that does not start is not tried again, and what was put aside for its weights stays so until the node is started anew.
 
 use std::time::{Duration, Instant};
 

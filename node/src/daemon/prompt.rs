@@ -451,6 +451,8 @@ impl PromptTask {
                 Progress::Answered(_) if !ask.api.over_http => continue,
                 Progress::Answered(report) => {
                     told = true;
+                    // Nobody serves it any more: what goes on behind it burdens this node only.
+                    let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.rest);
                     let mut line = done_json(&report, &plan_line, &whole, prompt_tokens);
                     line["checking"] = json!(true);
@@ -470,6 +472,7 @@ impl PromptTask {
             let _ = orders.send(Order::Cancel).await;
             while let Some(piece) = news.recv().await {
                 if let Progress::Done(report) = piece {
+                    text.push_str(&report.rest);
                     ended = Some(report);
                     break;
                 }

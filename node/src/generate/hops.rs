@@ -168,6 +168,7 @@ impl Conductor {
         if from.saturating_add(rows) > self.tokens.len() as u32 {
             return self.failed(node, Failure::Corrupt);
         }
+        let before = self.logs.reached(layer);
         let Some(Added { reached, differs }) = self.logs.add(layer, from, rows, wire, &bytes, node) else {
             return self.nonsense(node);
         };
@@ -199,7 +200,7 @@ impl Conductor {
         }
         // A stage takes frames from the one before it and from here: of a hedge it is given the answer that came first.
         let late = self.segment(stage).map(|segment| segment.node).filter(|late| *late != node);
-        let hedge = reached.is_some() && late.is_some();
+        let hedge = late.is_some() && self.logs.reached(layer) > before;
         if let Some(late) =
             late.filter(|late| hedge && self.report.hedged.iter().all(|(node, _)| node != late))
         {

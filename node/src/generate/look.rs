@@ -4,7 +4,7 @@
 //! yet) and, under [`Verify::Strict`], whatever nobody checked to its end. What was only drawn does not delay the answer:
 //! its caller is told that it is complete and still being checked ([`Progress::Answered`]), and the audit goes on behind it.
 //!
-//! Bounds: an audit at the end takes [`AUDIT`] at most; as many go on behind their answers as [`Auditor::behind`] lets, and
+//! Bounds: an audit at the end takes [`AUDIT`] at most for a segment, one after the other; as many go on behind their answers as [`Auditor::behind`] lets, and
 //! the answers beyond wait for theirs.
 //!
 //! [`Auditor::behind`]: crate::audit::Auditor::behind
@@ -118,7 +118,11 @@ impl Conductor {
         else {
             return;
         };
-        let distances = tolerance::distances(&entered, &own, &said, case.hidden);
+        // Others may have run it before, or stood in for it.
+        let its = |row: &usize| self.logs.author(layers.end(), *row as u32) == Some(node);
+        let of_row = tolerance::distances(&entered, &own, &said, case.hidden);
+        let its: Vec<usize> = (0..of_row.len()).filter(its).collect();
+        let distances: Vec<f64> = its.iter().map(|row| of_row[*row]).collect();
         let rows = distances.len() as u32;
         let verdict = tolerance::judge(&distances);
         tracing::debug!(%node, %layers, rows, ?verdict, "computed again, within a tolerance");
@@ -129,14 +133,17 @@ impl Conductor {
             }
             Verdict::Unclear { .. } => {}
             Verdict::Far { row, median } => {
+                let row = its[row] as u32;
                 tracing::warn!(%node, %layers, row, median, "too far off for any hardware");
                 // Its inputs are known for sure where they came from here; else a lying neighbor may have sent others.
-                let before = self.machine.segments().take_while(|other| *other != segment).last();
-                if before.is_none_or(|before| before.node == self.means.me) {
+                let me = self.means.me;
+                if (0..=row)
+                    .all(|row| self.logs.author(layers.start(), row).is_none_or(|author| author == me))
+                {
                     self.checks.outcomes.push((node, Outcome::Mismatch));
                     self.report.convicted.push(node);
                 }
-                self.forget(node, layers, row as u32, None);
+                self.forget(node, layers, row, None);
             }
         }
     }

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! A strike needs the liar's signature over what the log has, or, for one who was fed from the log, over something else.
-//! Without one (a stage may truly have had other inputs, from a lying neighbor) the node is only left. Who signs two
+//! Without one (a stage may truly have had other inputs, from a lying neighbor) the node is only left. One of class `approx`
+//! signs nothing that could be compared: it is struck for rows too far off whose inputs came from here. Who signs two
 //! things in one place is struck at once, whatever is true.
 //!
 //! With [`Verify::Strict`] a token is shown once all that it follows from is checked, so what is shown is right; a range

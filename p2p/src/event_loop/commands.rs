@@ -26,6 +26,12 @@ pub(super) fn model_key(model: ModelId) -> RecordKey {
     RecordKey::from(key)
 }
 
+/// What a dial knows of those before it; see [`Dial`].
+struct Tried {
+    tried: Vec<Multiaddr>,
+    follows: bool,
+}
+
 impl EventLoop {
     /// Does what a command says. An answer that nobody waits for any more is dropped.
     pub(super) fn on_command(&mut self, command: Command) {
@@ -147,8 +153,9 @@ impl EventLoop {
             1..MAX_DIALS if !addresses.is_empty() => PeerCondition::Disconnected,
             _ => return,
         };
-        let tried = addresses.clone();
-        self.dial_under(peer, condition, addresses, tried);
+        let mut tried: Vec<Multiaddr> = under_way.iter().flat_map(|dial| dial.tried.clone()).collect();
+        tried.extend_from_slice(&addresses);
+        self.dial_under(peer, condition, addresses, Tried { tried, follows: false });
     }
 
     /// A dial failed. The peer has been heard of under other addresses meanwhile: they are dialed, else it has failed.
@@ -159,7 +166,12 @@ impl EventLoop {
             return self.dial_failed(&peer, why);
         }
         tried.extend_from_slice(&fresh);
-        self.dial_under(peer, PeerCondition::DisconnectedAndNotDialing, fresh, tried);
+        self.dial_under(
+            peer,
+            PeerCondition::DisconnectedAndNotDialing,
+            fresh,
+            Tried { tried, follows: true },
+        );
     }
 
     fn dial_under(
@@ -167,14 +179,14 @@ impl EventLoop {
         peer: PeerId,
         condition: PeerCondition,
         addresses: Vec<Multiaddr>,
-        tried: Vec<Multiaddr>,
+        Tried { tried, follows }: Tried,
     ) {
         let options = DialOpts::peer_id(peer).condition(condition).addresses(addresses).build();
         let connection = options.connection_id();
         match self.swarm.dial(options) {
             Ok(()) => {
                 self.book.dialing(&peer);
-                self.dials.entry(peer).or_default().push(Dial { connection, tried });
+                self.dials.entry(peer).or_default().push(Dial { connection, tried, follows });
             }
             Err(libp2p::swarm::DialError::DialPeerConditionFalse(_)) => {}
             Err(e) => self.dial_failed(&peer, &e.to_string()),

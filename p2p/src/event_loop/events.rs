@@ -1,6 +1,6 @@
 //! What the swarm reports.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use libp2p::core::ConnectedPoint;
@@ -41,10 +41,15 @@ impl EventLoop {
                 self.on_connected(peer_id, connection_id, &endpoint);
             }
             SwarmEvent::ConnectionClosed { peer_id, connection_id, endpoint, num_established, cause } => {
+                let met = self.met.get_mut(&peer_id);
+                let used = met.is_some_and(|met| met.introduced.remove(&connection_id));
                 self.on_closed(&peer_id, connection_id, num_established);
-                // A near peer's TCP connection ends when its process does: what remains is a ghost.
-                let lost =
-                    cause.is_some() && !endpoint.is_relayed() && path::is_near(path::classify(&endpoint));
+                // A near peer's TCP connection ends when its process does: what remains is a ghost. One that was never used
+                // was refused, by a peer that has enough of them.
+                let over_tcp =
+                    endpoint.get_remote_address().iter().any(|part| matches!(part, Protocol::Tcp(_)));
+                let near = over_tcp && path::is_near(path::classify(&endpoint));
+                let lost = cause.is_some() && used && near;
                 if lost && num_established > 0 && self.swarm.behaviour().link.is_quic_only(&peer_id) {
                     tracing::debug!(peer = %peer_id, "its TCP connection ended, the others are closed");
                     let _ = self.swarm.disconnect_peer_id(peer_id);
@@ -108,6 +113,7 @@ impl EventLoop {
             since: now,
             rtt_ms: None,
             agent: String::new(),
+            introduced: HashSet::new(),
             life: None,
             told: None,
             served: None,
@@ -155,8 +161,8 @@ impl EventLoop {
             return;
         }
         match ended {
-            Some(dial) => self.dial_on(peer, dial.tried, &error.to_string()),
-            None => self.dial_failed(&peer, &error.to_string()),
+            Some(dial) if !dial.follows => self.dial_on(peer, dial.tried, &error.to_string()),
+            _ => self.dial_failed(&peer, &error.to_string()),
         }
     }
 
@@ -297,7 +303,7 @@ impl EventLoop {
         patience
     }
 
-    fn on_identified(&mut self, peer: PeerId, _: ConnectionId, info: identify::Info) {
+    fn on_identified(&mut self, peer: PeerId, connection: ConnectionId, info: identify::Info) {
         if info.protocol_version != self.names.version {
             return self.turn_away(&peer, "it is of another swarm");
         }
@@ -310,6 +316,7 @@ impl EventLoop {
             return self.meet_anew(&peer);
         }
         met.life = life;
+        met.introduced.insert(connection);
         met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
         met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
         let fresh = met.told.is_none();

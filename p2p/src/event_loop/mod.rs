@@ -60,6 +60,8 @@ struct Met {
     since: Instant,
     rtt_ms: Option<f64>,
     agent: String,
+    /// Connections on which it has said who it is.
+    introduced: HashSet<ConnectionId>,
     /// Which process of it this node met, as it says itself.
     life: Option<u64>,
     /// What the node was told last; `None` until the peer has shown that it is of this swarm.
@@ -78,8 +80,10 @@ struct Met {
 /// One attempt to reach a peer.
 struct Dial {
     connection: ConnectionId,
-    /// Addresses tried by it and by those it follows.
+    /// Addresses tried by it, by the one it follows and by those that were under way when it began.
     tried: Vec<Multiaddr>,
+    /// Whether another failed before it: then the peer has failed when it does.
+    follows: bool,
 }
 
 /// A listener through a relay.

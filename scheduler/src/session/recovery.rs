@@ -12,7 +12,8 @@ use crate::{Millis, NodeId, Pipeline, Segment};
 /// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
 /// restart takes, a quarter more or less ([`Session::forgive_ms`]).
 const FORGIVE_MS: u64 = 500;
-/// Times somebody is forgiven without a token in between: about 32 s of waiting, after which the request is given up.
+/// Times somebody is forgiven, of which each token earns some back: about 32 s of waiting without one, after which the
+/// request is given up.
 const MOST_FORGIVEN: u32 = 10;
 /// Times that a token earns back: three tokens make up for a restart. A whole new patience for every token let a request
 /// whose every route broke at once crawl on for minutes, a token at a time out of its own log.

@@ -4,7 +4,7 @@
 //! before anything starts; where that was said to nobody (a node started with `--json`, another user's node), the first
 //! prompt in a mode in which strangers compute asks. What was answered is kept as an empty file per mode in the node's folder.
 //!
-//! Limits: without a terminal nobody is asked, since it would hang: the sentence is only said. Programs (`--json`) are told
+//! Limits: without a terminal nobody is asked, since it would hang: the sentence is said each time until somebody was. Programs (`--json`) are told
 //! nothing; whoever wrote them chose the mode.
 
 use std::{
@@ -54,8 +54,11 @@ pub(in crate::commands) fn before_strangers(home: &Path, mode: Mode) -> Result<(
     if file(home, mode).exists() {
         return Ok(());
     }
-    eprintln!("{told}; --mode local keeps everything on this machine. (This is said once.)");
-    if io::stdin().is_terminal() && io::stderr().is_terminal() && !agreed()? {
+    eprintln!("{told}; --mode local keeps everything on this machine. (Whoever agrees is asked once.)");
+    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+        return Ok(());
+    }
+    if !agreed()? {
         return Err(Error::usage("nothing was sent; --mode local computes it here"));
     }
     remember(home, mode);
@@ -66,8 +69,9 @@ pub(in crate::commands) fn before_strangers(home: &Path, mode: Mode) -> Result<(
 pub(super) fn agreed() -> Result<bool> {
     eprint!("Go on? [Y/n] ");
     let mut answer = String::new();
-    io::stdin().read_line(&mut answer)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "" | "y" | "yes"))
+    // The end of the input is no answer.
+    let said = io::stdin().read_line(&mut answer)? > 0;
+    Ok(said && matches!(answer.trim().to_lowercase().as_str(), "" | "y" | "yes"))
 }
 
 #[cfg(test)]
