@@ -43,6 +43,11 @@ pub(crate) fn is_near(path: Path) -> bool {
     path <= Path::Lan
 }
 
+/// Whether `address` is reached over TCP.
+pub(crate) fn is_tcp(address: &Multiaddr) -> bool {
+    address.iter().any(|part| matches!(part, Protocol::Tcp(_)))
+}
+
 /// Judges a connection. A relayed one is told by either end's address: its remote is a bare `/p2p/` when it came in.
 pub(crate) fn classify(endpoint: &ConnectedPoint) -> Path {
     if endpoint.is_relayed() { Path::Relayed } else { of_address(endpoint.get_remote_address()) }

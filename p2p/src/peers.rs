@@ -3,7 +3,8 @@
 //! Connections are lost, addresses change, and an incoming connection tells no address one could dial. So known peers
 //! are kept apart from connected ones, and dialing is a state machine of its own:
 //!
-//! * a peer is dialed under all its addresses at once, under those heard of meanwhile beside it, and never is this node itself;
+//! * a peer is dialed under all its addresses at once, under those heard of meanwhile beside it, and never is this node
+//!   itself;
 //! * after a failure it waits 0.5 s, 1 s, 2 s, ... up to five minutes, spread by a hash so that a restarted relay is not
 //!   hit by everybody at once;
 //! * bootstrap peers are dialed for ever, others until [`MAX_FAILURES`];

@@ -67,7 +67,7 @@ impl Swarm {
         let folder = TempDir::new().unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
         let asks = Node::start_as(&folder.path().join("home"), &["--ask-only"], |command| {
-            command.env("SHOAL_LOG", "info,node::generate=debug,scheduler=debug").stderr(log);
+            command.env("SHOAL_LOG", "info,node::generate=debug").stderr(log);
         });
         let mut swarm = Self { layers, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
         swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();

@@ -168,7 +168,10 @@ impl Weights {
 
     /// What is left for the model at `place`, bytes; `None` for no bound.
     pub(super) fn left_bytes(&self, place: usize) -> Option<u64> {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        self.left(&self.taken.lock().unwrap_or_else(PoisonError::into_inner), place)
+    }
+
+    fn left(&self, taken: &BTreeMap<usize, u64>, place: usize) -> Option<u64> {
         let others: u64 = taken.iter().filter(|(other, _)| **other != place).map(|(_, bytes)| *bytes).sum();
         self.most_bytes.map(|most| most.saturating_sub(others))
     }
@@ -177,8 +180,7 @@ impl Weights {
     /// first model always takes it.
     pub(super) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let others: u64 = taken.iter().filter(|(other, _)| **other != place).map(|(_, bytes)| *bytes).sum();
-        let left = self.most_bytes.map_or(u64::MAX, |most| most.saturating_sub(others));
+        let left = self.left(&taken, place).unwrap_or(u64::MAX);
         if place > 0 && bytes > left {
             taken.remove(&place);
             return Err(left);

@@ -176,11 +176,10 @@ impl Conductor {
         if !contradicted.is_empty() {
             return contradicted;
         }
-        let exact = [Some(node), self.logs.author(layer, from)]
-            .into_iter()
-            .flatten()
-            .all(|node| !self.plan.approx.contains(&node));
-        if differs && exact {
+        if differs
+            && !self.plan.approx.contains(&node)
+            && self.logs.author(layer, from).is_none_or(|author| !self.plan.approx.contains(&author))
+        {
             // The same inputs gave other bits. The first answer stands: it was used.
             self.report.evidence += 1;
             tracing::warn!(stage, layer, from, "two answers for one position differ");
@@ -199,15 +198,13 @@ impl Conductor {
             self.hop_began(next, from, rows);
         }
         // A stage takes frames from the one before it and from here: of a hedge it is given the answer that came first.
-        let late = self.segment(stage).map(|segment| segment.node).filter(|late| *late != node);
-        let hedge = late.is_some() && self.logs.reached(layer) > before;
-        if let Some(late) =
-            late.filter(|late| hedge && self.report.hedged.iter().all(|(node, _)| node != late))
-        {
+        let first = self.logs.reached(layer) > before;
+        let late = self.segment(stage).map(|segment| segment.node).filter(|late| first && *late != node);
+        if let Some(late) = late.filter(|late| self.report.hedged.iter().all(|(node, _)| node != late)) {
             self.hedged_since.get_or_insert((late, self.last_token));
         }
         if let Some(next) = next
-            && (node == self.means.me || next.node == self.means.me || hedge)
+            && (node == self.means.me || next.node == self.means.me || late.is_some())
         {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }

@@ -4,8 +4,8 @@
 //! yet) and, under [`Verify::Strict`], whatever nobody checked to its end. What was only drawn does not delay the answer:
 //! its caller is told that it is complete and still being checked ([`Progress::Answered`]), and the audit goes on behind it.
 //!
-//! Bounds: an audit at the end takes [`AUDIT`] at most for a segment, one after the other; as many go on behind their answers as [`Auditor::behind`] lets, and
-//! the answers beyond wait for theirs.
+//! Bounds: an audit at the end takes [`AUDIT`] at most for a segment, one after the other; as many go on behind their
+//! answers as [`Auditor::behind`] lets, and the answers beyond wait for theirs.
 //!
 //! [`Auditor::behind`]: crate::audit::Auditor::behind
 

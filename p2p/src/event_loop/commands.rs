@@ -26,12 +26,6 @@ pub(super) fn model_key(model: ModelId) -> RecordKey {
     RecordKey::from(key)
 }
 
-/// What a dial knows of those before it; see [`Dial`].
-struct Tried {
-    tried: Vec<Multiaddr>,
-    follows: bool,
-}
-
 impl EventLoop {
     /// Does what a command says. An answer that nobody waits for any more is dropped.
     pub(super) fn on_command(&mut self, command: Command) {
@@ -155,7 +149,7 @@ impl EventLoop {
         };
         let mut tried: Vec<Multiaddr> = under_way.iter().flat_map(|dial| dial.tried.clone()).collect();
         tried.extend_from_slice(&addresses);
-        self.dial_under(peer, condition, addresses, Tried { tried, follows: false });
+        self.dial_under(peer, condition, addresses, tried, false);
     }
 
     /// A dial failed. The peer has been heard of under other addresses meanwhile: they are dialed, else it has failed.
@@ -166,12 +160,7 @@ impl EventLoop {
             return self.dial_failed(&peer, why);
         }
         tried.extend_from_slice(&fresh);
-        self.dial_under(
-            peer,
-            PeerCondition::DisconnectedAndNotDialing,
-            fresh,
-            Tried { tried, follows: true },
-        );
+        self.dial_under(peer, PeerCondition::DisconnectedAndNotDialing, fresh, tried, true);
     }
 
     fn dial_under(
@@ -179,7 +168,8 @@ impl EventLoop {
         peer: PeerId,
         condition: PeerCondition,
         addresses: Vec<Multiaddr>,
-        Tried { tried, follows }: Tried,
+        tried: Vec<Multiaddr>,
+        follows: bool,
     ) {
         let options = DialOpts::peer_id(peer).condition(condition).addresses(addresses).build();
         let connection = options.connection_id();

@@ -46,9 +46,8 @@ impl EventLoop {
                 self.on_closed(&peer_id, connection_id, num_established);
                 // A near peer's TCP connection ends when its process does: what remains is a ghost. One that was never used
                 // was refused, by a peer that has enough of them.
-                let over_tcp =
-                    endpoint.get_remote_address().iter().any(|part| matches!(part, Protocol::Tcp(_)));
-                let near = over_tcp && path::is_near(path::classify(&endpoint));
+                let near =
+                    path::is_tcp(endpoint.get_remote_address()) && path::is_near(path::classify(&endpoint));
                 let lost = cause.is_some() && used && near;
                 if lost && num_established > 0 && self.swarm.behaviour().link.is_quic_only(&peer_id) {
                     tracing::debug!(peer = %peer_id, "its TCP connection ended, the others are closed");
@@ -336,7 +335,7 @@ impl EventLoop {
         let mut over_tcp = Vec::new();
         for address in info.listen_addrs.into_iter().filter(meant).take(MAX_ADDRESSES) {
             let address = split_peer(address).0;
-            if path::of_address(&address) == path && address.iter().any(|p| matches!(p, Protocol::Tcp(_))) {
+            if path::of_address(&address) == path && path::is_tcp(&address) {
                 over_tcp.push(address.clone());
             }
             self.book.add(peer, address.clone(), Source::Found, now);

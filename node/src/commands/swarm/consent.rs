@@ -4,8 +4,8 @@
 //! before anything starts; where that was said to nobody (a node started with `--json`, another user's node), the first
 //! prompt in a mode in which strangers compute asks. What was answered is kept as an empty file per mode in the node's folder.
 //!
-//! Limits: without a terminal nobody is asked, since it would hang: the sentence is said each time until somebody was. Programs (`--json`) are told
-//! nothing; whoever wrote them chose the mode.
+//! Limits: without a terminal nobody is asked, since it would hang: the sentence is said each time until somebody was.
+//! Programs (`--json`) are told nothing; whoever wrote them chose the mode.
 
 use std::{
     fs,
