@@ -31,6 +31,10 @@ pub(crate) const MAX_EVENTS: usize = 1_024;
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a connection to a contact is waited for: every transport's own handshake deadline is shorter.
 const DIAL_DEADLINE: Duration = Duration::from_secs(15);
+/// How often a silent contact is asked: it is dialed beside its old connections, these are closed, it is dialed alone.
+const REACHES: u32 = 4;
+/// Between two of them, for the loop to see what has closed.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A handle on the network. Cheap to clone; the network stops when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -144,6 +148,7 @@ pub struct PeerInfo {
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),
     Dial { addresses: Vec<String>, peer: Option<NodeId>, reply: oneshot::Sender<Result<NodeId>> },
+    DialBeside { contact: Contact },
     Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
     Open { node: NodeId, lane: Lane, reply: Opened },
     Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },
@@ -200,6 +205,31 @@ impl Network {
     /// As [`Network::dial`].
     pub async fn connect(&self, contact: &Contact) -> Result<()> {
         self.dial_all(contact.addresses.clone(), Some(contact.node)).await.map(drop)
+    }
+
+    /// As [`Network::connect`], and makes sure that `contact` is there: where a process has died its QUIC connections say
+    /// nothing for seconds, and what is sent to them is lost. Who does not answer within `patience` is dialed once more
+    /// beside what there is; one that was started again says so, its old connections are closed, and it is asked again.
+    /// Returns whether it has answered, after [`REACHES`] tries at most.
+    ///
+    /// # Errors
+    /// As [`Network::dial`].
+    pub async fn reach(&self, contact: &Contact, patience: Duration) -> Result<bool> {
+        for _ in 0..REACHES {
+            self.connect(contact).await?;
+            match self.ask(contact.node, &Ask::Ping, patience).await {
+                // Of another version, and there.
+                Ok(_) | Err(HopError::Corrupt) => return Ok(true),
+                Err(HopError::Timeout) => {
+                    tracing::debug!(node = %contact.node, "connected and silent, dialed once more");
+                    let beside = Command::DialBeside { contact: contact.clone() };
+                    self.commands.send(beside).await.map_err(|_| Error::Closed)?;
+                }
+                // What there was is closed now.
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+        Ok(false)
     }
 
     async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>) -> Result<NodeId> {

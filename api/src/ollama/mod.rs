@@ -19,7 +19,7 @@ use crate::{
     answer::Ended,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Usage, Verify},
+    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Shadow, Usage, Verify},
     names,
     openai::{self, MAX_TOKENS},
 };
@@ -76,6 +76,7 @@ fn common(
         format,
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         verify: openai::choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
     })
 }

@@ -58,7 +58,7 @@ use scheduler::{
 };
 use serde_json::{Value, json};
 use tokio::{
-    sync::{broadcast, mpsc, watch},
+    sync::{Semaphore, broadcast, mpsc, watch},
     time::interval,
 };
 
@@ -162,6 +162,8 @@ struct Daemon {
     trust: Trust,
     receipts: Receipts,
     table: Table,
+    /// Where lazy shadows keep what they are sent.
+    room: Arc<Semaphore>,
     gossip: gossip::Announcer,
     line: bandwidth::Line,
     /// Bytes of models fetched when it was looked last.
@@ -276,6 +278,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         held,
         beside,
         table,
+        room: crate::stage::room(),
         gossip: gossip::Announcer::new(clock::unix_ms()),
         line: bandwidth::Line::default(),
         fetched_bytes: 0,

@@ -53,7 +53,7 @@ use super::{
 use crate::{
     audit::{Audit, Case},
     clock,
-    control::Verify,
+    control::{Shadow, Verify},
     table::{Order, Outlets},
 };
 
@@ -391,7 +391,8 @@ impl Conductor {
             .collect();
         let mut hopeless = true;
         for (stage, segment) in strangers {
-            let followed = self.shadows.get(&stage).is_some_and(|shadow| !self.plan.approx.contains(shadow));
+            let followed = self.plan.shadow == Shadow::All
+                && self.shadows.get(&stage).is_some_and(|shadow| !self.plan.approx.contains(shadow));
             let book = self.book(segment.layers);
             if !followed && book.audit.is_none() && !book.undecided {
                 self.start_audit(segment.layers);

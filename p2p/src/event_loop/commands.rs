@@ -15,6 +15,7 @@ use crate::network::{Command, PeerInfo};
 use crate::path;
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
+use crate::wire::control::Contact;
 
 /// Attempts to reach one peer at once; whoever names more addresses meanwhile waits for those under way.
 pub(super) const MAX_DIALS: usize = 2;
@@ -32,6 +33,7 @@ impl EventLoop {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
             Command::Dial { addresses, peer, reply } => self.dial(&addresses, peer, reply),
+            Command::DialBeside { contact } => self.dial_beside(&contact),
             Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
             Command::Open { node, lane, reply } => match peer_id(node) {
                 Some(peer) => self.swarm.behaviour_mut().link.open(peer, lane, reply),
@@ -135,6 +137,34 @@ impl EventLoop {
         );
         self.waiting.entry(peer).or_default().push(reply);
         self.dial_peer(peer, all);
+    }
+
+    /// Dials a peer although it is connected, unless that is under way: what it is connected by may lead to a process that
+    /// has died. The new connection introduces whoever is there now ([`EventLoop::meet_anew`]).
+    fn dial_beside(&mut self, contact: &Contact) {
+        let Ok((Some(peer), mut addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
+            return;
+        };
+        for address in self.book.addresses(&peer) {
+            if !addresses.contains(address) {
+                addresses.push(address.clone());
+            }
+        }
+        if !self.met.contains_key(&peer) {
+            return self.dial_peer(peer, addresses);
+        }
+        if self.dials.contains_key(&peer) || addresses.is_empty() {
+            return;
+        }
+        let options =
+            DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses.clone()).build();
+        let connection = options.connection_id();
+        match self.swarm.dial(options) {
+            Ok(()) => {
+                self.dials.entry(peer).or_default().push(Dial { connection, tried: addresses, follows: true })
+            }
+            Err(error) => tracing::debug!(%peer, %error, "no second connection"),
+        }
     }
 
     /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are not

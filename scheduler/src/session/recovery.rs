@@ -143,9 +143,10 @@ impl Session {
 
     fn options(&self, at: usize) -> Options {
         let stage = &self.stages[at];
-        Options {
-            shadow: stage.shadow.map(|node| Segment { node, layers: stage.segment.layers }),
-            cover: stage.cover.clone(),
+        let shadow = stage.shadow.map(|node| Segment { node, layers: stage.segment.layers });
+        match shadow.filter(|_| self.lazy) {
+            Some(shadow) => Options { shadow: None, cover: vec![shadow] },
+            None => Options { shadow, cover: stage.cover.clone() },
         }
     }
 
@@ -231,6 +232,7 @@ impl Session {
             ..Stage::fresh(*segment)
         });
         self.stages = stages.collect();
+        self.lazy = standbys.lazy;
         self.open_all(now, actions);
     }
 
@@ -239,6 +241,7 @@ impl Session {
         self.epoch += 1;
         self.hedged = None;
         self.suspect = None;
+        self.given_again = None;
         self.replays = 0;
         self.phase = Phase::Opening;
         self.due = now + OPEN_MS + self.rtt_p99_ms as u64;
