@@ -76,6 +76,11 @@ impl Lessons {
         }
     }
 
+    /// A node may have been started again: what it said before says nothing of it.
+    pub fn forget(&self, node: NodeId) {
+        self.learned().leases.forget(node);
+    }
+
     /// Two nodes cannot reach each other.
     pub fn apart(&self, one: NodeId, other: NodeId) {
         wait(&mut self.learned(), Lesson::Apart(one, other));

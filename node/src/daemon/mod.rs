@@ -381,6 +381,11 @@ impl Daemon {
                 // Whoever failed to reach it failed before.
                 self.take_lessons();
                 self.view.reachable(self.me, node);
+                if !self.facts.contains_key(&node) {
+                    // Nobody who was met before: what was learned is about a process that is gone.
+                    self.lessons.forget(node);
+                    self.view.met_again(node);
+                }
                 self.gossip.reached(node, path);
                 self.announce(true).await;
             }

@@ -201,6 +201,7 @@ impl EventLoop {
         tried: Vec<Multiaddr>,
         follows: bool,
     ) {
+        tracing::debug!(%peer, ?addresses, "dials");
         let options = DialOpts::peer_id(peer).condition(condition).addresses(addresses).build();
         let connection = options.connection_id();
         match self.swarm.dial(options) {

@@ -139,6 +139,7 @@ impl EventLoop {
             return self.tell_path(peer);
         }
         let Some(met) = self.met.remove(peer) else { return };
+        tracing::debug!(%peer, "its last connection ended");
         self.book.disconnected(peer, Instant::now());
         if met.anew {
             self.dial_peer(*peer, self.book.addresses(peer).to_vec());
@@ -158,6 +159,7 @@ impl EventLoop {
         if let DialError::WrongPeerId { address, .. } = error {
             self.book.wrong_address(&peer, &split_peer(address.clone()).0);
         }
+        tracing::debug!(%peer, %error, "a dial failed");
         let ended = self.dial_ended(&peer, connection);
         let under_way = self.dials.contains_key(&peer) || self.met.contains_key(&peer);
         if under_way || matches!(error, DialError::DialPeerConditionFalse(_)) {
