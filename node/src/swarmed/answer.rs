@@ -11,8 +11,8 @@ use std::{
 
 use api::{
     inference::{
-        Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, TokenLogprob,
-        Shadow, TokenLogprobs, Usage, Verify,
+        Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, Shadow,
+        TokenLogprob, TokenLogprobs, Usage, Verify,
     },
     swarm::{Pipeline, Stage, SwarmEvent},
 };

@@ -168,18 +168,17 @@ impl EventLoop {
     }
 
     /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are not
-    /// tried already: those of a peer that was started again may be old, and QUIC waits for seconds where nobody is.
+    /// tried already: those of a peer that was started again may be old, and QUIC waits for seconds where nobody is. For the
+    /// same reason nobody waits for a dial of Kademlia's, which knows the old addresses best.
     pub(super) fn dial_peer(&mut self, peer: PeerId, mut addresses: Vec<Multiaddr>) {
         let under_way = self.dials.get(&peer).map_or(&[][..], Vec::as_slice);
         addresses.retain(|address| !under_way.iter().any(|dial| dial.tried.contains(address)));
-        let condition = match under_way.len() {
-            0 => PeerCondition::DisconnectedAndNotDialing,
-            1..MAX_DIALS if !addresses.is_empty() => PeerCondition::Disconnected,
-            _ => return,
-        };
+        if under_way.len() >= MAX_DIALS || !under_way.is_empty() && addresses.is_empty() {
+            return;
+        }
         let mut tried: Vec<Multiaddr> = under_way.iter().flat_map(|dial| dial.tried.clone()).collect();
         tried.extend_from_slice(&addresses);
-        self.dial_under(peer, condition, addresses, tried, false);
+        self.dial_under(peer, addresses, tried, false);
     }
 
     /// A dial failed. The peer has been heard of under other addresses meanwhile: they are dialed, else it has failed.
@@ -190,19 +189,13 @@ impl EventLoop {
             return self.dial_failed(&peer, why);
         }
         tried.extend_from_slice(&fresh);
-        self.dial_under(peer, PeerCondition::DisconnectedAndNotDialing, fresh, tried, true);
+        self.dial_under(peer, fresh, tried, true);
     }
 
-    fn dial_under(
-        &mut self,
-        peer: PeerId,
-        condition: PeerCondition,
-        addresses: Vec<Multiaddr>,
-        tried: Vec<Multiaddr>,
-        follows: bool,
-    ) {
+    fn dial_under(&mut self, peer: PeerId, addresses: Vec<Multiaddr>, tried: Vec<Multiaddr>, follows: bool) {
         tracing::debug!(%peer, ?addresses, "dials");
-        let options = DialOpts::peer_id(peer).condition(condition).addresses(addresses).build();
+        let options =
+            DialOpts::peer_id(peer).condition(PeerCondition::Disconnected).addresses(addresses).build();
         let connection = options.connection_id();
         match self.swarm.dial(options) {
             Ok(()) => {

@@ -11,7 +11,8 @@ fn pipeline() -> Pipeline {
 
 /// A session of a three-token prompt after four decoded tokens, its middle stage just replaced by an empty one.
 fn replaced(logged: u32) -> Vec<(usize, u32, u32)> {
-    let mut standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], ..Standbys::default() };
+    let mut standbys =
+        Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], ..Standbys::default() };
     standbys.covers.clear();
     let id = SessionId::numbered(1);
     let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
