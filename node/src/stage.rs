@@ -322,8 +322,8 @@ impl Running {
         while self.jobs < JOBS_AHEAD
             && let Some((header, payload)) = self.replay.pop_front()
         {
-            // Whoever waits for it has the outputs: from the node that failed.
-            self.compute(header, payload, true);
+            // Whoever waits for it has the outputs: from the node that failed. Its bytes were counted when they came.
+            self.compute(header, payload, true, 0);
         }
     }
 
@@ -381,22 +381,23 @@ impl Running {
                 self.tell_requester(Kind::Garbled, header.layer, header.from, Bytes::new());
             };
         }
+        let bytes_in = payload.len() as u64;
         if lease.role == Role::LazyShadow {
+            let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in, bytes_out: 0 });
             if let Some(kept) = self.kept.get_mut(&header.layer) {
                 kept.keep(header, payload, &self.stage.room);
             }
             return;
         }
-        self.compute(header, payload, header.kind == Kind::Feed);
+        self.compute(header, payload, header.kind == Kind::Feed, bytes_in);
     }
 
-    /// Gives a frame to the worker; `quietly`: nobody waits for its output.
-    fn compute(&mut self, header: Header, payload: Vec<u8>, quietly: bool) {
+    /// Gives a frame to the worker; `quietly`: nobody waits for its output. `bytes_in` is what crossed the network for it.
+    fn compute(&mut self, header: Header, payload: Vec<u8>, quietly: bool, bytes_in: u64) {
         let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
             return;
         };
         let (rows, layers) = (header.rows, lease.layers);
-        let bytes_in = payload.len() as u64;
         if let Some(word) = self.words.get_mut(&header.layer) {
             word.received(header.from, rows, header.wire, &payload, quietly);
         }
