@@ -18,7 +18,10 @@ use crate::config::Config;
 use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
 use crate::event_loop;
-use crate::link::{Lane, Plane, Stream, behaviour::Opened};
+use crate::link::{
+    Lane, Plane, Stream,
+    behaviour::{NotOpened, Opened},
+};
 use crate::path::Path;
 use crate::wire::announce::Announcement;
 use crate::wire::control::{Answer, Ask, Contact};
@@ -33,7 +36,7 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 const DIAL_DEADLINE: Duration = Duration::from_secs(15);
 /// How often a silent contact is asked: it is dialed beside its old connections, these are closed, it is dialed alone.
 const REACHES: u32 = 4;
-/// Between two of them, for the loop to see what has closed.
+/// Between two of them, and between two attempts to open a stream at a limit: for the loop to see what has closed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A handle on the network. Cheap to clone; the network stops when the last one is dropped.
@@ -282,17 +285,24 @@ impl Network {
     /// Negotiation is lazy: a peer that does not take the stream shows when it is first read.
     ///
     /// # Errors
-    /// [`HopError::Closed`] when the peer is not connected, [`HopError::Refused`] at the limit of streams.
+    /// [`HopError::Closed`] when the peer is not connected, [`HopError::Timeout`] when the limit of streams lasts.
     pub async fn open(&self, node: NodeId, plane: Plane) -> Result<Stream, HopError> {
         self.open_lane(node, Lane::Plane(plane)).await
     }
 
+    /// At a limit of streams it waits until one has ended.
     async fn open_lane(&self, node: NodeId, lane: Lane) -> Result<Stream, HopError> {
-        let opened = self.told(|reply| Command::Open { node, lane, reply });
-        match tokio::time::timeout(OPEN_DEADLINE, opened).await {
-            Ok(opened) => opened.unwrap_or(Err(HopError::Closed)),
-            Err(_) => Err(HopError::Timeout),
-        }
+        let opened = async {
+            loop {
+                match self.told(|reply| Command::Open { node, lane, reply }).await {
+                    Some(Ok(stream)) => return Ok(stream),
+                    Some(Err(NotOpened::Full)) => tokio::time::sleep(PAUSE).await,
+                    Some(Err(NotOpened::Failed(error))) => return Err(error),
+                    None => return Err(HopError::Closed),
+                }
+            }
+        };
+        tokio::time::timeout(OPEN_DEADLINE, opened).await.unwrap_or(Err(HopError::Timeout))
     }
 
     /// Lets others find this node as a holder of `model`, until shutdown.

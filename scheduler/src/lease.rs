@@ -109,6 +109,11 @@ impl Leases {
         remember(&mut self.refused, now, node, now, |at| *at, REFUSED_MS);
     }
 
+    /// A place at this node was given back: it may be asked again.
+    pub fn freed(&mut self, node: NodeId) {
+        self.refused.remove(&node);
+    }
+
     /// Forgets what a node said: it may have been started again.
     pub fn forget(&mut self, node: NodeId) {
         self.heard.remove(&node);

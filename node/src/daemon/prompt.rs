@@ -32,8 +32,6 @@ use crate::{
 const EXPECTED_TOKENS: u32 = 128;
 /// A prompt that nobody has room for waits this long.
 const QUEUE: Duration = Duration::from_secs(60);
-/// Meanwhile it asks again after this, up to twice as long.
-const AGAIN: Duration = Duration::from_millis(200);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
@@ -329,11 +327,8 @@ impl PromptTask {
                 Err(trouble) if trouble.is_busy() && Instant::now() < until && !lines.is_closed() => {}
                 prepared => return prepared,
             }
-            // Not all at once.
-            let [chance, ..] = random()?;
-            let pause = AGAIN + AGAIN * u32::from(chance) / 256;
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = self.lessons.room() => {}
                 () = lines.closed() => {}
             }
         }

@@ -11,6 +11,7 @@ use scheduler::{ModelId, NodeId};
 use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
 use crate::identity::{node_id, peer_id};
+use crate::link::behaviour::NotOpened;
 use crate::network::{Command, PeerInfo};
 use crate::path;
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
@@ -37,7 +38,7 @@ impl EventLoop {
             Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
             Command::Open { node, lane, reply } => match peer_id(node) {
                 Some(peer) => self.swarm.behaviour_mut().link.open(peer, lane, reply),
-                None => drop(reply.send(Err(HopError::Closed))),
+                None => drop(reply.send(Err(NotOpened::Failed(HopError::Closed)))),
             },
             Command::Provide { model, reply } => {
                 let provided = self.swarm.behaviour_mut().kad.start_providing(model_key(model));

@@ -113,7 +113,8 @@ pub struct Session {
     forgiven: u32,
     /// Times somebody was since the last token: who begins to wait asks sooner than who has waited long.
     waits: u32,
-    /// The last promise that did not come was owed by somebody who is there: it has no room, or others wait as we do.
+    /// The last promise that did not come was owed by somebody who is there or refused: it has no room, or others wait as we
+    /// do.
     crowded: bool,
     /// Caches computed from a lie: from here on nobody keeps his.
     tainted: u32,

@@ -37,6 +37,8 @@ impl Session {
                 stage.cover.clear();
             }
         }
+        // It has no room: what this session holds elsewhere may be what others wait for there.
+        self.crowded |= self.phase == Phase::Opening && failure == Failure::Refused;
         if self.phase != Phase::Asking
             && let Some(stage) = self.stages.iter().position(|stage| stage.segment.node == node)
         {
