@@ -147,7 +147,43 @@ mod tests {
         let waiting = lessons.take();
         assert_eq!(waiting, [Lesson::Holds(liar, model, held.into()), Lesson::Apart(busy, full)]);
         assert!(lessons.take().is_empty());
+        lessons.freed(full);
+        let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
+        lessons.amend(&mut request, |_| 1);
+        assert!(request.policy.deny.is_empty() && !request.in_flight.is_empty());
+        lessons.forget(busy);
+        let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
+        lessons.amend(&mut request, |_| 1);
+        assert!(request.in_flight.is_empty());
         (0..2 * MOST as u64).for_each(|n| lessons.apart(busy, NodeId::numbered(n)));
         assert_eq!(lessons.take().len(), MOST);
+    }
+
+    /// A second for each of a hundred prompts that wait would be seen.
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_is_given_back_wakes_one_who_waits() {
+        let lessons = Lessons::default();
+        let began = tokio::time::Instant::now();
+        let waiting: Vec<_> = (0..100)
+            .map(|_| {
+                let lessons = lessons.clone();
+                tokio::spawn(async move {
+                    lessons.room().await;
+                    tokio::time::Instant::now()
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        for _ in 0..60 {
+            lessons.freed(NodeId::numbered(1));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let mut woken = Vec::new();
+        for one in waiting {
+            woken.push(one.await.unwrap() - began);
+        }
+        woken.sort_unstable();
+        assert!(woken[59] <= Duration::from_millis(60), "{:?}", woken[59]);
+        assert!(woken[60..].iter().all(|after| *after >= ROOM), "{:?}", woken[60]);
     }
 }

@@ -384,7 +384,6 @@ impl Daemon {
                 if !self.facts.contains_key(&node) {
                     // Nobody who was met before: what was learned is about a process that is gone.
                     self.lessons.forget(node);
-                    self.view.met_again(node);
                 }
                 self.gossip.reached(node, path);
                 self.announce(true).await;
