@@ -20,7 +20,8 @@ impl Conductor {
         let shadow = self.shadows.values().any(|shadow| *shadow == node);
         tracing::debug!(%node, ?failure, "noticed");
         self.noticed = Some((node, failure));
-        if failure == Failure::Refused {
+        // Who does not promise in time has too much to do already.
+        if failure == Failure::Refused || failure == Failure::Late && self.report.opened_ms.is_none() {
             self.report.refusals.insert(node);
         }
         if ours && self.silent_since.is_none() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use p2p::{
     HopError,
     codec::Wire,
-    wire::control::{Answer, Ask, Lease, Role},
+    wire::control::{Answer, Ask, Lease, Refusal, Role},
 };
 use scheduler::{
     NodeId, Segment,
@@ -121,7 +121,10 @@ impl Conductor {
                 }
                 Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),
                 Err(HopError::Refused(_)) => Err(Failure::Refused),
-                Err(HopError::Timeout) => Err(Failure::Late),
+                Err(HopError::Timeout) => {
+                    lessons.refused(node, model, Refusal::Busy, &[]);
+                    Err(Failure::Late)
+                }
                 Err(HopError::Closed) => Err(Failure::Closed),
             };
             let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer, load }).await;

@@ -160,7 +160,7 @@ pub struct Report {
     /// Stages so late that their shadow answered first, each once: who, and from the last token before it to the first
     /// after it, ms.
     pub hedged: Vec<(NodeId, f64)>,
-    /// Nodes that refused to serve: full, or about to leave.
+    /// Nodes that refused to serve, or did not promise in time: full, or about to leave.
     pub refusals: BTreeSet<NodeId>,
     /// Bytes of activations sent and received.
     pub wire_bytes: (u64, u64),
