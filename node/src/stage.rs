@@ -12,6 +12,7 @@
 //! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session nobody sends frames
 //! for, for as long as its lease says, is closed and its KV freed.
 
+mod inputs;
 mod kept;
 mod word;
 
@@ -38,7 +39,7 @@ use tokio::{
 use tracing::Instrument;
 
 pub(crate) use self::kept::room;
-use self::{kept::Kept, word::Word};
+use self::{inputs::Inputs, kept::Kept, word::Word};
 use crate::{
     clock,
     outbox::Outboxes,
@@ -117,8 +118,8 @@ struct Running {
     kept: BTreeMap<u32, Kept>,
     /// What was kept and must be computed now, before anything else.
     replay: VecDeque<(Header, Vec<u8>)>,
-    /// By first layer of the lease, below which positions inputs came: from anybody, and from the requester.
-    reached: BTreeMap<u32, (u32, u32)>,
+    /// How far the inputs have come, by first layer of the lease.
+    inputs: BTreeMap<u32, Inputs>,
     /// Who waits for the bill, and until how many positions, and until when.
     settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
     outboxes: Outboxes,
@@ -147,7 +148,7 @@ impl Stage {
             words: BTreeMap::new(),
             kept: BTreeMap::new(),
             replay: VecDeque::new(),
-            reached: BTreeMap::new(),
+            inputs: BTreeMap::new(),
             settling: None,
             outboxes: Outboxes::new(self.network.clone(), self.session, inlets.orders),
             epoch: 0,
@@ -263,10 +264,10 @@ impl Running {
                 self.leases.retain(|_, held| held.layers.intersect(lease.layers).is_none());
                 let leases = &self.leases;
                 self.words.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
-                self.reached.retain(|start, _| leases.contains_key(start));
+                self.inputs.retain(|start, _| leases.contains_key(start));
                 self.kept.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
                 let have = self.stand_by(&lease, have);
-                self.reached.insert(lease.layers.start(), (have.min(lease.at), 0));
+                self.inputs.insert(lease.layers.start(), Inputs::from(have.min(lease.at)));
                 self.leases.insert(lease.layers.start(), lease);
                 // How busy the node is, whoever carries the answer away knows.
                 Answer::Accepted { have, sessions: 0, lanes: 1 }
@@ -361,16 +362,9 @@ impl Running {
         }
         self.idle_since = Instant::now();
         let rows = header.rows;
-        // Somebody else was quicker: the stage before was hedged, and the requester gave what came first. It is not computed
-        // again, nor is anything that the session has gone on from, which would cut the cache back.
-        let end = header.from.saturating_add(rows);
-        let (reached, given) = self.reached.entry(header.layer).or_default();
-        if before && (end < *reached || end <= *given) {
+        let inputs = self.inputs.entry(header.layer).or_insert(Inputs::from(0));
+        if !inputs.take(header.from.saturating_add(rows), !before) {
             return;
-        }
-        *reached = end.max(*reached);
-        if !before {
-            *given = end.max(*given);
         }
         if codec::check(header.wire, self.stage.hidden as usize, rows as usize, &payload).is_err() {
             tracing::info!(%from, session = %self.stage.session, "a frame that no honest node sends");
@@ -477,7 +471,7 @@ impl Running {
                 }
             }
             Body::NeedReplay { have } => {
-                self.reached.insert(start, (have, 0));
+                self.inputs.insert(start, Inputs::from(have));
                 self.tell_requester(Kind::NeedReplay, start, have, Bytes::new());
             }
             Body::Failed(why) => {

@@ -39,6 +39,12 @@ impl Conductor {
             }
             at += rows;
         }
+        if node != segment.node {
+            // Whoever follows has had these, too.
+            let start = segment.layers.start();
+            let had = to.min(self.logs.reached(start));
+            self.fed.entry((node, start)).and_modify(|fed| *fed = had.max(*fed));
+        }
     }
 
     /// Gives inputs to whoever runs `layers`.
