@@ -39,7 +39,11 @@ use tokio::{
 use tracing::Instrument;
 
 pub(crate) use self::kept::room;
-use self::{inputs::Inputs, kept::Kept, word::Word};
+use self::{
+    inputs::Inputs,
+    kept::{Frame, Kept},
+    word::Word,
+};
 use crate::{
     clock,
     outbox::Outboxes,
@@ -117,7 +121,7 @@ struct Running {
     /// What is not computed unless it must be, by first layer of the lease.
     kept: BTreeMap<u32, Kept>,
     /// What was kept and must be computed now, before anything else.
-    replay: VecDeque<(Header, Vec<u8>)>,
+    replay: VecDeque<Frame>,
     /// How far the inputs have come, by first layer of the lease.
     inputs: BTreeMap<u32, Inputs>,
     /// Who waits for the bill, and until how many positions, and until when.
@@ -321,7 +325,7 @@ impl Running {
     /// Computes what was kept, as far as the worker takes it.
     fn go_through(&mut self) {
         while self.jobs < JOBS_AHEAD
-            && let Some((header, payload)) = self.replay.pop_front()
+            && let Some(Frame { header, payload, .. }) = self.replay.pop_front()
         {
             // Whoever waits for it has the outputs: from the node that failed. Its bytes were counted when they came.
             self.compute(header, payload, true, 0);
@@ -421,6 +425,7 @@ impl Running {
                 )
             });
         } else {
+            self.replay.clear();
             self.tell_requester(Kind::Failed, header.layer, 0, Bytes::from_static(b"the worker died"));
         }
     }

@@ -35,9 +35,12 @@ pub(super) struct Kept {
     frames: VecDeque<Frame>,
 }
 
-struct Frame {
-    header: Header,
-    payload: Vec<u8>,
+/// A frame that was kept.
+pub(super) struct Frame {
+    /// Which positions.
+    pub(super) header: Header,
+    /// Their inputs.
+    pub(super) payload: Vec<u8>,
     /// Its part of the node's room.
     _room: OwnedSemaphorePermit,
 }
@@ -93,22 +96,18 @@ impl Kept {
     }
 
     /// The frames that a cache of `have` positions lacks, to be computed under `epoch`.
-    pub(super) fn replay(mut self, have: u32, epoch: u32) -> VecDeque<(Header, Vec<u8>)> {
-        let mut lacking = VecDeque::new();
-        for Frame { mut header, mut payload, .. } in self.frames.drain(..) {
+    pub(super) fn replay(mut self, have: u32, epoch: u32) -> VecDeque<Frame> {
+        self.frames.retain_mut(|Frame { header, payload, .. }| {
             let end = header.from + header.rows;
-            if end <= have {
-                continue;
-            }
-            if header.from < have {
+            if header.from < have && have < end {
                 let had = payload.len() / header.rows as usize * (have - header.from) as usize;
                 payload.drain(..had);
                 (header.from, header.rows, header.len) = (have, end - have, payload.len() as u32);
             }
             header.epoch = epoch;
-            lacking.push_back((header, payload));
-        }
-        lacking
+            end > have
+        });
+        self.frames
     }
 }
 
@@ -123,7 +122,7 @@ mod tests {
     use scheduler::LayerRange;
     use tokio::sync::Semaphore;
 
-    use super::{GRAIN, Kept, MAX_BYTES};
+    use super::{Frame, GRAIN, Kept, MAX_BYTES};
 
     /// Rows of four bytes, each of which says its position.
     fn frame(from: u32, rows: u32) -> (Header, Vec<u8>) {
@@ -144,7 +143,7 @@ mod tests {
     /// Positions that a cache of `have` is given, each checked to be where its header says.
     fn replayed(kept: Kept, have: u32) -> Vec<u32> {
         let frames = kept.replay(have, 7);
-        let of_frame = |(header, payload): (Header, Vec<u8>)| {
+        let of_frame = |Frame { header, payload, .. }| {
             assert_eq!((header.epoch, header.len as usize), (7, payload.len()));
             let said: Vec<u32> =
                 payload.chunks(4).map(|row| u32::from_le_bytes(row.try_into().unwrap())).collect();
