@@ -320,8 +320,14 @@ pub struct Report {
     pub checked_by: Vec<String>,
     /// Tokens whose computation was checked.
     pub checked_tokens: usize,
-    /// Whether checking went on after the answer was complete: more may be checked by now.
+    /// Whether checking went on after the answer was complete: more may be checked by now, as the
+    /// [`Verdict`](crate::swarm::Verdict) of the answer says.
     pub checking: bool,
+    /// Nodes that were caught computing something else; none of it was kept.
+    pub convicted: Vec<String>,
+    /// The first token that was shown and follows from what such a node computed: from there on the text is not to be
+    /// relied on.
+    pub wrong_from: Option<usize>,
     /// Stages lost and replaced on the way.
     pub faults_survived: usize,
     /// Milliseconds until the first token.

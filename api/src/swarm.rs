@@ -43,6 +43,9 @@ pub struct SwarmSnapshot {
     pub models: Vec<SwarmModel>,
     /// Prompts of this node in flight.
     pub pipelines: Vec<Pipeline>,
+    /// Answers of this node that were complete before they were checked, the last ones, the newest last.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
     /// What this node gives.
     pub contribution: Contribution,
     /// The mode of requests that name none.
@@ -165,6 +168,25 @@ pub struct Pipeline {
     pub standbys: Vec<Stage>,
     /// Stages lost and replaced so far.
     pub faults_survived: u32,
+}
+
+/// What became of checking an answer that was complete before it was checked. Names of nodes are 8 hex digits or `me`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The session, hex.
+    pub session: String,
+    /// The request id, as in the answer's `id` and the `x-request-id` header.
+    pub request: String,
+    /// Whether it is still being checked; else this is the last word.
+    pub checking: bool,
+    /// Nodes that computed parts again and found the same; nobody when the check did not come to its end.
+    pub checked_by: Vec<String>,
+    /// Tokens of the answer whose computation was checked in every stage that others ran.
+    pub checked_tokens: usize,
+    /// Nodes that were caught computing something else.
+    pub convicted: Vec<String>,
+    /// The first token that follows from what such a node computed: from there on the answer is not to be relied on.
+    pub wrong_from: Option<usize>,
 }
 
 /// A node's part of a pipeline.
@@ -300,6 +322,11 @@ pub enum SwarmEvent {
         session: String,
         /// `stop`, `length`, `cancelled` or `failed`.
         why: String,
+    },
+    /// An answer that is complete is being checked, or was; replaces the verdict of that session.
+    Checked {
+        /// What is known of it.
+        verdict: Verdict,
     },
     /// The contribution changed.
     Contribution {

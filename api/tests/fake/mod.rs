@@ -123,6 +123,7 @@ fn snapshot() -> SwarmSnapshot {
             download: None,
         }],
         pipelines: Vec::new(),
+        verdicts: Vec::new(),
         contribution: Contribution {
             memory_bytes: Some(8 << 30),
             threads: Some(4),
@@ -330,6 +331,8 @@ impl Inference for Fake {
             checked_by: if local { Vec::new() } else { vec![id(5)[..8].into()] },
             checked_tokens: if local { 0 } else { n },
             checking: false,
+            convicted: Vec::new(),
+            wrong_from: None,
             faults_survived: faults,
             ttft_ms: 120.0,
             prefill_ms: 100.0,
