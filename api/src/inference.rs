@@ -41,6 +41,12 @@ pub trait Inference: Send + Sync + 'static {
     /// Changes from now on; a reader that falls behind misses some and gets [`SwarmEvent::Snapshot`] instead.
     fn watch(&self) -> BoxStream<'static, SwarmEvent>;
 
+    /// Keeps the owner's word on whether prompts in `mode` may go to machines of people he did not name, or takes it back.
+    ///
+    /// # Errors
+    /// When there is nothing to agree to here, or it cannot be kept.
+    fn agree(&self, mode: Mode, agreed: bool) -> Result<(), Failure>;
+
     /// Changes what this node gives to others.
     ///
     /// # Errors
@@ -103,6 +109,8 @@ pub struct GenerateRequest {
     pub mode: Option<Mode>,
     /// How strangers' work is to be checked; `None` is the node's default.
     pub verify: Option<Verify>,
+    /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
+    pub agreed: bool,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
     pub show_special: bool,
 }
@@ -430,6 +438,13 @@ pub enum Failure {
         /// The name asked for.
         name: String,
     },
+    /// It would go to machines of strangers, and the node's owner has not agreed to that.
+    NotAgreed {
+        /// The mode it was asked in.
+        mode: Mode,
+        /// What agreeing means, in one sentence without its full stop.
+        sentence: String,
+    },
     /// Nothing can answer now.
     Unavailable {
         /// Why, in words for the user.
@@ -469,6 +484,12 @@ impl std::fmt::Display for Failure {
             Self::NoModel { name } => {
                 write!(f, "the model `{name}` is not known here; GET /v1/models lists those that are")
             }
+            Self::NotAgreed { mode, sentence } => write!(
+                f,
+                "nothing was sent, since nobody agreed to it yet. {sentence}. Agree once with `shoal consent {}` on this \
+                 machine or on the page, for one request with the header `x-shoal-consent: once`, or ask in mode local",
+                mode.name()
+            ),
             Self::Busy { retry_after_s } => {
                 write!(f, "too many requests are waiting; try again in {retry_after_s} s")
             }

@@ -34,6 +34,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/swarm", get(swarm::snapshot))
         .route("/swarm/events", get(swarm::events))
         .route("/swarm/contribution", post(swarm::contribute))
+        .route("/swarm/consent", post(swarm::agree))
         .route("/openapi.json", get(openapi::get))
         .route("/metrics", get(metrics::get))
         .route_layer(from_fn_with_state(app.clone(), guard::access));

@@ -14,8 +14,15 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use crate::{App, body::JsonBody, error::ApiError, fields::Fields, inference::Mode};
+use crate::{
+    App,
+    body::JsonBody,
+    error::ApiError,
+    fields::{Fields, required},
+    inference::Mode,
+};
 
 /// A proxy between us and the page gives up on a silent stream after 30 to 60 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -251,6 +258,9 @@ pub struct ModeInfo {
     pub available: bool,
     /// Why not.
     pub reason: Option<String>,
+    /// Whether prompts may go out in it: always where no stranger computes, else once the node's owner agreed.
+    #[serde(default)]
+    pub agreed: bool,
 }
 
 /// A change. JSON has the kind in `type`.
@@ -356,6 +366,21 @@ pub(crate) async fn events(State(app): State<Arc<App>>) -> Response {
         Ok::<_, Infallible>(event.unwrap_or_else(|_| sse::Event::default().comment("not representable")))
     });
     sse::Sse::new(stream).keep_alive(sse::KeepAlive::new().interval(HEARTBEAT)).into_response()
+}
+
+/// `POST /swarm/consent`: the owner's word on a mode in which strangers compute; answers with what holds then.
+pub(crate) async fn agree(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::new(&body)?;
+    let mode = required(&fields, "mode", fields.one_of("mode", &Mode::ALL, Mode::name)?)?;
+    let agreed = required(&fields, "agreed", fields.bool("agreed")?)?;
+    if !matches!(mode, Mode::Boomerang | Mode::Open) {
+        return Err(fields.refuse("mode", "must be boomerang or open: no stranger computes in the others"));
+    }
+    app.inference.agree(mode, agreed)?;
+    Ok(Json(json!({"mode": mode, "agreed": agreed})))
 }
 
 /// `POST /swarm/contribution`: changes caps, pauses and resumes; answers with the contribution as it is then.

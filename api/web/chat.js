@@ -26,9 +26,6 @@ const MODES = [
   { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.' },
   { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.' },
 ];
-/** Modes in which machines of people you did not name take part: asked about once. */
-const STRANGE = ['boomerang', 'open'];
-const CONSENT = 'shoal.consent.';
 
 export class Chat {
   constructor(swarm) {
@@ -86,24 +83,40 @@ export class Chat {
     prompt.style.height = `${prompt.scrollHeight}px`;
   }
 
-  /** A mode was picked: the first time strangers come in, the sentence is agreed to, once. */
+  /** A mode was picked: where strangers come in and nobody agreed to that yet, the sentence is agreed to first. */
   async choose(mode) {
-    if (STRANGE.includes(mode) && !localStorage.getItem(CONSENT + mode)) {
-      const dialog = $('consent');
-      write($('consent-sentence'), this.sentence(mode));
+    if (!this.agreed(mode) && !(await this.agree(mode))) {
+      document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
+    } else {
+      this.mode = mode;
+      this.modeChosen = true;
+    }
+    this.say();
+  }
+
+  /** Whether prompts may go out in this mode: the node keeps its owner's word. */
+  agreed(mode) {
+    return this.info(mode)?.agreed ?? true;
+  }
+
+  /** Shows the sentence of a mode; whether it was agreed to, and the node took note. */
+  async agree(mode) {
+    const dialog = $('consent');
+    write($('consent-sentence'), this.sentence(mode));
+    $('consent-fault').hidden = true;
+    for (;;) {
       dialog.returnValue = '';
       dialog.showModal();
       await new Promise((resolve) => dialog.addEventListener('close', resolve, { once: true }));
-      if (dialog.returnValue !== 'yes') {
-        document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
-        this.say();
-        return;
+      if (dialog.returnValue !== 'yes') return false;
+      try {
+        await this.swarm.agree(mode);
+        return true;
+      } catch (error) {
+        write($('consent-fault'), error.message);
+        $('consent-fault').hidden = false;
       }
-      localStorage.setItem(CONSENT + mode, 'agreed');
     }
-    this.mode = mode;
-    this.modeChosen = true;
-    this.say();
   }
 
   info(mode) {
@@ -125,8 +138,7 @@ export class Chat {
   /** What the swarm tells: the modes that work, the line above the prompt, the models. */
   refresh() {
     if (!this.modeChosen && this.swarm.known && this.mode !== this.swarm.defaultMode && MODES.some(({ mode }) => mode === this.swarm.defaultMode)) {
-      const strange = STRANGE.includes(this.swarm.defaultMode) && !localStorage.getItem(CONSENT + this.swarm.defaultMode);
-      if (!strange) {
+      if (this.agreed(this.swarm.defaultMode)) {
         this.mode = this.swarm.defaultMode;
         document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
       }
@@ -215,9 +227,11 @@ export class Chat {
   }
 
   /** Adds a question and its answer. */
-  send(text) {
+  async send(text) {
     const content = text.trim();
     if (!content || this.answering) return;
+    // The word may have been taken back meanwhile.
+    if (!this.agreed(this.mode) && !(await this.agree(this.mode))) return;
     $('prompt').value = '';
     this.grow();
     this.following = true;

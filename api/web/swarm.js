@@ -179,6 +179,13 @@ export class Swarm extends EventTarget {
     this.changed();
   }
 
+  /** Tells the node that prompts may go to strangers in `mode`: it keeps that, for every client. */
+  async agree(mode) {
+    await json('/swarm/consent', { body: { mode, agreed: true } });
+    for (const info of this.modes) info.agreed ||= info.mode === mode;
+    this.changed();
+  }
+
   readEvent(data) {
     let value;
     try {
@@ -207,6 +214,7 @@ export class Swarm extends EventTarget {
       sentence: clean(mode?.sentence, 300),
       available: mode?.available !== false,
       reason: clean(mode?.reason, 200),
+      agreed: mode?.agreed !== false,
     }));
     // Sessions that ended while nobody listened are over; those still there go on.
     for (const pipeline of this.pipelines.values()) pipeline.ended = true;

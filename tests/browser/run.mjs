@@ -136,7 +136,7 @@ check('an answer that was being checked says what came of it, in its place', asy
     streams.push(stream);
   }
   const verdict = (stream, more) => ({ session: stream.id, request: stream.id, checking: false, checked_by: [], checked_tokens: 0, convicted: [], wrong_from: null, ...more });
-  const told = (i, wanted) => until(page, ([at, text]) => document.querySelectorAll('.badge summary')[at].innerText.includes(text), [i, wanted]);
+  const told = (i, wanted) => until(page, ([at, text]) => document.querySelectorAll('.badge summary')[at]?.innerText.includes(text), [i, wanted]);
   await badges.nth(1).click();
   const shifts = await page.evaluate(() => window.shifts.length);
   fake.tell({ type: 'checked', verdict: verdict(streams[1], { checked_by: ['me'], checked_tokens: 3 }) });
@@ -249,8 +249,8 @@ check('a node that is not ready says why and is asked again; a refusal is shown'
 });
 
 check('strangers come in only after the sentence was agreed to, once', async () => {
-  const view = await open();
-  const { page } = view;
+  const view = await open({ expect: /500/ });
+  const { page, fake } = view;
   await ready(page);
   await page.check('#modes input[value=boomerang]', { force: true });
   await page.waitForSelector('#consent[open]');
@@ -259,8 +259,13 @@ check('strangers come in only after the sentence was agreed to, once', async () 
   // The page hears of the closed dialog a moment later.
   await until(page, () => document.querySelector('#modes input[value=local]').checked);
   await page.check('#modes input[value=boomerang]', { force: true });
+  fake.refusals.push({ status: 500, message: 'The disk is full.' });
+  await page.click('#consent button[value=yes]');
+  await page.waitForSelector('#consent-fault:text("The disk is full.")');
+  await shot(page, 'consent');
   await page.click('#consent button[value=yes]');
   await until(page, () => document.querySelector('#sentence').textContent.includes('reconstruct most of it'));
+  assert.deepEqual(fake.state.modes.map(({ agreed }) => agreed), [undefined, undefined, true, false], 'the node keeps it');
   await page.check('#modes input[value=local]', { force: true });
   await page.check('#modes input[value=boomerang]', { force: true });
   assert.equal(await page.locator('#consent[open]').count(), 0);

@@ -19,7 +19,7 @@ use crate::{
     answer::Ended,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Usage, Verify},
+    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Usage},
     names,
     openai::{self, MAX_TOKENS},
 };
@@ -75,7 +75,8 @@ fn common(
         logprobs: None,
         format,
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
-        verify: openai::choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        verify: openai::verify(fields, headers)?,
+        agreed: openai::agreed(headers)?,
         show_special: false,
     })
 }

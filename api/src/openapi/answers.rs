@@ -24,6 +24,7 @@ const JSON: &[(&str, &str)] = &[
     ("/api/version", "OllamaVersion"),
     ("/swarm", "Swarm"),
     ("/swarm/contribution", "ContributionAnswer"),
+    ("/swarm/consent", "ConsentAnswer"),
     ("/openapi.json", "Document"),
     ("/healthz", "Health"),
     ("/session", "SessionAnswer"),
@@ -53,6 +54,11 @@ pub(super) fn content(path: &str) -> Value {
         content.insert("text/plain".into(), plain());
     }
     content.into()
+}
+
+/// Whether a route answers prompts.
+pub(super) fn is_of_a_prompt(path: &str) -> bool {
+    LINES.contains(&path) || EVENTS.contains(&path) && path != "/swarm/events"
 }
 
 fn count() -> Value {
@@ -221,6 +227,7 @@ fn others() -> Vec<(&'static str, Value)> {
             ]),
         ),
         ("ContributionAnswer", object(1, &[("paused", flag()), ("threads", integer(0, 1 << 32))])),
+        ("ConsentAnswer", whole(&[("mode", words(&["boomerang", "open"])), ("agreed", flag())])),
         ("Document", whole(&[("openapi", text()), ("paths", any_object())])),
         ("Health", whole(&[("status", words(&["alive"])), ("ready", flag())])),
         ("SessionAnswer", whole(&[("token", text())])),

@@ -29,9 +29,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{
     Shared, UNIT_BYTES,
     door::{Lines, RETRY_AFTER_S, unavailable},
-    view::View,
+    view::{View, holds_all},
 };
 use crate::{
+    consent,
     control::{self, Ask, ForApi, Question},
     serve,
 };
@@ -126,6 +127,41 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     Ok(Generation { plan, events: events.flatten().boxed() })
 }
 
+/// The mode of a request; `None` leaves it to the node whether this machine alone is faster.
+///
+/// # Errors
+/// [`Failure::NotAgreed`] when strangers would compute it and nobody agreed to that.
+fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Option<Mode>, Failure> {
+    let mode = request.mode.or(shared.mode);
+    let goes = asked(mode.unwrap_or(Mode::Boomerang));
+    let Some(sentence) = consent::sentence(goes) else { return Ok(mode) };
+    if request.agreed || consent::given(&shared.home, goes) {
+        return Ok(mode);
+    }
+    let own = view.asked(request.model.as_deref());
+    let model = own.and_then(|own| view.snapshot.models.iter().find(|model| model.id == own.id));
+    match mode {
+        // It names no mode: what can stay here does.
+        None if holds_all(&view.snapshot, model) => Ok(Some(Mode::Local)),
+        // The node refuses what it does not hold unless it may send the text itself, which needs a mode that says so.
+        None if own.is_none() => Ok(None),
+        _ => Err(Failure::NotAgreed {
+            mode: mode.unwrap_or(Mode::Boomerang),
+            sentence: sentence.to_owned(),
+        }),
+    }
+}
+
+/// A mode in the node's words.
+pub(super) fn asked(mode: Mode) -> control::Mode {
+    match mode {
+        Mode::Local => control::Mode::Local,
+        Mode::Trusted => control::Mode::Trusted,
+        Mode::Boomerang => control::Mode::Boomerang,
+        Mode::Open => control::Mode::Open,
+    }
+}
+
 /// The request in the node's words.
 fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Ask, Failure> {
     let sampling = serve::sampling(request)?;
@@ -136,16 +172,11 @@ fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<A
         Prompt::Messages { messages, tools, extra } => (messages.clone(), tools.clone(), extra.clone()),
     };
     let own = request.model.as_ref().is_none_or(|model| *model == view.own.about.name);
-    let mode = request.mode.or(shared.mode);
+    let mode = in_mode(shared, view, request)?;
     Ok(Ask {
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
         prompt,
-        mode: match mode.unwrap_or(Mode::Boomerang) {
-            Mode::Local => control::Mode::Local,
-            Mode::Trusted => control::Mode::Trusted,
-            Mode::Boomerang => control::Mode::Boomerang,
-            Mode::Open => control::Mode::Open,
-        },
+        mode: asked(mode.unwrap_or(Mode::Boomerang)),
         may_stay_home: mode.is_none(),
         verify: match request.verify.unwrap_or(Verify::Sample) {
             Verify::None => control::Verify::Off,

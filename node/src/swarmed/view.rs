@@ -17,8 +17,8 @@ use api::{
 use serde::Deserialize;
 use tokio::sync::broadcast;
 
-use super::{Shared, door::unavailable};
-use crate::control::Question;
+use super::{Shared, answer::asked, door::unavailable};
+use crate::{consent, control::Question};
 
 /// How old the view may be.
 const POLL: Duration = Duration::from_millis(400);
@@ -80,6 +80,8 @@ pub(super) struct Board {
     seen: Mutex<Result<View, Failure>>,
     pipelines: Mutex<BTreeMap<String, Pipeline>>,
     verdicts: Mutex<VecDeque<Verdict>>,
+    /// The modes as readers were last told of them: who agreed to them changes beside the view.
+    modes: Mutex<Vec<ModeInfo>>,
     events: broadcast::Sender<SwarmEvent>,
 }
 
@@ -93,6 +95,7 @@ impl Board {
             seen: Mutex::new(Err(unavailable("this node is loading its model and looking for others"))),
             pipelines: Mutex::default(),
             verdicts: Mutex::default(),
+            modes: Mutex::default(),
             events: broadcast::Sender::new(EVENTS),
         }
     }
@@ -167,6 +170,13 @@ impl Board {
         snapshot
     }
 
+    /// Tells everything anew.
+    pub(super) fn tell_everything(&self, shared: &Shared) {
+        let snapshot = self.snapshot(shared);
+        lock(&self.modes).clone_from(&snapshot.modes);
+        self.tell(SwarmEvent::Snapshot { snapshot: Box::new(snapshot) });
+    }
+
     /// Takes a view in and tells what is new in it.
     fn take(&self, next: Result<View, Failure>, shared: &Shared) {
         let before = self.snapshot(shared);
@@ -176,7 +186,8 @@ impl Board {
             return self.tell(SwarmEvent::Snapshot { snapshot: Box::new(after) });
         }
         // Whether a mode can be used is part of the snapshot alone.
-        if before.modes != after.modes {
+        let told = std::mem::replace(&mut *lock(&self.modes), after.modes.clone());
+        if before.modes != after.modes || told != after.modes {
             self.tell(SwarmEvent::Snapshot { snapshot: Box::new(after.clone()) });
         }
         let old: BTreeMap<&str, &Node> = before.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
@@ -254,6 +265,7 @@ pub(super) fn modes(
         sentence: sentence.into(),
         available: reason.is_none(),
         reason,
+        agreed: consent::given(&shared.home, asked(mode)),
     };
     vec![
         mode(Mode::Local, "Nobody else: everything is computed on this machine.", alone),
