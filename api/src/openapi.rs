@@ -9,7 +9,7 @@
 //!     --exclude-checks positive_data_acceptance
 //! ```
 //!
-//! The stream of the swarm has no end, and what a request may not say because of another field or of the model is refused
+//! `tests/integration/clients.rs` runs it with a fixed seed against a real server. The stream of the swarm has no end, and what a request may not say because of another field or of the model is refused
 //! though its fields alone are right.
 
 mod answers;
