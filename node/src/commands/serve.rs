@@ -181,7 +181,13 @@ fn token(file: &Path) -> Result<String> {
 /// Where the API is and how to use it.
 fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, json: bool) -> Result<()> {
     let url = format!("http://{}", server.address());
-    let page = if token.is_some() { format!("{url}/#t={}", server.ticket()) } else { format!("{url}/") };
+    // A ticket is for whoever reads it now: in the log of a service others would find it.
+    let reader = json || io::stdout().is_terminal();
+    let page = match token {
+        Some(_) if reader => format!("{url}/#t={}", server.ticket()),
+        Some(_) => format!("{url}/ asks for the token in {}", file.display()),
+        None => format!("{url}/"),
+    };
     if json {
         let file = token.map(|_| file.display().to_string());
         return output::json_line(
