@@ -29,6 +29,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/chat", post(ollama::chat::post))
         .route("/api/embed", post(ollama::embed::post))
         .route("/api/tags", get(ollama::tags::get))
+        .route("/api/ps", get(ollama::ps::get))
         .route("/api/show", post(ollama::show::post))
         .route("/api/version", get(ollama::version::get))
         .route("/swarm", get(swarm::snapshot))

@@ -42,7 +42,7 @@ pub struct SwarmSnapshot {
     pub state: NodeState,
     /// Why not, or what is missing.
     pub reason: Option<String>,
-    /// How others reach this node: `direct`, `relayed`, `lan`, `unknown` and a sentence why.
+    /// How others reach this node.
     pub reachability: Reachability,
     /// All nodes known, this one first.
     pub nodes: Vec<Node>,
@@ -77,7 +77,7 @@ pub enum NodeState {
 /// How others reach this node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reachability {
-    /// `direct`, `relayed`, `lan` or `unknown`.
+    /// `direct`, `relayed`, `lan`, `loopback`, `unreachable` or, where there is no swarm, `unknown`.
     pub class: String,
     /// A sentence why.
     pub why: String,

@@ -201,6 +201,7 @@ async fn the_other_families_answer_in_their_shapes() {
     assert_eq!(reply["choices"][1]["text"], "two and then: two");
     assert_eq!(reply["choices"][1]["index"], 1);
     assert_eq!(api.get("/api/tags").await.json()["models"][0]["name"], "fake-7b:latest");
+    assert_eq!(api.get("/api/ps").await.json()["models"][1]["model"], "fake-small:latest");
     assert_eq!(
         api.post("/api/show", &json!({"model": "fake-7b"})).await.json()["details"]["family"],
         "llama"

@@ -37,7 +37,8 @@ fn verdict(node: &Node, id: &Value) -> Value {
     loop {
         let swarm = http::ask(node, "GET", "/swarm", &Value::Null).body;
         let verdicts = swarm["verdicts"].as_array().unwrap();
-        let known = verdicts.iter().find(|verdict| verdict["request"] == *id).expect("it is kept from its end on");
+        let known =
+            verdicts.iter().find(|verdict| verdict["request"] == *id).expect("it is kept from its end on");
         if known["checking"] == false {
             return known.clone();
         }
@@ -52,10 +53,8 @@ fn what_strangers_computed_is_checked_and_nothing_goes_to_them_unless_agreed() {
     let serves = Node::start(&folder.path().join("a"), &["--layers", "1..4"]);
     let api = ["--api", "127.0.0.1:0", "--peer", serves.tcp()];
     let whole = Node::start(&folder.path().join("b"), &[&["--layers", "0..8"], &api[..]].concat());
-    let asks = Node::start(
-        &folder.path().join("c"),
-        &[&["--ask-only", "--peer", whole.tcp()], &api[..]].concat(),
-    );
+    let asks =
+        Node::start(&folder.path().join("c"), &[&["--ask-only", "--peer", whole.tcp()], &api[..]].concat());
     asks.meets(2);
     whole.meets(1);
     asks.wait_for("answering");

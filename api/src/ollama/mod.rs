@@ -5,6 +5,7 @@
 pub(crate) mod chat;
 pub(crate) mod embed;
 pub(crate) mod generate;
+pub(crate) mod ps;
 pub(crate) mod show;
 pub(crate) mod tags;
 pub(crate) mod version;

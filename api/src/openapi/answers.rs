@@ -20,6 +20,7 @@ const JSON: &[(&str, &str)] = &[
     ("/api/chat", "OllamaChatAnswer"),
     ("/api/embed", "OllamaEmbedAnswer"),
     ("/api/tags", "OllamaTags"),
+    ("/api/ps", "OllamaTags"),
     ("/api/show", "OllamaShowAnswer"),
     ("/api/version", "OllamaVersion"),
     ("/swarm", "Swarm"),

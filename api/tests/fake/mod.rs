@@ -93,8 +93,13 @@ fn stage(n: u8, start: u32, end: u32) -> Stage {
 }
 
 fn snapshot() -> SwarmSnapshot {
-    let mode =
-        |mode, sentence: &str| ModeInfo { mode, sentence: sentence.into(), available: true, reason: None, agreed: true };
+    let mode = |mode, sentence: &str| ModeInfo {
+        mode,
+        sentence: sentence.into(),
+        available: true,
+        reason: None,
+        agreed: true,
+    };
     SwarmSnapshot {
         at_ms: now_ms(),
         version: "0.1.0".into(),

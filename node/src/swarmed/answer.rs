@@ -145,10 +145,7 @@ fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Op
         None if holds_all(&view.snapshot, model) => Ok(Some(Mode::Local)),
         // The node refuses what it does not hold unless it may send the text itself, which needs a mode that says so.
         None if own.is_none() => Ok(None),
-        _ => Err(Failure::NotAgreed {
-            mode: mode.unwrap_or(Mode::Boomerang),
-            sentence: sentence.to_owned(),
-        }),
+        _ => Err(Failure::NotAgreed { mode: mode.unwrap_or(Mode::Boomerang), sentence: sentence.to_owned() }),
     }
 }
 

@@ -80,8 +80,7 @@ impl Shared {
     /// What a request that names no mode gets: nothing goes to strangers that can stay here before it was agreed to.
     fn default_mode(&self, snapshot: &SwarmSnapshot) -> Mode {
         let can = |wanted: Mode| snapshot.modes.iter().find(|info| info.mode == wanted && info.available);
-        let others =
-            can(Mode::Boomerang).is_some_and(|info| info.agreed || can(Mode::Local).is_none());
+        let others = can(Mode::Boomerang).is_some_and(|info| info.agreed || can(Mode::Local).is_none());
         self.mode.unwrap_or(if others { Mode::Boomerang } else { Mode::Local })
     }
 }

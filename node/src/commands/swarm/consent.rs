@@ -83,7 +83,10 @@ pub(in crate::commands) fn consent(args: ConsentArgs) -> Result<()> {
             match args.revoke {
                 true => say!("Taken back: nothing goes out in {} mode until you agree again.", mode.name()),
                 false => {
-                    say!("{told}. Noted that you agree; `shoal consent --revoke {}` takes it back.", mode.name());
+                    say!(
+                        "{told}. Noted that you agree; `shoal consent --revoke {}` takes it back.",
+                        mode.name()
+                    );
                 }
             }
             return Ok(());

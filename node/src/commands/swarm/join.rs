@@ -20,7 +20,7 @@ use crate::{
     Error, Result,
     cli::swarm::{CapsArgs, JoinArgs},
     consent::MODES,
-    control::Mode,
+    control::{self, Mode},
     daemon::{self, Caps, Notice, Serve, Setup},
     library, model,
     output::{self, Waiting, human_bytes, say},
@@ -35,6 +35,9 @@ const NEWS: usize = 256;
 pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let home = args.home.path()?;
     create_private_folder(&home)?;
+    if control::is_running(&home) {
+        return Err(control::runs_already(&home));
+    }
     let identity =
         Identity::load_or_create(&home.join("identity.key")).map_err(|e| Error::Failed(e.to_string()))?;
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
