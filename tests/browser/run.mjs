@@ -383,6 +383,11 @@ for (const scheme of ['light', 'dark']) {
       };
       await page.evaluate(axe);
       await look('chat, empty');
+      await page.check('#modes input[value=open]', { force: true });
+      await page.waitForSelector('#consent[open]');
+      await look('the question before strangers compute');
+      await page.keyboard.press('Escape');
+      await until(page, () => document.querySelector('#modes input[value=local]').checked);
       const stream = await ask(view, 'hello');
       fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
       stream.token('# One\n\nTwo [three](https://example.org/)\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```\ncode\n```\n');
@@ -393,8 +398,10 @@ for (const scheme of ['light', 'dark']) {
       fake.tell({ type: 'pipeline', pipeline: after });
       await page.waitForSelector('#course.alarm');
       await look('chat, failover');
-      stream.end({ faults_survived: 1 });
+      stream.end({ faults_survived: 1, checked_by: [], checked_tokens: 0, checking: true });
       await page.click('.badge summary');
+      fake.tell({ type: 'checked', verdict: { session: 's', request: stream.id, checking: false, checked_by: [], checked_tokens: 0, convicted: ['3f2a91c0'], wrong_from: 2 } });
+      await until(page, () => document.querySelector('.badge summary').innerText.includes('cheat found'));
       await look('chat, done');
       await page.click('#to-swarm');
       await page.waitForSelector('#chart .scar', { state: 'attached' });
