@@ -111,6 +111,8 @@ pub struct GenerateRequest {
     pub verify: Option<Verify>,
     /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
     pub agreed: bool,
+    /// What those do who stand by; `None` is the node's default.
+    pub shadow: Option<Shadow>,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
     pub show_special: bool,
 }
@@ -226,6 +228,33 @@ impl Verify {
             Self::None => "none",
             Self::Sample => "sample",
             Self::All => "all",
+        }
+    }
+}
+
+/// What another holder of each range of layers does, so that an answer outlives whoever computes them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shadow {
+    /// It computes along and takes over at once.
+    #[default]
+    All,
+    /// It keeps what it would need and computes that when it takes over.
+    Lazy,
+    /// Nobody stands by.
+    None,
+}
+
+impl Shadow {
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::All, Self::Lazy, Self::None];
+
+    /// The word users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Lazy => "lazy",
+            Self::None => "none",
         }
     }
 }

@@ -75,6 +75,19 @@ pub enum Verify {
     Strict,
 }
 
+/// What another holder of each segment does, so that an answer outlives whoever runs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Shadow {
+    /// It computes along, takes over at once and checks whom it follows.
+    #[default]
+    All,
+    /// It keeps what it would need and computes that only when it takes over.
+    Lazy,
+    /// Nobody stands by: whoever takes over is sent all of it, and then computes it.
+    None,
+}
+
 /// A prompt and how to answer it.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Ask {
@@ -109,6 +122,9 @@ pub struct Ask {
     /// How strangers are checked.
     #[serde(default)]
     pub verify: Verify,
+    /// What those do who stand by.
+    #[serde(default)]
+    pub shadow: Shadow,
     /// What only the API asks for.
     #[serde(default)]
     pub api: ForApi,

@@ -4,12 +4,15 @@
 //! the one place both sides share: prompts write, the daemon reads before it routes ([`scheduler::lease`] decides what it
 //! means).
 //!
+//! They also know when a node has got room again, because a prompt of this node gave it back: whoever waits for room is
+//! woken then, one prompt for each that ended ([`Lessons::room`]).
+//!
 //! Limits: [`MOST`] corrections wait for the next route; beyond, the oldest is forgotten, which costs a refused lease.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use p2p::wire::control::Refusal;
@@ -17,9 +20,13 @@ use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, Request,
     lease::{Leases, Load, Verdict},
 };
+use tokio::sync::Notify;
 
 /// Corrections waiting for the next route.
 const MOST: usize = 256;
+
+/// Whoever waits for room looks for it as often at least: it may have become free without a word to this node.
+const ROOM: Duration = Duration::from_secs(1);
 
 /// A correction of what was believed.
 #[derive(Clone, PartialEq, Debug)]
@@ -41,11 +48,13 @@ struct Learned {
 pub struct Lessons {
     began: Instant,
     learned: Arc<Mutex<Learned>>,
+    /// Wakes who waits for room, the first first.
+    freed: Arc<Notify>,
 }
 
 impl Default for Lessons {
     fn default() -> Self {
-        Self { began: Instant::now(), learned: Arc::default() }
+        Self { began: Instant::now(), learned: Arc::default(), freed: Arc::default() }
     }
 }
 
@@ -74,6 +83,22 @@ impl Lessons {
         } else {
             learned.leases.refused(now, node);
         }
+    }
+
+    /// A prompt has given its place at a node back: if the node was full, it is so no more.
+    pub fn freed(&self, node: NodeId) {
+        self.learned().leases.freed(node);
+        self.freed.notify_one();
+    }
+
+    /// Waits until a place was given back, and a second at most.
+    pub async fn room(&self) {
+        let _ = tokio::time::timeout(ROOM, self.freed.notified()).await;
+    }
+
+    /// A node may have been started again: what it said before says nothing of it.
+    pub fn forget(&self, node: NodeId) {
+        self.learned().leases.forget(node);
     }
 
     /// Two nodes cannot reach each other.

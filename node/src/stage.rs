@@ -6,15 +6,18 @@
 //! tells a frozen machine from a slow one. It never retries anything: recovery is the requester's.
 //!
 //! What it computed it signs (`stage/word.rs`): commitments go to the requester beside the outputs, the bill when it
-//! asks for it. One who follows computes outputs too, to sign for them, and sends none.
+//! asks for it. One who follows computes outputs too, to sign for them, and sends none; a lazy one keeps what it is sent
+//! (`stage/kept.rs`) and computes it when it is asked to run the segment.
 //!
 //! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session nobody sends frames
 //! for, for as long as its lease says, is closed and its KV freed.
 
+mod kept;
 mod word;
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
@@ -23,18 +26,19 @@ use p2p::{
     Identity, Network, codec,
     wire::{
         announce::Class,
-        control::{Answer, Contact, Lease, MAX_SETTLED, Refusal},
+        control::{Answer, Contact, Lease, MAX_SETTLED, Refusal, Role},
         frame::{Header, Kind},
     },
 };
 use scheduler::{NodeId, SessionId, admit::SlotGuard};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{Semaphore, mpsc, oneshot, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tracing::Instrument;
 
-use self::word::Word;
+pub(crate) use self::kept::room;
+use self::{kept::Kept, word::Word};
 use crate::{
     clock,
     outbox::Outboxes,
@@ -45,6 +49,8 @@ use crate::{
 
 /// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
 const BEACON_MS: u64 = 100;
+/// The next stage is dialed once more when it has not answered by then.
+const REACH: Duration = Duration::from_millis(150);
 /// Who settles waits this long for what it was fed and has not computed yet.
 const SETTLE_MS: u64 = 1_000;
 
@@ -97,6 +103,8 @@ pub struct Stage {
     pub draining: watch::Receiver<bool>,
     /// Its place here, given back when it ends, however it ends.
     pub slot: SlotGuard,
+    /// Where lazy shadows keep what they are sent, shared by all sessions.
+    pub room: Arc<Semaphore>,
 }
 
 struct Running {
@@ -105,6 +113,10 @@ struct Running {
     leases: BTreeMap<u32, Lease>,
     /// What was signed, by first layer of the lease.
     words: BTreeMap<u32, Word>,
+    /// What is not computed unless it must be, by first layer of the lease.
+    kept: BTreeMap<u32, Kept>,
+    /// What was kept and must be computed now, before anything else.
+    replay: VecDeque<(Header, Vec<u8>)>,
     /// By first layer of the lease, below which positions inputs came: from anybody, and from the requester.
     reached: BTreeMap<u32, (u32, u32)>,
     /// Who waits for the bill, and until how many positions, and until when.
@@ -133,6 +145,8 @@ impl Stage {
         let mut running = Running {
             leases: BTreeMap::new(),
             words: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            replay: VecDeque::new(),
             reached: BTreeMap::new(),
             settling: None,
             outboxes: Outboxes::new(self.network.clone(), self.session, inlets.orders),
@@ -149,10 +163,11 @@ impl Stage {
                 biased;
                 Some(output) = doors.outputs.recv() => running.output(output).await,
                 Some(order) = doors.orders.recv() => if running.order(order).await { break },
-                Some(arrival) = doors.frames.recv(), if running.jobs < JOBS_AHEAD => running.arrival(arrival).await,
+                Some(arrival) = doors.frames.recv(), if running.is_ready() => running.arrival(arrival).await,
                 _ = beacon.tick(), if running.jobs > 0 || running.settling.is_some() => running.beacon(),
                 () = sleep_until(expires) => break,
             }
+            running.go_through();
             running.settle();
         }
         let Running { stage, .. } = running;
@@ -184,6 +199,7 @@ impl Running {
                 self.leases.retain(|_, lease| lease.epoch > epoch);
                 let leases = &self.leases;
                 self.words.retain(|start, _| leases.contains_key(start));
+                self.kept.retain(|start, _| leases.contains_key(start));
                 self.leases.is_empty()
             }
             Order::Settle { upto, answer } => {
@@ -233,20 +249,23 @@ impl Running {
                 let have = self.go_on(&lease, have);
                 if let Some(next) = &lease.next {
                     let (network, next) = (self.stage.network.clone(), next.clone());
-                    // The first frame to it should not wait for a handshake.
-                    tokio::spawn(async move { network.connect(&next).await });
+                    // The first frame to it should not wait for a handshake, nor be lost.
+                    tokio::spawn(async move { network.reach(&next, REACH).await });
                 }
                 self.idle_since = Instant::now();
                 if lease.epoch > self.epoch {
                     // What was under way belongs to the epoch before; the worker drops it without an answer.
                     (self.epoch, self.jobs) = (lease.epoch, 0);
                     self.came.clear();
+                    self.replay.clear();
                 }
                 // The worker forgot what overlaps, and so do we.
                 self.leases.retain(|_, held| held.layers.intersect(lease.layers).is_none());
                 let leases = &self.leases;
                 self.words.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
                 self.reached.retain(|start, _| leases.contains_key(start));
+                self.kept.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
+                let have = self.stand_by(&lease, have);
                 self.reached.insert(lease.layers.start(), (have.min(lease.at), 0));
                 self.leases.insert(lease.layers.start(), lease);
                 // How busy the node is, whoever carries the answer away knows.
@@ -274,11 +293,45 @@ impl Running {
         0
     }
 
+    /// Says how far the node is, with what it keeps for a lease beside its cache of `have` positions; what it must compute
+    /// of that is lined up.
+    fn stand_by(&mut self, lease: &Lease, have: u32) -> u32 {
+        let start = lease.layers.start();
+        let kept = self.kept.remove(&start).filter(|kept| kept.layers == lease.layers);
+        let lazy = lease.role == Role::LazyShadow;
+        let Some(mut kept) = kept.or_else(|| lazy.then(|| Kept::new(lease.layers, have))) else {
+            return have;
+        };
+        kept.fit(have, lease.at);
+        let upto = kept.upto();
+        if lazy {
+            self.kept.insert(start, kept);
+        } else {
+            self.replay.extend(kept.replay(have, lease.epoch));
+        }
+        upto
+    }
+
+    /// Whether there is room for another frame at the worker.
+    fn is_ready(&self) -> bool {
+        self.jobs < JOBS_AHEAD && self.replay.is_empty()
+    }
+
+    /// Computes what was kept, as far as the worker takes it.
+    fn go_through(&mut self) {
+        while self.jobs < JOBS_AHEAD
+            && let Some((header, payload)) = self.replay.pop_front()
+        {
+            // Whoever waits for it has the outputs: from the node that failed. Its bytes were counted when they came.
+            self.compute(header, payload, true, 0);
+        }
+    }
+
     /// Answers who waits for the bill, when everything is computed or has had its time.
     fn settle(&mut self) {
         let Some((upto, until, _)) = &self.settling else { return };
         let behind = self.leases.iter().any(|(start, lease)| {
-            lease.follow && self.words.get(start).is_some_and(|word| word.positions() < *upto)
+            lease.role == Role::Shadow && self.words.get(start).is_some_and(|word| word.positions() < *upto)
         });
         if behind && Instant::now() < *until {
             return;
@@ -329,13 +382,29 @@ impl Running {
             };
         }
         let bytes_in = payload.len() as u64;
+        if lease.role == Role::LazyShadow {
+            let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in, bytes_out: 0 });
+            if let Some(kept) = self.kept.get_mut(&header.layer) {
+                kept.keep(header, payload, &self.stage.room);
+            }
+            return;
+        }
+        self.compute(header, payload, header.kind == Kind::Feed, bytes_in);
+    }
+
+    /// Gives a frame to the worker; `quietly`: nobody waits for its output. `bytes_in` is what crossed the network for it.
+    fn compute(&mut self, header: Header, payload: Vec<u8>, quietly: bool, bytes_in: u64) {
+        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
+            return;
+        };
+        let (rows, layers) = (header.rows, lease.layers);
         if let Some(word) = self.words.get_mut(&header.layer) {
-            word.received(header.from, rows, header.wire, &payload, header.kind == Kind::Feed);
+            word.received(header.from, rows, header.wire, &payload, quietly);
         }
         let job = Job {
             session: self.stage.session,
             epoch: header.epoch,
-            layer: lease.layers.start(),
+            layer: layers.start(),
             from: header.from,
             rows,
             input: JobInput::Wire(header.wire, payload),
@@ -346,7 +415,7 @@ impl Running {
         if worker.run(job).is_ok() {
             self.jobs += 1;
             self.came.push_back(self.idle_since);
-            let layers = lease.layers.len();
+            let layers = layers.len();
             let _ = self.stage.books.try_send(Served::Rows { rows, layers, bytes_in, bytes_out: 0 });
             self.hops.began(header.layer, header.from, || {
                 tracing::debug_span!(
@@ -383,7 +452,7 @@ impl Running {
                 #[cfg(debug_assertions)]
                 let bytes = crate::cheat::corrupted(output.from, output.rows, wire, bytes);
                 let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
-                let (follow, identity) = (lease.follow, &self.stage.identity);
+                let (follow, identity) = (lease.role != Role::Stage, &self.stage.identity);
                 let said = self
                     .words
                     .get_mut(&start)

@@ -97,13 +97,14 @@ pub struct Limits {
     pub outgoing: u32,
     /// Connections to one peer: two transports, a relayed one and its upgrade. One would make an upgrade impossible.
     pub per_peer: u32,
-    /// Streams one peer may hold open here, and this node there.
+    /// Streams one peer may hold open here, and this node there: one for each of its sessions, as many again that are being
+    /// closed, and as many asks.
     pub streams_per_peer: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { pending_incoming: 32, incoming: 128, outgoing: 64, per_peer: 4, streams_per_peer: 64 }
+        Self { pending_incoming: 32, incoming: 128, outgoing: 64, per_peer: 4, streams_per_peer: 128 }
     }
 }
 

@@ -18,7 +18,10 @@ use crate::config::Config;
 use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
 use crate::event_loop;
-use crate::link::{Lane, Plane, Stream, behaviour::Opened};
+use crate::link::{
+    Lane, Plane, Stream,
+    behaviour::{NotOpened, Opened},
+};
 use crate::path::Path;
 use crate::wire::announce::Announcement;
 use crate::wire::control::{Answer, Ask, Contact};
@@ -31,6 +34,10 @@ pub(crate) const MAX_EVENTS: usize = 1_024;
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a connection to a contact is waited for: every transport's own handshake deadline is shorter.
 const DIAL_DEADLINE: Duration = Duration::from_secs(15);
+/// How often a silent contact is asked: it is dialed beside its old connections, these are closed, it is dialed alone.
+const REACHES: u32 = 4;
+/// Between two of them, and between two attempts to open a stream at a limit: for the loop to see what has closed.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A handle on the network. Cheap to clone; the network stops when the last one is dropped.
 #[derive(Clone, Debug)]
@@ -144,6 +151,7 @@ pub struct PeerInfo {
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),
     Dial { addresses: Vec<String>, peer: Option<NodeId>, reply: oneshot::Sender<Result<NodeId>> },
+    DialBeside { contact: Contact },
     Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
     Open { node: NodeId, lane: Lane, reply: Opened },
     Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },
@@ -202,6 +210,31 @@ impl Network {
         self.dial_all(contact.addresses.clone(), Some(contact.node)).await.map(drop)
     }
 
+    /// As [`Network::connect`], and makes sure that `contact` is there: where a process has died its QUIC connections say
+    /// nothing for seconds, and what is sent to them is lost. Who does not answer within `patience` is dialed once more
+    /// beside what there is; one that was started again says so, its old connections are closed, and it is asked again.
+    /// Returns whether it has answered, after [`REACHES`] tries at most.
+    ///
+    /// # Errors
+    /// As [`Network::dial`].
+    pub async fn reach(&self, contact: &Contact, patience: Duration) -> Result<bool> {
+        for _ in 0..REACHES {
+            self.connect(contact).await?;
+            match self.ask(contact.node, &Ask::Ping, patience).await {
+                // Of another version, and there.
+                Ok(_) | Err(HopError::Corrupt) => return Ok(true),
+                Err(HopError::Timeout) => {
+                    tracing::debug!(node = %contact.node, "connected and silent, dialed once more");
+                    let beside = Command::DialBeside { contact: contact.clone() };
+                    self.commands.send(beside).await.map_err(|_| Error::Closed)?;
+                }
+                // What there was is closed now.
+                Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+        Ok(false)
+    }
+
     async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>) -> Result<NodeId> {
         let dialed = self.told(|reply| Command::Dial { addresses, peer, reply });
         match tokio::time::timeout(DIAL_DEADLINE, dialed).await {
@@ -252,17 +285,24 @@ impl Network {
     /// Negotiation is lazy: a peer that does not take the stream shows when it is first read.
     ///
     /// # Errors
-    /// [`HopError::Closed`] when the peer is not connected, [`HopError::Refused`] at the limit of streams.
+    /// [`HopError::Closed`] when the peer is not connected, [`HopError::Timeout`] when the limit of streams lasts.
     pub async fn open(&self, node: NodeId, plane: Plane) -> Result<Stream, HopError> {
         self.open_lane(node, Lane::Plane(plane)).await
     }
 
+    /// At a limit of streams it waits until one has ended.
     async fn open_lane(&self, node: NodeId, lane: Lane) -> Result<Stream, HopError> {
-        let opened = self.told(|reply| Command::Open { node, lane, reply });
-        match tokio::time::timeout(OPEN_DEADLINE, opened).await {
-            Ok(opened) => opened.unwrap_or(Err(HopError::Closed)),
-            Err(_) => Err(HopError::Timeout),
-        }
+        let opened = async {
+            loop {
+                match self.told(|reply| Command::Open { node, lane, reply }).await {
+                    Some(Ok(stream)) => return Ok(stream),
+                    Some(Err(NotOpened::Full)) => tokio::time::sleep(PAUSE).await,
+                    Some(Err(NotOpened::Failed(error))) => return Err(error),
+                    None => return Err(HopError::Closed),
+                }
+            }
+        };
+        tokio::time::timeout(OPEN_DEADLINE, opened).await.unwrap_or(Err(HopError::Timeout))
     }
 
     /// Lets others find this node as a holder of `model`, until shutdown.

@@ -40,6 +40,8 @@ pub(crate) const TARGET: usize = 16;
 const MAX_FAILURES: u32 = 8;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(300);
+/// A peer that is started again more often is dialed again like any that is lost.
+const ANEW: Duration = Duration::from_secs(1);
 /// What the larger name of two waits for the smaller one to dial.
 const POLITE: Duration = Duration::from_millis(1_500);
 /// How long a peer of another swarm is left alone.
@@ -73,6 +75,8 @@ struct Known {
     connected: bool,
     /// Not sought before.
     left_until: Option<Instant>,
+    /// When it was last found to have been started again.
+    anew: Option<Instant>,
 }
 
 /// The address book.
@@ -115,6 +119,7 @@ impl Book {
             dialing: false,
             connected: false,
             left_until: None,
+            anew: None,
         });
         // Seen on the local network again, or named by the user: whatever failed before may work now.
         if source < known.source || source == Source::Mdns {
@@ -172,6 +177,13 @@ impl Book {
             known.connected = false;
             known.due = known.left_until.take().unwrap_or(now).max(now + FIRST_RETRY);
         }
+    }
+
+    /// `peer` was found to have been started again; whether to dial it at once, which two processes under one key would
+    /// else make this node do for ever.
+    pub fn started_again(&mut self, peer: &PeerId, now: Instant) -> bool {
+        let last = self.known.get_mut(peer).and_then(|known| known.anew.replace(now));
+        last.is_none_or(|last| now.saturating_duration_since(last) > ANEW)
     }
 
     /// Dialing `peer` failed.

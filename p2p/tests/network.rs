@@ -276,6 +276,38 @@ async fn who_is_started_again_unnoticed_is_met_anew() {
     assert_eq!(&bytes, b"headpayload");
 }
 
+/// Killed and back elsewhere, and it does not call: whoever must be sure that it is there finds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_must_be_there_is_looked_for_beside_its_ghost() {
+    let (me, _of_me) = node(config(1, QUIC)).await;
+    let first = tokio::runtime::Runtime::new().unwrap();
+    let (before, events) = first.spawn(node(config(2, QUIC))).await.unwrap();
+    assert!(me.reach(&before.contact().await, PATIENCE).await.unwrap());
+    first.shutdown_background();
+    drop((before, events));
+
+    let (again, mut of_again) = node(config(2, QUIC)).await;
+    let contact = again.contact().await;
+    me.connect(&contact).await.unwrap();
+    let asked = me.ask(again.me(), &Ask::Ping, Duration::from_millis(50)).await;
+    assert!(matches!(asked, Err(HopError::Timeout)), "connected, and nobody is there: {asked:?}");
+    let found = async {
+        // A busy machine may need more than one round.
+        while !me.reach(&contact, Duration::from_millis(300)).await.unwrap_or(false) {}
+    };
+    tokio::time::timeout(PATIENCE, found).await.expect("it is found");
+    let mut out = me.open(again.me(), Plane::Data).await.unwrap();
+    out.send(b"head", b"payload").await.unwrap();
+    let mut into = expect(&mut of_again, |event| match event {
+        Event::Incoming { plane: Plane::Data, stream, .. } => Some(stream),
+        _ => None,
+    })
+    .await;
+    let mut bytes = [0; 11];
+    into.recv_exact(&mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"headpayload");
+}
+
 /// QUIC is dialed faster, TCP carries faster near by and ends with the process at its other end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_near_peer_is_met_over_tcp_too() {

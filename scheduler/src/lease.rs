@@ -109,6 +109,17 @@ impl Leases {
         remember(&mut self.refused, now, node, now, |at| *at, REFUSED_MS);
     }
 
+    /// A place at this node was given back: it may be asked again.
+    pub fn freed(&mut self, node: NodeId) {
+        self.refused.remove(&node);
+    }
+
+    /// Forgets what a node said: it may have been started again.
+    pub fn forget(&mut self, node: NodeId) {
+        self.heard.remove(&node);
+        self.refused.remove(&node);
+    }
+
     /// Adds what was heard to a request: the sessions beyond the announced ones, and whom not to ask.
     pub fn amend(&self, now: Millis, request: &mut Request, announced: impl Fn(NodeId) -> u32) {
         for node in self.heard.keys() {

@@ -121,6 +121,53 @@ fn two_stages_at_once() {
     }
 }
 
+/// One runs all the strangers' layers and dies; the other has followed it, kept its inputs, or never heard of it.
+#[test]
+fn a_shadow_does_as_it_is_asked() {
+    let mut swarm = Swarm::start(&["1..7", "1..7"]);
+    let expected = alone(&SEEDED);
+    let figure = |node: &Node, name: &str| node.ask(&["status"])[name].as_u64().unwrap();
+    let mut received = Vec::new();
+    for mode in ["none", "lazy", "all"] {
+        let ask = ["--shadow", mode, "--verify", "off"].into_iter().chain(SEEDED);
+        let mut prompt = Prompt::run(&swarm.asks.home, ask);
+        assert!(prompt.reaches(60));
+        let runs = swarm.running(&prompt)[0];
+        let shadows = prompt.route["shadows"].as_array().unwrap();
+        let named = shadows.iter().any(|shadow| *shadow == swarm.serves[1 - runs].name.as_str());
+        assert_eq!(named, mode != "none", "{}", prompt.route);
+        let fed = |swarm: &Swarm| {
+            ["served_positions", "bytes_in"].map(|name| figure(&swarm.serves[1 - runs], name))
+        };
+        let started = Instant::now();
+        let before = loop {
+            let before = fed(&swarm);
+            // What was sent to it may still be on its way.
+            if mode == "none" || before[1] > 0 && (mode == "lazy" || before[0] > 0) {
+                break before;
+            }
+            assert!(started.elapsed() < harness::prompt::BOUND, "{mode}: it has heard nothing");
+        };
+        swarm.kill(runs);
+        let last = prompt.ends();
+        assert_eq!(last["ids"], expected, "{mode}: {last}");
+        assert_eq!(Value::Array(prompt.ids()), expected, "{mode}");
+        assert!(faults(&last) > 0, "{mode}: {last}");
+        let [computed, bytes] = fed(&swarm);
+        println!("shadow {mode}: {before:?} positions and bytes before, {computed} and {bytes} after");
+        let computed_before = if mode == "all" { 1..=u64::MAX } else { 0..=0 };
+        assert!(computed_before.contains(&before[0]), "{mode}: {before:?}");
+        assert_eq!(before[1] == 0, mode == "none", "{mode}: {before:?}");
+        received.push(bytes);
+        // Everybody starts with counters at zero.
+        swarm.kill(1 - runs);
+        swarm.serves = swarm.all();
+        swarm.asks.meets(2);
+    }
+    // What a lazy shadow kept crosses the network once.
+    assert!(received[1] < received[0] * 3 / 2, "{received:?}");
+}
+
 /// All strangers die. A prompt waits for them to come back; when they take too long it is given up with a word about what
 /// to do, and what was said is kept: with the strangers back, it is continued.
 #[test]

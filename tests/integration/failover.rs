@@ -27,6 +27,8 @@ const BOUND: Duration = Duration::from_secs(150);
 const SLOW_MS: f64 = 1_500.0;
 /// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
 /// differently.
+/// What those do who stand by, as often as they are drawn. Where nobody can follow, it makes no difference.
+const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -142,9 +144,9 @@ fn asks() -> [Vec<String>; 3] {
 }
 
 /// Runs a prompt and strikes when the time has come; gives the last line.
-fn run(swarm: &Swarm, ask: &[String], strike: &mut dyn FnMut(&Value, usize)) -> Value {
+fn run(swarm: &Swarm, ask: &[String], shadow: &str, strike: &mut dyn FnMut(&Value, usize)) -> Value {
     let mut child = Command::new(binary())
-        .args(["run", "--via", "swarm", "--json", "--home"])
+        .args(["run", "--via", "swarm", "--json", "--shadow", shadow, "--home"])
         .arg(&swarm.asks.home)
         .args(ask)
         .stdout(Stdio::piped())
@@ -204,11 +206,11 @@ fn the_answer_survives_every_kind_of_death() {
     });
     println!("{faults} faults: 0 tokens lost, 0 doubled, 0 different, 0 hangs");
     for (standby, stalls) in ["followed", "cut anew"].into_iter().zip(stalls) {
-        for (kind, mut stalls) in stalls {
+        for ((shadow, kind), mut stalls) in stalls {
             stalls.sort_by(f64::total_cmp);
             let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share).round() as usize];
             println!(
-                "{standby}, {kind:?}: stall p50 {:.0} ms, p99 {:.0} ms, n {}",
+                "{standby}, shadow {shadow}, {kind:?}: stall p50 {:.0} ms, p99 {:.0} ms, n {}",
                 at(0.5),
                 at(0.99),
                 stalls.len()
@@ -222,9 +224,9 @@ fn strike_all(
     layers: &'static [&'static str],
     seeds: Range<u64>,
     expected: &[Value],
-) -> BTreeMap<Kind, Vec<f64>> {
+) -> BTreeMap<(&'static str, Kind), Vec<f64>> {
     let mut swarm = Swarm::start(layers);
-    let mut stalls: BTreeMap<Kind, Vec<f64>> = BTreeMap::new();
+    let mut stalls: BTreeMap<(&str, Kind), Vec<f64>> = BTreeMap::new();
     for seed in seeds {
         let mut chance = Chance::new(seed);
         // Every pair of kind and phase comes round; who and what is drawn.
@@ -232,7 +234,8 @@ fn strike_all(
         let phase = PHASES[seed as usize / KINDS.len() % PHASES.len()];
         let which = chance.below(3);
         let stage = chance.below(2);
-        println!("seed {seed}: {kind:?} in {phase:?}, prompt {which}, stage {stage}");
+        let shadow = SHADOWS[chance.below(SHADOWS.len())];
+        println!("seed {seed}: {kind:?} in {phase:?}, prompt {which}, stage {stage}, shadow {shadow}");
         let (length, mut victim) = (expected[which].as_array().unwrap().len(), None);
         let at = match phase {
             Phase::Prefill => 0,
@@ -246,7 +249,7 @@ fn strike_all(
             swarm.strike(index, kind);
             victim = Some(index);
         }
-        let line = run(&swarm, &asks()[which], &mut |route, tokens| {
+        let line = run(&swarm, &asks()[which], shadow, &mut |route, tokens| {
             if victim.is_none() && tokens >= at && !route.is_null() {
                 let strangers = route["stages"]
                     .as_array()
@@ -269,7 +272,7 @@ fn strike_all(
             println!("  stalled for {worst:.0} ms: {told:?}\n{}", swarm.log());
         }
         if worst > 0.0 {
-            stalls.entry(kind).or_default().push(worst);
+            stalls.entry((shadow, kind)).or_default().push(worst);
         }
         swarm.restore(victim.expect("every phase of a prompt comes"));
     }

@@ -20,7 +20,7 @@ use crate::{
     body::JsonBody,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, Plan, Prompt, Sampling, Usage},
+    inference::{Format, GenerateRequest, Mode, Plan, Prompt, Sampling, Shadow, Usage},
     names,
     openai::{self, MAX_TOKENS, messages::MAX_MESSAGES},
     sse::{self, Frame, Wire},
@@ -98,6 +98,7 @@ fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>) -> Result<(Generate
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         verify: openai::verify(fields, headers)?,
         agreed: openai::agreed(headers)?,
+        shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
     };
     app.know(request.model.as_deref())?;

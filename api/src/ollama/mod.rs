@@ -20,7 +20,7 @@ use crate::{
     answer::Ended,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Usage},
+    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Shadow, Usage},
     names,
     openai::{self, MAX_TOKENS},
 };
@@ -78,6 +78,7 @@ fn common(
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         verify: openai::verify(fields, headers)?,
         agreed: openai::agreed(headers)?,
+        shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
     })
 }

@@ -17,7 +17,7 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{
-        Format, GenerateRequest, Mode, Prompt, Sampling, TokenLogprob, TokenLogprobs, Usage, Verify,
+        Format, GenerateRequest, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs, Usage, Verify,
     },
     names,
 };
@@ -66,6 +66,7 @@ pub(crate) fn common(
         mode: choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         verify: verify(fields, headers)?,
         agreed: agreed(headers)?,
+        shadow: choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
     })
 }

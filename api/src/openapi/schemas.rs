@@ -82,10 +82,11 @@ fn model() -> Value {
 }
 
 /// What every request for an answer takes.
-fn who() -> [(&'static str, Value); 2] {
+fn who() -> [(&'static str, Value); 3] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
+        ("shadow", words(&["all", "lazy", "none"])),
     ]
 }
 

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use scheduler::LayerRange;
 
 use super::{EngineArgs, SamplingArgs};
-use crate::control::{Mode, Verify};
+use crate::control::{Mode, Shadow, Verify};
 
 /// Where a node keeps its key, models and socket.
 #[derive(Debug, Clone, Args)]
@@ -226,6 +226,10 @@ pub struct RouteArgs {
     /// How strangers are checked: strict shows a token once all that it follows from is
     #[arg(long, value_enum, default_value = "sample")]
     pub verify: Verify,
+    /// What another holder of each segment does in case its node fails: it computes along (all), keeps what it would need
+    /// (lazy), or nobody stands by (none)
+    #[arg(long, value_enum, default_value = "all")]
+    pub shadow: Shadow,
 }
 
 /// Where a prompt is answered.

@@ -219,6 +219,7 @@ impl Daemon {
             books: self.books.clone(),
             draining: self.draining.subscribe(),
             slot,
+            room: self.room.clone(),
         };
         self.totals.sessions += 1;
         tokio::spawn(stage.run(inlets.clone(), doors));

@@ -54,7 +54,7 @@ mod tests {
 
     use super::{interrupted, lines};
     use crate::{
-        control::{Ask, ForApi, Mode, Verify},
+        control::{Ask, ForApi, Mode, Shadow, Verify},
         journal::{Begun, Journal, unfinished},
     };
 
@@ -74,6 +74,7 @@ mod tests {
             max_tokens: 4,
             stop: Vec::new(),
             verify: Verify::Sample,
+            shadow: Shadow::All,
             api: ForApi { over_http: true, repeatable: true, ..ForApi::default() },
         }
     }

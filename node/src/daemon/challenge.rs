@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::{Daemon, prompt::Said};
 use crate::{
     clock,
-    control::{Ask, ForApi, Mode, Verify},
+    control::{Ask, ForApi, Mode, Shadow, Verify},
 };
 
 /// Least time between two challenges.
@@ -135,6 +135,7 @@ impl Daemon {
             max_tokens: TOKENS,
             stop: Vec::new(),
             verify: Verify::Strict,
+            shadow: Shadow::All,
             api: ForApi::default(),
         };
         let (lines, mut answer) = mpsc::channel(LINES);

@@ -21,7 +21,7 @@ use tokio::{sync::mpsc, time::timeout};
 use super::prompt::{PromptTask, Said};
 use crate::{
     content::hex,
-    control::{Ask, ForApi, LINES, Mode, Verify},
+    control::{Ask, ForApi, LINES, Mode, Shadow, Verify},
     telemetry::Requester,
 };
 
@@ -198,6 +198,7 @@ fn ask(request: &Request) -> Result<Ask, String> {
         stop: request.stop.clone(),
         api: ForApi::default(),
         verify: Verify::default(),
+        shadow: Shadow::default(),
     })
 }
 

@@ -58,7 +58,7 @@ use scheduler::{
 };
 use serde_json::{Value, json};
 use tokio::{
-    sync::{broadcast, mpsc, watch},
+    sync::{Semaphore, broadcast, mpsc, watch},
     time::interval,
 };
 
@@ -162,6 +162,8 @@ struct Daemon {
     trust: Trust,
     receipts: Receipts,
     table: Table,
+    /// Where lazy shadows keep what they are sent.
+    room: Arc<Semaphore>,
     gossip: gossip::Announcer,
     line: bandwidth::Line,
     /// Bytes of models fetched when it was looked last.
@@ -276,6 +278,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         held,
         beside,
         table,
+        room: crate::stage::room(),
         gossip: gossip::Announcer::new(clock::unix_ms()),
         line: bandwidth::Line::default(),
         fetched_bytes: 0,
@@ -378,6 +381,11 @@ impl Daemon {
                 // Whoever failed to reach it failed before.
                 self.take_lessons();
                 self.view.reachable(self.me, node);
+                if !self.facts.contains_key(&node) {
+                    // Nobody who was met before: what was learned is about a process that is gone.
+                    self.lessons.forget(node);
+                    self.view.met_again(node);
+                }
                 self.gossip.reached(node, path);
                 self.announce(true).await;
             }

@@ -32,8 +32,6 @@ use crate::{
 const EXPECTED_TOKENS: u32 = 128;
 /// A prompt that nobody has room for waits this long.
 const QUEUE: Duration = Duration::from_secs(60);
-/// Meanwhile it asks again after this, up to twice as long.
-const AGAIN: Duration = Duration::from_millis(200);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
@@ -265,6 +263,7 @@ impl PromptTask {
             trusted,
             may_stay_home: ask.may_stay_home,
             exact: ask.verify == Verify::Strict,
+            shadow: ask.shadow,
             prove: self.prove,
             commit,
             answer,
@@ -328,11 +327,8 @@ impl PromptTask {
                 Err(trouble) if trouble.is_busy() && Instant::now() < until && !lines.is_closed() => {}
                 prepared => return prepared,
             }
-            // Not all at once.
-            let [chance, ..] = random()?;
-            let pause = AGAIN + AGAIN * u32::from(chance) / 256;
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = self.lessons.room() => {}
                 () = lines.closed() => {}
             }
         }
@@ -404,6 +400,7 @@ impl PromptTask {
             looks,
             announced: routed.announced,
             verify: ask.verify,
+            shadow: ask.shadow,
             shares: self.local.shares.clone(),
             approx: self.approx.clone(),
             layer_bytes: self.local.layer_bytes,

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::{Daemon, estimate::Expected};
 use crate::{
-    control::Mode,
+    control::{Mode, Shadow},
     generate::{MAX_WITNESSES, Reroute, Witness},
     lessons::Lesson,
 };
@@ -47,6 +47,8 @@ pub struct RouteQuestion {
     pub may_stay_home: bool,
     /// Whether only nodes whose results can be compared bit by bit may compute.
     pub exact: bool,
+    /// What those do who stand by.
+    pub shadow: Shadow,
     /// A node that has to serve although it owes a proof: this is its challenge.
     pub prove: Option<NodeId>,
     /// Whether it will be run: counts as load until it is finished.
@@ -150,7 +152,7 @@ impl Daemon {
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
     /// tokens are here.
     pub(super) fn reroute(&mut self, question: Reroute) {
-        let Reroute { model, mut policy, shape, deny, answer, session } = question;
+        let Reroute { model, mut policy, shape, deny, shadow, answer, session } = question;
         // Who was barred when it began stays so, and who was since.
         let barred = deny.into_iter().chain(self.denied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
@@ -160,7 +162,7 @@ impl Daemon {
             snapshot.assume_room(|host| seats.is_some_and(|nodes| nodes.contains(&host.id)));
             let roomy = route(&snapshot, &request);
             let pipeline = roomy.or_else(|_| route(ask_the_full(&mut snapshot), &request)).ok()?.pipeline;
-            let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline);
+            let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline, shadow);
             if let Some(nodes) = self.in_flight.get_mut(&session) {
                 nodes.clear();
                 let me = self.me;
@@ -214,7 +216,7 @@ impl Daemon {
             ))
         })?;
         // Somebody to fall back on must not be left out because it is slower.
-        let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline);
+        let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline, question.shadow);
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
         Ok(Routed {
@@ -293,12 +295,17 @@ impl Daemon {
         snapshot: &Snapshot,
         request: &Request,
         pipeline: &Pipeline,
+        shadow: Shadow,
     ) -> (Standbys, Vec<Contact>) {
         let shadows = pipeline.segments().iter().enumerate().map(|(index, segment)| {
-            (segment.node != self.me).then(|| standby::shadow(snapshot, request, pipeline, index)).flatten()
+            let followed = segment.node != self.me && shadow != Shadow::None;
+            followed.then(|| standby::shadow(snapshot, request, pipeline, index)).flatten()
         });
-        let standbys =
-            Standbys { shadows: shadows.collect(), covers: standby::covers(snapshot, request, pipeline) };
+        let standbys = Standbys {
+            shadows: shadows.collect(),
+            lazy: shadow == Shadow::Lazy,
+            covers: standby::covers(snapshot, request, pipeline),
+        };
         let contacts = self.contacts(pipeline, &standbys);
         (standbys, contacts)
     }

@@ -121,6 +121,7 @@ impl Conductor {
             policy: self.plan.policy.clone(),
             shape: self.plan.shape,
             deny: deny.into_iter().chain(self.checks.denied.iter().copied()).collect(),
+            shadow: self.plan.shadow,
             answer,
         };
         let (reroute, orders) = (self.means.reroute.clone(), self.orders.clone());

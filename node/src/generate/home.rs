@@ -37,6 +37,8 @@ impl Conductor {
             input,
             want,
         });
+        // At once: what came in is checked and told while the worker computes.
+        self.feed_worker();
     }
 
     /// Keeps the own worker busy without filling its queue.

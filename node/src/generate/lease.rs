@@ -5,7 +5,7 @@ use std::time::Duration;
 use p2p::{
     HopError,
     codec::Wire,
-    wire::control::{Answer, Ask, Lease},
+    wire::control::{Answer, Ask, Lease, Role},
 };
 use scheduler::{
     NodeId, Segment,
@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use super::Conductor;
 use crate::{
+    control::Shadow,
     table::Order,
     worker::{Conduct, OpenSession, Worker},
 };
@@ -90,7 +91,11 @@ impl Conductor {
             previous: before.filter(|before| *before != self.means.me),
             log: true,
             ttl_ms: TTL_MS,
-            follow: stage.is_none(),
+            role: match (stage, self.plan.shadow) {
+                (Some(_), _) => Role::Stage,
+                (None, Shadow::Lazy) => Role::LazyShadow,
+                (None, _) => Role::Shadow,
+            },
         };
         let (network, there) = (self.means.network.clone(), self.plan.contact(node));
         let (me, lessons, model) = (self.means.me, self.means.lessons.clone(), self.plan.model);

@@ -18,7 +18,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use super::third::Witness;
 use crate::{
     audit::Auditor,
-    control::Verify,
+    control::{Shadow, Verify},
     lessons::Lessons,
     worker::{Conduct, Top, Worker},
 };
@@ -59,6 +59,8 @@ pub struct Plan {
     pub announced: BTreeMap<NodeId, u32>,
     /// How strangers are checked.
     pub verify: Verify,
+    /// What those do who stand by.
+    pub shadow: Shadow,
     /// Share of the requests of a node to check; of one that is not in it, all.
     pub shares: BTreeMap<NodeId, f64>,
     /// Nodes whose results are not bit for bit those of profile `d1`.
@@ -260,6 +262,8 @@ pub struct Reroute {
     pub shape: Shape,
     /// Nodes that failed this request.
     pub deny: BTreeSet<NodeId>,
+    /// What those do who stand by.
+    pub shadow: Shadow,
     /// Where the answer goes.
     pub answer: oneshot::Sender<Option<(Pipeline, Standbys, Vec<Contact>)>>,
 }

@@ -21,7 +21,7 @@ use std::{
 use p2p::{
     HopError,
     codec::Wire,
-    wire::control::{Answer, Ask, Contact, Lease},
+    wire::control::{Answer, Ask, Contact, Lease, Role},
 };
 use scheduler::{LayerRange, LayerSet, NodeId, OperatorId, recover::Failure, session::Event};
 
@@ -109,7 +109,7 @@ impl Conductor {
             previous: None,
             log: true,
             ttl_ms: TTL_MS,
-            follow: true,
+            role: Role::Shadow,
         };
         tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
         self.plan.contacts.push(there.clone());

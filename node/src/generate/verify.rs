@@ -34,10 +34,11 @@ use std::{
 
 use bytes::Bytes;
 use p2p::{
+    HopError,
     codec::{self},
     wire::{
         announce::Class,
-        control::{Ask, Settlement},
+        control::{Answer, Ask, Settlement},
         frame::{COMMIT_LEN, Header},
         receipt::{Commit, FraudProof, Receipt, Terms, Work},
     },
@@ -53,12 +54,14 @@ use super::{
 use crate::{
     audit::{Audit, Case},
     clock,
-    control::Verify,
+    control::{Shadow, Verify},
     table::{Order, Outlets},
 };
 
 /// The last token of a strict answer waits this long for its check.
 const BARRIER: Duration = Duration::from_secs(20);
+/// Times a node that does not hear it is told that it is needed no more; then its lease runs out by itself.
+const RELEASES: u32 = 5;
 /// The end of an answer waits this long for the last signatures.
 const SETTLE: Duration = Duration::from_millis(1_500);
 
@@ -391,7 +394,8 @@ impl Conductor {
             .collect();
         let mut hopeless = true;
         for (stage, segment) in strangers {
-            let followed = self.shadows.get(&stage).is_some_and(|shadow| !self.plan.approx.contains(shadow));
+            let followed = self.plan.shadow == Shadow::All
+                && self.shadows.get(&stage).is_some_and(|shadow| !self.plan.approx.contains(shadow));
             let book = self.book(segment.layers);
             if !followed && book.audit.is_none() && !book.undecided {
                 self.start_audit(segment.layers);
@@ -418,14 +422,29 @@ impl Conductor {
         }
         self.checks.unsettled.insert(node);
         let (network, session, orders) = (self.means.network.clone(), self.plan.session, self.orders.clone());
+        let (lessons, worked) = (self.means.lessons.clone(), self.report.opened_ms.is_some());
         tokio::spawn(async move {
             let patience = Duration::from_millis(LEASE_MS);
-            let settled = match network.ask(node, &Ask::Settle { session, upto }, patience).await {
-                Ok(p2p::wire::control::Answer::Settled(settled)) => settled,
-                _ => Vec::new(),
-            };
+            let mut settled = Vec::new();
+            // Who was given nothing to do has no bill.
+            if worked
+                && let Ok(Answer::Settled(bill)) =
+                    network.ask(node, &Ask::Settle { session, upto }, patience).await
+            {
+                settled = bill;
+            }
             let _ = orders.send(Order::Settled { node, settled }).await;
-            let _ = network.ask(node, &Ask::Release { session, epoch }, patience).await;
+            let release = Ask::Release { session, epoch };
+            for attempt in 0..RELEASES {
+                match network.ask(node, &release, patience).await {
+                    Err(HopError::Timeout | HopError::Refused(_)) => {
+                        tokio::time::sleep(patience * attempt / RELEASES).await;
+                    }
+                    // A connection that has ended takes what was leased over it along.
+                    _ => break,
+                }
+            }
+            lessons.freed(node);
         });
     }
 

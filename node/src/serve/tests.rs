@@ -125,6 +125,7 @@ async fn gauges_follow_an_answer() {
         mode: None,
         verify: None,
         agreed: false,
+        shadow: None,
         show_special: false,
     };
     let mut answer = alone.generate(request).await.unwrap();

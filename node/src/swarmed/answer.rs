@@ -15,8 +15,8 @@ use std::{
 
 use api::{
     inference::{
-        Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, TokenLogprob,
-        TokenLogprobs, Usage, Verify,
+        Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, Shadow,
+        TokenLogprob, TokenLogprobs, Usage, Verify,
     },
     swarm::{Pipeline, Stage, SwarmEvent, Verdict},
 };
@@ -179,6 +179,11 @@ fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<A
             Verify::None => control::Verify::Off,
             Verify::Sample => control::Verify::Sample,
             Verify::All => control::Verify::Strict,
+        },
+        shadow: match request.shadow.unwrap_or_default() {
+            Shadow::All => control::Shadow::All,
+            Shadow::Lazy => control::Shadow::Lazy,
+            Shadow::None => control::Shadow::None,
         },
         wire: "raw".into(),
         trusted: shared.trusted.iter().cloned().collect(),

@@ -11,10 +11,12 @@ use scheduler::{ModelId, NodeId};
 use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
 use crate::identity::{node_id, peer_id};
+use crate::link::behaviour::NotOpened;
 use crate::network::{Command, PeerInfo};
 use crate::path;
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
+use crate::wire::control::Contact;
 
 /// Attempts to reach one peer at once; whoever names more addresses meanwhile waits for those under way.
 pub(super) const MAX_DIALS: usize = 2;
@@ -32,10 +34,11 @@ impl EventLoop {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
             Command::Dial { addresses, peer, reply } => self.dial(&addresses, peer, reply),
+            Command::DialBeside { contact } => self.dial_beside(&contact),
             Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
             Command::Open { node, lane, reply } => match peer_id(node) {
                 Some(peer) => self.swarm.behaviour_mut().link.open(peer, lane, reply),
-                None => drop(reply.send(Err(HopError::Closed))),
+                None => drop(reply.send(Err(NotOpened::Failed(HopError::Closed)))),
             },
             Command::Provide { model, reply } => {
                 let provided = self.swarm.behaviour_mut().kad.start_providing(model_key(model));
@@ -137,19 +140,46 @@ impl EventLoop {
         self.dial_peer(peer, all);
     }
 
+    /// Dials a peer although it is connected, unless that is under way: what it is connected by may lead to a process that
+    /// has died. The new connection introduces whoever is there now ([`EventLoop::meet_anew`]).
+    fn dial_beside(&mut self, contact: &Contact) {
+        let Ok((Some(peer), mut addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
+            return;
+        };
+        for address in self.book.addresses(&peer) {
+            if !addresses.contains(address) {
+                addresses.push(address.clone());
+            }
+        }
+        if !self.met.contains_key(&peer) {
+            return self.dial_peer(peer, addresses);
+        }
+        if self.dials.contains_key(&peer) || addresses.is_empty() {
+            return;
+        }
+        let options =
+            DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses.clone()).build();
+        let connection = options.connection_id();
+        match self.swarm.dial(options) {
+            Ok(()) => {
+                self.dials.entry(peer).or_default().push(Dial { connection, tried: addresses, follows: true })
+            }
+            Err(error) => tracing::debug!(%peer, %error, "no second connection"),
+        }
+    }
+
     /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are not
-    /// tried already: those of a peer that was started again may be old, and QUIC waits for seconds where nobody is.
+    /// tried already: those of a peer that was started again may be old, and QUIC waits for seconds where nobody is. For the
+    /// same reason nobody waits for a dial of Kademlia's, which knows the old addresses best.
     pub(super) fn dial_peer(&mut self, peer: PeerId, mut addresses: Vec<Multiaddr>) {
         let under_way = self.dials.get(&peer).map_or(&[][..], Vec::as_slice);
         addresses.retain(|address| !under_way.iter().any(|dial| dial.tried.contains(address)));
-        let condition = match under_way.len() {
-            0 => PeerCondition::DisconnectedAndNotDialing,
-            1..MAX_DIALS if !addresses.is_empty() => PeerCondition::Disconnected,
-            _ => return,
-        };
+        if under_way.len() >= MAX_DIALS || !under_way.is_empty() && addresses.is_empty() {
+            return;
+        }
         let mut tried: Vec<Multiaddr> = under_way.iter().flat_map(|dial| dial.tried.clone()).collect();
         tried.extend_from_slice(&addresses);
-        self.dial_under(peer, condition, addresses, tried, false);
+        self.dial_under(peer, addresses, tried, false);
     }
 
     /// A dial failed. The peer has been heard of under other addresses meanwhile: they are dialed, else it has failed.
@@ -160,18 +190,13 @@ impl EventLoop {
             return self.dial_failed(&peer, why);
         }
         tried.extend_from_slice(&fresh);
-        self.dial_under(peer, PeerCondition::DisconnectedAndNotDialing, fresh, tried, true);
+        self.dial_under(peer, fresh, tried, true);
     }
 
-    fn dial_under(
-        &mut self,
-        peer: PeerId,
-        condition: PeerCondition,
-        addresses: Vec<Multiaddr>,
-        tried: Vec<Multiaddr>,
-        follows: bool,
-    ) {
-        let options = DialOpts::peer_id(peer).condition(condition).addresses(addresses).build();
+    fn dial_under(&mut self, peer: PeerId, addresses: Vec<Multiaddr>, tried: Vec<Multiaddr>, follows: bool) {
+        tracing::debug!(%peer, ?addresses, "dials");
+        let options =
+            DialOpts::peer_id(peer).condition(PeerCondition::Disconnected).addresses(addresses).build();
         let connection = options.connection_id();
         match self.swarm.dial(options) {
             Ok(()) => {

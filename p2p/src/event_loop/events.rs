@@ -114,6 +114,7 @@ impl EventLoop {
             agent: String::new(),
             introduced: HashSet::new(),
             life: None,
+            anew: false,
             told: None,
             served: None,
             relays: false,
@@ -138,7 +139,11 @@ impl EventLoop {
             return self.tell_path(peer);
         }
         let Some(met) = self.met.remove(peer) else { return };
+        tracing::debug!(%peer, "its last connection ended");
         self.book.disconnected(peer, Instant::now());
+        if met.anew {
+            self.dial_peer(*peer, self.book.addresses(peer).to_vec());
+        }
         if met.told.is_some() {
             self.outbox.must(Event::Disconnected { node: met.node });
         } else {
@@ -154,6 +159,7 @@ impl EventLoop {
         if let DialError::WrongPeerId { address, .. } = error {
             self.book.wrong_address(&peer, &split_peer(address.clone()).0);
         }
+        tracing::debug!(%peer, %error, "a dial failed");
         let ended = self.dial_ended(&peer, connection);
         let under_way = self.dials.contains_key(&peer) || self.met.contains_key(&peer);
         if under_way || matches!(error, DialError::DialPeerConditionFalse(_)) {
@@ -377,10 +383,13 @@ impl EventLoop {
 
     /// `peer` was started again and its old connections are dead, which nobody has noticed yet: QUIC says nothing when a
     /// process dies. All are closed, the new one too, because gossipsub introduces itself on a first connection only: a
-    /// peer met beside its own ghost would never hear from this node, nor this node from it. The address book dials it
-    /// again at once, and so does the peer. Two processes under one key part each other so for as long as both run.
+    /// peer met beside its own ghost would never hear from this node, nor this node from it. It is dialed
+    /// again, and dials by itself. Two processes under one key part each other so for as long as both run.
     fn meet_anew(&mut self, peer: &PeerId) {
         tracing::info!(%peer, "it was started again, its old connections are closed");
+        if let Some(met) = self.met.get_mut(peer) {
+            met.anew = self.book.started_again(peer, Instant::now());
+        }
         // Gone already is fine.
         let _ = self.swarm.disconnect_peer_id(*peer);
     }

@@ -64,6 +64,8 @@ struct Met {
     introduced: HashSet<ConnectionId>,
     /// Which process of it this node met, as it says itself.
     life: Option<u64>,
+    /// Another process of it was met meanwhile: everything is closed, and it is dialed at once.
+    anew: bool,
     /// What the node was told last; `None` until the peer has shown that it is of this swarm.
     told: Option<Path>,
     /// When it was last served a catch-up.

@@ -27,7 +27,7 @@ use libp2p::swarm::{
 };
 use libp2p::{Multiaddr, PeerId};
 use scheduler::NodeId;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::{Guard, Lane, Plane, Stream, Traffic};
 use crate::config::Names;
@@ -40,7 +40,35 @@ use crate::path::{self, Path};
 const MAX_OPENING: usize = 32;
 
 /// Where the answer to an open goes.
-pub(crate) type Opened = oneshot::Sender<Result<Stream, HopError>>;
+pub(crate) type Opened = oneshot::Sender<Result<Stream, NotOpened>>;
+
+/// Why a stream was not opened.
+#[derive(Debug)]
+pub(crate) enum NotOpened {
+    /// As many as there may be are open, or being opened: one may end soon.
+    Full,
+    /// Trying again is of no use.
+    Failed(HopError),
+}
+
+/// Room for streams with one peer, one way. Asks have their own: they are short, and who has too many streams must still be
+/// able to give one back.
+#[derive(Debug)]
+struct Room {
+    asks: Arc<Semaphore>,
+    planes: Arc<Semaphore>,
+}
+
+impl Room {
+    fn new(streams: usize) -> Self {
+        Self { asks: Arc::new(Semaphore::new(streams)), planes: Arc::new(Semaphore::new(streams)) }
+    }
+
+    fn take(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {
+        let room = if lane == Lane::Control { &self.asks } else { &self.planes };
+        room.clone().try_acquire_owned().ok()
+    }
+}
 
 /// A peer opened a stream here.
 #[derive(Debug)]
@@ -65,8 +93,8 @@ struct Remote {
     node: NodeId,
     connections: Vec<Connection>,
     traffic: Arc<Traffic>,
-    inbound: Arc<Semaphore>,
-    outbound: Arc<Semaphore>,
+    inbound: Room,
+    outbound: Room,
 }
 
 impl Remote {
@@ -95,11 +123,10 @@ impl Behaviour {
     pub fn open(&mut self, peer: PeerId, lane: Lane, reply: Opened) {
         // A receiver that went away wants no answer.
         let refuse = |reply: Opened, why| drop(reply.send(Err(why)));
-        let Some(remote) = self.remotes.get(&peer) else { return refuse(reply, HopError::Closed) };
-        let Some(connection) = remote.best() else { return refuse(reply, HopError::Closed) };
-        let Ok(permit) = remote.outbound.clone().try_acquire_owned() else {
-            return refuse(reply, HopError::Refused("too many streams to this peer are open".into()));
-        };
+        let closed = NotOpened::Failed(HopError::Closed);
+        let Some(remote) = self.remotes.get(&peer) else { return refuse(reply, closed) };
+        let Some(connection) = remote.best() else { return refuse(reply, closed) };
+        let Some(permit) = remote.outbound.take(lane) else { return refuse(reply, NotOpened::Full) };
         connection.live.fetch_add(1, Ordering::Relaxed);
         let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
         let (node, path) = (remote.node, connection.path);
@@ -171,8 +198,8 @@ impl Behaviour {
             node,
             connections: Vec::new(),
             traffic: Arc::default(),
-            inbound: Arc::new(Semaphore::new(self.streams_per_peer)),
-            outbound: Arc::new(Semaphore::new(self.streams_per_peer)),
+            inbound: Room::new(self.streams_per_peer),
+            outbound: Room::new(self.streams_per_peer),
         });
         let quic = endpoint.get_remote_address().iter().any(|part| part == Protocol::QuicV1);
         let path = path::classify(endpoint);
@@ -240,12 +267,12 @@ impl NetworkBehaviour for Behaviour {
     ) {
         let Some(remote) = self.remotes.get(&peer) else { return };
         let Some(connection) = remote.connections.iter().find(|c| c.id == connection) else { return };
-        let Ok(permit) = remote.inbound.clone().try_acquire_owned() else {
+        let (lane, io) = event;
+        let Some(permit) = remote.inbound.take(lane) else {
             // Dropping the substream resets it: the peer sees its stream closed.
             tracing::debug!(node = %remote.node, "too many streams from this peer, one refused");
             return;
         };
-        let (lane, io) = event;
         connection.live.fetch_add(1, Ordering::Relaxed);
         let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _permit: permit };
         let stream = Stream::new(remote.node, connection.path, io, guard);
@@ -275,7 +302,7 @@ pub(crate) struct Open {
 
 impl Open {
     /// Tells the one who waits; nobody may wait any more.
-    fn finish(self, opened: Result<libp2p::Stream, HopError>) {
+    fn finish(self, opened: Result<libp2p::Stream, NotOpened>) {
         let Self { node, path, guard, reply, .. } = self;
         drop(reply.send(opened.map(|io| Stream::new(node, path, io, guard))));
     }
@@ -311,7 +338,7 @@ impl ConnectionHandler for Handler {
 
     fn on_behaviour_event(&mut self, open: Open) {
         if self.wanted.len() + self.opening >= MAX_OPENING {
-            return open.finish(Err(HopError::Refused("too many streams are being opened".into())));
+            return open.finish(Err(NotOpened::Full));
         }
         self.wanted.push_back(open);
     }
@@ -339,14 +366,14 @@ impl ConnectionHandler for Handler {
             }
             ConnectionEvent::DialUpgradeError(DialUpgradeError { info, error }) => {
                 self.opening = self.opening.saturating_sub(1);
-                info.finish(Err(match error {
+                info.finish(Err(NotOpened::Failed(match error {
                     StreamUpgradeError::Timeout => HopError::Timeout,
                     StreamUpgradeError::NegotiationFailed => {
                         HopError::Refused("it does not speak this protocol".into())
                     }
                     StreamUpgradeError::Io(_) => HopError::Closed,
                     StreamUpgradeError::Apply(never) => match never {},
-                }));
+                })));
             }
             _ => {}
         }

@@ -73,8 +73,25 @@ pub struct Lease {
     pub log: bool,
     /// Without a frame for this long the stage forgets the session, ms; 1 to [`MAX_LEASE_TTL_MS`].
     pub ttl_ms: u32,
-    /// Follows a stage as its shadow: keeps up with what it is sent and passes nothing on.
-    pub follow: bool,
+    /// What it is asked to be.
+    pub role: Role,
+}
+
+/// What a node is to a segment of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// Runs it and passes its outputs on.
+    Stage,
+    /// Follows whoever runs it: keeps up with what it is sent, signs for it and passes nothing on.
+    Shadow,
+    /// Keeps what it is sent and computes nothing: replays it when it is asked to run the segment.
+    LazyShadow,
+}
+
+impl Role {
+    fn from_u8(byte: u8) -> Option<Self> {
+        [Self::Stage, Self::Shadow, Self::LazyShadow].into_iter().find(|role| *role as u8 == byte)
+    }
 }
 
 /// What is asked.
@@ -249,7 +266,7 @@ impl Lease {
         if let Some(previous) = &self.previous {
             to.bytes(previous.as_bytes());
         }
-        to.bool(self.log).u32(self.ttl_ms).bool(self.follow);
+        to.bool(self.log).u32(self.ttl_ms).u8(self.role as u8);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
@@ -266,7 +283,7 @@ impl Lease {
             previous: if from.bool()? { Some(NodeId::new(from.array()?)) } else { None },
             log: from.bool()?,
             ttl_ms: from.u32()?,
-            follow: from.bool()?,
+            role: Role::from_u8(from.u8()?).ok_or(Malformed("lease: role"))?,
         };
         if !(1..=MAX_POSITIONS).contains(&lease.positions) || lease.at > lease.positions {
             return Err(Malformed("lease: positions"));

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId};
 
 use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
-use super::control::{Answer, Ask, Contact, Lease, Refusal, Settlement};
+use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
 use super::receipt::{Receipt, Work};
@@ -78,7 +78,7 @@ fn lease() -> Lease {
         previous: Some(NodeId::numbered(8)),
         log: true,
         ttl_ms: 120_000,
-        follow: false,
+        role: Role::Stage,
     }
 }
 
@@ -436,7 +436,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
     let rounding = prop::collection::btree_set(0..=1_024_u32, 0..40);
     let next = prop::option::of((any::<[u8; 32]>(), prop::collection::vec("[!-~]{1,256}", 0..=8)));
     let previous = prop::option::of(any::<[u8; 32]>());
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 1..=control::MAX_LEASE_TTL_MS);
+    let flags = (any::<bool>(), 0..3_usize, any::<bool>(), 1..=control::MAX_LEASE_TTL_MS);
     (ids, sizes, rounding, (next, previous), flags).prop_map(
         |((session, model, epoch), sizes, rounding, (next, previous), flags)| Lease {
             session: SessionId::new(session),
@@ -451,7 +451,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             previous: previous.map(NodeId::new),
             log: flags.0,
             ttl_ms: flags.3,
-            follow: flags.1,
+            role: [Role::Stage, Role::Shadow, Role::LazyShadow][flags.1],
         },
     )
 }

@@ -82,6 +82,8 @@ pub struct Session {
     most: u32,
     tokens: Vec<u32>,
     stages: Vec<Stage>,
+    /// Whether shadows keep what they are sent and compute nothing.
+    lazy: bool,
     /// Inputs logged, by first layer of the segment they enter.
     log: BTreeMap<u32, u32>,
     phase: Phase,
@@ -97,6 +99,8 @@ pub struct Session {
     hedged: Option<Millis>,
     /// The stage that was hedged, since when: until it speaks again its shadow gets every frame too.
     suspect: Option<(usize, Millis)>,
+    /// When a stage of this epoch was first sent something again that it did not seem to have got.
+    given_again: Option<Millis>,
     replays: u32,
     budget: Budget,
     detectors: BTreeMap<NodeId, Detector>,
@@ -109,7 +113,8 @@ pub struct Session {
     forgiven: u32,
     /// Times somebody was since the last token: who begins to wait asks sooner than who has waited long.
     waits: u32,
-    /// The last promise that did not come was owed by somebody who is there: it has no room, or others wait as we do.
+    /// The last promise that did not come was owed by somebody who is there or refused: it has no room, or others wait as we
+    /// do.
     crowded: bool,
     /// Caches computed from a lie: from here on nobody keeps his.
     tainted: u32,
@@ -135,6 +140,7 @@ impl Session {
             most: most.max(1),
             tokens: Vec::new(),
             stages: Vec::new(),
+            lazy: false,
             log: BTreeMap::new(),
             phase: Phase::Opening,
             due: now,
@@ -144,6 +150,7 @@ impl Session {
             last_due: now,
             hedged: None,
             suspect: None,
+            given_again: None,
             replays: 0,
             budget: Budget::default(),
             detectors: BTreeMap::new(),

@@ -9,6 +9,9 @@ use crate::{NodeId, Pipeline, Segment};
 pub struct Standbys {
     /// By segment, who follows it.
     pub shadows: Vec<Option<NodeId>>,
+    /// Whether they only keep what they are sent: then they are given no work before they take over, like any cover, but
+    /// need not be sent it again.
+    pub lazy: bool,
     /// Who would run a segment after a replay.
     pub covers: Vec<Cover>,
 }
@@ -113,7 +116,7 @@ pub enum Action {
         at: u32,
     },
     /// As `Open`, to the shadow of a stage: feed it the log of that stage whenever it is idle; it answers nothing
-    /// until a frame is sent to it.
+    /// until a frame is sent to it. A lazy one only keeps what it is fed ([`Standbys::lazy`]).
     Follow {
         /// Index of the stage.
         stage: usize,

@@ -37,6 +37,8 @@ impl Session {
                 stage.cover.clear();
             }
         }
+        // It has no room: what this session holds elsewhere may be what others wait for there.
+        self.crowded |= self.phase == Phase::Opening && failure == Failure::Refused;
         if self.phase != Phase::Asking
             && let Some(stage) = self.stages.iter().position(|stage| stage.segment.node == node)
         {
@@ -143,9 +145,10 @@ impl Session {
 
     fn options(&self, at: usize) -> Options {
         let stage = &self.stages[at];
-        Options {
-            shadow: stage.shadow.map(|node| Segment { node, layers: stage.segment.layers }),
-            cover: stage.cover.clone(),
+        let shadow = stage.shadow.map(|node| Segment { node, layers: stage.segment.layers });
+        match shadow.filter(|_| self.lazy) {
+            Some(shadow) => Options { shadow: None, cover: vec![shadow] },
+            None => Options { shadow, cover: stage.cover.clone() },
         }
     }
 
@@ -231,6 +234,7 @@ impl Session {
             ..Stage::fresh(*segment)
         });
         self.stages = stages.collect();
+        self.lazy = standbys.lazy;
         self.open_all(now, actions);
     }
 
@@ -239,6 +243,7 @@ impl Session {
         self.epoch += 1;
         self.hedged = None;
         self.suspect = None;
+        self.given_again = None;
         self.replays = 0;
         self.phase = Phase::Opening;
         self.due = now + OPEN_MS + self.rtt_p99_ms as u64;

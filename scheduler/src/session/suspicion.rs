@@ -5,6 +5,7 @@
 //! ```text
 //!   look  every LOOK_MS   said nothing since?  ask whether it is there
 //!   quiet SILENCE_MS      no word, no pong:    suspect, its shadow gets the frame; as long again: left
+//!   lost  SILENCE_MS      a pong, no beacon:   it does not compute what it was sent, so that was lost: it is sent again
 //!   due   its patience    talks, but is late:  looked at again while beacons come, STALLING times its patience at most
 //! ```
 
@@ -18,6 +19,10 @@ const STALLING: u64 = 8;
 pub(super) const LOOK_MS: u64 = 100;
 /// Silence before a promise counts for this much longer than in a step: there may be a connection to be made first.
 const CONNECT_MS: u64 = 250;
+/// What a row of a prompt may take to cross a slow link, ms, and how many of them cross before a stage can begin: so much
+/// more time it has to say that it computes.
+const ROW_MS: u64 = 4;
+const ROWS: u32 = 96;
 /// A look that comes this much too late says that this machine slept: what others did not say meanwhile proves nothing.
 const OVERSLEPT_MS: u64 = 200;
 
@@ -64,6 +69,18 @@ impl Session {
         if quiet >= silence && self.hedged.is_none_or(|since| now.since(since) >= silence) {
             let failure = if self.hedged.is_some() { Failure::Silent } else { Failure::Late };
             self.recover(now, stage, failure, actions);
+        } else if self.has_lost_it(now, stage) {
+            match self.given_again {
+                None => {
+                    self.given_again = Some(now);
+                    self.send_again(stage, actions);
+                }
+                // What is sent to it is lost again, or whoever sends it.
+                Some(again) if self.stages[stage].heard > again || now.since(again) >= silence => {
+                    self.recover(now, stage, Failure::Late, actions);
+                }
+                Some(_) => self.ping(now, stage, actions),
+            }
         } else if now < self.due {
             self.ping(now, stage, actions);
         } else if unheard < silence && now < self.last_due {
@@ -72,6 +89,22 @@ impl Session {
         } else {
             self.recover(now, stage, Failure::Late, actions);
         }
+    }
+
+    /// A stage that answers and does not say that it computes has not got what it was sent: the one before it may send to
+    /// a connection whose other end has died.
+    fn has_lost_it(&self, now: Millis, at: usize) -> bool {
+        let stage = &self.stages[at];
+        let rows = self.logged(at).min(self.known()).saturating_sub(stage.done);
+        let patience = self.silence_ms() + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
+        rows > 0 && stage.alive > stage.heard && now.since(stage.heard) >= patience && now < self.due
+    }
+
+    /// Sends a stage from here what the one before it has sent it.
+    fn send_again(&self, stage: usize, actions: &mut Vec<Action>) {
+        let (node, from) = (self.stages[stage].segment.node, self.stages[stage].done.min(self.known() - 1));
+        let to = self.logged(stage).min(self.known());
+        actions.push(Action::Send { stage, epoch: self.epoch, node, from, to });
     }
 
     fn ping(&self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
@@ -110,7 +143,7 @@ impl Session {
     pub(super) fn send_shadow(&self, stage: usize, actions: &mut Vec<Action>) -> bool {
         let known = self.known();
         let (from, to) = (self.stages[stage].done.min(known - 1), self.logged(stage).min(known));
-        let Some(node) = self.stages[stage].shadow.filter(|_| from < to) else { return false };
+        let Some(node) = self.stages[stage].shadow.filter(|_| from < to && !self.lazy) else { return false };
         actions.push(Action::Send { stage, epoch: self.epoch, node, from, to });
         true
     }

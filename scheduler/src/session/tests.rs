@@ -11,7 +11,8 @@ fn pipeline() -> Pipeline {
 
 /// A session of a three-token prompt after four decoded tokens, its middle stage just replaced by an empty one.
 fn replaced(logged: u32) -> Vec<(usize, u32, u32)> {
-    let mut standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+    let mut standbys =
+        Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], ..Standbys::default() };
     standbys.covers.clear();
     let id = SessionId::numbered(1);
     let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
@@ -46,7 +47,7 @@ fn the_example_of_the_page() {
 
 #[test]
 fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
-    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], ..Standbys::default() };
     let id = SessionId::numbered(1);
     let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
     (0..3).for_each(|stage| {
@@ -245,7 +246,7 @@ fn a_request_that_crawls_is_given_up() {
 /// The middle stage stands still for 450 ms at every third step, so that its shadow is given the frame, and then goes on.
 #[test]
 fn a_stage_that_stutters_is_replaced_by_its_shadow() {
-    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], covers: Vec::new() };
+    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], ..Standbys::default() };
     let (mut session, _) =
         Session::start(SessionId::numbered(1), Millis(0), 3, 1_000, &pipeline(), &standbys, 0.0);
     let opened = |session: &mut Session, now| {
@@ -283,7 +284,7 @@ fn a_stage_that_stutters_is_replaced_by_its_shadow() {
 #[test]
 fn two_that_fall_silent_together_are_replaced_together() {
     let shadows = vec![None, Some(NodeId::numbered(9)), Some(NodeId::numbered(10))];
-    let standbys = Standbys { shadows, covers: Vec::new() };
+    let standbys = Standbys { shadows, ..Standbys::default() };
     let (mut session, _) =
         Session::start(SessionId::numbered(1), Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
     (0..3).for_each(|stage| {
@@ -309,4 +310,40 @@ fn two_that_fall_silent_together_are_replaced_together() {
     let nodes: Vec<NodeId> = session.segments().map(|segment| segment.node).collect();
     assert_eq!(nodes, [1, 9, 10].map(NodeId::numbered));
     assert_eq!(session.epoch(), 2);
+}
+
+/// The middle stage answers and says nothing of its work, twice: what the first stage sends to it does not arrive. It gets
+/// the first frame again long before its patience ends, and its shadow the second.
+#[test]
+fn what_a_stage_has_not_got_is_sent_again() {
+    let standbys = Standbys { shadows: vec![None, Some(NodeId::numbered(9)), None], ..Standbys::default() };
+    let (mut session, _) =
+        Session::start(SessionId::numbered(1), Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
+    (0..3).for_each(|stage| {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    });
+    let mut began = Millis(2);
+    for (to, expected) in [(3, 2), (4, 9)] {
+        session.step(began, Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, to });
+        let (now, sent) = loop {
+            let now = session.wake().unwrap();
+            let actions = session.step(now, Event::Tick);
+            let sent = actions.iter().find_map(|action| match action {
+                Action::Send { stage: 1, node, from, to, .. } => Some((*node, *from, *to)),
+                _ => None,
+            });
+            if let Some(sent) = sent {
+                break (now, sent);
+            }
+            assert!(actions.iter().any(|action| matches!(action, Action::Ping { .. })), "{actions:?}");
+            session.step(now, Event::Pong { node: NodeId::numbered(2) });
+        };
+        let from = if to == 3 { 0 } else { 3 };
+        assert_eq!(sent, (NodeId::numbered(expected), from, to));
+        assert!((350..600).contains(&now.since(began)), "{now:?}");
+        session.step(now, Event::Boundary { stage: 1, node: NodeId::numbered(expected), epoch: 1, to });
+        session.step(now, Event::Token { epoch: 1, position: to, token: 5, stop: false });
+        began = now + 1;
+    }
+    assert_eq!((session.epoch(), session.emitted().len()), (1, 2));
 }

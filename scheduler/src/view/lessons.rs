@@ -51,6 +51,14 @@ impl SwarmView {
         }
     }
 
+    /// Takes every [`SwarmView::unreachable`] of a node back: it has come, and may be another process than the one that
+    /// somebody could not reach.
+    pub fn met_again(&mut self, node: NodeId) {
+        let before = self.unreachable.len();
+        self.unreachable.retain(|(one, other), _| *one != node && *other != node);
+        self.epoch += u64::from(self.unreachable.len() < before);
+    }
+
     /// Takes [`SwarmView::unreachable`] back: these two are connected.
     pub fn reachable(&mut self, one: NodeId, other: NodeId) {
         let found = self.unreachable.remove(&(one.min(other), one.max(other)));

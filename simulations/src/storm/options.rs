@@ -21,6 +21,8 @@ pub struct Options {
     pub boomerang: bool,
     /// Follow segments with shadows.
     pub shadows: bool,
+    /// Those only keep the log: they are given no work before they take over.
+    pub lazy: bool,
     /// Streams: losses are retransmitted and order is kept, at the price of delay. Otherwise datagrams.
     pub reliable: bool,
     /// Share of messages lost (or retransmitted).
@@ -93,6 +95,7 @@ impl Options {
             regions: 1 + c.below(3),
             boomerang: c.happens(0.6),
             shadows: c.happens(0.6),
+            lazy: c.happens(0.3),
             reliable: c.happens(0.5),
             loss: maybe(&mut c, 0.05),
             duplicate: maybe(&mut c, 0.05),

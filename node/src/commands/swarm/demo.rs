@@ -12,7 +12,7 @@ use crate::{
         swarm::{DemoArgs, RouteArgs},
     },
     commands::request,
-    control::{Mode, Verify},
+    control::{Mode, Shadow, Verify},
     local::{self, Session},
     model::Model,
     output::{self, say},
@@ -40,6 +40,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         tail: 1,
         trust: Vec::new(),
         verify: Verify::default(),
+        shadow: Shadow::default(),
     };
     let ask = remote::question(messages, &route, "raw", &sampling, false)?;
     let kill_at = (undisturbed.len() as f64 * KILL_AT) as usize;

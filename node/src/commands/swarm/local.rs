@@ -11,6 +11,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use shard::kernels::threads::Pool;
 use tempfile::TempDir;
 
 use crate::{Error, Result, cli::EngineArgs, control};
@@ -133,10 +134,16 @@ fn start_node(
     for name in crate::config::variables("join.") {
         command.env_remove(name);
     }
-    // Nodes share the machine's cores: one thread each, free to move.
     // All their sessions are the same person's.
     command.args(["--sessions", "64"]);
-    command.args(["--threads", &engine.threads.unwrap_or(1).to_string(), "--no-pin"]);
+    // The stages of a prompt take turns, so each may have the whole machine; threads that are bound to their cores wake
+    // fastest. Nodes with fewer threads would all be bound to the same cores: theirs are free to move.
+    let cores = Pool::physical_cores();
+    let threads = engine.threads.map_or(cores, usize::from);
+    command.args(["--threads", &threads.to_string()]);
+    if threads < cores || engine.no_pin {
+        command.arg("--no-pin");
+    }
     if let Some(isa) = &engine.isa {
         command.args(["--isa", isa]);
     }

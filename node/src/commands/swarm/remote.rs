@@ -42,6 +42,7 @@ pub fn question(
         stop: request.stop,
         api: ForApi::default(),
         verify: route.verify,
+        shadow: route.shadow,
     })
 }
 

@@ -59,7 +59,7 @@ impl Swarm {
         });
         let shadows = shadows.collect();
         let covers = standby::covers(&snapshot, &request, &pipeline);
-        Some((pipeline, Standbys { shadows, covers }))
+        Some((pipeline, Standbys { shadows, lazy: self.options.lazy, covers }))
     }
 
     /// Whether a request of this machine could be served if everybody knew everything.
