@@ -219,6 +219,12 @@ pub(crate) fn headers(id: &str, plan: &Plan, report: Option<&Report>) -> HeaderM
         if report.checking {
             put("x-shoal-checking", "true".to_owned());
         }
+        if !report.convicted.is_empty() {
+            put("x-shoal-convicted", report.convicted.join(" "));
+        }
+        if let Some(token) = report.wrong_from {
+            put("x-shoal-wrong-from", token.to_string());
+        }
         put("x-shoal-actual-tok-s", format!("{:.2}", report.tok_s));
         put("x-shoal-faults-survived", report.faults_survived.to_string());
     }

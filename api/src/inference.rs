@@ -41,6 +41,12 @@ pub trait Inference: Send + Sync + 'static {
     /// Changes from now on; a reader that falls behind misses some and gets [`SwarmEvent::Snapshot`] instead.
     fn watch(&self) -> BoxStream<'static, SwarmEvent>;
 
+    /// Keeps the owner's word on whether prompts in `mode` may go to machines of people he did not name, or takes it back.
+    ///
+    /// # Errors
+    /// When there is nothing to agree to here, or it cannot be kept.
+    fn agree(&self, mode: Mode, agreed: bool) -> Result<(), Failure>;
+
     /// Changes what this node gives to others.
     ///
     /// # Errors
@@ -103,6 +109,8 @@ pub struct GenerateRequest {
     pub mode: Option<Mode>,
     /// How strangers' work is to be checked; `None` is the node's default.
     pub verify: Option<Verify>,
+    /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
+    pub agreed: bool,
     /// What those do who stand by; `None` is the node's default.
     pub shadow: Option<Shadow>,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
@@ -349,8 +357,14 @@ pub struct Report {
     pub checked_by: Vec<String>,
     /// Tokens whose computation was checked.
     pub checked_tokens: usize,
-    /// Whether checking went on after the answer was complete: more may be checked by now.
+    /// Whether checking went on after the answer was complete: more may be checked by now, as the
+    /// [`Verdict`](crate::swarm::Verdict) of the answer says.
     pub checking: bool,
+    /// Nodes that were caught computing something else; none of it was kept.
+    pub convicted: Vec<String>,
+    /// The first token that was shown and follows from what such a node computed: from there on the text is not to be
+    /// relied on.
+    pub wrong_from: Option<usize>,
     /// Stages lost and replaced on the way.
     pub faults_survived: usize,
     /// Milliseconds until the first token.
@@ -453,6 +467,13 @@ pub enum Failure {
         /// The name asked for.
         name: String,
     },
+    /// It would go to machines of strangers, and the node's owner has not agreed to that.
+    NotAgreed {
+        /// The mode it was asked in.
+        mode: Mode,
+        /// What agreeing means, in one sentence without its full stop.
+        sentence: String,
+    },
     /// Nothing can answer now.
     Unavailable {
         /// Why, in words for the user.
@@ -492,6 +513,12 @@ impl std::fmt::Display for Failure {
             Self::NoModel { name } => {
                 write!(f, "the model `{name}` is not known here; GET /v1/models lists those that are")
             }
+            Self::NotAgreed { mode, sentence } => write!(
+                f,
+                "nothing was sent, since nobody agreed to it yet. {sentence}. Agree once with `shoal consent {}` on this \
+                 machine or on the page, for one request with the header `x-shoal-consent: once`, or ask in mode local",
+                mode.name()
+            ),
             Self::Busy { retry_after_s } => {
                 write!(f, "too many requests are waiting; try again in {retry_after_s} s")
             }

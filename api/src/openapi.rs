@@ -9,7 +9,7 @@
 //!     --exclude-checks positive_data_acceptance
 //! ```
 //!
-//! The stream of the swarm has no end, and what a request may not say because of another field or of the model is refused
+//! `tests/integration/clients.rs` runs it with a fixed seed against a real server. The stream of the swarm has no end, and what a request may not say because of another field or of the model is refused
 //! though its fields alone are right.
 
 mod answers;
@@ -33,11 +33,20 @@ pub(crate) const ROUTES: &[Row] = &[
     ("post", "/api/chat", "ollama", "Continue a conversation", "OllamaChat", true),
     ("post", "/api/embed", "ollama", "Texts to vectors", "OllamaEmbed", true),
     ("get", "/api/tags", "ollama", "The models that can be asked", "", true),
+    ("get", "/api/ps", "ollama", "The models that are loaded", "", true),
     ("post", "/api/show", "ollama", "One model", "OllamaShow", true),
     ("get", "/api/version", "ollama", "The version of Ollama whose requests are understood", "", true),
     ("get", "/swarm", "swarm", "What this node believes of the swarm", "", true),
     ("get", "/swarm/events", "swarm", "The same, then changes, as server-sent events", "", true),
     ("post", "/swarm/contribution", "swarm", "Change caps, pause, resume", "Contribution", true),
+    (
+        "post",
+        "/swarm/consent",
+        "swarm",
+        "Agree that strangers compute prompts, or take it back",
+        "Consent",
+        true,
+    ),
     ("get", "/openapi.json", "node", "This document", "", true),
     ("get", "/metrics", "node", "Counters in Prometheus' format", "", true),
     ("get", "/healthz", "node", "That the node lives", "", false),
@@ -125,8 +134,15 @@ fn operation((method, path, tag, summary, schema, closed): &Row) -> Value {
         operation["requestBody"] = json!({
             "required": true, "content": {"application/json": {"schema": reference(schema)}},
         });
+        let header = |name: &str, text: &str, schema: Value| json!({"name": name, "in": "header", "required": false, "description": text, "schema": schema});
+        if answers::is_of_a_prompt(path) {
+            parameters.push(header(
+                "x-shoal-consent",
+                "Agree for this request that strangers compute it, whatever the node's owner said",
+                json!({"type": "string", "enum": ["once"]}),
+            ));
+        }
         if takes_last_event_id(path) {
-            let header = |name: &str, text: &str, schema: Value| json!({"name": name, "in": "header", "required": false, "description": text, "schema": schema});
             parameters.push(header(
                 "Last-Event-ID",
                 "Leave out the tokens up to this number; needs a seed",

@@ -29,11 +29,13 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/chat", post(ollama::chat::post))
         .route("/api/embed", post(ollama::embed::post))
         .route("/api/tags", get(ollama::tags::get))
+        .route("/api/ps", get(ollama::ps::get))
         .route("/api/show", post(ollama::show::post))
         .route("/api/version", get(ollama::version::get))
         .route("/swarm", get(swarm::snapshot))
         .route("/swarm/events", get(swarm::events))
         .route("/swarm/contribution", post(swarm::contribute))
+        .route("/swarm/consent", post(swarm::agree))
         .route("/openapi.json", get(openapi::get))
         .route("/metrics", get(metrics::get))
         .route_layer(from_fn_with_state(app.clone(), guard::access));

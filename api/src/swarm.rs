@@ -14,8 +14,15 @@ use axum::{
 };
 use futures::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
-use crate::{App, body::JsonBody, error::ApiError, fields::Fields, inference::Mode};
+use crate::{
+    App,
+    body::JsonBody,
+    error::ApiError,
+    fields::{Fields, required},
+    inference::Mode,
+};
 
 /// A proxy between us and the page gives up on a silent stream after 30 to 60 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -35,7 +42,7 @@ pub struct SwarmSnapshot {
     pub state: NodeState,
     /// Why not, or what is missing.
     pub reason: Option<String>,
-    /// How others reach this node: `direct`, `relayed`, `lan`, `unknown` and a sentence why.
+    /// How others reach this node.
     pub reachability: Reachability,
     /// All nodes known, this one first.
     pub nodes: Vec<Node>,
@@ -43,6 +50,9 @@ pub struct SwarmSnapshot {
     pub models: Vec<SwarmModel>,
     /// Prompts of this node in flight.
     pub pipelines: Vec<Pipeline>,
+    /// Answers of this node that were complete before they were checked, the last ones, the newest last.
+    #[serde(default)]
+    pub verdicts: Vec<Verdict>,
     /// What this node gives.
     pub contribution: Contribution,
     /// The mode of requests that name none.
@@ -67,7 +77,7 @@ pub enum NodeState {
 /// How others reach this node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reachability {
-    /// `direct`, `relayed`, `lan` or `unknown`.
+    /// `direct`, `relayed`, `lan`, `loopback`, `unreachable` or, where there is no swarm, `unknown`.
     pub class: String,
     /// A sentence why.
     pub why: String,
@@ -167,6 +177,25 @@ pub struct Pipeline {
     pub faults_survived: u32,
 }
 
+/// What became of checking an answer that was complete before it was checked. Names of nodes are 8 hex digits or `me`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The session, hex.
+    pub session: String,
+    /// The request id, as in the answer's `id` and the `x-request-id` header.
+    pub request: String,
+    /// Whether it is still being checked; else this is the last word.
+    pub checking: bool,
+    /// Nodes that computed parts again and found the same; nobody when the check did not come to its end.
+    pub checked_by: Vec<String>,
+    /// Tokens of the answer whose computation was checked in every stage that others ran.
+    pub checked_tokens: usize,
+    /// Nodes that were caught computing something else.
+    pub convicted: Vec<String>,
+    /// The first token that follows from what such a node computed: from there on the answer is not to be relied on.
+    pub wrong_from: Option<usize>,
+}
+
 /// A node's part of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
@@ -229,6 +258,9 @@ pub struct ModeInfo {
     pub available: bool,
     /// Why not.
     pub reason: Option<String>,
+    /// Whether prompts may go out in it: always where no stranger computes, else once the node's owner agreed.
+    #[serde(default)]
+    pub agreed: bool,
 }
 
 /// A change. JSON has the kind in `type`.
@@ -301,6 +333,11 @@ pub enum SwarmEvent {
         /// `stop`, `length`, `cancelled` or `failed`.
         why: String,
     },
+    /// An answer that is complete is being checked, or was; replaces the verdict of that session.
+    Checked {
+        /// What is known of it.
+        verdict: Verdict,
+    },
     /// The contribution changed.
     Contribution {
         /// As it is now.
@@ -329,6 +366,21 @@ pub(crate) async fn events(State(app): State<Arc<App>>) -> Response {
         Ok::<_, Infallible>(event.unwrap_or_else(|_| sse::Event::default().comment("not representable")))
     });
     sse::Sse::new(stream).keep_alive(sse::KeepAlive::new().interval(HEARTBEAT)).into_response()
+}
+
+/// `POST /swarm/consent`: the owner's word on a mode in which strangers compute; answers with what holds then.
+pub(crate) async fn agree(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::new(&body)?;
+    let mode = required(&fields, "mode", fields.one_of("mode", &Mode::ALL, Mode::name)?)?;
+    let agreed = required(&fields, "agreed", fields.bool("agreed")?)?;
+    if !matches!(mode, Mode::Boomerang | Mode::Open) {
+        return Err(fields.refuse("mode", "must be boomerang or open: no stranger computes in the others"));
+    }
+    app.inference.agree(mode, agreed)?;
+    Ok(Json(json!({"mode": mode, "agreed": agreed})))
 }
 
 /// `POST /swarm/contribution`: changes caps, pauses and resumes; answers with the contribution as it is then.

@@ -47,6 +47,46 @@ async fn openai_chat_is_golden() {
 }
 
 #[tokio::test]
+async fn nothing_goes_to_strangers_unless_somebody_agreed() {
+    let api = http::start(Fake::quick()).await;
+    let take_back = json!({"mode": "boomerang", "agreed": false});
+    assert_eq!(api.post("/swarm/consent", &take_back).await.json(), take_back);
+    let body = json!({"messages": user("hi"), "model": "fake-7b", "max_tokens": 4});
+    for (path, kind, code) in [
+        ("/v1/chat/completions", "/error/type", Some("/error/code")),
+        ("/v1/messages", "/error/type", None),
+        ("/api/chat", "", None),
+    ] {
+        let refused = api.post(path, &body).await;
+        assert_eq!(refused.status, 403, "{path}");
+        let told = refused.json();
+        assert!(refused.text().contains("x-shoal-consent: once"), "{told}");
+        assert!(kind.is_empty() || told.pointer(kind).unwrap() == "permission_error", "{told}");
+        assert!(code.is_none_or(|code| told.pointer(code).unwrap() == "consent_required"), "{told}");
+        let once = api.post_with(path, &body, &[("x-shoal-consent", "once")]).await;
+        assert_eq!(once.status, 200, "{path}");
+        let wrong = api.post_with(path, &body, &[("x-shoal-consent", "always")]).await;
+        assert_eq!(wrong.status, 400, "{path}");
+    }
+    for wrong in [json!({}), json!({"mode": "open"}), json!({"mode": "local", "agreed": true})] {
+        assert_eq!(api.post("/swarm/consent", &wrong).await.status, 400, "{wrong}");
+    }
+    let foreign = [("Origin", "https://example.org")];
+    assert_eq!(api.post_with("/swarm/consent", &take_back, &foreign).await.status, 403);
+    api.post("/swarm/consent", &json!({"mode": "boomerang", "agreed": true})).await;
+    assert_eq!(api.post("/v1/chat/completions", &body).await.status, 200);
+}
+
+#[tokio::test]
+async fn strangers_are_checked_in_the_words_of_either_side() {
+    let api = http::start(Fake::quick()).await;
+    for (word, means) in [("strict", "all"), ("off", "none"), ("sample", "sample")] {
+        let body = json!({"messages": user("hi"), "verify": word});
+        assert_eq!(api.post("/v1/chat/completions", &body).await.json()["shoal"]["verify"], means);
+    }
+}
+
+#[tokio::test]
 async fn choices_draw_with_following_seeds_and_count_together() {
     let api = http::start(Fake::quick()).await;
     let reply = api.post("/v1/chat/completions", &json!({"messages": user("a b"), "n": 3, "seed": 10})).await;
@@ -161,6 +201,7 @@ async fn the_other_families_answer_in_their_shapes() {
     assert_eq!(reply["choices"][1]["text"], "two and then: two");
     assert_eq!(reply["choices"][1]["index"], 1);
     assert_eq!(api.get("/api/tags").await.json()["models"][0]["name"], "fake-7b:latest");
+    assert_eq!(api.get("/api/ps").await.json()["models"][1]["model"], "fake-small:latest");
     assert_eq!(
         api.post("/api/show", &json!({"model": "fake-7b"})).await.json()["details"]["family"],
         "llama"

@@ -359,6 +359,7 @@ fn malformed_bodies_break_nothing() {
         "/api/chat",
         "/api/show",
         "/swarm/contribution",
+        "/swarm/consent",
         "/session",
     ];
     const FIELDS: &[&str] = &[

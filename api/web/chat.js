@@ -8,7 +8,7 @@ import { strip } from './chart.js';
 import { $, announce, clean, count, duration, h, list, number, rate, s, write } from './dom.js';
 import { Failure, events, request } from './http.js';
 import { Growing } from './markdown.js';
-import { tell } from './swarm.js';
+import { readVerdict, tell } from './swarm.js';
 import { kindOf, stageMs } from './view.js';
 
 /** How often a node that is not ready is asked again before the user has to. */
@@ -26,9 +26,6 @@ const MODES = [
   { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.' },
   { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.' },
 ];
-/** Modes in which machines of people you did not name take part: asked about once. */
-const STRANGE = ['boomerang', 'open'];
-const CONSENT = 'shoal.consent.';
 
 export class Chat {
   constructor(swarm) {
@@ -37,6 +34,8 @@ export class Chat {
     this.turns = [];
     this.models = [];
     this.answering = null;
+    /** Answers that are complete and not yet checked: `{ turn, outcome }`. */
+    this.pending = new Set();
     this.mode = 'local';
     this.modeChosen = false;
     this.log = $('log');
@@ -84,24 +83,40 @@ export class Chat {
     prompt.style.height = `${prompt.scrollHeight}px`;
   }
 
-  /** A mode was picked: the first time strangers come in, the sentence is agreed to, once. */
+  /** A mode was picked: where strangers come in and nobody agreed to that yet, the sentence is agreed to first. */
   async choose(mode) {
-    if (STRANGE.includes(mode) && !localStorage.getItem(CONSENT + mode)) {
-      const dialog = $('consent');
-      write($('consent-sentence'), this.sentence(mode));
+    if (!this.agreed(mode) && !(await this.agree(mode))) {
+      document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
+    } else {
+      this.mode = mode;
+      this.modeChosen = true;
+    }
+    this.say();
+  }
+
+  /** Whether prompts may go out in this mode: the node keeps its owner's word. */
+  agreed(mode) {
+    return this.info(mode)?.agreed ?? true;
+  }
+
+  /** Shows the sentence of a mode; whether it was agreed to, and the node took note. */
+  async agree(mode) {
+    const dialog = $('consent');
+    write($('consent-sentence'), this.sentence(mode));
+    $('consent-fault').hidden = true;
+    for (;;) {
       dialog.returnValue = '';
       dialog.showModal();
       await new Promise((resolve) => dialog.addEventListener('close', resolve, { once: true }));
-      if (dialog.returnValue !== 'yes') {
-        document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
-        this.say();
-        return;
+      if (dialog.returnValue !== 'yes') return false;
+      try {
+        await this.swarm.agree(mode);
+        return true;
+      } catch (error) {
+        write($('consent-fault'), error.message);
+        $('consent-fault').hidden = false;
       }
-      localStorage.setItem(CONSENT + mode, 'agreed');
     }
-    this.mode = mode;
-    this.modeChosen = true;
-    this.say();
   }
 
   info(mode) {
@@ -123,14 +138,33 @@ export class Chat {
   /** What the swarm tells: the modes that work, the line above the prompt, the models. */
   refresh() {
     if (!this.modeChosen && this.swarm.known && this.mode !== this.swarm.defaultMode && MODES.some(({ mode }) => mode === this.swarm.defaultMode)) {
-      const strange = STRANGE.includes(this.swarm.defaultMode) && !localStorage.getItem(CONSENT + this.swarm.defaultMode);
-      if (!strange) {
+      if (this.agreed(this.swarm.defaultMode)) {
         this.mode = this.swarm.defaultMode;
         document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
       }
     }
     this.say();
+    this.settle();
     this.course();
+  }
+
+  /** Answers that were being checked say what came of it; a node that knows nothing of it will not say any more. */
+  settle() {
+    for (const entry of this.pending) {
+      const { turn, outcome } = entry;
+      const verdict = this.swarm.verdicts.get(outcome.request);
+      const silent = !verdict && this.swarm.snapshots > outcome.snapshots;
+      if (!turn.node.isConnected || (verdict && !verdict.checking)) this.pending.delete(entry);
+      if (!turn.node.isConnected || (!silent && (!verdict || verdict.checking === outcome.verdict.checking))) continue;
+      outcome.verdict = verdict ?? { ...outcome.verdict, checking: false };
+      const old = turn.node.querySelector('.badge');
+      const badge = this.badge(outcome);
+      badge.open = old.open;
+      const held = old.contains(document.activeElement);
+      old.replaceWith(badge);
+      if (held) badge.querySelector('summary').focus();
+      if (verdict && !verdict.checking) announce(`About your answer: ${checked(outcome.verdict)}.`);
+    }
   }
 
   /** The models that can be asked; fetched again when the node becomes ready. */
@@ -193,9 +227,11 @@ export class Chat {
   }
 
   /** Adds a question and its answer. */
-  send(text) {
+  async send(text) {
     const content = text.trim();
     if (!content || this.answering) return;
+    // The word may have been taken back meanwhile.
+    if (!this.agreed(this.mode) && !(await this.agree(this.mode))) return;
     $('prompt').value = '';
     this.grow();
     this.following = true;
@@ -324,6 +360,9 @@ export class Chat {
     outcome.seconds = answering.firstAt ? (performance.now() - answering.firstAt) / 1000 : 0;
     outcome.firstMs = answering.firstAt ? answering.firstAt - answering.startedAt : NaN;
     outcome.told = answering.faults;
+    outcome.request = answering.request;
+    outcome.verdict = readVerdict(outcome.report ?? {});
+    outcome.snapshots = this.swarm.snapshots;
     outcome.pipeline = [...this.swarm.pipelines.values()].findLast((one) => answering.request && one.request === answering.request);
     this.answering = null;
     this.setBusy(false);
@@ -401,7 +440,11 @@ export class Chat {
     } else if (!turn.content) {
       turn.node.append(h('p', { class: 'note' }, outcome.finish === 'stopped' ? 'Stopped before the first token.' : 'The answer is empty.'));
     }
-    if (turn.content) turn.node.append(this.badge(outcome));
+    if (turn.content) {
+      turn.node.append(this.badge(outcome));
+      if (outcome.verdict.checking) this.pending.add({ turn, outcome });
+      this.settle();
+    }
     const copy = h('button', { type: 'button', class: 'quiet', click: () => navigator.clipboard?.writeText(turn.content).then(() => announce('Copied.'), () => {}) }, 'Copy');
     turn.node.append(h('div', { class: 'tools' },
       turn.content && copy,
@@ -423,11 +466,12 @@ export class Chat {
     const took = outcome.report ? list(report.computed_by, 64) : planned.map((stage) => (stage.kind === 'home' ? 'me' : stages.length ? swarm.called(stage.node) : stage.node));
     const peers = [...new Set(took.map((name) => clean(name, 24)))].filter((name) => name && name !== 'me');
     const known = took.length > 0 || outcome.mode === 'local';
-    const checkers = list(report.checked_by, 16).map((name) => clean(name, 24)).filter(Boolean);
+    const { verdict } = outcome;
+    const judged = outcome.report && (peers.length || verdict.convicted.length);
     const speed = number(report.tok_s) || (outcome.seconds > 0 ? outcome.tokens / outcome.seconds : 0);
     const faults = Math.max(number(report.faults_survived), outcome.told.length);
     const facts = [peers.length ? count(peers.length, 'peer') : known ? 'this machine alone' : `mode ${outcome.mode}`];
-    if (peers.length && outcome.report) facts.push(checkers.length ? `checked by ${checkers.slice(0, 2).join(', ')}${checkers.length > 2 ? ` and ${checkers.length - 2} more` : ''}` : report.checking === true ? 'being checked' : 'unchecked');
+    if (judged) facts.push(checked(verdict));
     if (speed) facts.push(`${rate(speed)} tok/s`);
     if (faults) facts.push(`${count(faults, 'fault')} survived`);
     if (outcome.finish === 'stopped') facts.push('stopped by you');
@@ -436,12 +480,13 @@ export class Chat {
     strip(line, planned, Math.max(layers, ...planned.map((stage) => stage.end)));
     const row = (name, value) => value && h('div', null, h('dt', null, name), h('dd', null, value));
     return h('details', { class: 'badge' },
-      h('summary', null, line, h('span', { class: 'facts' }, facts.map((fact, i) => h('span', { class: /survived|unchecked/.test(fact) ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
+      h('summary', null, line, h('span', { class: 'facts' }, facts.map((fact, i) => h('span', { class: /survived|unchecked|cheat/.test(fact) ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
       h('dl', null,
         row('Mode', outcome.mode),
         row('Way', stages.length ? stages.map((stage) => `${stage.kind === 'home' ? 'this machine' : swarm.called(stage.node)} ${stage.start}–${stage.end} (${duration(stageMs(stage))})`).join(' → ') : clean(outcome.route, 400)),
         row('Computed by', peers.length ? peers.join(', ') : known ? 'this machine' : ''),
-        row('Checked by', peers.length && outcome.report ? (checkers.length ? `${checkers.join(', ')}${number(report.checked_tokens) ? `: ${count(number(report.checked_tokens), 'token')} recomputed and equal` : ''}` : report.checking === true ? 'nobody yet: it is being computed again' : 'nobody') : ''),
+        row('Checked by', judged ? account(verdict) : ''),
+        row('Caught', verdict.convicted.length ? `${verdict.convicted.join(', ')} computed something else. ${verdict.wrongFrom === null ? 'Nothing of that is in the answer.' : `What you read from token ${verdict.wrongFrom + 1} on follows from it and is not to be relied on: ask again.`}` : ''),
         row('Speed', `${rate(speed)} tokens per second${outcome.predicted ? `, ${rate(outcome.predicted)} predicted` : ''}`),
         row('First token', Number.isFinite(outcome.firstMs) ? `after ${duration(outcome.firstMs)}` : ''),
         row('Seed', `${outcome.seed}: with it, the same tokens come again`),
@@ -452,6 +497,22 @@ export class Chat {
     if (this.following) $('scroll').scrollTop = $('scroll').scrollHeight;
   }
 }
+
+/** What is known of an answer's checks, in a few words. */
+function checked({ checking, checkedBy, convicted, wrongFrom }) {
+  if (convicted.length) return `cheat found: ${convicted[0]}${wrongFrom === null ? ', and undone' : ', not to be relied on'}`;
+  if (checking || !checkedBy.length) return checking ? 'being checked' : 'unchecked';
+  return `checked by ${named(checkedBy).slice(0, 2).join(', ')}${checkedBy.length > 2 ? ` and ${checkedBy.length - 2} more` : ''}`;
+}
+
+/** The same as a sentence. */
+function account({ checking, checkedBy, checkedTokens }) {
+  if (!checkedBy.length) return checking ? 'nobody yet: it is being computed again' : 'nobody';
+  const equal = checkedTokens ? `: ${count(checkedTokens, 'token')} recomputed and equal` : '';
+  return `${named(checkedBy).join(', ')}${equal}${checking ? '; the rest is being computed again' : ''}`;
+}
+
+const named = (nodes) => nodes.map((name) => (name === 'me' ? 'this machine' : name));
 
 /** What the response's headers say about the plan. */
 function readHeaders(outcome, headers) {

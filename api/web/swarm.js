@@ -13,6 +13,8 @@ const MAX_NODES = 512;
 const MAX_LOG = 60;
 /** Pipelines kept, the newest; a finished one is still worth looking at. */
 const MAX_PIPELINES = 32;
+/** Verdicts kept, the newest; the node keeps as many. */
+const MAX_VERDICTS = 64;
 /** How long a failover stays in the drawing. */
 const SCAR_MS = 14_000;
 /** A pipeline that computed something this recently is running. */
@@ -78,6 +80,18 @@ function readPipeline(value) {
   };
 }
 
+const names = (value) => list(value, 16).map((name) => clean(name, 24)).filter(Boolean);
+
+/** What became of checking an answer that was complete before. */
+export const readVerdict = (value) => ({
+  request: id(value.request),
+  checking: value.checking === true,
+  checkedBy: names(value.checked_by),
+  checkedTokens: Math.max(0, number(value.checked_tokens)),
+  convicted: names(value.convicted),
+  wrongFrom: optional(value.wrong_from),
+});
+
 function readModel(value) {
   const layers = Math.min(4096, Math.max(1, Math.floor(number(value.num_layers, 1))));
   return {
@@ -118,6 +132,10 @@ export class Swarm extends EventTarget {
     this.models = [];
     this.nodes = new Map();
     this.pipelines = new Map();
+    /** By request: what became of checking answers that were complete before. */
+    this.verdicts = new Map();
+    /** How often everything came anew: what is not known after that, the node does not know either. */
+    this.snapshots = 0;
     this.contribution = readContribution(null);
     this.log = [];
     this.scars = [];
@@ -161,6 +179,13 @@ export class Swarm extends EventTarget {
     this.changed();
   }
 
+  /** Tells the node that prompts may go to strangers in `mode`: it keeps that, for every client. */
+  async agree(mode) {
+    await json('/swarm/consent', { body: { mode, agreed: true } });
+    for (const info of this.modes) info.agreed ||= info.mode === mode;
+    this.changed();
+  }
+
   readEvent(data) {
     let value;
     try {
@@ -189,11 +214,22 @@ export class Swarm extends EventTarget {
       sentence: clean(mode?.sentence, 300),
       available: mode?.available !== false,
       reason: clean(mode?.reason, 200),
+      agreed: mode?.agreed !== false,
     }));
     // Sessions that ended while nobody listened are over; those still there go on.
     for (const pipeline of this.pipelines.values()) pipeline.ended = true;
     for (const pipeline of list(value.pipelines, MAX_PIPELINES)) this.putPipeline(pipeline ?? {});
+    this.verdicts.clear();
+    for (const verdict of list(value.verdicts, MAX_VERDICTS)) this.putVerdict(verdict ?? {});
+    this.snapshots += 1;
     this.contribution = readContribution(value.contribution);
+  }
+
+  putVerdict(value) {
+    const verdict = readVerdict(value);
+    this.verdicts.delete(verdict.request);
+    this.verdicts.set(verdict.request, verdict);
+    while (this.verdicts.size > MAX_VERDICTS) this.verdicts.delete(this.verdicts.keys().next().value);
   }
 
   readState(value) {
@@ -307,6 +343,7 @@ const READERS = {
     const pipeline = swarm.pipelines.get(id(value.session));
     if (pipeline) pipeline.ended = true;
   },
+  checked: (swarm, value) => swarm.putVerdict(value.verdict ?? {}),
   contribution: (swarm, value) => {
     swarm.contribution = readContribution(value.contribution);
   },

@@ -75,6 +75,12 @@ pub enum Command {
     Leave(swarm::AskArgs),
     /// Let the running node serve nobody and send no model, until `shoal pause --off`; it still asks
     Pause(swarm::PauseArgs),
+    /// Whether other people's machines may compute your prompts: say so before a program or the API asks, or take it back
+    #[command(after_help = "Examples:
+  shoal consent                                what was agreed to, and what it means
+  shoal consent boomerang                      agree
+  shoal consent --revoke boomerang             take it back, at once")]
+    Consent(swarm::ConsentArgs),
     /// Print a code that lets a friend join this node's swarm
     #[command(after_help = "Example:
   shoal invite                                 here, while `shoal join` runs

@@ -239,14 +239,19 @@ pub fn is_running(home: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(socket(home)).is_ok()
 }
 
+/// What is said to whoever would start a second node with the same data folder.
+pub fn runs_already(home: &Path) -> Error {
+    Error::usage(format!(
+        "a node is running with the data folder {}; `shoal status` shows it, `shoal leave` stops it",
+        home.display()
+    ))
+}
+
 /// Opens the socket. A node that runs already keeps it.
 pub async fn listen(home: &Path) -> Result<UnixListener> {
     let path = socket(home);
     if UnixStream::connect(&path).await.is_ok() {
-        return Err(Error::usage(format!(
-            "a node is running with the data folder {}; `shoal status` shows it, `shoal leave` stops it",
-            home.display()
-        )));
+        return Err(runs_already(home));
     }
     match fs::remove_file(&path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),

@@ -9,6 +9,7 @@ pub mod cli;
 mod clock;
 pub mod commands;
 pub mod config;
+pub mod consent;
 pub mod constrain;
 pub mod content;
 pub mod control;

@@ -368,6 +368,7 @@ impl Inference for Alone {
                 sentence: "Nobody else: everything is computed on this machine.".into(),
                 available: info.is_some(),
                 reason: None,
+                agreed: true,
             }],
             ..SwarmSnapshot::default()
         }
@@ -387,6 +388,11 @@ impl Inference for Alone {
             SwarmEvent::State { state, reason }
         });
         told.chain(stream::pending()).boxed()
+    }
+
+    fn agree(&self, _: Mode, _: bool) -> Result<(), Failure> {
+        let why = "this node is in no swarm: everything is computed on this machine".into();
+        Err(Failure::Invalid { field: None, why })
     }
 
     fn contribute(&self, _: ContributionChange) -> Result<Contribution, Failure> {

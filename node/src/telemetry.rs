@@ -69,6 +69,9 @@ pub fn start(args: &GlobalArgs) -> Result<Reporting> {
     Ok(reporting)
 }
 
+/// A node that is the first of its swarm knows nobody, which is no warning.
+const QUIET: &str = "libp2p_kad::behaviour=error";
+
 /// A bare level means our own code at that level and warnings of the rest; directives are taken as they are.
 fn filter(asked: &str) -> Result<EnvFilter> {
     let directives: Vec<String> = asked
@@ -78,7 +81,7 @@ fn filter(asked: &str) -> Result<EnvFilter> {
             Ok(level) => {
                 let rest = level.min(LevelFilter::WARN);
                 let ours: Vec<String> = OURS.iter().map(|name| format!("{name}={level}")).collect();
-                format!("{rest},{}", ours.join(","))
+                format!("{rest},{QUIET},{}", ours.join(","))
             }
             Err(_) => part.to_owned(),
         })

@@ -55,11 +55,12 @@ export function swarm() {
     pipelines: [],
     contribution: { paused: false, memory_bytes: 8e9, threads: 4, upload_bytes_per_s: null, served_layer_tokens: 481_220, served_sessions: 37, bytes_in: 212e6, bytes_out: 208e6 },
     default_mode: 'local',
+    verdicts: [],
     modes: [
       { mode: 'local', sentence: 'Computed on this machine alone. Nobody else can read it.', available: true, reason: null },
       { mode: 'trusted', sentence: 'Computed only on machines you named. Their owners can read it.', available: true, reason: null },
-      { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.', available: true, reason: null },
-      { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.', available: true, reason: null },
+      { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.', available: true, reason: null, agreed: false },
+      { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.', available: true, reason: null, agreed: false },
     ],
   };
 }
@@ -149,6 +150,13 @@ export class Fake {
       Object.assign(this.state.contribution, body);
       this.tell({ type: 'contribution', contribution: this.state.contribution });
       return json(200, this.state.contribution);
+    }
+    if (pathname === '/swarm/consent') {
+      const refusal = this.refusals.shift();
+      if (refusal) return json(refusal.status, { error: { message: refusal.message } }, refusal.headers);
+      Object.assign(this.state.modes.find(({ mode }) => mode === body.mode), body);
+      this.tell({ type: 'snapshot', snapshot: this.state });
+      return json(200, body);
     }
     if (pathname !== '/v1/chat/completions') return json(404, { error: { message: 'No such route.' } });
     const refusal = this.refusals.shift();

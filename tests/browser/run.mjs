@@ -120,6 +120,50 @@ check('a prompt streams, token by token, into markdown; the answer says who comp
   await view.close();
 });
 
+check('an answer that was being checked says what came of it, in its place', async () => {
+  const view = await open();
+  const { page, fake } = view;
+  await ready(page);
+  const badges = page.locator('.turn.answer .badge summary');
+  const streams = [];
+  for (let i = 0; i < 3; i += 1) {
+    const stream = await ask(view, `question ${i}`);
+    fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
+    stream.token('An answer.');
+    stream.end({ checked_by: [], checked_tokens: 0, checking: true });
+    await until(page, (n) => document.querySelectorAll('.badge').length === n, i + 1);
+    assert.match(await badges.nth(i).innerText(), /2 peers · being checked ·/);
+    streams.push(stream);
+  }
+  const verdict = (stream, more) => ({ session: stream.id, request: stream.id, checking: false, checked_by: [], checked_tokens: 0, convicted: [], wrong_from: null, ...more });
+  const told = (i, wanted) => until(page, ([at, text]) => document.querySelectorAll('.badge summary')[at]?.innerText.includes(text), [i, wanted]);
+  await badges.nth(1).click();
+  const shifts = await page.evaluate(() => window.shifts.length);
+  fake.tell({ type: 'checked', verdict: verdict(streams[1], { checked_by: ['me'], checked_tokens: 3 }) });
+  await told(1, 'checked by this machine');
+  assert.match(await page.locator('.badge').nth(1).locator('dl').innerText(), /this machine: 3 tokens recomputed and equal/, 'it is still open');
+  assert.match(await page.textContent('#status'), /checked by this machine/, 'it is said aloud');
+  assert.equal(await page.evaluate(() => document.activeElement.closest('.turn') === document.querySelectorAll('.turn.answer')[1]), true, 'the focus stays');
+  fake.tell({ type: 'checked', verdict: verdict(streams[0], { convicted: ['3f2a91c0'], wrong_from: 4 }) });
+  await told(0, 'cheat found: 3f2a91c0');
+  await page.evaluate(() => (document.querySelectorAll('.badge')[0].open = true));
+  assert.match(await page.locator('.badge').nth(0).locator('dl').innerText(), /from token 5 on .* not to be relied on/);
+  await shot(page, 'checked');
+  assert.equal(await page.evaluate(() => window.shifts.length), shifts, 'nothing moved');
+  // What came while nobody listened is in the snapshot.
+  fake.state.verdicts = [verdict(streams[2], { checked_by: ['d90b7e11'], checked_tokens: 2 })];
+  fake.tell({ type: 'snapshot', snapshot: fake.state });
+  await told(2, 'checked by d90b7e11');
+  const last = await ask(view, 'the last one');
+  last.token('An answer.');
+  last.end({ checked_by: [], checked_tokens: 0, checking: true });
+  await told(3, 'being checked');
+  // Another process that knows nothing of it will not say any more.
+  fake.tell({ type: 'snapshot', snapshot: { ...fake.state, verdicts: [] } });
+  await told(3, 'unchecked');
+  await view.close();
+});
+
 check('stop cancels the request at once, by button and by key', async () => {
   const view = await open();
   const { page, fake } = view;
@@ -205,8 +249,8 @@ check('a node that is not ready says why and is asked again; a refusal is shown'
 });
 
 check('strangers come in only after the sentence was agreed to, once', async () => {
-  const view = await open();
-  const { page } = view;
+  const view = await open({ expect: /500/ });
+  const { page, fake } = view;
   await ready(page);
   await page.check('#modes input[value=boomerang]', { force: true });
   await page.waitForSelector('#consent[open]');
@@ -215,8 +259,13 @@ check('strangers come in only after the sentence was agreed to, once', async () 
   // The page hears of the closed dialog a moment later.
   await until(page, () => document.querySelector('#modes input[value=local]').checked);
   await page.check('#modes input[value=boomerang]', { force: true });
+  fake.refusals.push({ status: 500, message: 'The disk is full.' });
+  await page.click('#consent button[value=yes]');
+  await page.waitForSelector('#consent-fault:text("The disk is full.")');
+  await shot(page, 'consent');
   await page.click('#consent button[value=yes]');
   await until(page, () => document.querySelector('#sentence').textContent.includes('reconstruct most of it'));
+  assert.deepEqual(fake.state.modes.map(({ agreed }) => agreed), [undefined, undefined, true, false], 'the node keeps it');
   await page.check('#modes input[value=local]', { force: true });
   await page.check('#modes input[value=boomerang]', { force: true });
   assert.equal(await page.locator('#consent[open]').count(), 0);
@@ -334,6 +383,11 @@ for (const scheme of ['light', 'dark']) {
       };
       await page.evaluate(axe);
       await look('chat, empty');
+      await page.check('#modes input[value=open]', { force: true });
+      await page.waitForSelector('#consent[open]');
+      await look('the question before strangers compute');
+      await page.keyboard.press('Escape');
+      await until(page, () => document.querySelector('#modes input[value=local]').checked);
       const stream = await ask(view, 'hello');
       fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
       stream.token('# One\n\nTwo [three](https://example.org/)\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```\ncode\n```\n');
@@ -344,8 +398,10 @@ for (const scheme of ['light', 'dark']) {
       fake.tell({ type: 'pipeline', pipeline: after });
       await page.waitForSelector('#course.alarm');
       await look('chat, failover');
-      stream.end({ faults_survived: 1 });
+      stream.end({ faults_survived: 1, checked_by: [], checked_tokens: 0, checking: true });
       await page.click('.badge summary');
+      fake.tell({ type: 'checked', verdict: { session: 's', request: stream.id, checking: false, checked_by: [], checked_tokens: 0, convicted: ['3f2a91c0'], wrong_from: 2 } });
+      await until(page, () => document.querySelector('.badge summary').innerText.includes('cheat found'));
       await look('chat, done');
       await page.click('#to-swarm');
       await page.waitForSelector('#chart .scar', { state: 'attached' });

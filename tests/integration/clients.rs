@@ -1,7 +1,8 @@
 //! The official Python clients against a real `shoal serve` and against a swarm of three processes, which must also give the
-//! same answers byte for byte: runs `tests/clients/clients.py`.
+//! same answers byte for byte: runs `tests/clients/clients.py`. And schemathesis, which reads the served OpenAPI document and
+//! sends what it allows, and what it does not.
 //!
-//! It needs the packages of `tests/clients/requirements.txt` for `python3`, or for the interpreter that `SHOAL_PYTHON`
+//! Both need the packages of `tests/clients/requirements.txt` for `python3`, or for the interpreter that `SHOAL_PYTHON`
 //! names. Where they are missing it says so and skips, unless `SHOAL_CLIENTS=required` is set.
 
 use std::{
@@ -26,10 +27,11 @@ impl Drop for Serving {
 }
 
 /// Starts `shoal serve` and waits until it answers; where it does.
-fn serve(home: &Path, token: &Path) -> (Serving, String) {
+fn serve(home: &Path, token: &Path, args: &[&str]) -> (Serving, String) {
     let mut child = Command::new(binary())
         .args(["serve", "--json", "--listen", "127.0.0.1:0", "--token-file"])
         .arg(token)
+        .args(args)
         .env("SHOAL_HOME", home)
         .stdout(Stdio::piped())
         .spawn()
@@ -43,19 +45,28 @@ fn serve(home: &Path, token: &Path) -> (Serving, String) {
     (serving, listening["url"].as_str().unwrap().to_owned())
 }
 
+/// The interpreter that has the packages.
+fn python() -> String {
+    std::env::var("SHOAL_PYTHON").unwrap_or_else(|_| "python3".into())
+}
+
+/// Whether a missing package is a failure.
+fn required() -> bool {
+    std::env::var("SHOAL_CLIENTS").is_ok_and(|value| value == "required")
+}
+
 /// Runs the script; where it cannot, says so.
 fn clients(args: &[&OsStr]) {
-    let python = std::env::var("SHOAL_PYTHON").unwrap_or_else(|_| "python3".into());
+    let python = python();
     let script = root().join("tests/clients/clients.py");
     let ran = harness::output(Command::new(&python).arg(script).args(args));
-    let required = std::env::var("SHOAL_CLIENTS").is_ok_and(|value| value == "required");
     let Ok(output) = ran else {
-        assert!(!required, "{python} is not installed");
+        assert!(!required(), "{python} is not installed");
         return say("skipped: the official clients are not tested, missing: python3");
     };
     let said = String::from_utf8_lossy(&output.stdout);
     if output.status.code() == Some(77) {
-        assert!(!required, "{said}");
+        assert!(!required(), "{said}");
         return say(&format!("skipped: the official clients are not tested, {}", said.trim()));
     }
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
@@ -65,7 +76,7 @@ fn clients(args: &[&OsStr]) {
 fn official_clients_are_content() {
     let shoal = Shoal::new();
     let token = shoal.home().join("token");
-    let (_serving, url) = serve(shoal.home(), &token);
+    let (_serving, url) = serve(shoal.home(), &token, &[]);
     clients(&[url.as_ref(), token.as_ref()]);
 }
 
@@ -82,9 +93,49 @@ fn official_clients_are_content_with_a_swarm_and_get_the_same_answers() {
     asks.wait_for("answering");
     let alone = Shoal::new();
     let token = alone.home().join("token");
-    let (_serving, other) = serve(alone.home(), &token);
+    let (_serving, other) = serve(alone.home(), &token, &[]);
     let (url, file) = (asks.api["url"].as_str().unwrap(), asks.api["token_file"].as_str().unwrap());
     clients(&[url.as_ref(), file.as_ref(), other.as_ref(), token.as_ref()]);
+}
+
+/// A few thousand requests made from the document: no answer is a server error, and none contradicts the document.
+#[test]
+fn a_fuzzer_that_reads_the_document_finds_nothing() {
+    let python = python();
+    let known = harness::output(Command::new(&python).args(["-c", "import schemathesis"]));
+    if !known.is_ok_and(|output| output.status.success()) {
+        assert!(!required(), "schemathesis is not installed for {python}");
+        return say("skipped: the OpenAPI document is not fuzzed, missing: schemathesis");
+    }
+    let shoal = Shoal::new();
+    let token = shoal.home().join("token");
+    // Whoever asks for as many tokens as there may be gets few.
+    let (mut serving, url) = serve(shoal.home(), &token, &["--ctx", "128"]);
+    let token = std::fs::read_to_string(token).unwrap();
+    let folder = TempDir::new().unwrap();
+    let output = harness::output(
+        Command::new(&python)
+            .args(["-m", "schemathesis.cli", "run", &format!("{url}/openapi.json")])
+            .args(["--header", &format!("Authorization: Bearer {}", token.trim())])
+            // Its stream has no end.
+            .args(["--exclude-path", "/swarm/events"])
+            // What a request may not say because of another field or of the model is refused though its fields alone are right.
+            .args(["--exclude-checks", "positive_data_acceptance"])
+            // Bounded by requests and not by time: a slow machine sends the same ones.
+            .args(["--phases", "coverage,fuzzing", "--max-examples", "4", "--seed", "1", "--no-shrink"])
+            .args(["--generation-database", "none", "--suppress-health-check", "all"])
+            .args(["--request-timeout", "120", "--workers", "1"])
+            .env("NO_COLOR", "1")
+            .current_dir(folder.path()),
+    )
+    .unwrap();
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    assert!(!said.contains(" 0 generated"), "{said}");
+    assert!(serving.0.try_wait().unwrap().is_none(), "the server is still there");
+    let body = serde_json::json!({ "prompt": "Once", "max_tokens": 2 });
+    assert_eq!(harness::http::request(&url, &token, "POST", "/v1/completions", &body).status, 200);
 }
 
 #[test]

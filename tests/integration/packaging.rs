@@ -182,6 +182,8 @@ fn the_services_are_hardened_and_start_a_command_that_exists() {
         let start = all.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
         let args = start.split(' ').skip(1);
         assert!(node::cli::parses(args), "{start}");
+        // Else the workers would be gone before the daemon has let the sessions in them end.
+        assert!(all.lines().any(|line| line == "KillMode=mixed"), "{unit}");
         // The program and its pages are not installed where tests run: nothing else may be wrong.
         let path = packaging(unit);
         let Some(output) = tool("systemd-analyze", &["verify", "--man=no", path.to_str().unwrap()]) else {
@@ -213,6 +215,7 @@ fn the_debian_package_and_the_image_take_files_that_exist() {
     for script in ["debian/postinst", "debian/prerm", "debian/postrm"] {
         assert!(text(script).starts_with("#!/bin/sh\nset -e\n") && text(script).contains("#DEBHELPER#"));
     }
+    assert!(text("debian/postrm").contains("= purge"), "the key goes when the package is purged, not before");
     let folder = TempDir::new().unwrap();
     let config = folder.path().join("config.toml");
     fs::copy(packaging("config.toml"), &config).unwrap();

@@ -20,7 +20,7 @@ use crate::{
     body::JsonBody,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, Plan, Prompt, Sampling, Shadow, Usage, Verify},
+    inference::{Format, GenerateRequest, Mode, Plan, Prompt, Sampling, Shadow, Usage},
     names,
     openai::{self, MAX_TOKENS, messages::MAX_MESSAGES},
     sse::{self, Frame, Wire},
@@ -96,7 +96,8 @@ fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>) -> Result<(Generate
         logprobs: None,
         format: offer.forced.clone().unwrap_or(Format::Text),
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
-        verify: openai::choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        verify: openai::verify(fields, headers)?,
+        agreed: openai::agreed(headers)?,
         shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
     };

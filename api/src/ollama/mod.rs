@@ -5,6 +5,7 @@
 pub(crate) mod chat;
 pub(crate) mod embed;
 pub(crate) mod generate;
+pub(crate) mod ps;
 pub(crate) mod show;
 pub(crate) mod tags;
 pub(crate) mod version;
@@ -19,7 +20,7 @@ use crate::{
     answer::Ended,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Shadow, Usage, Verify},
+    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Shadow, Usage},
     names,
     openai::{self, MAX_TOKENS},
 };
@@ -75,7 +76,8 @@ fn common(
         logprobs: None,
         format,
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
-        verify: openai::choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        verify: openai::verify(fields, headers)?,
+        agreed: openai::agreed(headers)?,
         shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
     })

@@ -1,7 +1,7 @@
 //! OpenAI's API: what its official clients send and expect, field for field.
 //!
 //! [`common`] reads the fields that chat, completions and responses share. `x-shoal-mode` and `x-shoal-verify` (header or
-//! body field) say who may read the prompt and how strangers are checked.
+//! body field) say who may read the prompt and how strangers are checked, `x-shoal-consent: once` that they may for once.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -64,10 +64,29 @@ pub(crate) fn common(
         logprobs: None,
         format: Format::Text,
         mode: choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
-        verify: choice(fields, headers, "verify", "x-shoal-verify", &Verify::ALL, Verify::name)?,
+        verify: verify(fields, headers)?,
+        agreed: agreed(headers)?,
         shadow: choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
     })
+}
+
+/// How strangers are checked, in the words of the API or of the command line.
+pub(crate) fn verify(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<Verify>, ApiError> {
+    let aliases = [("off", Verify::None), ("strict", Verify::All)];
+    let words: Vec<(&'static str, Verify)> =
+        Verify::ALL.map(|verify| (verify.name(), verify)).into_iter().chain(aliases).collect();
+    let word = choice(fields, headers, "verify", "x-shoal-verify", &words, |word| word.0)?;
+    Ok(word.map(|word| word.1))
+}
+
+/// Whether the client agrees for this request that strangers compute it.
+pub(crate) fn agreed(headers: &HeaderMap) -> Result<bool, ApiError> {
+    match headers.get("x-shoal-consent") {
+        None => Ok(false),
+        Some(word) if word == "once" => Ok(true),
+        Some(_) => Err(ApiError::field("x-shoal-consent", "must be: once")),
+    }
 }
 
 /// A word from the body or from a header.

@@ -20,10 +20,12 @@ const JSON: &[(&str, &str)] = &[
     ("/api/chat", "OllamaChatAnswer"),
     ("/api/embed", "OllamaEmbedAnswer"),
     ("/api/tags", "OllamaTags"),
+    ("/api/ps", "OllamaTags"),
     ("/api/show", "OllamaShowAnswer"),
     ("/api/version", "OllamaVersion"),
     ("/swarm", "Swarm"),
     ("/swarm/contribution", "ContributionAnswer"),
+    ("/swarm/consent", "ConsentAnswer"),
     ("/openapi.json", "Document"),
     ("/healthz", "Health"),
     ("/session", "SessionAnswer"),
@@ -53,6 +55,11 @@ pub(super) fn content(path: &str) -> Value {
         content.insert("text/plain".into(), plain());
     }
     content.into()
+}
+
+/// Whether a route answers prompts.
+pub(super) fn is_of_a_prompt(path: &str) -> bool {
+    LINES.contains(&path) || EVENTS.contains(&path) && path != "/swarm/events"
 }
 
 fn count() -> Value {
@@ -205,9 +212,23 @@ fn others() -> Vec<(&'static str, Value)> {
                 ("nodes", json!({"type": "array", "items": any_object()})),
                 ("models", json!({"type": "array", "items": any_object()})),
                 ("pipelines", json!({"type": "array", "items": any_object()})),
+                ("verdicts", json!({"type": "array", "items": reference("Verdict")})),
+            ]),
+        ),
+        (
+            "Verdict",
+            whole(&[
+                ("session", text()),
+                ("request", text()),
+                ("checking", flag()),
+                ("checked_by", json!({"type": "array", "items": text()})),
+                ("checked_tokens", count()),
+                ("convicted", json!({"type": "array", "items": text()})),
+                ("wrong_from", or_null("integer")),
             ]),
         ),
         ("ContributionAnswer", object(1, &[("paused", flag()), ("threads", integer(0, 1 << 32))])),
+        ("ConsentAnswer", whole(&[("mode", words(&["boomerang", "open"])), ("agreed", flag())])),
         ("Document", whole(&[("openapi", text()), ("paths", any_object())])),
         ("Health", whole(&[("status", words(&["alive"])), ("ready", flag())])),
         ("SessionAnswer", whole(&[("token", text())])),

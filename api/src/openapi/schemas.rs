@@ -85,7 +85,7 @@ fn model() -> Value {
 fn who() -> [(&'static str, Value); 3] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
-        ("verify", words(&["none", "sample", "all"])),
+        ("verify", words(&["none", "sample", "all", "off", "strict"])),
         ("shadow", words(&["all", "lazy", "none"])),
     ]
 }
@@ -353,7 +353,11 @@ fn node() -> Vec<(&'static str, Value)> {
         ("threads", integer(1, 4096)),
         ("upload_bytes_per_s", integer(0, 1 << 50)),
     ];
-    vec![("Contribution", object(0, &contribution)), ("Session", object(1, &[("ticket", text())]))]
+    vec![
+        ("Contribution", object(0, &contribution)),
+        ("Consent", object(2, &[("mode", words(&["boomerang", "open"])), ("agreed", flag())])),
+        ("Session", object(1, &[("ticket", text())])),
+    ]
 }
 
 #[cfg(test)]

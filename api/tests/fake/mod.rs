@@ -93,8 +93,13 @@ fn stage(n: u8, start: u32, end: u32) -> Stage {
 }
 
 fn snapshot() -> SwarmSnapshot {
-    let mode =
-        |mode, sentence: &str| ModeInfo { mode, sentence: sentence.into(), available: true, reason: None };
+    let mode = |mode, sentence: &str| ModeInfo {
+        mode,
+        sentence: sentence.into(),
+        available: true,
+        reason: None,
+        agreed: true,
+    };
     SwarmSnapshot {
         at_ms: now_ms(),
         version: "0.1.0".into(),
@@ -123,6 +128,7 @@ fn snapshot() -> SwarmSnapshot {
             download: None,
         }],
         pipelines: Vec::new(),
+        verdicts: Vec::new(),
         contribution: Contribution {
             memory_bytes: Some(8 << 30),
             threads: Some(4),
@@ -276,6 +282,12 @@ impl Inference for Fake {
         if let Some(failure) = self.failure.lock().unwrap().clone() {
             return futures::future::ready(Err(failure)).boxed();
         }
+        let mode = request.mode.unwrap_or(Mode::Boomerang);
+        let agreed = self.state.lock().unwrap().modes.iter().any(|known| known.mode == mode && known.agreed);
+        if !agreed && !request.agreed {
+            let refused = Failure::NotAgreed { mode, sentence: "Strangers could read it".into() };
+            return futures::future::ready(Err(refused)).boxed();
+        }
         let text = self.answer_to(&request);
         let model = request.model.clone().unwrap_or_else(|| "fake-7b".into());
         let local = model == "fake-small" || request.mode == Some(Mode::Local);
@@ -330,6 +342,8 @@ impl Inference for Fake {
             checked_by: if local { Vec::new() } else { vec![id(5)[..8].into()] },
             checked_tokens: if local { 0 } else { n },
             checking: false,
+            convicted: Vec::new(),
+            wrong_from: None,
             faults_survived: faults,
             ttft_ms: 120.0,
             prefill_ms: 100.0,
@@ -392,6 +406,13 @@ impl Inference for Fake {
             }
         })
         .boxed()
+    }
+
+    fn agree(&self, mode: Mode, agreed: bool) -> Result<(), Failure> {
+        let mut state = self.state.lock().unwrap();
+        let known = state.modes.iter_mut().find(|known| known.mode == mode);
+        known.unwrap().agreed = agreed;
+        Ok(())
     }
 
     fn contribute(&self, change: ContributionChange) -> Result<Contribution, Failure> {

@@ -125,7 +125,7 @@ pub struct JoinArgs {
     /// Keep nothing of running answers on disk: a crash of this node loses them
     #[arg(long)]
     pub no_journal: bool,
-    /// Serve without asking
+    /// Serve without asking, and agree that prompts of this node run on other people's machines (see `shoal consent`)
     #[arg(short, long)]
     pub yes: bool,
     #[command(flatten)]
@@ -260,6 +260,23 @@ pub struct PauseArgs {
     /// Serve others again
     #[arg(long)]
     pub off: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: HomeArgs,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal consent`
+#[derive(Debug, Args)]
+pub struct ConsentArgs {
+    /// Agree to this mode
+    #[arg(value_enum)]
+    pub mode: Option<Mode>,
+    /// Take it back
+    #[arg(long, requires = "mode")]
+    pub revoke: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub home: HomeArgs,

@@ -32,7 +32,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     {
         remote::mention_unfinished(home);
     }
-    if args.via == Via::Swarm || (args.via == Via::Auto && running) {
+    if args.via == Via::Swarm || (args.via == Via::Auto && running && may_leave(&args, &home)) {
         return through_the_swarm(&args, &prompt, &home?);
     }
     let started = Instant::now();
@@ -81,6 +81,18 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     ended(summary.finish)
 }
 
+/// Whether a prompt that names no mode may leave this machine, where nobody can be asked.
+fn may_leave(args: &RunArgs, home: &Result<std::path::PathBuf>) -> bool {
+    let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, control::Mode::Boomerang));
+    let stays = args.route.mode.is_none() && !agreed && !consent::can_ask(args.json);
+    if stays {
+        eprintln!(
+            "Computed in this process: nobody agreed yet that strangers may; `shoal consent boomerang` does."
+        );
+    }
+    !stays
+}
+
 /// The running node answers it, with others or, under `--via auto` and when that is faster, alone.
 fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     let prompt = if args.raw { json!(prompt) } else { messages(args.system.as_deref(), prompt) };
@@ -89,9 +101,7 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);
     }
-    if !args.json {
-        consent::before_strangers(home, ask.mode)?;
-    }
+    consent::before_strangers(home, ask.mode, args.json)?;
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut waiting = Some(Waiting::start("asking the swarm"));

@@ -49,7 +49,7 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
             }
         };
         if swarm {
-            let swarmed = Swarmed::start(Door::Socket(home), preferences(&args.trust));
+            let swarmed = Swarmed::start(Door::Socket(home.clone()), preferences(&args.trust, &home));
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
             let alone = Alone::start(args.engine.clone(), args.kv_mib << 20)?;
@@ -68,12 +68,13 @@ pub(super) async fn beside(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let front = Front::open(address, &args.http, home).await?;
-    let swarmed = Swarmed::start(door, preferences(&args.trust));
+    let swarmed = Swarmed::start(door, preferences(&args.trust, home));
     front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, json, stop).await
 }
 
-fn preferences(trust: &[String]) -> Preferences {
-    Preferences { trusted: trust.iter().map(|node| node.to_lowercase()).collect(), mode: None }
+fn preferences(trust: &[String], home: &Path) -> Preferences {
+    let trusted = trust.iter().map(|node| node.to_lowercase()).collect();
+    Preferences { trusted, mode: None, home: home.to_owned() }
 }
 
 /// A node becomes ready, or stays on its way: it never gives up.
@@ -180,7 +181,13 @@ fn token(file: &Path) -> Result<String> {
 /// Where the API is and how to use it.
 fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, json: bool) -> Result<()> {
     let url = format!("http://{}", server.address());
-    let page = if token.is_some() { format!("{url}/#t={}", server.ticket()) } else { format!("{url}/") };
+    // A ticket is for whoever reads it now: in the log of a service others would find it.
+    let reader = json || io::stdout().is_terminal();
+    let page = match token {
+        Some(_) if reader => format!("{url}/#t={}", server.ticket()),
+        Some(_) => format!("{url}/ asks for the token in {}", file.display()),
+        None => format!("{url}/"),
+    };
     if json {
         let file = token.map(|_| file.display().to_string());
         return output::json_line(

@@ -130,6 +130,8 @@ impl Tee {
                 self.text.push_str(text);
             }
             Some("done") => self.end(line),
+            // What came of checking it, after its end.
+            Some("checked") if self.resumed > 0 => line["completion_tokens"] = json!(self.ids.len()),
             _ => {}
         }
     }

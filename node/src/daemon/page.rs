@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use api::{
     inference::ModelInfo,
-    swarm::{Contribution, Holding, Node, NodeState, Reachability, SwarmModel, SwarmSnapshot},
+    swarm::{Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot},
 };
 use p2p::{PeerInfo, wire::announce::Class};
 use scheduler::{Capability, LayerRange, ModelId, NodeId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::{Daemon, held::Held};
+use super::{Daemon, held::Held, reach::reach};
 use crate::{clock, control::Call, memory};
 
 /// Layers shown of a stranger's model: no model has as many.
@@ -51,6 +51,7 @@ impl Daemon {
     /// The answer to `View`: the snapshot, the own model, and what sessions cost.
     pub(super) async fn page(&mut self) -> Value {
         let peers = self.network.peers().await;
+        let addresses = self.network.addresses().await;
         let me = self.own_node();
         let mut nodes = vec![me];
         nodes.extend(self.facts.keys().map(|node| self.node(*node, &peers)));
@@ -60,7 +61,7 @@ impl Daemon {
             me: hex(self.me),
             swarm: self.front.swarm.clone(),
             state: NodeState::Ready,
-            reachability: self.reach(),
+            reachability: serde_json::from_value(reach(self.reachability, &addresses)).unwrap_or_default(),
             nodes,
             models: self.swarm_models(),
             contribution: self.contribution(&peers),
@@ -112,6 +113,11 @@ impl Daemon {
         // Of the first model that both hold.
         let common = self.models().find_map(|own| Some((own, capability?.holding(own.id)?)));
         let held = common.map(|(_, holding)| holding);
+        // For prompts about any of the models here.
+        let figures = self.models().filter_map(|own| self.trust.figures(node, own.id));
+        let (passed, failed) = figures.fold((0, 0), |(passed, failed), figures| {
+            (passed + figures.requests_ok, failed + u64::from(figures.strikes))
+        });
         let position_bytes = common.map_or(0, |(own, _)| own.ready.kv_bytes_per_layer_position);
         Node {
             id: hex(node),
@@ -127,6 +133,8 @@ impl Daemon {
                 .map_or(0.0, |held| (f64::from(held.active) / f64::from(held.batch_knee.max(1))).min(1.0)),
             bytes_in: link.map_or(0, |peer| peer.bytes_in),
             bytes_out: link.map_or(0, |peer| peer.bytes_out),
+            checks_passed: passed,
+            checks_failed: failed,
             ..Node::default()
         }
     }
@@ -189,16 +197,5 @@ impl Daemon {
             bytes_in: peers.iter().map(|peer| peer.bytes_in).sum(),
             bytes_out: peers.iter().map(|peer| peer.bytes_out).sum(),
         }
-    }
-
-    fn reach(&self) -> Reachability {
-        let (class, why) = match self.reachability {
-            p2p::Reachability::Unknown => ("unknown", "nobody has tried to reach this node from outside yet"),
-            p2p::Reachability::Public => ("direct", "a node outside could reach this one"),
-            p2p::Reachability::Private => {
-                ("relayed", "no node outside could reach this one; others reach it through relays")
-            }
-        };
-        Reachability { class: class.into(), why: why.into() }
     }
 }

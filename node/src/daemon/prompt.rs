@@ -500,9 +500,11 @@ impl PromptTask {
             proofs,
         };
         let _ = self.finished.send(over).await;
-        if !told {
-            let _ = lines.send(line).await;
+        let mut line = line;
+        if told {
+            line["event"] = json!("checked");
         }
+        let _ = lines.send(line).await;
         Ok(Looked::Answered)
     }
 }

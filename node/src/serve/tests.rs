@@ -124,6 +124,7 @@ async fn gauges_follow_an_answer() {
         format: api::inference::Format::Text,
         mode: None,
         verify: None,
+        agreed: false,
         shadow: None,
         show_special: false,
     };

@@ -1,4 +1,8 @@
 //! One answer: a request becomes a question to the node, its lines become events.
+//!
+//! An answer that is complete before it is checked ends for its client; its lines are read on until the node's last word,
+//! which the page and `GET /swarm` show ([`Verdict`]). The node bounds how many are checked behind their answers and for
+//! how long; should it never say a last word, [`VERDICT`] is when nobody is waited for any more.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +18,7 @@ use api::{
         Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, Shadow,
         TokenLogprob, TokenLogprobs, Usage, Verify,
     },
-    swarm::{Pipeline, Stage, SwarmEvent},
+    swarm::{Pipeline, Stage, SwarmEvent, Verdict},
 };
 use futures::{StreamExt, stream};
 use serde::Deserialize;
@@ -25,15 +29,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{
     Shared, UNIT_BYTES,
     door::{Lines, RETRY_AFTER_S, unavailable},
-    view::View,
+    view::{View, holds_all},
 };
 use crate::{
+    consent,
     control::{self, Ask, ForApi, Question},
     serve,
 };
 
 /// The page hears of progress this often.
 const PROGRESS: Duration = Duration::from_millis(250);
+/// A check that has not ended by then has been given up: the node takes half a minute for each of a few segments, and a
+/// few answers are checked at once.
+const VERDICT: Duration = Duration::from_secs(15 * 60);
 /// A character of a prompt is rarely more than a token.
 const EXTRA_TOKENS: usize = 64;
 
@@ -66,7 +74,7 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     let mode = if at_home { Mode::Local } else { mode };
     let mut story = Story {
         shared,
-        lines,
+        lines: Some(lines),
         me,
         session: route["session"].as_str().unwrap_or_default().to_owned(),
         began: Instant::now(),
@@ -119,6 +127,38 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     Ok(Generation { plan, events: events.flatten().boxed() })
 }
 
+/// The mode of a request; `None` leaves it to the node whether this machine alone is faster.
+///
+/// # Errors
+/// [`Failure::NotAgreed`] when strangers would compute it and nobody agreed to that.
+fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Option<Mode>, Failure> {
+    let mode = request.mode.or(shared.mode);
+    let goes = asked(mode.unwrap_or(Mode::Boomerang));
+    let Some(sentence) = consent::sentence(goes) else { return Ok(mode) };
+    if request.agreed || consent::given(&shared.home, goes) {
+        return Ok(mode);
+    }
+    let own = view.asked(request.model.as_deref());
+    let model = own.and_then(|own| view.snapshot.models.iter().find(|model| model.id == own.id));
+    match mode {
+        // It names no mode: what can stay here does.
+        None if holds_all(&view.snapshot, model) => Ok(Some(Mode::Local)),
+        // The node refuses what it does not hold unless it may send the text itself, which needs a mode that says so.
+        None if own.is_none() => Ok(None),
+        _ => Err(Failure::NotAgreed { mode: mode.unwrap_or(Mode::Boomerang), sentence: sentence.to_owned() }),
+    }
+}
+
+/// A mode in the node's words.
+pub(super) fn asked(mode: Mode) -> control::Mode {
+    match mode {
+        Mode::Local => control::Mode::Local,
+        Mode::Trusted => control::Mode::Trusted,
+        Mode::Boomerang => control::Mode::Boomerang,
+        Mode::Open => control::Mode::Open,
+    }
+}
+
 /// The request in the node's words.
 fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Ask, Failure> {
     let sampling = serve::sampling(request)?;
@@ -129,16 +169,11 @@ fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<A
         Prompt::Messages { messages, tools, extra } => (messages.clone(), tools.clone(), extra.clone()),
     };
     let own = request.model.as_ref().is_none_or(|model| *model == view.own.about.name);
-    let mode = request.mode.or(shared.mode);
+    let mode = in_mode(shared, view, request)?;
     Ok(Ask {
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
         prompt,
-        mode: match mode.unwrap_or(Mode::Boomerang) {
-            Mode::Local => control::Mode::Local,
-            Mode::Trusted => control::Mode::Trusted,
-            Mode::Boomerang => control::Mode::Boomerang,
-            Mode::Open => control::Mode::Open,
-        },
+        mode: asked(mode.unwrap_or(Mode::Boomerang)),
         may_stay_home: mode.is_none(),
         verify: match request.verify.unwrap_or(Verify::Sample) {
             Verify::None => control::Verify::Off,
@@ -239,6 +274,26 @@ fn stages(lines: &Value) -> Vec<Stage> {
     lines.as_array().into_iter().flatten().filter_map(stage).collect()
 }
 
+/// A node's name in answers: 8 digits of it, or `me`.
+fn name(me: &str, node: &str) -> String {
+    if node == me { "me".into() } else { node.get(..8).unwrap_or(node).to_owned() }
+}
+
+fn names(me: &str, nodes: &Value) -> Vec<String> {
+    let nodes = nodes.as_array().into_iter().flatten().filter_map(Value::as_str);
+    nodes.map(|node| name(me, node)).collect()
+}
+
+/// Tokens of an answer all of whose rows were checked, in every stage that others ran.
+fn checked_tokens(me: &str, line: &Value) -> usize {
+    let stages = line["stages"].as_array().into_iter().flatten();
+    let abroad = stages.filter(|stage| stage["node"].as_str() != Some(me));
+    let rows = abroad.map(|stage| count(&stage["checked_positions"])).min().unwrap_or(0);
+    // A token follows from the row before it.
+    let tokens = (rows + 1).saturating_sub(count(&line["prompt_tokens"]));
+    if rows == 0 { 0 } else { tokens.min(count(&line["completion_tokens"])) }
+}
+
 /// Who shadows which stage.
 fn standbys(route: &Value, stages: &[Stage]) -> Vec<Stage> {
     let shadows = route["shadows"].as_array().into_iter().flatten();
@@ -297,7 +352,8 @@ impl Drop for Waits<'_> {
 /// An answer under way; dropping it cancels.
 struct Story {
     shared: Arc<Shared>,
-    lines: Lines,
+    /// Until they end, or are read on behind the answer.
+    lines: Option<Lines>,
     me: String,
     session: String,
     began: Instant,
@@ -327,9 +383,8 @@ impl Drop for Story {
 }
 
 impl Story {
-    /// A node's name in answers: 8 digits of it, or `me`.
     fn name(&self, node: &str) -> String {
-        if node == self.me { "me".into() } else { node.get(..8).unwrap_or(node).to_owned() }
+        name(&self.me, node)
     }
 
     fn note_stages(&mut self) {
@@ -338,7 +393,11 @@ impl Story {
 
     /// What the next line of the node means; nothing for lines that only the page sees.
     async fn next(&mut self) -> Vec<Event> {
-        let Some(line) = self.lines.next().await else {
+        let line = match &mut self.lines {
+            Some(lines) => lines.next().await,
+            None => None,
+        };
+        let Some(line) = line else {
             return vec![Event::Failed(unavailable("the node stopped in the middle of the answer"))];
         };
         if line["error"].is_string() {
@@ -481,14 +540,37 @@ impl Story {
         told.collect()
     }
 
-    /// Tokens of the answer all of whose rows were checked, in every stage that others ran.
-    fn checked_tokens(&self, line: &Value) -> usize {
-        let stages = line["stages"].as_array().into_iter().flatten();
-        let abroad = stages.filter(|stage| stage["node"].as_str() != Some(&self.me));
-        let rows = abroad.map(|stage| count(&stage["checked_positions"])).min().unwrap_or(0);
-        // A token follows from the row before it.
-        let tokens = (rows + 1).saturating_sub(count(&line["prompt_tokens"]));
-        if rows == 0 { 0 } else { tokens.min(count(&line["completion_tokens"])) }
+    /// Reads on, behind the answer, until it is checked or cannot be any more; tells that before and after.
+    fn await_verdict(&self, mut lines: Lines) {
+        let verdict = Verdict {
+            session: self.session.clone(),
+            request: self.pipeline.request.clone(),
+            checking: true,
+            ..Verdict::default()
+        };
+        self.shared.board.judged(verdict.clone());
+        let (shared, me) = (self.shared.clone(), self.me.clone());
+        tokio::spawn(async move {
+            let last = async {
+                loop {
+                    match lines.next().await {
+                        Some(line) if line["event"] == "checked" => break line,
+                        Some(_) => {}
+                        // The node stopped: nobody checked it to its end.
+                        None => break Value::Null,
+                    }
+                }
+            };
+            let line = tokio::time::timeout(VERDICT, last).await.unwrap_or_default();
+            shared.board.judged(Verdict {
+                checking: false,
+                checked_by: names(&me, &line["checked_by"]),
+                checked_tokens: checked_tokens(&me, &line),
+                convicted: names(&me, &line["convicted"]),
+                wrong_from: line["integrity"].as_u64().map(|token| token as usize),
+                ..verdict
+            });
+        });
     }
 
     fn done(&mut self, line: &Value) -> Vec<Event> {
@@ -509,23 +591,26 @@ impl Story {
         if let Some(rest) = line["rest"].as_str().filter(|rest| !rest.is_empty()) {
             events.push(Event::Text(rest.to_owned()));
         }
-        let names = |value: &Value| -> Vec<String> {
-            let nodes = value.as_array().into_iter().flatten().filter_map(Value::as_str);
-            nodes.map(|node| self.name(node)).collect()
-        };
         self.shared.board.ended(&self.session, line["finish_reason"].as_str().unwrap_or("stop"));
         let ttft_ms = line["ttft_ms"].as_f64().unwrap_or_default();
         let waited_ms = self.first.map_or(0.0, |first| (first - self.began).as_secs_f64() * 1e3);
         let report = Report {
             computed_by: self.computed_by.iter().map(|node| self.name(node)).collect(),
-            checked_by: names(&line["checked_by"]),
-            checked_tokens: self.checked_tokens(line),
+            checked_by: names(&self.me, &line["checked_by"]),
+            checked_tokens: checked_tokens(&self.me, line),
             checking: line["checking"] == json!(true),
+            convicted: names(&self.me, &line["convicted"]),
+            wrong_from: line["integrity"].as_u64().map(|token| token as usize),
             faults_survived: line["faults"].as_array().map_or(0, Vec::len),
             ttft_ms: ttft_ms.max(waited_ms),
             prefill_ms: ttft_ms,
             tok_s: line["decode_tok_s"].as_f64().unwrap_or_default(),
         };
+        if report.checking
+            && let Some(lines) = self.lines.take()
+        {
+            self.await_verdict(lines);
+        }
         let ended_turn = usize::from(line["ended_turn"] == json!(true));
         let usage = Usage {
             prompt_tokens: count(&line["prompt_tokens"]),

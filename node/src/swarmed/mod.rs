@@ -21,6 +21,7 @@ mod view;
 
 use std::{
     collections::BTreeSet,
+    path::PathBuf,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -41,7 +42,7 @@ use tokio::sync::{Semaphore, broadcast::error::RecvError};
 
 pub use self::door::Door;
 use self::view::Board;
-use crate::{control::Question, serve, table};
+use crate::{consent, control::Question, serve, table};
 
 /// Prompts in flight; the node's table holds the sessions of others, too.
 const SESSIONS: usize = table::MAX_SESSIONS / 2;
@@ -55,6 +56,8 @@ pub struct Preferences {
     pub trusted: BTreeSet<String>,
     /// The mode of requests that name none; `None` takes what is faster of this machine alone and `boomerang`.
     pub mode: Option<Mode>,
+    /// The node's data folder, where it is kept whether strangers may compute ([`crate::consent`]).
+    pub home: PathBuf,
 }
 
 /// A node of a swarm, as the API asks it.
@@ -65,6 +68,7 @@ pub(crate) struct Shared {
     board: Board,
     trusted: BTreeSet<String>,
     mode: Option<Mode>,
+    home: PathBuf,
     sessions: Arc<Semaphore>,
     /// Memory for caches in units, made once the node has said how much there is.
     room: OnceLock<(Arc<Semaphore>, u32)>,
@@ -73,8 +77,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// What a request that names no mode gets: nothing goes to strangers that can stay here before it was agreed to.
     fn default_mode(&self, snapshot: &SwarmSnapshot) -> Mode {
-        let others = snapshot.modes.iter().any(|mode| mode.mode == Mode::Boomerang && mode.available);
+        let can = |wanted: Mode| snapshot.modes.iter().find(|info| info.mode == wanted && info.available);
+        let others = can(Mode::Boomerang).is_some_and(|info| info.agreed || can(Mode::Local).is_none());
         self.mode.unwrap_or(if others { Mode::Boomerang } else { Mode::Local })
     }
 }
@@ -87,6 +93,7 @@ impl Swarmed {
             board: Board::new(),
             trusted: preferences.trusted,
             mode: preferences.mode,
+            home: preferences.home,
             sessions: Arc::new(Semaphore::new(SESSIONS)),
             room: OnceLock::new(),
             waiting: AtomicU64::new(0),
@@ -176,6 +183,13 @@ impl Inference for Swarmed {
             Some((event, (shared, events)))
         })
         .boxed()
+    }
+
+    fn agree(&self, mode: Mode, agreed: bool) -> Result<(), Failure> {
+        consent::set(&self.0.home, answer::asked(mode), agreed)
+            .map_err(|error| Failure::Internal { why: error.to_string() })?;
+        self.0.board.tell_everything(&self.0);
+        Ok(())
     }
 
     fn contribute(&self, change: ContributionChange) -> Result<Contribution, Failure> {

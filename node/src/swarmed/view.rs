@@ -2,27 +2,30 @@
 //!
 //! The view is polled every [`POLL`]; what differs from the one before is told as events. Prompts tell their own steps as
 //! they happen. Events wait for a reader in a channel of [`EVENTS`]; one that falls behind gets everything anew.
+//! What became of checking the last answers is kept for readers that come later: [`VERDICTS`], the oldest goes first.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use api::{
     inference::{Failure, Mode, ModelInfo},
-    swarm::{ModeInfo, Node, NodeState, Pipeline, SwarmEvent, SwarmModel, SwarmSnapshot},
+    swarm::{ModeInfo, Node, NodeState, Pipeline, SwarmEvent, SwarmModel, SwarmSnapshot, Verdict},
 };
 use serde::Deserialize;
 use tokio::sync::broadcast;
 
-use super::{Shared, door::unavailable};
-use crate::control::Question;
+use super::{Shared, answer::asked, door::unavailable};
+use crate::{consent, control::Question};
 
 /// How old the view may be.
 const POLL: Duration = Duration::from_millis(400);
 /// Events on their way to a reader.
 const EVENTS: usize = 512;
+/// Verdicts kept: a page shows no more answers that wait for theirs.
+const VERDICTS: usize = 64;
 
 /// The node's answer to `View`.
 #[derive(Clone, Debug, Deserialize)]
@@ -76,6 +79,9 @@ impl View {
 pub(super) struct Board {
     seen: Mutex<Result<View, Failure>>,
     pipelines: Mutex<BTreeMap<String, Pipeline>>,
+    verdicts: Mutex<VecDeque<Verdict>>,
+    /// The modes as readers were last told of them: who agreed to them changes beside the view.
+    modes: Mutex<Vec<ModeInfo>>,
     events: broadcast::Sender<SwarmEvent>,
 }
 
@@ -88,6 +94,8 @@ impl Board {
         Self {
             seen: Mutex::new(Err(unavailable("this node is loading its model and looking for others"))),
             pipelines: Mutex::default(),
+            verdicts: Mutex::default(),
+            modes: Mutex::default(),
             events: broadcast::Sender::new(EVENTS),
         }
     }
@@ -117,6 +125,22 @@ impl Board {
         }
     }
 
+    /// Keeps a verdict, in place of the one of the same session, and tells it.
+    pub(super) fn judged(&self, verdict: Verdict) {
+        let mut verdicts = lock(&self.verdicts);
+        match verdicts.iter_mut().find(|known| known.session == verdict.session) {
+            Some(known) => known.clone_from(&verdict),
+            None => {
+                if verdicts.len() == VERDICTS {
+                    verdicts.pop_front();
+                }
+                verdicts.push_back(verdict.clone());
+            }
+        }
+        drop(verdicts);
+        self.tell(SwarmEvent::Checked { verdict });
+    }
+
     /// Keeps the progress for snapshots; events about it are the prompt's own.
     pub(super) fn progress(&self, session: &str, position: u32, tok_s: f64) {
         if let Some(pipeline) = lock(&self.pipelines).get_mut(session) {
@@ -142,7 +166,15 @@ impl Board {
         snapshot.modes = modes(&snapshot, snapshot.models.first(), conducts, shared);
         snapshot.default_mode = shared.default_mode(&snapshot);
         snapshot.pipelines = lock(&self.pipelines).values().cloned().collect();
+        snapshot.verdicts = lock(&self.verdicts).iter().cloned().collect();
         snapshot
+    }
+
+    /// Tells everything anew.
+    pub(super) fn tell_everything(&self, shared: &Shared) {
+        let snapshot = self.snapshot(shared);
+        lock(&self.modes).clone_from(&snapshot.modes);
+        self.tell(SwarmEvent::Snapshot { snapshot: Box::new(snapshot) });
     }
 
     /// Takes a view in and tells what is new in it.
@@ -154,7 +186,8 @@ impl Board {
             return self.tell(SwarmEvent::Snapshot { snapshot: Box::new(after) });
         }
         // Whether a mode can be used is part of the snapshot alone.
-        if before.modes != after.modes {
+        let told = std::mem::replace(&mut *lock(&self.modes), after.modes.clone());
+        if before.modes != after.modes || told != after.modes {
             self.tell(SwarmEvent::Snapshot { snapshot: Box::new(after.clone()) });
         }
         let old: BTreeMap<&str, &Node> = before.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
@@ -232,6 +265,7 @@ pub(super) fn modes(
         sentence: sentence.into(),
         available: reason.is_none(),
         reason,
+        agreed: consent::given(&shared.home, asked(mode)),
     };
     vec![
         mode(Mode::Local, "Nobody else: everything is computed on this machine.", alone),

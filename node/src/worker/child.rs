@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::process::CommandExt},
     path::PathBuf,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
@@ -30,6 +30,8 @@ impl Child {
         thread::Builder::new().name("worker-wait".into()).spawn(move || {
             let mut command = Command::new(program);
             command.arg("worker").stdin(stdin).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
+            // Ctrl-C at a terminal is for the daemon, which lets running sessions end first.
+            command.process_group(0);
             for name in ["RUST_LOG", "RUST_BACKTRACE"] {
                 if let Some(value) = std::env::var_os(name) {
                     command.env(name, value);

@@ -36,6 +36,23 @@ fn kill_9(pid: u32) {
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
 }
 
+/// The process group of a process, as the system's file about it says after the name in brackets.
+#[cfg(target_os = "linux")]
+fn group(pid: u32) -> u32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().split(' ').nth(2).unwrap().parse().unwrap()
+}
+
+/// A terminal sends Ctrl-C to the whole group of who runs in it: the daemon is to let sessions end before workers do.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_worker_is_not_in_the_group_that_a_terminal_interrupts() {
+    let child = Child::of(spec(&[range(0, 3)])).await;
+    let worker = child.worker.pid();
+    assert_eq!(group(worker), worker);
+    assert_ne!(group(std::process::id()), worker);
+}
+
 /// A job that takes far longer than it takes to kill the worker.
 fn long(from: usize) -> Job {
     job(SESSION, 0, from, 256, JobInput::Tokens(vec![5; 256]), Want::Nothing)

@@ -60,7 +60,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         status["served_positions"]
     );
     say!(
-        "traffic   {} in, {} out",
+        "traffic   {} in, {} out, for others",
         human_bytes(number(&status["bytes_in"]) as u64),
         human_bytes(number(&status["bytes_out"]) as u64)
     );

@@ -1,68 +1,62 @@
-//! The question before strangers compute for the first time.
+//! The question before strangers compute for the first time, and `shoal consent`, which answers it beforehand.
 //!
-//! Whoever sends a prompt through nodes of others should have been told, once, what those can learn. `shoal join` says it
-//! before anything starts; where that was said to nobody (a node started with `--json`, another user's node), the first
-//! prompt in a mode in which strangers compute asks. What was answered is kept as an empty file per mode in the node's folder.
-//!
-//! Limits: without a terminal nobody is asked, since it would hang: the sentence is said each time until somebody was.
-//! Programs (`--json`) are told nothing; whoever wrote them chose the mode.
+//! What is kept, and what happens without it, is told in [`crate::consent`].
 
 use std::{
-    fs,
     io::{self, IsTerminal},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-use crate::{Error, Result, control::Mode};
+use serde_json::json;
 
-/// What strangers learn, in one honest sentence.
-const BOOMERANG: &str = "Your prompts in boomerang mode: strangers compute the middle layers and can reconstruct much of the \
-text from what they see";
-/// The same of the mode that hides nothing.
-const OPEN: &str =
-    "Your prompts in open mode: the node that answers reads all of the text, yours and the reply";
+use crate::{
+    Error, Result,
+    cli::swarm::ConsentArgs,
+    consent::{MODES, given, sentence, set},
+    control::Mode,
+    output::{self, say},
+};
+
 /// What else joining means.
 const SERVING: &str =
     "what you serve to others uses your CPU and memory, never your files, except models you share or fetched";
+
 /// The sentence of `shoal join`.
-pub(super) fn sentence() -> String {
-    format!("{BOOMERANG}; {SERVING}.")
+pub(super) fn joining() -> String {
+    format!("{}; {SERVING}.", sentence(Mode::Boomerang).unwrap_or_default())
 }
 
-/// The file that says that the sentence of a mode was read.
-fn file(home: &Path, mode: Mode) -> PathBuf {
-    home.join(format!("told-{}", mode.name()))
-}
-
-/// Remembers that the sentence of a mode was read. Where it cannot be written it is said again.
+/// Keeps the word of whoever agreed. Where it cannot be written the question comes again.
 pub(super) fn remember(home: &Path, mode: Mode) {
-    if let Err(error) = fs::write(file(home, mode), "") {
-        tracing::debug!(%error, "the answer is not kept");
+    if let Err(error) = set(home, mode, true) {
+        tracing::warn!(%error, "the answer is not kept");
     }
 }
 
-/// Tells before the first prompt that strangers compute in this mode, and asks where a person can answer.
+/// Asks before the first prompt that strangers compute in this mode, where a person can answer.
 ///
 /// # Errors
-/// [`Error::Usage`] when the person does not want it.
-pub(in crate::commands) fn before_strangers(home: &Path, mode: Mode) -> Result<()> {
-    let told = match mode {
-        Mode::Local | Mode::Trusted => return Ok(()),
-        Mode::Boomerang => BOOMERANG,
-        Mode::Open => OPEN,
-    };
-    if file(home, mode).exists() {
-        return Ok(());
+/// [`Error::Usage`] when the person does not want it, or nobody can be asked.
+pub(in crate::commands) fn before_strangers(home: &Path, mode: Mode, json: bool) -> Result<()> {
+    let Some(told) = sentence(mode).filter(|_| !given(home, mode)) else { return Ok(()) };
+    if !can_ask(json) {
+        return Err(Error::usage(format!(
+            "nothing was sent, since nobody agreed to it yet. {told}. Agree once with `shoal consent {}`; --mode local \
+             keeps everything on this machine",
+            mode.name()
+        )));
     }
     eprintln!("{told}; --mode local keeps everything on this machine. (Whoever agrees is asked once.)");
-    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-        return Ok(());
-    }
     if !agreed()? {
         return Err(Error::usage("nothing was sent; --mode local computes it here"));
     }
     remember(home, mode);
     Ok(())
+}
+
+/// Whether a person reads the question and can answer it.
+pub(in crate::commands) fn can_ask(json: bool) -> bool {
+    !json && io::stdin().is_terminal() && io::stderr().is_terminal()
 }
 
 /// Asks on the terminal.
@@ -74,23 +68,38 @@ pub(super) fn agreed() -> Result<bool> {
     Ok(said && matches!(answer.trim().to_lowercase().as_str(), "" | "y" | "yes"))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn it_is_said_once_for_each_mode_in_which_strangers_compute() {
-        let home = tempfile::tempdir().unwrap();
-        let told = |mode| file(home.path(), mode).exists();
-        for mode in [Mode::Local, Mode::Trusted] {
-            before_strangers(home.path(), mode).unwrap();
-            assert!(!told(mode), "there is nothing to say");
+/// `shoal consent`
+pub(in crate::commands) fn consent(args: ConsentArgs) -> Result<()> {
+    let home = args.home.path()?;
+    if let Some(mode) = args.mode {
+        let Some(told) = sentence(mode) else {
+            return Err(Error::usage(format!(
+                "mode {} needs no consent: no stranger computes in it",
+                mode.name()
+            )));
+        };
+        set(&home, mode, !args.revoke)?;
+        if !args.json {
+            match args.revoke {
+                true => say!("Taken back: nothing goes out in {} mode until you agree again.", mode.name()),
+                false => {
+                    say!(
+                        "{told}. Noted that you agree; `shoal consent --revoke {}` takes it back.",
+                        mode.name()
+                    );
+                }
+            }
+            return Ok(());
         }
-        remember(home.path(), Mode::Boomerang);
-        assert!(
-            told(Mode::Boomerang) && !told(Mode::Open),
-            "who agreed to the one was not asked about the other"
-        );
-        assert!(sentence().contains("reconstruct") && OPEN.contains("reads"));
     }
+    if args.json {
+        let of = |mode: &Mode| (mode.name().to_owned(), json!(given(&home, *mode)));
+        return output::json_line(&MODES.iter().map(of).collect::<serde_json::Map<_, _>>().into());
+    }
+    for mode in MODES {
+        let told = sentence(mode).unwrap_or_default();
+        let state = if given(&home, mode) { "agreed" } else { "not agreed" };
+        say!("{:<10} {state}. {told}.", mode.name());
+    }
+    Ok(())
 }

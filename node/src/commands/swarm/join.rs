@@ -19,7 +19,8 @@ use super::{
 use crate::{
     Error, Result,
     cli::swarm::{CapsArgs, JoinArgs},
-    control::Mode,
+    consent::MODES,
+    control::{self, Mode},
     daemon::{self, Caps, Notice, Serve, Setup},
     library, model,
     output::{self, Waiting, human_bytes, say},
@@ -34,6 +35,9 @@ const NEWS: usize = 256;
 pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let home = args.home.path()?;
     create_private_folder(&home)?;
+    if control::is_running(&home) {
+        return Err(control::runs_already(&home));
+    }
     let identity =
         Identity::load_or_create(&home.join("identity.key")).map_err(|e| Error::Failed(e.to_string()))?;
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
@@ -44,8 +48,10 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
     let beside = beside(&args, which.id, &home)?;
     agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
-    if !args.json {
-        // It was said just now.
+    if args.yes {
+        MODES.into_iter().for_each(|mode| consent::remember(&home, mode));
+    } else if asks(&args, &serve) {
+        // It was said just now, and agreed to.
         consent::remember(&home, Mode::Boomerang);
     }
     let (network, template) = network(&args, &home, identity.clone(), invite)?;
@@ -155,6 +161,15 @@ fn memory_bytes() -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
+/// Whether a person is asked before anything starts: not whoever only asks, since nothing happens before the first prompt.
+fn asks(args: &JoinArgs, serve: &Serve) -> bool {
+    let serves = match serve {
+        Serve::These(ranges) => !ranges.is_empty(),
+        Serve::Scarcest(cap) => *cap > 0,
+    };
+    serves && !args.yes && !args.json && io::stdin().is_terminal()
+}
+
 /// Says what will happen before it does; a person at a terminal may still say no.
 fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -> Result<()> {
     if args.json {
@@ -180,11 +195,8 @@ fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -
         ),
     }
     agree_beside(args)?;
-    say!("{}", consent::sentence());
-    match layers {
-        0 => Ok(()),
-        _ => confirm(args),
-    }
+    say!("{}", consent::joining());
+    confirm(args, serve)
 }
 
 /// Says what comes beside the first model.
@@ -238,13 +250,13 @@ fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
         );
     }
     agree_beside(args)?;
-    say!("{}", consent::sentence());
-    if most.is_empty() { Ok(()) } else { confirm(args) }
+    say!("{}", consent::joining());
+    confirm(args, serve)
 }
 
 /// Asks a person at a terminal, unless told not to.
-fn confirm(args: &JoinArgs) -> Result<()> {
-    if args.yes || !io::stdin().is_terminal() {
+fn confirm(args: &JoinArgs, serve: &Serve) -> Result<()> {
+    if !asks(args, serve) {
         return Ok(());
     }
     match consent::agreed()? {

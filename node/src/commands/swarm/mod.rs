@@ -19,6 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 
 pub(super) use self::{
     ask::{invite, leave, pause, peers, plan, receipts, status, why},
+    consent::consent,
     demo::demo,
     doctor::doctor,
     join::join,

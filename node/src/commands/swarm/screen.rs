@@ -70,7 +70,7 @@ fn header(watched: &Watched, look: Look) -> Paragraph<'static> {
     }
     match &watched.trouble {
         Some(why) => mark(why, Color::Red),
-        None => mark(&format!("reachability {}", word(&status["reachability"])), Color::Cyan),
+        None => mark(&format!("reached: {}", word(&status["reached"]["class"])), Color::Cyan),
     }
     Paragraph::new(Line::from(spans))
 }
@@ -102,7 +102,7 @@ fn node(watched: &Watched) -> Paragraph<'static> {
         (
             "traffic",
             format!(
-                "{} in ({}/s), {} out ({}/s)",
+                "{} in ({}/s), {} out ({}/s), for others",
                 human_bytes(number(status, "bytes_in") as u64),
                 human_bytes(rates.bytes_in as u64),
                 human_bytes(number(status, "bytes_out") as u64),
@@ -210,7 +210,7 @@ mod tests {
                 "models": [{ "name": "minnow\u{1b}[31m", "layers": ["1..4", "6..7"] }] })
         };
         let status = json!({ "node": me, "uptime_s": 3_700.0, "peers": 2, "prompts": 1, "paused": true,
-            "reachability": "public", "served_positions": 1234, "bytes_in": 2048, "bytes_out": 4096,
+            "reached": { "class": "direct" }, "served_positions": 1234, "bytes_in": 2048, "bytes_out": 4096,
             "sessions": { "serving": 3, "served": 9 },
             "model": { "name": "minnow", "num_layers": 8, "serving": ["1..5"], "resident_bytes": 5 << 20 } });
         let last = json!({ "stages": [{ "node": me, "start": 0, "end": 1 },
@@ -242,7 +242,7 @@ mod tests {
         let screen = text(&seen(), 120, 30);
         for part in [
             "aaaaaaaa  up 1 h 1 min  paused",
-            "reachability public",
+            "reached: direct",
             "minnow, 8 layers",
             "serving   1..5",
             "100.00 MiB (5.00 MiB of them weights)",
