@@ -5,7 +5,8 @@
 //! means).
 //!
 //! They also know when a node has got room again, because a prompt of this node gave it back: whoever waits for room is
-//! woken then, one prompt for each that ended ([`Lessons::room`]).
+//! woken then, one prompt for each that ended ([`Lessons::room`]). It may be about another model; who is not woken looks again
+//! within a second.
 //!
 //! Limits: [`MOST`] corrections wait for the next route; beyond, the oldest is forgotten, which costs a refused lease.
 
@@ -91,6 +92,11 @@ impl Lessons {
         self.freed.notify_one();
     }
 
+    /// Whether a node has let a prompt of this one in lately.
+    pub fn serves(&self, node: NodeId) -> bool {
+        self.learned().leases.serves(self.now(), node)
+    }
+
     /// Waits until a place was given back, and a second at most.
     pub async fn room(&self) {
         let _ = tokio::time::timeout(ROOM, self.freed.notified()).await;
@@ -147,6 +153,7 @@ mod tests {
         let waiting = lessons.take();
         assert_eq!(waiting, [Lesson::Holds(liar, model, held.into()), Lesson::Apart(busy, full)]);
         assert!(lessons.take().is_empty());
+        assert!(lessons.serves(busy) && !lessons.serves(full));
         lessons.freed(full);
         let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
         lessons.amend(&mut request, |_| 1);

@@ -55,7 +55,7 @@ use crate::{
 /// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
 const BEACON_MS: u64 = 100;
 /// The next stage is dialed once more when it has not answered by then.
-const REACH: Duration = Duration::from_millis(150);
+const REACH: Duration = Duration::from_millis(300);
 /// Who settles waits this long for what it was fed and has not computed yet.
 const SETTLE_MS: u64 = 1_000;
 

@@ -98,7 +98,7 @@ pub struct Limits {
     /// Connections to one peer: two transports, a relayed one and its upgrade. One would make an upgrade impossible.
     pub per_peer: u32,
     /// Streams one peer may hold open here, and this node there: one for each of its sessions, as many again that are being
-    /// closed, and as many asks.
+    /// closed, and half as many asks. Both ways that is less than the muxers take, 512 on a connection.
     pub streams_per_peer: usize,
 }
 

@@ -42,6 +42,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(300);
 /// A peer that is started again more often is dialed again like any that is lost.
 const ANEW: Duration = Duration::from_secs(1);
+/// How often a peer is dialed although it is connected: others can ask for it.
+const BESIDE: Duration = Duration::from_secs(5);
 /// What the larger name of two waits for the smaller one to dial.
 const POLITE: Duration = Duration::from_millis(1_500);
 /// How long a peer of another swarm is left alone.
@@ -77,6 +79,8 @@ struct Known {
     left_until: Option<Instant>,
     /// When it was last found to have been started again.
     anew: Option<Instant>,
+    /// When it was last dialed beside a connection there was.
+    beside: Option<Instant>,
 }
 
 /// The address book.
@@ -120,6 +124,7 @@ impl Book {
             connected: false,
             left_until: None,
             anew: None,
+            beside: None,
         });
         // Seen on the local network again, or named by the user: whatever failed before may work now.
         if source < known.source || source == Source::Mdns {
@@ -184,6 +189,16 @@ impl Book {
     pub fn started_again(&mut self, peer: &PeerId, now: Instant) -> bool {
         let last = self.known.get_mut(peer).and_then(|known| known.anew.replace(now));
         last.is_none_or(|last| now.saturating_duration_since(last) > ANEW)
+    }
+
+    /// Whether to dial a peer beside a connection there is; if so, that is done now.
+    pub fn may_dial_beside(&mut self, peer: &PeerId, now: Instant) -> bool {
+        let Some(known) = self.known.get_mut(peer) else { return false };
+        let may = known.beside.is_none_or(|last| now.saturating_duration_since(last) > BESIDE);
+        if may {
+            known.beside = Some(now);
+        }
+        may
     }
 
     /// Dialing `peer` failed.

@@ -290,7 +290,8 @@ async fn who_must_be_there_is_looked_for_beside_its_ghost() {
     let contact = again.contact().await;
     me.connect(&contact).await.unwrap();
     let asked = me.ask(again.me(), &Ask::Ping, Duration::from_millis(50)).await;
-    assert!(matches!(asked, Err(HopError::Timeout)), "connected, and nobody is there: {asked:?}");
+    // On a slow machine the old connection has ended by now.
+    assert!(matches!(asked, Err(HopError::Timeout | HopError::Closed)), "nobody is there: {asked:?}");
     let found = async {
         // A busy machine may need more than one round.
         while !me.reach(&contact, Duration::from_millis(300)).await.unwrap_or(false) {}

@@ -114,6 +114,11 @@ impl Leases {
         self.refused.remove(&node);
     }
 
+    /// Whether a node has granted a lease lately.
+    pub fn serves(&self, now: Millis, node: NodeId) -> bool {
+        self.sessions(now, node).is_some()
+    }
+
     /// Forgets what a node said: it may have been started again.
     pub fn forget(&mut self, node: NodeId) {
         self.heard.remove(&node);

@@ -125,19 +125,20 @@ fn two_stages_at_once() {
 #[test]
 fn a_shadow_does_as_it_is_asked() {
     let mut swarm = Swarm::start(&["1..7", "1..7"]);
-    let expected = alone(&SEEDED);
-    let figure = |node: &Node, name: &str| node.ask(&["status"])[name].as_u64().unwrap();
+    let long = ["-n", "300", "--raw", "--seed=3", "--logit-bias", "2=-100", "Once upon a time there was a"];
+    let expected = alone(&long);
     let mut received = Vec::new();
     for mode in ["none", "lazy", "all"] {
-        let ask = ["--shadow", mode, "--verify", "off"].into_iter().chain(SEEDED);
+        let ask = ["--shadow", mode, "--verify", "off"].into_iter().chain(long);
         let mut prompt = Prompt::run(&swarm.asks.home, ask);
-        assert!(prompt.reaches(60));
+        assert!(prompt.reaches(150));
         let runs = swarm.running(&prompt)[0];
         let shadows = prompt.route["shadows"].as_array().unwrap();
         let named = shadows.iter().any(|shadow| *shadow == swarm.serves[1 - runs].name.as_str());
         assert_eq!(named, mode != "none", "{}", prompt.route);
         let fed = |swarm: &Swarm| {
-            ["served_positions", "bytes_in"].map(|name| figure(&swarm.serves[1 - runs], name))
+            let status = swarm.serves[1 - runs].ask(&["status"]);
+            ["served_positions", "bytes_in"].map(|name| status[name].as_u64().unwrap())
         };
         let started = Instant::now();
         let before = loop {

@@ -25,10 +25,10 @@ use tempfile::TempDir;
 const BOUND: Duration = Duration::from_secs(150);
 /// A stall that is told with its story.
 const SLOW_MS: f64 = 1_500.0;
-/// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
-/// differently.
 /// What those do who stand by, as often as they are drawn. Where nobody can follow, it makes no difference.
 const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
+/// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
+/// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

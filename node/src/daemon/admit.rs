@@ -96,7 +96,9 @@ impl Daemon {
         if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
             let _ = inlets.orders.try_send(Order::Release { epoch });
         }
-        let gone = |waiting: &Waiting| waiting.from == from && waiting.lease.session == session;
+        let gone = |waiting: &Waiting| {
+            (waiting.from, waiting.lease.session) == (from, session) && waiting.lease.epoch <= epoch
+        };
         let ids: Vec<u64> = self.door.waiting.iter().filter(|(_, w)| gone(w)).map(|(id, _)| *id).collect();
         for id in ids {
             self.door.admission.cancel(id);

@@ -278,7 +278,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         held,
         beside,
         table,
-        room: crate::stage::room(),
+        room: crate::stage::room(kv_bytes),
         gossip: gossip::Announcer::new(clock::unix_ms()),
         line: bandwidth::Line::default(),
         fetched_bytes: 0,

@@ -20,8 +20,9 @@ impl Conductor {
         let shadow = self.shadows.values().any(|shadow| *shadow == node);
         tracing::debug!(%node, ?failure, "noticed");
         self.noticed = Some((node, failure));
-        // Who does not promise in time has too much to do already.
-        if failure == Failure::Refused || failure == Failure::Late && self.report.opened_ms.is_none() {
+        // Who serves this node's other prompts and does not promise in time has too much to do already.
+        let late = failure == Failure::Late && self.report.opened_ms.is_none() && node != self.means.me;
+        if failure == Failure::Refused || late && self.means.lessons.serves(node) {
             self.report.refusals.insert(node);
         }
         if ours && self.silent_since.is_none() {
@@ -33,6 +34,9 @@ impl Conductor {
     }
 
     pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
+        if let Order::Opened { node, answer: Ok(_), .. } = &order {
+            self.seats.insert(*node);
+        }
         match order {
             Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
                 Ok(have) => self.granted(stage, epoch, have, load),

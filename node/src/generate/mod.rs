@@ -33,7 +33,7 @@ mod third;
 mod verify;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -99,6 +99,8 @@ struct Conductor {
     /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
     looking: Option<u32>,
     loads: Vec<Load>,
+    /// Who has promised something and was not told yet that it is needed no more.
+    seats: BTreeSet<NodeId>,
     /// The route is given back for a quieter one.
     again: bool,
     checks: Checks,
@@ -157,6 +159,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         noticed: None,
         looking: Some(first_epoch),
         loads: Vec::new(),
+        seats: BTreeSet::new(),
         again: false,
         checks: Checks::default(),
         garbled: BTreeMap::new(),

@@ -423,6 +423,7 @@ impl Conductor {
         self.checks.unsettled.insert(node);
         let (network, session, orders) = (self.means.network.clone(), self.plan.session, self.orders.clone());
         let (lessons, worked) = (self.means.lessons.clone(), self.report.opened_ms.is_some());
+        let (held, there) = (self.seats.remove(&node), self.plan.contact(node));
         tokio::spawn(async move {
             let patience = Duration::from_millis(LEASE_MS);
             let mut settled = Vec::new();
@@ -435,16 +436,20 @@ impl Conductor {
             }
             let _ = orders.send(Order::Settled { node, settled }).await;
             let release = Ask::Release { session, epoch };
-            for attempt in 0..RELEASES {
-                match network.ask(node, &release, patience).await {
-                    Err(HopError::Timeout | HopError::Refused(_)) => {
-                        tokio::time::sleep(patience * attempt / RELEASES).await;
+            for attempt in 1..=RELEASES {
+                // One that does not understand has nothing to give back.
+                if let Ok(_) | Err(HopError::Corrupt) = network.ask(node, &release, patience).await {
+                    if held {
+                        lessons.freed(node);
                     }
-                    // A connection that has ended takes what was leased over it along.
-                    _ => break,
+                    break;
+                }
+                if attempt < RELEASES {
+                    tokio::time::sleep(patience * attempt / RELEASES).await;
+                    // It may have been too busy to hear, or is reached anew.
+                    let _ = network.connect(&there).await;
                 }
             }
-            lessons.freed(node);
         });
     }
 

@@ -1,8 +1,8 @@
 //! Which frames of a stage's inputs are still worth computing.
 //!
 //! The same position may come twice: from the stage before and, when that one was hedged or its frame got lost, from the
-//! requester. What comes second must not be computed again: the session may have gone on, and computing an old position cuts
-//! the cache back.
+//! requester. What the stage before sends after that must not be computed: the session may have gone on, and computing an old
+//! position cuts the cache back. What the requester sends always is: it knows what it lacks.
 
 /// How far the inputs of one lease have come.
 #[derive(Clone, Copy, Debug)]

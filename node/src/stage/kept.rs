@@ -3,7 +3,7 @@
 //! Kept are the frames as they came, one after the other, from where the cache ends. Whoever takes over replays them from
 //! memory: they need not cross the network again, and until then nothing is computed.
 //!
-//! Bounds: [`MAX_BYTES`] for a session, and the room that all sessions of a node share ([`room`]). What does not fit is
+//! Bounds: [`MAX_BYTES`] for a segment, and the room that all sessions of a node share ([`room`]). What does not fit is
 //! not kept, nor is anything after it: the requester sends it when it is needed, as it does where nobody stands by.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -14,14 +14,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Frames kept of one segment, bytes: a context of 16 Ki tokens of a model of 4,096 values, rounded to eight bits.
 const MAX_BYTES: usize = 72 << 20;
-/// Frames kept of all sessions of a node, bytes.
-const MAX_NODE_BYTES: usize = 256 << 20;
+/// Frames kept of all sessions of a node, bytes; on a node with little memory for caches a quarter as much as that.
+const MAX_NODE_BYTES: u64 = 256 << 20;
+/// Rows of a frame that is put together from those that came: those of a prompt's chunk, which compute faster together.
+const MOST_ROWS: u32 = 96;
 /// What one permit of the room stands for, bytes.
 const GRAIN: usize = 1_024;
 
-/// The room that all sessions of a node share.
-pub(crate) fn room() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(MAX_NODE_BYTES / GRAIN))
+/// The room that all sessions of a node with so much memory for caches share.
+pub(crate) fn room(kv_bytes: u64) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new((kv_bytes / 4).min(MAX_NODE_BYTES) as usize / GRAIN))
 }
 
 /// The inputs of one segment from position `from` to `upto`.
@@ -42,7 +44,7 @@ pub(super) struct Frame {
     /// Their inputs.
     pub(super) payload: Vec<u8>,
     /// Its part of the node's room.
-    _room: OwnedSemaphorePermit,
+    taken: OwnedSemaphorePermit,
 }
 
 impl Kept {
@@ -58,16 +60,28 @@ impl Kept {
 
     /// Keeps the inputs of `header.rows` positions, where they go on from what is kept and there is room; what is kept of
     /// these positions and of later ones is replaced.
-    pub(super) fn keep(&mut self, header: Header, payload: Vec<u8>, room: &Arc<Semaphore>) {
+    pub(super) fn keep(&mut self, header: Header, mut payload: Vec<u8>, room: &Arc<Semaphore>) {
         self.cut(header.from);
         if header.from != self.upto || self.bytes + payload.len() > MAX_BYTES {
             return;
         }
         let grains = payload.len().div_ceil(GRAIN) as u32;
-        let Ok(_room) = room.clone().try_acquire_many_owned(grains) else { return };
+        let Ok(taken) = room.clone().try_acquire_many_owned(grains) else { return };
         self.upto += header.rows;
         self.bytes += payload.len();
-        self.frames.push_back(Frame { header, payload, _room });
+        match self.frames.back_mut() {
+            Some(last) if last.header.wire == header.wire && last.header.rows + header.rows <= MOST_ROWS => {
+                last.payload.reserve_exact(payload.len());
+                last.payload.append(&mut payload);
+                last.header.rows += header.rows;
+                last.header.len = last.payload.len() as u32;
+                last.taken.merge(taken);
+            }
+            _ => {
+                payload.shrink_to_fit();
+                self.frames.push_back(Frame { header, payload, taken });
+            }
+        }
     }
 
     /// Forgets positions from `at` on, and everything where the cache of `have` positions does not reach what is kept.
@@ -190,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_much() {
+    fn there_isroom_taken_for_so_much() {
         let room = Arc::new(Semaphore::new(2));
         let full = kept(&[(3, 200), (203, 200), (403, 200), (603, 1)], &room);
         assert_eq!((full.upto(), room.available_permits()), (403, 0), "nothing after what did not fit");

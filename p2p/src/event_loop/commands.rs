@@ -140,8 +140,8 @@ impl EventLoop {
         self.dial_peer(peer, all);
     }
 
-    /// Dials a peer although it is connected, unless that is under way: what it is connected by may lead to a process that
-    /// has died. The new connection introduces whoever is there now ([`EventLoop::meet_anew`]).
+    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by may lead to
+    /// a process that has died. Only QUIC says nothing then; whoever is met over TCP is there. The new connection introduces whoever is there now ([`EventLoop::meet_anew`]).
     fn dial_beside(&mut self, contact: &Contact) {
         let Ok((Some(peer), mut addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
             return;
@@ -154,7 +154,11 @@ impl EventLoop {
         if !self.met.contains_key(&peer) {
             return self.dial_peer(peer, addresses);
         }
-        if self.dials.contains_key(&peer) || addresses.is_empty() {
+        let quic_only = self.swarm.behaviour().link.is_quic_only(&peer);
+        if self.dials.contains_key(&peer) || addresses.is_empty() || !quic_only {
+            return;
+        }
+        if !self.book.may_dial_beside(&peer, Instant::now()) {
             return;
         }
         let options =

@@ -61,7 +61,10 @@ struct Room {
 
 impl Room {
     fn new(streams: usize) -> Self {
-        Self { asks: Arc::new(Semaphore::new(streams)), planes: Arc::new(Semaphore::new(streams)) }
+        Self {
+            asks: Arc::new(Semaphore::new(streams.div_ceil(2))),
+            planes: Arc::new(Semaphore::new(streams)),
+        }
     }
 
     fn take(&self, lane: Lane) -> Option<OwnedSemaphorePermit> {

@@ -8,8 +8,8 @@
 //! same path (fewer copies and the host's own congestion control), the older before the newer. A link never retries
 //! and never times out by itself: recovery is the requester's, deadlines are the caller's.
 //!
-//! Limits: [`Limits::streams_per_peer`](crate::config::Limits) streams from and to one peer, the next is refused at
-//! once; a reader that stops reading stops its peer (the muxer's window), nothing is queued for it beyond that.
+//! Limits: [`Limits::streams_per_peer`](crate::config::Limits) streams from and to one peer, the next waits for a
+//! while; a reader that stops reading stops its peer (the muxer's window), nothing is queued for it beyond that.
 
 pub(crate) mod behaviour;
 mod stream;

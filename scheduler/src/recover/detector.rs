@@ -89,6 +89,11 @@ impl Detector {
         (own * (1.0 + f64::from(tokens.saturating_sub(1)) / 4.0)) as u64
     }
 
+    /// Whether nothing is known of the stage yet.
+    pub fn is_cold(&self) -> bool {
+        self.step.p99_ms().is_none()
+    }
+
     /// Notes a step that took `ms` for one token. What is no time is ignored.
     pub fn note(&mut self, now: Millis, ms: f64) {
         if !ms.is_finite() || ms < 0.0 {

@@ -10,6 +10,8 @@ use crate::{Millis, NodeId};
 
 /// A stage that asks for replays more often than this within one step does not keep what it gets.
 const MOST_REPLAYS: u32 = 8;
+/// So long after something was sent again it counts as the same trouble when it must be once more.
+const LOST_MS: u64 = 5_000;
 
 impl Session {
     /// Prompt and answer so far.
@@ -56,7 +58,7 @@ impl Session {
             }
             self.stages[stage].done = self.stages[stage].done.min(from);
             self.stages[stage].heard = now;
-            tokens = tokens.max(known - from);
+            tokens = tokens.max(if self.stages[stage].kept { known } else { known - from });
         }
         self.phase = Phase::Stepping;
         self.step_tokens = tokens;
@@ -130,11 +132,13 @@ impl Session {
         for stage in &mut self.stages {
             stage.have = Some(position);
             stage.done = position;
+            stage.kept = false;
         }
         self.tokens.push(token);
         self.budget.step_done();
         self.forgiven = self.forgiven.saturating_sub(FORGIVEN_PER_TOKEN);
         self.waits = 0;
+        self.given_again = self.given_again.filter(|at| now.since(*at) < LOST_MS);
         actions.push(Action::Emit { position, token });
         if stop {
             self.finish(End::Stop, actions);

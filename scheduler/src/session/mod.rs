@@ -17,7 +17,7 @@
 //! Detection. Who is waited for and says nothing (no output, no beacon, no promise) is asked whether it is there, ten
 //! times a second. No answer for [`SILENCE_MS`](crate::recover::SILENCE_MS) and the network's part makes it *suspect*: its shadow gets the frame, and
 //! every later one until it speaks again. As long again and it is left. A node that answers is slow, not gone: it has
-//! until its patience ends. A look that comes late proves that this machine slept and nothing else.
+//! until its patience ends; one that has no past, answers and does not say that it computes is sent its frame again. A look that comes late proves that this machine slept and nothing else.
 //!
 //! What a stage promises (the other end of this machine): a frame names session, epoch and positions `[from, to)`.
 //! A lower epoch is dropped, a higher one adopted. `from` beyond its KV is answered with `NeedReplay { have }`;
@@ -63,6 +63,8 @@ struct Stage {
     alive: Millis,
     shadow: Option<NodeId>,
     cover: Vec<Segment>,
+    /// What it says it has, it may still have to compute: it kept the log.
+    kept: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,7 +101,7 @@ pub struct Session {
     hedged: Option<Millis>,
     /// The stage that was hedged, since when: until it speaks again its shadow gets every frame too.
     suspect: Option<(usize, Millis)>,
-    /// When a stage of this epoch was first sent something again that it did not seem to have got.
+    /// When a stage was first sent something again that it did not seem to have got, in this epoch and lately.
     given_again: Option<Millis>,
     replays: u32,
     budget: Budget,
@@ -285,6 +287,7 @@ impl Stage {
             alive: Millis(0),
             shadow: None,
             cover: Vec::new(),
+            kept: false,
         }
     }
 }

@@ -37,11 +37,11 @@ impl Session {
                 stage.cover.clear();
             }
         }
-        // It has no room: what this session holds elsewhere may be what others wait for there.
-        self.crowded |= self.phase == Phase::Opening && failure == Failure::Refused;
         if self.phase != Phase::Asking
             && let Some(stage) = self.stages.iter().position(|stage| stage.segment.node == node)
         {
+            // It has no room: what this session holds elsewhere may be what others wait for there.
+            self.crowded |= self.phase == Phase::Opening && failure == Failure::Refused;
             self.recover(now, stage, failure, actions);
         } else if failure.bars() {
             self.bar(node);
@@ -158,7 +158,9 @@ impl Session {
         if bars {
             self.bar(node);
         }
-        self.stages.splice(at..=at, segments.into_iter().map(Stage::fresh));
+        let kept = self.lazy;
+        let stages = segments.into_iter().map(|segment| Stage { kept, ..Stage::fresh(segment) });
+        self.stages.splice(at..=at, stages);
         if self.stages.iter().all(|stage| stage.segment.node != node) {
             actions.push(Action::Close { node, epoch: self.epoch });
         }

@@ -1,6 +1,6 @@
 //! Who is waited for, how long its silence may last, and who is given its work meanwhile.
 //!
-//! Three clocks run for the stage that is waited for:
+//! Four clocks run for the stage that is waited for:
 //!
 //! ```text
 //!   look  every LOOK_MS   said nothing since?  ask whether it is there
@@ -11,7 +11,7 @@
 
 use super::{Action, Phase, Session};
 use crate::Millis;
-use crate::recover::{COLD_STEP_MS, Failure, SILENCE_MS};
+use crate::recover::{COLD_STEP_MS, Detector, Failure, SILENCE_MS};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
 const STALLING: u64 = 8;
@@ -19,10 +19,12 @@ const STALLING: u64 = 8;
 pub(super) const LOOK_MS: u64 = 100;
 /// Silence before a promise counts for this much longer than in a step: there may be a connection to be made first.
 const CONNECT_MS: u64 = 250;
-/// What a row of a prompt may take to cross a slow link, ms, and how many of them cross before a stage can begin: so much
-/// more time it has to say that it computes.
-const ROW_MS: u64 = 4;
+/// What a row of a prompt may take to cross a slow link, ms (4,096 values as they are at 11 Mbit/s), and how many of them
+/// cross before a stage can begin: so much more time it has to say that it computes.
+const ROW_MS: u64 = 12;
 const ROWS: u32 = 96;
+/// Of a longer prompt nothing is sent again for its silence alone: it may be on its way.
+const MOST_AGAIN: u32 = 1_024;
 /// A look that comes this much too late says that this machine slept: what others did not say meanwhile proves nothing.
 const OVERSLEPT_MS: u64 = 200;
 
@@ -75,8 +77,11 @@ impl Session {
                     self.given_again = Some(now);
                     self.send_again(stage, actions);
                 }
-                // What is sent to it is lost again, or whoever sends it.
-                Some(again) if self.stages[stage].heard > again || now.since(again) >= silence => {
+                // What is sent to it is lost again, whoever sends it. A shadow that was asked has its time first.
+                Some(again)
+                    if (self.stages[stage].heard > again || now.since(again) >= silence)
+                        && self.hedged.is_none_or(|since| now.since(since) >= silence) =>
+                {
                     self.recover(now, stage, Failure::Late, actions);
                 }
                 Some(_) => self.ping(now, stage, actions),
@@ -92,12 +97,14 @@ impl Session {
     }
 
     /// A stage that answers and does not say that it computes has not got what it was sent: the one before it may send to
-    /// a connection whose other end has died.
+    /// a connection whose other end has died. Of a stage with a past it is known better how long its steps take.
     fn has_lost_it(&self, now: Millis, at: usize) -> bool {
         let stage = &self.stages[at];
         let rows = self.logged(at).min(self.known()).saturating_sub(stage.done);
         let patience = self.silence_ms() + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
-        rows > 0 && stage.alive > stage.heard && now.since(stage.heard) >= patience && now < self.due
+        let cold = self.detectors.get(&stage.segment.node).is_none_or(Detector::is_cold);
+        let silent = stage.alive > stage.heard && now.since(stage.heard) >= patience;
+        cold && silent && (1..=MOST_AGAIN).contains(&rows) && now < self.due
     }
 
     /// Sends a stage from here what the one before it has sent it.

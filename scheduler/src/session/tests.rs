@@ -341,6 +341,14 @@ fn what_a_stage_has_not_got_is_sent_again() {
         let from = if to == 3 { 0 } else { 3 };
         assert_eq!(sent, (NodeId::numbered(expected), from, to));
         assert!((350..600).contains(&now.since(began)), "{now:?}");
+        // A shadow far away takes longer than a look.
+        let (mut now, answers) = (now, now + 300);
+        while expected == 9 && session.wake().unwrap() < answers {
+            now = session.wake().unwrap();
+            session.step(now, Event::Pong { node: NodeId::numbered(2) });
+            let actions = session.step(now, Event::Tick);
+            assert!(actions.iter().all(|action| matches!(action, Action::Ping { .. })), "{actions:?}");
+        }
         session.step(now, Event::Boundary { stage: 1, node: NodeId::numbered(expected), epoch: 1, to });
         session.step(now, Event::Token { epoch: 1, position: to, token: 5, stop: false });
         began = now + 1;
