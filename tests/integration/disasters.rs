@@ -127,8 +127,13 @@ fn a_shadow_does_as_it_is_asked() {
     let mut swarm = Swarm::start(&["1..7", "1..7"]);
     let long = ["-n", "300", "--raw", "--seed=3", "--logit-bias", "2=-100", "Once upon a time there was a"];
     let expected = alone(&long);
+    let figures = |node: &Node| {
+        let status = node.ask(&["status"]);
+        ["served_positions", "bytes_in"].map(|name| status[name].as_u64().unwrap())
+    };
     let mut received = Vec::new();
     for mode in ["none", "lazy", "all"] {
+        let at_first: Vec<[u64; 2]> = swarm.serves.iter().map(figures).collect();
         let ask = ["--shadow", mode, "--verify", "off"].into_iter().chain(long);
         let mut prompt = Prompt::run(&swarm.asks.home, ask);
         assert!(prompt.reaches(150));
@@ -137,8 +142,8 @@ fn a_shadow_does_as_it_is_asked() {
         let named = shadows.iter().any(|shadow| *shadow == swarm.serves[1 - runs].name.as_str());
         assert_eq!(named, mode != "none", "{}", prompt.route);
         let fed = |swarm: &Swarm| {
-            let status = swarm.serves[1 - runs].ask(&["status"]);
-            ["served_positions", "bytes_in"].map(|name| status[name].as_u64().unwrap())
+            let ([rows, bytes], [then, so_many]) = (figures(&swarm.serves[1 - runs]), at_first[1 - runs]);
+            [rows - then, bytes - so_many]
         };
         let started = Instant::now();
         let before = loop {
@@ -160,13 +165,11 @@ fn a_shadow_does_as_it_is_asked() {
         assert!(computed_before.contains(&before[0]), "{mode}: {before:?}");
         assert_eq!(before[1] == 0, mode == "none", "{mode}: {before:?}");
         received.push(bytes);
-        // Everybody starts with counters at zero.
-        swarm.kill(1 - runs);
-        swarm.serves = swarm.all();
+        swarm.serves[runs] = swarm.node(runs);
         swarm.asks.meets(2);
     }
     // What a lazy shadow kept crosses the network once.
-    assert!(received[1] < received[0] * 3 / 2, "{received:?}");
+    assert!(received[1] < received[0] * 5 / 4, "{received:?}");
 }
 
 /// All strangers die. A prompt waits for them to come back; when they take too long it is given up with a word about what
