@@ -46,7 +46,10 @@ impl Swarm {
     pub fn fed(&mut self, at: usize, id: SessionId, node: NodeId, have: u32) {
         let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
         if let Some(shadow) = live.shadows.get_mut(&node) {
-            (shadow.have, shadow.sent) = (have, have);
+            // One that has no more than before does not follow (any more): it is fed again when there is more to feed.
+            let stuck = have <= shadow.have && have < shadow.sent;
+            shadow.have = have;
+            shadow.sent = if stuck { shadow.sent } else { have };
         }
         self.feed(at, id);
     }
