@@ -5,8 +5,8 @@ mod support;
 use std::time::Duration;
 
 use p2p::wire::control::{Answer, Ask, Contact};
-use p2p::{Config, Event, HopError, Path, Plane};
-use scheduler::{ModelId, SessionId};
+use p2p::{Config, Event, Events, HopError, Network, Path, Plane};
+use scheduler::{ModelId, NodeId, SessionId};
 use support::*;
 
 const RELEASE: Ask = Ask::Release { session: SessionId::new([1; 16]), epoch: 1 };
@@ -239,6 +239,20 @@ async fn a_lost_bootstrap_node_is_found_again() {
     disconnected(&mut of_a, hub.me()).await;
 }
 
+/// A stream from one node brings another what is written to it.
+async fn assert_carries(from: &Network, to: NodeId, of_to: &mut Events) {
+    let mut out = from.open(to, Plane::Data).await.unwrap();
+    out.send(b"head", b"payload").await.unwrap();
+    let mut into = expect(of_to, |event| match event {
+        Event::Incoming { plane: Plane::Data, stream, .. } => Some(stream),
+        _ => None,
+    })
+    .await;
+    let mut bytes = [0; 11];
+    into.recv_exact(&mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"headpayload");
+}
+
 /// Killed and back before its neighbor noticed: QUIC says nothing when a process dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_started_again_unnoticed_is_met_anew() {
@@ -264,16 +278,7 @@ async fn who_is_started_again_unnoticed_is_met_anew() {
     announced(&mut of_hub, peer, 3).await;
     hub.publish(announcement(&identity(1), 1)).await.unwrap();
     announced(&mut of_again, hub.me(), 1).await;
-    let mut out = hub.open(peer, Plane::Data).await.unwrap();
-    out.send(b"head", b"payload").await.unwrap();
-    let mut into = expect(&mut of_again, |event| match event {
-        Event::Incoming { plane: Plane::Data, stream, .. } => Some(stream),
-        _ => None,
-    })
-    .await;
-    let mut bytes = [0; 11];
-    into.recv_exact(&mut bytes).await.unwrap();
-    assert_eq!(&bytes, b"headpayload");
+    assert_carries(&hub, peer, &mut of_again).await;
 }
 
 /// Killed and back elsewhere, and it does not call: whoever must be sure that it is there finds it.
@@ -297,16 +302,7 @@ async fn who_must_be_there_is_looked_for_beside_its_ghost() {
         while !me.reach(&contact, Duration::from_millis(300)).await.unwrap_or(false) {}
     };
     tokio::time::timeout(PATIENCE, found).await.expect("it is found");
-    let mut out = me.open(again.me(), Plane::Data).await.unwrap();
-    out.send(b"head", b"payload").await.unwrap();
-    let mut into = expect(&mut of_again, |event| match event {
-        Event::Incoming { plane: Plane::Data, stream, .. } => Some(stream),
-        _ => None,
-    })
-    .await;
-    let mut bytes = [0; 11];
-    into.recv_exact(&mut bytes).await.unwrap();
-    assert_eq!(&bytes, b"headpayload");
+    assert_carries(&me, again.me(), &mut of_again).await;
 }
 
 /// QUIC is dialed faster, TCP carries faster near by and ends with the process at its other end.

@@ -17,6 +17,7 @@
 
 mod answer;
 mod door;
+mod question;
 mod view;
 
 use std::{
@@ -186,7 +187,7 @@ impl Inference for Swarmed {
     }
 
     fn agree(&self, mode: Mode, agreed: bool) -> Result<(), Failure> {
-        consent::set(&self.0.home, answer::asked(mode), agreed)
+        consent::set(&self.0.home, question::asked(mode), agreed)
             .map_err(|error| Failure::Internal { why: error.to_string() })?;
         self.0.board.tell_everything(&self.0);
         Ok(())

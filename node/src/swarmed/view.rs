@@ -17,7 +17,7 @@ use api::{
 use serde::Deserialize;
 use tokio::sync::broadcast;
 
-use super::{Shared, answer::asked, door::unavailable};
+use super::{Shared, door::unavailable, question::asked};
 use crate::{consent, control::Question};
 
 /// How old the view may be.

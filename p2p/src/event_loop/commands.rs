@@ -132,25 +132,27 @@ impl EventLoop {
         if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
             return drop(reply.send(Ok(met.node)));
         }
-        let mut all = addresses;
-        all.extend(
-            self.book.addresses(&peer).iter().filter(|a| !all.contains(a)).cloned().collect::<Vec<_>>(),
-        );
         self.waiting.entry(peer).or_default().push(reply);
+        let all = self.and_known(&peer, addresses);
         self.dial_peer(peer, all);
     }
 
+    /// `addresses`, and after them the others that are known of a peer.
+    fn and_known(&self, peer: &PeerId, mut addresses: Vec<Multiaddr>) -> Vec<Multiaddr> {
+        let known = self.book.addresses(peer).iter();
+        let others: Vec<Multiaddr> = known.filter(|address| !addresses.contains(address)).cloned().collect();
+        addresses.extend(others);
+        addresses
+    }
+
     /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by may lead to
-    /// a process that has died. Only QUIC says nothing then; whoever is met over TCP is there. The new connection introduces whoever is there now ([`EventLoop::meet_anew`]).
+    /// a process that has died. Only QUIC says nothing then; whoever is met over TCP is there. The new connection introduces
+    /// whoever is there now ([`EventLoop::meet_anew`]).
     fn dial_beside(&mut self, contact: &Contact) {
-        let Ok((Some(peer), mut addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
+        let Ok((Some(peer), addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
             return;
         };
-        for address in self.book.addresses(&peer) {
-            if !addresses.contains(address) {
-                addresses.push(address.clone());
-            }
-        }
+        let addresses = self.and_known(&peer, addresses);
         if !self.met.contains_key(&peer) {
             return self.dial_peer(peer, addresses);
         }
