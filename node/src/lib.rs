@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
-pub mod batch;
 #[cfg(debug_assertions)]
 mod cheat;
 pub mod cli;
@@ -15,24 +14,21 @@ pub mod content;
 pub mod control;
 pub mod daemon;
 pub mod error;
-pub mod generate;
+pub mod feedback;
+pub mod inference;
 pub mod journal;
-pub mod lessons;
 pub mod library;
-pub mod local;
 mod memory;
 pub mod model;
 pub mod npy;
-pub mod outbox;
 pub mod output;
 pub mod privacy;
 pub mod receipts;
 mod redact;
+pub mod request;
 pub mod score;
-pub mod serve;
+pub mod sessions;
 pub mod stage;
-pub mod swarmed;
-pub mod table;
 pub mod telemetry;
 pub mod trust;
 pub mod worker;

@@ -8,8 +8,8 @@ use std::fmt::{Debug, Formatter, Result};
 
 use crate::{
     control::Ask,
-    generate::{Progress, Report},
-    local::{Event, Request, Summary},
+    inference::local::prompt::{Event, Request, Summary},
+    request::{Progress, Report},
     telemetry::Hidden,
     worker::{Body, Conduct, JobInput, Prompt, TextKind, ipc},
 };
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::{
         control::{Mode, Question},
-        local::Finish,
+        inference::local::prompt::Finish,
     };
 
     const WORD: &str = "canary";

@@ -6,7 +6,7 @@
 //! travels.
 //! Reports say when, how long, how much and who computed; never what. Text, token ids and logits are redacted by
 //! type: whatever carries them prints only how much it carries (`Debug` of `control::Ask`, `worker::Prompt`,
-//! `generate::Progress` and the like, through [`Hidden`]); whose prompt a stage serves is [`Requester`], a name that
+//! `request::Progress` and the like, through [`Hidden`]); whose prompt a stage serves is [`Requester`], a name that
 //! means nothing outside this process.
 //!
 //! A bare level (`--log debug`) is about Shoal's own code; libraries then only warn, because some of them print every

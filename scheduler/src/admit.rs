@@ -328,7 +328,7 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::{AGE_MS, Admission, Ask, Limits, Refusal, SlotGuard, Tier};
-    use crate::chance::Chance;
+    use crate::rng::Rng;
     use crate::{Millis, NodeId};
 
     fn limits(slots: u32) -> Limits {
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn memory_and_slots_are_never_oversold_and_always_come_back() {
-        let mut chance = Chance::new(5);
+        let mut chance = Rng::new(5);
         let mut door = Admission::new(limits(6));
         let mut held: Vec<(Ask, SlotGuard)> = Vec::new();
         let mut submitted = 0u64;

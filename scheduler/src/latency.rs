@@ -268,11 +268,11 @@ pub fn bounded_claim(claim: f64, seen: &Ema, prior: f64) -> f64 {
 mod tests {
     use super::{Duty, Ema, RoundTrip, SPEED_TAU_MS, VisitFit, Window, bounded_claim};
     use crate::Millis;
-    use crate::chance::Chance;
+    use crate::rng::Rng;
 
     #[test]
     fn the_mean_stays_in_range_and_follows_a_change() {
-        let mut chance = Chance::new(1);
+        let mut chance = Rng::new(1);
         let mut ema = Ema::new(1_000);
         for t in 0..500 {
             ema.add(Millis(t * 37), chance.between(3.0, 9.0));

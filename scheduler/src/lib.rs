@@ -63,7 +63,7 @@ pub mod lease;
 pub mod recover;
 pub mod session;
 
-pub mod chance;
+pub mod rng;
 
 pub use capability::{BadClaim, Capability, Claim, Holding};
 pub use id::{ModelId, NodeId, OperatorId, SessionId};

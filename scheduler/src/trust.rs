@@ -267,7 +267,7 @@ mod tests {
 
     use super::{BAN_MS, Outcome, QUARANTINE_MS, Record, Standing};
     use crate::Millis;
-    use crate::chance::Chance;
+    use crate::rng::Rng;
 
     #[test]
     fn evidence_raises_the_score_and_failures_lower_it() {
@@ -323,7 +323,7 @@ mod tests {
     fn cheats_are_caught_as_often_as_computed() {
         let mut veteran = Record::default();
         (0..25).for_each(|_| veteran.note(Millis(0), Outcome::Verified { tokens: 200 }));
-        let mut chance = Chance::new(11);
+        let mut chance = Rng::new(11);
         let runs = 4_000;
         let caught = (0..runs).filter(|_| {
             (0..29).any(|_| {

@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use scheduler::chance::{Chance, mix};
 use scheduler::recover::{BEACON_MS, Failure};
+use scheduler::rng::{Rng, mix};
 use scheduler::session::{Action, End, Event, Session, Standbys};
 use scheduler::standby::Cover;
 use scheduler::{LayerRange, Millis, NodeId, Pipeline, Segment, SessionId};
@@ -102,7 +102,7 @@ struct Faults {
 }
 
 struct World {
-    chance: Chance,
+    chance: Rng,
     faults: Faults,
     now: u64,
     order: u64,
@@ -130,7 +130,7 @@ fn segment(at: usize, replica: u64) -> Segment {
 
 impl World {
     fn new(seed: u64, faults: Faults) -> Self {
-        let mut chance = Chance::new(seed);
+        let mut chance = Rng::new(seed);
         let mut trouble = Vec::new();
         // At most two of three replicas of a segment ever get into trouble, so that the swarm can always serve.
         for k in 0..faults.kills + faults.freezes {

@@ -9,7 +9,7 @@
 //! Limits: digests stand for bits, so this says nothing about computing them; an own recomputation is taken to find the
 //! truth, as recomputing every layer of the segment does.
 
-use scheduler::chance::Chance;
+use scheduler::rng::Rng;
 use scheduler::trust::{Outcome, Record, Standing, Testimony, Verdict, judge};
 use scheduler::{Millis, NodeId, OperatorId};
 
@@ -66,7 +66,7 @@ const LIE: u8 = 1;
 /// Plays `most` requests, or until the machine is no longer in good standing, from what `record` knows of it.
 /// `own` says whether the requester can recompute.
 pub fn play(seed: u64, strategy: Strategy, mut record: Record, most: u32, own: bool) -> Fate {
-    let mut chance = Chance::new(seed);
+    let mut chance = Rng::new(seed);
     let mut fate = Fate::default();
     for request in 0..most {
         let now = Millis(u64::from(request) * 60_000);

@@ -1,7 +1,7 @@
 //! Draws large swarms, for timing decisions at sizes no published case has.
 
-use scheduler::chance::Chance;
 use scheduler::place::{Ground, Site};
+use scheduler::rng::Rng;
 use scheduler::snapshot::{BadSnapshot, Host, Links};
 use scheduler::{LayerRange, LayerSet, ModelId, NodeId, Snapshot};
 
@@ -19,7 +19,7 @@ pub const REGIONS_MS: [[f64; 5]; 5] = [
 /// # Errors
 /// Never for `num_layers > 0`; the type is the snapshot's own.
 pub fn volunteers(nodes: u32, num_layers: u32, seed: u64) -> Result<Snapshot, BadSnapshot> {
-    let mut chance = Chance::new(seed);
+    let mut chance = Rng::new(seed);
     let mut hosts = Vec::with_capacity(nodes as usize);
     for id in 0..nodes {
         let len = (4 + chance.below(17) as u32).min(num_layers);
@@ -53,7 +53,7 @@ pub fn volunteers(nodes: u32, num_layers: u32, seed: u64) -> Result<Snapshot, Ba
 /// # Errors
 /// Never for `num_layers > 0`; the type is the ground's own.
 pub fn sites(nodes: u32, num_layers: u32, seed: u64) -> Result<Ground, scheduler::place::BadGround> {
-    let mut chance = Chance::new(seed);
+    let mut chance = Rng::new(seed);
     let mut sites = Vec::new();
     let mut spots = Vec::new();
     for id in 0..nodes {

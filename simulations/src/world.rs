@@ -1,8 +1,8 @@
 //! The true state of a simulated swarm: machines, distances, who is up.
 
 use scheduler::capability::{Claim, Holding};
-use scheduler::chance::Chance;
 use scheduler::latency::Duty;
+use scheduler::rng::Rng;
 use scheduler::{Capability, LayerRange, Millis, ModelId, NodeId, OperatorId};
 
 use crate::scale::REGIONS_MS;
@@ -103,7 +103,7 @@ pub fn index(id: NodeId) -> usize {
 
 impl World {
     /// Draws the machines of a scenario, holding nothing yet.
-    pub fn draw(scenario: &Scenario, chance: &mut Chance) -> Self {
+    pub fn draw(scenario: &Scenario, chance: &mut Rng) -> Self {
         let mut machines = Vec::new();
         for i in 0..scenario.nodes + scenario.requesters {
             let asks = i >= scenario.nodes;

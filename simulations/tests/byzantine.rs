@@ -1,6 +1,6 @@
 //! Liars at the level of digests: 10,000 seeds a strategy, `SHOAL_SEEDS` for more.
 
-use scheduler::chance::Chance;
+use scheduler::rng::Rng;
 use scheduler::trust::Record;
 use simulations::byzantine::{Fate, Strategy, play, predicted, veteran};
 
@@ -12,7 +12,7 @@ fn seeds() -> u64 {
 #[test]
 fn checked_lies_are_caught_and_the_honest_are_not() {
     for seed in 0..seeds() {
-        let mut draw = Chance::new(seed);
+        let mut draw = Rng::new(seed);
         let strategies = [
             Strategy::Honest,
             Strategy::Always,

@@ -17,7 +17,7 @@ use std::{
 };
 
 use harness::{Shoal, binary, node::Node};
-use scheduler::chance::Chance;
+use scheduler::rng::Rng;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -69,7 +69,7 @@ impl Swarm {
         let folder = TempDir::new().unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
         let asks = Node::start_as(&folder.path().join("home"), &["--ask-only"], |command| {
-            command.env("SHOAL_LOG", "info,node::generate=debug").stderr(log);
+            command.env("SHOAL_LOG", "info,node::request=debug").stderr(log);
         });
         let mut swarm = Self { layers, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
         swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
@@ -228,7 +228,7 @@ fn strike_all(
     let mut swarm = Swarm::start(layers);
     let mut stalls: BTreeMap<(&str, Kind), Vec<f64>> = BTreeMap::new();
     for seed in seeds {
-        let mut chance = Chance::new(seed);
+        let mut chance = Rng::new(seed);
         // Every pair of kind and phase comes round; who and what is drawn.
         let kind = KINDS[seed as usize % KINDS.len()];
         let phase = PHASES[seed as usize / KINDS.len() % PHASES.len()];

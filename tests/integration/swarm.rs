@@ -55,10 +55,10 @@ fn a_q8_session_equals_the_local_run_with_the_same_cuts() {
 /// The rule of the q8 wire is written down twice, once where it travels and once where it is computed with.
 #[test]
 fn both_writings_of_q8_give_the_same_bits() {
-    let mut chance = scheduler::chance::Chance::new(3);
+    let mut chance = scheduler::rng::Rng::new(3);
     for case in 0..2_000 {
         let scale = 10f64.powi(case % 70 - 35);
-        let row = |chance: &mut scheduler::chance::Chance| match chance.below(20) {
+        let row = |chance: &mut scheduler::rng::Rng| match chance.below(20) {
             0 => 0.0,
             1 => f32::from_bits(chance.below(1 << 23) as u32),
             _ => (chance.between(-1.0, 1.0) * scale) as f32,

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, Result,
     cli::ChatArgs,
-    local::{self, Session},
+    inference::local::prompt::{self, Session},
     model::Model,
     output,
 };
@@ -119,12 +119,12 @@ impl<'a> Chat<'a> {
     }
 
     fn generate(&mut self) -> Result<()> {
-        let ids = local::encode_chat(self.model, &json!(self.messages))?;
+        let ids = prompt::encode_chat(self.model, &json!(self.messages))?;
         let request = request(ids, &self.args.sampling)?;
         output::clear_interrupt();
         let (model, json) = (self.model, self.args.json);
         let mut failure = None;
-        let summary = local::generate(model, &mut self.session, &request, &mut |event| {
+        let summary = prompt::generate(model, &mut self.session, &request, &mut |event| {
             let shown = if json { show_json(model, &event) } else { show_text(&event) };
             if let Err(error) = shown {
                 failure = Some(error);

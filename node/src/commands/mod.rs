@@ -28,7 +28,7 @@ use std::{
 use crate::{
     Error, Result,
     cli::{Cli, Command, PrivacyCommand, SamplingArgs},
-    local::Request,
+    inference::local::prompt::Request,
 };
 use shard::sample::SamplingParams;
 

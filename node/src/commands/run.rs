@@ -17,8 +17,9 @@ use super::{
 use crate::{
     Error, Result,
     cli::{RunArgs, swarm::Via},
-    control, library,
-    local::{self, Event, Finish, Session, Summary},
+    control,
+    inference::local::prompt::{self, Event, Finish, Session, Summary},
+    library,
     model::{self, Model},
     output::{self, Waiting},
 };
@@ -43,14 +44,14 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
-        local::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
+        prompt::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
     let request = request(ids, &args.sampling)?;
     output::catch_interrupt()?;
     let mut session = Session::rounded(&model, rounding)?;
     let mut failure = None;
     let mut waiting = Some(Waiting::start("reading the prompt"));
-    let summary = local::generate(&model, &mut session, &request, &mut |event| {
+    let summary = prompt::generate(&model, &mut session, &request, &mut |event| {
         if !matches!(event, Event::Prefill { .. }) {
             drop(waiting.take());
         }

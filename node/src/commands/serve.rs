@@ -21,9 +21,9 @@ use crate::{
         swarm::Via,
     },
     control,
+    inference::local::Alone,
+    inference::swarm::{Door, Preferences, Swarmed},
     output::{self, say},
-    serve::Alone,
-    swarmed::{Door, Preferences, Swarmed},
 };
 
 /// Bytes of a token: nobody guesses 256 bits.

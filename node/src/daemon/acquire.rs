@@ -35,8 +35,8 @@ use tokio::{
 
 use super::{
     Daemon, Notice, Serve,
-    held::Weights,
     pull::{Pulls, apart},
+    workers::Weights,
 };
 use crate::{
     Error, Result,
@@ -46,9 +46,9 @@ use crate::{
         peers::Question,
         pull::{Ask, Found, Prepared, open, plan_json, report_json},
     },
+    inference::local,
     library, model,
     output::human_bytes,
-    serve,
     worker::{self, Output, Ready, Worker},
 };
 
@@ -204,7 +204,7 @@ impl Acquire {
             worker::Source::Embedded => library::open(library::DEFAULT_MODEL)?,
             worker::Source::File(path) => library::open_file(path)?,
         };
-        let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
+        let about = local::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
         let (load, serve) = self.choose(id, &gguf, u64::MAX, None).await?;
         let file_bytes = gguf.file_len();
         self.fetched(Fetched { source, model: id, file_bytes, load, serve, about }).await
@@ -246,7 +246,7 @@ impl Acquire {
         // Before the header comes: with it come bytes of the first layers, which are no reason to keep to those.
         let here = content::held(&self.pulls.home, prepared.entry()).ok().map(|holding| holding.layers);
         let gguf = prepared.header(&mut sources, &mut |event| finder.heard(&event)).await?;
-        let about = serve::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
+        let about = local::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
         let (load, serve) = self.choose(id, &gguf, prepared.offered_bytes(), here).await?;
         if load.is_empty() {
             return Err(Error::usage(
@@ -418,7 +418,8 @@ impl Daemon {
                 let _ = answer.send(holders.map(contact).collect());
             }
             Question::Lacking { model, num_layers, cap, answer } => {
-                let _ = answer.send(super::hold::lacking(&self.view, self.me, model, num_layers, cap));
+                let _ = answer
+                    .send(super::initial_placement::lacking(&self.view, self.me, model, num_layers, cap));
             }
         }
     }

@@ -26,8 +26,8 @@ use tokio::sync::oneshot;
 
 use super::Daemon;
 use crate::{
+    sessions::{Inlets, Order},
     stage::Stage,
-    table::{Inlets, Order},
 };
 
 /// Sessions of others served at once; far beyond what runs at full speed, since most of them are elsewhere at any

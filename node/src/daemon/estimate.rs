@@ -15,7 +15,7 @@
 use scheduler::{NodeId, Segment, cost::Leg};
 use serde_json::{Value, json};
 
-use crate::generate::Report;
+use crate::request::Report;
 
 /// Fewer steps than this say little: the first ones open streams and fault pages in.
 const LEAST_STEPS: usize = 4;

@@ -20,7 +20,7 @@ use scheduler::{
     view::Merged,
 };
 
-use super::{Daemon, Notice, held::Held};
+use super::{Daemon, Notice, workers::Held};
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
 /// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.

@@ -14,27 +14,27 @@
 
 mod acquire;
 mod admit;
-mod again;
-mod asked;
+mod api_view;
 mod bandwidth;
-mod challenge;
-mod check;
 mod delegate;
+mod durable;
 mod estimate;
 mod gossip;
-mod held;
-mod hold;
-mod keep;
-mod page;
+mod initial_placement;
+mod params;
 mod place;
+mod probation;
 mod prompt;
 mod pull;
 mod reach;
+mod report;
+mod retry;
 mod route;
 mod setup;
 mod share;
-mod show;
-mod told;
+mod status;
+mod verdicts;
+mod workers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -64,32 +64,32 @@ use tokio::{
 
 pub use self::{
     acquire::{Absent, Where},
-    held::MOST_BESIDE,
-    page::Front,
+    api_view::Front,
     prompt::PromptTask,
     setup::{Beside, Caps, Notice, Serve, Setup},
+    workers::MOST_BESIDE,
 };
 use self::{
     acquire::{Acquire, News},
     admit::Door,
-    challenge::Challenges,
     estimate::Measured,
     gossip::Facts,
-    held::{Held, Weights, pump},
     place::{Moved, Placing},
+    probation::Challenges,
     pull::Pulls,
     route::{ConductorQuestion, RouteQuestion},
     share::Uploads,
+    workers::{Held, Weights, pump},
 };
 use crate::{
     Error, Result, clock,
     content::peers,
     control::{self, Call, Question},
-    generate::Reroute,
-    lessons::Lessons,
+    feedback::FeedbackQueue,
     receipts::Receipts,
+    request::Reroute,
+    sessions::{Order, SessionTable},
     stage::Served,
-    table::{Order, Table},
     trust::Trust,
     worker,
 };
@@ -161,7 +161,7 @@ struct Daemon {
     beside: Vec<Held>,
     trust: Trust,
     receipts: Receipts,
-    table: Table,
+    table: SessionTable,
     /// Where lazy shadows keep what they are sent.
     room: Arc<Semaphore>,
     gossip: gossip::Announcer,
@@ -170,7 +170,7 @@ struct Daemon {
     fetched_bytes: u64,
     door: Door,
     placing: Placing,
-    lessons: Lessons,
+    lessons: FeedbackQueue,
     challenges: Challenges,
     history: VecDeque<Value>,
     totals: Totals,
@@ -204,7 +204,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let started = Instant::now();
     let listener = control::listen(&setup.home).await?;
     let (network, mut events) = p2p::spawn(setup.network).await.map_err(|e| Error::Failed(e.to_string()))?;
-    let table = Table::default();
+    let table = SessionTable::default();
     let kv_bytes = setup.worker.kv_bytes;
     // A model that is not on this disk is not loaded anew wherever others would like it.
     let cap = match setup.serve {
@@ -227,7 +227,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
             let (serve, heard) = match serve {
                 Serve::These(layers) => (layers.clone(), Vec::new()),
                 Serve::Scarcest(cap) => {
-                    let (range, heard) = hold::choose(&mut events, setup.model, setup.num_layers, *cap).await;
+                    let (range, heard) =
+                        initial_placement::choose(&mut events, setup.model, setup.num_layers, *cap).await;
                     (range.into_iter().collect(), heard)
                 }
             };
@@ -284,7 +285,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         fetched_bytes: 0,
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
-        lessons: Lessons::default(),
+        lessons: FeedbackQueue::default(),
         challenges: Challenges::default(),
         history: VecDeque::new(),
         totals: Totals::default(),

@@ -24,7 +24,7 @@ use scheduler::{
 };
 use tokio::sync::mpsc;
 
-use super::{Daemon, gossip::TTL_MS, hold::with_ends};
+use super::{Daemon, gossip::TTL_MS, initial_placement::with_ends};
 use crate::worker::{self, Output, Ready, Worker};
 
 /// How often it is looked.

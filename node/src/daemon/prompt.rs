@@ -13,18 +13,18 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    asked::{Trouble, only_here, sampling, token_ids, trusted},
-    held::is_called,
+    params::{Trouble, only_here, sampling, token_ids, trusted},
+    report::{done_json, noticed, plan_json, stages},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
-    told::{done_json, noticed, plan_json, stages},
+    workers::is_called,
 };
 use crate::{
     audit::Auditor,
     content::hex,
     control::{Ask, Mode, Verify},
-    generate::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
-    lessons::Lessons,
-    table::{Order, Table},
+    feedback::FeedbackQueue,
+    request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
+    sessions::{Order, SessionTable},
     worker::{Conduct, Prompt, Ready, TextKind, Worker},
 };
 
@@ -65,13 +65,13 @@ pub struct PromptTask {
     /// The node's others.
     pub(super) beside: Vec<Local>,
     pub(super) approx: BTreeSet<NodeId>,
-    pub(super) table: Table,
+    pub(super) table: SessionTable,
     pub(super) routes: mpsc::Sender<RouteQuestion>,
     pub(super) conductors: mpsc::Sender<ConductorQuestion>,
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<super::Finished>,
-    pub(super) lessons: Lessons,
+    pub(super) lessons: FeedbackQueue,
     /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
     pub(super) prove: Option<NodeId>,
 }
@@ -411,7 +411,7 @@ impl PromptTask {
             "prompt", %session, mode = ask.mode.name(), wire = wire.name(), prompt_tokens,
             tokens = Empty, faults = Empty, ttft_ms = Empty
         );
-        tokio::spawn(generate::generate(means, plan, inlets, doors).instrument(span.clone()));
+        tokio::spawn(request::generate(means, plan, inlets, doors).instrument(span.clone()));
         let mut text = String::new();
         let (mut ended, mut told) = (None, false);
         loop {

@@ -22,8 +22,8 @@ use tokio::sync::oneshot;
 use super::{Daemon, estimate::Expected};
 use crate::{
     control::{Mode, Shadow},
-    generate::{MAX_WITNESSES, Reroute, Witness},
-    lessons::Lesson,
+    feedback::Feedback,
+    request::{MAX_WITNESSES, Reroute, Witness},
 };
 
 /// Added to measured round trips before a silence counts: timers, schedulers, Wi-Fi.
@@ -276,10 +276,10 @@ impl Daemon {
         let now = self.now();
         for lesson in self.lessons.take() {
             match lesson {
-                Lesson::Holds(node, model, held) => {
+                Feedback::Holds(node, model, held) => {
                     self.view.correct(node, model, held, now);
                 }
-                Lesson::Apart(one, other) => self.view.unreachable(one, other, now),
+                Feedback::Apart(one, other) => self.view.unreachable(one, other, now),
             }
         }
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     acquire::{Absent, Where},
-    page::Front,
+    api_view::Front,
 };
 use crate::worker;
 

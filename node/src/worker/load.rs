@@ -22,7 +22,8 @@ use super::ipc::{self, Load, TextKind};
 use crate::{
     Error, Result,
     constrain::{Constraint, Constraints},
-    library, local, model,
+    inference::local::prompt,
+    library, model,
 };
 
 /// One model's layers, as shards, and what turns text into ids and back.
@@ -129,7 +130,7 @@ impl Loaded {
                 let messages: Value = serde_json::from_slice(text)?;
                 let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
                 let extra = extra.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default();
-                local::encode_messages(tokenizer, &self.template, &messages, tools, extra)
+                prompt::encode_messages(tokenizer, &self.template, &messages, tools, extra)
             }
         }
     }

@@ -24,9 +24,8 @@
 //! Limits: until its model is loaded a worker may read any file its user may read; memory beyond caches is bounded by the address space
 //! measured after loading, not by a promise of the model's size. Unix only.
 
+mod batcher;
 mod child;
-mod conductor;
-mod fold;
 mod handle;
 pub mod ipc;
 mod load;
@@ -35,6 +34,7 @@ mod probe;
 pub mod process;
 mod rehearse;
 mod room;
+mod sample_loop;
 pub mod sandbox;
 mod session;
 mod shared;

@@ -20,7 +20,7 @@ use std::{
 
 use super::{
     MAX_JOBS,
-    fold::{Asked, Engine},
+    batcher::{Asked, Batcher},
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell},
     load::Loaded,
     probe::{self, Times},
@@ -67,7 +67,7 @@ pub fn run() -> Result<()> {
             return Err(error);
         }
     };
-    let mut engine = Engine::new(&loaded, load.kv_bytes)?;
+    let mut engine = Batcher::new(&loaded, load.kv_bytes)?;
     let ready = ready(&loaded, &load, sandboxed)?;
     Frame::new(&Tell::Ready(ready), Vec::new())?.write(&mut writer)?;
     let tells = spawn_writer(writer)?;
@@ -145,7 +145,7 @@ fn spawn_writer(mut to: UnixStream) -> Result<SyncSender<Frame>> {
     Ok(sender)
 }
 
-fn serve(engine: &mut Engine<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Frame>) -> Result<()> {
+fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Frame>) -> Result<()> {
     // An answer that does not fit a frame is a bug here, and silence would be a hang there.
     let mut tell = |tell: Tell, payload: Vec<u8>| {
         let sent = Frame::new(&tell, payload).map(|frame| tells.send(frame).is_ok());
@@ -194,7 +194,7 @@ fn serve(engine: &mut Engine<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fra
 
 /// Everything that is no job.
 fn answer(
-    engine: &mut Engine<'_>,
+    engine: &mut Batcher<'_>,
     ask: Ask,
     payload: &[u8],
     tell: &mut dyn FnMut(Tell, Vec<u8>),

@@ -11,9 +11,9 @@ use shard::kv::KvCache;
 
 use super::{
     IDLE, MAX_SESSIONS,
-    conductor::Conductor,
     ipc::{self, Open, Run},
     load::Loaded,
+    sample_loop::SampleLoop,
 };
 use crate::worker::Fault;
 
@@ -55,7 +55,7 @@ pub(super) enum Admission {
 pub(super) struct Sessions<'m> {
     model: &'m Loaded,
     held: HashMap<Key, Held>,
-    conductors: HashMap<SessionId, Conductor<'m>>,
+    conductors: HashMap<SessionId, SampleLoop<'m>>,
     limit_bytes: u64,
 }
 
@@ -106,7 +106,7 @@ impl<'m> Sessions<'m> {
             Some(conduct) => {
                 let (model, vocab) = (self.model, self.model.blueprint().vocab);
                 let tokenizer = model.tokenizer().map_err(refused)?;
-                Some(Conductor::new(model, tokenizer, vocab, conduct, history).map_err(refused)?)
+                Some(SampleLoop::new(model, tokenizer, vocab, conduct, history).map_err(refused)?)
             }
         };
         let fresh = self.model.shards[shard].new_kv_of(layers).map_err(refused)?;
@@ -209,7 +209,7 @@ impl<'m> Sessions<'m> {
     }
 
     /// Who chooses the tokens of a session.
-    pub(super) fn conductor(&mut self, session: SessionId) -> Option<&mut Conductor<'m>> {
+    pub(super) fn conductor(&mut self, session: SessionId) -> Option<&mut SampleLoop<'m>> {
         self.conductors.get_mut(&session)
     }
 

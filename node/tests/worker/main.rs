@@ -11,7 +11,7 @@ use std::{ops::ControlFlow, time::Duration};
 
 use node::{
     cli::EngineArgs,
-    local::{self, Request, Session},
+    inference::local::prompt::{self, Request, Session},
     model::Model,
     worker::{Body, Conduct, Job, JobInput, OpenSession, Output, Ready, Source, Spec, Want, Worker, spawn},
 };
@@ -117,8 +117,8 @@ fn expected(
     };
     let mut session = Session::new(model).unwrap();
     let mut steps = Vec::new();
-    let summary = local::generate(model, &mut session, &request, &mut |event| {
-        if let local::Event::Token { id, text, .. } = event {
+    let summary = prompt::generate(model, &mut session, &request, &mut |event| {
+        if let prompt::Event::Token { id, text, .. } = event {
             steps.push((id, text.to_string()));
         }
         ControlFlow::Continue(())
@@ -128,7 +128,7 @@ fn expected(
         prompt: prompt.to_vec(),
         steps,
         text: summary.text,
-        stopped: summary.finish == local::Finish::Stop,
+        stopped: summary.finish == prompt::Finish::Stop,
     }
 }
 

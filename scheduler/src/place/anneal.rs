@@ -2,7 +2,7 @@
 
 use super::split::{self, MAX_STAGES};
 use super::{Ground, Pace, fill, widest};
-use crate::chance::Chance;
+use crate::rng::Rng;
 
 /// Any constant will do; all nodes must use the same.
 const SEED: u64 = 0x5047;
@@ -16,7 +16,7 @@ const IDLE: u32 = u32::MAX;
 /// The best of several ways of growing pipelines from `pool`.
 pub(super) fn grow_best(ground: &Ground, pool: &[u32]) -> Vec<Vec<u32>> {
     let mut best = (-1.0, Vec::new());
-    let mut chance = Chance::new(SEED);
+    let mut chance = Rng::new(SEED);
     for style in 0..STYLES {
         let price = if style % 2 == 0 { 0.0 } else { 1.0 };
         let noise = if style < 2 { 0.0 } else { 0.25 };
@@ -40,7 +40,7 @@ fn goodput(ground: &Ground, chains: &[Vec<u32>]) -> f64 {
 
 /// Grows pipelines from `pool` until it cannot cover the layers once more. `hop_weight` zero ignores hops when
 /// choosing whom to add; `noise` blurs the choice.
-fn grow(ground: &Ground, pool: &[u32], hop_weight: f64, noise: f64, chance: &mut Chance) -> Vec<Vec<u32>> {
+fn grow(ground: &Ground, pool: &[u32], hop_weight: f64, noise: f64, chance: &mut Rng) -> Vec<Vec<u32>> {
     let mut pool: Vec<u32> = pool.to_vec();
     pool.sort_unstable_by(|&a, &b| {
         let speed = |i: u32| ground.sites[i as usize].layer_ms;
@@ -69,7 +69,7 @@ fn next_to_add(
     chain: &[u32],
     hop_weight: f64,
     noise: f64,
-    chance: &mut Chance,
+    chance: &mut Rng,
 ) -> Option<(usize, usize)> {
     if chain.len() >= MAX_STAGES {
         return None;
@@ -128,7 +128,7 @@ struct Search<'a> {
     priced: u64,
     /// Worth of covering everything but not running, per share covered: a slope towards complete chains.
     slope: f64,
-    chance: Chance,
+    chance: Rng,
 }
 
 /// Improves `chains` until `effort` pipelines were priced. Never returns less goodput than it was given.
@@ -173,7 +173,7 @@ impl<'a> Search<'a> {
             price: 0.0,
             priced: 0,
             slope: 0.0,
-            chance: Chance::new(SEED),
+            chance: Rng::new(SEED),
         };
         for sites in chains {
             sites.iter().for_each(|&site| search.of[site as usize] = search.chains.len() as u32);

@@ -20,7 +20,7 @@
 //! rare.
 
 use super::{Ground, Placement, anneal, effort, finish};
-use crate::chance::mix;
+use crate::rng::mix;
 use crate::{LayerRange, LayerSet, Millis, NodeId, Pipeline};
 
 /// Advised over present goodput; lower and ordinary noise reloads gigabytes.

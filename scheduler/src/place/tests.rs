@@ -2,7 +2,7 @@ use super::{
     Advice, Ground, Keeper, Move, Pace, SETTLE_MS, Site, first_holding, goodput_tps, place, restitch,
     scarcest, split,
 };
-use crate::chance::Chance;
+use crate::rng::Rng;
 use crate::{LayerRange, LayerSet, Millis, NodeId};
 
 fn site(id: u64, layer_ms: f64, cap: u32) -> Site {
@@ -46,7 +46,7 @@ fn the_balanced_split_equals_brute_force() {
                 .fold(f64::INFINITY, f64::min),
         }
     }
-    let mut chance = Chance::new(3);
+    let mut chance = Rng::new(3);
     for _ in 0..400 {
         let n = 1 + chance.below(4);
         let cap: Vec<u32> = (0..n).map(|_| 1 + chance.below(7) as u32).collect();
@@ -61,7 +61,7 @@ fn the_balanced_split_equals_brute_force() {
 
 #[test]
 fn the_order_of_sites_does_not_matter() {
-    let mut chance = Chance::new(9);
+    let mut chance = Rng::new(9);
     let sites: Vec<Site> =
         (0..14).map(|id| site(id, chance.between(0.2, 2.0), 4 + chance.below(12) as u32)).collect();
     let spots: Vec<f64> = (0..14).map(|_| chance.between(0.0, 60.0)).collect();

@@ -158,7 +158,7 @@ fn median(mut samples: Vec<f64>) -> f64 {
 mod tests {
     use super::{Detector, FIRST_STEPS};
     use crate::Millis;
-    use crate::chance::Chance;
+    use crate::rng::Rng;
 
     /// Notes steps one after another; the number of the first after which the stage is gray.
     fn gray_after(stage: &mut Detector, steps: impl IntoIterator<Item = f64>) -> Option<usize> {
@@ -184,7 +184,7 @@ mod tests {
     }
 
     /// A normal draw, from twelve even ones.
-    fn normal(chance: &mut Chance) -> f64 {
+    fn normal(chance: &mut Rng) -> f64 {
         (0..12).map(|_| chance.unit()).sum::<f64>() - 6.0
     }
 
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn jitter_is_not_slowness() {
         let mut stage = Detector::default();
-        let mut chance = Chance::new(3);
+        let mut chance = Rng::new(3);
         let quick = (0..5).map(|t| 6.0 + f64::from(t));
         let steps = (5..10_000).map(|_| chance.between(5.0, 65.0));
         assert_eq!(gray_after(&mut stage, quick.chain(steps)), None);
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn a_long_tail_is_not_slowness() {
         for (seed, spread) in (0..30).zip([0.3, 0.6, 1.0].into_iter().cycle()) {
-            let mut chance = Chance::new(seed);
+            let mut chance = Rng::new(seed);
             let steps = (0..10_000).map(|_| 20.0 * (spread * normal(&mut chance)).exp());
             assert_eq!(gray_after(&mut Detector::default(), steps), None, "seed {seed}, spread {spread}");
         }
@@ -269,7 +269,7 @@ mod tests {
     /// From 20 ms to a second while the context fills up, with jitter on top.
     #[test]
     fn a_growing_context_is_not_slowness() {
-        let mut chance = Chance::new(7);
+        let mut chance = Rng::new(7);
         let steps = (0..4_000).map(|t| (20.0 + 0.25 * f64::from(t)) * (0.2 * normal(&mut chance)).exp());
         assert_eq!(gray_after(&mut Detector::default(), steps), None);
     }
@@ -277,7 +277,7 @@ mod tests {
     /// A clock of whole milliseconds, and a stage that takes less than one.
     #[test]
     fn what_nobody_notices_is_not_slowness() {
-        let mut chance = Chance::new(5);
+        let mut chance = Rng::new(5);
         let steps =
             (0..10_000).map(|_| if chance.happens(0.3) { chance.between(1.0, 5.0).floor() } else { 0.0 });
         assert_eq!(gray_after(&mut Detector::default(), steps), None);

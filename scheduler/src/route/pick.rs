@@ -15,8 +15,8 @@
 use super::table::Table;
 use super::{Visit, extend};
 use crate::Request;
-use crate::chance::{Chance, mix};
 use crate::cost;
+use crate::rng::{Rng, mix};
 use crate::snapshot::{NONE, Snapshot};
 
 /// How sharply cheaper routes are preferred; lower spreads wider and pays more, at 0 all near-equals are alike.
@@ -29,7 +29,7 @@ pub(super) fn near_equal(
     request: &Request,
 ) -> Option<Vec<Visit>> {
     let limit = optimum_ms * (1.0 + request.policy.near_equal);
-    let mut chance = Chance::new(mix(request.seed));
+    let mut chance = Rng::new(mix(request.seed));
     let weight = |ms: f64| (optimum_ms / ms).min(1.0).powi(SHARPNESS);
     let mut drawn = Drawn::default();
     for state in snapshot.states(0).filter(|&state| table.to_go[state] <= limit) {
@@ -87,7 +87,7 @@ struct Candidate {
 }
 
 impl Drawn {
-    fn offer(&mut self, state: usize, weight: f64, chance: &mut Chance) {
+    fn offer(&mut self, state: usize, weight: f64, chance: &mut Rng) {
         // `1 - unit` is never zero.
         let drawn = Candidate { key: (1.0 - chance.unit()).ln() / weight, weight, state };
         let above = |other: Option<Candidate>| other.is_none_or(|other| drawn.key > other.key);

@@ -5,8 +5,8 @@
 
 use super::suspicion::LOOK_MS;
 use super::{Action, End, Phase, Session, Stage, Standbys};
-use crate::chance::{Chance, mix};
 use crate::recover::{Failure, GiveUp, Options, Recovery};
+use crate::rng::{Rng, mix};
 use crate::{Millis, NodeId, Pipeline, Segment};
 
 /// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
@@ -204,7 +204,7 @@ impl Session {
     fn forgive_ms(&self) -> u64 {
         let due = FORGIVE_MS << self.waits.min(3);
         let name = self.id.as_bytes().iter().fold(0, |mixed, byte| mix(mixed ^ u64::from(*byte)));
-        due * 3 / 4 + Chance::new(name ^ u64::from(self.forgiven)).next_u64() % (due / 2)
+        due * 3 / 4 + Rng::new(name ^ u64::from(self.forgiven)).next_u64() % (due / 2)
     }
 
     /// The wait is over: those least to blame may be asked again.

@@ -16,9 +16,9 @@
 //! `geography` what is assumed where nothing was; `lessons` is what leases taught, `freeze` makes of it all a snapshot.
 
 mod experience;
+mod feedback;
 mod freeze;
 mod geography;
-mod lessons;
 mod links;
 #[cfg(test)]
 mod tests;
@@ -26,14 +26,14 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use experience::{CLAIM_OF_OWN, PRIOR_LAYER_MS};
+pub use feedback::{CORRECTED_MS, MAX_CORRECTIONS, UNREACHABLE_MS};
 pub use geography::Geography;
-pub use lessons::{CORRECTED_MS, MAX_CORRECTIONS, UNREACHABLE_MS};
 pub use links::MAX_LINKS;
 
 use crate::latency::RoundTrip;
 use crate::{Capability, Millis, ModelId, NodeId};
 use experience::Experience;
-use lessons::Correction;
+use feedback::Correction;
 
 /// Two missed 5 s announcements plus one slow gossip round; lower and a busy peer flaps in and out of pipelines.
 pub const EXPIRY_MS: u64 = 15_000;

@@ -15,8 +15,8 @@ mod parallax;
 
 use std::collections::BTreeMap;
 
-use scheduler::chance::Chance;
 use scheduler::place::{Ground, Site, place, restitch, widen};
+use scheduler::rng::Rng;
 use scheduler::{LayerRange, NodeId, Pipeline, Segment};
 
 use crate::scenario::Scenario;
@@ -276,7 +276,7 @@ pub fn petals(believed: &Believed<'_>, requester: usize, deny: &[NodeId]) -> Opt
 }
 
 /// A random holder at the start and wherever a range ends.
-pub fn random(believed: &Believed<'_>, deny: &[NodeId], chance: &mut Chance) -> Option<Pipeline> {
+pub fn random(believed: &Believed<'_>, deny: &[NodeId], chance: &mut Rng) -> Option<Pipeline> {
     let Believed { world, up } = *believed;
     let mut segments = Vec::new();
     let mut layer = 0;

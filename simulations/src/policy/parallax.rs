@@ -145,14 +145,14 @@ mod tests {
     use super::chains;
     use crate::scenario::Scenario;
     use crate::world::World;
-    use scheduler::chance::Chance;
+    use scheduler::rng::Rng;
 
     fn world(rooms: &[u32], layers: u32) -> World {
         let text = format!(
             "name = \"x\"\nnodes = {}\nrequesters = 1\nlayers = {layers}\nlayer_ms = [1, 1]\nroom = [1, 1]\nrate = 1\ntokens = [1, 1]\nseconds = 1",
             rooms.len()
         );
-        let mut world = World::draw(&Scenario::parse(&text).unwrap(), &mut Chance::new(1));
+        let mut world = World::draw(&Scenario::parse(&text).unwrap(), &mut Rng::new(1));
         world.machines.iter_mut().zip(rooms).for_each(|(machine, room)| machine.room = *room);
         world
     }

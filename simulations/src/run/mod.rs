@@ -18,10 +18,10 @@ mod visit;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use scheduler::chance::Chance;
 use scheduler::lease::Leases;
 use scheduler::place::Keeper;
 use scheduler::recover::{Budget, SILENCE_MS};
+use scheduler::rng::Rng;
 use scheduler::route::Router;
 use scheduler::standby::Cover;
 use scheduler::view::{Geography, SwarmView};
@@ -170,7 +170,7 @@ struct Run<'a> {
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Vec<Event>,
     free: Vec<usize>,
-    chance: Chance,
+    chance: Rng,
     servers: Vec<Server>,
     live: Vec<Live>,
     view: SwarmView,
@@ -189,7 +189,7 @@ struct Run<'a> {
 
 /// Runs `policy` through `scenario`; the same seed draws the same machines, arrivals and faults for every policy.
 pub fn run(scenario: &Scenario, policy: Policy, seed: u64) -> Outcome {
-    let mut draw = Chance::new(seed);
+    let mut draw = Rng::new(seed);
     let mut world = World::draw(scenario, &mut draw.fork());
     let fixed = policy::hold(policy, scenario, &mut world);
     let base: Vec<f64> = REGIONS_MS.iter().flatten().copied().collect();
@@ -250,7 +250,7 @@ impl Run<'_> {
     }
 
     /// Draws arrivals and faults ahead, so that they do not depend on what the policy does.
-    fn schedule_faults(&mut self, draw: &mut Chance) {
+    fn schedule_faults(&mut self, draw: &mut Rng) {
         let end = self.scenario.seconds * 1_000.0;
         let (mut arrivals, mut faults, mut grays) = (draw.fork(), draw.fork(), draw.fork());
         let mut t = 0.0;

@@ -4,7 +4,7 @@
 //! each other directly after hole punching; a symmetric NAT is reached only from public machines, else over a relay (two
 //! hops through it), else not at all. Partitions cut a set of machines off, in one direction or both, without notice.
 
-use scheduler::chance::Chance;
+use scheduler::rng::Rng;
 
 use super::options::Options;
 use crate::scale::REGIONS_MS;
@@ -51,7 +51,7 @@ pub type Arrivals = Vec<u64>;
 
 impl Net {
     /// Draws where everybody is.
-    pub fn draw(options: &Options, chance: &mut Chance) -> Self {
+    pub fn draw(options: &Options, chance: &mut Rng) -> Self {
         let n = options.nodes + options.requesters;
         let nat = (0..n).map(|_| match chance.happens(options.nat) {
             false => Nat::Public,
@@ -133,7 +133,7 @@ impl Net {
     }
 
     /// Sends over a way of `way_ms` at `now`.
-    pub fn send(&mut self, now: u64, from: usize, to: usize, way_ms: f64, chance: &mut Chance) -> Arrivals {
+    pub fn send(&mut self, now: u64, from: usize, to: usize, way_ms: f64, chance: &mut Rng) -> Arrivals {
         if from == to {
             return vec![now];
         }

@@ -1,6 +1,6 @@
 //! What a storm consists of, drawn from its seed.
 
-use scheduler::chance::Chance;
+use scheduler::rng::Rng;
 
 /// Everything a seed decides about a storm, printed with every failure. Times in ms of true time.
 #[derive(Clone, PartialEq, Debug)]
@@ -79,10 +79,10 @@ impl Options {
     /// Draws a storm. Every kind of fault is absent in over half of the seeds, so that each also meets the others
     /// alone and in pairs.
     pub fn draw(seed: u64) -> Self {
-        let mut c = Chance::new(seed ^ 0x5701_2026);
+        let mut c = Rng::new(seed ^ 0x5701_2026);
         let layers = 4 + c.below(5) as u32;
-        let maybe = |c: &mut Chance, most: f64| if c.happens(0.4) { most * c.unit() } else { 0.0 };
-        let some = |c: &mut Chance, most: usize| if c.happens(0.4) { 1 + c.below(most) } else { 0 };
+        let maybe = |c: &mut Rng, most: f64| if c.happens(0.4) { most * c.unit() } else { 0.0 };
+        let some = |c: &mut Rng, most: usize| if c.happens(0.4) { 1 + c.below(most) } else { 0 };
         let moves = c.happens(0.2);
         // A move takes half a minute from the first advice.
         let longer = if moves { 60_000 } else { 0 };

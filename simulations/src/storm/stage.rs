@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use scheduler::admit::{Admission, Ask, Limits, SlotGuard, Tier, kv_bytes};
-use scheduler::chance::mix;
 use scheduler::lease::Load;
+use scheduler::rng::mix;
 use scheduler::{LayerRange, LayerSet, Millis, NodeId, SessionId, Shape};
 
 /// A lease nobody uses ends after this on the machine's own clock.

@@ -13,7 +13,7 @@ use crate::{
     },
     commands::request,
     control::{Mode, Shadow, Verify},
-    local::{self, Session},
+    inference::local::prompt::{self, Session},
     model::Model,
     output::{self, say},
 };
@@ -108,10 +108,10 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
 /// The ids this machine gives alone, in this process.
 fn alone(messages: &serde_json::Value, sampling: &SamplingArgs) -> Result<Vec<u32>> {
     let model = Model::load(&EngineArgs::default_model())?;
-    let ids = local::encode_chat(&model, messages)?;
+    let ids = prompt::encode_chat(&model, messages)?;
     let mut session = Session::new(&model)?;
     let summary =
-        local::generate(
+        prompt::generate(
             &model,
             &mut session,
             &request(ids, sampling)?,

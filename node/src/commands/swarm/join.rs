@@ -22,10 +22,10 @@ use crate::{
     consent::MODES,
     control::{self, Mode},
     daemon::{self, Caps, Notice, Serve, Setup},
+    inference::local,
+    inference::swarm::Door,
     library, model,
     output::{self, Waiting, human_bytes, say},
-    serve,
-    swarmed::Door,
     worker::{Source, Spec},
 };
 
@@ -64,10 +64,10 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
         Some(Here { path: Some(path), .. }) => Source::File(path.clone()),
         _ => Source::Embedded,
     };
-    let name = serve::model_name(&args.engine.model);
+    let name = local::model_name(&args.engine.model);
     let about = match &which.here {
-        Some(Here { gguf, .. }) => serve::info(gguf, &Blueprint::from_gguf(gguf)?, context, name),
-        None => serve::unknown(context, name),
+        Some(Here { gguf, .. }) => local::info(gguf, &Blueprint::from_gguf(gguf)?, context, name),
+        None => local::unknown(context, name),
     };
     let (door, opened) = watch::channel(None);
     let data = home.clone();

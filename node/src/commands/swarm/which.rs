@@ -10,8 +10,9 @@ use crate::{
     cli::swarm::{Also, JoinArgs},
     content,
     daemon::{Absent, Beside, MOST_BESIDE, Serve, Where},
+    inference::local,
     library::{self, Library},
-    model, serve,
+    model,
     worker::Source,
 };
 
@@ -77,13 +78,13 @@ pub(super) fn beside(args: &JoinArgs, first: Option<ModelId>, home: &Path) -> Re
             (Some(layers), false) => these(&also.model, layers.0.clone(), known)?,
             (None, false) => Serve::Scarcest(u32::MAX),
         };
-        let name = serve::model_name(&also.model);
+        let name = local::model_name(&also.model);
         let about = match &here {
             Some(Here { gguf, .. }) => {
                 let context = model::context(gguf, args.engine.ctx)?;
-                serve::info(gguf, &Blueprint::from_gguf(gguf)?, context, name)
+                local::info(gguf, &Blueprint::from_gguf(gguf)?, context, name)
             }
-            None => serve::unknown(args.engine.ctx.unwrap_or(model::DEFAULT_CTX), name),
+            None => local::unknown(args.engine.ctx.unwrap_or(model::DEFAULT_CTX), name),
         };
         let place = match (id, here, absent) {
             (_, _, Some(absent)) => Where::Away(absent),

@@ -1,7 +1,7 @@
 //! Who serves a turn, and who else when leases turn out to be crowded.
 
-use scheduler::chance::mix;
 use scheduler::lease::{LOOKS, Load, Verdict};
+use scheduler::rng::mix;
 use scheduler::route;
 use scheduler::session::{Action, Event, Standbys};
 use scheduler::snapshot::{Host, Links};

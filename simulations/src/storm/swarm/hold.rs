@@ -1,9 +1,9 @@
 //! What machines hold, announce and hear.
 
 use scheduler::capability::{Claim, Holding};
-use scheduler::chance::Chance;
 use scheduler::place::{Advice, Move};
 use scheduler::recover::Failure;
+use scheduler::rng::Rng;
 use scheduler::view::Merged;
 use scheduler::{Capability, LayerRange, LayerSet, ModelId, NodeId, OperatorId};
 
@@ -127,7 +127,7 @@ impl Swarm {
 
 /// What machines hold at first: windows where the fewest hold, so that every layer has somebody; under boomerang the
 /// requesters hold the ends.
-pub(super) fn windows(options: &Options, draw: &mut Chance) -> Vec<LayerSet> {
+pub(super) fn windows(options: &Options, draw: &mut Rng) -> Vec<LayerSet> {
     let n = options.layers as usize;
     let mut holders = vec![0u32; n];
     let mut held = Vec::new();

@@ -7,10 +7,10 @@ mod serve;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use scheduler::chance::Chance;
 use scheduler::lease::Load;
 use scheduler::place::Keeper;
 use scheduler::recover::{BEACON_MS, Failure};
+use scheduler::rng::Rng;
 use scheduler::session::{Event, Standbys};
 use scheduler::view::{Geography, SwarmView};
 use scheduler::{Capability, LayerRange, LayerSet, Millis, NodeId, Pipeline, SessionId};
@@ -193,7 +193,7 @@ pub(super) struct Swarm {
     pub options: Options,
     pub now: u64,
     pub net: Net,
-    pub chance: Chance,
+    pub chance: Rng,
     pub machines: Vec<Machine>,
     pub checks: Checks,
     pub report: Report,
@@ -235,7 +235,7 @@ pub fn run(options: &Options) -> Report {
 
 impl Swarm {
     fn new(options: &Options) -> Self {
-        let mut chance = Chance::new(options.seed);
+        let mut chance = Rng::new(options.seed);
         let net = Net::draw(options, &mut chance.fork());
         let mut draw = chance.fork();
         let base: Vec<f64> = REGIONS_MS.iter().flatten().map(|ms| ms / 2.0).collect();
@@ -315,7 +315,7 @@ impl Swarm {
     fn schedule(&mut self) {
         let o = self.options.clone();
         let mut draw = self.chance.fork();
-        let before = |draw: &mut Chance| draw.below(o.heal_ms as usize) as u64;
+        let before = |draw: &mut Rng| draw.below(o.heal_ms as usize) as u64;
         for at in 0..self.machines.len() {
             self.at(draw.below(200) as u64, Happening::Announce { at });
             self.at(draw.below(SWEEP_MS as usize) as u64, Happening::Sweep { at });

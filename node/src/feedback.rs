@@ -1,0 +1,196 @@
+//! What leases taught: how busy nodes truly are, what they truly hold, and who cannot reach whom.
+//!
+//! Prompts learn it one by one while they take out leases, and the next route of any of them should know it. So this is
+//! the one place both sides share: prompts write, the daemon reads before it routes ([`scheduler::lease`] decides what it
+//! means).
+//!
+//! They also know when a node has got room again, because a prompt of this node gave it back: whoever waits for room is
+//! woken then, one prompt for each that ended ([`FeedbackQueue::room`]). It may be about another model; who is not woken looks again
+//! within a second.
+//!
+//! Limits: [`MOST`] corrections wait for the next route; beyond, the oldest is forgotten, which costs a refused lease.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use p2p::wire::control::Refusal;
+use scheduler::{
+    LayerRange, LayerSet, Millis, ModelId, NodeId, Request,
+    lease::{Leases, Load, Verdict},
+};
+use tokio::sync::Notify;
+
+/// Corrections waiting for the next route.
+const MOST: usize = 256;
+
+/// Whoever waits for room looks for it as often at least: it may have become free without a word to this node.
+const ROOM: Duration = Duration::from_secs(1);
+
+/// A correction of what was believed.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Feedback {
+    /// Of a model, a node serves only these layers.
+    Holds(NodeId, ModelId, LayerSet),
+    /// These two cannot reach each other.
+    Apart(NodeId, NodeId),
+}
+
+#[derive(Debug, Default)]
+struct Learned {
+    leases: Leases,
+    waiting: VecDeque<Feedback>,
+}
+
+/// A handle on what was learned; clones share it.
+#[derive(Clone, Debug)]
+pub struct FeedbackQueue {
+    began: Instant,
+    learned: Arc<Mutex<Learned>>,
+    /// Wakes who waits for room, the first first.
+    freed: Arc<Notify>,
+}
+
+impl Default for FeedbackQueue {
+    fn default() -> Self {
+        Self { began: Instant::now(), learned: Arc::default(), freed: Arc::default() }
+    }
+}
+
+impl FeedbackQueue {
+    fn now(&self) -> Millis {
+        Millis(self.began.elapsed().as_millis() as u64)
+    }
+
+    fn learned(&self) -> MutexGuard<'_, Learned> {
+        // Every change leaves it whole, so a panic elsewhere spoils nothing.
+        self.learned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All nodes of a route granted their leases: whether to take it. See [`Leases::heard`].
+    pub fn heard(&self, looks: u32, loads: &[Load], announced: &BTreeMap<NodeId, u32>) -> Verdict {
+        let announced = |node| announced.get(&node).copied().unwrap_or(0);
+        self.learned().leases.heard(self.now(), looks, loads, announced)
+    }
+
+    /// A node refused a lease on layers of `model`; `held` is what it says it serves of it instead.
+    pub fn refused(&self, node: NodeId, model: ModelId, reason: Refusal, held: &[LayerRange]) {
+        let now = self.now();
+        let mut learned = self.learned();
+        if reason == Refusal::NotHeld {
+            wait(&mut learned, Feedback::Holds(node, model, LayerSet::new(held.iter().copied())));
+        } else {
+            learned.leases.refused(now, node);
+        }
+    }
+
+    /// A prompt has given its place at a node back: if the node was full, it is so no more.
+    pub fn freed(&self, node: NodeId) {
+        self.learned().leases.freed(node);
+        self.freed.notify_one();
+    }
+
+    /// Whether a node has let a prompt of this one in lately.
+    pub fn serves(&self, node: NodeId) -> bool {
+        self.learned().leases.serves(self.now(), node)
+    }
+
+    /// Waits until a place was given back, and a second at most.
+    pub async fn room(&self) {
+        let _ = tokio::time::timeout(ROOM, self.freed.notified()).await;
+    }
+
+    /// A node may have been started again: what it said before says nothing of it.
+    pub fn forget(&self, node: NodeId) {
+        self.learned().leases.forget(node);
+    }
+
+    /// Two nodes cannot reach each other.
+    pub fn apart(&self, one: NodeId, other: NodeId) {
+        wait(&mut self.learned(), Feedback::Apart(one, other));
+    }
+
+    /// What waits, for the view.
+    pub fn take(&self) -> VecDeque<Feedback> {
+        std::mem::take(&mut self.learned().waiting)
+    }
+
+    /// Prices what was heard into a request. See [`Leases::amend`].
+    pub fn amend(&self, request: &mut Request, announced: impl Fn(NodeId) -> u32) {
+        self.learned().leases.amend(self.now(), request, announced);
+    }
+}
+
+fn wait(learned: &mut Learned, lesson: Feedback) {
+    if learned.waiting.len() == MOST {
+        learned.waiting.pop_front();
+    }
+    learned.waiting.push_back(lesson);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::Shape;
+
+    #[test]
+    fn what_one_prompt_learns_the_next_one_knows() {
+        let lessons = FeedbackQueue::default();
+        let (busy, full, liar) = (NodeId::numbered(1), NodeId::numbered(2), NodeId::numbered(3));
+        let loads = [Load { node: busy, sessions: 9, lanes: 2 }];
+        assert_eq!(lessons.clone().heard(0, &loads, &BTreeMap::new()), Verdict::Again);
+        let model = ModelId::numbered(1);
+        lessons.refused(full, model, Refusal::Busy, &[]);
+        let held = LayerRange::new(2, 4).unwrap();
+        lessons.refused(liar, model, Refusal::NotHeld, &[held]);
+        lessons.apart(busy, full);
+        let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
+        lessons.amend(&mut request, |_| 1);
+        assert_eq!(request.in_flight, [(busy, 8)]);
+        assert!(request.policy.deny.contains(&full) && !request.policy.deny.contains(&liar));
+        let waiting = lessons.take();
+        assert_eq!(waiting, [Feedback::Holds(liar, model, held.into()), Feedback::Apart(busy, full)]);
+        assert!(lessons.take().is_empty());
+        assert!(lessons.serves(busy) && !lessons.serves(full));
+        lessons.freed(full);
+        let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
+        lessons.amend(&mut request, |_| 1);
+        assert!(request.policy.deny.is_empty() && !request.in_flight.is_empty());
+        lessons.forget(busy);
+        let mut request = Request::new(NodeId::numbered(9), Shape::ONE_TOKEN);
+        lessons.amend(&mut request, |_| 1);
+        assert!(request.in_flight.is_empty());
+        (0..2 * MOST as u64).for_each(|n| lessons.apart(busy, NodeId::numbered(n)));
+        assert_eq!(lessons.take().len(), MOST);
+    }
+
+    /// A second for each of a hundred prompts that wait would be seen.
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_is_given_back_wakes_one_who_waits() {
+        let lessons = FeedbackQueue::default();
+        let began = tokio::time::Instant::now();
+        let waiting: Vec<_> = (0..100)
+            .map(|_| {
+                let lessons = lessons.clone();
+                tokio::spawn(async move {
+                    lessons.room().await;
+                    tokio::time::Instant::now()
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        for _ in 0..60 {
+            lessons.freed(NodeId::numbered(1));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        let mut woken = Vec::new();
+        for one in waiting {
+            woken.push(one.await.unwrap() - began);
+        }
+        woken.sort_unstable();
+        assert!(woken[59] <= Duration::from_millis(60), "{:?}", woken[59]);
+        assert!(woken[60..].iter().all(|after| *after >= ROOM), "{:?}", woken[60]);
+    }
+}

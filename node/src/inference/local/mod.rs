@@ -1,0 +1,429 @@
+//! The API's other side on one machine alone: prompts become jobs of the compute thread ([`batch`]).
+//!
+//! The API answers from the first moment: while the model loads every prompt is told to come back in a second.
+
+pub mod batch;
+pub mod prompt;
+
+use std::sync::{Arc, OnceLock};
+
+use api::{
+    Inference,
+    inference::{
+        EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
+        Prompt, Verify,
+    },
+    swarm::{
+        Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Reachability, SwarmEvent,
+        SwarmModel, SwarmSnapshot,
+    },
+};
+use futures::{
+    FutureExt, StreamExt,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
+use shard::{gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
+
+use self::batch::{Ask, Jobs};
+use crate::{Result, cli::EngineArgs, constrain::Constraints, memory, model::Model};
+
+/// How a node alone names itself.
+const ME: &str = "me";
+/// Loading the largest models takes some minutes, most take seconds.
+const RETRY_AFTER_S: u32 = 2;
+
+/// A node that computes everything itself.
+pub struct Alone {
+    state: Arc<OnceLock<Result<Ready, String>>>,
+    jobs: Jobs,
+    name: String,
+}
+
+struct Ready {
+    model: Model,
+    info: ModelInfo,
+    constraints: Result<Constraints, String>,
+}
+
+impl Alone {
+    /// Begins to load the model of `args` on the thread that will compute. `kv_bytes` bounds the memory of all sessions.
+    ///
+    /// # Errors
+    /// When the thread cannot be started; what goes wrong on it is told to whoever asks.
+    pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
+        let state = Arc::new(OnceLock::new());
+        let (jobs, work) = Jobs::new();
+        let name = model_name(&args.model);
+        let (theirs, called) = (state.clone(), name.clone());
+        std::thread::Builder::new().name("compute".into()).spawn(move || {
+            let ready = theirs.get_or_init(|| load(&args, called).map_err(|error| error.to_string()));
+            match ready {
+                Ok(ready) => {
+                    if let Err(error) = batch::run(&ready.model, &work, kv_bytes) {
+                        tracing::error!(%error, "the engine stopped");
+                    }
+                }
+                Err(why) => tracing::error!(%why, "the model could not be loaded"),
+            }
+        })?;
+        Ok(Arc::new(Self { state, jobs, name }))
+    }
+
+    /// Whether the model is loaded, or why it cannot be; `None` while it loads.
+    pub fn loaded(&self) -> Option<Result<(), String>> {
+        self.state.get().map(|state| state.as_ref().map(|_| ()).map_err(Clone::clone))
+    }
+
+    fn model(&self) -> Result<&Ready, Failure> {
+        let unavailable = |why: String| Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S };
+        match self.state.get() {
+            None => Err(unavailable(format!("the model {} is being loaded", self.name))),
+            Some(Err(why)) => Err(unavailable(format!("the model could not be loaded: {why}"))),
+            Some(Ok(ready)) => Ok(ready),
+        }
+    }
+}
+
+/// What clients call a model: its name, or its file's name without the folder, letters that names cannot have replaced.
+pub(crate) fn model_name(model: &str) -> String {
+    let file = model.rsplit(['/', '\\']).next().unwrap_or(model);
+    let file = file.strip_suffix(".gguf").unwrap_or(file);
+    let letter =
+        |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':') { c } else { '-' };
+    file.chars().take(96).map(letter).collect()
+}
+
+fn load(args: &EngineArgs, name: String) -> Result<Ready> {
+    let model = Model::load(args)?;
+    let vocab = model.shard.blueprint().vocab;
+    let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
+    let info = info(&model.gguf, model.shard.blueprint(), model.ctx, name);
+    let info = ModelInfo { embeddings: true, ..info };
+    Ok(Ready { model, info, constraints })
+}
+
+/// What clients are told of the model in `gguf`, of which sessions hold `ctx` positions.
+pub(crate) fn info(gguf: &Gguf, blueprint: &Blueprint, ctx: usize, name: String) -> ModelInfo {
+    let template = gguf.metadata().str("tokenizer.chat_template").map(str::to_owned);
+    ModelInfo {
+        name,
+        hash: None,
+        architecture: blueprint.architecture.to_owned(),
+        format: format_name(gguf),
+        parameters: gguf.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum(),
+        file_bytes: gguf.file_len(),
+        context: ctx,
+        num_layers: blueprint.layers.len(),
+        hidden: blueprint.hidden,
+        tools: template.as_ref().is_some_and(|template| template.contains("tools")),
+        template,
+        created_s: crate::clock::unix_s(),
+        modes: vec![Mode::Local],
+        embeddings: false,
+        local: true,
+    }
+}
+
+/// As [`info`], of a model whose file is not here yet: its name is all that is known.
+pub(crate) fn unknown(ctx: usize, name: String) -> ModelInfo {
+    ModelInfo {
+        name,
+        hash: None,
+        architecture: "unknown".into(),
+        format: String::new(),
+        parameters: 0,
+        file_bytes: 0,
+        context: ctx,
+        num_layers: 0,
+        hidden: 0,
+        template: None,
+        created_s: 0,
+        modes: Vec::new(),
+        tools: false,
+        embeddings: false,
+        local: false,
+    }
+}
+
+/// The format most weights are in.
+fn format_name(gguf: &Gguf) -> String {
+    let largest = gguf.tensors().iter().max_by_key(|tensor| tensor.dims.iter().product::<u64>());
+    let format = largest.and_then(|tensor| shard::quant::by_type(tensor.ggml_type));
+    format.map(|format| format.name.to_string()).unwrap_or_default()
+}
+
+/// A request's prompt as token ids; `field` is where the request has it.
+fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32>, Failure> {
+    let wrong = |error: shard::Error| Failure::invalid(field, error.to_string());
+    let ids = match prompt {
+        Prompt::Text(text) => {
+            let how = Encode { bos: true, special: false };
+            model.tokenizer.encode(text, how).map_err(wrong)?
+        }
+        Prompt::Tokens(ids) => {
+            let vocab = model.shard.blueprint().vocab;
+            if ids.iter().any(|id| *id as usize >= vocab) {
+                return Err(Failure::invalid(field, format!("token ids must be below {vocab}")));
+            }
+            ids.clone()
+        }
+        Prompt::Messages { messages, tools, extra } => match &model.template {
+            Err(why) => {
+                let why = format!("the model's chat template cannot be used ({why}); use /v1/completions");
+                return Err(Failure::invalid("messages", why));
+            }
+            Ok(_) => {
+                let (tokenizer, template) = (&model.tokenizer, &model.template);
+                prompt::encode_messages(tokenizer, template, messages, tools.clone(), extra.clone())
+                    .map_err(|error| Failure::invalid("messages", error.to_string()))?
+            }
+        },
+    };
+    if ids.is_empty() {
+        return Err(Failure::invalid(field, "the prompt is empty"));
+    }
+    Ok(ids)
+}
+
+/// How tokens are chosen, as `request` asks. Ids of biased tokens are for the model to judge.
+pub(crate) fn sampling(request: &GenerateRequest) -> Result<SamplingParams, Failure> {
+    let asked = &request.sampling;
+    let default = SamplingParams::default();
+    let params = SamplingParams {
+        temperature: asked.temperature.unwrap_or(default.temperature),
+        top_k: asked.top_k.unwrap_or(default.top_k),
+        top_p: asked.top_p.unwrap_or(default.top_p),
+        min_p: asked.min_p.unwrap_or(default.min_p),
+        typical_p: asked.typical_p.unwrap_or(default.typical_p),
+        repetition_penalty: asked.repetition_penalty.unwrap_or(default.repetition_penalty),
+        presence_penalty: asked.presence_penalty.unwrap_or(default.presence_penalty),
+        frequency_penalty: asked.frequency_penalty.unwrap_or(default.frequency_penalty),
+        penalty_window: default.penalty_window,
+        logit_bias: asked.logit_bias.clone(),
+        logprobs: request.logprobs.is_some(),
+        top_logprobs: request.logprobs.unwrap_or(0),
+    };
+    let valid = params.validate();
+    valid.map_err(|error| Failure::Invalid { field: None, why: error.to_string() })?;
+    Ok(params)
+}
+
+/// A seed for a request that has none; small enough for readers whose numbers are doubles.
+pub(crate) fn draw_seed() -> Result<u64, Failure> {
+    let seed = getrandom::u64();
+    let seed = seed.map_err(|_| Failure::Internal { why: "the system has no randomness".into() })?;
+    Ok(seed & ((1 << 53) - 1))
+}
+
+impl Ready {
+    fn begin(&self, jobs: &Jobs, request: &GenerateRequest) -> Result<Generation, Failure> {
+        if let Some(mode) = request.mode.filter(|mode| *mode != Mode::Local) {
+            let why = format!("this node is alone, it cannot answer in mode `{}`", mode.name());
+            return Err(Failure::invalid("mode", why));
+        }
+        let constraint = match &self.constraints {
+            Ok(constraints) => constraints.constraint(&request.format)?,
+            Err(_) if request.format == api::inference::Format::Text => None,
+            Err(why) => return Err(Failure::invalid("response_format", why.as_str())),
+        };
+        let sampling = sampling(request)?;
+        let vocab = self.model.shard.blueprint().vocab;
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
+            let why = format!("token {id} does not exist; ids are below {vocab}");
+            return Err(Failure::invalid("logit_bias", why));
+        }
+        let prompt = encode(&self.model, &request.prompt, "prompt")?;
+        if prompt.len() > self.model.ctx {
+            return Err(Failure::TooLong { tokens: prompt.len(), context: self.model.ctx });
+        }
+        let plan = Plan {
+            model: self.info.name.clone(),
+            mode: Mode::Local,
+            verify: Verify::None,
+            route: vec![format!("{ME}:0-{}", self.info.num_layers)],
+            predicted_tok_s: None,
+            seed: request.seed.map_or_else(draw_seed, Ok)?,
+            prompt_tokens: prompt.len(),
+        };
+        let ask = Ask {
+            prompt,
+            sampling,
+            seed: plan.seed,
+            max_tokens: request.max_tokens.unwrap_or(usize::MAX),
+            stop: request.stop.clone(),
+            show_special: request.show_special,
+            constraint,
+        };
+        let events = jobs.start(ask)?;
+        let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });
+        Ok(Generation { plan, events: events.boxed() })
+    }
+
+    /// The texts of a request as token ids that fit the context.
+    fn texts(&self, request: &EmbedRequest) -> Result<Vec<Vec<u32>>, Failure> {
+        let context = self.model.ctx;
+        let text = |(index, input): (usize, &Prompt)| {
+            let mut ids = encode(&self.model, input, "input")?;
+            if ids.len() > context && !request.truncate {
+                let n = ids.len();
+                let why = format!("text {index} has {n} tokens, this model takes {context} here; shorten it");
+                return Err(Failure::invalid("input", why));
+            }
+            ids.truncate(context);
+            Ok(ids)
+        };
+        request.inputs.iter().enumerate().map(text).collect()
+    }
+}
+
+impl Inference for Alone {
+    fn models(&self) -> Vec<ModelInfo> {
+        self.model().map(|ready| vec![ready.info.clone()]).unwrap_or_default()
+    }
+
+    fn ready(&self) -> Result<(), Failure> {
+        self.model().map(drop)
+    }
+
+    fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {
+        let (state, jobs) = (self.state.clone(), self.jobs.clone());
+        let loading = self.ready().err();
+        // Rendering a template and encoding a long prompt take their time: not on the threads that serve connections.
+        let work = tokio::task::spawn_blocking(move || match (state.get(), loading) {
+            (Some(Ok(ready)), None) => ready.begin(&jobs, &request),
+            (_, failure) => Err(failure.unwrap_or_else(|| Failure::Internal { why: "no model".into() })),
+        });
+        work.map(|done| done.unwrap_or_else(|error| Err(Failure::Internal { why: error.to_string() })))
+            .boxed()
+    }
+
+    fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        let (state, jobs) = (self.state.clone(), self.jobs.clone());
+        let loading = self.ready().err();
+        let stopped = |why: String| Failure::Internal { why };
+        async move {
+            let model = match (state.get(), loading) {
+                (Some(Ok(ready)), None) => ready.info.name.clone(),
+                (_, failure) => return Err(failure.unwrap_or_else(|| stopped("no model".into()))),
+            };
+            // Encoding takes its time, as in `generate`.
+            let texts = tokio::task::spawn_blocking(move || match state.get() {
+                Some(Ok(ready)) => ready.texts(&request),
+                _ => Ok(Vec::new()),
+            });
+            let texts = texts.await.map_err(|error| stopped(error.to_string()))??;
+            let prompt_tokens = texts.iter().map(Vec::len).sum();
+            let vectors = jobs.embed(texts)?.await;
+            let vectors = vectors.map_err(|_| stopped("the engine stopped".into()))??;
+            Ok(Embeddings { model, vectors, prompt_tokens })
+        }
+        .boxed()
+    }
+
+    fn swarm(&self) -> SwarmSnapshot {
+        let ready = self.model();
+        let (state, reason) = match (&ready, self.state.get()) {
+            (Ok(_), _) => (NodeState::Ready, None),
+            (Err(failure), None) => (NodeState::Starting, Some(failure.to_string())),
+            (Err(failure), Some(_)) => (NodeState::Unable, Some(failure.to_string())),
+        };
+        let info = ready.ok().map(|ready| &ready.info);
+        let holding =
+            |info: &ModelInfo| Holding { model: info.name.clone(), start: 0, end: info.num_layers as u32 };
+        let me = Node {
+            id: ME.into(),
+            name: "this machine".into(),
+            me: true,
+            trusted: true,
+            state: "up".into(),
+            class: "d1".into(),
+            path: "self".into(),
+            holdings: info.map(holding).into_iter().collect(),
+            ..Node::default()
+        };
+        let model = |info: &ModelInfo| SwarmModel {
+            id: info.name.clone(),
+            name: info.name.clone(),
+            num_layers: info.num_layers as u32,
+            file_bytes: info.file_bytes,
+            holders: vec![1; info.num_layers],
+            complete: true,
+            download: None,
+        };
+        SwarmSnapshot {
+            at_ms: crate::clock::unix_ms(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            me: ME.into(),
+            state,
+            reason,
+            reachability: Reachability { class: "unknown".into(), why: "this node is in no swarm".into() },
+            nodes: vec![me],
+            models: info.map(model).into_iter().collect(),
+            modes: vec![ModeInfo {
+                mode: Mode::Local,
+                sentence: "Nobody else: everything is computed on this machine.".into(),
+                available: info.is_some(),
+                reason: None,
+                agreed: true,
+            }],
+            ..SwarmSnapshot::default()
+        }
+    }
+
+    fn watch(&self) -> BoxStream<'static, SwarmEvent> {
+        // Alone, the one thing that changes is that the model is ready.
+        let state = self.state.clone();
+        let told = stream::once(async move {
+            while state.get().is_none() {
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            }
+            let (state, reason) = match state.get() {
+                Some(Err(why)) => (NodeState::Unable, Some(why.clone())),
+                _ => (NodeState::Ready, None),
+            };
+            SwarmEvent::State { state, reason }
+        });
+        told.chain(stream::pending()).boxed()
+    }
+
+    fn agree(&self, _: Mode, _: bool) -> Result<(), Failure> {
+        let why = "this node is in no swarm: everything is computed on this machine".into();
+        Err(Failure::Invalid { field: None, why })
+    }
+
+    fn contribute(&self, _: ContributionChange) -> Result<Contribution, Failure> {
+        let why = "this node is in no swarm, so there is nothing to give or to pause".into();
+        Err(Failure::Invalid { field: None, why })
+    }
+
+    fn metrics(&self) -> Vec<Metric> {
+        let reading = self.jobs.gauges().read();
+        let mut metrics = vec![
+            gauge("sessions", "Answers computed now.", reading.sessions),
+            gauge("sessions_waiting", "Answers and lists of texts waiting for their turn.", reading.waiting),
+            gauge("kv_used_bytes", "Memory of the caches of what is computed now.", reading.kv_used_bytes),
+            gauge(
+                "kv_kept_bytes",
+                "Memory of caches kept for prompts that begin like earlier ones.",
+                reading.kv_kept_bytes,
+            ),
+            gauge("kv_capacity_bytes", "What all caches together may take.", reading.kv_capacity_bytes),
+        ];
+        let resident = memory::resident_bytes(std::process::id());
+        metrics.extend(resident.map(|bytes| gauge(WORKER_RESIDENT.0, WORKER_RESIDENT.1, bytes)));
+        metrics
+    }
+}
+
+/// Name and help of the gauge that a node alone and a node of a swarm share.
+pub(crate) const WORKER_RESIDENT: (&str, &str) =
+    ("worker_resident_bytes", "Memory of the process that holds the model.");
+
+/// A number for `/metrics` without labels that goes up and down.
+pub(crate) fn gauge(name: &'static str, help: &'static str, value: u64) -> Metric {
+    Metric { name, help, counter: false, values: vec![(Vec::new(), value as f64)] }
+}
+
+#[cfg(test)]
+mod tests;

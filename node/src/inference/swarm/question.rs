@@ -1,0 +1,97 @@
+//! A request in the node's words, and whether it may go out.
+
+use api::inference::{Failure, GenerateRequest, Mode, Prompt, Shadow, Verify};
+use serde_json::{Value, json};
+
+use super::{
+    Shared,
+    view::{View, holds_all},
+};
+use crate::{
+    consent,
+    control::{self, Ask, ForApi},
+    inference::local,
+};
+
+/// The mode of a request; `None` leaves it to the node whether this machine alone is faster.
+///
+/// # Errors
+/// [`Failure::NotAgreed`] when strangers would compute it and nobody agreed to that.
+fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Option<Mode>, Failure> {
+    let mode = request.mode.or(shared.mode);
+    let goes = asked(mode.unwrap_or(Mode::Boomerang));
+    let Some(sentence) = consent::sentence(goes) else { return Ok(mode) };
+    if request.agreed || consent::given(&shared.home, goes) {
+        return Ok(mode);
+    }
+    let own = view.asked(request.model.as_deref());
+    let model = own.and_then(|own| view.snapshot.models.iter().find(|model| model.id == own.id));
+    match mode {
+        // It names no mode: what can stay here does.
+        None if holds_all(&view.snapshot, model) => Ok(Some(Mode::Local)),
+        // The node refuses what it does not hold unless it may send the text itself, which needs a mode that says so.
+        None if own.is_none() => Ok(None),
+        _ => Err(Failure::NotAgreed { mode: mode.unwrap_or(Mode::Boomerang), sentence: sentence.to_owned() }),
+    }
+}
+
+/// A mode in the node's words.
+pub(super) fn asked(mode: Mode) -> control::Mode {
+    match mode {
+        Mode::Local => control::Mode::Local,
+        Mode::Trusted => control::Mode::Trusted,
+        Mode::Boomerang => control::Mode::Boomerang,
+        Mode::Open => control::Mode::Open,
+    }
+}
+
+/// The request in the node's words.
+pub(super) fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Ask, Failure> {
+    let sampling = local::sampling(request)?;
+    let bias: Vec<Value> = sampling.logit_bias.iter().map(|(id, by)| json!([id, by])).collect();
+    let (prompt, tools, extra) = match &request.prompt {
+        Prompt::Text(text) => (json!(text), None, Default::default()),
+        Prompt::Tokens(ids) => (json!({ "ids": ids }), None, Default::default()),
+        Prompt::Messages { messages, tools, extra } => (messages.clone(), tools.clone(), extra.clone()),
+    };
+    let own = request.model.as_ref().is_none_or(|model| *model == view.own.about.name);
+    let mode = in_mode(shared, view, request)?;
+    Ok(Ask {
+        model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
+        prompt,
+        mode: asked(mode.unwrap_or(Mode::Boomerang)),
+        may_stay_home: mode.is_none(),
+        verify: match request.verify.unwrap_or(Verify::Sample) {
+            Verify::None => control::Verify::Off,
+            Verify::Sample => control::Verify::Sample,
+            Verify::All => control::Verify::Strict,
+        },
+        shadow: match request.shadow.unwrap_or_default() {
+            Shadow::All => control::Shadow::All,
+            Shadow::Lazy => control::Shadow::Lazy,
+            Shadow::None => control::Shadow::None,
+        },
+        wire: "raw".into(),
+        trusted: shared.trusted.iter().cloned().collect(),
+        head: 1,
+        tail: 1,
+        sampling: json!({
+            "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
+            "min_p": sampling.min_p, "typical_p": sampling.typical_p,
+            "repetition_penalty": sampling.repetition_penalty, "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty, "logit_bias": bias,
+            "logprobs": sampling.logprobs, "top_logprobs": sampling.top_logprobs,
+        }),
+        seed: request.seed.map_or_else(local::draw_seed, Ok)?,
+        max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+        stop: request.stop.clone(),
+        api: ForApi {
+            format: request.format.clone(),
+            tools,
+            extra,
+            show_special: request.show_special,
+            over_http: true,
+            repeatable: request.seed.is_some() && !sampling.logprobs,
+        },
+    })
+}

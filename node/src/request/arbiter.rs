@@ -1,0 +1,242 @@
+//! A third holder settles what two disagree about.
+//!
+//! Honest nodes compute the same bits, so two unrelated ones that agree against one are right. Who is asked holds the
+//! whole range and belongs to neither side. It gets the log, as one who follows does, up to where the dispute is, and from
+//! there row by row where that is short ([`EXACT`]): then its signatures name the first wrong position, and what the
+//! stage signed is a proof.
+//!
+//! With [`Verify::Strict`] the requester's own computation comes first, where it can be done: no majority outweighs it.
+//! Otherwise it comes when nobody can be asked, when who was asked does not answer within [`PATIENCE`], and when its
+//! word decides nothing ([`Ruling::Open`]).
+//!
+//! Limits: one third holder a dispute; [`MAX_WITNESSES`] are known.
+//!
+//! [`Verify::Strict`]: crate::control::Verify::Strict
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use p2p::{
+    HopError,
+    codec::Wire,
+    wire::control::{Answer, Ask, Contact, Lease, Role},
+};
+use scheduler::{LayerRange, LayerSet, NodeId, OperatorId, recover::Failure, session::Event};
+
+use super::{
+    RequestDriver,
+    commitments::{Ruling, Third},
+    lease::LEASE_MS,
+};
+use crate::sessions::Order;
+
+/// Holders remembered of a route, the most trusted first; a dispute needs one of another operator.
+pub const MAX_WITNESSES: usize = 32;
+/// Positions of a dispute that are computed one by one: what a stage computes between two signatures, twice.
+const EXACT: u32 = 32;
+/// Whoever was asked has so long: the range from its beginning, as a prompt.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it keeps the session when nobody comes back.
+const TTL_MS: u32 = 15_000;
+
+/// A node that holds layers, and who answers for it.
+#[derive(Clone)]
+pub struct Witness {
+    /// Where it is.
+    pub contact: Contact,
+    /// Whose it is.
+    pub operator: OperatorId,
+    /// What it holds in memory.
+    pub holds: LayerSet,
+}
+
+/// The first of `witnesses` that holds `layers`, belongs to none of the operators of `parties`, and is not among
+/// `busy`.
+fn unrelated<'a>(
+    witnesses: &'a [Witness],
+    layers: LayerRange,
+    parties: &[NodeId],
+    busy: &BTreeSet<NodeId>,
+) -> Option<&'a Witness> {
+    let operators: Vec<OperatorId> = parties.iter().map(|node| operator(witnesses, *node)).collect();
+    witnesses.iter().find(|witness| {
+        let node = witness.contact.node;
+        witness.holds.covers(layers)
+            && !busy.contains(&node)
+            && !parties.contains(&node)
+            && !operators.contains(&witness.operator)
+    })
+}
+
+/// Whose `node` is; its own where nothing else is known.
+fn operator(witnesses: &[Witness], node: NodeId) -> OperatorId {
+    let known = witnesses.iter().find(|witness| witness.contact.node == node);
+    known.map_or_else(|| OperatorId::new(*node.as_bytes()), |witness| witness.operator)
+}
+
+impl RequestDriver {
+    /// Asks a third holder about a disputed range; false when there is none to ask.
+    pub(super) fn ask_third(&mut self, layers: LayerRange) -> bool {
+        if self.strict() && self.means.auditor.is_some() {
+            return false;
+        }
+        let Some((window, author)) = self.at_issue(layers) else { return false };
+        let (me, plan) = (self.means.me, &self.plan);
+        let book = self.checks.books.iter().find(|book| book.layers() == layers);
+        let words = book.into_iter().flat_map(|book| book.words.keys().copied());
+        let parties: Vec<NodeId> = words.chain([author]).collect();
+        // Who runs or follows something in this session would lose that lease to another.
+        let mut busy: BTreeSet<NodeId> = self.machine.segments().map(|segment| segment.node).collect();
+        busy.extend(self.shadows.values());
+        busy.extend(self.checks.denied.iter().chain(&plan.approx).chain([&me]));
+        let Some(witness) = unrelated(&plan.witnesses, layers, &parties, &busy) else { return false };
+        let there = witness.contact.clone();
+        let (node, epoch) = (there.node, self.machine.epoch());
+        let exact = window.1 - window.0 <= EXACT;
+        let rounded = self.rounding.contains(&layers.end());
+        let lease = Lease {
+            session: plan.session,
+            epoch,
+            model: plan.model,
+            layers,
+            positions: plan.prompt.len() as u32 + plan.max_tokens.saturating_sub(1),
+            at: 0,
+            wire: if rounded { plan.wire } else { Wire::Raw },
+            rounding: self.rounding.clone(),
+            next: None,
+            previous: None,
+            log: true,
+            ttl_ms: TTL_MS,
+            role: Role::Shadow,
+        };
+        tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
+        self.plan.contacts.push(there.clone());
+        self.book(layers).third = Some(Third { node, window, exact, asked: Instant::now() });
+        let (network, orders) = (self.means.network.clone(), self.orders.clone());
+        tokio::spawn(async move {
+            let patience = Duration::from_millis(LEASE_MS);
+            let asked = match network.connect(&there).await {
+                Ok(_) => network.ask(node, &Ask::Lease(lease), patience).await,
+                Err(_) => Err(HopError::Closed),
+            };
+            let answer = match asked {
+                Ok(Answer::Accepted { have, .. }) => Ok(have),
+                Ok(_) | Err(_) => Err(Failure::Refused),
+            };
+            let _ = orders.send(Order::Opened { stage: None, epoch, layers, node, answer, load: None }).await;
+        });
+        true
+    }
+
+    /// The positions in dispute, and the one node that gave all of their rows.
+    fn at_issue(&self, layers: LayerRange) -> Option<((u32, u32), NodeId)> {
+        let book = self.checks.books.iter().find(|book| book.layers() == layers)?;
+        let window = book.disputed().filter(|_| book.third.is_none() && !book.open)?;
+        let author = self.logs.author(layers.end(), window.0)?;
+        (self.logs.author(layers.end(), window.1 - 1) == Some(author)).then_some((window, author))
+    }
+
+    /// Whether `node` was asked about the stage that starts at `layer`.
+    pub(super) fn is_third(&self, layer: u32, node: NodeId) -> bool {
+        let asked = |book: &super::commitments::Book| book.third.is_some_and(|third| third.node == node);
+        self.checks.books.iter().any(|book| book.layers().start() == layer && asked(book))
+    }
+
+    /// A third holder that was asked promised, or not; false when it is not one.
+    pub(super) fn third_opened(&mut self, layers: LayerRange, node: NodeId, promised: bool) -> bool {
+        if !self.is_third(layers.start(), node) {
+            return false;
+        }
+        let book = self.book(layers);
+        let Some(Third { window: (from, upto), exact, .. }) = book.third else { return true };
+        if !promised {
+            (book.third, book.open) = (None, true);
+            return true;
+        }
+        let (boundary, epoch) = (layers.start(), self.machine.epoch());
+        self.fed.insert((node, boundary), 0);
+        if exact {
+            (from..upto).for_each(|to| self.feed(node, boundary, epoch, to));
+        }
+        self.feed(node, boundary, epoch, upto);
+        true
+    }
+
+    /// What third holders have decided since, and what follows from it.
+    pub(super) fn hear_thirds(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let asked: Vec<(LayerRange, Third)> =
+            self.checks.books.iter().filter_map(|book| Some((book.layers(), book.third?))).collect();
+        for (layers, third) in asked {
+            let author = self.logs.author(layers.end(), third.window.0);
+            let witnesses = &self.plan.witnesses;
+            let book = self.checks.books.iter().find(|book| book.layers() == layers);
+            let ruling = book
+                .zip(author)
+                .and_then(|(book, author)| book.rule(author, |node| operator(witnesses, node)));
+            if ruling.is_none() && third.asked.elapsed() < PATIENCE {
+                continue;
+            }
+            tracing::info!(%layers, node = %third.node, ?ruling, "a third holder has spoken");
+            self.bill(third.node, self.machine.epoch());
+            self.outboxes.close(third.node);
+            let book = self.book(layers);
+            (book.third, book.open) = (None, true);
+            match ruling {
+                Some(Ruling::Upheld(upto)) => {
+                    book.open = false;
+                    let wrong = book.upheld(upto, third.node);
+                    self.report.thirds += 1;
+                    events.extend(self.refute(layers, wrong));
+                }
+                Some(Ruling::Wrong { at, exact }) => {
+                    self.report.thirds += 1;
+                    events.extend(self.convict(layers, at, (!exact).then_some(third.window.1)));
+                }
+                Some(Ruling::Open) | None => {}
+            }
+        }
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use p2p::wire::control::Contact;
+    use scheduler::{LayerRange, LayerSet, NodeId, OperatorId};
+
+    use super::{Witness, operator, unrelated};
+
+    #[test]
+    fn who_is_asked_is_nobodys_friend() {
+        let range = |from, to| LayerRange::new(from, to).unwrap();
+        let witness = |node, of, from, to| Witness {
+            contact: Contact { node: NodeId::numbered(node), addresses: Vec::new() },
+            operator: OperatorId::numbered(of),
+            holds: LayerSet::new([range(from, to)]),
+        };
+        // Of the stage's operator, of the follower's, with too few layers, at work in the session, and one that fits.
+        let all = [
+            witness(1, 1, 0, 8),
+            witness(2, 2, 0, 8),
+            witness(3, 1, 0, 8),
+            witness(4, 2, 0, 8),
+            witness(5, 5, 0, 4),
+            witness(6, 6, 0, 8),
+            witness(7, 7, 2, 8),
+        ];
+        let parties = [NodeId::numbered(1), NodeId::numbered(2)];
+        let busy = BTreeSet::from([NodeId::numbered(6)]);
+        let asked = |witnesses: &[Witness]| {
+            unrelated(witnesses, range(2, 6), &parties, &busy).map(|witness| witness.contact.node)
+        };
+        assert_eq!(asked(&all), Some(NodeId::numbered(7)));
+        assert_eq!(asked(&all[..6]), None);
+        assert_eq!(operator(&all, NodeId::numbered(3)), OperatorId::numbered(1));
+        assert_eq!(operator(&[], NodeId::numbered(3)), OperatorId::new(*NodeId::numbered(3).as_bytes()));
+    }
+}

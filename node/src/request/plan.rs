@@ -1,0 +1,269 @@
+//! What is to be generated, what that takes, and what the caller hears of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use p2p::{
+    Identity, Network,
+    codec::Wire,
+    wire::{control::Contact, receipt::Receipt},
+};
+use scheduler::{
+    LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    recover::{Failure, GiveUp},
+    session::{End, Standbys},
+    trust::Outcome,
+};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use super::arbiter::Witness;
+use crate::{
+    audit::Auditor,
+    control::{Shadow, Verify},
+    feedback::FeedbackQueue,
+    worker::{Conduct, Top, Worker},
+};
+
+/// What is to be generated, and where.
+pub struct Plan {
+    /// Its name.
+    pub session: SessionId,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate.
+    pub max_tokens: u32,
+    /// How tokens are chosen, and what was said already.
+    pub conduct: Conduct,
+    /// How activations travel.
+    pub wire: Wire,
+    /// Boundaries at which they are rounded, for a session that fixed them before; else the pipeline's cuts are.
+    pub rounding: Option<Vec<u32>>,
+    /// Width of an activation.
+    pub hidden: usize,
+    /// Which model.
+    pub model: scheduler::ModelId,
+    /// Who runs what.
+    pub pipeline: Pipeline,
+    /// Who stands by.
+    pub standbys: Standbys,
+    /// Where nodes are.
+    pub contacts: Vec<Contact>,
+    /// The network's share of the slowest ordinary step, ms.
+    pub rtt_p99_ms: f64,
+    /// What the requester insists on.
+    pub policy: RoutePolicy,
+    /// How much work it is.
+    pub shape: Shape,
+    /// Routes tried for it before.
+    pub looks: u32,
+    /// Sessions that the nodes of the pipeline announced.
+    pub announced: BTreeMap<NodeId, u32>,
+    /// How strangers are checked.
+    pub verify: Verify,
+    /// What those do who stand by.
+    pub shadow: Shadow,
+    /// Share of the requests of a node to check; of one that is not in it, all.
+    pub shares: BTreeMap<NodeId, f64>,
+    /// Nodes whose results are not bit for bit those of profile `d1`.
+    pub approx: BTreeSet<NodeId>,
+    /// Weights of one layer, bytes.
+    pub layer_bytes: u64,
+    /// Who could be asked where two disagree.
+    pub witnesses: Vec<Witness>,
+}
+
+impl Plan {
+    pub(super) fn contact(&self, node: NodeId) -> Contact {
+        let known = self.contacts.iter().find(|contact| contact.node == node);
+        known.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
+    }
+
+    /// Notes where nodes are now: one that was started again listens elsewhere.
+    pub(super) fn meet(&mut self, contacts: Vec<Contact>) {
+        self.contacts.retain(|old| contacts.iter().all(|new| new.node != old.node));
+        self.contacts.extend(contacts);
+    }
+}
+
+/// What the caller hears.
+#[derive(Clone)]
+pub enum Progress {
+    /// A token, in order, once.
+    Token {
+        /// Its position, the prompt included.
+        position: u32,
+        /// Its id.
+        id: u32,
+        /// Text that became certain with it.
+        text: String,
+        /// Its own bytes, when log-probabilities are asked for.
+        bytes: Vec<u8>,
+        /// Its log-probability, when asked for.
+        logprob: Option<f32>,
+        /// The likeliest tokens at its position: id, log-probability.
+        top: Vec<Top>,
+    },
+    /// How fast it goes, every [`super::PACE_TOKENS`] tokens.
+    Pace {
+        /// Milliseconds of a decode step until the output of each segment arrived, means.
+        stage_ms: Vec<f64>,
+    },
+    /// Somebody failed and somebody else goes on.
+    Moved {
+        /// Who failed.
+        failed: NodeId,
+        /// What was noticed; nothing but silence for `None`.
+        why: Option<Failure>,
+        /// Who runs what from now on.
+        segments: Vec<Segment>,
+    },
+    /// Its nodes turned out much busier than was believed: the leases are given back, nothing was computed, another
+    /// route may be better. Nothing follows.
+    Crowded,
+    /// Tokens from this position on followed from a lie, and were read before it was found.
+    Integrity {
+        /// The first such token.
+        position: u32,
+        /// Who lied.
+        node: NodeId,
+    },
+    /// The answer is complete; what was drawn to be computed again is being so, and [`Progress::Done`] follows.
+    Answered(Box<Report>),
+    /// It is over.
+    Done(Box<Report>),
+}
+
+/// What happened, for `why` and for the answer's metadata.
+#[derive(Clone)]
+pub struct Report {
+    /// How it ended.
+    pub end: End,
+    /// Text that was held back and turned out to belong to the answer.
+    pub rest: String,
+    /// The stop string that ended it, where one did.
+    pub met: Option<String>,
+    /// Whether the model ended its turn: by a token that is not among `ids`.
+    pub ended_turn: bool,
+    /// Ids generated.
+    pub ids: Vec<u32>,
+    /// Who ran what at the end.
+    pub segments: Vec<Segment>,
+    /// Milliseconds of a decode step until the output of each segment arrived, means.
+    pub stage_ms: Vec<f64>,
+    /// Until every stage had promised to serve, the first time.
+    pub opened_ms: Option<f64>,
+    /// Time to the first token.
+    pub ttft_ms: f64,
+    /// From token to token, ms, in order.
+    pub gaps_ms: Vec<f64>,
+    /// Failures survived: who, and from the last token before it to the first after it, ms.
+    pub faults: Vec<(NodeId, f64)>,
+    /// Stages so late that their shadow answered first, each once: who, and from the last token before it to the first
+    /// after it, ms.
+    pub hedged: Vec<(NodeId, f64)>,
+    /// Nodes that refused to serve, or did not promise in time: full, or about to leave.
+    pub refusals: BTreeSet<NodeId>,
+    /// Bytes of activations sent and received.
+    pub wire_bytes: (u64, u64),
+    /// Two answers for one position differed this often.
+    pub evidence: u32,
+    /// By segment that others ran: its layers, who else computed the same, and up to which position.
+    pub checks: Vec<(LayerRange, Vec<NodeId>, u32)>,
+    /// Segments of nodes that compute other bits which were found near enough: the layers, rows compared, and the median of
+    /// their distances ([`shard::tolerance`]).
+    pub near: Vec<(LayerRange, u32, f64)>,
+    /// Share of what others computed that was checked bit for bit; 1 when nobody else computed.
+    pub verified: f64,
+    /// The first token that was read and followed from a lie.
+    pub integrity: Option<u32>,
+    /// Disputes that a third holder settled.
+    pub thirds: u32,
+    /// Who was proven wrong.
+    pub convicted: Vec<NodeId>,
+    /// Tokens the caller has.
+    pub read: u32,
+    /// What to remember of whom.
+    pub outcomes: Vec<(NodeId, Outcome)>,
+    /// Work that was signed for.
+    pub receipts: Vec<[u8; Receipt::LEN]>,
+    /// Proofs against those convicted; they hold what the prompt can be read from.
+    pub proofs: Vec<Vec<u8>>,
+}
+
+impl Report {
+    /// Whether it ended before its first token because everybody who could compute it was full.
+    pub(crate) fn is_crowded_out(&self) -> bool {
+        self.end == End::GaveUp(GiveUp::NoRoute) && self.ids.is_empty() && !self.refusals.is_empty()
+    }
+
+    /// Of a prompt that runs on `segments` and got nowhere yet.
+    pub(crate) fn new(segments: Vec<Segment>) -> Self {
+        Self {
+            end: End::Cancelled,
+            rest: String::new(),
+            met: None,
+            ended_turn: false,
+            ids: Vec::new(),
+            segments,
+            stage_ms: Vec::new(),
+            opened_ms: None,
+            ttft_ms: 0.0,
+            gaps_ms: Vec::new(),
+            faults: Vec::new(),
+            hedged: Vec::new(),
+            refusals: BTreeSet::new(),
+            wire_bytes: (0, 0),
+            evidence: 0,
+            checks: Vec::new(),
+            near: Vec::new(),
+            verified: 1.0,
+            integrity: None,
+            thirds: 0,
+            convicted: Vec::new(),
+            read: 0,
+            outcomes: Vec::new(),
+            receipts: Vec::new(),
+            proofs: Vec::new(),
+        }
+    }
+}
+
+/// What the conductor needs from the rest of the node.
+pub struct Means {
+    /// This node.
+    pub me: NodeId,
+    /// The way out.
+    pub network: Network,
+    /// Who signs receipts.
+    pub identity: Identity,
+    /// Who computes again what is disputed, where that can be done here.
+    pub auditor: Option<Auditor>,
+    /// Its own worker; another one after a crash.
+    pub worker: watch::Receiver<Worker>,
+    /// Asks the daemon for another pipeline without these nodes.
+    pub reroute: mpsc::Sender<Reroute>,
+    /// What leases teach.
+    pub lessons: FeedbackQueue,
+    /// Nodes that closed their connections.
+    pub lost: broadcast::Receiver<NodeId>,
+    /// The caller.
+    pub progress: mpsc::Sender<Progress>,
+}
+
+/// A question to the daemon.
+#[derive(Debug)]
+pub struct Reroute {
+    /// Whose.
+    pub session: SessionId,
+    /// Of which model.
+    pub model: scheduler::ModelId,
+    /// What the requester insists on.
+    pub policy: RoutePolicy,
+    /// How much work it is.
+    pub shape: Shape,
+    /// Nodes that failed this request.
+    pub deny: BTreeSet<NodeId>,
+    /// What those do who stand by.
+    pub shadow: Shadow,
+    /// Where the answer goes.
+    pub answer: oneshot::Sender<Option<(Pipeline, Standbys, Vec<Contact>)>>,
+}

@@ -1,0 +1,163 @@
+//! What a stage signs of its work on one lease: the chain of its inputs and outputs.
+//!
+//! The chain covers what the cache holds: it is cut where the cache is cut and goes on when the same layers are leased
+//! again. A stage signs its head every [`p2p::wire::receipt::EVERY`] positions; one that follows signs after every
+//! frame, because whom it follows is waiting to be checked. At the end the head and the count become a bill.
+//!
+//! Limits: inputs of [`MAX_WAITING`] jobs wait for their outputs, more than the worker is ever given.
+
+use std::collections::VecDeque;
+
+use p2p::{
+    Identity,
+    codec::Wire,
+    wire::{
+        announce::Class,
+        control::{Lease, Settlement},
+        receipt::{Chain, Commit, Grant, Leaf, Row, Terms, Work},
+    },
+};
+use scheduler::NodeId;
+
+use crate::sessions::JOBS_AHEAD;
+
+/// Jobs whose outputs are not there yet.
+const MAX_WAITING: usize = 2 * JOBS_AHEAD;
+
+/// The chain of one lease.
+pub(super) struct CommitmentChain {
+    terms: Terms,
+    grant: Grant,
+    chain: Chain,
+    /// By position, whether it was computed alone.
+    alone: Vec<bool>,
+    waiting: VecDeque<Inputs>,
+    last: Option<Commit>,
+}
+
+struct Inputs {
+    from: u32,
+    rows: Vec<Row>,
+    feed: bool,
+}
+
+/// What came of an output.
+pub(super) struct Said {
+    /// Whether it was only to keep up: nobody waits for it.
+    pub(super) feed: bool,
+    /// What to sign now.
+    pub(super) commit: Option<Commit>,
+}
+
+/// Digests of `rows` rows that lie one after the other.
+fn digests(rows: u32, wire: Wire, bytes: &[u8]) -> Vec<Row> {
+    let row = bytes.len() / rows.max(1) as usize;
+    bytes.chunks_exact(row.max(1)).map(|bytes| Row::of(wire, bytes)).collect()
+}
+
+impl CommitmentChain {
+    /// The empty chain of a lease; `random` tells it from others of its second.
+    pub(super) fn new(
+        lease: &Lease,
+        requester: NodeId,
+        (hidden, class): (u32, Class),
+        unix_s: u32,
+        random: u32,
+    ) -> Self {
+        let terms = Terms {
+            session: lease.session,
+            requester,
+            model: lease.model,
+            layers: lease.layers,
+            hidden,
+            class,
+            rounding: lease.rounding.clone(),
+            inner: false,
+        };
+        let grant = Grant::new(unix_s, random);
+        let chain = Chain::new(&terms, grant, lease.epoch, lease.positions);
+        Self { terms, grant, chain, alone: Vec::new(), waiting: VecDeque::new(), last: None }
+    }
+
+    /// Whether it goes on under this lease.
+    pub(super) fn fits(&self, lease: &Lease) -> bool {
+        self.terms.layers == lease.layers && self.terms.rounding == lease.rounding
+    }
+
+    /// Goes on under a new epoch with the positions below `have`; says how many there are.
+    pub(super) fn adopt(&mut self, epoch: u32, have: u32) -> u32 {
+        self.chain.adopt(epoch, have);
+        self.alone.truncate(have as usize);
+        self.waiting.clear();
+        self.positions()
+    }
+
+    /// Positions in it.
+    pub(super) fn positions(&self) -> u32 {
+        self.chain.positions()
+    }
+
+    /// Notes the inputs of a job.
+    pub(super) fn received(&mut self, from: u32, rows: u32, wire: Wire, bytes: &[u8], feed: bool) {
+        if self.waiting.len() == MAX_WAITING {
+            self.waiting.pop_front();
+        }
+        self.waiting.push_back(Inputs { from, rows: digests(rows, wire, bytes), feed });
+    }
+
+    /// Notes the outputs of the job that started at `from`; `None` when its inputs are not known.
+    pub(super) fn computed(
+        &mut self,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: &[u8],
+        follows: bool,
+        stage: &Identity,
+    ) -> Option<Said> {
+        let inputs = loop {
+            // Those before it failed.
+            let inputs = self.waiting.pop_front()?;
+            if inputs.from == from && inputs.rows.len() == rows as usize {
+                break inputs;
+            }
+        };
+        let mut said = Said { feed: inputs.feed, commit: None };
+        if from > self.positions() {
+            return Some(said);
+        }
+        self.chain.truncate(from);
+        self.alone.truncate(from as usize);
+        for (input, output) in inputs.rows.into_iter().zip(digests(rows, wire, bytes)) {
+            if self.chain.push(&Leaf { input, output, inner: [0; 32] }).is_err() {
+                return Some(said);
+            }
+            self.alone.push(rows == 1);
+        }
+        said.commit = if follows { self.chain.conclude(stage) } else { self.chain.commit(from, stage) };
+        self.last = said.commit.or(self.last);
+        Some(said)
+    }
+
+    /// The commitment to everything and the bill for it; `None` when there is nothing, or it cannot be signed for.
+    pub(super) fn settle(&mut self, stage: &Identity, unix_s: u32) -> Option<Settlement> {
+        let commit = self.chain.conclude(stage).or(self.last)?;
+        self.last = Some(commit);
+        let decode_tokens =
+            self.alone.iter().take(commit.pos as usize).filter(|alone| **alone).count() as u32;
+        let work = Work {
+            stage: stage.node(),
+            requester: self.terms.requester,
+            session: self.terms.session,
+            grant: self.grant,
+            model: self.terms.model,
+            layers: self.terms.layers,
+            prefill_tokens: commit.pos - decode_tokens,
+            decode_tokens,
+            head: commit.head,
+            ended_unix_s: unix_s.max(self.grant.unix_s()),
+        };
+        let offer = Box::new(work.offer(stage).ok()?.try_into().ok()?);
+        Some(Settlement { layers: self.terms.layers, commit: commit.write(), offer })
+    }
+}

@@ -1,0 +1,535 @@
+//! The serving side: a frame in, the worker, a frame out.
+//!
+//! One task per session of somebody else. It knows the leases the requester took out for the session, gives each
+//! frame to the worker and sends what comes back to the next stage, and to the requester when the lease asks for the
+//! copy that replays live on. While it computes it says so every [`BEACON_MS`], because silence is how the requester
+//! tells a frozen machine from a slow one. It never retries anything: recovery is the requester's.
+//!
+//! What it computed it signs (`stage/word.rs`): commitments go to the requester beside the outputs, the bill when it
+//! asks for it. One who follows computes outputs too, to sign for them, and sends none; a lazy one keeps what it is sent
+//! (`stage/kept.rs`) and computes it when it is asked to run the segment.
+//!
+//! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session nobody sends frames
+//! for, for as long as its lease says, is closed and its KV freed.
+
+mod commitment_chain;
+mod inputs;
+mod lazy_log;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use p2p::{
+    Identity, Network, codec,
+    wire::{
+        announce::Class,
+        control::{Answer, Contact, Lease, MAX_SETTLED, Refusal, Role},
+        frame::{Header, Kind},
+    },
+};
+use scheduler::{NodeId, SessionId, admit::SlotGuard};
+use tokio::{
+    sync::{Semaphore, mpsc, oneshot, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+use tracing::Instrument;
+
+pub(crate) use self::lazy_log::room;
+use self::{
+    commitment_chain::CommitmentChain,
+    inputs::Inputs,
+    lazy_log::{Frame, LazyLog},
+};
+use crate::{
+    clock,
+    sessions::peer_streams::PeerStreams,
+    sessions::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, SessionTable},
+    telemetry::{Hops, Requester},
+    worker::{Body, Job, JobInput, OpenSession, Output, Want, Worker},
+};
+
+/// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
+const BEACON_MS: u64 = 100;
+/// The next stage is dialed once more when it has not answered by then.
+const REACH: Duration = Duration::from_millis(300);
+/// Who settles waits this long for what it was fed and has not computed yet.
+const SETTLE_MS: u64 = 1_000;
+
+/// What a stage did, for the daemon's books.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Served {
+    /// Rows computed and bytes that crossed the network for them.
+    Rows {
+        /// Positions computed.
+        rows: u32,
+        /// Layers each went through.
+        layers: u32,
+        /// Bytes received.
+        bytes_in: u64,
+        /// Bytes sent.
+        bytes_out: u64,
+    },
+    /// A frame's output left.
+    Waited {
+        /// From the frame's arrival, computing not counted.
+        ms: f64,
+        /// Its share of the pass that computed it.
+        served_ms: f64,
+    },
+    /// A session ended.
+    Ended(SessionId),
+}
+
+/// One session served for `requester`.
+pub struct Stage {
+    /// Its name.
+    pub session: SessionId,
+    /// Whose prompt it is: the only one who may lease, feed or release.
+    pub requester: NodeId,
+    /// The way out.
+    pub network: Network,
+    /// Who signs for the work.
+    pub identity: Identity,
+    /// Values of a row.
+    pub hidden: u32,
+    /// How exact the work is.
+    pub class: Class,
+    /// Who computes; another one after a crash.
+    pub worker: watch::Receiver<Worker>,
+    /// Where its end is noted.
+    pub table: SessionTable,
+    /// The daemon's books.
+    pub books: mpsc::Sender<Served>,
+    /// True once the node wants to leave: running sessions go on, new leases are refused.
+    pub draining: watch::Receiver<bool>,
+    /// Its place here, given back when it ends, however it ends.
+    pub slot: SlotGuard,
+    /// Where lazy shadows keep what they are sent, shared by all sessions.
+    pub room: Arc<Semaphore>,
+}
+
+struct Running {
+    stage: Stage,
+    /// By first layer.
+    leases: BTreeMap<u32, Lease>,
+    /// What was signed, by first layer of the lease.
+    words: BTreeMap<u32, CommitmentChain>,
+    /// What is not computed unless it must be, by first layer of the lease.
+    kept: BTreeMap<u32, LazyLog>,
+    /// What was kept and must be computed now, before anything else.
+    replay: VecDeque<Frame>,
+    /// How far the inputs have come, by first layer of the lease.
+    inputs: BTreeMap<u32, Inputs>,
+    /// Who waits for the bill, and until how many positions, and until when.
+    settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
+    outboxes: PeerStreams,
+    /// The latest epoch leased, and its jobs at the worker.
+    epoch: u32,
+    jobs: usize,
+    /// When the frames came whose outputs are awaited, the oldest first; at most [`JOBS_AHEAD`].
+    came: VecDeque<Instant>,
+    idle_since: Instant,
+    hops: Hops,
+}
+
+impl Stage {
+    /// Serves until the requester releases it, its lease runs out, or the worker dies.
+    pub async fn run(self, inlets: Inlets, doors: Outlets) {
+        let span =
+            tracing::debug_span!("serve", session = %self.session, requester = %Requester(self.requester));
+        self.serve(inlets, doors).instrument(span).await;
+    }
+
+    async fn serve(self, inlets: Inlets, mut doors: Outlets) {
+        let mut beacon = interval(Duration::from_millis(BEACON_MS));
+        beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut running = Running {
+            leases: BTreeMap::new(),
+            words: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            replay: VecDeque::new(),
+            inputs: BTreeMap::new(),
+            settling: None,
+            outboxes: PeerStreams::new(self.network.clone(), self.session, inlets.orders),
+            epoch: 0,
+            jobs: 0,
+            came: VecDeque::new(),
+            idle_since: Instant::now(),
+            hops: Hops::default(),
+            stage: self,
+        };
+        loop {
+            let expires = running.idle_since + running.patience();
+            tokio::select! {
+                biased;
+                Some(output) = doors.outputs.recv() => running.output(output).await,
+                Some(order) = doors.orders.recv() => if running.order(order).await { break },
+                Some(arrival) = doors.frames.recv(), if running.is_ready() => running.arrival(arrival).await,
+                _ = beacon.tick(), if running.jobs > 0 || running.settling.is_some() => running.beacon(),
+                () = sleep_until(expires) => break,
+            }
+            running.go_through();
+            running.settle();
+        }
+        let Running { stage, .. } = running;
+        stage.table.leave(stage.session);
+        let worker = stage.worker.borrow().clone();
+        worker.close(stage.session);
+        let Stage { session, books, slot, .. } = stage;
+        // Whoever waits for the slot is looked for when the books say that it is free.
+        drop(slot);
+        let _ = books.send(Served::Ended(session)).await;
+    }
+}
+
+impl Running {
+    /// How long the session may be idle: the longest of its leases, a moment before the first.
+    fn patience(&self) -> Duration {
+        let longest = self.leases.values().map(|lease| lease.ttl_ms).max();
+        Duration::from_millis(longest.map_or(5_000, u64::from))
+    }
+
+    /// True when the session is over.
+    async fn order(&mut self, order: Order) -> bool {
+        match order {
+            Order::Lease { lease, answer } => {
+                let _ = answer.send(self.lease(*lease).await);
+                false
+            }
+            Order::Release { epoch } => {
+                self.leases.retain(|_, lease| lease.epoch > epoch);
+                let leases = &self.leases;
+                self.words.retain(|start, _| leases.contains_key(start));
+                self.kept.retain(|start, _| leases.contains_key(start));
+                self.leases.is_empty()
+            }
+            Order::Settle { upto, answer } => {
+                self.settling = Some((upto, Instant::now() + Duration::from_millis(SETTLE_MS), answer));
+                false
+            }
+            Order::Lost(loss) => {
+                if !self.outboxes.lost(loss) {
+                    return false;
+                }
+                let node = loss.node;
+                let leads_there = |lease: &&Lease| lease.next.as_ref().is_some_and(|next| next.node == node);
+                let stuck: Vec<(u32, u32)> =
+                    self.leases.values().filter(leads_there).map(|l| (l.layers.start(), l.epoch)).collect();
+                for (start, epoch) in stuck {
+                    // Its own work is lost on the way: the requester must find another way past this pair.
+                    let header = Header::signal(Kind::Unreachable, epoch, start, 0, 0);
+                    self.send(self.stage.requester, header, Bytes::new());
+                }
+                node == self.stage.requester
+            }
+            _ => false,
+        }
+    }
+
+    async fn lease(&mut self, lease: Lease) -> Answer {
+        let refused = Answer::refused;
+        if *self.stage.draining.borrow() && self.leases.is_empty() {
+            return refused(Refusal::Draining, "this node is about to leave");
+        }
+        if self.leases.values().any(|held| held.epoch > lease.epoch) {
+            return refused(Refusal::Malformed, "a later epoch of this session is being served");
+        }
+        let open = OpenSession {
+            session: lease.session,
+            epoch: lease.epoch,
+            layers: lease.layers,
+            positions: lease.positions,
+            at: lease.at,
+            wire: lease.wire,
+            rounding: lease.rounding.clone(),
+            conduct: None,
+        };
+        let worker = self.stage.worker.borrow().clone();
+        match worker.open(open).await {
+            Ok(have) => {
+                let have = self.go_on(&lease, have);
+                if let Some(next) = &lease.next {
+                    let (network, next) = (self.stage.network.clone(), next.clone());
+                    // The first frame to it should not wait for a handshake, nor be lost.
+                    tokio::spawn(async move { network.reach(&next, REACH).await });
+                }
+                self.idle_since = Instant::now();
+                if lease.epoch > self.epoch {
+                    // What was under way belongs to the epoch before; the worker drops it without an answer.
+                    (self.epoch, self.jobs) = (lease.epoch, 0);
+                    self.came.clear();
+                    self.replay.clear();
+                }
+                // The worker forgot what overlaps, and so do we.
+                self.leases.retain(|_, held| held.layers.intersect(lease.layers).is_none());
+                let leases = &self.leases;
+                self.words.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
+                self.inputs.retain(|start, _| leases.contains_key(start));
+                self.kept.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
+                let have = self.stand_by(&lease, have);
+                self.inputs.insert(lease.layers.start(), Inputs::from(have.min(lease.at)));
+                self.leases.insert(lease.layers.start(), lease);
+                // How busy the node is, whoever carries the answer away knows.
+                Answer::Accepted { have, sessions: 0, lanes: 1 }
+            }
+            Err(error) => refused(Refusal::NoRoom, &error.to_string()),
+        }
+    }
+
+    /// The chain of a lease goes on where cache and chain both are; says where that is.
+    fn go_on(&mut self, lease: &Lease, have: u32) -> u32 {
+        let start = lease.layers.start();
+        if have > 0
+            && let Some(word) = self.words.get_mut(&start).filter(|word| word.fits(lease))
+        {
+            return word.adopt(lease.epoch, have).min(have);
+        }
+        let mut random = [0; 4];
+        if let Err(error) = getrandom::fill(&mut random) {
+            tracing::warn!(%error, "no randomness: a chain may share its number with another of this second");
+        }
+        let it = (self.stage.hidden, self.stage.class);
+        let random = u32::from_le_bytes(random);
+        self.words
+            .insert(start, CommitmentChain::new(lease, self.stage.requester, it, clock::receipt_s(), random));
+        0
+    }
+
+    /// Says how far the node is, with what it keeps for a lease beside its cache of `have` positions; what it must compute
+    /// of that is lined up.
+    fn stand_by(&mut self, lease: &Lease, have: u32) -> u32 {
+        let start = lease.layers.start();
+        let kept = self.kept.remove(&start).filter(|kept| kept.layers == lease.layers);
+        let lazy = lease.role == Role::LazyShadow;
+        let Some(mut kept) = kept.or_else(|| lazy.then(|| LazyLog::new(lease.layers, have))) else {
+            return have;
+        };
+        kept.fit(have, lease.at);
+        let upto = kept.upto();
+        if lazy {
+            self.kept.insert(start, kept);
+        } else {
+            self.replay.extend(kept.replay(have, lease.epoch));
+        }
+        upto
+    }
+
+    /// Whether there is room for another frame at the worker.
+    fn is_ready(&self) -> bool {
+        self.jobs < JOBS_AHEAD && self.replay.is_empty()
+    }
+
+    /// Computes what was kept, as far as the worker takes it.
+    fn go_through(&mut self) {
+        while self.jobs < JOBS_AHEAD
+            && let Some(Frame { header, payload, .. }) = self.replay.pop_front()
+        {
+            // Whoever waits for it has the outputs: from the node that failed. Its bytes were counted when they came.
+            self.compute(header, payload, true, 0);
+        }
+    }
+
+    /// Answers who waits for the bill, when everything is computed or has had its time.
+    fn settle(&mut self) {
+        let Some((upto, until, _)) = &self.settling else { return };
+        let behind = self.leases.iter().any(|(start, lease)| {
+            lease.role == Role::Shadow && self.words.get(start).is_some_and(|word| word.positions() < *upto)
+        });
+        if behind && Instant::now() < *until {
+            return;
+        }
+        let identity = &self.stage.identity;
+        let settled = self.words.values_mut().filter_map(|word| word.settle(identity, clock::receipt_s()));
+        let settled = if withholds() { Vec::new() } else { settled.take(MAX_SETTLED).collect() };
+        if let Some((_, _, answer)) = self.settling.take() {
+            let _ = answer.send(Answer::Settled(settled));
+        }
+    }
+
+    async fn arrival(&mut self, arrival: Arrival) {
+        let Arrival::Frame { from, header, payload } = arrival else { return };
+        if !header.kind.carries() {
+            return;
+        }
+        // Nothing of another epoch than the lease's has any effect.
+        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
+            return;
+        };
+        // Nor does what comes from anybody but the requester and, for what flows down the chain, the stage before.
+        let before = header.kind == Kind::Activations && lease.previous == Some(from);
+        if from != self.stage.requester && !before {
+            tracing::debug!(%from, session = %self.stage.session, "a frame of somebody else's is dropped");
+            return;
+        }
+        self.idle_since = Instant::now();
+        let rows = header.rows;
+        let inputs = self.inputs.entry(header.layer).or_insert(Inputs::from(0));
+        if !inputs.take(header.from.saturating_add(rows), !before) {
+            return;
+        }
+        if codec::check(header.wire, self.stage.hidden as usize, rows as usize, &payload).is_err() {
+            tracing::info!(%from, session = %self.stage.session, "a frame that no honest node sends");
+            return if from == self.stage.requester {
+                let why = Bytes::from_static(b"malformed activations");
+                self.tell_requester(Kind::Failed, header.layer, 0, why);
+            } else {
+                self.tell_requester(Kind::Garbled, header.layer, header.from, Bytes::new());
+            };
+        }
+        let bytes_in = payload.len() as u64;
+        if lease.role == Role::LazyShadow {
+            let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in, bytes_out: 0 });
+            if let Some(kept) = self.kept.get_mut(&header.layer) {
+                kept.keep(header, payload, &self.stage.room);
+            }
+            return;
+        }
+        self.compute(header, payload, header.kind == Kind::Feed, bytes_in);
+    }
+
+    /// Gives a frame to the worker; `quietly`: nobody waits for its output. `bytes_in` is what crossed the network for it.
+    fn compute(&mut self, header: Header, payload: Vec<u8>, quietly: bool, bytes_in: u64) {
+        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
+            return;
+        };
+        let (rows, layers) = (header.rows, lease.layers);
+        if let Some(word) = self.words.get_mut(&header.layer) {
+            word.received(header.from, rows, header.wire, &payload, quietly);
+        }
+        let job = Job {
+            session: self.stage.session,
+            epoch: header.epoch,
+            layer: layers.start(),
+            from: header.from,
+            rows,
+            input: JobInput::Wire(header.wire, payload),
+            // One who follows signs for its outputs as well.
+            want: Want::Activations,
+        };
+        let worker = self.stage.worker.borrow().clone();
+        if worker.run(job).is_ok() {
+            self.jobs += 1;
+            self.came.push_back(self.idle_since);
+            let layers = layers.len();
+            let _ = self.stage.books.try_send(Served::Rows { rows, layers, bytes_in, bytes_out: 0 });
+            self.hops.began(header.layer, header.from, || {
+                tracing::debug_span!(
+                    "hop",
+                    layer = header.layer,
+                    epoch = header.epoch,
+                    from = header.from,
+                    rows
+                )
+            });
+        } else {
+            self.replay.clear();
+            self.tell_requester(Kind::Failed, header.layer, 0, Bytes::from_static(b"the worker died"));
+        }
+    }
+
+    async fn output(&mut self, output: Output) {
+        if output.epoch == self.epoch {
+            self.jobs = self.jobs.saturating_sub(1);
+            if let Some(came) = self.came.pop_front() {
+                let pass_ms = output.compute_us as f64 / 1e3;
+                let ms = (came.elapsed().as_secs_f64() * 1e3 - pass_ms).max(0.0);
+                let served_ms = pass_ms / f64::from(output.batched.max(1));
+                let _ = self.stage.books.try_send(Served::Waited { ms, served_ms });
+            }
+        }
+        self.idle_since = Instant::now();
+        let start = output.layers.start();
+        self.hops.ended(start, output.from);
+        match output.body {
+            Body::Activations(wire, bytes) => {
+                let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else {
+                    return;
+                };
+                #[cfg(debug_assertions)]
+                let bytes = crate::cheat::corrupted(output.from, output.rows, wire, bytes);
+                let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
+                let (follow, identity) = (lease.role != Role::Stage, &self.stage.identity);
+                let said = self
+                    .words
+                    .get_mut(&start)
+                    .and_then(|word| word.computed(output.from, output.rows, wire, &bytes, follow, identity));
+                let header = Header {
+                    kind: Kind::Activations,
+                    wire,
+                    epoch: output.epoch,
+                    layer: output.layers.end(),
+                    from: output.from,
+                    rows: output.rows,
+                    len: bytes.len() as u32,
+                };
+                if !said.as_ref().is_some_and(|said| said.feed) {
+                    self.pass_on(header, Bytes::from(bytes), next, log);
+                }
+                if let Some(commit) = said.and_then(|said| said.commit)
+                    && !withholds()
+                {
+                    let payload = Bytes::copy_from_slice(&commit.write());
+                    self.tell_requester(Kind::Commit, start, commit.pos, payload);
+                }
+            }
+            Body::NeedReplay { have } => {
+                self.inputs.insert(start, Inputs::from(have));
+                self.tell_requester(Kind::NeedReplay, start, have, Bytes::new());
+            }
+            Body::Failed(why) => {
+                let (header, why) = Header::failed(output.epoch, start, 0, &why);
+                let why = Bytes::copy_from_slice(why);
+                self.send(self.stage.requester, header, why);
+            }
+            Body::Sampled { .. } | Body::Nothing => {}
+        }
+    }
+
+    /// An output goes to the next stage, and to the requester if it keeps the log.
+    fn pass_on(&mut self, header: Header, bytes: Bytes, next: Option<NodeId>, log: bool) {
+        let bytes_out = bytes.len() as u64 * (1 + u64::from(log && next.is_some()));
+        let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in: 0, bytes_out });
+        let requester = self.stage.requester;
+        self.send(next.unwrap_or(requester), header, bytes.clone());
+        if log && next.is_some() {
+            self.send(requester, header, bytes);
+        }
+    }
+
+    fn beacon(&mut self) {
+        let starts: Vec<u32> = self.leases.keys().copied().collect();
+        for start in starts {
+            self.tell_requester(Kind::Beacon, start, 0, Bytes::new());
+        }
+    }
+
+    /// A frame about the segment that starts at `layer`, to the requester.
+    fn tell_requester(&mut self, kind: Kind, layer: u32, from: u32, payload: Bytes) {
+        let Some(lease) = self.leases.get(&layer) else { return };
+        let header = Header::signal(kind, lease.epoch, layer, from, payload.len());
+        self.send(self.stage.requester, header, payload);
+    }
+
+    fn send(&mut self, node: NodeId, header: Header, payload: Bytes) {
+        let leases = self.leases.values();
+        let contact = || {
+            let next = leases.filter_map(|lease| lease.next.as_ref()).find(|next| next.node == node);
+            // The requester asked over a connection that is there.
+            next.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
+        };
+        self.outboxes.send(node, contact, header, payload);
+    }
+}
+
+/// Whether this node signs nothing, which only tests make it do.
+fn withholds() -> bool {
+    #[cfg(debug_assertions)]
+    let withholds = crate::cheat::withholds();
+    #[cfg(not(debug_assertions))]
+    let withholds = false;
+    withholds
+}

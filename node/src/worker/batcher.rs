@@ -1,0 +1,386 @@
+//! Jobs into passes.
+//!
+//! Jobs that wait together for the same layers with the same rounding become one pass: the weights are read from memory
+//! once for all of them, and every session gets the bits it would get alone. A session's own jobs keep their order.
+
+use std::{collections::VecDeque, ops::Range, time::Instant};
+
+use p2p::codec::{self, Wire};
+use shard::engine::{Capacity, Input, Item, Output, Workspace};
+
+use super::{
+    ipc::{self, Ask, Body, Output as Told, Run, Tell, Want},
+    load::Loaded,
+    session::{Admission, Held, Key, MAX_ROWS, Sessions},
+};
+use crate::{Error, Result};
+
+/// Jobs of one pass. Each that samples takes a row of logits: half a megabyte for a large vocabulary.
+pub(super) const MAX_ITEMS: usize = 16;
+
+/// A frame from the daemon.
+pub(super) type Asked = (Ask, Vec<u8>);
+
+/// The computing part of a worker.
+pub(super) struct Batcher<'m> {
+    pub(super) model: &'m Loaded,
+    pub(super) sessions: Sessions<'m>,
+    workspaces: Vec<Workspace>,
+    /// Incoming rows of a pass.
+    rows: Vec<f32>,
+    /// Incoming tokens of a pass.
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+    /// Sessions of the last pass.
+    served: Vec<[u8; 16]>,
+}
+
+/// A job that goes into a pass.
+struct Going {
+    run: Run,
+    key: Key,
+    held: Held,
+    input: Staged,
+}
+
+/// Where the rows of a job lie.
+enum Staged {
+    Tokens(Range<usize>),
+    Rows(Range<usize>),
+}
+
+impl<'m> Batcher<'m> {
+    /// An engine over `model`, with caches of at most `kv_bytes`.
+    pub(super) fn new(model: &'m Loaded, kv_bytes: u64) -> Result<Self> {
+        let rows = MAX_ROWS as usize;
+        let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: MAX_ITEMS };
+        let workspaces =
+            model.shards.iter().map(|shard| Workspace::new(shard, capacity)).collect::<Result<_, _>>()?;
+        let sessions = Sessions::new(model, kv_bytes);
+        let (rows, tokens) = (Vec::new(), Vec::new());
+        Ok(Self { model, sessions, workspaces, rows, tokens, logits: Vec::new(), served: Vec::new() })
+    }
+
+    /// Takes the jobs of the next pass out of `waiting`, whose first must be a job.
+    ///
+    /// Among the jobs up to the next frame that is none, the first of a session that had no part in the last pass leads
+    /// (so a long prompt does not keep the others waiting), and the first of every other session for the same lane
+    /// joins while there is room.
+    pub(super) fn fold(&mut self, waiting: &mut VecDeque<Asked>) -> Vec<(Run, Vec<u8>)> {
+        let runs =
+            || waiting.iter().map_while(|(ask, _)| if let Ask::Run(run) = ask { Some(run) } else { None });
+        let lead = runs().position(|run| !self.served.contains(&run.session)).unwrap_or(0);
+        let Some(leader) = runs().nth(lead) else { return Vec::new() };
+        let lane = self.sessions.lane(leader);
+        let (mut rows, mut seen, mut taken) = (leader.rows, vec![leader.session], vec![lead]);
+        for (at, run) in runs().enumerate().filter(|_| lane.is_some()) {
+            let joined = rows.saturating_add(run.rows);
+            let fits = joined <= MAX_ROWS && taken.len() < MAX_ITEMS && self.sessions.lane(run) == lane;
+            // A session's own jobs keep their order: what follows one that was seen stays behind it.
+            if !seen.contains(&run.session) {
+                seen.push(run.session);
+                if fits {
+                    rows = joined;
+                    taken.push(at);
+                }
+            }
+        }
+        taken.sort_unstable();
+        self.served.clear();
+        let mut jobs = Vec::with_capacity(taken.len());
+        for at in taken.into_iter().rev() {
+            if let Some((Ask::Run(run), payload)) = waiting.remove(at) {
+                self.served.push(run.session);
+                jobs.push((run, payload));
+            }
+        }
+        jobs.reverse();
+        jobs
+    }
+
+    /// Computes jobs of one lane and tells what came of each, in their order.
+    pub(super) fn run(&mut self, jobs: Vec<(Run, Vec<u8>)>, tell: &mut dyn FnMut(Tell, Vec<u8>)) {
+        let now = Instant::now();
+        self.rows.clear();
+        self.tokens.clear();
+        let mut going = Vec::with_capacity(jobs.len());
+        for (run, payload) in jobs {
+            let body = match self.sessions.admit(&run, now) {
+                Admission::Drop => {
+                    tell(Tell::Dropped { job: run.job }, Vec::new());
+                    continue;
+                }
+                Admission::NeedReplay(have) => Body::NeedReplay { have },
+                Admission::Fail(why) => Body::Failed(why),
+                Admission::Go => {
+                    let key = (ipc::session(run.session), run.layer);
+                    let Some(held) = self.sessions.take(key) else { continue };
+                    match self.stage(&run, &held, &payload) {
+                        Ok(input) => {
+                            going.push(Going { run, key, held, input });
+                            continue;
+                        }
+                        Err(error) => {
+                            self.sessions.give(key, held);
+                            Body::Failed(error.to_string())
+                        }
+                    }
+                }
+            };
+            let layers =
+                self.sessions.lane(&run).map_or((run.layer, run.layer + 1), |lane| ipc::pair(lane.0));
+            tell(told(&run, layers, body, (0, 0)), Vec::new());
+        }
+        self.pass(going, tell);
+    }
+
+    /// Puts the rows of a job where the pass finds them.
+    fn stage(&mut self, run: &Run, held: &Held, payload: &[u8]) -> Result<Staged> {
+        let last = held.layers.end() == self.model.num_layers();
+        match run.want {
+            Want::Activations if last => {
+                return Err(Error::usage("activations wanted after the head: ask for a sample"));
+            }
+            Want::Sample if !last => return Err(Error::usage("a token wanted before the last layer")),
+            Want::Sample if self.sessions.conductor(ipc::session(run.session)).is_none() => {
+                return Err(Error::usage("a token wanted of a session that does not conduct here"));
+            }
+            _ => {}
+        }
+        let rows = run.rows as usize;
+        let Some(wire) = run.wire else {
+            let ids = ipc::ids_from_bytes(payload).filter(|ids| ids.len() == rows);
+            let ids = ids.ok_or_else(|| Error::usage(format!("{rows} token ids announced, others given")))?;
+            let vocab = self.model.blueprint().vocab;
+            if held.layers.start() != 0 || ids.iter().any(|&id| id as usize >= vocab) {
+                return Err(Error::usage("token ids are for layer 0 and below the vocabulary's end"));
+            }
+            let start = self.tokens.len();
+            self.tokens.extend(ids);
+            return Ok(Staged::Tokens(start..self.tokens.len()));
+        };
+        let wire = Wire::from_u8(wire).ok_or_else(|| Error::usage("activations of no known form"))?;
+        if held.layers.start() == 0 {
+            return Err(Error::usage("activations for layer 0: it takes token ids"));
+        }
+        if wire == Wire::Q8 && !held.rounding.contains(&held.layers.start()) {
+            return Err(Error::usage("q8 at a boundary where the session does not round: send raw"));
+        }
+        let start = self.rows.len();
+        codec::decode(wire, self.model.blueprint().hidden, rows, payload, &mut self.rows)
+            .map_err(|error| Error::usage(error.to_string()))?;
+        Ok(Staged::Rows(start..self.rows.len()))
+    }
+
+    /// One pass over all, or, if that fails, one each: a bad job must not take the others with it.
+    fn pass(&mut self, mut going: Vec<Going>, tell: &mut dyn FnMut(Tell, Vec<u8>)) {
+        if going.is_empty() {
+            return;
+        }
+        let started = Instant::now();
+        match self.compute(&mut going) {
+            Ok(()) => {
+                let spent = (started.elapsed().as_micros() as u64, going.len() as u32);
+                for (index, job) in going.into_iter().enumerate() {
+                    let (body, payload) = self.result(index, &job);
+                    tell(told(&job.run, ipc::pair(job.held.layers), body, spent), payload);
+                    self.sessions.give(job.key, job.held);
+                }
+            }
+            Err(error) if going.len() == 1 => {
+                let spent = (started.elapsed().as_micros() as u64, 1);
+                for job in going {
+                    let body = Body::Failed(error.to_string());
+                    tell(told(&job.run, ipc::pair(job.held.layers), body, spent), Vec::new());
+                    self.sessions.give(job.key, job.held);
+                }
+            }
+            Err(_) => going.into_iter().for_each(|job| self.pass(vec![job], tell)),
+        }
+    }
+
+    fn compute(&mut self, going: &mut [Going]) -> Result<()> {
+        let (shard, layers) = (going[0].held.shard, going[0].held.layers);
+        let rounding = going[0].held.rounding.clone();
+        let mut items: Vec<Item<'_>> = going
+            .iter_mut()
+            .map(|job| Item {
+                kv: &mut job.held.kv,
+                input: match &job.input {
+                    Staged::Tokens(at) => Input::Tokens(&self.tokens[at.clone()]),
+                    Staged::Rows(at) => Input::Activations(&self.rows[at.clone()]),
+                },
+                output: match job.run.want {
+                    Want::Nothing => Output::None,
+                    Want::Activations => Output::All,
+                    Want::Sample => Output::Last,
+                },
+            })
+            .collect();
+        Ok(self.model.shards[shard].run(&mut self.workspaces[shard], layers, &rounding, &mut items)?)
+    }
+
+    /// What the last pass gave for its job `index`.
+    fn result(&mut self, index: usize, job: &Going) -> (Body, Vec<u8>) {
+        let workspace = &self.workspaces[job.held.shard];
+        match job.run.want {
+            Want::Nothing => (Body::Nothing, Vec::new()),
+            Want::Activations => {
+                let mut payload = Vec::new();
+                let (wire, width) = (job.held.wire, self.model.blueprint().hidden);
+                match codec::encode(wire, width, workspace.activations(index), &mut payload) {
+                    Ok(()) => (Body::Activations(wire as u8), payload),
+                    Err(error) => (Body::Failed(error.to_string()), Vec::new()),
+                }
+            }
+            Want::Sample => {
+                self.logits.clear();
+                self.logits.extend_from_slice(workspace.logits(index));
+                let position = (job.run.from + job.run.rows) as usize;
+                let chosen = self
+                    .sessions
+                    .conductor(ipc::session(job.run.session))
+                    .ok_or_else(|| Error::usage("the session does not conduct here"))
+                    .and_then(|conductor| conductor.choose(&mut self.logits, position));
+                let body = chosen.map_or_else(|error| Body::Failed(error.to_string()), Body::Sampled);
+                (body, Vec::new())
+            }
+        }
+    }
+}
+
+fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, u32)) -> Tell {
+    Tell::Output(Told {
+        job: run.job,
+        session: run.session,
+        epoch: run.epoch,
+        layers,
+        from: run.from,
+        rows: run.rows,
+        body,
+        compute_us,
+        batched,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::SessionId;
+
+    use super::*;
+    use crate::worker::ipc::{Load, Open};
+
+    fn load(layers: (u32, u32)) -> Loaded {
+        let load = Load {
+            path: None,
+            model: Some([1; 32]),
+            exact: Some(true),
+            layers: vec![layers],
+            context: 512,
+            threads: Some(1),
+            isa: None,
+            kv_bytes: u64::MAX,
+            pin: false,
+            nice: false,
+            measure: true,
+        };
+        Loaded::load(&load).unwrap()
+    }
+
+    fn bytes(session: u64) -> [u8; 16] {
+        *SessionId::numbered(session).as_bytes()
+    }
+
+    fn open(engine: &mut Batcher<'_>, session: u64, layers: (u32, u32), rounding: &[u32]) {
+        let open = Open {
+            session: bytes(session),
+            epoch: 1,
+            layers,
+            positions: 512,
+            at: 0,
+            wire: 0,
+            rounding: rounding.to_vec(),
+            conduct: None,
+        };
+        engine.sessions.open(open, Vec::new(), Instant::now()).unwrap();
+    }
+
+    fn job(job: u64, session: u64, layer: u32, rows: u32) -> Asked {
+        let session = bytes(session);
+        let run = Run { job, session, epoch: 1, layer, from: 0, rows, wire: None, want: Want::Nothing };
+        (Ask::Run(run), Vec::new())
+    }
+
+    /// The jobs of each pass, by their numbers.
+    fn passes(engine: &mut Batcher<'_>, mut waiting: VecDeque<Asked>) -> Vec<Vec<u64>> {
+        let mut passes = Vec::new();
+        while !waiting.is_empty() {
+            match waiting.front() {
+                Some((Ask::Run(_), _)) => {
+                    let jobs = engine.fold(&mut waiting);
+                    passes.push(jobs.iter().map(|(run, _)| run.job).collect());
+                }
+                _ => drop(waiting.pop_front()),
+            }
+        }
+        passes
+    }
+
+    #[test]
+    fn what_shares_a_pass_and_who_goes_first() {
+        let model = load((0, 3));
+        let mut engine = Batcher::new(&model, u64::MAX).unwrap();
+        for session in [1, 2, 3] {
+            open(&mut engine, session, (0, 2), &[]);
+        }
+        open(&mut engine, 3, (2, 3), &[]);
+        open(&mut engine, 4, (0, 2), &[1]);
+        open(&mut engine, 5, (0, 2), &[1, 3]);
+        let mut check = |waiting: Vec<Asked>, expected: &[&[u64]]| {
+            engine.served.clear();
+            assert_eq!(passes(&mut engine, waiting.into()), expected);
+        };
+        // The same lane, until the rows are full.
+        check(vec![job(0, 1, 0, 1), job(1, 2, 0, 200), job(2, 3, 0, 55)], &[&[0, 1, 2]]);
+        check(vec![job(0, 1, 0, 1), job(1, 2, 0, 255), job(2, 3, 0, 1)], &[&[0, 1], &[2]]);
+        // Rounding outside the range does not matter, inside it does.
+        check(vec![job(0, 1, 0, 1), job(1, 4, 0, 1), job(2, 5, 0, 1)], &[&[0], &[1, 2]]);
+        // A session's jobs keep their order, over its ranges too.
+        check(vec![job(0, 1, 0, 1), job(1, 1, 0, 1), job(2, 2, 0, 1)], &[&[0, 2], &[1]]);
+        check(vec![job(0, 3, 2, 1), job(1, 3, 0, 1), job(2, 1, 0, 1)], &[&[0], &[1, 2]]);
+        // A long prompt lets others in after every chunk.
+        let chunks = (0..4).map(|n| job(n, 1, 0, 256)).chain([job(9, 2, 0, 1), job(10, 2, 0, 1)]);
+        check(chunks.collect(), &[&[0], &[9], &[1], &[10], &[2], &[3]]);
+        // Nothing overtakes a frame that is no job; a job for nobody goes alone.
+        let close = (Ask::Close { session: bytes(1) }, Vec::new());
+        check(vec![job(0, 1, 0, 1), close, job(1, 2, 0, 1)], &[&[0], &[1]]);
+        check(vec![job(0, 77, 0, 1), job(1, 78, 0, 1)], &[&[0], &[1]]);
+    }
+
+    #[test]
+    fn a_pass_has_a_bounded_number_of_jobs() {
+        let model = load((0, 1));
+        let mut engine = Batcher::new(&model, u64::MAX).unwrap();
+        let sessions = MAX_ITEMS as u64 + 3;
+        (0..sessions).for_each(|session| open(&mut engine, session, (0, 1), &[]));
+        let jobs = (0..sessions).map(|session| job(session, session, 0, 1)).collect();
+        let sizes: Vec<usize> = passes(&mut engine, jobs).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [MAX_ITEMS, 3]);
+    }
+
+    #[test]
+    fn ranges_without_a_frame_are_closed_and_give_their_room_back() {
+        let model = load((0, 3));
+        let mut engine = Batcher::new(&model, u64::MAX).unwrap();
+        open(&mut engine, 1, (0, 2), &[]);
+        open(&mut engine, 2, (0, 2), &[]);
+        let both = engine.sessions.reserved_bytes();
+        let opened = Instant::now();
+        let later = opened + crate::worker::IDLE;
+        assert_eq!(engine.sessions.sweep(later - std::time::Duration::from_secs(1)), []);
+        engine.sessions.touch((SessionId::numbered(2), 0), later);
+        let gone = engine.sessions.sweep(later + std::time::Duration::from_secs(1));
+        assert_eq!(gone, [(SessionId::numbered(1), 0)]);
+        assert_eq!(engine.sessions.reserved_bytes(), both / 2);
+    }
+}

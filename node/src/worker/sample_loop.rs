@@ -1,0 +1,159 @@
+//! The end of a conducting session: logits to a token, tokens to text.
+//!
+//! The state is a function of the history (prompt and emitted ids) and the parameters, so a session that is opened
+//! again with its history goes on exactly: the emitted ids are pushed through detokenizer and stop strings without a
+//! sound, penalties count the same ids, and the draw depends on seed and position alone.
+
+use shard::{
+    sample::{Sampler, SamplingParams},
+    stop::StopStrings,
+    tokenizer::{Detokenizer, Tokenizer},
+};
+
+use super::{
+    ipc::{Conduct, Sampled, Top},
+    load::Loaded,
+};
+use crate::{Error, Result, constrain::Constraint};
+
+/// Chooses the tokens of one session.
+pub(super) struct SampleLoop<'m> {
+    model: &'m Loaded,
+    tokenizer: &'m Tokenizer,
+    sampler: Sampler,
+    history: Vec<u32>,
+    prompt: usize,
+    stop: Vec<String>,
+    stops: StopStrings,
+    detokenizer: Detokenizer<'m>,
+    show_special: bool,
+    /// As it traveled; the state it leads to is `constraint`.
+    format: Option<String>,
+    constraint: Option<Constraint>,
+    /// Whether the text's end was told; choosing again starts from the history.
+    ended: bool,
+}
+
+impl<'m> SampleLoop<'m> {
+    /// A conductor that goes on after `history`.
+    pub(super) fn new(
+        model: &'m Loaded,
+        tokenizer: &'m Tokenizer,
+        vocab: usize,
+        conduct: Conduct,
+        history: Vec<u32>,
+    ) -> Result<Self> {
+        let prompt = conduct.prompt_tokens as usize;
+        if prompt == 0 || prompt > history.len() {
+            return Err(Error::usage(format!("a prompt of {prompt} tokens in {} known", history.len())));
+        }
+        if let Some(id) = history.iter().find(|&&id| id as usize >= vocab) {
+            return Err(Error::usage(format!("token {id} is beyond the vocabulary of {vocab}")));
+        }
+        let mut conductor = Self {
+            model,
+            tokenizer,
+            sampler: Sampler::new(SamplingParams::from(conduct.sampling), conduct.seed, vocab)?,
+            prompt,
+            stops: StopStrings::new(conduct.stop.clone())?,
+            stop: conduct.stop,
+            detokenizer: tokenizer.stream(),
+            show_special: conduct.show_special,
+            format: conduct.format,
+            constraint: None,
+            history,
+            ended: false,
+        };
+        conductor.replay()?;
+        Ok(conductor)
+    }
+
+    /// Brings detokenizer, stop strings and form to the end of the history.
+    fn replay(&mut self) -> Result<()> {
+        self.detokenizer = self.tokenizer.stream().show_special(self.show_special);
+        self.constraint = self.model.constraint(self.format.as_deref())?;
+        self.stops = StopStrings::new(self.stop.clone())?;
+        for &id in &self.history[self.prompt..] {
+            self.stops.push(self.detokenizer.push(id));
+            if let Some(constraint) = &mut self.constraint {
+                constraint.accept(id).map_err(|error| Error::usage(error.to_string()))?;
+            }
+        }
+        self.ended = false;
+        Ok(())
+    }
+
+    /// Forgets what was chosen for `position` and beyond.
+    pub(super) fn truncate(&mut self, position: usize) -> Result<()> {
+        if position >= self.history.len() && !self.ended {
+            return Ok(());
+        }
+        self.history.truncate(position.max(self.prompt));
+        self.replay()
+    }
+
+    /// Chooses the token at `position` from the logits after the one before; changes `logits`.
+    ///
+    /// A position that was chosen before is chosen again, with the same result.
+    ///
+    /// # Errors
+    /// When the position lies in the prompt or beyond what is known, or the logits are not finite.
+    pub(super) fn choose(&mut self, logits: &mut [f32], position: usize) -> Result<Sampled> {
+        if position < self.prompt || position > self.history.len() {
+            let (prompt, known) = (self.prompt, self.history.len());
+            return Err(Error::usage(format!(
+                "no token can be chosen for position {position}: the prompt ends at {prompt}, {known} tokens are known"
+            )));
+        }
+        self.truncate(position)?;
+        if self.stops.hit() {
+            return Err(Error::usage("the text has ended at a stop string: open the session anew to go on"));
+        }
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits).map_err(|error| Error::usage(error.to_string()))?;
+        }
+        let choice = self.sampler.sample(logits, &self.history, position as u64)?;
+        let wanted = choice.logprob.is_some();
+        let bytes = |id: u32| self.tokenizer.token_bytes(id);
+        let mut sampled = Sampled {
+            position: position as u32,
+            id: choice.id,
+            text: String::new(),
+            stop: false,
+            met: None,
+            ends_turn: self.tokenizer.stop_ids().contains(&choice.id),
+            bytes: if wanted { bytes(choice.id) } else { Vec::new() },
+            logprob: choice.logprob,
+            top: choice
+                .top
+                .iter()
+                .map(|top| Top { id: top.id, bytes: bytes(top.id), logprob: top.logprob })
+                .collect(),
+        };
+        if sampled.ends_turn {
+            sampled.text = self.finish();
+        } else {
+            if let Some(constraint) = &mut self.constraint {
+                constraint.accept(sampled.id).map_err(|error| Error::usage(error.to_string()))?;
+            }
+            self.history.push(sampled.id);
+            sampled.text.push_str(self.stops.push(self.detokenizer.push(sampled.id)));
+        }
+        let complete = self.constraint.as_ref().is_some_and(Constraint::is_complete);
+        sampled.stop = sampled.ends_turn || self.stops.hit() || complete;
+        sampled.met = self.stops.met().map(str::to_owned);
+        self.ended = sampled.stop;
+        Ok(sampled)
+    }
+
+    /// The text still held back, since no token follows.
+    pub(super) fn finish(&mut self) -> String {
+        if self.stops.hit() {
+            return String::new();
+        }
+        let mut rest = self.stops.push(self.detokenizer.finish()).to_string();
+        rest.push_str(self.stops.finish());
+        self.ended = true;
+        rest
+    }
+}
