@@ -69,7 +69,7 @@ mod relay;
 mod transport;
 
 #[cfg(feature = "net")]
-pub use config::{Config, SwarmId};
+pub use config::{Config, SwarmId, VERSION};
 #[cfg(feature = "net")]
 pub use control::ReplyTo;
 pub use error::{Error, HopError, Result};
@@ -79,6 +79,6 @@ pub use invite::Invite;
 #[cfg(feature = "net")]
 pub use link::{Plane, Stream};
 #[cfg(feature = "net")]
-pub use network::{Event, Events, Network, PeerInfo, Reachability, spawn};
+pub use network::{Event, Events, Network, PeerInfo, Reachability, RefusedPeer, spawn};
 #[cfg(feature = "net")]
 pub use path::Path;

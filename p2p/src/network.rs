@@ -125,6 +125,15 @@ pub enum Event {
     },
 }
 
+/// A peer of this swarm that was refused because it speaks another version of the protocols.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefusedPeer {
+    /// Who.
+    pub node: NodeId,
+    /// Which version it speaks; this node speaks [`crate::config::VERSION`].
+    pub version: u32,
+}
+
 /// What is known of a connected peer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PeerInfo {
@@ -158,6 +167,7 @@ pub(crate) enum Command {
     Withdraw { model: ModelId },
     Holders { model: ModelId, reply: oneshot::Sender<Vec<NodeId>> },
     Peers(oneshot::Sender<Vec<PeerInfo>>),
+    Refused(oneshot::Sender<Vec<RefusedPeer>>),
     Close { node: NodeId, reply: oneshot::Sender<()> },
     Shutdown(oneshot::Sender<()>),
 }
@@ -328,6 +338,11 @@ impl Network {
     /// Everybody connected, by name.
     pub async fn peers(&self) -> Vec<PeerInfo> {
         self.told(Command::Peers).await.unwrap_or_default()
+    }
+
+    /// Peers of this swarm that were refused lately because they speak another version, the latest last.
+    pub async fn refused(&self) -> Vec<RefusedPeer> {
+        self.told(Command::Refused).await.unwrap_or_default()
     }
 
     /// Closes every connection to `node` and does not dial it again by itself for a while.
