@@ -27,7 +27,7 @@ use crate::{Error, Result, content};
 /// The name of the model inside the binary.
 pub const DEFAULT_MODEL: &str = "minnow";
 
-static EMBEDDED: &[u8] = include_bytes!("../../shard/minnow/minnow.gguf");
+static EMBEDDED: &[u8] = include_bytes!("../../../shard/minnow/minnow.gguf");
 
 /// A named file.
 #[derive(Clone, Debug, PartialEq, Eq)]
