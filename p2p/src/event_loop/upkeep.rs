@@ -8,9 +8,9 @@ use libp2p::{Multiaddr, PeerId};
 
 use super::{EventLoop, IDENTIFY, MAX_REFUSED, Met, Report, Reservation, unix_now};
 use crate::control::{self, ReplyTo};
+use crate::event::{Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Verdict};
 use crate::link::Lane;
-use crate::network::{Event, Reachability, RefusedPeer};
 use crate::peers;
 use crate::wire::control::{Answer, Ask};
 
