@@ -22,7 +22,7 @@ fn main() {
 async fn measure() -> Result<(), node::worker::Fault> {
     use std::time::Instant;
 
-    use node::worker::{Body, Job, JobInput, OpenSession, Source, Spec, Want, spawn};
+    use node::worker::{Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want, spawn};
     use p2p::codec::Wire;
     use scheduler::{LayerRange, SessionId};
 
@@ -52,7 +52,8 @@ async fn measure() -> Result<(), node::worker::Fault> {
     let mut compute_us = Vec::with_capacity(JOBS);
     for _ in 0..JOBS {
         let input = JobInput::Wire(Wire::Raw, values.clone());
-        let job = Job { session, epoch: 1, layer: 1, from: 0, rows, input, want: Want::Activations };
+        let (want, draft) = (Want::Activations, DraftIds::default());
+        let job = Job { session, epoch: 1, layer: 1, from: 0, rows, input, want, attempt: 0, draft };
         let sent = Instant::now();
         worker.run(job)?;
         let Some(output) = outputs.recv().await else { break };

@@ -16,7 +16,7 @@ use p2p::{
 use scheduler::{LayerRange, ModelId, SessionId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::worker::{self, Body, Job, JobInput, OpenSession, Source, Spec, Want};
+use crate::worker::{self, Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want};
 
 /// Rows of one job.
 const ROWS: u32 = 128;
@@ -119,7 +119,8 @@ impl Auditor {
             let bytes = inputs[from as usize * row..(from + rows) as usize * row].to_vec();
             let input = JobInput::Wire(*wire, bytes);
             let layer = case.layers.start();
-            worker.run(Job { session, epoch: 1, layer, from, rows, input, want: Want::Activations }).ok()?;
+            let (want, draft) = (Want::Activations, DraftIds::default());
+            worker.run(Job { session, epoch: 1, layer, from, rows, input, want, attempt: 0, draft }).ok()?;
             match outputs.recv().await?.body {
                 Body::Activations(_, bytes) => computed.extend(bytes),
                 _ => return None,

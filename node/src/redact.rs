@@ -59,6 +59,12 @@ impl Debug for ipc::Sampled {
     }
 }
 
+impl Debug for ipc::DraftIds {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        Debug::fmt(&Hidden(self.0.len(), "ids"), f)
+    }
+}
+
 impl Debug for ipc::Top {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         f.debug_struct("Top").finish_non_exhaustive()
@@ -92,11 +98,7 @@ impl Debug for Body {
             Self::Activations(wire, bytes) => {
                 f.debug_tuple("Activations").field(wire).field(&Hidden(bytes.len(), "bytes")).finish()
             }
-            Self::Sampled { position, text, .. } => f
-                .debug_struct("Sampled")
-                .field("position", position)
-                .field("text", &Hidden::text(text))
-                .finish_non_exhaustive(),
+            Self::Sampled(sampled) => f.debug_tuple("Sampled").field(sampled).finish(),
             Self::NeedReplay { have } => f.debug_struct("NeedReplay").field("have", have).finish(),
             Self::Failed(why) => f.debug_tuple("Failed").field(why).finish(),
             Self::Nothing => f.write_str("Nothing"),
@@ -206,7 +208,7 @@ mod tests {
         };
         assert_eq!(ask.mode, Mode::Local);
         let conduct = Conduct { stop: vec![WORD.into()], history: vec![ID], ..Conduct::default() };
-        let sampled = Body::Sampled {
+        let sampled = Body::Sampled(vec![ipc::Sampled {
             position: 3,
             id: ID,
             text: WORD.into(),
@@ -216,7 +218,7 @@ mod tests {
             bytes: WORD.as_bytes().to_vec(),
             logprob: None,
             top: Vec::new(),
-        };
+        }]);
         let token = Progress::Token {
             position: 3,
             id: ID,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use scheduler::recover::{BEACON_MS, Failure};
 use scheduler::rng::{Rng, mix};
-use scheduler::session::{Action, End, Event, Session, Standbys};
+use scheduler::session::{Action, Attempts, End, Event, Rows, Session, Standbys, Taken};
 use scheduler::standby::Cover;
 use scheduler::{LayerRange, Millis, NodeId, Pipeline, Segment, SessionId};
 
@@ -72,6 +72,7 @@ fn reference() -> Vec<u32> {
 #[derive(Clone, Default)]
 struct Served {
     epoch: u32,
+    attempts: Attempts,
     stage: usize,
     next: Option<NodeId>,
     kv: Kv,
@@ -79,14 +80,53 @@ struct Served {
 
 #[derive(Clone)]
 enum Message {
-    Open { stage: usize, epoch: u32, segment: Segment, next: Option<NodeId>, at: u32, follow: bool },
-    Frame { epoch: u32, node: NodeId, layers: u32, from: u32, inputs: Vec<u64> },
-    Feed { node: NodeId, layers: LayerRange, from: u32, inputs: Vec<u64> },
+    Open {
+        stage: usize,
+        epoch: u32,
+        segment: Segment,
+        next: Option<NodeId>,
+        at: u32,
+        follow: bool,
+    },
+    Frame {
+        epoch: u32,
+        node: NodeId,
+        layers: u32,
+        rows: Rows,
+        inputs: Vec<u64>,
+    },
+    /// The token after every row of a frame.
+    Sampled {
+        epoch: u32,
+        attempt: u16,
+        from: u32,
+        tokens: Vec<u32>,
+    },
+    Feed {
+        node: NodeId,
+        layers: LayerRange,
+        from: u32,
+        inputs: Vec<u64>,
+    },
     ToSession(Event),
-    Logged { layer: u32, from: u32, outputs: Vec<u64>, event: Event },
-    Beacon { node: NodeId, until: u64, event: Event },
-    Ping { node: NodeId },
-    Short { node: NodeId, event: Event },
+    Logged {
+        layer: u32,
+        from: u32,
+        outputs: Vec<u64>,
+        event: Event,
+    },
+    Beacon {
+        node: NodeId,
+        until: u64,
+        event: Event,
+    },
+    Ping {
+        node: NodeId,
+    },
+    Short {
+        node: NodeId,
+        event: Event,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -99,6 +139,8 @@ struct Faults {
     notice: bool,
     /// Share of segments that somebody follows.
     shadows: f64,
+    /// Tokens that a step drafts at most, some of them wrong.
+    drafts: u32,
 }
 
 struct World {
@@ -114,6 +156,10 @@ struct World {
     /// Outputs seen at the requester: inputs of the layer they enter, by position.
     log: BTreeMap<u32, BTreeMap<u32, u64>>,
     tokens: Vec<u32>,
+    /// What is drafted behind them, the answer it is drafted from, and drafts that were right and wrong.
+    draft: Vec<u32>,
+    answer: Vec<u32>,
+    drafted: (u32, u32),
     trouble: Vec<(u64, NodeId, bool)>,
     end: Option<End>,
     stalls: Vec<u64>,
@@ -151,6 +197,9 @@ impl World {
             slow,
             log: BTreeMap::new(),
             tokens,
+            draft: Vec::new(),
+            answer: reference(),
+            drafted: (0, 0),
             trouble,
             end: None,
             stalls: Vec::new(),
@@ -190,7 +239,7 @@ impl World {
                         5,
                     );
                 }
-                Action::Send { stage, epoch, node, from, to } => {
+                Action::Send { stage, epoch, attempt, node, from, to } => {
                     let segment = session.segments().nth(stage).unwrap();
                     let layers = segment.layers.start();
                     // Whoever follows is first given what it lacks.
@@ -198,7 +247,10 @@ impl World {
                         self.served.get(&(node, layers)).map_or(0, |served| served.kv.inputs.len() as u32);
                     let from = if node == segment.node { from } else { from.min(had) };
                     let inputs = self.inputs(layers, from, to).expect("only what is logged is sent");
-                    self.send(Message::Frame { epoch, node, layers, from, inputs }, 0);
+                    let drafted = to.saturating_sub(self.tokens.len() as u32);
+                    let since = Rows::since(from, session.attempt_start());
+                    let rows = Rows { attempt, from, rows: to - from, drafted, since };
+                    self.send(Message::Frame { epoch, node, layers, rows, inputs }, 0);
                 }
                 Action::Ping { node } => self.send(Message::Ping { node }, 0),
                 Action::Emit { position, token } => {
@@ -225,7 +277,7 @@ impl World {
     fn inputs(&self, layer: u32, from: u32, to: u32) -> Option<Vec<u64>> {
         (from..to)
             .map(|p| match layer {
-                0 => self.tokens.get(p as usize).map(|t| u64::from(*t)),
+                0 => self.tokens.iter().chain(&self.draft).nth(p as usize).map(|t| u64::from(*t)),
                 _ => self.log.get(&layer).and_then(|log| log.get(&p)).copied(),
             })
             .collect()
@@ -252,7 +304,8 @@ impl World {
     }
 
     /// A stage takes in a frame: its promise, as the session's page states it.
-    fn frame(&mut self, epoch: u32, node: NodeId, layers: u32, from: u32, inputs: &[u64]) {
+    fn frame(&mut self, epoch: u32, node: NodeId, layers: u32, rows: Rows, inputs: &[u64]) {
+        let Rows { attempt, from, .. } = rows;
         if !self.awake(node) {
             return;
         }
@@ -263,7 +316,12 @@ impl World {
             return;
         }
         let stage = served.stage;
-        let have = served.kv.inputs.len() as u32;
+        let sound = match served.attempts.take(&rows) {
+            Taken::Abandoned => return,
+            Taken::Compute => u32::MAX,
+            Taken::NeedReplay(sound) => sound,
+        };
+        let have = sound.min(served.kv.inputs.len() as u32);
         if from > have {
             return self.send(Message::Short { node, event: Event::NeedReplay { stage, epoch, have } }, 0);
         }
@@ -280,22 +338,60 @@ impl World {
             .collect();
         let to = from + inputs.len() as u32;
         let next = served.next;
-        let event = Event::Boundary { stage, node, epoch, to };
+        let ahead = Rows { since: served.attempts.since(from), ..rows };
+        let event = Event::Boundary { stage, node, epoch, attempt, to };
         let beacon = Event::Beacon { stage, epoch };
         self.put(self.now + BEACON_MS, Message::Beacon { node, until: self.now + work, event: beacon });
         match next {
             Some(next) => {
                 self.send(
-                    Message::Frame { epoch, node: next, layers: end, from, inputs: outputs.clone() },
+                    Message::Frame { epoch, node: next, layers: end, rows: ahead, inputs: outputs.clone() },
                     work,
                 );
                 self.send(Message::Logged { layer: end, from, outputs, event }, work);
             }
             None => {
-                let token = token_of(*outputs.last().unwrap());
-                self.send(Message::ToSession(Event::Token { epoch, position: to, token, stop: false }), work);
+                let tokens = outputs.into_iter().map(token_of).collect();
+                self.send(Message::Sampled { epoch, attempt, from, tokens }, work);
             }
         }
+    }
+
+    /// What the requester makes of the tokens that the last stage drew: those that agree with the draft and one more, and
+    /// another draft behind them.
+    fn sampled(
+        &mut self,
+        session: &Session,
+        (epoch, attempt): (u32, u16),
+        from: u32,
+        sampled: &[u32],
+    ) -> Event {
+        let known = self.tokens.len() as u32;
+        let current = (epoch, attempt) == (session.epoch(), session.attempt());
+        let rows =
+            sampled.get((known - 1).saturating_sub(from) as usize..).filter(|_| current && from < known);
+        let Some(rows) = rows.filter(|rows| !rows.is_empty()) else {
+            // Whatever an abandoned attempt drew must have no effect.
+            let (position, tokens) = (from + 1, sampled.to_vec());
+            return Event::Tokens { epoch, attempt, position, tokens, stop: false, draft: 0 };
+        };
+        let draft = &self.draft[..session.drafted() as usize];
+        let right = rows.iter().zip(draft).take_while(|(drawn, drafted)| drawn == drafted).count();
+        let tokens = rows[..rows.len().min(right + 1)].to_vec();
+        self.drafted.0 += right as u32;
+        self.drafted.1 += (draft.len() - right) as u32;
+        let next = known + tokens.len() as u32;
+        // What was computed from a wrong draft leaves the log, whatever the session does next.
+        self.log.values_mut().for_each(|log| log.retain(|position, _| *position + 1 < next));
+        let drawn = mix(u64::from(next) ^ u64::from(session.epoch()) << 32);
+        let rest = self.answer.get((next - PROMPT) as usize..).unwrap_or(&[]);
+        let count = drawn % u64::from(self.faults.drafts + 1);
+        self.draft = rest.iter().take(count as usize).copied().collect();
+        if let Some(wrong) = self.draft.get_mut((drawn >> 32) as usize % 8) {
+            *wrong ^= 1;
+        }
+        let draft = self.draft.len() as u32;
+        Event::Tokens { epoch, attempt, position: known, tokens, stop: false, draft }
     }
 
     fn deliver(&mut self, message: Message, session: &mut Session) {
@@ -308,6 +404,9 @@ impl World {
                 if epoch < served.epoch {
                     return;
                 }
+                if epoch > served.epoch {
+                    served.kv.truncate(served.attempts.begin_epoch());
+                }
                 (served.epoch, served.stage, served.next) = (epoch, stage, next);
                 served.kv.truncate(at);
                 let have = served.kv.inputs.len() as u32;
@@ -316,8 +415,11 @@ impl World {
                 }
                 return;
             }
-            Message::Frame { epoch, node, layers, from, inputs } => {
-                return self.frame(epoch, node, layers, from, &inputs);
+            Message::Frame { epoch, node, layers, rows, inputs } => {
+                return self.frame(epoch, node, layers, rows, &inputs);
+            }
+            Message::Sampled { epoch, attempt, from, tokens } => {
+                self.sampled(session, (epoch, attempt), from, &tokens)
             }
             Message::Feed { node, layers, from, inputs } => {
                 if self.awake(node)
@@ -331,15 +433,17 @@ impl World {
                 return;
             }
             Message::Logged { layer, from, outputs, event } => {
+                let Event::Boundary { stage, node, epoch, attempt, to } = event else { unreachable!() };
+                // Rows of an abandoned attempt, or of another epoch, are not for the log.
+                let valid = if epoch == session.epoch() { session.valid_below(attempt) } else { 0 };
                 let log = self.log.entry(layer).or_default();
-                for (k, output) in outputs.into_iter().enumerate() {
-                    let old = log.insert(from + k as u32, output);
+                for (position, output) in (from..valid).zip(outputs) {
+                    let old = log.insert(position, output);
                     assert!(old.is_none_or(|old| old == output), "I5: the same bits");
                 }
                 // The log is contiguous only as far as nothing was lost.
-                let Event::Boundary { stage, node, epoch, to } = event else { unreachable!() };
-                let whole = (0..to).take_while(|p| log.contains_key(p)).count() as u32;
-                Event::Boundary { stage, node, epoch, to: to.min(whole) }
+                let whole = (0..to.min(valid)).take_while(|p| log.contains_key(p)).count() as u32;
+                Event::Boundary { stage, node, epoch, attempt, to: to.min(whole) }
             }
             Message::Beacon { node, until, event } => {
                 if !self.awake(node) || self.now > until {
@@ -373,14 +477,25 @@ impl World {
             | Event::NeedReplay { epoch, .. }
             | Event::Boundary { epoch, .. }
             | Event::Beacon { epoch, .. }
-            | Event::Token { epoch, .. } => *epoch != session.epoch(),
+            | Event::Tokens { epoch, .. } => *epoch != session.epoch(),
             _ => false,
         };
+        let attempt = (session.epoch(), session.attempt());
         let actions = session.step(Millis(self.now), event);
+        self.forget_abandoned(attempt, session);
         if stale {
             assert!(actions.is_empty() && before == (session.epoch(), session.emitted().len()), "I2");
         }
         self.act(actions, session);
+    }
+
+    /// Rows of an abandoned attempt leave the log.
+    fn forget_abandoned(&mut self, before: (u32, u16), session: &Session) {
+        if before != (session.epoch(), session.attempt()) {
+            let known = PROMPT + session.emitted().len() as u32;
+            let below = if before.0 == session.epoch() { session.valid_below(before.1) } else { known };
+            self.log.values_mut().for_each(|log| log.retain(|position, _| *position < below));
+        }
     }
 
     fn troubles(&mut self, session: &mut Session) {
@@ -392,7 +507,9 @@ impl World {
                 self.dead.insert(victim);
                 if self.faults.notice {
                     let failed = Event::Failed { node: victim, failure: Failure::Closed };
+                    let attempt = (session.epoch(), session.attempt());
                     let actions = session.step(Millis(now), failed);
+                    self.forget_abandoned(attempt, session);
                     self.act(actions, session);
                 }
             } else {
@@ -420,7 +537,9 @@ fn run(seed: u64, faults: Faults) -> (End, u64, World) {
             }
             _ => {
                 world.now = wake.max(world.now + 1);
+                let attempt = (session.epoch(), session.attempt());
                 let actions = session.step(Millis(world.now), Event::Tick);
+                world.forget_abandoned(attempt, &session);
                 world.act(actions, &session);
             }
         }
@@ -439,8 +558,16 @@ fn seeds(usual: u64) -> u64 {
     std::env::var("SHOAL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(usual)
 }
 
-const CALM: Faults =
-    Faults { loss: 0.0, duplicate: 0.0, kills: 0, freezes: 0, slow: 0, notice: true, shadows: 0.6 };
+const CALM: Faults = Faults {
+    loss: 0.0,
+    duplicate: 0.0,
+    kills: 0,
+    freezes: 0,
+    slow: 0,
+    notice: true,
+    shadows: 0.6,
+    drafts: 0,
+};
 
 #[test]
 fn without_faults_nothing_is_recovered() {
@@ -522,6 +649,33 @@ fn storms_are_survived_or_given_up_in_order() {
     });
     let share = whole.count() as f64 / runs as f64;
     assert!(share > 0.95, "{share}");
+}
+
+/// Drafts of which any prefix is right, under everything at once: the same stream, in fewer steps, and what an abandoned
+/// attempt computed is neither logged nor said nor held against a stage.
+#[test]
+fn drafts_change_the_number_of_steps_and_not_the_tokens() {
+    let (mut right, mut wrong, mut whole, mut moved) = (0, 0, 0, 0);
+    let runs = seeds(8_000);
+    for seed in 0..runs {
+        let faults = Faults {
+            loss: if seed % 3 == 0 { 0.01 } else { 0.0 },
+            duplicate: if seed % 2 == 0 { 0.05 } else { 0.0 },
+            kills: seed as usize % 3,
+            freezes: seed as usize % 2,
+            notice: seed % 4 != 0,
+            drafts: 1 + seed as u32 % 6,
+            ..CALM
+        };
+        let (end, _, world) = run(seed, faults);
+        right += world.drafted.0;
+        wrong += world.drafted.1;
+        whole += u64::from(end == End::Length);
+        moved += u64::from(faults.kills > 0 && end == End::Length);
+    }
+    println!("{runs} runs: {right} drafted tokens right, {wrong} wrong, {whole} answers whole");
+    assert!(whole as f64 / runs as f64 > 0.95 && moved > runs / 2, "{whole} {moved} of {runs}");
+    assert!(right > 4 * runs as u32 && wrong > runs as u32, "{right} {wrong}");
 }
 
 #[test]

@@ -129,6 +129,9 @@ async fn misuse(network: &Network, victim: scheduler::NodeId, round: usize) -> O
         from: 0,
         rows: u32::MAX,
         len: MAX_FRAME as u32 + 1,
+        attempt: 0,
+        drafted: 0,
+        since: 0,
     };
     let bytes: Vec<u8> = match round % 5 {
         // Nothing at all, for ever.

@@ -138,6 +138,7 @@ pub(super) fn done_json(report: &Report, plan: &Value, text: &str, prompt_tokens
         "receipts": report.receipts.len(),
         "faults": stalls(&report.faults),
         "hedged": stalls(&report.hedged),
+        "drafts": { "proposed": report.drafts.0, "right": report.drafts.1 },
         "differing_answers": report.evidence,
         "bytes_out": report.wire_bytes.0,
         "bytes_in": report.wire_bytes.1,

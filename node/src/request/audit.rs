@@ -75,7 +75,7 @@ impl RequestDriver {
     /// What an audit of a segment would be for.
     fn look(&mut self, segment: Segment, drawn: bool) -> Look {
         let layers = segment.layers;
-        let reached = self.logs.reached(layers.end());
+        let reached = self.logs.settled(layers.end());
         let logs = &self.logs;
         let book = self.checks.books.iter_mut().find(|book| book.layers() == layers);
         let disputed = book.is_some_and(|book| book.compare(logs));
@@ -154,7 +154,7 @@ impl RequestDriver {
         self.report.checks = strangers
             .iter()
             .map(|segment| {
-                let rows = self.logs.reached(segment.layers.end());
+                let rows = self.logs.settled(segment.layers.end());
                 let book = self.checks.books.iter().find(|book| book.layers() == segment.layers);
                 let done = book.map_or(0, |book| book.checked.min(rows));
                 checked += f64::from(done) * f64::from(segment.layers.len());

@@ -7,10 +7,41 @@ use p2p::{
     codec::Wire,
     wire::frame::{Header, Kind},
 };
-use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event};
+use scheduler::{
+    LayerRange, NodeId, Segment,
+    recover::Failure,
+    session::{Event, Rows},
+};
 
 use super::{CHUNK_ROWS, FEED_ROWS, RequestDriver, replay_log::Added};
 use crate::{sessions::Arrival, worker::JobInput};
+
+/// Rows that a stage gave.
+pub(super) struct Given {
+    /// The layer they enter.
+    pub(super) layer: u32,
+    /// Under which attempt of the epoch.
+    pub(super) attempt: u16,
+    /// Position of the first.
+    pub(super) from: u32,
+    /// How many.
+    pub(super) rows: u32,
+    /// In which form.
+    pub(super) wire: Wire,
+    /// One after the other.
+    pub(super) bytes: Bytes,
+}
+
+impl Given {
+    /// Those of them at positions below `to`, if there are any.
+    fn below(mut self, to: u32) -> Option<Self> {
+        let rows = to.saturating_sub(self.from).min(self.rows);
+        let row = self.bytes.len() / self.rows.max(1) as usize;
+        self.bytes.truncate(row * rows as usize);
+        self.rows = rows;
+        (rows > 0).then_some(self)
+    }
+}
 
 impl RequestDriver {
     /// Sends the inputs `[from, to)` of a stage: tokens to the first, the log to any other.
@@ -32,15 +63,16 @@ impl RequestDriver {
             let rows = CHUNK_ROWS.min(to - at);
             self.hop_began(Segment { node, ..segment }, at, rows);
             if segment.layers.start() == 0 {
-                let ids = self.tokens[at as usize..(at + rows) as usize].to_vec();
+                let ids = self.tokens.iter().chain(self.drafts.tokens());
+                let ids = ids.skip(at as usize).take(rows as usize).copied().collect();
                 self.run_at_home(segment.layers, epoch, at, rows, JobInput::Tokens(ids));
             } else if let Some((wire, bytes)) = self.logs.get(segment.layers.start(), at, rows) {
                 self.give(node, segment.layers, epoch, at, rows, wire, bytes);
             }
             at += rows;
         }
-        if node != segment.node {
-            // Whoever follows has had these, too.
+        if node != segment.node && self.machine.drafted() == 0 {
+            // The follower has had these, too. Drafted rows it is given again once they are confirmed.
             let start = segment.layers.start();
             let had = to.min(self.logs.reached(start));
             self.fed.entry((node, start)).and_modify(|fed| *fed = had.max(*fed));
@@ -78,7 +110,19 @@ impl RequestDriver {
         wire: Wire,
         bytes: Bytes,
     ) {
-        let header = Header { kind, wire, epoch, layer, from, rows, len: bytes.len() as u32 };
+        let drafts = (from + rows).saturating_sub(self.tokens.len() as u32).min(self.machine.drafted());
+        let header = Header {
+            kind,
+            wire,
+            epoch,
+            layer,
+            from,
+            rows,
+            len: bytes.len() as u32,
+            attempt: self.machine.attempt(),
+            drafted: if kind == Kind::Activations { drafts as u16 } else { 0 },
+            since: Rows::since(from, self.machine.attempt_start()),
+        };
         self.report.wire_bytes.0 += bytes.len() as u64;
         let plan = &self.plan;
         self.outboxes.send(node, || plan.contact(node), header, bytes);
@@ -109,11 +153,14 @@ impl RequestDriver {
             Kind::Activations => self.boundary(
                 stage,
                 from,
-                header.layer,
-                header.from,
-                header.rows,
-                header.wire,
-                Bytes::from(payload),
+                Given {
+                    layer: header.layer,
+                    attempt: header.attempt,
+                    from: header.from,
+                    rows: header.rows,
+                    wire: header.wire,
+                    bytes: Bytes::from(payload),
+                },
             ),
             Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
@@ -159,19 +206,13 @@ impl RequestDriver {
     }
 
     /// The output of a stage is here: log it, pass it on where that is ours to do.
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn boundary(
-        &mut self,
-        stage: usize,
-        node: NodeId,
-        layer: u32,
-        from: u32,
-        rows: u32,
-        wire: Wire,
-        bytes: Bytes,
-    ) -> Vec<Event> {
+    pub(super) fn boundary(&mut self, stage: usize, node: NodeId, given: Given) -> Vec<Event> {
         let epoch = self.machine.epoch();
-        if from.saturating_add(rows) > self.tokens.len() as u32 {
+        let current = given.attempt == self.machine.attempt();
+        let valid = self.machine.valid_below(given.attempt);
+        let given = if current { Some(given) } else { given.below(valid) };
+        let Some(Given { layer, attempt, from, rows, wire, bytes }) = given else { return Vec::new() };
+        if from.saturating_add(rows) > self.tokens.len() as u32 + self.machine.drafted() {
             return self.failed(node, Failure::Corrupt);
         }
         let before = self.logs.reached(layer);
@@ -182,24 +223,29 @@ impl RequestDriver {
         if !contradicted.is_empty() {
             return contradicted;
         }
-        if differs
+        if let Some(position) = differs
             && !self.plan.approx.contains(&node)
             && self.logs.author(layer, from).is_none_or(|author| !self.plan.approx.contains(&author))
         {
-            // The same inputs gave other bits. The first answer stands: it was used.
-            self.report.evidence += 1;
-            tracing::warn!(stage, layer, from, "two answers for one position differ");
+            // The same inputs gave other bits. The first answer stands: it was used. Of a draft it counts once that is confirmed.
             if let Some(segment) = self.segment(stage) {
-                self.rivaled(segment.layers, node);
+                if self.logs.is_tentative(position) {
+                    self.drafts.rivaled(segment.layers, node, position);
+                } else {
+                    self.report.evidence += 1;
+                    tracing::warn!(stage, layer, position, "two answers for one position differ");
+                    self.rivaled(segment.layers, node);
+                }
             }
         }
-        if rows == 1 {
+        if current && rows == 1 + self.machine.drafted() {
             self.time_stage(layer);
         }
         if let Some(segment) = self.segment(stage) {
             self.hops.ended(segment.layers.start(), from);
         }
-        let next = self.segment(stage + 1);
+        // Rows of an abandoned attempt are for the log alone.
+        let next = self.segment(stage + 1).filter(|_| current);
         if let Some(next) = next {
             self.hop_began(next, from, rows);
         }
@@ -216,7 +262,7 @@ impl RequestDriver {
         }
         self.feed_shadow(stage + 1);
         reached.map_or_else(Vec::new, |logged| {
-            vec![Event::Boundary { stage, node, epoch, to: logged.min(from + rows) }]
+            vec![Event::Boundary { stage, node, epoch, attempt, to: logged.min(from + rows) }]
         })
     }
 
@@ -247,7 +293,7 @@ impl RequestDriver {
             return;
         };
         let boundary = segment.layers.start();
-        let logged = self.logs.reached(boundary);
+        let logged = self.logs.settled(boundary);
         if self.fed.get(&(shadow, boundary)).is_some_and(|fed| logged >= fed + FEED_ROWS) {
             self.feed(shadow, boundary, self.machine.epoch(), logged);
         }

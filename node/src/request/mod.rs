@@ -24,6 +24,7 @@ mod audit;
 #[cfg(test)]
 mod byzantine;
 mod commitments;
+mod draft;
 mod failure;
 mod frames;
 mod lease;
@@ -50,7 +51,7 @@ pub use self::{
     arbiter::{MAX_WITNESSES, Witness},
     plan::{Means, Plan, Progress, Report, Reroute},
 };
-use self::{replay_log::Logs, verify::Checks};
+use self::{draft::Drafts, replay_log::Logs, verify::Checks};
 use crate::{
     sessions::peer_streams::PeerStreams,
     sessions::{Inlets, Order, Outlets},
@@ -82,9 +83,10 @@ struct RequestDriver {
     running: usize,
     running_epoch: u32,
     /// The step whose sample was asked for.
-    sampling: Option<(u32, u32)>,
-    /// What the worker said about the token that the machine is about to emit.
-    sampled: Option<(Progress, bool)>,
+    sampling: Option<(u32, u16, u32)>,
+    /// What the worker said about the tokens that the machine is about to emit, and which of them ends the turn.
+    sampled: VecDeque<(Progress, bool)>,
+    drafts: Drafts,
     /// By shadow that promised and the first layer of what it follows, positions given to it.
     fed: BTreeMap<(NodeId, u32), u32>,
     shadows: BTreeMap<usize, NodeId>,
@@ -116,7 +118,7 @@ struct RequestDriver {
 
 /// Runs the prompt to its end. Nothing is returned: the caller hears of it through [`Progress`].
 pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlets) {
-    let began = Instant::now();
+    let (began, session) = (Instant::now(), plan.session);
     let prompt = plan.prompt.len() as u32;
     let (machine, first) = Session::start(
         plan.session,
@@ -149,7 +151,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         running: 0,
         running_epoch: 0,
         sampling: None,
-        sampled: None,
+        sampled: VecDeque::new(),
+        drafts: Drafts::new(draft::chosen(session)),
         fed: BTreeMap::new(),
         shadows: BTreeMap::new(),
         step_began: began,
@@ -192,6 +195,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
             let before: Vec<Segment> = conductor.machine.segments().collect();
             let actions = conductor.machine.step(now, event);
             over = conductor.perform(actions).await || over;
+            conductor.note_drafts();
             conductor.notice_move(&before).await;
         }
         conductor.tell().await;
@@ -228,6 +232,8 @@ impl RequestDriver {
                     // run a stage now, or follow another.
                     if stage == 0 {
                         self.shadows.clear();
+                        self.logs.cut(self.tokens.len() as u32);
+                        self.drafts.go_back(self.tokens.len() as u32);
                     }
                     self.open(Some(stage), epoch, segment, next, at)
                 }
@@ -237,7 +243,7 @@ impl RequestDriver {
                     self.fed.remove(&(segment.node, segment.layers.start()));
                     self.open(None, epoch, segment, next, at);
                 }
-                Action::Send { stage, epoch, node, from, to } => self.send(stage, epoch, node, from, to),
+                Action::Send { stage, epoch, node, from, to, .. } => self.send(stage, epoch, node, from, to),
                 Action::Ping { node } => {
                     tracing::debug!(%node, "silent, asks whether it is there");
                     self.ping(node);
@@ -256,6 +262,12 @@ impl RequestDriver {
             }
         }
         false
+    }
+
+    /// Notes which rows follow from a draft, as the machine's step now has it.
+    fn note_drafts(&mut self) {
+        let known = (self.tokens.len() as u32).max(self.drafts.confirmed());
+        self.logs.set_tentative((self.machine.drafted() > 0).then_some(known));
     }
 
     fn machine_layers(&self) -> u32 {
@@ -290,7 +302,7 @@ impl RequestDriver {
         }
         self.last_token = Instant::now();
         self.tokens.push(token);
-        let Some((said, ends_turn)) = self.sampled.take() else { return };
+        let Some((said, ends_turn)) = self.sampled.pop_front() else { return };
         debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));
         if ends_turn {
             self.report.ended_turn = true;
@@ -344,6 +356,8 @@ impl RequestDriver {
     /// Lets the own worker end the text and forget the session.
     async fn finish(&mut self) {
         let session = self.plan.session;
+        self.drafts.remember(&self.tokens);
+        self.report.drafts = self.drafts.count;
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         worker.close(session);

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use scheduler::{LayerRange, recover::Failure, session::Event};
 
-use super::{Progress, RequestDriver};
+use super::{Progress, RequestDriver, frames::Given};
 use crate::{
     sessions::{JOBS_AHEAD, Order},
-    worker::{Body, Job, JobInput, Output, Want},
+    worker::{Body, DraftIds, Job, JobInput, Output, Sampled, Want},
 };
 
 impl RequestDriver {
@@ -18,15 +18,19 @@ impl RequestDriver {
         rows: u32,
         input: JobInput,
     ) {
-        let known = self.tokens.len() as u32;
+        let (attempt, drafted) = (self.machine.attempt(), self.machine.drafted());
+        let reach = self.tokens.len() as u32 + drafted;
         let last = layers.end() == self.machine_layers();
-        let want = if !last {
-            Want::Activations
-        } else if from + rows == known && self.sampling != Some((epoch, known)) {
-            self.sampling = Some((epoch, known));
-            Want::Sample
+        let step = (epoch, attempt, reach);
+        // With a draft a token is drawn after each of the step's rows, which come together.
+        let complete = from + rows == reach && (drafted == 0 || rows == drafted + 1);
+        let (want, draft) = if !last {
+            (Want::Activations, &[][..])
+        } else if complete && self.sampling != Some(step) {
+            self.sampling = Some(step);
+            (Want::Sample, &self.drafts.tokens()[..drafted as usize])
         } else {
-            Want::Nothing
+            (Want::Nothing, &[][..])
         };
         self.waiting.push_back(Job {
             session: self.plan.session,
@@ -36,6 +40,8 @@ impl RequestDriver {
             rows,
             input,
             want,
+            attempt,
+            draft: DraftIds(draft.to_vec()),
         });
         // At once: what came in is checked and told while the worker computes.
         self.feed_worker();
@@ -55,6 +61,42 @@ impl RequestDriver {
         }
     }
 
+    /// The own worker drew the next tokens.
+    fn next_tokens(&mut self, epoch: u32, sampled: Vec<Sampled>) -> Vec<Event> {
+        let (Some(first), Some(last)) = (sampled.first(), sampled.last()) else { return Vec::new() };
+        let (position, to, stop) = (first.position, last.position, last.stop);
+        let (attempt, drafted) = (self.machine.attempt(), self.machine.drafted());
+        let ids: Vec<u32> = sampled.iter().map(|token| token.id).collect();
+        let count = ids.len() as u32;
+        self.report.met = last.met.clone();
+        self.settle_draft(to, drafted, count - 1);
+        let said = sampled.into_iter().map(|token| {
+            let Sampled { position, id, text, ends_turn, bytes, logprob, top, .. } = token;
+            (Progress::Token { position, id, text, bytes, logprob, top }, ends_turn)
+        });
+        self.sampled = said.collect();
+        let ends = stop || self.report.ids.len() as u32 + count >= self.plan.max_tokens;
+        let context: Vec<u32> = self.tokens.iter().chain(&ids).copied().collect();
+        let draft = if ends { 0 } else { self.drafts.propose(&context) };
+        let tokens = Event::Tokens { epoch, attempt, position, tokens: ids, stop, draft };
+        if ends { self.hold_last(tokens, to) } else { vec![tokens] }
+    }
+
+    /// Of a step with `drafted` drafts `right` were right: rows below `confirmed` stay, and the others leave the logs.
+    fn settle_draft(&mut self, confirmed: u32, drafted: u32, right: u32) {
+        let rivals = self.drafts.drawn(confirmed, drafted, right);
+        if right < drafted {
+            self.logs.cut(confirmed);
+            self.fed.values_mut().for_each(|fed| *fed = (*fed).min(confirmed));
+        }
+        self.logs.set_tentative(None);
+        for (layers, node) in rivals {
+            self.report.evidence += 1;
+            tracing::warn!(%layers, %node, "two answers for one position differ");
+            self.rivaled(layers, node);
+        }
+    }
+
     /// The own worker answered.
     pub(super) fn output(&mut self, output: Output) -> Vec<Event> {
         if output.epoch != self.machine.epoch() {
@@ -63,27 +105,26 @@ impl RequestDriver {
         self.running = self.running.saturating_sub(1);
         self.hops.ended(output.layers.start(), output.from);
         let Some(stage) = self.stage_from(output.layers.start()) else { return Vec::new() };
-        let to = output.from + output.rows;
         match output.body {
             Body::Activations(wire, bytes) => self.boundary(
                 stage,
                 self.means.me,
-                output.layers.end(),
-                output.from,
-                output.rows,
-                wire,
-                Bytes::from(bytes),
+                Given {
+                    layer: output.layers.end(),
+                    attempt: output.attempt,
+                    from: output.from,
+                    rows: output.rows,
+                    wire,
+                    bytes: Bytes::from(bytes),
+                },
             ),
-            Body::Sampled { id, text, stop, met, ends_turn, bytes, logprob, top, .. } => {
-                let said = Progress::Token { position: to, id, text, bytes, logprob, top };
-                self.report.met = met;
-                if output.rows == 1 {
+            // What was drawn in an abandoned attempt may follow from rejected rows.
+            Body::Sampled(_) if output.attempt != self.machine.attempt() => Vec::new(),
+            Body::Sampled(sampled) => {
+                if output.rows == 1 + self.machine.drafted() {
                     self.time_stage(output.layers.end());
                 }
-                self.sampled = Some((said, ends_turn));
-                let token = Event::Token { epoch: output.epoch, position: to, token: id, stop };
-                let most = self.report.ids.len() as u32 + 1 >= self.plan.max_tokens;
-                if stop || most { self.hold_last(token, to) } else { vec![token] }
+                self.next_tokens(output.epoch, sampled)
             }
             Body::NeedReplay { have } => vec![Event::NeedReplay { stage, epoch: output.epoch, have }],
             Body::Failed(why) => {

@@ -164,6 +164,8 @@ pub struct Report {
     pub refusals: BTreeSet<NodeId>,
     /// Bytes of activations sent and received.
     pub wire_bytes: (u64, u64),
+    /// Tokens that were drafted, and those of them that were right.
+    pub drafts: (u32, u32),
     /// Two answers for one position differed this often.
     pub evidence: u32,
     /// By segment that others ran: its layers, who else computed the same, and up to which position.
@@ -212,6 +214,7 @@ impl Report {
             hedged: Vec::new(),
             refusals: BTreeSet::new(),
             wire_bytes: (0, 0),
+            drafts: (0, 0),
             evidence: 0,
             checks: Vec::new(),
             near: Vec::new(),

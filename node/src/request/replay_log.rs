@@ -13,6 +13,8 @@ pub(super) const MAX_LOG_BYTES: usize = 1 << 28;
 #[derive(Clone)]
 pub(super) struct Logs {
     hidden: usize,
+    /// Rows from this position on follow from a draft and may be rejected; `u32::MAX` for none.
+    tentative: u32,
     bytes: usize,
     logs: BTreeMap<u32, Log>,
 }
@@ -31,14 +33,24 @@ struct Log {
 pub(super) struct Added {
     /// Positions logged now; `None` when the rows could not be added: a gap, another form, no room.
     pub(super) reached: Option<u32>,
-    /// Whether rows that were there already were others.
-    pub(super) differs: bool,
+    /// The first position whose row was there already and was another.
+    pub(super) differs: Option<u32>,
 }
 
 impl Logs {
     /// Empty logs of rows of `hidden` values.
     pub(super) fn new(hidden: usize) -> Self {
-        Self { hidden, bytes: 0, logs: BTreeMap::new() }
+        Self { hidden, tentative: u32::MAX, bytes: 0, logs: BTreeMap::new() }
+    }
+
+    /// Rows from position `from` on follow from a draft; `None` when there is none.
+    pub(super) fn set_tentative(&mut self, from: Option<u32>) {
+        self.tentative = from.unwrap_or(u32::MAX);
+    }
+
+    /// Whether the row at `position` may still be rejected.
+    pub(super) fn is_tentative(&self, position: u32) -> bool {
+        position >= self.tentative
     }
 
     /// Adds the rows from position `from` on that enter `layer`, as `by` gave them; `None` when `bytes` are not `rows` rows that
@@ -62,10 +74,13 @@ impl Logs {
             authors: Vec::new(),
         });
         let here = from as usize * row_bytes;
-        let mut added = Added { reached: None, differs: false };
+        let mut added = Added { reached: None, differs: None };
         if log.wire == wire && here <= log.bytes.len() {
             let overlap = (log.bytes.len() - here).min(bytes.len());
-            added.differs = log.bytes[here..here + overlap] != bytes[..overlap];
+            let rows =
+                log.bytes[here..here + overlap].chunks(row_bytes).zip(bytes[..overlap].chunks(row_bytes));
+            added.differs =
+                (from..).zip(rows).find(|(_, (old, new))| old != new).map(|(position, _)| position);
             if room {
                 let at = (log.bytes.len() / row_bytes) as u32;
                 if overlap < bytes.len() && log.authors.last().is_none_or(|(_, author)| *author != by) {
@@ -86,8 +101,11 @@ impl Logs {
         Some((log.wire, Bytes::copy_from_slice(bytes)))
     }
 
-    /// One row that enters `layer`.
+    /// One row that enters `layer`; nothing for one that may still be rejected.
     pub(super) fn row(&self, layer: u32, position: u32) -> Option<(Wire, &[u8])> {
+        if self.is_tentative(position) {
+            return None;
+        }
         let log = self.logs.get(&layer)?;
         let at = position as usize * log.row_bytes;
         Some((log.wire, log.bytes.get(at..at + log.row_bytes)?))
@@ -110,6 +128,16 @@ impl Logs {
         self.bytes = self.logs.values().map(|log| log.bytes.len()).sum();
     }
 
+    /// Forgets the rows from position `to` on.
+    pub(super) fn cut(&mut self, to: u32) {
+        self.forget(u32::MAX, to, to);
+    }
+
+    /// Positions logged of what enters `layer`, without rows that may still be rejected.
+    pub(super) fn settled(&self, layer: u32) -> u32 {
+        self.reached(layer).min(self.tentative)
+    }
+
     /// Positions logged of what enters `layer`.
     pub(super) fn reached(&self, layer: u32) -> u32 {
         self.logs.get(&layer).map_or(0, |log| (log.bytes.len() / log.row_bytes) as u32)
@@ -129,12 +157,12 @@ mod tests {
         let row = |byte: u8| vec![byte; 8];
         let (a, b) = (NodeId::numbered(1), NodeId::numbered(2));
         let two = [row(1), row(2)].concat();
-        let ok = |reached| Some(Added { reached: Some(reached), differs: false });
+        let ok = |reached| Some(Added { reached: Some(reached), differs: None });
         assert_eq!(logs.add(3, 0, 2, Wire::Raw, &two, a), ok(2));
-        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &row(4), a), Some(Added { reached: None, differs: false }));
+        assert_eq!(logs.add(3, 3, 1, Wire::Raw, &row(4), a), Some(Added { reached: None, differs: None }));
         assert_eq!(logs.add(3, 1, 2, Wire::Raw, &[row(2), row(3)].concat(), b), ok(3));
         let other = logs.add(3, 1, 1, Wire::Raw, &row(9), b);
-        assert_eq!(other, Some(Added { reached: Some(3), differs: true }));
+        assert_eq!(other, Some(Added { reached: Some(3), differs: Some(1) }));
         assert_eq!(logs.get(3, 1, 2).unwrap().1, [row(2), row(3)].concat());
         assert_eq!(logs.add(3, 3, 1, Wire::Raw, &[0; 7], b), None);
         assert_eq!((logs.reached(3), logs.reached(4)), (3, 0));
@@ -143,5 +171,26 @@ mod tests {
         assert!(logs.get(3, 2, 2).is_none() && logs.get(4, 0, 1).is_none());
         logs.forget(3, 2, 3);
         assert_eq!((logs.reached(3), logs.author(3, 2)), (2, Some(a)));
+    }
+
+    #[test]
+    fn rows_of_a_draft_are_there_to_be_sent_and_not_to_be_judged() {
+        let mut logs = Logs::new(2);
+        let row = |byte: u8| vec![byte; 8];
+        let (a, b) = (NodeId::numbered(1), NodeId::numbered(2));
+        logs.add(3, 0, 4, Wire::Raw, &[row(1), row(2), row(3), row(4)].concat(), a).unwrap();
+        logs.set_tentative(Some(2));
+        assert_eq!((logs.reached(3), logs.settled(3), logs.is_tentative(1)), (4, 2, false));
+        assert!(logs.row(3, 1).is_some() && logs.row(3, 2).is_none() && logs.get(3, 2, 2).is_some());
+        // The draws reject the last one, and another row stands in its place.
+        logs.cut(3);
+        logs.set_tentative(None);
+        assert_eq!((logs.reached(3), logs.settled(3)), (3, 3));
+        let again = logs.add(3, 2, 2, Wire::Raw, &[row(3), row(9)].concat(), b).unwrap();
+        assert_eq!(
+            (again, logs.row(3, 3).unwrap().1),
+            (Added { reached: Some(4), differs: None }, &row(9)[..])
+        );
+        assert_eq!([2, 3].map(|at| logs.author(3, at)), [Some(a), Some(b)]);
     }
 }

@@ -216,7 +216,7 @@ impl RequestDriver {
 
     /// All that the log has of `layers`.
     pub(super) fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
-        let rows = self.logs.reached(layers.start()).min(self.logs.reached(layers.end()));
+        let rows = self.logs.settled(layers.start()).min(self.logs.settled(layers.end()));
         let (wire, inputs) = self.logs.get(layers.start(), 0, rows).filter(|_| rows > 0)?;
         let (output, said) = self.logs.get(layers.end(), 0, rows)?;
         codec::encoded_len(output, 1, self.plan.hidden)?;
@@ -329,7 +329,8 @@ impl RequestDriver {
             .retain(|said| matches!(said, Progress::Token { position, .. } if *position < stays));
         self.checks.since_epoch = self.machine.epoch() + 1;
         self.checks.last = None;
-        self.sampled = None;
+        self.sampled.clear();
+        self.drafts.go_back(stays);
         self.outboxes.close(node);
         self.shadows.retain(|_, shadow| *shadow != node);
         self.silent_since.get_or_insert((node, Instant::now()));
@@ -376,7 +377,7 @@ impl RequestDriver {
     pub(super) fn feed_rest(&mut self, stage: usize) {
         if let (Some(shadow), Some(segment)) = (self.shadows.get(&stage).copied(), self.segment(stage)) {
             let boundary = segment.layers.start();
-            self.feed(shadow, boundary, self.machine.epoch(), self.logs.reached(boundary));
+            self.feed(shadow, boundary, self.machine.epoch(), self.logs.settled(boundary));
         }
     }
 
@@ -409,14 +410,17 @@ impl RequestDriver {
 
     /// Asks a node for its bill, then lets it go.
     pub(super) fn bill(&mut self, node: NodeId, epoch: u32) {
-        let mut upto = 0;
+        // Which rows of its last draft were right a stage hears here. The row of the last token may be one that was rejected.
+        let follows = self.shadows.values().any(|shadow| *shadow == node);
+        let confirmed = (self.tokens.len() as u32).saturating_sub(1);
+        let mut upto = if self.drafts.used() && !follows { confirmed } else { 0 };
         if self.plan.verify != Verify::Off {
             let followed: Vec<usize> =
                 self.shadows.iter().filter(|(_, shadow)| **shadow == node).map(|(stage, _)| *stage).collect();
             for stage in followed {
                 self.feed_rest(stage);
                 let start = self.segment(stage).map_or(0, |segment| segment.layers.start());
-                upto = upto.max(self.logs.reached(start));
+                upto = upto.max(self.logs.settled(start));
             }
         }
         self.checks.unsettled.insert(node);

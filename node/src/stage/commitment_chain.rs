@@ -1,7 +1,8 @@
 //! What a stage signs of its work on one lease: the chain of its inputs and outputs.
 //!
 //! The chain covers what the cache holds: it is cut where the cache is cut and goes on when the same layers are leased
-//! again. A stage signs its head every [`p2p::wire::receipt::EVERY`] positions; one that follows signs after every
+//! again. Rows of a draft are in it, and are signed only when a later frame or the settling of the session has confirmed them:
+//! a stage that signed a rejected row and computed its position again would have signed two things in one place. A stage signs its head every [`p2p::wire::receipt::EVERY`] positions; one that follows signs after every
 //! frame, because whom it follows is waiting to be checked. At the end the head and the count become a bill.
 //!
 //! Limits: inputs of [`MAX_WAITING`] jobs wait for their outputs, more than the worker is ever given.
@@ -14,6 +15,7 @@ use p2p::{
     wire::{
         announce::Class,
         control::{Lease, Settlement},
+        frame::Header,
         receipt::{Chain, Commit, Grant, Leaf, Row, Terms, Work},
     },
 };
@@ -29,6 +31,8 @@ pub(super) struct CommitmentChain {
     terms: Terms,
     grant: Grant,
     chain: Chain,
+    /// Positions below this are confirmed: none of their rows can be rejected.
+    confirmed: u32,
     /// By position, whether it was computed alone.
     alone: Vec<bool>,
     waiting: VecDeque<Inputs>,
@@ -38,13 +42,16 @@ pub(super) struct CommitmentChain {
 struct Inputs {
     from: u32,
     rows: Vec<Row>,
+    drafted: u16,
     feed: bool,
 }
 
 /// What came of an output.
 pub(super) struct Said {
-    /// Whether it was only to keep up: nobody waits for it.
+    /// Whether it was only to keep up: its output is not sent on.
     pub(super) feed: bool,
+    /// How many of its rows, at their end, are drafts.
+    pub(super) drafted: u16,
     /// What to sign now.
     pub(super) commit: Option<Commit>,
 }
@@ -76,7 +83,7 @@ impl CommitmentChain {
         };
         let grant = Grant::new(unix_s, random);
         let chain = Chain::new(&terms, grant, lease.epoch, lease.positions);
-        Self { terms, grant, chain, alone: Vec::new(), waiting: VecDeque::new(), last: None }
+        Self { terms, grant, chain, confirmed: 0, alone: Vec::new(), waiting: VecDeque::new(), last: None }
     }
 
     /// Whether it goes on under this lease.
@@ -89,6 +96,7 @@ impl CommitmentChain {
         self.chain.adopt(epoch, have);
         self.alone.truncate(have as usize);
         self.waiting.clear();
+        self.confirmed = self.confirmed.min(self.positions());
         self.positions()
     }
 
@@ -97,12 +105,14 @@ impl CommitmentChain {
         self.chain.positions()
     }
 
-    /// Notes the inputs of a job.
-    pub(super) fn received(&mut self, from: u32, rows: u32, wire: Wire, bytes: &[u8], feed: bool) {
+    /// Notes the inputs of a job; `feed`: its output is not sent on.
+    pub(super) fn received(&mut self, header: &Header, bytes: &[u8], feed: bool) {
         if self.waiting.len() == MAX_WAITING {
             self.waiting.pop_front();
         }
-        self.waiting.push_back(Inputs { from, rows: digests(rows, wire, bytes), feed });
+        let Header { from, drafted, .. } = *header;
+        let rows = digests(header.rows, header.wire, bytes);
+        self.waiting.push_back(Inputs { from, rows, drafted, feed });
     }
 
     /// Notes the outputs of the job that started at `from`; `None` when its inputs are not known.
@@ -122,7 +132,7 @@ impl CommitmentChain {
                 break inputs;
             }
         };
-        let mut said = Said { feed: inputs.feed, commit: None };
+        let mut said = Said { feed: inputs.feed, drafted: inputs.drafted, commit: None };
         if from > self.positions() {
             return Some(said);
         }
@@ -134,13 +144,20 @@ impl CommitmentChain {
             }
             self.alone.push(rows == 1);
         }
-        said.commit = if follows { self.chain.conclude(stage) } else { self.chain.commit(from, stage) };
+        self.confirmed = (from + rows).saturating_sub(u32::from(inputs.drafted));
+        // What follows a stage signs at once, because the stage it follows is waiting to be checked; drafts wait all the same.
+        let concludes = follows && inputs.drafted == 0;
+        said.commit = if concludes { self.chain.conclude(stage) } else { self.chain.commit(from, stage) };
         self.last = said.commit.or(self.last);
         Some(said)
     }
 
-    /// The commitment to everything and the bill for it; `None` when there is nothing, or it cannot be signed for.
-    pub(super) fn settle(&mut self, stage: &Identity, unix_s: u32) -> Option<Settlement> {
+    /// The commitment to everything confirmed and the bill for it, once the requester says that positions below `upto` are
+    /// confirmed; `None` when there is nothing, or it cannot be signed for.
+    pub(super) fn settle(&mut self, upto: u32, stage: &Identity, unix_s: u32) -> Option<Settlement> {
+        let confirmed = self.confirmed.max(upto);
+        self.chain.truncate(confirmed);
+        self.alone.truncate(confirmed as usize);
         let commit = self.chain.conclude(stage).or(self.last)?;
         self.last = Some(commit);
         let decode_tokens =

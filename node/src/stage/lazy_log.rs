@@ -118,7 +118,7 @@ impl LazyLog {
                 payload.drain(..had);
                 (header.from, header.rows, header.len) = (have, end - have, payload.len() as u32);
             }
-            header.epoch = epoch;
+            (header.epoch, header.attempt, header.since) = (epoch, 0, 0);
             end > have
         });
         self.frames
@@ -142,7 +142,8 @@ mod tests {
     fn frame(from: u32, rows: u32) -> (Header, Vec<u8>) {
         let payload: Vec<u8> = (from..from + rows).flat_map(u32::to_le_bytes).collect();
         let len = payload.len() as u32;
-        (Header { kind: Kind::Feed, wire: Wire::Raw, epoch: 1, layer: 2, from, rows, len }, payload)
+        let header = Header::signal(Kind::Feed, 1, 2, from, len as usize);
+        (Header { wire: Wire::Raw, rows, ..header }, payload)
     }
 
     fn kept(frames: &[(u32, u32)], room: &Arc<Semaphore>) -> LazyLog {

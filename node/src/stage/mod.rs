@@ -31,7 +31,7 @@ use p2p::{
         frame::{Header, Kind},
     },
 };
-use scheduler::{NodeId, SessionId, admit::SlotGuard};
+use scheduler::{NodeId, SessionId, admit::SlotGuard, session::Taken};
 use tokio::{
     sync::{Semaphore, mpsc, oneshot, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -49,7 +49,7 @@ use crate::{
     sessions::peer_streams::PeerStreams,
     sessions::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, SessionTable},
     telemetry::{Hops, Requester},
-    worker::{Body, Job, JobInput, OpenSession, Output, Want, Worker},
+    worker::{Body, DraftIds, Job, JobInput, OpenSession, Output, Want, Worker},
 };
 
 /// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
@@ -249,6 +249,11 @@ impl Running {
             conduct: None,
         };
         let worker = self.stage.worker.borrow().clone();
+        // Rows of a draft that may have been wrong are not kept into another epoch.
+        let start = lease.layers.start();
+        let earlier = self.leases.get(&start).is_none_or(|held| held.epoch < lease.epoch);
+        let kept = self.inputs.get_mut(&start).filter(|_| earlier).map_or(u32::MAX, Inputs::begin_epoch);
+        let open = OpenSession { at: open.at.min(kept), ..open };
         match worker.open(open).await {
             Ok(have) => {
                 let have = self.go_on(&lease, have);
@@ -343,7 +348,8 @@ impl Running {
             return;
         }
         let identity = &self.stage.identity;
-        let settled = self.words.values_mut().filter_map(|word| word.settle(identity, clock::receipt_s()));
+        let (upto, now) = (*upto, clock::receipt_s());
+        let settled = self.words.values_mut().filter_map(|word| word.settle(upto, identity, now));
         let settled = if withholds() { Vec::new() } else { settled.take(MAX_SETTLED).collect() };
         if let Some((_, _, answer)) = self.settling.take() {
             let _ = answer.send(Answer::Settled(settled));
@@ -368,8 +374,12 @@ impl Running {
         self.idle_since = Instant::now();
         let rows = header.rows;
         let inputs = self.inputs.entry(header.layer).or_insert(Inputs::from(0));
-        if !inputs.take(header.from.saturating_add(rows), !before) {
-            return;
+        match inputs.take(&header, !before) {
+            Taken::Compute => {}
+            Taken::Abandoned => return,
+            Taken::NeedReplay(have) => {
+                return self.tell_requester(Kind::NeedReplay, header.layer, have, Bytes::new());
+            }
         }
         if codec::check(header.wire, self.stage.hidden as usize, rows as usize, &payload).is_err() {
             tracing::info!(%from, session = %self.stage.session, "a frame that no honest node sends");
@@ -398,7 +408,7 @@ impl Running {
         };
         let (rows, layers) = (header.rows, lease.layers);
         if let Some(word) = self.words.get_mut(&header.layer) {
-            word.received(header.from, rows, header.wire, &payload, quietly);
+            word.received(&header, &payload, quietly);
         }
         let job = Job {
             session: self.stage.session,
@@ -409,6 +419,8 @@ impl Running {
             input: JobInput::Wire(header.wire, payload),
             // One who follows signs for its outputs as well.
             want: Want::Activations,
+            attempt: header.attempt,
+            draft: DraftIds::default(),
         };
         let worker = self.stage.worker.borrow().clone();
         if worker.run(job).is_ok() {
@@ -453,6 +465,7 @@ impl Running {
                 let bytes = crate::cheat::corrupted(output.from, output.rows, wire, bytes);
                 let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
                 let (follow, identity) = (lease.role != Role::Stage, &self.stage.identity);
+                let inputs = self.inputs.get(&start).copied().unwrap_or(Inputs::from(0));
                 let said = self
                     .words
                     .get_mut(&start)
@@ -465,8 +478,13 @@ impl Running {
                     from: output.from,
                     rows: output.rows,
                     len: bytes.len() as u32,
+                    attempt: output.attempt,
+                    drafted: said.as_ref().map_or(0, |said| said.drafted),
+                    since: inputs.since(output.from),
                 };
-                if !said.as_ref().is_some_and(|said| said.feed) {
+                // What an abandoned attempt gave is of no use to the next stage.
+                let abandoned = output.attempt < inputs.attempt();
+                if !abandoned && !said.as_ref().is_some_and(|said| said.feed) {
                     self.pass_on(header, Bytes::from(bytes), next, log);
                 }
                 if let Some(commit) = said.and_then(|said| said.commit)
@@ -477,7 +495,9 @@ impl Running {
                 }
             }
             Body::NeedReplay { have } => {
-                self.inputs.insert(start, Inputs::from(have));
+                if let Some(inputs) = self.inputs.get_mut(&start) {
+                    inputs.cut(have);
+                }
                 self.tell_requester(Kind::NeedReplay, start, have, Bytes::new());
             }
             Body::Failed(why) => {
@@ -485,7 +505,7 @@ impl Running {
                 let why = Bytes::copy_from_slice(why);
                 self.send(self.stage.requester, header, why);
             }
-            Body::Sampled { .. } | Body::Nothing => {}
+            Body::Sampled(_) | Body::Nothing => {}
         }
     }
 
@@ -510,7 +530,8 @@ impl Running {
     /// A frame about the segment that starts at `layer`, to the requester.
     fn tell_requester(&mut self, kind: Kind, layer: u32, from: u32, payload: Bytes) {
         let Some(lease) = self.leases.get(&layer) else { return };
-        let header = Header::signal(kind, lease.epoch, layer, from, payload.len());
+        let attempt = self.inputs.get(&layer).map_or(0, Inputs::attempt);
+        let header = Header::signal(kind, lease.epoch, layer, from, payload.len()).under(attempt);
         self.send(self.stage.requester, header, payload);
     }
 

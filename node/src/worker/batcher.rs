@@ -6,6 +6,7 @@
 use std::{collections::VecDeque, ops::Range, time::Instant};
 
 use p2p::codec::{self, Wire};
+use scheduler::session::MAX_DRAFT;
 use shard::executor::{Capacity, Input, Item, Output, Workspace};
 
 use super::{
@@ -15,8 +16,11 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// Jobs of one pass. Each that samples takes a row of logits: half a megabyte for a large vocabulary.
+/// Jobs of one pass.
 pub(super) const MAX_ITEMS: usize = 16;
+/// Rows of logits of one pass, half a megabyte each for a large vocabulary: one for every job that samples, and one for
+/// every drafted token.
+const LOGIT_ROWS: usize = MAX_ITEMS + MAX_DRAFT as usize;
 
 /// A frame from the daemon.
 pub(super) type Asked = (Ask, Vec<u8>);
@@ -53,7 +57,7 @@ impl<'m> Batcher<'m> {
     /// An engine over `model`, with caches of at most `kv_bytes`.
     pub(super) fn new(model: &'m Loaded, kv_bytes: u64) -> Result<Self> {
         let rows = MAX_ROWS as usize;
-        let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: MAX_ITEMS };
+        let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: LOGIT_ROWS };
         let workspaces =
             model.shards.iter().map(|shard| Workspace::new(shard, capacity)).collect::<Result<_, _>>()?;
         let sessions = Sessions::new(model, kv_bytes);
@@ -73,14 +77,19 @@ impl<'m> Batcher<'m> {
         let Some(leader) = runs().nth(lead) else { return Vec::new() };
         let lane = self.sessions.lane(leader);
         let (mut rows, mut seen, mut taken) = (leader.rows, vec![leader.session], vec![lead]);
+        let mut logits = logit_rows(leader);
         for (at, run) in runs().enumerate().filter(|_| lane.is_some()) {
             let joined = rows.saturating_add(run.rows);
-            let fits = joined <= MAX_ROWS && taken.len() < MAX_ITEMS && self.sessions.lane(run) == lane;
+            let fits = joined <= MAX_ROWS
+                && taken.len() < MAX_ITEMS
+                && logits + logit_rows(run) <= LOGIT_ROWS
+                && self.sessions.lane(run) == lane;
             // A session's own jobs keep their order: what follows one that was seen stays behind it.
             if !seen.contains(&run.session) {
                 seen.push(run.session);
                 if fits {
                     rows = joined;
+                    logits += logit_rows(run);
                     taken.push(at);
                 }
             }
@@ -144,6 +153,16 @@ impl<'m> Batcher<'m> {
             Want::Sample if !last => return Err(Error::usage("a token wanted before the last layer")),
             Want::Sample if self.sessions.conductor(ipc::session(run.session)).is_none() => {
                 return Err(Error::usage("a token wanted of a session that does not conduct here"));
+            }
+            Want::Sample if !run.draft.0.is_empty() => {
+                let draft = run.draft.0.len();
+                if draft > MAX_DRAFT as usize || run.rows as usize != draft + 1 {
+                    return Err(Error::usage(format!(
+                        "a draft of {draft} tokens in a job of {} rows: it has one row more than the draft, and {MAX_DRAFT} \
+                         drafted tokens at most",
+                        run.rows
+                    )));
+                }
             }
             _ => {}
         }
@@ -213,7 +232,8 @@ impl<'m> Batcher<'m> {
                 output: match job.run.want {
                     Want::Nothing => Output::None,
                     Want::Activations => Output::All,
-                    Want::Sample => Output::Last,
+                    Want::Sample if job.run.draft.0.is_empty() => Output::Last,
+                    Want::Sample => Output::All,
                 },
             })
             .collect();
@@ -236,12 +256,13 @@ impl<'m> Batcher<'m> {
             Want::Sample => {
                 self.logits.clear();
                 self.logits.extend_from_slice(workspace.logits(index));
-                let position = (job.run.from + job.run.rows) as usize;
+                let draft = &job.run.draft.0;
+                let position = (job.run.from + job.run.rows) as usize - draft.len();
                 let chosen = self
                     .sessions
                     .conductor(ipc::session(job.run.session))
                     .ok_or_else(|| Error::usage("the session does not conduct here"))
-                    .and_then(|conductor| conductor.choose(&mut self.logits, position));
+                    .and_then(|conductor| conductor.choose_all(&mut self.logits, position, draft));
                 let body = chosen.map_or_else(|error| Body::Failed(error.to_string()), Body::Sampled);
                 (body, Vec::new())
             }
@@ -249,11 +270,17 @@ impl<'m> Batcher<'m> {
     }
 }
 
+/// Rows of logits that a job takes.
+fn logit_rows(run: &Run) -> usize {
+    if run.want == Want::Sample { 1 + run.draft.0.len() } else { 0 }
+}
+
 fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, u32)) -> Tell {
     Tell::Output(Told {
         job: run.job,
         session: run.session,
         epoch: run.epoch,
+        attempt: run.attempt,
         layers,
         from: run.from,
         rows: run.rows,
@@ -268,7 +295,7 @@ mod tests {
     use scheduler::SessionId;
 
     use super::*;
-    use crate::worker::ipc::{Load, Open};
+    use crate::worker::ipc::{DraftIds, Load, Open};
 
     fn load(layers: (u32, u32)) -> Loaded {
         let load = Load {
@@ -307,7 +334,8 @@ mod tests {
 
     fn job(job: u64, session: u64, layer: u32, rows: u32) -> Asked {
         let session = bytes(session);
-        let run = Run { job, session, epoch: 1, layer, from: 0, rows, wire: None, want: Want::Nothing };
+        let (want, draft) = (Want::Nothing, DraftIds::default());
+        let run = Run { job, session, epoch: 1, attempt: 0, layer, from: 0, rows, wire: None, want, draft };
         (Ask::Run(run), Vec::new())
     }
 
@@ -366,6 +394,21 @@ mod tests {
         let jobs = (0..sessions).map(|session| job(session, session, 0, 1)).collect();
         let sizes: Vec<usize> = passes(&mut engine, jobs).iter().map(Vec::len).collect();
         assert_eq!(sizes, [MAX_ITEMS, 3]);
+    }
+
+    #[test]
+    fn the_drafts_of_a_pass_are_bounded() {
+        let model = load((0, 1));
+        let mut engine = Batcher::new(&model, u64::MAX).unwrap();
+        (0..6).for_each(|session| open(&mut engine, session, (0, 1), &[]));
+        let drafts = |number| {
+            let (Ask::Run(run), input) = job(number, number, 0, 9) else { unreachable!() };
+            let draft = DraftIds(vec![1; 8]);
+            (Ask::Run(Run { want: Want::Sample, draft, ..run }), input)
+        };
+        let sizes: Vec<usize> =
+            passes(&mut engine, (0..6).map(drafts).collect()).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [3, 3], "nine rows of logits each, {LOGIT_ROWS} in a pass");
     }
 
     #[test]

@@ -245,11 +245,13 @@ impl Worker {
             job: id,
             session: *job.session.as_bytes(),
             epoch: job.epoch,
+            attempt: job.attempt,
             layer: job.layer,
             from: job.from,
             rows: job.rows,
             wire,
             want: job.want,
+            draft: job.draft,
         };
         let frame = Frame::new(&Ask::Run(run), payload).map_err(|error| Fault::Refused(error.to_string()))?;
         let bytes = frame.len();

@@ -47,7 +47,7 @@ use scheduler::{LayerRange, ModelId, SessionId};
 use shard::sample::SamplingParams;
 
 pub use handle::{Worker, spawn};
-pub use ipc::{Fault, Sampled, TextKind, Top, Want};
+pub use ipc::{DraftIds, Fault, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
 pub use room::Room;
@@ -292,6 +292,10 @@ pub struct Job {
     pub input: JobInput,
     /// What to give.
     pub want: Want,
+    /// Under which attempt of the epoch; the output says it again.
+    pub attempt: u16,
+    /// For [`Want::Sample`]: the drafted tokens whose rows follow the first one. Then the job has one row more than these.
+    pub draft: DraftIds,
 }
 
 /// The rows of a job.
@@ -310,6 +314,8 @@ pub struct Output {
     pub session: SessionId,
     /// As in the job.
     pub epoch: u32,
+    /// As in the job.
+    pub attempt: u16,
     /// The layers the rows went through.
     pub layers: LayerRange,
     /// As in the job.
@@ -329,19 +335,8 @@ pub struct Output {
 pub enum Body {
     /// The rows after the last layer of the range.
     Activations(Wire, Vec<u8>),
-    /// The token after the last row; see [`Sampled`].
-    #[allow(missing_docs)]
-    Sampled {
-        position: u32,
-        id: u32,
-        text: String,
-        stop: bool,
-        met: Option<String>,
-        ends_turn: bool,
-        bytes: Vec<u8>,
-        logprob: Option<f32>,
-        top: Vec<Top>,
-    },
+    /// The token after the last row, or those after the rows of a draft, one after the other; at least one.
+    Sampled(Vec<Sampled>),
     /// The cache holds only this many positions; nothing was computed.
     NeedReplay {
         /// Positions held.

@@ -20,7 +20,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Body, Conduct, Fault, Job, JobInput, OpenSession, Output, Ready, Spec, Want, Worker, spawn};
+use super::{
+    Body, Conduct, DraftIds, Fault, Job, JobInput, OpenSession, Output, Ready, Spec, Want, Worker, spawn,
+};
 
 /// Layers of the visit.
 const FEW: u32 = 4;
@@ -155,6 +157,8 @@ impl Rehearsal<'_> {
                 rows: 1,
                 input: self.row(layers),
                 want,
+                attempt: 0,
+                draft: DraftIds::default(),
             };
             let asked = Instant::now();
             self.worker.run(job)?;

@@ -146,6 +146,31 @@ impl<'m> SampleLoop<'m> {
         Ok(sampled)
     }
 
+    /// Chooses the tokens from `position` on, from the logits after the row before it and after the rows of `draft`, one row
+    /// after the other: as long as a choice is the drafted token the next row follows from it, so the tokens are those that
+    /// [`Self::choose`] would give one by one. Ends with the text, and after the first choice that was not drafted.
+    ///
+    /// # Errors
+    /// As [`Self::choose`].
+    pub(super) fn choose_all(
+        &mut self,
+        logits: &mut [f32],
+        position: usize,
+        draft: &[u32],
+    ) -> Result<Vec<Sampled>> {
+        let vocab = logits.len() / (draft.len() + 1);
+        let mut chosen: Vec<Sampled> = Vec::with_capacity(draft.len() + 1);
+        for (at, logits) in logits.chunks_exact_mut(vocab.max(1)).enumerate() {
+            let sampled = self.choose(logits, position + at)?;
+            let goes_on = !sampled.stop && draft.get(at) == Some(&sampled.id);
+            chosen.push(sampled);
+            if !goes_on {
+                break;
+            }
+        }
+        Ok(chosen)
+    }
+
     /// The text still held back, since no token follows.
     pub(super) fn finish(&mut self) -> String {
         if self.stops.hit() {

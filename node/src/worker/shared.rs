@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     Body, Fault, Output, PoisonGuard, Room,
     child::Child,
-    ipc::{self, Frame, Sampled, Tell},
+    ipc::{self, Frame, Tell},
     room::Part,
 };
 
@@ -163,6 +163,7 @@ impl Shared {
         let failed = |((session, _), range): ((SessionId, u32), Range)| Output {
             session,
             epoch: range.epoch,
+            attempt: 0,
             layers: range.layers,
             from: 0,
             rows: 0,
@@ -184,14 +185,15 @@ fn checked(output: ipc::Output, payload: Vec<u8>) -> io::Result<Output> {
                 .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "activations of no known form"))?;
             Body::Activations(wire, payload)
         }
-        ipc::Body::Sampled(sampled) => {
-            let Sampled { position, id, text, stop, met, ends_turn, bytes, logprob, top } = sampled;
-            Body::Sampled { position, id, text, stop, met, ends_turn, bytes, logprob, top }
+        ipc::Body::Sampled(sampled) if sampled.is_empty() => {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a sample without a token"));
         }
+        ipc::Body::Sampled(sampled) => Body::Sampled(sampled),
     };
     Ok(Output {
         session: ipc::session(output.session),
         epoch: output.epoch,
+        attempt: output.attempt,
         layers: ipc::range(output.layers)?,
         from: output.from,
         rows: output.rows,

@@ -13,7 +13,10 @@ use node::{
     cli::EngineArgs,
     inference::local::prompt::{self, Request, Session},
     model::Model,
-    worker::{Body, Conduct, Job, JobInput, OpenSession, Output, Ready, Source, Spec, Want, Worker, spawn},
+    worker::{
+        Body, Conduct, DraftIds, Job, JobInput, OpenSession, Output, Ready, Sampled, Source, Spec, Want,
+        Worker, spawn,
+    },
 };
 use p2p::{codec::Wire, wire::announce::Class};
 use scheduler::{LayerRange, SessionId};
@@ -82,7 +85,8 @@ fn open(session: SessionId, layers: LayerRange, conduct: Option<Conduct>) -> Ope
 }
 
 fn job(session: SessionId, layer: u32, from: usize, rows: usize, input: JobInput, want: Want) -> Job {
-    Job { session, epoch: 1, layer, from: from as u32, rows: rows as u32, input, want }
+    let (from, rows, draft) = (from as u32, rows as u32, DraftIds::default());
+    Job { session, epoch: 1, layer, from, rows, input, want, attempt: 0, draft }
 }
 
 /// What the answer without any worker is.
@@ -158,7 +162,10 @@ fn creative() -> SamplingParams {
 #[track_caller]
 fn sampled(body: Body) -> (u32, String, bool) {
     match body {
-        Body::Sampled { id, text, stop, .. } => (id, text, stop),
+        Body::Sampled(mut one) if one.len() == 1 => {
+            let Sampled { id, text, stop, .. } = one.remove(0);
+            (id, text, stop)
+        }
         other => panic!("a token was expected, not {other:?}"),
     }
 }

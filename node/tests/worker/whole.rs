@@ -2,7 +2,10 @@
 
 use node::{
     inference::local::prompt,
-    worker::{Conduct, Fault, JobInput, Prompt, Rehearsed, TextKind, Want, rehearse, spawn_rehearsed},
+    worker::{
+        Conduct, DraftIds, Fault, Job, JobInput, Prompt, Rehearsed, Sampled, TextKind, Want, rehearse,
+        spawn_rehearsed,
+    },
 };
 use scheduler::SessionId;
 use serde_json::json;
@@ -28,7 +31,7 @@ async fn decode(child: &mut Child, conduct: Conduct, most: usize) -> (Vec<(u32, 
     }
     let (mut steps, mut text, mut stopped) = (Vec::new(), String::new(), false);
     for _ in emitted..most {
-        let ends = matches!(body, Body::Sampled { ends_turn: true, .. });
+        let ends = matches!(&body, Body::Sampled(one) if one[0].ends_turn);
         let (id, piece, stop) = sampled(body);
         text.push_str(&piece);
         if !ends {
@@ -115,7 +118,8 @@ async fn log_probabilities_come_with_the_bytes_of_their_tokens() {
     child.worker.open(open(SESSION, all, Some(conduct))).await.unwrap();
     let input = JobInput::Tokens(prompt.clone());
     match child.run(job(SESSION, 0, 0, prompt.len(), input, Want::Sample)).await {
-        Body::Sampled { position, id, bytes, logprob, top, .. } => {
+        Body::Sampled(mut one) => {
+            let Sampled { position, id, bytes, logprob, top, .. } = one.remove(0);
             assert_eq!((position as usize, bytes), (prompt.len(), model.tokenizer.token_bytes(id)));
             assert!(logprob.unwrap() < 0.0 && top.len() == 2 && top[0].logprob >= top[1].logprob);
             assert_eq!(top[0].bytes, model.tokenizer.token_bytes(top[0].id));
@@ -178,4 +182,50 @@ async fn a_rehearsal_prices_visit_and_head_and_leaves_nothing_behind() {
     let (end, ready, mut outputs) = spawn_rehearsed(spec(&[last])).await.unwrap();
     let found = rehearse(&end, &ready, &mut outputs).await.unwrap();
     assert!(found.visit_ms.is_none() && found.visit_and_head_ms.is_some(), "{found:?}");
+}
+
+/// Drafts of which any prefix is right, beside the same answer token by token.
+#[tokio::test]
+async fn a_draft_gives_the_tokens_that_come_one_by_one() {
+    let model = model();
+    let mut child = Child::start(&[]).await;
+    let prompt = model.tokenizer.encode("Once upon a time", Encode::TEXT).unwrap();
+    let all = range(0, child.ready.num_layers);
+    let most = 24;
+    let (steps, text, _) = decode(&mut child, conduct(&prompt, &[], &creative(), &[]), most).await;
+    let ids: Vec<u32> = steps.iter().map(|(id, _)| *id).collect();
+    assert_eq!(ids.len(), most);
+    for (drafted, wrong) in [(1, 9), (4, 9), (4, 0), (4, 2), (7, 6), (16, 3)] {
+        let session = SessionId::numbered(100 + drafted as u64 * 10 + wrong as u64);
+        child.worker.open(open(session, all, Some(conduct(&prompt, &[], &creative(), &[])))).await.unwrap();
+        let input = JobInput::Tokens(prompt.clone());
+        let (first, piece, _) =
+            sampled(child.run(job(session, 0, 0, prompt.len(), input, Want::Sample)).await);
+        let (mut said, mut words, mut passes) = (vec![first], piece, 0);
+        while said.len() < most {
+            let mut draft: Vec<u32> = ids[said.len()..].iter().take(drafted).copied().collect();
+            let right = draft.len().min(wrong);
+            if let Some(id) = draft.get_mut(wrong) {
+                *id = (*id + 1) % 100;
+            }
+            let rows: Vec<u32> = said.last().into_iter().chain(&draft).copied().collect();
+            let at = prompt.len() + said.len() - 1;
+            let asked = job(session, 0, at, rows.len(), JobInput::Tokens(rows), Want::Sample);
+            let asked = Job { draft: DraftIds(draft), attempt: passes, ..asked };
+            let Body::Sampled(tokens) = child.run(asked).await else { panic!("tokens are expected") };
+            assert_eq!(tokens.len(), right + 1, "the right ones and one more");
+            for token in tokens {
+                assert_eq!(token.position as usize, prompt.len() + said.len());
+                said.push(token.id);
+                words.push_str(&token.text);
+            }
+            passes += 1;
+        }
+        // The last step may say one token more than is compared.
+        assert_eq!(said[..most], ids, "{drafted} drafted, {wrong} right");
+        assert!(
+            words.starts_with(text.trim_end_matches('\u{fffd}')) || text.starts_with(&words),
+            "{words} {text}"
+        );
+    }
 }

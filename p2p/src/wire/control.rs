@@ -114,7 +114,8 @@ pub enum Ask {
     Settle {
         /// Which.
         session: SessionId,
-        /// What follows a stage computes so many positions first, as far as it gets within a moment.
+        /// Positions below this are confirmed: drafted rows among them are signed for. What follows a stage computes so many
+        /// positions first, as far as it gets within a moment.
         upto: u32,
     },
     /// To keep this receipt, signed by both sides.

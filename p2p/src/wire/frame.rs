@@ -1,17 +1,22 @@
 //! The data plane: activations between neighbors of a pipeline, and what is said beside them.
 //!
 //! A stream belongs to one session and opens with a [`Hello`]. Then frames follow: a fixed header of 32 bytes and a
-//! payload of the length it states. A frame names the session's epoch and the positions it carries and never a
+//! payload of the length it states. A frame names the session's epoch, its attempt and the positions it carries and never a
 //! route: the lease did that.
 //!
 //! ```text
 //!  0..4   magic "shf1"            16..20  from: first position
 //!  4      kind                    20..24  rows: positions carried
 //!  5      wire                    24..28  len: bytes of payload
-//!  6..8   zero                    28..32  zero
-//!  8..12  epoch
+//!  6..8   attempt                 28..30  drafted: rows at the end that may be rejected
+//!  8..12  epoch                   30..32  since: positions from the start of the attempt
 //! 12..16  layer: the first that consumes the payload
 //! ```
+//!
+//! Rows of a draft follow from tokens that were guessed. Which of them count the requester knows once the last stage has drawn
+//! its tokens; the next frame begins where they end. Where some were rejected it opens a new attempt: what is still under way
+//! of the attempt before is dropped. A stage signs drafted rows once a later frame, or the settling of the session, confirms
+//! them.
 //!
 //! Limits: [`MAX_FRAME`] bytes and [`MAX_ROWS`] positions. The length of a payload follows from the number of rows
 //! and the session's width alone, so sizes on the network tell nothing of the text. A reader learns the length from
@@ -140,6 +145,13 @@ pub struct Header {
     pub rows: u32,
     /// Bytes of payload.
     pub len: u32,
+    /// Under which attempt of the epoch; the first one is 0.
+    pub attempt: u16,
+    /// How many of the rows, at their end, follow from drafted tokens; fewer than `rows`, and 0 for all kinds but
+    /// [`Kind::Activations`].
+    pub drafted: u16,
+    /// Positions from where the attempt began to `from`; `u16::MAX` for as many or more.
+    pub since: u16,
 }
 
 impl Header {
@@ -159,14 +171,20 @@ impl Header {
         let len = codec::encoded_len(wire, rows as usize, width)
             .and_then(|len| u32::try_from(len).ok())
             .ok_or(Malformed("header: width"))?;
-        let header = Self { kind: Kind::Activations, wire, epoch, layer, from, rows, len };
+        let kind = Kind::Activations;
+        let header = Self { kind, wire, epoch, layer, from, rows, len, attempt: 0, drafted: 0, since: 0 };
         header.check().map(|()| header)
     }
 
     /// The header of a frame that carries no activations, with `len` bytes of payload.
     pub fn signal(kind: Kind, epoch: u32, layer: u32, from: u32, len: usize) -> Self {
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        Self { kind, wire: Wire::Raw, epoch, layer, from, rows: 0, len }
+        Self { kind, wire: Wire::Raw, epoch, layer, from, rows: 0, len, attempt: 0, drafted: 0, since: 0 }
+    }
+
+    /// The same header under an attempt of its epoch.
+    pub fn under(self, attempt: u16) -> Self {
+        Self { attempt, ..self }
     }
 
     /// The frame that ends a session for a reason, which is cut to [`MAX_REASON`] bytes.
@@ -191,10 +209,13 @@ impl Header {
         bytes[..4].copy_from_slice(&MAGIC);
         bytes[4] = self.kind as u8;
         bytes[5] = self.wire as u8;
+        bytes[6..8].copy_from_slice(&self.attempt.to_le_bytes());
         let numbers = [self.epoch, self.layer, self.from, self.rows, self.len];
         for (slot, number) in bytes[8..28].chunks_exact_mut(4).zip(numbers) {
             slot.copy_from_slice(&number.to_le_bytes());
         }
+        bytes[28..30].copy_from_slice(&self.drafted.to_le_bytes());
+        bytes[30..].copy_from_slice(&self.since.to_le_bytes());
         bytes
     }
 
@@ -209,14 +230,11 @@ impl Header {
         }
         let kind = Kind::from_u8(reader.u8()?).ok_or(Malformed("header: kind"))?;
         let wire = Wire::from_u8(reader.u8()?).ok_or(Malformed("header: wire"))?;
-        if reader.u16()? != 0 {
-            return Err(Malformed("header: reserved"));
-        }
+        let attempt = reader.u16()?;
         let (epoch, layer, from) = (reader.u32()?, reader.u32()?, reader.u32()?);
-        let header = Self { kind, wire, epoch, layer, from, rows: reader.u32()?, len: reader.u32()? };
-        if reader.u32()? != 0 {
-            return Err(Malformed("header: reserved"));
-        }
+        let (rows, len, drafted) = (reader.u32()?, reader.u32()?, reader.u16()?);
+        let since = reader.u16()?;
+        let header = Self { kind, wire, epoch, layer, from, rows, len, attempt, drafted, since };
         header.check().map(|()| header)
     }
 
@@ -226,6 +244,13 @@ impl Header {
         }
         if !self.kind.carries() && (self.rows != 0 || self.wire != Wire::Raw) {
             return Err(Malformed("header: rows"));
+        }
+        let drafts = self.kind == Kind::Activations && u32::from(self.drafted) < self.rows;
+        if self.drafted != 0 && !drafts {
+            return Err(Malformed("header: drafted"));
+        }
+        if self.since != 0 && !self.kind.carries() {
+            return Err(Malformed("header: since"));
         }
         let len = self.len as usize;
         let sound = match self.kind {

@@ -178,6 +178,14 @@ fn samples() -> Vec<Sample> {
             Header::activations(Wire::Raw, 3, 28, 0, 256, 8_192).unwrap().write().to_vec(),
             header,
         ),
+        (
+            "activations-draft",
+            Header { drafted: 2, since: 5, ..Header::activations(Wire::Q8, 3, 4, 17, 3, 64).unwrap() }
+                .under(0x0201)
+                .write()
+                .to_vec(),
+            header,
+        ),
         ("need-replay", Header::signal(Kind::NeedReplay, 3, 4, 16, 0).write().to_vec(), header),
         ("beacon", Header::signal(Kind::Beacon, 3, 4, 17, 0).write().to_vec(), header),
         ("failed", failed.write().to_vec(), header),
@@ -362,7 +370,7 @@ fn an_own_operator_is_written_one_way() {
 fn headers_state_only_what_a_payload_can_be() {
     let sound = Header::activations(Wire::Q8, 1, 4, 0, 2, 64).unwrap();
     type Spoil = (&'static str, fn(&mut Header));
-    let spoils: [Spoil; 10] = [
+    let spoils: [Spoil; 12] = [
         ("no rows", |h| h.rows = 0),
         ("rows", |h| h.rows = 257),
         ("length", |h| h.len = 0),
@@ -371,6 +379,8 @@ fn headers_state_only_what_a_payload_can_be() {
         ("too long", |h| (h.rows, h.len) = (256, 256 * 34 * 964)),
         ("past the last position", |h| h.from = u32::MAX),
         ("layer", |h| h.layer = 1_025),
+        ("nothing but drafts", |h| h.drafted = 2),
+        ("drafts for a follower", |h| (h.kind, h.drafted) = (Kind::Feed, 1)),
         ("rows of a beacon", |h| h.kind = Kind::Beacon),
         ("commit", |h| (h.kind, h.rows, h.wire) = (Kind::Commit, 0, Wire::Raw)),
     ];

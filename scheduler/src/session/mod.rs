@@ -11,6 +11,11 @@
 //!   stage 2  log ─────┘  inputs logged to 6    6       6         6     the 7th input comes from stage 0
 //! ```
 //!
+//! A step may carry *drafted* tokens behind the known ones. The last stage draws a token after every row and keeps the drafts
+//! that the draws agree with, and one more: several tokens in one pass, the same tokens as without a draft. When some drafts
+//! were wrong, or the step must begin again, the next frame opens a new *attempt* of the epoch: a stage that gets it rewinds
+//! to where the frame begins, and of frames of an earlier attempt only the rows below that point count ([`Session::valid_below`]).
+//!
 //! Frames run down the chain; each stage also sends its output to the requester, off the critical path. That copy is
 //! the log a replacement replays, and it tells which stage a step hangs at.
 //!
@@ -19,8 +24,8 @@
 //! every later one until it speaks again. As long again and it is left. A node that answers is slow, not gone: it has
 //! until its patience ends; one that has no past, answers and does not say that it computes is sent its frame again. A look that comes late proves that this machine slept and nothing else.
 //!
-//! What a stage promises (the other end of this machine): a frame names session, epoch and positions `[from, to)`.
-//! A lower epoch is dropped, a higher one adopted. `from` beyond its KV is answered with `NeedReplay { have }`;
+//! What a stage promises (the other end of this machine): a frame names session, epoch, attempt and positions `[from, to)`.
+//! A lower epoch is dropped, a higher one adopted; a lower attempt of the epoch is dropped. `from` beyond its KV is answered with `NeedReplay { have }`;
 //! otherwise it truncates to `from`, computes, and passes its output on under the same epoch. A stage that is closed
 //! remembers the session's epoch for as long as a lease lasts: an `Open` that was overtaken by its `Close` must not
 //! start it again.
@@ -34,17 +39,19 @@
 //!   are evidence, never output.
 //!
 //! In this folder: `protocol` is what is said to the machine and asked of its caller, `advance` the ordinary step;
-//! `suspicion` tells the slow from the gone, `recovery` replaces who is gone.
+//! `suspicion` tells the slow from the gone, `recovery` replaces who is gone; `attempts` is the stage's side of a draft.
 
 mod advance;
+mod attempts;
 mod protocol;
 mod recovery;
 mod suspicion;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+pub use attempts::{Attempts, Rows, Taken};
 pub use protocol::{Action, End, Event, Standbys};
 
 use crate::recover::{Budget, Detector};
@@ -67,6 +74,11 @@ struct Stage {
     kept: bool,
 }
 
+/// Tokens that a step drafts at most: its rows then still travel in one frame, and a draft is rarely right for longer.
+pub const MAX_DRAFT: u32 = 16;
+/// Attempts of which it is remembered how far their rows count; rows of older ones have been under way for as many steps.
+const ATTEMPTS_KEPT: usize = 32;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Opening,
@@ -83,6 +95,11 @@ pub struct Session {
     prompt: u32,
     most: u32,
     tokens: Vec<u32>,
+    /// The attempt of this epoch, and the drafted rows of its step.
+    attempt: u16,
+    drafted: u32,
+    /// The latest abandoned attempts of this epoch, and below which position their rows count.
+    abandoned: VecDeque<(u16, u32)>,
     stages: Vec<Stage>,
     /// Whether shadows keep what they are sent and compute nothing.
     lazy: bool,
@@ -141,6 +158,9 @@ impl Session {
             prompt: prompt.max(1),
             most: most.max(1),
             tokens: Vec::new(),
+            attempt: 0,
+            drafted: 0,
+            abandoned: VecDeque::new(),
             stages: Vec::new(),
             lazy: false,
             log: BTreeMap::new(),
@@ -178,6 +198,31 @@ impl Session {
     /// The current epoch; frames of any other are dead.
     pub fn epoch(&self) -> u32 {
         self.epoch
+    }
+
+    /// The attempt of the epoch that frames are sent under.
+    pub fn attempt(&self) -> u16 {
+        self.attempt
+    }
+
+    /// The position at which that attempt began; 0 for the first one.
+    pub fn attempt_start(&self) -> u32 {
+        self.abandoned.back().map_or(0, |(_, below)| *below)
+    }
+
+    /// Drafted tokens that the running step carries behind the known ones.
+    pub fn drafted(&self) -> u32 {
+        self.drafted
+    }
+
+    /// Rows of frames of `attempt` count at positions below this: all that the step carries for the attempt that runs, what
+    /// was confirmed of an abandoned one, and nothing of one that is not known (any more).
+    pub fn valid_below(&self, attempt: u16) -> u32 {
+        match self.abandoned.iter().find(|(abandoned, _)| *abandoned == attempt) {
+            Some((_, below)) => *below,
+            None if attempt == self.attempt => self.reach(),
+            None => 0,
+        }
     }
 
     /// Tokens emitted so far.
@@ -225,8 +270,9 @@ impl Session {
                     self.need_replay(now, stage, have, &mut actions);
                 }
             }
-            Event::Boundary { stage, node, epoch, to } => {
-                if self.live(stage, epoch) && to <= self.known() {
+            Event::Boundary { stage, node, epoch, attempt, to } => {
+                let to = if attempt == self.attempt { to } else { to.min(self.valid_below(attempt)) };
+                if self.live(stage, epoch) && to <= self.reach() {
                     self.boundary(now, stage, node, to, &mut actions);
                 }
             }
@@ -240,9 +286,9 @@ impl Session {
                     stage.alive = now;
                 }
             }
-            Event::Token { epoch, position, token, stop } => {
+            Event::Tokens { epoch, attempt, position, tokens, stop, draft } => {
                 if epoch == self.epoch {
-                    self.token(now, position, token, stop, &mut actions);
+                    self.sampled(now, attempt, position, &tokens, (stop, draft), &mut actions);
                 }
             }
             Event::Failed { node, failure } => self.node_failed(now, node, failure, &mut actions),

@@ -47,19 +47,27 @@ pub enum Event {
         node: NodeId,
         /// Under which epoch.
         epoch: u32,
+        /// Under which attempt of the epoch.
+        attempt: u16,
         /// Positions below this are logged now.
         to: u32,
     },
-    /// The last stage's answer for a step: the token at `position`.
-    Token {
+    /// The last stage's answer for a step: the tokens from `position` on. Without a draft it is one; with a draft it is the
+    /// beginning of the draft that the draws agree with, and one more.
+    Tokens {
         /// Under which epoch.
         epoch: u32,
-        /// Its position, the prompt included.
+        /// Under which attempt of the epoch.
+        attempt: u16,
+        /// Position of the first, the prompt included.
         position: u32,
-        /// The token.
-        token: u32,
-        /// Whether it ends the text.
+        /// The tokens, at least one and at most one more than the step drafted.
+        tokens: Vec<u32>,
+        /// Whether the last of them ends the text.
         stop: bool,
+        /// Tokens that the caller has drafted to follow them. [`Session::drafted`](super::Session::drafted) says how many of
+        /// them the next step carries.
+        draft: u32,
     },
     /// A node answered [`Action::Ping`]: its process runs and the way there and back is open.
     Pong {
@@ -129,12 +137,14 @@ pub enum Action {
         /// Positions below this may be kept.
         at: u32,
     },
-    /// Send inputs `[from, to)` of a stage, from the tokens (stage 0) or the log.
+    /// Send inputs `[from, to)` of a stage, from the tokens and the draft (stage 0) or the log.
     Send {
         /// Index of the stage.
         stage: usize,
         /// Under which epoch.
         epoch: u32,
+        /// Under which attempt of the epoch.
+        attempt: u16,
         /// To whom: the stage's node, or its shadow when hedging.
         node: NodeId,
         /// First position.

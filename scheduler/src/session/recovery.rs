@@ -116,8 +116,8 @@ impl Session {
                 self.forgiving = false;
                 self.phase = Phase::Asking;
                 self.due = now + OPEN_MS;
-                // Frames still under way must not reach anybody who serves on.
-                self.epoch += 1;
+                // Frames still under way must not reach a node that serves on.
+                self.next_epoch();
                 actions.push(Action::FindRoute { deny: self.failed.iter().copied().collect() });
             }
             Recovery::GiveUp(why) => self.finish(End::GaveUp(why), actions),
@@ -242,7 +242,7 @@ impl Session {
 
     /// A new epoch: every stage must promise again and say what it holds.
     fn open_all(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        self.epoch += 1;
+        self.next_epoch();
         self.hedged = None;
         self.suspect = None;
         self.given_again = None;

@@ -63,8 +63,8 @@ impl Session {
     }
 
     fn look_for_progress(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        let known = self.known();
-        let at = self.stages.iter().position(|stage| stage.done < known);
+        let reach = self.reach();
+        let at = self.stages.iter().position(|stage| stage.done < reach);
         let stage = at.unwrap_or(self.stages.len() - 1);
         let silence = self.silence_ms();
         let (unheard, quiet) = (now.since(self.stages[stage].heard), self.quiet_ms(now, stage));
@@ -100,7 +100,7 @@ impl Session {
     /// a connection whose other end has died. Of a stage with a past it is known better how long its steps take.
     fn has_lost_it(&self, now: Millis, at: usize) -> bool {
         let stage = &self.stages[at];
-        let rows = self.logged(at).min(self.known()).saturating_sub(stage.done);
+        let rows = self.logged(at).min(self.reach()).saturating_sub(stage.done);
         let patience = self.silence_ms() + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
         let cold = self.detectors.get(&stage.segment.node).is_none_or(Detector::is_cold);
         let silent = stage.alive > stage.heard && now.since(stage.heard) >= patience;
@@ -110,8 +110,8 @@ impl Session {
     /// Sends a stage from here what the one before it has sent it.
     fn send_again(&self, stage: usize, actions: &mut Vec<Action>) {
         let (node, from) = (self.stages[stage].segment.node, self.stages[stage].done.min(self.known() - 1));
-        let to = self.logged(stage).min(self.known());
-        actions.push(Action::Send { stage, epoch: self.epoch, node, from, to });
+        let to = self.logged(stage).min(self.reach());
+        actions.push(self.send(stage, node, from, to));
     }
 
     fn ping(&self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
@@ -123,7 +123,7 @@ impl Session {
     /// The next thing expected is the output of `stage`.
     pub(super) fn wait_for(&mut self, now: Millis, stage: usize) {
         let detector = self.detectors.get(&self.stages[stage].segment.node).cloned().unwrap_or_default();
-        let patience = detector.patience_ms(self.step_tokens, self.rtt_p99_ms);
+        let patience = detector.patience_ms(self.step_tokens + self.drafted, self.rtt_p99_ms);
         // A long prompt has time, but who says nothing meanwhile is looked at as soon as for a single token.
         self.due = now + patience.min(COLD_STEP_MS + self.rtt_p99_ms as u64);
         self.last_due = now + STALLING * patience;
@@ -149,9 +149,9 @@ impl Session {
     /// Gives the shadow of a stage the frame that the stage was given. False when there is none, or nothing to give.
     pub(super) fn send_shadow(&self, stage: usize, actions: &mut Vec<Action>) -> bool {
         let known = self.known();
-        let (from, to) = (self.stages[stage].done.min(known - 1), self.logged(stage).min(known));
+        let (from, to) = (self.stages[stage].done.min(known - 1), self.logged(stage).min(self.reach()));
         let Some(node) = self.stages[stage].shadow.filter(|_| from < to && !self.lazy) else { return false };
-        actions.push(Action::Send { stage, epoch: self.epoch, node, from, to });
+        actions.push(self.send(stage, node, from, to));
         true
     }
 }

@@ -9,6 +9,11 @@ fn pipeline() -> Pipeline {
     Pipeline::new(vec![segment(1, 0, 2), segment(2, 2, 4), segment(3, 4, 6)], 6).unwrap()
 }
 
+/// The answer of a step without a draft.
+fn one(epoch: u32, position: u32, token: u32) -> Event {
+    Event::Tokens { epoch, attempt: 0, position, tokens: vec![token], stop: false, draft: 0 }
+}
+
 /// A session of a three-token prompt after four decoded tokens, its middle stage just replaced by an empty one.
 fn replaced(logged: u32) -> Vec<(usize, u32, u32)> {
     let mut standbys =
@@ -23,10 +28,10 @@ fn replaced(logged: u32) -> Vec<(usize, u32, u32)> {
         if position <= logged {
             session.step(
                 Millis(2),
-                Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, to: position },
+                Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, attempt: 0, to: position },
             );
         }
-        session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
+        session.step(Millis(3), one(1, position, 5));
     }
     let failed = Event::Failed { node: NodeId::numbered(2), failure: crate::recover::Failure::Closed };
     session.step(Millis(4), failed);
@@ -57,10 +62,16 @@ fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
         (0..2).for_each(|stage| {
             session.step(
                 Millis(2),
-                Event::Boundary { stage, node: NodeId::numbered(stage as u64 + 1), epoch: 1, to: position },
+                Event::Boundary {
+                    stage,
+                    node: NodeId::numbered(stage as u64 + 1),
+                    epoch: 1,
+                    attempt: 0,
+                    to: position,
+                },
             );
         });
-        session.step(Millis(3), Event::Token { epoch: 1, position, token: 5, stop: false });
+        session.step(Millis(3), one(1, position, 5));
     }
     let liar = NodeId::numbered(2);
     let actions = session.step(Millis(4), Event::Convicted { node: liar, layer: 4, from: 5, known: 6 });
@@ -79,9 +90,9 @@ fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
     session.step(Millis(5), Event::Opened { stage: 0, epoch: 2, have: 5 });
     session.step(Millis(5), Event::Opened { stage: 2, epoch: 2, have: 5 });
     let actions = session.step(Millis(5), Event::Opened { stage: 1, epoch: 2, have: 5 });
-    let last = Action::Send { stage: 0, epoch: 2, node: NodeId::numbered(1), from: 5, to: 6 };
+    let last = Action::Send { stage: 0, epoch: 2, attempt: 0, node: NodeId::numbered(1), from: 5, to: 6 };
     assert!(actions.contains(&last), "{actions:?}");
-    let again = session.step(Millis(6), Event::Token { epoch: 2, position: 6, token: 7, stop: false });
+    let again = session.step(Millis(6), one(2, 6, 7));
     assert!(again.contains(&Action::Emit { position: 6, token: 7 }), "{again:?}");
 }
 
@@ -205,7 +216,7 @@ fn a_long_answer_outlives_more_failures_than_a_short_one() {
         });
         // Eight tokens pay for a move; here the stage only fails after as many.
         for at in 0..8 {
-            let token = Event::Token { epoch, position: 3 + (position - 3) * 8 + at, token: 5, stop: false };
+            let token = one(epoch, 3 + (position - 3) * 8 + at, 5);
             session.step(now, token);
         }
         fail(&mut session, now + 10);
@@ -227,7 +238,7 @@ fn a_request_that_crawls_is_given_up() {
         (0..3).for_each(|stage| {
             session.step(now, Event::Opened { stage, epoch, have: position - 1 });
         });
-        session.step(now, Event::Token { epoch, position, token: 5, stop: false });
+        session.step(now, one(epoch, position, 5));
         position += 1;
         // Two wrong routes, then none, then the first again.
         session.step(now + 1, misrouted.clone());
@@ -267,10 +278,10 @@ fn a_stage_that_stutters_is_replaced_by_its_shadow() {
             now = then;
             let node = NodeId::numbered(stage as u64 + 1);
             if stage < 2 {
-                session.step(now, Event::Boundary { stage, node, epoch, to });
+                session.step(now, Event::Boundary { stage, node, epoch, attempt: 0, to });
             }
         }
-        session.step(now, Event::Token { epoch, position: to, token: 5, stop: false });
+        session.step(now, one(epoch, to, 5));
         session.epoch() > epoch
     });
     // Sixteen steps say what is usual, and those that were hedged are none of them.
@@ -290,12 +301,13 @@ fn two_that_fall_silent_together_are_replaced_together() {
     (0..3).for_each(|stage| {
         session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
     });
-    let boundary = |stage, node, to| Event::Boundary { stage, node: NodeId::numbered(node), epoch: 1, to };
+    let boundary =
+        |stage, node, to| Event::Boundary { stage, node: NodeId::numbered(node), epoch: 1, attempt: 0, to };
     for position in 3..13 {
         let now = Millis(u64::from(position) * 10);
         session.step(now, boundary(0, 1, position));
         session.step(now, boundary(1, 2, position));
-        session.step(now, Event::Token { epoch: 1, position, token: 5, stop: false });
+        session.step(now, one(1, position, 5));
     }
     session.step(Millis(121), boundary(0, 1, 13));
     while session.epoch() == 1 {
@@ -324,7 +336,8 @@ fn what_a_stage_has_not_got_is_sent_again() {
     });
     let mut began = Millis(2);
     for (to, expected) in [(3, 2), (4, 9)] {
-        session.step(began, Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, to });
+        session
+            .step(began, Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, attempt: 0, to });
         let (now, sent) = loop {
             let now = session.wake().unwrap();
             let actions = session.step(now, Event::Tick);
@@ -349,9 +362,117 @@ fn what_a_stage_has_not_got_is_sent_again() {
             let actions = session.step(now, Event::Tick);
             assert!(actions.iter().all(|action| matches!(action, Action::Ping { .. })), "{actions:?}");
         }
-        session.step(now, Event::Boundary { stage: 1, node: NodeId::numbered(expected), epoch: 1, to });
-        session.step(now, Event::Token { epoch: 1, position: to, token: 5, stop: false });
+        session.step(
+            now,
+            Event::Boundary { stage: 1, node: NodeId::numbered(expected), epoch: 1, attempt: 0, to },
+        );
+        session.step(now, one(1, to, 5));
         began = now + 1;
     }
     assert_eq!((session.epoch(), session.emitted().len()), (1, 2));
+}
+
+/// A session of a prompt of three tokens whose stages have promised, with the first boundary of its step logged.
+fn stepping(most: u32) -> Session {
+    let (mut session, _) =
+        Session::start(SessionId::numbered(1), Millis(0), 3, most, &pipeline(), &Standbys::default(), 0.0);
+    (0..3).for_each(|stage| {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    });
+    session
+}
+
+fn sends(actions: &[Action]) -> Vec<(usize, u16, u32, u32)> {
+    let send = |action: &Action| match action {
+        Action::Send { stage, attempt, from, to, .. } => Some((*stage, *attempt, *from, *to)),
+        _ => None,
+    };
+    actions.iter().filter_map(send).collect()
+}
+
+fn emits(actions: &[Action]) -> Vec<(u32, u32)> {
+    let emit = |action: &Action| match action {
+        Action::Emit { position, token } => Some((*position, *token)),
+        _ => None,
+    };
+    actions.iter().filter_map(emit).collect()
+}
+
+fn drew(attempt: u16, position: u32, tokens: &[u32], draft: u32) -> Event {
+    Event::Tokens { epoch: 1, attempt, position, tokens: tokens.to_vec(), stop: false, draft }
+}
+
+#[test]
+fn a_draft_travels_in_one_step_and_what_was_rejected_opens_another_attempt() {
+    let mut session = stepping(50);
+    let boundary =
+        |attempt, to| Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, attempt, to };
+    let actions = session.step(Millis(2), drew(0, 3, &[10], 3));
+    assert_eq!((sends(&actions), session.drafted()), (vec![(0, 0, 3, 7)], 3));
+    session.step(Millis(3), boundary(0, 7));
+    assert_eq!((session.valid_below(0), session.logged(1)), (7, 7));
+    // Two of three were right: three tokens are said, and the row of the wrong one counts for nothing.
+    let actions = session.step(Millis(4), drew(0, 4, &[11, 12, 13], 2));
+    assert_eq!(emits(&actions), [(4, 11), (5, 12), (6, 13)]);
+    assert_eq!(sends(&actions), [(0, 1, 6, 9)]);
+    assert_eq!((session.attempt(), session.valid_below(0), session.valid_below(1)), (1, 6, 9));
+    assert_eq!((session.logged(1), session.valid_below(7)), (6, 0));
+    // What the abandoned attempt still says, of its rejected row too.
+    session.step(Millis(5), boundary(0, 7));
+    assert_eq!(session.logged(1), 6);
+    assert_eq!(session.step(Millis(5), drew(0, 4, &[11, 12, 13, 99], 0)), []);
+    assert_eq!(session.step(Millis(5), drew(0, 7, &[99], 0)), []);
+    // A draft that is right to its end opens none.
+    let actions = session.step(Millis(6), drew(1, 7, &[14, 15, 16], 0));
+    assert_eq!((emits(&actions).len(), sends(&actions)), (3, vec![(0, 1, 9, 10)]));
+    // A different answer of the attempt that runs is evidence, as without drafts.
+    let other = session.step(Millis(7), drew(1, 7, &[14, 99], 0));
+    assert_eq!(other, [Action::Evidence { position: 8 }]);
+}
+
+#[test]
+fn more_tokens_than_were_drafted_are_not_taken() {
+    let mut session = stepping(50);
+    assert_eq!(session.step(Millis(2), drew(0, 3, &[10, 11], 0)), []);
+    assert_eq!(session.step(Millis(2), drew(0, 3, &[], 0)), []);
+    assert_eq!(emits(&session.step(Millis(2), drew(0, 3, &[10], 0))), [(3, 10)]);
+}
+
+#[test]
+fn a_draft_ends_with_the_answer() {
+    let mut session = stepping(4);
+    session.step(Millis(2), drew(0, 3, &[10], 9));
+    assert_eq!(session.drafted(), 2, "three tokens are left, and one comes without a draft");
+    let actions = session.step(Millis(3), drew(0, 4, &[11, 12, 13], 9));
+    assert_eq!((emits(&actions).len(), session.is_over()), (3, true));
+}
+
+#[test]
+fn a_stage_that_lost_its_cache_ends_the_draft_and_not_the_epoch() {
+    let mut session = stepping(50);
+    session.step(Millis(2), drew(0, 3, &[10], 3));
+    session.step(
+        Millis(3),
+        Event::Boundary { stage: 0, node: NodeId::numbered(1), epoch: 1, attempt: 0, to: 7 },
+    );
+    let actions = session.step(Millis(4), Event::NeedReplay { stage: 1, epoch: 1, have: 0 });
+    assert_eq!(sends(&actions), [(0, 1, 3, 4), (1, 1, 0, 4)]);
+    assert_eq!((session.attempt(), session.drafted(), session.epoch()), (1, 0, 1));
+    assert_eq!(session.step(Millis(5), drew(0, 4, &[11, 12], 0)), [], "drawn from the draft that is gone");
+    assert_eq!(emits(&session.step(Millis(6), drew(1, 4, &[11], 0))), [(4, 11)]);
+}
+
+#[test]
+fn a_new_epoch_begins_without_a_draft() {
+    let mut session = stepping(50);
+    session.step(Millis(2), drew(0, 3, &[10], 3));
+    fail(&mut session, Millis(3));
+    assert_eq!((session.epoch(), session.attempt(), session.drafted()), (2, 0, 0));
+    session.step(Millis(4), Event::Rerouted(Some((pipeline(), Standbys::default()))));
+    let epoch = session.epoch();
+    let mut last = Vec::new();
+    for stage in 0..3 {
+        last = session.step(Millis(5), Event::Opened { stage, epoch, have: 3 });
+    }
+    assert_eq!(sends(&last), [(0, 0, 3, 4)]);
 }

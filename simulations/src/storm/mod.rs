@@ -43,6 +43,8 @@ pub struct Report {
     pub tokens: u64,
     /// Times an epoch rose after a session had begun.
     pub failovers: u64,
+    /// Drafted tokens that were right, and that were not.
+    pub drafts: (u64, u64),
     /// Frames sent to a shadow because a stage was late.
     pub hedges: u64,
     /// Routes given back because a node was busier than believed.

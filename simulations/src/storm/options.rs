@@ -73,6 +73,8 @@ pub struct Options {
     pub moves: bool,
     /// Everything heals at this time.
     pub heal_ms: u64,
+    /// Tokens that a step drafts at most, of which any beginning may be right; 0 for steps of one token.
+    pub drafts: u32,
 }
 
 impl Options {
@@ -121,6 +123,8 @@ impl Options {
             cancels: maybe(&mut c, 0.2),
             moves,
             heal_ms: longer + 10_000 + c.below(15_000) as u64,
+            // Drawn last: without drafts a seed is the storm that it was before there were any.
+            drafts: some(&mut c, 6) as u32,
         }
     }
 
@@ -145,6 +149,7 @@ impl Options {
             pretenders: 0.0,
             cancels: 0.0,
             moves: false,
+            drafts: 0,
             ..Self::draw(seed)
         }
     }
@@ -165,6 +170,7 @@ impl Options {
             turns: 1,
             tokens: (8, 200),
             heal_ms: 3_600_000,
+            drafts: 0,
             ..Self::calm(seed)
         }
     }

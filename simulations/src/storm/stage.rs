@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use scheduler::admit::{Admission, Ask, Limits, SlotGuard, Tier, kv_bytes};
 use scheduler::lease::Load;
 use scheduler::rng::mix;
+use scheduler::session::{Attempts, Rows, Taken};
 use scheduler::{LayerRange, LayerSet, Millis, NodeId, SessionId, Shape};
 
 /// A lease nobody uses ends after this on the machine's own clock.
@@ -89,6 +90,7 @@ pub struct Lease {
 struct Served {
     lease: Lease,
     kv: Kv,
+    attempts: Attempts,
     ask: u64,
     guard: Option<SlotGuard>,
     heard: Millis,
@@ -101,8 +103,8 @@ pub struct Refused;
 /// What comes of a frame.
 #[derive(Clone, Debug)]
 pub enum Framed {
-    /// Outputs, one per row, and the lease they were computed under.
-    Outputs(Vec<u64>, Lease),
+    /// Outputs, one per row, what they are to the next stage, and the lease they were computed under.
+    Outputs(Vec<u64>, Rows, Lease),
     /// The KV is shorter than the frame's first position.
     Short(u32, Lease),
     /// No such session here.
@@ -154,7 +156,7 @@ impl Stage {
             }
             let same = old.lease.layers == lease.layers && old.lease.positions == lease.positions;
             if same && old.guard.is_some() {
-                old.kv.truncate(lease.at);
+                old.kv.truncate(lease.at.min(old.attempts.begin_epoch()));
                 (old.lease, old.heard) = (lease, now);
                 return Ok(true);
             }
@@ -172,7 +174,8 @@ impl Stage {
         };
         self.door.submit(now, ask).map_err(|_| Refused)?;
         let kv = Kv::new(lease.layers);
-        self.served.insert(key, Served { lease, kv, ask: self.asks, guard: None, heard: now });
+        let attempts = Attempts::default();
+        self.served.insert(key, Served { lease, kv, attempts, ask: self.asks, guard: None, heard: now });
         Ok(false)
     }
 
@@ -205,29 +208,40 @@ impl Stage {
         now: Millis,
         key: (SessionId, u32),
         epoch: u32,
-        from: u32,
+        rows: Rows,
         inputs: &[u64],
     ) -> Framed {
+        let from = rows.from;
         let Some(served) = self.served.get_mut(&key) else { return Framed::Unknown };
         if epoch != served.lease.epoch || served.guard.is_none() {
             return Framed::Dropped;
         }
         served.heard = now;
-        if from > served.kv.len() {
-            return Framed::Short(served.kv.len(), served.lease.clone());
+        let sound = match served.attempts.take(&rows) {
+            Taken::Abandoned => return Framed::Dropped,
+            Taken::Compute => served.kv.len(),
+            Taken::NeedReplay(sound) => sound.min(served.kv.len()),
+        };
+        if from > sound {
+            return Framed::Short(sound, served.lease.clone());
         }
         if from + inputs.len() as u32 > served.lease.positions {
             return Framed::Unknown;
         }
         served.kv.truncate(from);
         let outputs = inputs.iter().map(|input| served.kv.compute(*input)).collect();
-        Framed::Outputs(outputs, served.lease.clone())
+        let rows = Rows { since: served.attempts.since(from), ..rows };
+        Framed::Outputs(outputs, rows, served.lease.clone())
     }
 
     /// Feeds a shadow: computes what it lacks of the log. Its KV length, if it follows that session.
     pub fn feed(&mut self, now: Millis, key: (SessionId, u32), from: u32, inputs: &[u64]) -> Option<u32> {
         let served = self.served.get_mut(&key).filter(|served| served.guard.is_some())?;
         served.heard = now;
+        if served.lease.follow {
+            // What it was given of a draft is given again.
+            served.kv.truncate(served.attempts.drop_drafts());
+        }
         let have = served.kv.len();
         if served.lease.follow && from <= have {
             let room = served.lease.positions.saturating_sub(have) as usize;

@@ -240,13 +240,19 @@ pub struct Run {
     pub job: u64,
     pub session: [u8; 16],
     pub epoch: u32,
+    pub attempt: u16,
     pub layer: u32,
     pub from: u32,
     pub rows: u32,
     /// `None` for token ids, else the form of the activations.
     pub wire: Option<u8>,
     pub want: Want,
+    pub draft: DraftIds,
 }
+
+/// Drafted tokens, whose rows are the last ones of a job. Their `Debug` tells how many there are.
+#[derive(Clone, Default, PartialEq, Eq, Encode, Decode)]
+pub struct DraftIds(pub Vec<u32>);
 
 /// What a job is to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -255,7 +261,7 @@ pub enum Want {
     Nothing,
     /// The rows after the last layer of the range.
     Activations,
-    /// The token after the last row.
+    /// The token after the last row; with a draft, the tokens after its rows that the draws agree with, and one more.
     Sample,
 }
 
@@ -266,6 +272,7 @@ pub struct Output {
     pub job: u64,
     pub session: [u8; 16],
     pub epoch: u32,
+    pub attempt: u16,
     pub layers: (u32, u32),
     pub from: u32,
     pub rows: u32,
@@ -280,7 +287,7 @@ pub struct Output {
 pub enum Body {
     Nothing,
     Activations(u8),
-    Sampled(Sampled),
+    Sampled(Vec<Sampled>),
     NeedReplay { have: u32 },
     Failed(String),
 }

@@ -250,11 +250,13 @@ mod tests {
             job: 300,
             session: [9; 16],
             epoch: 70_000,
+            attempt: 9,
             layer: 3,
             from: 1000,
             rows: 2,
             wire: Some(1),
             want: Want::Activations,
+            draft: DraftIds(vec![7, 8]),
         });
         let good = bytes(&Frame::new(&ask, Vec::new()).unwrap());
         for len in 8..good.len() + 2 {

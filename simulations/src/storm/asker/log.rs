@@ -1,5 +1,6 @@
 //! What the stages' outputs are kept for: replays, and the shadows that follow.
 
+use scheduler::rng::mix;
 use scheduler::session::Event;
 use scheduler::{LayerRange, NodeId, SessionId};
 
@@ -21,12 +22,21 @@ impl Swarm {
         &mut self,
         at: usize,
         id: SessionId,
-        epoch: u32,
+        (epoch, attempt): (u32, u16),
         (stage, node): (usize, NodeId),
         part: (u32, u32, Vec<u64>),
     ) {
         let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
-        let (layer, from, outputs) = part;
+        let (layer, from, mut outputs) = part;
+        // Rows of an abandoned attempt, or of another epoch that may have had drafts, are not for the log.
+        if epoch == live.session.epoch() {
+            outputs.truncate(live.session.valid_below(attempt).saturating_sub(from) as usize);
+        } else if self.options.drafts > 0 {
+            outputs.clear();
+        }
+        if outputs.is_empty() {
+            return;
+        }
         let log = live.log.entry(layer).or_default();
         let to = from as usize + outputs.len();
         if log.len() < to {
@@ -39,7 +49,7 @@ impl Swarm {
         }
         let whole = log.iter().take_while(|slot| slot.is_some()).count() as u32;
         self.checks.that(same, || format!("{id:?}: two honest answers at layer {layer} differ"));
-        self.tell_session(at, id, Event::Boundary { stage, node, epoch, to: whole.min(to as u32) });
+        self.tell_session(at, id, Event::Boundary { stage, node, epoch, attempt, to: whole.min(to as u32) });
     }
 
     /// A shadow said how far it is.
@@ -61,7 +71,8 @@ impl Swarm {
         let mut shadows = std::mem::take(&mut live.shadows);
         for (node, shadow) in &mut shadows {
             let layer = shadow.layers.start();
-            let logged = live.logged(layer);
+            // Only what is confirmed is for those who follow.
+            let logged = live.logged(layer).min(live.tokens.len() as u32);
             let due = logged >= shadow.sent + FEED;
             if due && let Some(inputs) = live.inputs(layer, shadow.have.min(shadow.sent), logged) {
                 let from = shadow.have.min(shadow.sent);
@@ -71,6 +82,47 @@ impl Swarm {
         }
         live.shadows = shadows;
         sends.into_iter().for_each(|(node, body)| self.send(at, index(node), body));
+    }
+}
+
+impl Swarm {
+    /// The last stage drew a token after every row of a frame: those that agree with the draft count, and one more.
+    pub fn drawn(
+        &mut self,
+        at: usize,
+        id: SessionId,
+        (epoch, attempt): (u32, u16),
+        from: u32,
+        tokens: &[u32],
+    ) {
+        let (drafts, seed) = (u64::from(self.options.drafts), self.options.seed);
+        let Some(live) = self.machines[at].asker.live.get_mut(&id) else { return };
+        let known = live.tokens.len() as u32;
+        let current = (epoch, attempt) == (live.session.epoch(), live.session.attempt()) && from < known;
+        let rows = tokens.get((known - 1).saturating_sub(from) as usize..);
+        let Some(rows) = rows.filter(|rows| current && !rows.is_empty()) else {
+            // Whatever an abandoned attempt drew must have no effect; of another step the last token is told.
+            let position = from + tokens.len() as u32;
+            let tokens = tokens.last().copied().into_iter().collect();
+            let said = Event::Tokens { epoch, attempt, position, tokens, stop: false, draft: 0 };
+            return self.tell_session(at, id, said);
+        };
+        let draft = &live.draft[..live.session.drafted() as usize];
+        let right = rows.iter().zip(draft).take_while(|(drawn, drafted)| drawn == drafted).count();
+        let tokens = rows[..rows.len().min(right + 1)].to_vec();
+        self.report.drafts.0 += right as u64;
+        self.report.drafts.1 += (draft.len() - right) as u64;
+        let next = live.tokens.len() + tokens.len();
+        live.log.values_mut().for_each(|log| log.truncate(next - 1));
+        let chance = mix(seed ^ mix(next as u64 ^ (u64::from(epoch) << 40)));
+        let rest = live.expected.get(next - live.prompt..).unwrap_or(&[]);
+        live.draft = rest.iter().take((chance % (drafts + 1)) as usize).copied().collect();
+        if let Some(wrong) = live.draft.get_mut((chance >> 32) as usize % 8) {
+            *wrong ^= 1;
+        }
+        let draft = live.draft.len() as u32;
+        let said = Event::Tokens { epoch, attempt, position: known, tokens, stop: false, draft };
+        self.tell_session(at, id, said);
     }
 }
 
@@ -87,7 +139,12 @@ impl Live {
     pub(super) fn inputs(&self, layer: u32, from: u32, to: u32) -> Option<Vec<u64>> {
         let range = from as usize..to as usize;
         match layer {
-            0 => self.tokens.get(range).map(|tokens| tokens.iter().map(|token| u64::from(*token)).collect()),
+            0 => {
+                let all = self.tokens.iter().chain(&self.draft);
+                let some: Vec<u64> =
+                    all.map(|token| u64::from(*token)).skip(range.start).take(range.len()).collect();
+                (some.len() == range.len()).then_some(some)
+            }
             _ => self.log.get(&layer)?.get(range)?.iter().copied().collect(),
         }
     }

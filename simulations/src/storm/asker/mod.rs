@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use scheduler::lease::{Leases, Load};
 use scheduler::recover::Failure;
 use scheduler::route::Router;
-use scheduler::session::{Action, End, Event, Session, Standbys};
+use scheduler::session::{Action, End, Event, Rows, Session, Standbys};
 use scheduler::trust::{Outcome, Record};
 use scheduler::{LayerRange, Millis, NodeId, Pipeline, Segment, SessionId};
 
@@ -41,6 +41,8 @@ pub struct Live {
     prompt: usize,
     /// Prompt and what was emitted.
     tokens: Vec<u32>,
+    /// What is drafted behind them.
+    draft: Vec<u32>,
     expected: Vec<u32>,
     /// By boundary layer, the outputs seen.
     log: BTreeMap<u32, Vec<Option<u64>>>,
@@ -124,6 +126,7 @@ impl Swarm {
             session,
             prompt,
             tokens: turn.history.clone(),
+            draft: Vec::new(),
             expected: reference(&turn.history, wanted, self.options.layers),
             log: BTreeMap::new(),
             shadows: BTreeMap::new(),
@@ -151,7 +154,7 @@ impl Swarm {
             | Event::NeedReplay { epoch, .. }
             | Event::Boundary { epoch, .. }
             | Event::Beacon { epoch, .. }
-            | Event::Token { epoch, .. } => *epoch != live.session.epoch(),
+            | Event::Tokens { epoch, .. } => *epoch != live.session.epoch(),
             _ => false,
         };
         let before = (live.session.epoch(), live.session.emitted().len());
@@ -173,6 +176,10 @@ impl Swarm {
             match action {
                 Action::Open { stage, epoch, segment, next, at: keep } => {
                     live.visited.push(segment.node);
+                    if stage == 0 && self.options.drafts > 0 {
+                        let known = live.tokens.len();
+                        live.log.values_mut().for_each(|log| log.truncate(known));
+                    }
                     live.shadows.remove(&segment.node);
                     self.lease(at, id, stage, epoch, segment, next, keep, false);
                 }
@@ -183,7 +190,7 @@ impl Swarm {
                     live.shadows.insert(segment.node, Shadow { layers: segment.layers, have, sent: have });
                     self.lease(at, id, stage, epoch, segment, next, keep, true);
                 }
-                Action::Send { stage, epoch, node, from, to } => {
+                Action::Send { stage, epoch, attempt, node, from, to } => {
                     let segment = live.session.segments().nth(stage);
                     let inputs = segment.and_then(|segment| live.inputs(segment.layers.start(), from, to));
                     self.report.hedges += u64::from(segment.is_some_and(|segment| segment.node != node));
@@ -192,7 +199,10 @@ impl Swarm {
                         continue;
                     };
                     let layer = segment.layers.start();
-                    let body = Body::Frame { session: id, epoch, layer, from, inputs, home: at };
+                    let drafted = to.saturating_sub(live.tokens.len() as u32);
+                    let since = Rows::since(from, live.session.attempt_start());
+                    let rows = Rows { attempt, from, rows: to - from, drafted, since };
+                    let body = Body::Frame { session: id, epoch, layer, rows, inputs, home: at };
                     self.send(at, index(node), body);
                 }
                 Action::Ping { node } => self.send(at, index(node), Body::Ping { session: id, home: at }),

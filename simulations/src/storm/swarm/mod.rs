@@ -11,7 +11,7 @@ use scheduler::lease::Load;
 use scheduler::place::Keeper;
 use scheduler::recover::{BEACON_MS, Failure};
 use scheduler::rng::Rng;
-use scheduler::session::{Event, Standbys};
+use scheduler::session::{Event, Rows, Standbys};
 use scheduler::view::{Geography, SwarmView};
 use scheduler::{Capability, LayerRange, LayerSet, Millis, NodeId, Pipeline, SessionId};
 
@@ -53,7 +53,7 @@ pub(super) enum Body {
         session: SessionId,
         epoch: u32,
         layer: u32,
-        from: u32,
+        rows: Rows,
         inputs: Vec<u64>,
         home: usize,
     },
@@ -98,15 +98,18 @@ pub(super) enum Body {
         stage: usize,
         node: NodeId,
         epoch: u32,
+        attempt: u16,
         layer: u32,
         from: u32,
         outputs: Vec<u64>,
     },
-    Token {
+    /// The token after every row of a frame.
+    Drawn {
         session: SessionId,
         epoch: u32,
-        position: u32,
-        token: u32,
+        attempt: u16,
+        from: u32,
+        tokens: Vec<u32>,
     },
     Beacon {
         session: SessionId,
@@ -143,7 +146,7 @@ pub(super) enum Fault {
 
 pub(super) enum Happening {
     Deliver { to: usize, body: Box<Body> },
-    Computed { at: usize, boot: u64, lease: Box<Lease>, from: u32, outputs: Vec<u64> },
+    Computed { at: usize, boot: u64, lease: Box<Lease>, rows: Rows, outputs: Vec<u64> },
     Beacon { at: usize, boot: u64, until: u64, lease: Box<Lease> },
     Wake { at: usize, session: SessionId },
     Cancel { at: usize, session: SessionId },
@@ -393,10 +396,10 @@ impl Swarm {
                 Ok(false) => {}
                 Err(thaw) => self.at(thaw, Happening::Deliver { to, body }),
             },
-            Happening::Computed { at, boot, lease, from, outputs } => match self.awake(at) {
-                Ok(true) if self.machines[at].boot == boot => self.computed(at, &lease, from, outputs),
+            Happening::Computed { at, boot, lease, rows, outputs } => match self.awake(at) {
+                Ok(true) if self.machines[at].boot == boot => self.computed(at, &lease, rows, outputs),
                 Ok(_) => {}
-                Err(thaw) => self.at(thaw, Happening::Computed { at, boot, lease, from, outputs }),
+                Err(thaw) => self.at(thaw, Happening::Computed { at, boot, lease, rows, outputs }),
             },
             Happening::Beacon { at, boot, until, lease } => {
                 if self.awake(at) == Ok(true) && self.machines[at].boot == boot && self.now <= until {

@@ -1,7 +1,7 @@
 //! The serving side of a machine: what it makes of a message, from lease to output.
 
 use scheduler::recover::{BEACON_MS, Failure};
-use scheduler::session::Event;
+use scheduler::session::{Event, Rows};
 use scheduler::{ModelId, NodeId, SessionId};
 
 use super::{Body, Happening, Swarm, id, index};
@@ -16,8 +16,8 @@ impl Swarm {
                 self.machines[to].stage.close(now, session, epoch);
                 self.admit(to);
             }
-            Body::Frame { session, epoch, layer, from, inputs, home } => {
-                self.frame(to, (session, layer), epoch, from, &inputs, home);
+            Body::Frame { session, epoch, layer, rows, inputs, home } => {
+                self.frame(to, (session, layer), epoch, rows, &inputs, home);
             }
             Body::Feed { session, layer, from, inputs, home } => {
                 if let Some(have) = self.machines[to].stage.feed(now, (session, layer), from, &inputs) {
@@ -42,11 +42,11 @@ impl Swarm {
             Body::Short { session, stage, epoch, have } => {
                 self.tell_session(to, session, Event::NeedReplay { stage, epoch, have });
             }
-            Body::Logged { session, stage, node, epoch, layer, from, outputs } => {
-                self.logged(to, session, epoch, (stage, node), (layer, from, outputs));
+            Body::Logged { session, stage, node, epoch, attempt, layer, from, outputs } => {
+                self.logged(to, session, (epoch, attempt), (stage, node), (layer, from, outputs));
             }
-            Body::Token { session, epoch, position, token } => {
-                self.tell_session(to, session, Event::Token { epoch, position, token, stop: false });
+            Body::Drawn { session, epoch, attempt, from, tokens } => {
+                self.drawn(to, session, (epoch, attempt), from, &tokens);
             }
             Body::Beacon { session, stage, node, epoch } => {
                 // A shadow that computes says nothing about the stage it follows.
@@ -109,15 +109,16 @@ impl Swarm {
         at: usize,
         key: (SessionId, u32),
         epoch: u32,
-        from: u32,
+        rows: Rows,
         inputs: &[u64],
         home: usize,
     ) {
+        let from = rows.from;
         let now = self.local(at);
         let before = self.machines[at].stage.have(key.0, key.1, epoch);
         let session = key.0;
-        match self.machines[at].stage.frame(now, key, epoch, from, inputs) {
-            Framed::Outputs(outputs, lease) => {
+        match self.machines[at].stage.frame(now, key, epoch, rows, inputs) {
+            Framed::Outputs(outputs, rows, lease) => {
                 let machine = &mut self.machines[at];
                 let holds = machine.stage.held.covers(lease.layers);
                 let in_place = before.is_some_and(|have| from <= have);
@@ -134,7 +135,7 @@ impl Swarm {
                 if finish > self.now + BEACON_MS {
                     self.at(self.now + BEACON_MS, beacon);
                 }
-                self.at(finish, Happening::Computed { at, boot, lease, from, outputs });
+                self.at(finish, Happening::Computed { at, boot, lease, rows, outputs });
             }
             Framed::Short(have, lease) => {
                 self.send(at, lease.requester, Body::Short { session, stage: lease.stage, epoch, have });
@@ -147,24 +148,24 @@ impl Swarm {
         }
     }
 
-    pub(super) fn computed(&mut self, at: usize, lease: &Lease, from: u32, outputs: Vec<u64>) {
+    pub(super) fn computed(&mut self, at: usize, lease: &Lease, rows: Rows, outputs: Vec<u64>) {
         let Lease { session, stage, epoch, requester, layers, next, .. } = *lease;
-        let position = from + outputs.len() as u32;
+        let Rows { attempt, from, .. } = rows;
         match next {
             Some(next) => {
                 let layer = layers.end();
                 let inputs = outputs.clone();
-                let ahead = Body::Frame { session, epoch, layer, from, inputs, home: requester };
+                let ahead = Body::Frame { session, epoch, layer, rows, inputs, home: requester };
                 self.send(at, index(next), ahead);
                 self.send(
                     at,
                     requester,
-                    Body::Logged { session, stage, node: id(at), epoch, layer, from, outputs },
+                    Body::Logged { session, stage, node: id(at), epoch, attempt, layer, from, outputs },
                 );
             }
             None => {
-                let token = outputs.last().map_or(0, |hidden| token_of(*hidden));
-                self.send(at, requester, Body::Token { session, epoch, position, token });
+                let tokens = outputs.into_iter().map(token_of).collect();
+                self.send(at, requester, Body::Drawn { session, epoch, attempt, from, tokens });
             }
         }
     }
