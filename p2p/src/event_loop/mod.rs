@@ -65,7 +65,7 @@ struct Met {
     /// Which process of it this node met, as it says itself.
     life: Option<u64>,
     /// Another process of it was met meanwhile: everything is closed, and it is dialed at once.
-    anew: bool,
+    restarted: bool,
     /// What the node was told last; `None` until the peer has shown that it is of this swarm.
     told: Option<Path>,
     /// When it was last served a catch-up.
@@ -128,7 +128,7 @@ struct EventLoop {
     dials: HashMap<PeerId, Vec<Dial>>,
     /// Callers waiting for a peer; bounded by the commands that callers wait in.
     waiting: HashMap<PeerId, Vec<Dialed>>,
-    /// Callers waiting for whoever answers at an address without a name.
+    /// Callers waiting for the node that answers at an address without a name.
     nameless: HashMap<ConnectionId, Dialed>,
     holders: HashMap<QueryId, (oneshot::Sender<Vec<NodeId>>, HashSet<NodeId>)>,
     ledger: Ledger,
@@ -287,7 +287,7 @@ impl EventLoop {
                 command = self.commands.recv() => match command {
                     Some(Command::Shutdown(done)) => {
                         self.stop().await;
-                        // Whoever asked may be gone.
+                        // The caller may be gone.
                         let _ = done.send(());
                         return;
                     }
