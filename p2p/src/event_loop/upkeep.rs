@@ -8,9 +8,9 @@ use libp2p::{Multiaddr, PeerId};
 
 use super::{EventLoop, IDENTIFY, Met, Report, Reservation, unix_now};
 use crate::control::{self, ReplyTo};
+use crate::event::{Event, Reachability};
 use crate::gossip::{Budget, Verdict};
 use crate::link::Lane;
-use crate::network::{Event, Reachability};
 use crate::peers;
 use crate::wire::control::{Answer, Ask};
 
