@@ -76,6 +76,15 @@ pub enum Event {
     },
 }
 
+/// A peer of this swarm that was refused because it speaks another version of the protocols.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefusedPeer {
+    /// Who.
+    pub node: NodeId,
+    /// Which version it speaks; this node speaks [`crate::config::VERSION`].
+    pub version: u32,
+}
+
 /// What is known of a connected peer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PeerInfo {
@@ -109,6 +118,7 @@ pub(crate) enum Command {
     Withdraw { model: ModelId },
     Holders { model: ModelId, reply: oneshot::Sender<Vec<NodeId>> },
     Peers(oneshot::Sender<Vec<PeerInfo>>),
+    Refused(oneshot::Sender<Vec<RefusedPeer>>),
     Close { node: NodeId, reply: oneshot::Sender<()> },
     Shutdown(oneshot::Sender<()>),
 }

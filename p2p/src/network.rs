@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Config;
 use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
-use crate::event::{Command, Event, PeerInfo};
+use crate::event::{Command, Event, PeerInfo, RefusedPeer};
 use crate::event_loop;
 use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
 use crate::wire::control::{Answer, Ask, Contact};
@@ -221,6 +221,11 @@ impl Network {
     /// Everybody connected, by name.
     pub async fn peers(&self) -> Vec<PeerInfo> {
         self.told(Command::Peers).await.unwrap_or_default()
+    }
+
+    /// Peers of this swarm that were refused lately because they speak another version, the latest last.
+    pub async fn refused(&self) -> Vec<RefusedPeer> {
+        self.told(Command::Refused).await.unwrap_or_default()
     }
 
     /// Closes every connection to `node` and does not dial it again by itself for a while.

@@ -50,6 +50,7 @@ impl EventLoop {
                 self.holders.insert(query, (reply, Default::default()));
             }
             Command::Peers(reply) => drop(reply.send(self.peers())),
+            Command::Refused(reply) => drop(reply.send(self.dialing.refused.iter().copied().collect())),
             Command::Close { node, reply } => {
                 if let Some(peer) = peer_id(node) {
                     self.book.leave(&peer, Instant::now());

@@ -312,7 +312,10 @@ impl EventLoop {
 
     fn on_identified(&mut self, peer: PeerId, connection: ConnectionId, info: identify::Info) {
         if info.protocol_version != self.local.names.version {
-            return self.turn_away(&peer, "it is of another swarm");
+            return match self.local.names.version_of(&info.protocol_version) {
+                Some(version) => self.refuse_version(&peer, version),
+                None => self.turn_away(&peer, "it is of another swarm"),
+            };
         }
         let now = Instant::now();
         let Some(path) = self.swarm.behaviour().link.path(&peer) else { return };

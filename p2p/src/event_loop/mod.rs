@@ -29,7 +29,7 @@ use crate::behaviour::Behaviour;
 use crate::config::{Config, Names};
 use crate::control::ReplyTo;
 use crate::error::{Error, Result};
-use crate::event::{Command, Event, Reachability};
+use crate::event::{Command, Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Forwarder, Ledger};
 use crate::path::{self, Path};
 use crate::peers::{self, Book, Source, split_peer};
@@ -105,6 +105,9 @@ struct Own {
     budget: Budget,
 }
 
+/// Peers of another version that are remembered; beyond, the oldest are forgotten.
+const MAX_REFUSED: usize = 32;
+
 type Dialed = oneshot::Sender<Result<NodeId>>;
 
 /// Who this node is and within which bounds it talks.
@@ -124,6 +127,8 @@ struct Local {
 /// Connections on their way, and who waits for them.
 #[derive(Default)]
 struct Dialing {
+    /// Peers of another version, the latest last; at most [`MAX_REFUSED`].
+    refused: VecDeque<RefusedPeer>,
     /// Dials under way, at most [`commands::MAX_DIALS`] for a peer.
     dials: HashMap<PeerId, Vec<Dial>>,
     /// Callers waiting for a peer; bounded by the commands that callers wait in.
@@ -213,7 +218,7 @@ fn build(
     commands: mpsc::Receiver<Command>,
     outbox: mpsc::Sender<Event>,
 ) -> Result<EventLoop> {
-    let names = Arc::new(Names::new(config.swarm));
+    let names = Arc::new(Names::new(config.swarm, config.version));
     let (transport, relay_client) = transport::build(config)?;
     let behaviour = Behaviour::new(config, &names, relay_client)?;
     let node = config.identity.node();

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use libp2p::gossipsub::PublishError;
 use libp2p::{Multiaddr, PeerId};
 
-use super::{EventLoop, IDENTIFY, Met, Report, Reservation, unix_now};
+use super::{EventLoop, IDENTIFY, MAX_REFUSED, Met, Report, Reservation, unix_now};
 use crate::control::{self, ReplyTo};
-use crate::event::{Event, Reachability};
+use crate::event::{Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Verdict};
 use crate::link::Lane;
 use crate::peers;
@@ -206,6 +206,30 @@ impl EventLoop {
         self.book.foreign(peer, Instant::now());
         // Gone already is fine.
         let _ = self.swarm.disconnect_peer_id(*peer);
+    }
+
+    /// Parts with a peer of this swarm that speaks another version, and remembers it for who asks.
+    pub(super) fn refuse_version(&mut self, peer: &PeerId, version: u32) {
+        let ours = self.local.names.spoken;
+        if let Some(node) = self.met.get(peer).map(|met| met.node) {
+            if self.dialing.refused.iter().all(|refused| refused.node != node) {
+                let update = if version < ours { "that node" } else { "this node" };
+                tracing::warn!(
+                    %node,
+                    "a node of this swarm speaks version {version} of the protocols and this node speaks version {ours}: \
+                     they cannot work together until {update} is updated"
+                );
+            }
+            self.dialing.refused.retain(|refused| refused.node != node);
+            if self.dialing.refused.len() == MAX_REFUSED {
+                self.dialing.refused.pop_front();
+            }
+            self.dialing.refused.push_back(RefusedPeer { node, version });
+        }
+        self.turn_away(
+            peer,
+            &format!("it speaks version {version} of the protocols, this node speaks version {ours}"),
+        );
     }
 
     fn sweep(&mut self, now: Instant) {
