@@ -18,7 +18,7 @@ use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
 use crate::wire::control::Contact;
 
-/// Attempts to reach one peer at once; whoever names more addresses meanwhile waits for those under way.
+/// Attempts to reach one peer at once; a caller that names more addresses meanwhile waits for those under way.
 pub(super) const MAX_DIALS: usize = 2;
 
 /// Where the holders of a model are looked up.
@@ -29,7 +29,7 @@ pub(super) fn model_key(model: ModelId) -> RecordKey {
 }
 
 impl EventLoop {
-    /// Does what a command says. An answer that nobody waits for any more is dropped.
+    /// Does what a command says. An answer is dropped when its caller is gone.
     pub(super) fn on_command(&mut self, command: Command) {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
@@ -146,9 +146,9 @@ impl EventLoop {
         addresses
     }
 
-    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by may lead to
-    /// a process that has died. Only QUIC says nothing then; whoever is met over TCP is there. The new connection introduces
-    /// whoever is there now ([`EventLoop::meet_anew`]).
+    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by
+    /// may lead to a process that has died. Only QUIC says nothing then; a peer met over TCP is alive. The new
+    /// connection introduces the process that is there now ([`EventLoop::meet_restarted`]).
     fn dial_beside(&mut self, contact: &Contact) {
         let Ok((Some(peer), addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
             return;
@@ -177,9 +177,9 @@ impl EventLoop {
         }
     }
 
-    /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are not
-    /// tried already: those of a peer that was started again may be old, and QUIC waits for seconds where nobody is. For the
-    /// same reason nobody waits for a dial of Kademlia's, which knows the old addresses best.
+    /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are
+    /// not tried already: those of a restarted peer may be old, and QUIC waits for seconds where nothing listens. For
+    /// the same reason no caller waits for a dial of Kademlia's, which knows the old addresses best.
     pub(super) fn dial_peer(&mut self, peer: PeerId, mut addresses: Vec<Multiaddr>) {
         let under_way = self.dialing.dials.get(&peer).map_or(&[][..], Vec::as_slice);
         addresses.retain(|address| !under_way.iter().any(|dial| dial.tried.contains(address)));
@@ -217,7 +217,7 @@ impl EventLoop {
         }
     }
 
-    /// Tells everybody who waits for `peer` that it cannot be reached now.
+    /// Tells every caller that waits for `peer` that it cannot be reached now.
     pub(super) fn dial_failed(&mut self, peer: &PeerId, why: &str) {
         self.book.failed(peer, Instant::now());
         for reply in self.dialing.waiting.remove(peer).into_iter().flatten() {

@@ -30,7 +30,7 @@ const DEAF_FOR: Duration = Duration::from_secs(60);
 const MAX_MISSED: u32 = 2;
 /// Holders returned by one look-up.
 const MAX_HOLDERS: usize = 64;
-/// Relays used at once when nobody can reach this node: one may go.
+/// Relays used at once when this node cannot be reached directly: one may go.
 const MAX_RELAYS: usize = 2;
 
 impl EventLoop {
@@ -44,7 +44,7 @@ impl EventLoop {
                 let met = self.met.get_mut(&peer_id);
                 let used = met.is_some_and(|met| met.introduced.remove(&connection_id));
                 self.on_closed(&peer_id, connection_id, num_established);
-                // A near peer's TCP connection ends when its process does: what remains is a ghost. One that was never used
+                // A near peer's TCP connection ends when its process does: what remains is dead. One that was never used
                 // was refused, by a peer that has enough of them.
                 let near =
                     path::is_tcp(endpoint.get_remote_address()) && path::is_near(path::classify(&endpoint));
@@ -77,7 +77,7 @@ impl EventLoop {
         if let Some(reservation) = self.reservations.iter_mut().find(|r| r.listener == Some(listener)) {
             reservation.failures = 0;
         }
-        // Who relays says that it can be reached under its public addresses: a bootstrap node dials nobody, so AutoNAT
+        // Who relays says that it can be reached under its public addresses: a bootstrap node does not dial, so AutoNAT
         // never asks for it. Others leave it to AutoNAT: hole punching tries what is not settled. An address of a home
         // network says nothing, and a node that believed in it would never look for a relay.
         let path = path::of_address(address);
@@ -114,7 +114,7 @@ impl EventLoop {
             agent: String::new(),
             introduced: HashSet::new(),
             life: None,
-            anew: false,
+            restarted: false,
             told: None,
             served: None,
             relays: false,
@@ -141,7 +141,7 @@ impl EventLoop {
         let Some(met) = self.met.remove(peer) else { return };
         tracing::debug!(%peer, "its last connection ended");
         self.book.disconnected(peer, Instant::now());
-        if met.anew {
+        if met.restarted {
             self.dial_peer(*peer, self.book.addresses(peer).to_vec());
         }
         if met.told.is_some() {
@@ -248,7 +248,7 @@ impl EventLoop {
                     let heard = control::listen(stream).await;
                     drop(permit);
                     if let Ok((ask, reply)) = heard {
-                        // A loop that has stopped answers nobody.
+                        // A loop that has stopped does not answer.
                         let _ = reporter.send(Report::Asked(from, Box::new((ask, reply)))).await;
                     }
                 });
@@ -282,7 +282,7 @@ impl EventLoop {
         self.settle(&message_id, &propagation_source, accept);
     }
 
-    /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which nobody but
+    /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which no node but
     /// itself knows of. It signed for the addresses, and what answers there must prove that it is that node.
     pub(super) fn hear_of(&mut self, announcement: &Announcement, now: Instant) {
         let Some(peer) = peer_id(announcement.node()) else { return };
@@ -323,7 +323,7 @@ impl EventLoop {
         let node = met.node;
         let (agent, life) = split_life(&info.agent_version);
         if life.is_some() && met.life.is_some_and(|known| Some(known) != life) {
-            return self.meet_anew(&peer);
+            return self.meet_restarted(&peer);
         }
         met.life = life;
         met.introduced.insert(connection);
@@ -386,14 +386,14 @@ impl EventLoop {
         }
     }
 
-    /// `peer` was started again and its old connections are dead, which nobody has noticed yet: QUIC says nothing when a
+    /// `peer` was started again and its old connections are dead, which was not noticed yet: QUIC says nothing when a
     /// process dies. All are closed, the new one too, because gossipsub introduces itself on a first connection only: a
-    /// peer met beside its own ghost would never hear from this node, nor this node from it. It is dialed
+    /// peer met beside its dead connection would never hear from this node, nor this node from it. It is dialed
     /// again, and dials by itself. Two processes under one key part each other so for as long as both run.
-    fn meet_anew(&mut self, peer: &PeerId) {
+    fn meet_restarted(&mut self, peer: &PeerId) {
         tracing::info!(%peer, "it was started again, its old connections are closed");
         if let Some(met) = self.met.get_mut(peer) {
-            met.anew = self.book.started_again(peer, Instant::now());
+            met.restarted = self.book.started_again(peer, Instant::now());
         }
         // Gone already is fine.
         let _ = self.swarm.disconnect_peer_id(*peer);
@@ -455,7 +455,7 @@ impl EventLoop {
             let mut found: Vec<_> = found.into_iter().collect();
             found.sort_unstable();
             found.truncate(MAX_HOLDERS);
-            // Nobody waits any more: then nobody is told.
+            // The caller is gone: the result is dropped.
             let _ = reply.send(found);
         }
     }

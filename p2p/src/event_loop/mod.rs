@@ -65,7 +65,7 @@ struct Met {
     /// Which process of it this node met, as it says itself.
     life: Option<u64>,
     /// Another process of it was met meanwhile: everything is closed, and it is dialed at once.
-    anew: bool,
+    restarted: bool,
     /// What the node was told last; `None` until the peer has shown that it is of this swarm.
     told: Option<Path>,
     /// When it was last served a catch-up.
@@ -325,7 +325,7 @@ async fn run(mut event_loop: EventLoop) {
             command = event_loop.commands.recv() => match command {
                 Some(Command::Shutdown(done)) => {
                     event_loop.stop().await;
-                    // Whoever asked may be gone.
+                    // The caller may be gone.
                     let _ = done.send(());
                     return;
                 }

@@ -32,9 +32,9 @@ const SAVE_EVERY: Duration = Duration::from_secs(30);
 /// How soon whom this node met is on disk: it may lose its power, and a crowd that comes at once is written once.
 pub(super) const SAVE_SOON: Duration = Duration::from_secs(2);
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
-/// Outgoing connections beyond this share of their limit are let go when they carry nothing, quarters.
+/// Outgoing connections beyond this share of their limit are closed when they carry nothing, quarters.
 const CROWDED_QUARTERS: usize = 3;
-/// How young a connection is not let go.
+/// Connections younger than this are not closed.
 const SETTLED: Duration = Duration::from_secs(60);
 /// How long goodbyes may take.
 const GOODBYE: Duration = Duration::from_millis(300);
@@ -66,7 +66,7 @@ impl EventLoop {
         }
     }
 
-    /// Sends this node's announcement if one waits and the budget allows. Without anybody to send to it waits on.
+    /// Sends this node's announcement if one waits and the budget allows. Without peers it keeps waiting.
     pub(super) fn announce(&mut self, now: Instant) {
         if !self.news.own.waiting || !self.news.own.budget.take(OWN_RATE, OWN_BURST, now) {
             return;
@@ -74,7 +74,7 @@ impl EventLoop {
         match self.swarm.behaviour_mut().gossip.publish(self.local.topic.clone(), self.news.own.bytes.clone())
         {
             Ok(_) | Err(PublishError::Duplicate) => self.news.own.waiting = false,
-            // Newcomers ask for it; until then there is nobody to hear it.
+            // Newcomers ask for it; until then no peer would receive it.
             Err(PublishError::NoPeersSubscribedToTopic) => {}
             Err(error) => tracing::debug!(%error, "own announcement not sent yet"),
         }
@@ -113,7 +113,7 @@ impl EventLoop {
         }
         self.hear_of(&announcement, now);
         if self.news.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
-            // Whoever knows it drops it by its hash; whoever does not will ask.
+            // A peer that knows it drops it by its hash; one that does not will ask.
             let _ = self.swarm.behaviour_mut().gossip.publish(self.local.topic.clone(), bytes.clone());
         }
         self.outbox.may(Event::Announcement(announcement, bytes));
@@ -133,7 +133,7 @@ impl EventLoop {
         }
         let answer = Answer::announcements(known);
         tokio::spawn(async move {
-            // An asker that went away asks somebody else.
+            // An asker that went away asks another node.
             let _ = reply.send(&answer).await;
         });
     }
@@ -191,7 +191,7 @@ impl EventLoop {
         }
     }
 
-    /// Closes whoever does not say that it is of this swarm, and lets callers know.
+    /// Closes connections of peers that do not say that they are of this swarm, and lets callers know.
     fn close_strangers(&mut self, now: Instant) {
         let silent = |met: &Met| met.told.is_none() && now.saturating_duration_since(met.since) > IDENTIFY;
         let strangers: Vec<PeerId> = self.met.iter().filter(|(_, m)| silent(m)).map(|(p, _)| *p).collect();
