@@ -27,47 +27,15 @@ use std::{
 use p2p::blob::{GroupSet, Held, Outboard, Shelf, sparse};
 use scheduler::{LayerRange, LayerSet, ModelId};
 use shard::{
-    engine::Ends,
+    executor::Ends,
     gguf::{Gguf, byte_ranges, layer_count},
 };
 
+pub use crate::library::kept::{folder, hex, is_ours, models_folder, parse_id, present};
 use crate::{
     Error, Result,
     library::{Entry, Library},
 };
-
-/// The id written as 64 hex digits.
-pub fn parse_id(text: &str) -> Option<ModelId> {
-    blake3::Hash::from_hex(text).ok().map(|hash| ModelId::new(*hash.as_bytes()))
-}
-
-/// The id as 64 hex digits.
-pub fn hex(id: ModelId) -> String {
-    blake3::Hash::from_bytes(*id.as_bytes()).to_hex().to_string()
-}
-
-/// Where everything that is kept of models is.
-pub fn models_folder(home: &Path) -> PathBuf {
-    home.join("models")
-}
-
-/// Where what is kept of model `id` is.
-pub fn folder(home: &Path, id: ModelId) -> PathBuf {
-    models_folder(home).join(hex(id))
-}
-
-/// Whether `entry` is a pulled model, whose file belongs to Shoal.
-pub fn is_ours(home: &Path, entry: &Entry) -> bool {
-    entry.path.starts_with(models_folder(home))
-}
-
-/// The groups of `entry` that are here; `None` for a file that was added, which is whole.
-pub fn present(home: &Path, entry: &Entry) -> Result<Option<GroupSet>> {
-    match entry.model().filter(|_| is_ours(home, entry)) {
-        Some(id) => Ok(Some(sparse::recorded(&folder(home, id), id, entry.bytes)?)),
-        None => Ok(None),
-    }
-}
 
 /// What is here of a model, in layers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     time::{Duration, Instant},
 };
 
@@ -9,23 +9,22 @@ use p2p::{Identity, Network, codec::Wire};
 use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
     params::{Trouble, only_here, sampling, token_ids, trusted},
     report::{done_json, noticed, plan_json, stages},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
-    workers::is_called,
+    workers::Local,
 };
 use crate::{
-    audit::Auditor,
     content::hex,
     control::{Ask, Mode, Verify},
     feedback::FeedbackQueue,
     request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     sessions::{Order, SessionTable},
-    worker::{Conduct, Prompt, Ready, TextKind, Worker},
+    worker::{Conduct, Prompt, TextKind, Worker},
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
@@ -34,25 +33,6 @@ const EXPECTED_TOKENS: u32 = 128;
 const QUEUE: Duration = Duration::from_secs(60);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
-
-/// A model that this node has a worker for, as a prompt needs it.
-#[derive(Clone)]
-pub(super) struct Local {
-    /// As people call it.
-    pub(super) name: String,
-    pub(super) auditor: Option<Auditor>,
-    pub(super) shares: BTreeMap<NodeId, f64>,
-    pub(super) layer_bytes: u64,
-    pub(super) worker: watch::Receiver<Worker>,
-    pub(super) ready: Ready,
-}
-
-impl Local {
-    /// Whether `asked` means this model.
-    pub(super) fn is_meant(&self, asked: &str) -> bool {
-        is_called(asked, &self.name, &self.ready.name, self.ready.model)
-    }
-}
 
 /// What a prompt needs of the node.
 #[derive(Clone)]

@@ -15,13 +15,13 @@ use std::{
 
 use api::inference::ModelInfo;
 use scheduler::{
-    LayerRange, ModelId,
+    LayerRange, ModelId, NodeId,
     latency::{Ema, SPEED_TAU_MS},
 };
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::{Daemon, initial_placement::with_ends, prompt::Local};
+use super::{Daemon, initial_placement::with_ends};
 use crate::{
     Error, Result,
     audit::Auditor,
@@ -136,6 +136,25 @@ impl Held {
     pub(super) fn replace(&mut self, worker: Worker) {
         self.born = Instant::now();
         self.worker.send_replace(worker);
+    }
+}
+
+/// A model that this node has a worker for, as a prompt needs it.
+#[derive(Clone)]
+pub(super) struct Local {
+    /// As people call it.
+    pub(super) name: String,
+    pub(super) auditor: Option<Auditor>,
+    pub(super) shares: BTreeMap<NodeId, f64>,
+    pub(super) layer_bytes: u64,
+    pub(super) worker: watch::Receiver<Worker>,
+    pub(super) ready: Ready,
+}
+
+impl Local {
+    /// Whether `asked` means this model.
+    pub(super) fn is_meant(&self, asked: &str) -> bool {
+        is_called(asked, &self.name, &self.ready.name, self.ready.model)
     }
 }
 

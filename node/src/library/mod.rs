@@ -6,6 +6,8 @@
 //! What belongs to a model beyond its name is in a folder called by its id, see [`crate::content`]: the tree that makes
 //! any part of it checkable and, for a model that was pulled, the file itself, maybe with only some layers in it.
 
+pub mod kept;
+
 use std::{
     env, fs, io,
     io::Write,
@@ -18,16 +20,16 @@ use p2p::blob::GroupSet;
 use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
 use shard::{
-    engine::Ends,
+    executor::Ends,
     gguf::{Gguf, byte_ranges},
 };
 
-use crate::{Error, Result, content};
+use crate::{Error, Result};
 
 /// The name of the model inside the binary.
 pub const DEFAULT_MODEL: &str = "minnow";
 
-static EMBEDDED: &[u8] = include_bytes!("../../shard/minnow/minnow.gguf");
+static EMBEDDED: &[u8] = include_bytes!("../../../shard/minnow/minnow.gguf");
 
 /// A named file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +93,7 @@ pub fn open(model: &str) -> Result<Gguf> {
     let home = home()?;
     let library = Library::load(&home)?;
     let entry = library.find(model)?;
-    match content::present(&home, entry)? {
+    match kept::present(&home, entry)? {
         Some(have) if have.len() != have.groups() => {
             return Err(Error::usage(format!(
                 "only a part of {} is here; `shoal model pull {}` fetches the rest",
@@ -111,7 +113,7 @@ pub fn open(model: &str) -> Result<Gguf> {
 /// [`Error::Usage`] when a part of them is not here; those of the engine for a file that is not sound.
 pub fn open_part(home: &Path, entry: &Entry, layers: LayerRange, ends: Ends) -> Result<Gguf> {
     let gguf = open_file(&entry.path)?;
-    if let Some(have) = content::present(home, entry)? {
+    if let Some(have) = kept::present(home, entry)? {
         let needed = GroupSet::of_bytes(entry.bytes, &byte_ranges(&gguf, layers, ends)?);
         if !have.covers(&needed) {
             return Err(Error::usage(format!(
@@ -342,7 +344,7 @@ impl Entry {
 
     /// Its name in the swarm; `None` if the list was written by another hand.
     pub fn model(&self) -> Option<ModelId> {
-        content::parse_id(&self.id)
+        kept::parse_id(&self.id)
     }
 }
 
