@@ -2,7 +2,7 @@
 //!
 //! An answer that is complete before it is checked ends for its client; its lines are read on until the node's last word,
 //! which the page and `GET /swarm` show ([`Verdict`]). The node bounds how many are checked behind their answers and for
-//! how long; should it never say a last word, [`VERDICT`] is when nobody is waited for any more.
+//! how long; should it never say a last word, [`VERDICT`] is when waiting ends.
 
 use std::{
     collections::BTreeSet,
@@ -458,7 +458,7 @@ impl Story {
                     match lines.next().await {
                         Some(line) if line["event"] == "checked" => break line,
                         Some(_) => {}
-                        // The node stopped: nobody checked it to its end.
+                        // The node stopped: it was not checked to its end.
                         None => break Value::Null,
                     }
                 }
@@ -481,7 +481,7 @@ impl Story {
             Some("stop") => Finish::Stop,
             Some("length") => Finish::Length,
             other => {
-                let why = line["gave_up"].as_str().or(other).unwrap_or("nobody said why").to_owned();
+                let why = line["gave_up"].as_str().or(other).unwrap_or("no reason given").to_owned();
                 self.shared.board.ended(&self.session, "failed");
                 let why = format!(
                     "the answer was given up ({why}); `shoal why` says more, and it can be asked again"
