@@ -16,12 +16,10 @@ use tokio::{
     sync::Semaphore,
 };
 
-use crate::{App, Inference, guard, metrics, queue, router};
+use crate::{App, Inference, guard, guard::MAX_HEADER_BYTES, metrics, queue, router};
 
 /// Each costs a task and, while its headers come, a buffer. Reached only by attacks and load tests.
 const MAX_CONNECTIONS: usize = 2048;
-/// A token, a few names: an honest request has 2 KiB.
-pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Headers of one request.
 const MAX_HEADERS: usize = 100;
 /// An honest client sends its headers at once.

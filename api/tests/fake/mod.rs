@@ -295,7 +295,7 @@ impl Inference for Fake {
         let plan = Plan {
             model: model.clone(),
             mode,
-            verify: if local { Verify::None } else { request.verify.unwrap_or(Verify::Sample) },
+            verify: if local { Verify::Off } else { request.verify.unwrap_or(Verify::Sample) },
             route: if local {
                 vec!["me:0-32".into()]
             } else {

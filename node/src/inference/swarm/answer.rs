@@ -32,7 +32,7 @@ use super::{
     question::question,
     view::View,
 };
-use crate::control::{self, Question};
+use crate::control::Question;
 
 /// The page hears of progress this often.
 const PROGRESS: Duration = Duration::from_millis(250);
@@ -54,7 +54,7 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     let ask = question(&shared, &view, &request)?;
     let model = request.model.clone().unwrap_or_else(|| view.own.about.name.clone());
     let seat = shared.seat(&view, &request).await?;
-    let (seed, mode) = (ask.seed, mode(ask.mode));
+    let (seed, mode) = (ask.seed, ask.mode);
     let mut lines = shared.door.ask(Question::Generate(Box::new(ask))).await?;
     let route = loop {
         let line = lines.next().await.ok_or_else(|| unavailable("the node stopped before it answered"))?;
@@ -124,21 +124,9 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     Ok(Generation { plan, events: events.flatten().boxed() })
 }
 
-fn mode(mode: control::Mode) -> Mode {
-    match mode {
-        control::Mode::Local => Mode::Local,
-        control::Mode::Trusted => Mode::Trusted,
-        control::Mode::Boomerang => Mode::Boomerang,
-        control::Mode::Open => Mode::Open,
-    }
-}
-
+/// How it is checked, as the node says it.
 fn verify(word: &Value) -> Verify {
-    match control::Verify::deserialize(word) {
-        Ok(control::Verify::Sample) => Verify::Sample,
-        Ok(control::Verify::Strict) => Verify::All,
-        Ok(control::Verify::Off) | Err(_) => Verify::None,
-    }
+    Verify::deserialize(word).unwrap_or(Verify::Off)
 }
 
 /// A line that says why not.

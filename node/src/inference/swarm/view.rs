@@ -17,7 +17,7 @@ use api::{
 use serde::Deserialize;
 use tokio::sync::broadcast;
 
-use super::{Shared, door::unavailable, question::asked};
+use super::{Shared, door::unavailable};
 use crate::{consent, control::Question};
 
 /// How old the view may be.
@@ -265,7 +265,7 @@ pub(super) fn modes(
         sentence: sentence.into(),
         available: reason.is_none(),
         reason,
-        agreed: consent::given(&shared.home, asked(mode)),
+        agreed: consent::given(&shared.home, mode),
     };
     vec![
         mode(Mode::Local, "Nobody else: everything is computed on this machine.", alone),
