@@ -399,7 +399,7 @@ impl Daemon {
         match question {
             Question::Named { name, answer } => {
                 let mut named: Vec<Offer> = Vec::new();
-                let all = self.facts.values().flat_map(|facts| &facts.offers);
+                let all = self.view.facts.values().flat_map(|facts| &facts.offers);
                 for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
                     if !named.iter().any(|known| known.model == offer.model) {
                         named.push(offer.clone());
@@ -409,17 +409,23 @@ impl Daemon {
             }
             Question::Holders { model, answer } => {
                 let holders = self
+                    .view
                     .facts
                     .iter()
                     .filter(|(_, facts)| facts.offers.iter().any(|offer| offer.model == model));
-                let contact = |(node, facts): (&scheduler::NodeId, &super::gossip::Facts)| {
+                let contact = |(node, facts): (&scheduler::NodeId, &super::view::Facts)| {
                     p2p::wire::control::Contact { node: *node, addresses: facts.addresses.clone() }
                 };
                 let _ = answer.send(holders.map(contact).collect());
             }
             Question::Lacking { model, num_layers, cap, answer } => {
-                let _ = answer
-                    .send(super::initial_placement::lacking(&self.view, self.me, model, num_layers, cap));
+                let _ = answer.send(super::initial_placement::lacking(
+                    &self.view.view,
+                    self.me,
+                    model,
+                    num_layers,
+                    cap,
+                ));
             }
         }
     }

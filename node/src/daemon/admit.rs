@@ -11,7 +11,10 @@
 //! [`CLOSED`] sessions given back are remembered, so that a lease which its own release overtook is not granted after
 //! it; beyond, the oldest is forgotten and such a lease would live until its time is over.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use p2p::{
     ReplyTo,
@@ -37,6 +40,8 @@ pub(super) const SLOTS: u32 = 64;
 const WAITING: usize = 64;
 /// A requester gives a lease up after two seconds: this leaves the answer half a second to arrive.
 const WAIT_MS: u64 = 1_500;
+/// A stage that has not answered a request for the bill by then has ended.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Sessions given back that are remembered.
 const CLOSED: usize = 1_024;
 
@@ -123,6 +128,23 @@ impl Daemon {
         }
     }
 
+    /// A requester wants the bill.
+    pub(super) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
+        let network = self.network.clone();
+        let gone = || Answer::refused(Refusal::Failed, "no such session");
+        let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) else {
+            return network.answer(reply, gone());
+        };
+        let (answer, answered) = oneshot::channel();
+        if inlets.orders.try_send(Order::Settle { upto, answer }).is_err() {
+            return network.answer(reply, gone());
+        }
+        tokio::spawn(async move {
+            let settled = tokio::time::timeout(PATIENCE, answered).await.ok().and_then(Result::ok);
+            network.answer(reply, settled.unwrap_or_else(gone));
+        });
+    }
+
     /// Why a lease cannot be granted, if that is plain.
     fn refusal(&self, from: NodeId, lease: &Lease) -> Option<Answer> {
         let served = self.model(lease.model).map_or(&[][..], |held| &held.served);
@@ -145,11 +167,6 @@ impl Daemon {
         })
     }
 
-    /// How a requester stands here, by the work that was signed for.
-    fn tier(&self, from: NodeId) -> usize {
-        self.receipts.tier(from) as usize
-    }
-
     fn queue(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
         let position_bytes = self.model(lease.model).map_or(0, |held| held.ready.kv_bytes_per_layer_position);
         let per_position = u64::from(lease.layers.len()) * position_bytes;
@@ -159,7 +176,7 @@ impl Daemon {
         let ask = admit::Ask {
             id,
             requester: from,
-            tier: self.tier(from),
+            tier: self.trusting.tier(from),
             kv_bytes: u64::from(lease.positions).saturating_mul(per_position),
             deadline: Some(Millis(now.0 + WAIT_MS)),
             predicted_ms: 0.0,

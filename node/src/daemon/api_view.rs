@@ -54,7 +54,7 @@ impl Daemon {
         let addresses = self.network.addresses().await;
         let me = self.own_node();
         let mut nodes = vec![me];
-        nodes.extend(self.facts.keys().map(|node| self.node(*node, &peers)));
+        nodes.extend(self.view.facts.keys().map(|node| self.node(*node, &peers)));
         let snapshot = SwarmSnapshot {
             at_ms: clock::unix_ms(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -99,7 +99,7 @@ impl Daemon {
             state: state.into(),
             class: class(ready.class),
             path: "self".into(),
-            holdings: holdings(self.view.get(self.me)),
+            holdings: holdings(self.view.view.get(self.me)),
             layer_ms: Some(ready.decode_ms),
             memory_bytes: resident_bytes + self.held.spec.kv_bytes,
             kv_free_bytes: self.held.spec.kv_bytes,
@@ -109,12 +109,12 @@ impl Daemon {
 
     fn node(&self, node: NodeId, peers: &[PeerInfo]) -> Node {
         let link = peers.iter().find(|peer| peer.node == node);
-        let capability = self.view.get(node);
+        let capability = self.view.view.get(node);
         // Of the first model that both hold.
         let common = self.models().find_map(|own| Some((own, capability?.holding(own.id)?)));
         let held = common.map(|(_, holding)| holding);
         // For prompts about any of the models here.
-        let figures = self.models().filter_map(|own| self.trust.figures(node, own.id));
+        let figures = self.models().filter_map(|own| self.trusting.figures(node, own.id));
         let (passed, failed) = figures.fold((0, 0), |(passed, failed), figures| {
             (passed + figures.requests_ok, failed + u64::from(figures.strikes))
         });
@@ -123,7 +123,7 @@ impl Daemon {
             id: hex(node),
             name: node.to_string(),
             state: if link.is_some() { "up" } else { "suspect" }.into(),
-            class: self.facts.get(&node).map(|facts| class(facts.class)).unwrap_or_default(),
+            class: self.view.facts.get(&node).map(|facts| class(facts.class)).unwrap_or_default(),
             path: link.map_or_else(|| "none".into(), |peer| peer.path.to_string()),
             rtt_ms: self.gossip.rtt_ms(node),
             holdings: holdings(capability),
@@ -142,7 +142,7 @@ impl Daemon {
     /// The own models first, then those others offer.
     fn swarm_models(&self) -> Vec<SwarmModel> {
         let mut known: BTreeMap<ModelId, (String, u32, u64)> = BTreeMap::new();
-        for offer in self.facts.values().flat_map(|facts| &facts.offers) {
+        for offer in self.view.facts.values().flat_map(|facts| &facts.offers) {
             let layers = offer.num_layers.min(MAX_LAYERS);
             known.entry(offer.model).or_insert((offer.name.clone(), layers, offer.file_bytes));
         }
@@ -164,8 +164,8 @@ impl Daemon {
 
     fn swarm_model(&self, id: ModelId, (name, num_layers, file_bytes): (String, u32, u64)) -> SwarmModel {
         let mut holders = vec![0; num_layers as usize];
-        for node in self.facts.keys().chain([&self.me]) {
-            let holding = self.view.get(*node).and_then(|capability| capability.holding(id));
+        for node in self.view.facts.keys().chain([&self.me]) {
+            let holding = self.view.view.get(*node).and_then(|capability| capability.holding(id));
             let loaded = holding.into_iter().flat_map(|holding| &holding.loaded);
             for layer in loaded.flat_map(|range| range.start()..range.end().min(num_layers)) {
                 holders[layer as usize] += 1;

@@ -11,16 +11,15 @@ use std::collections::BTreeMap;
 
 use p2p::{
     Path,
-    path::{named, unnamed},
-    wire::announce::{Announcement, Class, Draft, Link, MAX_LINKS, Offer, own_operator, seal},
+    path::unnamed,
+    wire::announce::{Draft, Link, MAX_LINKS, Offer, own_operator, seal},
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
     latency::{Duty, Ema, LOAD_TAU_MS, RoundTrip, Window},
-    view::Merged,
 };
 
-use super::{Daemon, Notice, workers::Held};
+use super::{Daemon, workers::Held};
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
 /// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
@@ -47,15 +46,6 @@ const LOOPBACK_MS: f64 = 2.0;
 const DUTY_MS: f64 = 5_000.0;
 /// Rows that share a pass for the price of one, at most: what a worker folds together.
 const MOST_LANES: f64 = 16.0;
-
-/// What is known of a node besides what the scheduler needs.
-#[derive(Clone, Debug)]
-pub(super) struct Facts {
-    pub addresses: Vec<String>,
-    pub offers: Vec<Offer>,
-    pub agent: String,
-    pub class: Class,
-}
 
 /// Round trips to one peer.
 #[derive(Clone, Debug)]
@@ -444,42 +434,9 @@ impl Daemon {
         claim.draining = false;
         match Capability::try_from(claim) {
             Ok(own) => {
-                self.view.merge_for(own, now, u64::from(TTL_MS));
+                self.view.view.merge_for(own, now, u64::from(TTL_MS));
             }
             Err(why) => tracing::warn!(%why, "own figures refused"),
-        }
-    }
-
-    /// Takes in what another node says.
-    pub(super) async fn heard(&mut self, announcement: Announcement, now: Millis) {
-        let node = announcement.node();
-        if node == self.me {
-            return;
-        }
-        let Announcement { capability, class, offers, links, addresses, agent, ttl_ms, .. } = announcement;
-        match self.view.merge_for(capability, now, u64::from(ttl_ms)) {
-            Merged::Fresh => {}
-            Merged::Equivocation => {
-                tracing::warn!(%node, "two different announcements under one number");
-                return;
-            }
-            Merged::Stale | Merged::Full => return,
-        }
-        self.gossip.heard_count += 1;
-        for link in links {
-            // Own measurements are never replaced by somebody's word.
-            if link.to != self.me {
-                self.view.set_link(node, link.to, link.rtt_ms);
-            }
-        }
-        let addresses = addresses.iter().map(|address| named(address, node)).collect();
-        let facts = Facts { addresses, offers, agent, class };
-        if self.facts.insert(node, facts).is_none() {
-            // Its round trip was often measured before it was heard of.
-            if let Some(ms) = self.gossip.rtt_ms(node) {
-                self.view.set_link(self.me, node, ms);
-            }
-            let _ = self.notices.try_send(Notice::Joined(node));
         }
     }
 }

@@ -34,6 +34,7 @@ mod setup;
 mod share;
 mod status;
 mod verdicts;
+mod view;
 mod workers;
 
 use std::{
@@ -47,18 +48,15 @@ use p2p::{
     Event, Identity, Network, Plane, Reachability, ReplyTo,
     invite::Invite,
     wire::{
+        announce::Announcement,
         control::{Answer, Ask as ControlAsk},
         receipt::Receipt,
     },
 };
-use scheduler::{
-    Millis, ModelId, NodeId, SessionId,
-    trust::Outcome,
-    view::{Geography, SwarmView},
-};
+use scheduler::{Millis, ModelId, NodeId, SessionId, trust::Outcome};
 use serde_json::{Value, json};
 use tokio::{
-    sync::{Semaphore, broadcast, mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::interval,
 };
 
@@ -73,36 +71,28 @@ use self::{
     acquire::{Acquire, News},
     admit::Door,
     estimate::Measured,
-    gossip::Facts,
     place::{Moved, Placing},
-    probation::Challenges,
     pull::Pulls,
     route::{ConductorQuestion, RouteQuestion},
     share::Uploads,
+    verdicts::Trusting,
+    view::{Heard, Viewing},
     workers::{Held, Weights, pump},
 };
 use crate::{
     Error, Result, clock,
     content::peers,
     control::{self, Call, Question},
-    feedback::FeedbackQueue,
-    receipts::Receipts,
     request::Reroute,
     sessions::{Order, SessionTable},
     stage::Served,
-    trust::Trust,
     worker,
 };
 
-/// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
-/// is known to be near goes first.
-const UNMEASURED_MS: f64 = 50.0;
 /// Looks at the clock this often: announces, expires.
 const TICK_MS: u64 = 250;
 /// Prompts remembered for `why`.
 const HISTORY: usize = 64;
-/// Nodes whose loss is told to running prompts; a prompt that lags behind hears of the rest from its streams.
-const LOSSES: usize = 256;
 /// Entries in the books waiting to be added up.
 const BOOKS: usize = 1_024;
 /// Words about a model that is on its way; progress beyond is dropped.
@@ -153,14 +143,12 @@ struct Daemon {
     home: PathBuf,
     keeps: bool,
     started: Instant,
-    view: SwarmView,
-    facts: BTreeMap<NodeId, Facts>,
+    view: Viewing,
+    trusting: Trusting,
     /// The model it was started with.
     held: Held,
     /// Models beside it.
     beside: Vec<Held>,
-    trust: Trust,
-    receipts: Receipts,
     table: SessionTable,
     /// Where lazy shadows keep what they are sent.
     room: Arc<Semaphore>,
@@ -170,8 +158,6 @@ struct Daemon {
     fetched_bytes: u64,
     door: Door,
     placing: Placing,
-    lessons: FeedbackQueue,
-    challenges: Challenges,
     history: VecDeque<Value>,
     totals: Totals,
     draining: watch::Sender<bool>,
@@ -179,7 +165,6 @@ struct Daemon {
     reachability: Reachability,
     leaving: Option<(Instant, mpsc::Sender<Value>)>,
     notices: mpsc::Sender<Notice>,
-    lost: broadcast::Sender<NodeId>,
     books: mpsc::Sender<Served>,
     reroutes: mpsc::Sender<Reroute>,
     routes: mpsc::Sender<RouteQuestion>,
@@ -272,10 +257,8 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         home: setup.home.clone(),
         keeps: setup.keeps,
         started,
-        view: SwarmView::new(Geography::around(UNMEASURED_MS)),
-        facts: BTreeMap::new(),
-        trust: Trust::open(&setup.home),
-        receipts: Receipts::open(&setup.home, me, clock::receipt_s()),
+        view: Viewing::new(me),
+        trusting: Trusting::open(&setup.home, me),
         held,
         beside,
         table,
@@ -285,8 +268,6 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         fetched_bytes: 0,
         door: Door::new(kv_bytes),
         placing: Placing::new(cap),
-        lessons: FeedbackQueue::default(),
-        challenges: Challenges::default(),
         history: VecDeque::new(),
         totals: Totals::default(),
         draining: watch::Sender::new(false),
@@ -294,7 +275,6 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         reachability: Reachability::Unknown,
         leaving: None,
         notices,
-        lost: broadcast::Sender::new(LOSSES),
         books,
         reroutes,
         routes,
@@ -359,7 +339,7 @@ impl Daemon {
     async fn event(&mut self, event: Event) {
         let now = self.now();
         match event {
-            Event::Announcement(announcement, _) => self.heard(*announcement, now).await,
+            Event::Announcement(announcement, _) => self.heard(*announcement, now),
             Event::Ask { from, ask, reply } => self.asked(from, ask, reply),
             Event::Incoming { from, plane: Plane::Data, stream } => {
                 let (reader, _writer) = stream.split();
@@ -379,28 +359,19 @@ impl Daemon {
             Event::Incoming { from, plane: Plane::Blob, stream } => self.uploads.answer(from, stream),
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
-                // Whoever failed to reach it failed before.
-                self.take_lessons();
-                self.view.reachable(self.me, node);
-                if !self.facts.contains_key(&node) {
-                    // Nobody who was met before: what was learned is about a process that is gone.
-                    self.lessons.forget(node);
-                }
+                self.view.connected(node, now);
                 self.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
-                self.take_lessons();
-                self.view.forget(node);
                 self.gossip.gone(node);
-                if self.facts.remove(&node).is_some() {
+                if self.view.disconnected(node, now) {
                     let _ = self.notices.try_send(Notice::Left(node));
                 }
-                let _ = self.lost.send(node);
             }
             Event::RoundTrip { node, ms } => {
                 let ms = self.gossip.measured(node, now, ms);
-                self.view.set_link(self.me, node, ms);
+                self.view.measured(node, ms);
             }
             Event::Reachability { reachability } => {
                 self.reachability = reachability;
@@ -414,13 +385,40 @@ impl Daemon {
         }
     }
 
+    /// Another node announced itself.
+    fn heard(&mut self, announcement: Announcement, now: Millis) {
+        let node = announcement.node();
+        let heard = self.view.heard(announcement, now, self.gossip.rtt_ms(node));
+        if heard != Heard::Nothing {
+            self.gossip.heard_count += 1;
+        }
+        if heard == Heard::Joined {
+            let _ = self.notices.try_send(Notice::Joined(node));
+        }
+    }
+
+    /// Challenges a node that owes a proof, when there is nothing else to do.
+    fn challenge(&mut self) {
+        let first = &self.held;
+        let busy = !self.in_flight.is_empty() || self.paused || self.leaving.is_some();
+        if busy || !first.ready.has_ends() {
+            return;
+        }
+        let able = |node| self.view.challenge_layer(node, first.id, first.ready.num_layers).is_some();
+        let Some(node) = self.trusting.next_challenge(able) else { return };
+        let mut chance = [0; 4];
+        if getrandom::fill(&mut chance).is_err() {
+            return;
+        }
+        tracing::info!(%node, "its quarantine is over: a challenge");
+        self.prompt_task().challenge(node, probation::ask(chance));
+    }
+
     /// True when the node may stop.
     async fn tick(&mut self, moves: &mpsc::Sender<Moved>) -> bool {
         let now = self.now();
         for node in self.view.expire(now) {
-            if node != self.me && self.facts.remove(&node).is_some() {
-                let _ = self.notices.try_send(Notice::Left(node));
-            }
+            let _ = self.notices.try_send(Notice::Left(node));
         }
         self.admit();
         self.place(moves);
@@ -455,7 +453,7 @@ impl Daemon {
             ControlAsk::Release { session, epoch } => self.released(from, session, epoch, reply),
             ControlAsk::Settle { session, upto } => self.settle(from, session, upto, reply),
             ControlAsk::Receipt(receipt) => {
-                self.keep_receipt(from, &receipt);
+                self.trusting.keep_receipt(from, &receipt);
                 self.network.answer(reply, Answer::Released);
             }
             // These are answered by the network itself.
@@ -519,7 +517,7 @@ impl Daemon {
             Question::Status => self.status().await,
             Question::Peers => self.peers().await,
             Question::View => self.page().await,
-            Question::Receipts => self.list_receipts(),
+            Question::Receipts => self.trusting.list_receipts(),
             Question::Invite => self.invite_code().await,
             Question::Why { session } => self.why(session.as_deref()),
             Question::Pause { paused } => {
@@ -548,14 +546,14 @@ impl Daemon {
             identity: self.identity.clone(),
             local: self.local(&self.held),
             beside: self.beside.iter().map(|held| self.local(held)).collect(),
-            approx: self.approx(),
+            approx: self.view.approx(),
             table: self.table.clone(),
             routes: self.routes.clone(),
             conductors: self.conductors.clone(),
             reroutes: self.reroutes.clone(),
-            lost: self.lost.clone(),
+            lost: self.view.lost.clone(),
             finished: self.finished.clone(),
-            lessons: self.lessons.clone(),
+            lessons: self.view.feedback.clone(),
             prove: None,
         }
     }
@@ -564,14 +562,15 @@ impl Daemon {
         self.in_flight.remove(&over.session);
         let now = self.now();
         for (node, layers, ms) in over.measured.visits {
-            self.view.observe_visit(node, over.model, now, layers, ms);
+            self.view.view.observe_visit(node, over.model, now, layers, ms);
         }
         if let Some(held) = self.model_mut(over.model) {
             over.measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
             over.measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
             over.measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
         }
-        self.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
+        let scores = self.trusting.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
+        scores.into_iter().for_each(|(node, score)| self.view.view.set_trust(node, score));
         let Some(line) = over.line else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();

@@ -192,11 +192,11 @@ impl Daemon {
 
     fn others(&self) -> Vec<Other> {
         let of = |node: &NodeId| {
-            let capability = self.view.get(*node)?;
+            let capability = self.view.view.get(*node)?;
             let holding = capability.holding(self.held.id).filter(|_| !capability.claim().draining)?;
             Some(Other { node: *node, held: holding.loaded_set(), layer_ms: holding.decode_ms })
         };
-        self.facts.keys().filter_map(of).collect()
+        self.view.facts.keys().filter_map(of).collect()
     }
 
     /// Nodes that could leave all they hold without baring a layer, and this one.

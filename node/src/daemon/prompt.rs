@@ -100,6 +100,20 @@ impl PromptTask {
         }
     }
 
+    /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
+    pub(super) fn challenge(mut self, node: NodeId, ask: Ask) {
+        self.prove = Some(node);
+        let (lines, mut answer) = mpsc::channel(NEWS);
+        tokio::spawn(self.answer_after(ask, Said::default(), lines));
+        tokio::spawn(async move {
+            while let Some(line) = answer.recv().await {
+                if let Some(why) = line["error"].as_str() {
+                    tracing::info!(%node, why, "no challenge was possible");
+                }
+            }
+        });
+    }
+
     /// The same, about the model of this node that `asked` means; the first one where it means none.
     fn about(mut self, asked: &str) -> Self {
         if !self.local.is_meant(asked)

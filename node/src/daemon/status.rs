@@ -17,7 +17,7 @@ impl Daemon {
             "reached": super::reach::reach(self.reachability, &addresses),
             "addresses": addresses,
             "peers": self.network.peers().await.len(),
-            "known_nodes": self.view.len().saturating_sub(1),
+            "known_nodes": self.view.view.len().saturating_sub(1),
             "model": model,
             "models": models,
             "sessions": { "serving": self.strangers(), "served": self.totals.sessions },
@@ -81,13 +81,13 @@ impl Daemon {
 
     pub(super) async fn peers(&mut self) -> Value {
         let connected = self.network.peers().await;
-        let known = self.facts.iter().map(|(node, facts)| {
+        let known = self.view.facts.iter().map(|(node, facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
-            let load = self.view.get(*node).and_then(|c| self.models().find_map(|own| c.holding(own.id))).map(|holding| {
+            let load = self.view.view.get(*node).and_then(|c| self.models().find_map(|own| c.holding(own.id))).map(|holding| {
                 json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
                     "kv_layer_positions": holding.kv_layer_positions })
             });
-            let holdings = self.view.get(*node).map_or_else(Vec::new, |capability| {
+            let holdings = self.view.view.get(*node).map_or_else(Vec::new, |capability| {
                 let layers = |holding: &scheduler::Holding| -> Vec<String> {
                     holding.loaded.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
                 };
@@ -106,7 +106,7 @@ impl Daemon {
             json!({
                 "node": format!("{node:?}"),
                 "agent": facts.agent,
-                "trust": self.standing(*node),
+                "trust": self.trusting.standing(*node, self.models().map(|held| held.id)),
                 "class": format!("{:?}", facts.class).to_lowercase(),
                 "connected": link.is_some(),
                 "path": link.map(|peer| peer.path.to_string()),

@@ -242,7 +242,7 @@ impl Daemon {
         Local {
             name: held.about.name.clone(),
             auditor: held.auditor.clone(),
-            shares: self.trust.shares(held.id),
+            shares: self.trusting.shares(held.id),
             layer_bytes: held.file_bytes / u64::from(held.ready.num_layers.max(1)),
             worker: held.worker.subscribe(),
             ready: held.ready.clone(),
