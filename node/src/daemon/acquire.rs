@@ -34,9 +34,11 @@ use tokio::{
 };
 
 use super::{
-    Daemon, Notice, Serve,
+    initial_placement::lacking,
     pull::{Pulls, apart},
-    workers::Weights,
+    setup::Serve,
+    view::{Facts, Viewing},
+    workers::{Models, Weights},
 };
 use crate::{
     Error, Result,
@@ -393,49 +395,47 @@ fn is_lasting(error: &Error) -> bool {
     )
 }
 
-impl Daemon {
-    /// Answers a task that moves models.
-    pub(super) fn answer_content(&self, question: Question) {
-        match question {
-            Question::Named { name, answer } => {
-                let mut named: Vec<Offer> = Vec::new();
-                let all = self.view.facts.values().flat_map(|facts| &facts.offers);
-                for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
-                    if !named.iter().any(|known| known.model == offer.model) {
-                        named.push(offer.clone());
-                    }
+/// Answers a task that moves models.
+pub(super) fn answer(question: Question, view: &Viewing) {
+    match question {
+        Question::Named { name, answer } => {
+            let mut named: Vec<Offer> = Vec::new();
+            let all = view.facts.values().flat_map(|facts| &facts.offers);
+            for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
+                if !named.iter().any(|known| known.model == offer.model) {
+                    named.push(offer.clone());
                 }
-                let _ = answer.send(named);
             }
-            Question::Holders { model, answer } => {
-                let holders = self
-                    .view
-                    .facts
-                    .iter()
-                    .filter(|(_, facts)| facts.offers.iter().any(|offer| offer.model == model));
-                let contact = |(node, facts): (&scheduler::NodeId, &super::view::Facts)| {
-                    p2p::wire::control::Contact { node: *node, addresses: facts.addresses.clone() }
-                };
-                let _ = answer.send(holders.map(contact).collect());
-            }
-            Question::Lacking { model, num_layers, cap, answer } => {
-                let _ = answer.send(super::initial_placement::lacking(
-                    &self.view.view,
-                    self.me,
-                    model,
-                    num_layers,
-                    cap,
-                ));
-            }
+            let _ = answer.send(named);
+        }
+        Question::Holders { model, answer } => {
+            let offers = |facts: &Facts| facts.offers.iter().any(|offer| offer.model == model);
+            let holders = view.facts.iter().filter(|(_, facts)| offers(facts));
+            let _ = answer.send(holders.map(|(node, _)| view.contact(*node)).collect());
+        }
+        Question::Lacking { model, num_layers, cap, answer } => {
+            let _ = answer.send(lacking(&view.view, view.me, model, num_layers, cap));
         }
     }
+}
 
-    /// A model is on its way.
-    pub(super) async fn arrived(&mut self, news: News) {
-        let (place, sender) = (news.place, self.news.clone());
+/// What the loop does about news of a model.
+pub(super) enum Arrived {
+    /// Nothing: a task goes on.
+    Nothing,
+    /// This line is told.
+    Told(Value),
+    /// The model of this name is in memory and can be announced.
+    Serving(String),
+}
+
+impl Models {
+    /// A model is on its way; further news go to `sender`. A node that is `leaving` loads nothing more.
+    pub(super) fn arrived(&mut self, news: News, sender: &mpsc::Sender<News>, leaving: bool) -> Arrived {
+        let place = news.place;
         // What another worker on this machine was found to be, this one is.
-        let class = self.models().find_map(|held| held.spec.class);
-        let Some(held) = self.place_mut(place) else { return };
+        let class = self.all().find_map(|held| held.spec.class);
+        let Some(held) = self.place_mut(place) else { return Arrived::Nothing };
         match news.what {
             What::Doing(line) => {
                 // The last word stays: what became of sources is told once.
@@ -447,7 +447,7 @@ impl Daemon {
                 if line["event"] != "dropped" {
                     held.fetching = Some(line.clone());
                 }
-                let _ = self.notices.try_send(Notice::Fetching(line));
+                Arrived::Told(line)
             }
             What::Fetched(fetched) => {
                 let spec = worker::Spec {
@@ -457,7 +457,7 @@ impl Daemon {
                     class: held.spec.class.or(class),
                     ..held.spec.clone()
                 };
-                let name = held.about.name.clone();
+                let (name, sender) = (held.about.name.clone(), sender.clone());
                 tokio::spawn(async move {
                     let what = match worker::spawn_rehearsed(spec.clone()).await {
                         Ok((worker, ready, outputs)) => {
@@ -469,20 +469,25 @@ impl Daemon {
                     };
                     let _ = sender.send(News { place, what }).await;
                 });
+                Arrived::Nothing
             }
-            What::Holds(arrival) => self.holds(place, *arrival).await,
+            What::Holds(arrival) if leaving => {
+                arrival.worker.kill();
+                Arrived::Nothing
+            }
+            What::Holds(arrival) => {
+                let name = self.hold(place, *arrival);
+                name.map_or(Arrived::Nothing, Arrived::Serving)
+            }
         }
     }
 
-    /// A model is in memory.
-    async fn holds(&mut self, place: usize, arrival: Arrival) {
+    /// The model at `place` is in memory; returns its name.
+    fn hold(&mut self, place: usize, arrival: Arrival) -> Option<String> {
         let Arrival { fetched, worker, ready, outputs, mut spec } = arrival;
-        if self.leaving.is_some() {
-            return worker.kill();
-        }
         spec.class = Some(ready.class);
         self.listen_to(outputs, worker.pid());
-        let Some(held) = self.place_mut(place) else { return };
+        let held = self.place_mut(place)?;
         let name = held.about.name.clone();
         held.about = ModelInfo { name: name.clone(), context: ready.context as usize, ..fetched.about };
         held.id = fetched.model;
@@ -494,10 +499,6 @@ impl Daemon {
         held.ready = ready;
         held.replace(worker);
         held.fetching = None;
-        self.holds_anew().await;
-        let mut status = self.status().await;
-        // Whose arrival it is: the first of the list is not always the one that came.
-        status["arrived"] = json!(name);
-        let _ = self.notices.try_send(Notice::Serving(status));
+        Some(name)
     }
 }

@@ -27,7 +27,7 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::Daemon;
+use super::serve::Serving;
 use crate::{
     sessions::{Inlets, Order},
     stage::Stage,
@@ -95,7 +95,7 @@ impl Door {
     }
 }
 
-impl Daemon {
+impl Serving {
     /// A requester needs a session no more.
     pub(super) fn released(&mut self, from: NodeId, session: SessionId, epoch: u32, reply: ReplyTo) {
         if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
@@ -110,27 +110,27 @@ impl Daemon {
             self.door.waiting.remove(&id);
         }
         self.door.close(from, session, epoch);
-        self.network.answer(reply, Answer::Released);
+        self.node.network.answer(reply, Answer::Released);
     }
 
-    /// A requester wants a stage.
-    pub(super) fn lease(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
+    /// A requester wants a stage; by the work that was signed for it is of `tier`.
+    pub(super) fn lease(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
         if let Some(refusal) = self.refusal(from, &lease) {
-            return self.network.answer(reply, refusal);
+            return self.node.network.answer(reply, refusal);
         }
         match self.table.get(lease.session) {
             Some(inlets) if inlets.requester == from => self.order(&inlets, lease, reply),
             Some(_) => {
                 let text = "another node's session";
-                self.network.answer(reply, Answer::refused(Refusal::NotTrusted, text));
+                self.node.network.answer(reply, Answer::refused(Refusal::NotTrusted, text));
             }
-            None => self.queue(from, lease, reply),
+            None => self.queue(from, lease, tier, reply),
         }
     }
 
     /// A requester wants the bill.
     pub(super) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
-        let network = self.network.clone();
+        let network = self.node.network.clone();
         let gone = || Answer::refused(Refusal::Failed, "no such session");
         let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) else {
             return network.answer(reply, gone());
@@ -147,18 +147,18 @@ impl Daemon {
 
     /// Why a lease cannot be granted, if that is plain.
     fn refusal(&self, from: NodeId, lease: &Lease) -> Option<Answer> {
-        let served = self.model(lease.model).map_or(&[][..], |held| &held.served);
+        let served = self.models.get(lease.model).map_or(&[][..], |held| &held.served);
         if !served.iter().any(|range| range.covers(lease.layers)) {
             return Some(Answer::not_held(served));
         }
-        if self.paused {
+        if self.gate.paused {
             return Some(Answer::refused(Refusal::Draining, "this node serves nobody for now"));
         }
-        if self.table.get(lease.session).is_none() && self.strangers() >= self.caps.sessions {
+        if self.table.get(lease.session).is_none() && self.is_full() {
             let text = "as many sessions of others run here as may (--sessions)";
             return Some(Answer::refused(Refusal::Busy, text));
         }
-        if *self.draining.borrow() && self.table.get(lease.session).is_none() {
+        if self.gate.is_draining() && self.table.get(lease.session).is_none() {
             return Some(Answer::refused(Refusal::Draining, "this node is about to leave"));
         }
         self.door.is_closed(from, lease.session, lease.epoch).then(|| {
@@ -167,16 +167,17 @@ impl Daemon {
         })
     }
 
-    fn queue(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
-        let position_bytes = self.model(lease.model).map_or(0, |held| held.ready.kv_bytes_per_layer_position);
+    fn queue(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
+        let position_bytes =
+            self.models.get(lease.model).map_or(0, |held| held.ready.kv_bytes_per_layer_position);
         let per_position = u64::from(lease.layers.len()) * position_bytes;
-        let now = self.now();
+        let now = self.node.now();
         self.door.next_id += 1;
         let id = self.door.next_id;
         let ask = admit::Ask {
             id,
             requester: from,
-            tier: self.trusting.tier(from),
+            tier,
             kv_bytes: u64::from(lease.positions).saturating_mul(per_position),
             deadline: Some(Millis(now.0 + WAIT_MS)),
             predicted_ms: 0.0,
@@ -186,7 +187,7 @@ impl Daemon {
                 admit::Refusal::TooBig => Answer::refused(Refusal::NoRoom, "its caches would not fit"),
                 _ => Answer::refused(Refusal::Busy, "too many wait here already"),
             };
-            return self.network.answer(reply, answer);
+            return self.node.network.answer(reply, answer);
         }
         self.door.waiting.insert(id, Waiting { from, lease, reply });
         self.admit();
@@ -194,10 +195,10 @@ impl Daemon {
 
     /// Starts whoever's turn it is and refuses whoever waited too long. Called whenever something changed.
     pub(super) fn admit(&mut self) {
-        let now = self.now();
+        let now = self.node.now();
         while let Some((ask, slot)) = self.door.admission.next(now) {
             if let Some(waiting) = self.door.waiting.remove(&ask.id) {
-                self.start(waiting, slot);
+                self.start_stage(waiting, slot);
             }
         }
         if self.door.admission.waiting() < self.door.waiting.len() {
@@ -207,36 +208,38 @@ impl Daemon {
                 door.waiting.keys().copied().filter(|id| !door.admission.waits(*id)).collect();
             for waiting in late.into_iter().filter_map(|id| door.waiting.remove(&id)) {
                 let busy = Answer::refused(Refusal::Busy, "all slots are taken");
-                self.network.answer(waiting.reply, busy);
+                self.node.network.answer(waiting.reply, busy);
             }
         }
     }
 
-    fn start(&mut self, waiting: Waiting, slot: SlotGuard) {
+    fn start_stage(&mut self, waiting: Waiting, slot: SlotGuard) {
         let Waiting { from, lease, reply } = waiting;
         let session = lease.session;
         // Its model was here when it asked.
-        let Some(held) = self.model(lease.model) else {
-            return self.network.answer(reply, Answer::not_held(&[]));
+        let Some(held) = self.models.get(lease.model) else {
+            return self.node.network.answer(reply, Answer::not_held(&[]));
         };
         let Some((inlets, doors)) = self.table.enter(session, from) else {
             // A second lease of one session waited beside the first.
             return match self.table.get(session).filter(|inlets| inlets.requester == from) {
                 Some(inlets) => self.order(&inlets, lease, reply),
-                None => self.network.answer(reply, Answer::refused(Refusal::Busy, "no more sessions here")),
+                None => {
+                    self.node.network.answer(reply, Answer::refused(Refusal::Busy, "no more sessions here"))
+                }
             };
         };
         let stage = Stage {
             session,
             requester: from,
-            network: self.network.clone(),
-            identity: self.identity.clone(),
+            network: self.node.network.clone(),
+            identity: self.node.identity.clone(),
             hidden: held.ready.hidden,
             class: held.ready.class,
             worker: held.worker.subscribe(),
             table: self.table.clone(),
             books: self.books.clone(),
-            draining: self.draining.subscribe(),
+            draining: self.gate.draining.subscribe(),
             slot,
             room: self.room.clone(),
         };
@@ -247,14 +250,14 @@ impl Daemon {
 
     /// Hands a lease to the session's task and its answer to the requester.
     fn order(&mut self, inlets: &Inlets, lease: Lease, reply: ReplyTo) {
-        let knee = self.knee(self.model(lease.model).unwrap_or(&self.held));
+        let knee = self.knee(self.models.get(lease.model).unwrap_or(&self.models.first));
         let (answer, answered) = oneshot::channel();
         let order = Order::Lease { lease: Box::new(lease), answer };
         if inlets.orders.try_send(order).is_err() {
             let busy = Answer::refused(Refusal::Busy, "this session has too much to do");
-            return self.network.answer(reply, busy);
+            return self.node.network.answer(reply, busy);
         }
-        let network = self.network.clone();
+        let network = self.node.network.clone();
         let others = self.door.sessions().saturating_sub(1);
         tokio::spawn(async move {
             let answer = match answered.await {

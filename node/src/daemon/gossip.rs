@@ -16,37 +16,34 @@ use p2p::{
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
-    latency::{Duty, Ema, LOAD_TAU_MS, RoundTrip, Window},
+    latency::{RoundTrip, Window},
 };
 
-use super::{Daemon, workers::Held};
+use super::{
+    announce::Announcing,
+    load::Figures,
+    serve::Serving,
+    view::{TTL_MS, Viewing},
+    workers::Held,
+};
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
 /// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
 const REFRESH_MS: u64 = 30_000;
-/// What peers may rely on without hearing from us.
-pub(super) const TTL_MS: u32 = 90_000;
 /// Layers that come or go, and newcomers: at once, but not oftener than this.
 const SPACING_MS: u64 = 500;
 /// News about load: leases tell the truth in between.
 const LOAD_SPACING_MS: u64 = 2_000;
 /// News about distances, which rarely change.
 const LINK_SPACING_MS: u64 = 10_000;
-/// Waiting that is not worth a word, ms.
+/// A change of a distance that is not worth a word, ms.
 const SMALL_MS: f64 = 1.0;
 /// Addresses said of ourselves.
 const ADDRESSES: usize = 8;
-/// Waits are looked at by the second.
-const SECOND_MS: u64 = 1_000;
 /// A round trip counts this long.
 const RECENT_MS: u64 = 60_000;
 /// What a round trip on one host takes at most, ms; a ping that took longer met a busy processor.
 const LOOPBACK_MS: f64 = 2.0;
-/// Session time after which it is looked how much of it was computing, ms.
-const DUTY_MS: f64 = 5_000.0;
-/// Rows that share a pass for the price of one, at most: what a worker folds together.
-const MOST_LANES: f64 = 16.0;
-
 /// Round trips to one peer.
 #[derive(Clone, Debug)]
 struct Trips {
@@ -54,101 +51,6 @@ struct Trips {
     smooth: RoundTrip,
     /// The distance, ms.
     ms: f64,
-}
-
-/// Own figures that change with what this node serves.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(super) struct Figures {
-    /// Entering once, ms.
-    pub visit_ms: f64,
-    /// Waiting behind others, ms.
-    pub queue_ms: f64,
-    /// Sessions of others.
-    pub active: u32,
-    /// Sessions served side by side at full speed.
-    pub knee: u32,
-    /// Room for caches, layers x positions.
-    pub kv_room: u64,
-    /// As many sessions of others run here as may.
-    pub full: bool,
-}
-
-impl Figures {
-    /// Whether others should hear of it: by half of what was said, and by more than a trifle.
-    fn is_news_after(&self, said: &Self) -> bool {
-        let moved = |now: f64, said: f64, least: f64| (now - said).abs() > least.max(0.5 * said);
-        moved(self.queue_ms, said.queue_ms, SMALL_MS)
-            || moved(self.visit_ms, said.visit_ms, SMALL_MS)
-            || moved(f64::from(self.active), f64::from(said.active), f64::from(self.knee.max(2) / 2))
-            || moved(self.kv_room as f64, said.kv_room as f64, said.kv_room as f64 / 8.0)
-            || moved(f64::from(self.knee), f64::from(said.knee), 1.0)
-            || self.full != said.full
-    }
-}
-
-/// How long frames are here: computed, and waiting besides.
-pub(super) struct Waits {
-    /// The least of every second: of single frames a window would hold too few to remember a quiet moment.
-    least: Window,
-    second: Option<(Millis, f64)>,
-    mean: Ema,
-    duty: Duty,
-    /// Since the last sample of `duty`: sessions x ms, ms computed and ms waited here.
-    session_ms: f64,
-    served_ms: f64,
-    waited_ms: f64,
-    looked: Millis,
-}
-
-impl Waits {
-    fn new() -> Self {
-        Self {
-            least: Window::new(RECENT_MS),
-            second: None,
-            mean: Ema::new(LOAD_TAU_MS),
-            duty: Duty::default(),
-            session_ms: 0.0,
-            served_ms: 0.0,
-            waited_ms: 0.0,
-            looked: Millis(0),
-        }
-    }
-
-    /// Notes a frame that came in, and out again, with `ms` not spent computing and `served_ms` its share of what was.
-    fn add(&mut self, now: Millis, ms: f64, served_ms: f64) {
-        self.second = match self.second {
-            Some((since, least)) if now.since(since) < SECOND_MS => Some((since, least.min(ms))),
-            over => {
-                if let Some((since, least)) = over {
-                    self.least.add(since, least);
-                }
-                Some((now, ms))
-            }
-        };
-        self.mean.add(now, ms);
-        self.served_ms += served_ms;
-        self.waited_ms += ms;
-    }
-
-    /// Notes how many sessions there are; called every now and then.
-    fn look(&mut self, now: Millis, sessions: u32) {
-        self.session_ms += f64::from(sessions) * now.since(self.looked) as f64;
-        self.looked = now;
-        if self.session_ms >= DUTY_MS {
-            self.duty.add(now, self.session_ms, self.served_ms, self.waited_ms);
-            (self.session_ms, self.served_ms, self.waited_ms) = (0.0, 0.0, 0.0);
-        }
-    }
-
-    /// What every visit waits, and what the present ones wait beyond, ms.
-    fn split(&self, now: Millis) -> (f64, f64) {
-        let second = self.second.filter(|(since, _)| now.since(*since) <= RECENT_MS).map(|second| second.1);
-        let least = self.least.min(now).into_iter().chain(second).reduce(f64::min);
-        let visit = least.unwrap_or(0.0);
-        let idle = now.since(self.mean.last()) > 2 * LOAD_TAU_MS;
-        let mean = self.mean.value().filter(|_| !idle).unwrap_or(0.0);
-        (visit, (mean - visit).max(0.0))
-    }
 }
 
 struct Said {
@@ -166,7 +68,6 @@ pub(super) struct Announcer {
     draining: bool,
     trips: BTreeMap<NodeId, Trips>,
     paths: BTreeMap<NodeId, Path>,
-    waits: Waits,
     /// Announcements made and their bytes, for `status`.
     pub said_count: u64,
     pub said_bytes: u64,
@@ -184,7 +85,6 @@ impl Announcer {
             draining: false,
             trips: BTreeMap::new(),
             paths: BTreeMap::new(),
-            waits: Waits::new(),
             said_count: 0,
             said_bytes: 0,
             heard_count: 0,
@@ -231,11 +131,6 @@ impl Announcer {
         self.trips.get(&node).and_then(|trips| trips.smooth.mean_ms()).map(|ms| 2.0 * ms)
     }
 
-    /// Notes how long a frame was here without being computed, and how long it was computed.
-    pub fn waited(&mut self, now: Millis, ms: f64, served_ms: f64) {
-        self.waits.add(now, ms, served_ms);
-    }
-
     /// Something changed that others should hear of at once.
     pub fn tell(&mut self) {
         self.changed = true;
@@ -279,28 +174,28 @@ fn nearer(ms: f64, path: Path) -> f64 {
     if path == Path::Loopback { ms.min(LOOPBACK_MS) } else { ms }
 }
 
-impl Daemon {
+impl Announcing {
     /// Says what changed, or that nothing did when it was said long ago.
-    pub(super) async fn announce(&mut self, urgent: bool) {
-        let now = self.now();
+    pub(super) async fn announce(&mut self, urgent: bool, serving: &mut Serving, view: &mut Viewing) {
+        let now = self.node.now();
         self.gossip.changed |= urgent;
-        let figures = self.figures(now);
+        let figures = serving.figures(now);
         if !self.gossip.due(now, &figures) {
             return;
         }
-        let mut addresses = self.network.addresses().await;
+        let mut addresses = self.node.network.addresses().await;
         addresses.truncate(ADDRESSES);
         // Whose they are, the announcement says once.
-        addresses.iter_mut().for_each(|address| *address = unnamed(address, self.me).to_owned());
+        addresses.iter_mut().for_each(|address| *address = unnamed(address, self.node.me).to_owned());
         self.gossip.sequence = self.gossip.sequence.saturating_add(1);
-        let draft = self.draft(&figures, addresses);
-        self.merge_own(&draft, &figures, now);
-        match seal(&draft, &self.identity) {
+        let draft = self.draft(serving, &figures, addresses);
+        merge_own(&draft, serving, &figures, view, now);
+        match seal(&draft, &self.node.identity) {
             Ok(sealed) => {
                 self.gossip.said_count += 1;
                 self.gossip.said_bytes += sealed.len() as u64;
                 // Nobody to tell yet is not an error: a newcomer asks.
-                let _ = self.network.publish(sealed).await;
+                let _ = self.node.network.publish(sealed).await;
             }
             Err(why) => tracing::warn!(%why, "own announcement refused"),
         }
@@ -308,68 +203,16 @@ impl Daemon {
         self.gossip.said = Some(Said { at: now, figures, links: draft.links });
     }
 
-    /// Sessions this node serves side by side at full speed: as many rows as are computed in the time that reading the
-    /// weights takes, times the share of their time that sessions spend elsewhere.
-    pub(super) fn knee(&self, held: &Held) -> u32 {
-        let ready = &held.ready;
-        let lanes = (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
-        self.gossip.waits.duty.knee(lanes as u32).max(1)
-    }
-
-    pub(super) fn figures(&mut self, now: Millis) -> Figures {
-        let active = self.door.sessions();
-        self.gossip.waits.look(now, active);
-        let (waited_ms, queue_ms) = self.gossip.waits.split(now);
-        let full = self.strangers() >= self.caps.sessions;
-        let kv_free = self.door.kv_free();
-        let leading = self.leading();
-        Figures {
-            visit_ms: leading.ready.visit_ms.max(waited_ms),
-            queue_ms,
-            active,
-            knee: self.knee(leading),
-            kv_room: kv_free / leading.ready.kv_bytes_per_layer_position.max(1),
-            full,
-        }
-    }
-
-    /// What is said of a model: the sessions, the waiting and the memory for caches are the node's, the rest its own.
-    fn holding(&self, held: &Held, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
-        let leading = &self.leading().ready;
-        let ready = &held.ready;
-        let kv_room_bytes = figures.kv_room.saturating_mul(leading.kv_bytes_per_layer_position.max(1));
-        // What visits wait here beyond what the first model's visits take, those of another wait too.
-        let waited_ms = (figures.visit_ms - leading.visit_ms).max(0.0);
-        Holding {
-            model: held.id,
-            loaded,
-            on_disk: Vec::new(),
-            decode_ms: ready.decode_ms,
-            prefill_ms: ready.prefill_ms,
-            visit_ms: ready.visit_ms + waited_ms,
-            queue_ms: figures.queue_ms,
-            load_ms: 0.0,
-            active: figures.active,
-            batch_knee: self.knee(held),
-            kv_layer_positions: kv_room_bytes / ready.kv_bytes_per_layer_position.max(1),
-        }
-    }
-
-    /// The layers of a model that others are told of.
-    pub(super) fn offered(&self, held: &Held) -> Vec<LayerRange> {
-        if held.id == self.held.id { self.placing.offered(&held.served) } else { held.served.clone() }
-    }
-
-    fn draft(&self, figures: &Figures, addresses: Vec<String>) -> Draft {
+    fn draft(&self, serving: &Serving, figures: &Figures, addresses: Vec<String>) -> Draft {
         let (mut holdings, mut offers) = (Vec::new(), Vec::new());
-        for held in self.models().filter(|_| !self.paused) {
-            let (ready, offered) = (&held.ready, self.offered(held));
+        for held in serving.models.all().filter(|_| !serving.gate.paused) {
+            let (ready, offered) = (&held.ready, serving.offered(held));
             // A model named twice on the command line is said once.
             let said = offers.iter().any(|offer: &Offer| offer.model == held.id);
             if offered.is_empty() || said {
                 continue;
             }
-            let mut holding = self.holding(held, figures, offered);
+            let mut holding = holding(serving, held, figures, offered);
             if figures.full {
                 // There is memory, but none for another session.
                 holding.kv_layer_positions = 0;
@@ -386,11 +229,13 @@ impl Daemon {
                 file_bytes: held.file_bytes,
             });
         }
-        self.name_shared(&mut holdings, &mut offers);
-        let (up_bytes_per_ms, down_bytes_per_ms) = self.line.rates(self.gossip.farthest(), self.now());
+        if !serving.gate.paused {
+            self.name_shared(&mut holdings, &mut offers);
+        }
+        let (up_bytes_per_ms, down_bytes_per_ms) = self.line.rates(self.gossip.farthest(), self.node.now());
         let claim = Claim {
-            node: self.me,
-            operator: own_operator(self.me),
+            node: self.node.me,
+            operator: own_operator(self.node.me),
             sequence: self.gossip.sequence,
             region: 0,
             access_ms: 0.0,
@@ -401,7 +246,7 @@ impl Daemon {
         };
         Draft {
             claim,
-            class: self.leading().ready.class,
+            class: serving.models.leading().ready.class,
             offers,
             links: self.gossip.links(),
             addresses,
@@ -411,33 +256,55 @@ impl Daemon {
     }
 
     /// Other layers are in memory: own prompts may use them now, whenever others are told.
-    pub(super) async fn holds_anew(&mut self) {
-        let now = self.now();
-        let figures = self.figures(now);
+    pub(super) async fn holds_anew(&mut self, serving: &mut Serving, view: &mut Viewing) {
+        let now = self.node.now();
+        let figures = serving.figures(now);
         self.gossip.sequence = self.gossip.sequence.saturating_add(1);
-        let draft = self.draft(&figures, Vec::new());
-        self.merge_own(&draft, &figures, now);
-        self.announce(true).await;
+        let draft = self.draft(serving, &figures, Vec::new());
+        merge_own(&draft, serving, &figures, view, now);
+        self.announce(true, serving, view).await;
     }
+}
 
-    /// The own view counts everything loaded, the ends that only serve own prompts included.
-    fn merge_own(&mut self, draft: &Draft, figures: &Figures, now: Millis) {
-        let mut claim = draft.claim.clone();
-        let mut holdings: Vec<Holding> = Vec::new();
-        for held in self.models().filter(|held| !held.loaded.is_empty()) {
-            let loaded = LayerSet::new(held.loaded.iter().copied()).ranges().to_vec();
-            if holdings.iter().all(|known| known.model != held.id) {
-                holdings.push(self.holding(held, figures, loaded));
-            }
+/// What is said of a model: the sessions, the waiting and the memory for caches are the node's, the rest its own.
+fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
+    let leading = &serving.models.leading().ready;
+    let ready = &held.ready;
+    let kv_room_bytes = figures.kv_room.saturating_mul(leading.kv_bytes_per_layer_position.max(1));
+    // What visits wait here beyond what the first model's visits take, those of another wait too.
+    let waited_ms = (figures.visit_ms - leading.visit_ms).max(0.0);
+    Holding {
+        model: held.id,
+        loaded,
+        on_disk: Vec::new(),
+        decode_ms: ready.decode_ms,
+        prefill_ms: ready.prefill_ms,
+        visit_ms: ready.visit_ms + waited_ms,
+        queue_ms: figures.queue_ms,
+        load_ms: 0.0,
+        active: figures.active,
+        batch_knee: serving.knee(held),
+        kv_layer_positions: kv_room_bytes / ready.kv_bytes_per_layer_position.max(1),
+    }
+}
+
+/// The own view counts everything loaded, the ends that only serve own prompts included.
+fn merge_own(draft: &Draft, serving: &Serving, figures: &Figures, view: &mut Viewing, now: Millis) {
+    let mut claim = draft.claim.clone();
+    let mut holdings: Vec<Holding> = Vec::new();
+    for held in serving.models.all().filter(|held| !held.loaded.is_empty()) {
+        let loaded = LayerSet::new(held.loaded.iter().copied()).ranges().to_vec();
+        if holdings.iter().all(|known| known.model != held.id) {
+            holdings.push(holding(serving, held, figures, loaded));
         }
-        claim.holdings = holdings;
-        claim.draining = false;
-        match Capability::try_from(claim) {
-            Ok(own) => {
-                self.view.view.merge_for(own, now, u64::from(TTL_MS));
-            }
-            Err(why) => tracing::warn!(%why, "own figures refused"),
+    }
+    claim.holdings = holdings;
+    claim.draining = false;
+    match Capability::try_from(claim) {
+        Ok(own) => {
+            view.view.merge_for(own, now, u64::from(TTL_MS));
         }
+        Err(why) => tracing::warn!(%why, "own figures refused"),
     }
 }
 

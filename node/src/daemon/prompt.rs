@@ -14,6 +14,7 @@ use tracing::{Instrument, field::Empty};
 
 use super::{
     params::{Trouble, only_here, sampling, token_ids, trusted},
+    prompts::Finished,
     report::{done_json, noticed, plan_json, stages},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
     workers::Local,
@@ -50,7 +51,7 @@ pub struct PromptTask {
     pub(super) conductors: mpsc::Sender<ConductorQuestion>,
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
-    pub(super) finished: mpsc::Sender<super::Finished>,
+    pub(super) finished: mpsc::Sender<Finished>,
     pub(super) lessons: FeedbackQueue,
     /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
     pub(super) prove: Option<NodeId>,
@@ -161,8 +162,7 @@ impl PromptTask {
             return Err(Trouble::kind("unavailable", why));
         }
         let line = self.delegate(&ask, said.ids, peers, lines).await?;
-        let finished =
-            super::Finished::new(SessionId::new(random()?), ModelId::default(), Some(line.clone()));
+        let finished = Finished::new(SessionId::new(random()?), ModelId::default(), Some(line.clone()));
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
@@ -339,7 +339,7 @@ impl PromptTask {
     ) -> Result<Looked, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
-        let finished = |line| super::Finished::new(session, model, line);
+        let finished = |line| Finished::new(session, model, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
@@ -484,7 +484,7 @@ impl PromptTask {
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let measured = expected.measured(&report);
         let Report { outcomes, receipts, proofs, .. } = *report;
-        let over = super::Finished {
+        let over = Finished {
             session,
             model,
             line: self.prove.is_none().then(|| line.clone()),

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
-    Boomerang, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
+    Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
     route::{Comparison, NoRoute, Route, compare, route},
     session::Standbys,
@@ -19,7 +19,7 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::{Daemon, estimate::Expected};
+use super::{estimate::Expected, gossip::Announcer, view::Viewing, workers::Models};
 use crate::{
     control::{Mode, Shadow},
     request::{MAX_WITNESSES, Reroute, Witness},
@@ -111,8 +111,23 @@ fn seed(session: SessionId) -> u64 {
     session.as_bytes().iter().take(8).rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte))
 }
 
-impl Daemon {
-    pub(super) fn answer_route(&mut self, question: RouteQuestion) {
+/// Answers questions of prompts: what the owners know, borrowed for one answer.
+pub(super) struct Router<'a> {
+    pub(super) me: NodeId,
+    pub(super) now: Millis,
+    pub(super) view: &'a mut Viewing,
+    pub(super) models: &'a Models,
+    /// Measured distances.
+    pub(super) gossip: &'a Announcer,
+    /// Prompts that run and the peers they run on.
+    pub(super) in_flight: &'a mut BTreeMap<SessionId, Vec<NodeId>>,
+    /// Nodes that were proven wrong: no prompt goes through them.
+    pub(super) denied: BTreeSet<NodeId>,
+}
+
+impl Router<'_> {
+    /// Answers who shall run a prompt.
+    pub(super) fn answer(&mut self, question: RouteQuestion) {
         let found = self.find(&question);
         if let Ok(routed) = &found
             && question.commit
@@ -123,6 +138,7 @@ impl Daemon {
         let _ = question.answer.send(found);
     }
 
+    /// Answers who could conduct a prompt.
     pub(super) fn answer_conductors(&self, question: ConductorQuestion) {
         let ConductorQuestion { model, trusted, answer } = question;
         let trusted = |node: &NodeId| trusted.is_empty() || trusted.contains(node);
@@ -154,7 +170,7 @@ impl Daemon {
     pub(super) fn reroute(&mut self, question: Reroute) {
         let Reroute { model, mut policy, shape, deny, shadow, answer, session } = question;
         // Who was barred when it began stays so, and who was since.
-        let barred = deny.into_iter().chain(self.trusting.denied()).chain(policy.deny);
+        let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
         let request = self.request(model, session, shape, policy);
         let found = self.snapshot(model).ok().and_then(|mut snapshot| {
@@ -180,7 +196,7 @@ impl Daemon {
             Mode::Trusted => policy.allow = Some(question.trusted.clone()),
             Mode::Boomerang | Mode::Open => {}
         }
-        policy.deny.extend(self.trusting.denied());
+        policy.deny.extend(self.denied.iter().copied());
         if question.exact {
             policy.deny.extend(self.view.approx());
         }
@@ -192,8 +208,8 @@ impl Daemon {
         let mut snapshot = self.snapshot(model)?;
         // Whoever could compute in the place of one who owes a proof may check it, not replace it.
         let narrowed = question.prove.and_then(|node| {
-            let first = &self.held;
-            self.view.indispensable(node, first.id, first.ready.num_layers, self.now())
+            let first = &self.models.first;
+            self.view.indispensable(node, first.id, first.ready.num_layers, self.now)
         });
         let mut narrowed =
             narrowed.and_then(|view| view.snapshot(model, snapshot.num_layers(), self.me).ok());
@@ -269,8 +285,8 @@ impl Daemon {
 
     /// What is believed now, with what leases taught.
     fn snapshot(&mut self, model: ModelId) -> Result<Snapshot, String> {
-        self.view.take_feedback(self.now());
-        let num_layers = self.model(model).map_or(0, |held| held.ready.num_layers);
+        self.view.take_feedback(self.now);
+        let num_layers = self.models.get(model).map_or(0, |held| held.ready.num_layers);
         self.view.view.snapshot(model, num_layers, self.me).map_err(|e| e.to_string())
     }
 
@@ -312,7 +328,7 @@ impl Daemon {
         request: &Request,
         pipeline: &Pipeline,
     ) -> Expected {
-        let held = self.model(model).unwrap_or(&self.held);
+        let held = self.models.get(model).unwrap_or(&self.models.first);
         let home_ms = held.home_ms();
         let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
         let mut prompt = request.clone();
@@ -338,7 +354,7 @@ impl Daemon {
         // Other ways than the one asked for obey other rules.
         (request.policy.boomerang, request.policy.allow) = (None, None);
         let cost = cost::price(snapshot, &request, pipeline).ok()?;
-        Some(cost.total_ms() + self.model(model)?.home_ms())
+        Some(cost.total_ms() + self.models.get(model)?.home_ms())
     }
 }
 

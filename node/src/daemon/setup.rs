@@ -1,10 +1,10 @@
 //! What whoever starts a node says to it, and what it says back.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Instant};
 
 use api::inference::ModelInfo;
-use p2p::{Identity, invite::Invite};
-use scheduler::{LayerRange, ModelId, NodeId};
+use p2p::{Identity, Network, invite::Invite};
+use scheduler::{LayerRange, Millis, ModelId, NodeId};
 use serde_json::Value;
 
 use super::{
@@ -44,6 +44,31 @@ pub struct Setup {
     pub front: Front,
     /// Whether running answers are kept on disk so that a crash does not lose them.
     pub keeps: bool,
+}
+
+/// What all parts of a running node share; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Node {
+    /// Its name.
+    pub(super) me: NodeId,
+    /// The way to others.
+    pub(super) network: Network,
+    /// Its key.
+    pub(super) identity: Identity,
+    /// When it started.
+    pub(super) started: Instant,
+}
+
+impl Node {
+    /// A node that starts now.
+    pub(super) fn new(network: Network, identity: Identity) -> Self {
+        Self { me: network.me(), network, identity, started: Instant::now() }
+    }
+
+    /// Time since the start, which is the clock of everything this node measures.
+    pub(super) fn now(&self) -> Millis {
+        Millis(self.started.elapsed().as_millis() as u64)
+    }
 }
 
 /// A model held beside the first: loaded, or fetched, while the node runs.

@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use shard::{gguf::Gguf, models::Blueprint};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
-use super::Daemon;
+use super::{announce::Announcing, pull::Pulls};
 use crate::{
     content::{self, HomeShelf},
     library::Entry,
@@ -175,28 +175,24 @@ fn offer(model: ModelId, entry: &Entry) -> Option<Offer> {
     Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes })
 }
 
-impl Daemon {
+impl Announcing {
     /// The list has changed: provides what is new on it, takes back what is gone.
     pub(super) async fn shared_changed(&mut self) {
         let offers = self.shared.borrow_and_update().clone();
         let now: BTreeSet<ModelId> = offers.iter().map(|offer| offer.model).collect();
         let before = std::mem::replace(&mut self.provided, now.clone());
         for model in before.difference(&now) {
-            self.network.withdraw(*model).await;
+            self.node.network.withdraw(*model).await;
         }
         for model in now.difference(&before) {
-            if let Err(error) = self.network.provide(*model).await {
+            if let Err(error) = self.node.network.provide(*model).await {
                 tracing::warn!(%model, %error, "others will not find this node as its holder");
             }
         }
-        self.announce(true).await;
     }
 
     /// Adds what is shared to what is announced. A model that is served is named already.
     pub(super) fn name_shared(&self, holdings: &mut Vec<Holding>, offers: &mut Vec<Offer>) {
-        if self.paused {
-            return;
-        }
         for offer in self.shared.borrow().iter().take(MAX_ANNOUNCED) {
             if holdings.iter().any(|holding| holding.model == offer.model) {
                 continue;
@@ -220,7 +216,7 @@ impl Daemon {
     }
 
     /// What is handed out and fetched, for `status`.
-    pub(super) fn content_json(&self) -> Value {
+    pub(super) fn content_json(&self, pulls: &Pulls) -> Value {
         let shared = self.shared.borrow().iter().map(|offer| {
             json!({ "name": offer.name, "id": content::hex(offer.model), "bytes": offer.file_bytes })
         }).collect::<Vec<_>>();
@@ -228,22 +224,9 @@ impl Daemon {
             "shared": shared,
             "uploads": self.uploads.running(),
             "uploaded_bytes": self.uploads.sent_bytes(),
-            "pulls": self.pulls.running(),
-            "downloaded_bytes": self.pulls.pace.taken_bytes(),
-            "liars": self.pulls.liars.count(),
-        })
-    }
-
-    /// What the node may take, for `status`.
-    pub(super) fn caps_json(&self) -> Value {
-        let caps = &self.caps;
-        json!({
-            "sessions": caps.sessions,
-            "kv_bytes": self.held.spec.kv_bytes,
-            "disk_bytes": caps.disk_bytes,
-            "weights_bytes": caps.weights_bytes,
-            "upload_bytes_per_s": caps.upload_bytes_per_s,
-            "download_bytes_per_s": caps.download_bytes_per_s,
+            "pulls": pulls.running(),
+            "downloaded_bytes": pulls.pace.taken_bytes(),
+            "liars": pulls.liars.count(),
         })
     }
 }

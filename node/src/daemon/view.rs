@@ -20,6 +20,8 @@ use tokio::sync::broadcast;
 
 use crate::feedback::{Feedback, FeedbackQueue};
 
+/// What a node says of itself counts for this long, ms.
+pub(super) const TTL_MS: u32 = 90_000;
 /// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
 /// is known to be near goes first.
 const UNMEASURED_MS: f64 = 50.0;
@@ -48,7 +50,7 @@ pub(super) enum Heard {
 
 /// The swarm as this node sees it.
 pub(super) struct Viewing {
-    me: NodeId,
+    pub(super) me: NodeId,
     pub(super) view: SwarmView,
     pub(super) facts: BTreeMap<NodeId, Facts>,
     /// What leases and streams teach, until it is taken into the view.

@@ -1,11 +1,11 @@
-//! The models this node has workers for: how they are loaded, heard, and born anew when they die.
+//! The models this node has workers for: how they are loaded, heard, and restarted when they die.
 //!
 //! The first is the one the node was started with; those beside it (`--also`) come while it runs. Each has a worker of its
 //! own, and so threads of its own: the system divides the cores among those that have work. What all share is the memory
 //! for caches ([`worker::Room`]), the memory for weights ([`Weights`]) and the door for sessions of others (`admit.rs`).
 //!
 //! Limits: [`MOST_BESIDE`] models beside the first; a worker stays until the node ends, however idle its model; only the
-//! first model's layers are placed anew (`place.rs`) and only its holders are challenged (`challenge.rs`).
+//! first model's layers are moved (`place.rs`) and only its holders are challenged (`probation.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use scheduler::{
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::{Daemon, initial_placement::with_ends};
+use super::initial_placement::with_ends;
 use crate::{
     Error, Result,
     audit::Auditor,
@@ -132,6 +132,18 @@ impl Held {
         self.at_home.value().unwrap_or(self.ready.head_ms)
     }
 
+    /// The model as a prompt needs it; `shares` is what nodes contributed to it.
+    pub(super) fn local(&self, shares: BTreeMap<NodeId, f64>) -> Local {
+        Local {
+            name: self.about.name.clone(),
+            auditor: self.auditor.clone(),
+            shares,
+            layer_bytes: self.file_bytes / u64::from(self.ready.num_layers.max(1)),
+            worker: self.worker.subscribe(),
+            ready: self.ready.clone(),
+        }
+    }
+
     /// Another worker of the same model has started.
     pub(super) fn replace(&mut self, worker: Worker) {
         self.born = Instant::now();
@@ -159,7 +171,7 @@ impl Local {
 }
 
 /// Carries the worker's outputs to their sessions, until it dies.
-pub(super) async fn pump(
+async fn pump(
     mut outputs: mpsc::Receiver<worker::Output>,
     pid: u32,
     table: SessionTable,
@@ -209,52 +221,65 @@ impl Weights {
     }
 }
 
-impl Daemon {
+/// All models of this node.
+pub(super) struct Models {
+    /// The one it was started with.
+    pub(super) first: Held,
+    /// Those beside it.
+    pub(super) beside: Vec<Held>,
+    table: SessionTable,
+    /// Workers that died, by process number.
+    deaths: mpsc::Sender<u32>,
+    /// Workers that were started in their place, by place among the models.
+    restarts: mpsc::Sender<(usize, Worker)>,
+}
+
+impl Models {
+    /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`.
+    pub(super) fn new(
+        first: Held,
+        beside: Vec<Held>,
+        table: SessionTable,
+        deaths: mpsc::Sender<u32>,
+        restarts: mpsc::Sender<(usize, Worker)>,
+    ) -> Self {
+        Self { first, beside, table, deaths, restarts }
+    }
+
     /// All models, the first one first.
-    pub(super) fn models(&self) -> impl Iterator<Item = &Held> {
-        std::iter::once(&self.held).chain(&self.beside)
+    pub(super) fn all(&self) -> impl Iterator<Item = &Held> {
+        std::iter::once(&self.first).chain(&self.beside)
     }
 
     /// The model with this id.
-    pub(super) fn model(&self, id: ModelId) -> Option<&Held> {
-        self.models().find(|held| held.id == id)
+    pub(super) fn get(&self, id: ModelId) -> Option<&Held> {
+        self.all().find(|held| held.id == id)
     }
 
-    pub(super) fn model_mut(&mut self, id: ModelId) -> Option<&mut Held> {
-        std::iter::once(&mut self.held).chain(&mut self.beside).find(|held| held.id == id)
+    /// The model with this id.
+    pub(super) fn get_mut(&mut self, id: ModelId) -> Option<&mut Held> {
+        std::iter::once(&mut self.first).chain(&mut self.beside).find(|held| held.id == id)
     }
 
     /// The model at a place: 0 is the first.
     pub(super) fn place_mut(&mut self, place: usize) -> Option<&mut Held> {
         match place.checked_sub(1) {
-            None => Some(&mut self.held),
+            None => Some(&mut self.first),
             Some(beside) => self.beside.get_mut(beside),
         }
     }
 
     /// The first model that is in memory; the first of all when none is.
     pub(super) fn leading(&self) -> &Held {
-        self.models().find(|held| !held.loaded.is_empty()).unwrap_or(&self.held)
+        self.all().find(|held| !held.loaded.is_empty()).unwrap_or(&self.first)
     }
 
-    /// A model as a prompt needs it.
-    pub(super) fn local(&self, held: &Held) -> Local {
-        Local {
-            name: held.about.name.clone(),
-            auditor: held.auditor.clone(),
-            shares: self.trusting.shares(held.id),
-            layer_bytes: held.file_bytes / u64::from(held.ready.num_layers.max(1)),
-            worker: held.worker.subscribe(),
-            ready: held.ready.clone(),
-        }
-    }
-
-    /// A worker died: its sessions heard of it from their jobs, others may come. A worker that keeps dying is started
-    /// ever more rarely.
-    pub(super) fn bear(&mut self, pid: u32, born: mpsc::Sender<(usize, Worker)>) {
-        let Some(place) = self.models().position(|held| held.worker.borrow().pid() == pid) else { return };
-        let (deaths, table, leaving) = (self.deaths.clone(), self.table.clone(), self.leaving.is_some());
-        let Some(held) = self.place_mut(place).filter(|_| !leaving) else { return };
+    /// A worker died: its sessions heard of it from their jobs, and another worker starts. A worker that keeps dying is
+    /// started ever more rarely.
+    pub(super) fn restart_worker(&mut self, pid: u32) {
+        let Some(place) = self.all().position(|held| held.worker.borrow().pid() == pid) else { return };
+        let (deaths, restarts, table) = (self.deaths.clone(), self.restarts.clone(), self.table.clone());
+        let Some(held) = self.place_mut(place) else { return };
         let young = held.born.elapsed() < GROWN_UP;
         held.young_deaths = if young { (held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
         let pause = Duration::from_millis(match held.young_deaths {
@@ -268,7 +293,7 @@ impl Daemon {
             match worker::spawn(spec).await {
                 Ok((worker, _, outputs)) => {
                     tokio::spawn(pump(outputs, worker.pid(), table, deaths));
-                    let _ = born.send((place, worker)).await;
+                    let _ = restarts.send((place, worker)).await;
                 }
                 Err(error) => {
                     tracing::error!(%error, "no worker");
