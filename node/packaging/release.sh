@@ -14,10 +14,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 binary=${2:-}
 if [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --locked --package shoal-node)
+    (cd "$root" && cargo build --release --locked --package shoal-node --features otlp)
     binary=${CARGO_TARGET_DIR:-$root/target}/release/shoal
 fi
-[ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node"
+[ -x "$binary" ] || fail "$binary is no program; build it with: cargo build --release --package shoal-node --features otlp"
 
 version=$("$binary" --version | cut -d ' ' -f 2)
 name=shoal-$version-$(uname -s | tr '[:upper:]' '[:lower:]')-$(uname -m)

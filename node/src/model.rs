@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use shard::{
-    engine::{Capacity, Ends, Options, Shard, Workspace, whole_range},
+    executor::{Capacity, Ends, Options, Shard, Workspace, whole_range},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     models::Blueprint,

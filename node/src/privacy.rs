@@ -23,8 +23,8 @@
 
 use scheduler::LayerRange;
 use shard::{
-    engine::{Capacity, Input, Item, Output, Shard, Workspace},
-    kv::KvCache,
+    executor::{Capacity, Input, Item, Output, Shard, Workspace},
+    state::KvCache,
 };
 
 use crate::{Error, Result};

@@ -10,8 +10,8 @@
 //! predicted with little to look back at.
 
 use shard::{
-    engine::{Capacity, Input, Item, Output, Shard, Workspace, argmax},
-    kv::KvCache,
+    executor::{Capacity, Input, Item, Output, Shard, Workspace, argmax},
+    state::KvCache,
 };
 
 use crate::{Error, Result};

@@ -62,6 +62,12 @@ pub fn start(args: &GlobalArgs) -> Result<Reporting> {
         reporting.traces = Some(traces);
         layers.push(Box::new(layer.with_filter(filter("debug")?)));
     }
+    #[cfg(not(feature = "otlp"))]
+    if let Some(url) = &args.otlp {
+        return Err(Error::usage(format!(
+            "--otlp {url}: this build sends no traces; build it with: cargo build --release --features otlp"
+        )));
+    }
     if !layers.is_empty() {
         tracing::subscriber::set_global_default(Registry::default().with(layers))
             .map_err(|e| Error::Failed(e.to_string()))?;

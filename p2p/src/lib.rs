@@ -56,6 +56,8 @@ pub mod link;
 #[cfg(feature = "net")]
 mod behaviour;
 #[cfg(feature = "net")]
+mod event;
+#[cfg(feature = "net")]
 mod event_loop;
 #[cfg(feature = "net")]
 mod gate;
@@ -69,16 +71,18 @@ mod relay;
 mod transport;
 
 #[cfg(feature = "net")]
-pub use config::{Config, SwarmId};
+pub use config::{Config, SwarmId, VERSION};
 #[cfg(feature = "net")]
 pub use control::ReplyTo;
 pub use error::{Error, HopError, Result};
+#[cfg(feature = "net")]
+pub use event::{Event, PeerInfo, Reachability, RefusedPeer};
 pub use identity::Identity;
 #[cfg(feature = "net")]
 pub use invite::Invite;
 #[cfg(feature = "net")]
 pub use link::{Plane, Stream};
 #[cfg(feature = "net")]
-pub use network::{Event, Events, Network, PeerInfo, Reachability, spawn};
+pub use network::{Events, Network, spawn};
 #[cfg(feature = "net")]
 pub use path::Path;

@@ -17,13 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Config;
 use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
+use crate::event::{Command, Event, PeerInfo, RefusedPeer};
 use crate::event_loop;
-use crate::link::{
-    Lane, Plane, Stream,
-    behaviour::{NotOpened, Opened},
-};
-use crate::path::Path;
-use crate::wire::announce::Announcement;
+use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
 use crate::wire::control::{Answer, Ask, Contact};
 
 /// Commands waiting for the event loop.
@@ -57,109 +53,6 @@ impl Events {
     pub async fn next(&mut self) -> Option<Event> {
         self.receiver.recv().await
     }
-}
-
-/// Whether others can open connections to this node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reachability {
-    /// Nobody has told yet.
-    Unknown,
-    /// Somebody outside could.
-    Public,
-    /// Nobody outside could: this node is reached through relays, or dials.
-    Private,
-}
-
-/// Something the node should know.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Event {
-    /// A node announced something new about itself; signature, bounds and freshness are checked. With the sealed bytes.
-    Announcement(Box<Announcement>, Vec<u8>),
-    /// A peer asks for something; answer with [`Network::answer`]. May come before the peer's `Connected`.
-    Ask {
-        /// Who, proved by the transport.
-        from: NodeId,
-        /// What.
-        ask: Ask,
-        /// Where the answer goes.
-        reply: ReplyTo,
-    },
-    /// A peer opened a stream. Nothing has been read of it: the first words need a deadline of the reader's.
-    Incoming {
-        /// Who, proved by the transport.
-        from: NodeId,
-        /// What for.
-        plane: Plane,
-        /// The stream.
-        stream: Stream,
-    },
-    /// A peer of this swarm is connected, or the path to it changed.
-    Connected {
-        /// Who.
-        node: NodeId,
-        /// Over what.
-        path: Path,
-    },
-    /// The last connection to a peer is gone.
-    Disconnected {
-        /// Who.
-        node: NodeId,
-    },
-    /// A round trip was measured.
-    RoundTrip {
-        /// With whom.
-        node: NodeId,
-        /// How long, ms.
-        ms: f64,
-    },
-    /// The node listens on one more address.
-    Listening {
-        /// With `/p2p/`.
-        address: String,
-    },
-    /// Others can or cannot reach this node.
-    Reachability {
-        /// Which.
-        reachability: Reachability,
-    },
-}
-
-/// What is known of a connected peer.
-#[derive(Clone, PartialEq, Debug)]
-pub struct PeerInfo {
-    /// Who.
-    pub node: NodeId,
-    /// Where it can be reached, with `/p2p/`.
-    pub addresses: Vec<String>,
-    /// Over what it is reached now.
-    pub path: Path,
-    /// The last round trip, ms, once one was measured.
-    pub rtt_ms: Option<f64>,
-    /// How long it has been connected, ms.
-    pub connected_for_ms: u64,
-    /// Bytes read from its streams.
-    pub bytes_in: u64,
-    /// Bytes written to its streams.
-    pub bytes_out: u64,
-    /// What it says it runs.
-    pub agent: String,
-}
-
-/// What the event loop is told to do.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Addresses(oneshot::Sender<Vec<String>>),
-    Dial { addresses: Vec<String>, peer: Option<NodeId>, reply: oneshot::Sender<Result<NodeId>> },
-    DialBeside { contact: Contact },
-    Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
-    Open { node: NodeId, lane: Lane, reply: Opened },
-    Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },
-    Withdraw { model: ModelId },
-    Holders { model: ModelId, reply: oneshot::Sender<Vec<NodeId>> },
-    Peers(oneshot::Sender<Vec<PeerInfo>>),
-    Close { node: NodeId, reply: oneshot::Sender<()> },
-    Shutdown(oneshot::Sender<()>),
 }
 
 /// Starts a node's network: listens, dials bootstrap and cached peers, and runs until [`Network::shutdown`] or until
@@ -328,6 +221,11 @@ impl Network {
     /// Everybody connected, by name.
     pub async fn peers(&self) -> Vec<PeerInfo> {
         self.told(Command::Peers).await.unwrap_or_default()
+    }
+
+    /// Peers of this swarm that were refused lately because they speak another version, the latest last.
+    pub async fn refused(&self) -> Vec<RefusedPeer> {
+        self.told(Command::Refused).await.unwrap_or_default()
     }
 
     /// Closes every connection to `node` and does not dial it again by itself for a while.

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use p2p::wire::control::{Answer, Ask, Contact};
-use p2p::{Config, Event, Events, HopError, Network, Path, Plane};
+use p2p::{Config, Event, Events, HopError, Network, Path, Plane, RefusedPeer};
 use scheduler::{ModelId, NodeId, SessionId};
 use support::*;
 
@@ -190,6 +190,28 @@ async fn swarms_do_not_mix() {
     assert!(matches!(b.dial(&address(&a).await).await, Err(p2p::Error::Unreachable(_))));
     assert_eq!(b.peers().await, []);
     assert_eq!(a.peers().await, []);
+}
+
+/// A node of the version before this one is turned away, and the node that refuses it can say why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_of_an_older_version_is_refused_by_name() {
+    let (new, _of_new) = node(config(1, TCP)).await;
+    let (old, _of_old) = node(Config { version: p2p::VERSION - 1, ..config(2, TCP) }).await;
+    let (there, older) = (address(&old).await, RefusedPeer { node: old.me(), version: p2p::VERSION - 1 });
+    // Whichever introduction arrives first ends the connection, so more than one attempt may be needed.
+    let refused = async {
+        loop {
+            let said = new.dial(&there).await.expect_err("they speak different versions").to_string();
+            let refused = new.refused().await;
+            if !refused.is_empty() {
+                return (said, refused);
+            }
+        }
+    };
+    let (said, refused) = tokio::time::timeout(PATIENCE, refused).await.expect("it introduces itself");
+    assert_eq!(refused, [older]);
+    assert!(said.contains("version"), "{said}");
+    assert_eq!((new.peers().await, old.peers().await), (vec![], vec![]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,7 +13,7 @@ use scheduler::LayerRange;
 
 use crate::{
     Error, Result,
-    engine::{Capacity, Chain, Input, Item, Options, Output, Shard, Workspace, fingerprint},
+    executor::{Capacity, Chain, Input, Item, Options, Output, Shard, Workspace, fingerprint},
     gguf::Gguf,
     kernels::{
         Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, page_len, threads::Pool,

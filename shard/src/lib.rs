@@ -1,32 +1,29 @@
 //! Computes: bytes of a model file become text, the same bits on every machine.
 //!
 //! In the order bytes become text: [`gguf`] reads the file, [`tokenizer`] turns text into ids and back, [`models`] says what
-//! the model is, [`quant`] what its weights look like, [`kernels`] multiply them, [`kv`] keeps what attention looks back at,
-//! [`engine`] runs the layers, [`mod@round`]ing between some of them as a wire would, [`sample`] chooses a token and [`stop`]
+//! the model is, [`quant`] what its weights look like, [`kernels`] multiply them, [`state`] keeps what a session remembers,
+//! [`executor`] runs the layers, [`mod@round`]ing between some of them as a wire would, [`sample`] chooses a token and [`stop`]
 //! knows when to end.
 //!
 //! ```text
 //! ids -> embedding -> [ norm, attention, norm, feed-forward ] x layers -> norm, head -> logits -> next id
 //! ```
 //!
-//! Around them: [`convert`] makes GGUF files from what publishers ship, [`synthetic`] makes random ones, [`mod@reference`] is the
-//! readable oracle, [`golden`] holds the hashes every machine must reproduce, [`probe`] measures the machine.
+//! Around them: [`convert`] makes GGUF files from what publishers ship, [`synthetic`] makes random ones, [`golden`] holds
+//! the hashes every machine must reproduce, [`probe`] measures the machine.
 
-#[cfg(feature = "candle")]
-pub mod candle;
 pub mod convert;
-pub mod engine;
 pub mod error;
+pub mod executor;
 pub mod gguf;
 pub mod golden;
 pub mod kernels;
-pub mod kv;
 pub mod models;
 pub mod probe;
 pub mod quant;
-pub mod reference;
 pub mod round;
 pub mod sample;
+pub mod state;
 pub mod stop;
 pub mod synthetic;
 pub mod tokenizer;

@@ -14,7 +14,7 @@
 //! The scale is bf16 and not f16 because residual streams of some models exceed 65,504, and because 127 times a bf16 is
 //! exact in f32: rounding what is rounded changes nothing, so both ends of a wire may round.
 //!
-//! Limits: values must be finite, which [`crate::engine`] checks before it rounds; results then are, too (bf16(MAX / 127)
+//! Limits: values must be finite, which [`crate::executor`] checks before it rounds; results then are, too (bf16(MAX / 127)
 //! times 127 is below MAX).
 
 /// Values that share a scale.

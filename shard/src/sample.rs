@@ -13,7 +13,7 @@
 
 use std::cmp::Ordering;
 
-use crate::{Error, Result, engine::argmax, kernels::math, synthetic::Random};
+use crate::{Error, Result, executor::argmax, kernels::math, synthetic::Random};
 
 /// How tokens are chosen. `Default` is greedy without penalties.
 #[derive(Clone, Debug, PartialEq)]

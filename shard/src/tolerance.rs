@@ -1,7 +1,7 @@
 //! How far a stage that computes other bits is from what its layers give.
 //!
 //! A machine of class `approx` sums in another order and with other precision, so its rows are near those of
-//! [`crate::engine`] and never the same. What its layers were to add to a row says how near is near enough:
+//! [`crate::executor::cpu`] and never the same. What its layers were to add to a row says how near is near enough:
 //!
 //! ```text
 //! distance of a row = |said - own| / |own - entered|       lengths of vectors over the hidden dimension

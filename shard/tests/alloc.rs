@@ -12,7 +12,7 @@ use std::{
 
 use common::{bytes, cpu, open, tokens, whole};
 use shard::{
-    engine::{Capacity, Input, Item, Output, Workspace, argmax},
+    executor::{Capacity, Input, Item, Output, Workspace, argmax},
     gguf::Gguf,
     kernels::Isa,
     quant,

@@ -5,7 +5,7 @@ mod common;
 use common::{Copied, copy, cpu, fixtures, open};
 use shard::{
     Error,
-    engine::{Capacity, Shard, Workspace},
+    executor::{Capacity, Shard, Workspace},
     gguf::{Gguf, Tensor, Value},
     kernels::Isa,
     models::{self, Attention, Blueprint, FeedForward, Scaling},

@@ -13,10 +13,10 @@ use common::{
     Copied, Golden, bytes, copy, fast, fixtures, goldens, norm_error, one_minus_cos, open, tokens, whole,
 };
 use shard::{
-    engine::{Capacity, Workspace, argmax},
+    executor::reference::{Arithmetic, Model},
+    executor::{Capacity, Workspace, argmax},
     gguf::Gguf,
     quant::{self, Format},
-    reference::{Arithmetic, Model},
     synthetic::{self, Shape},
 };
 

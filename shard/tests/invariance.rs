@@ -4,7 +4,7 @@ mod common;
 
 use common::{bits, bytes, cpu, fast, fixtures, goldens, open, tokens, whole};
 use shard::{
-    engine::{Capacity, Input, Item, Output, Workspace, fingerprint},
+    executor::{Capacity, Input, Item, Output, Workspace, fingerprint},
     kernels::Isa,
     quant,
     synthetic::{self, Shape},

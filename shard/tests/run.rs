@@ -7,10 +7,10 @@ mod common;
 use common::{bits, bytes, cpu, fast, fixtures, goldens, open, tokens, whole};
 use scheduler::LayerRange;
 use shard::{
-    engine::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace, argmax},
+    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace, argmax},
     kernels::Isa,
-    kv::KvCache,
     quant, round,
+    state::KvCache,
     synthetic::Shape,
 };
 

@@ -9,9 +9,9 @@ use common::{bits, fast, fixtures, folder, goldens, open};
 use scheduler::LayerRange;
 use shard::{
     Error,
-    engine::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
+    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
     gguf::{Gguf, byte_ranges, layer_count},
-    kv::KvCache,
+    state::KvCache,
 };
 
 /// One stage of a pipeline, with what a session needs there.

@@ -7,8 +7,8 @@ use common::{bits, fast, goldens, open, tokens, whole};
 use scheduler::LayerRange;
 use shard::{
     Error,
-    engine::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace, argmax},
-    kv::KvCache,
+    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace, argmax},
+    state::KvCache,
 };
 
 /// One stage of a pipeline, with what a session needs there.
@@ -21,7 +21,7 @@ struct Stage {
 /// Stages over `name` cut before the layers in `cuts`, each with its own processor.
 fn pipeline(name: &str, cuts: &[u32], context: usize) -> Vec<Stage> {
     let gguf = open(name);
-    let layers = shard::engine::whole_range(&gguf).unwrap().end();
+    let layers = shard::executor::whole_range(&gguf).unwrap().end();
     let mut bounds = vec![0];
     bounds.extend(cuts);
     bounds.push(layers);

@@ -5,9 +5,9 @@ mod common;
 
 use common::{bits, fast, fixtures, goldens, one_minus_cos, open, tokens, whole};
 use shard::{
-    engine::{Capacity, Ends, Input, Item, Mean, Options, Output, Shard, Workspace},
-    kv::KvCache,
-    reference::{Arithmetic, Model},
+    executor::reference::{Arithmetic, Model},
+    executor::{Capacity, Ends, Input, Item, Mean, Options, Output, Shard, Workspace},
+    state::KvCache,
     synthetic::{self, Shape},
 };
 
@@ -81,7 +81,7 @@ fn chunks_and_company_change_no_bit_and_the_session_goes_on_as_before() {
 fn states_need_the_head_and_no_room_for_logits() {
     let shape = Shape { vocab: 320, ..synthetic::shape("tiny").unwrap().clone() };
     let gguf = common::bytes(shape.to_bytes(shard::quant::by_name("q4_0").unwrap(), 3).unwrap());
-    let range = shard::engine::whole_range(&gguf).unwrap();
+    let range = shard::executor::whole_range(&gguf).unwrap();
     let ends = Ends { embedding: true, head: false };
     let headless = Shard::load(&gguf, fast(), range, ends, Options::default()).unwrap();
     let ids = tokens(8, shape.vocab, 1);

@@ -6,8 +6,8 @@ use harness::data;
 use scheduler::LayerRange;
 use serde_json::Value;
 use shard::{
-    candle::{CandleShard, Keep},
-    engine::{Ends, Input, Output, argmax, whole_range},
+    executor::candle::{CandleShard, Keep},
+    executor::{Ends, Input, Output, argmax, whole_range},
     gguf::Gguf,
     quant,
     synthetic::{self, Shape},

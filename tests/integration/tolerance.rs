@@ -5,8 +5,8 @@ use std::sync::Arc;
 use node::library;
 use scheduler::LayerRange;
 use shard::{
-    candle::{CandleShard, Keep},
-    engine::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
+    executor::candle::{CandleShard, Keep},
+    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     quant,

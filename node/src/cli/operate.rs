@@ -19,8 +19,8 @@ pub struct GlobalArgs {
     /// How it is reported: text for people, json for programs
     #[arg(long, global = true, value_name = "FORMAT", env = "SHOAL_LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
     pub log_format: String,
-    /// Send traces (times and sizes, never text) to an OpenTelemetry collector, e.g. http://127.0.0.1:4318/v1/traces
-    #[cfg(feature = "otlp")]
+    /// Send traces (times and sizes, never text) to an OpenTelemetry collector, e.g. http://127.0.0.1:4318/v1/traces; needs a
+    /// build with the feature `otlp`, as the packages are
     #[arg(long, global = true, value_name = "URL", env = "SHOAL_OTLP")]
     pub otlp: Option<String>,
 }

@@ -8,11 +8,11 @@ use std::{
 
 use serde_json::{Value, json};
 use shard::{
-    engine::{Capacity, Shard, Workspace, argmax},
+    executor::{Capacity, Shard, Workspace, argmax},
     gguf::Gguf,
-    kv::PrefixCache,
     probe,
     quant::Format,
+    state::PrefixCache,
     synthetic,
 };
 

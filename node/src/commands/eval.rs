@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Instant};
 use scheduler::LayerRange;
 use serde_json::json;
 use shard::{
-    engine::{Chain, Options, argmax, whole_range},
+    executor::{Chain, Options, argmax, whole_range},
     gguf::Gguf,
     kernels::Cpu,
     models::Blueprint,

@@ -27,7 +27,7 @@ use std::{
 use p2p::blob::{GroupSet, Held, Outboard, Shelf, sparse};
 use scheduler::{LayerRange, LayerSet, ModelId};
 use shard::{
-    engine::Ends,
+    executor::Ends,
     gguf::{Gguf, byte_ranges, layer_count},
 };
 

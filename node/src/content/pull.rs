@@ -20,7 +20,7 @@ use p2p::blob::{
 use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
 use shard::{
-    engine::Ends,
+    executor::Ends,
     gguf::{Gguf, MAX_HEADER, byte_ranges, layer_count},
 };
 use tokio::sync::mpsc;

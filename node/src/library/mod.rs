@@ -20,7 +20,7 @@ use p2p::blob::GroupSet;
 use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
 use shard::{
-    engine::Ends,
+    executor::Ends,
     gguf::{Gguf, byte_ranges},
 };
 

@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, ops::Range, time::Instant};
 
 use p2p::codec::{self, Wire};
-use shard::engine::{Capacity, Input, Item, Output, Workspace};
+use shard::executor::{Capacity, Input, Item, Output, Workspace};
 
 use super::{
     ipc::{self, Ask, Body, Output as Told, Run, Tell, Want},

@@ -11,7 +11,7 @@ use blake3::Hasher;
 use scheduler::{LayerRange, LayerSet, ModelId};
 use serde_json::Value;
 use shard::{
-    engine::{Ends, Options, Shard},
+    executor::{Ends, Options, Shard},
     gguf::Gguf,
     kernels::PAGE,
     models::Blueprint,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use scheduler::LayerRange;
 use shard::{
-    engine::{Capacity, Input, Item, Output, Shard, Workspace},
+    executor::{Capacity, Input, Item, Output, Shard, Workspace},
     golden,
 };
 

@@ -7,7 +7,7 @@ use std::{collections::HashMap, time::Instant};
 
 use p2p::codec::{Wire, encoded_len};
 use scheduler::{LayerRange, SessionId};
-use shard::kv::KvCache;
+use shard::state::KvCache;
 
 use super::{
     IDLE, MAX_SESSIONS,

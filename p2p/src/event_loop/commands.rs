@@ -10,9 +10,9 @@ use scheduler::{ModelId, NodeId};
 
 use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
+use crate::event::{Command, PeerInfo};
 use crate::identity::{node_id, peer_id};
 use crate::link::behaviour::NotOpened;
-use crate::network::{Command, PeerInfo};
 use crate::path;
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
@@ -50,6 +50,7 @@ impl EventLoop {
                 self.holders.insert(query, (reply, Default::default()));
             }
             Command::Peers(reply) => drop(reply.send(self.peers())),
+            Command::Refused(reply) => drop(reply.send(self.refused.iter().copied().collect())),
             Command::Close { node, reply } => {
                 if let Some(peer) = peer_id(node) {
                     self.book.leave(&peer, Instant::now());

@@ -16,10 +16,10 @@ use super::{Dial, EventLoop, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::{BehaviourEvent, split_life};
 use crate::control;
 use crate::error::Error;
+use crate::event::{Event, Reachability};
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
 use crate::identity::{node_id, peer_id};
 use crate::link::{Lane, behaviour::Incoming};
-use crate::network::{Event, Reachability};
 use crate::path::{self, Path, plausible};
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce::Announcement;
@@ -310,7 +310,10 @@ impl EventLoop {
 
     fn on_identified(&mut self, peer: PeerId, connection: ConnectionId, info: identify::Info) {
         if info.protocol_version != self.names.version {
-            return self.turn_away(&peer, "it is of another swarm");
+            return match self.names.version_of(&info.protocol_version) {
+                Some(version) => self.refuse_version(&peer, version),
+                None => self.turn_away(&peer, "it is of another swarm"),
+            };
         }
         let now = Instant::now();
         let Some(path) = self.swarm.behaviour().link.path(&peer) else { return };

@@ -29,8 +29,8 @@ use crate::behaviour::Behaviour;
 use crate::config::{Config, Names};
 use crate::control::ReplyTo;
 use crate::error::{Error, Result};
+use crate::event::{Command, Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Forwarder, Ledger};
-use crate::network::{Command, Event, Reachability};
 use crate::path::{self, Path};
 use crate::peers::{self, Book, Source, split_peer};
 use crate::transport;
@@ -105,6 +105,9 @@ struct Own {
     budget: Budget,
 }
 
+/// Peers of another version that are remembered; beyond, the oldest are forgotten.
+const MAX_REFUSED: usize = 32;
+
 type Dialed = oneshot::Sender<Result<NodeId>>;
 
 struct EventLoop {
@@ -124,6 +127,8 @@ struct EventLoop {
     outbox: Outbox,
     book: Book,
     met: HashMap<PeerId, Met>,
+    /// Peers of another version, the latest last; at most [`MAX_REFUSED`].
+    refused: VecDeque<RefusedPeer>,
     /// Dials under way, at most [`commands::MAX_DIALS`] for a peer.
     dials: HashMap<PeerId, Vec<Dial>>,
     /// Callers waiting for a peer; bounded by the commands that callers wait in.
@@ -175,7 +180,7 @@ fn address(text: &str, loopback_only: bool) -> Result<Multiaddr> {
 
 impl EventLoop {
     fn new(config: &Config, commands: mpsc::Receiver<Command>, outbox: mpsc::Sender<Event>) -> Result<Self> {
-        let names = Arc::new(Names::new(config.swarm));
+        let names = Arc::new(Names::new(config.swarm, config.version));
         let (transport, relay_client) = transport::build(config)?;
         let behaviour = Behaviour::new(config, &names, relay_client)?;
         let node = config.identity.node();
@@ -201,6 +206,7 @@ impl EventLoop {
             outbox: Outbox::new(outbox),
             book: Book::new(me),
             met: HashMap::new(),
+            refused: VecDeque::new(),
             dials: HashMap::new(),
             waiting: HashMap::new(),
             nameless: HashMap::new(),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tokio::sync::mpsc;
 
-use crate::network::Event;
+use crate::event::Event;
 
 /// Comings and goings waiting for room: every connection can come and go this often while the node sleeps.
 const MAX_WAITING: usize = 4_096;

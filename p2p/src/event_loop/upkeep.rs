@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use libp2p::gossipsub::PublishError;
 use libp2p::{Multiaddr, PeerId};
 
-use super::{EventLoop, IDENTIFY, Met, Report, Reservation, unix_now};
+use super::{EventLoop, IDENTIFY, MAX_REFUSED, Met, Report, Reservation, unix_now};
 use crate::control::{self, ReplyTo};
+use crate::event::{Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Verdict};
 use crate::link::Lane;
-use crate::network::{Event, Reachability};
 use crate::peers;
 use crate::wire::control::{Answer, Ask};
 
@@ -205,6 +205,30 @@ impl EventLoop {
         self.book.foreign(peer, Instant::now());
         // Gone already is fine.
         let _ = self.swarm.disconnect_peer_id(*peer);
+    }
+
+    /// Parts with a peer of this swarm that speaks another version, and remembers it for who asks.
+    pub(super) fn refuse_version(&mut self, peer: &PeerId, version: u32) {
+        let ours = self.names.spoken;
+        if let Some(node) = self.met.get(peer).map(|met| met.node) {
+            if self.refused.iter().all(|refused| refused.node != node) {
+                let update = if version < ours { "that node" } else { "this node" };
+                tracing::warn!(
+                    %node,
+                    "a node of this swarm speaks version {version} of the protocols and this node speaks version {ours}: \
+                     they cannot work together until {update} is updated"
+                );
+            }
+            self.refused.retain(|refused| refused.node != node);
+            if self.refused.len() == MAX_REFUSED {
+                self.refused.pop_front();
+            }
+            self.refused.push_back(RefusedPeer { node, version });
+        }
+        self.turn_away(
+            peer,
+            &format!("it speaks version {version} of the protocols, this node speaks version {ours}"),
+        );
     }
 
     fn sweep(&mut self, now: Instant) {

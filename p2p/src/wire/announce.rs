@@ -16,8 +16,8 @@ use scheduler::capability::{MAX_HOLDINGS, MAX_LAYERS, MAX_MS, MAX_RANGES};
 use scheduler::{Capability, Claim, Holding, LayerRange, ModelId, NodeId, OperatorId};
 
 use super::Malformed;
-use super::control::{MAX_POSITIONS, read_addresses, read_range, write_addresses, write_range};
 use super::cursor::{Reader, Writer};
+use super::fields::{MAX_POSITIONS, read_addresses, read_range, write_addresses, write_range};
 use crate::identity::{Identity, verify};
 
 /// Longest announcement, bytes; what gossip forwards. A longer one is dropped unread.
@@ -87,7 +87,7 @@ pub struct Draft {
     pub offers: Vec<Offer>,
     /// Round trips it measured itself, one per peer, at most [`MAX_LINKS`].
     pub links: Vec<Link>,
-    /// Where it can be reached, as a [`Contact`](super::control::Contact) has them.
+    /// Where it can be reached, as a `Contact` of the control plane has them.
     pub addresses: Vec<String>,
     /// The announcement is void after this long, ms; 1 to [`MAX_TTL_MS`].
     pub ttl_ms: u32,

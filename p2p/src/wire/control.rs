@@ -11,6 +11,8 @@ use scheduler::{LayerRange, ModelId, NodeId, SessionId};
 use super::Malformed;
 use super::announce::MAX_ANNOUNCEMENT;
 use super::cursor::{Reader, Writer, cut};
+pub use super::fields::{MAX_ADDRESS, MAX_ADDRESSES, MAX_POSITIONS};
+use super::fields::{read_addresses, read_range, write_addresses, write_range};
 use super::frame::COMMIT_LEN;
 use super::receipt::{Receipt, Work};
 use crate::codec::Wire;
@@ -21,14 +23,8 @@ pub const MAX_ASK: usize = 16 << 10;
 pub const MAX_ANSWER: usize = 256 << 10;
 /// Announcements of one answer; who knows more sends the freshest and lets gossip bring the rest.
 pub const MAX_CAUGHT_UP: usize = 1_024;
-/// Addresses of one contact; a node with more names its best.
-pub const MAX_ADDRESSES: usize = 8;
-/// Longest address, bytes: a circuit names two peers behind the relay's own address, up to 190 bytes over IPv6.
-pub const MAX_ADDRESS: usize = 256;
 /// Longest explanation of a refusal, bytes; what goes beyond is cut off.
 pub const MAX_TEXT: usize = 256;
-/// Most positions a lease may ask room for; above any published context.
-pub const MAX_POSITIONS: u32 = 1 << 24;
 /// Most sessions or lanes an answer may speak of.
 pub const MAX_SAID: u32 = 1 << 20;
 /// Ranges of one session that one answer settles; a node with more of them settles the lowest.
@@ -223,31 +219,6 @@ impl Contact {
     pub(crate) fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(Self { node: NodeId::new(from.array()?), addresses: read_addresses(from)? })
     }
-}
-
-pub(super) fn write_addresses(addresses: &[String], to: &mut Writer) {
-    to.list(addresses, |to, address| {
-        to.text(address);
-    });
-}
-
-/// Addresses are visible ASCII: they are shown to users and logged.
-pub(super) fn read_addresses(from: &mut Reader<'_>) -> Result<Vec<String>, Malformed> {
-    from.list(MAX_ADDRESSES, 3, |from| {
-        let text = from.text(MAX_ADDRESS)?;
-        let visible = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
-        visible.then(|| text.to_owned()).ok_or(Malformed("address"))
-    })
-}
-
-pub(super) fn write_range(range: LayerRange, to: &mut Writer) {
-    to.u32(range.start()).u32(range.end());
-}
-
-/// A range inside a model of at most `layers` layers.
-pub(super) fn read_range(from: &mut Reader<'_>, layers: u32) -> Result<LayerRange, Malformed> {
-    let range = LayerRange::new(from.u32()?, from.u32()?);
-    range.filter(|range| range.end() <= layers).ok_or(Malformed("layers"))
 }
 
 impl Lease {

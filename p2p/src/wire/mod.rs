@@ -22,6 +22,7 @@ pub mod announce;
 pub mod control;
 pub mod cursor;
 pub mod delegate;
+mod fields;
 pub mod frame;
 pub mod receipt;
 

@@ -9,7 +9,23 @@ use std::ops::Range;
 use scheduler::LayerRange;
 
 use super::{Gguf, TensorInfo};
-use crate::{Error, Result, engine::Ends};
+use crate::{Error, Result};
+
+/// Which ends of the model a shard holds besides its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Turns token ids into rows; only with layer 0.
+    pub embedding: bool,
+    /// Turns rows into logits; only with the last layer.
+    pub head: bool,
+}
+
+impl Ends {
+    /// Neither.
+    pub const NONE: Self = Self { embedding: false, head: false };
+    /// The whole model's.
+    pub const BOTH: Self = Self { embedding: true, head: true };
+}
 
 /// The number of layers the header states.
 ///

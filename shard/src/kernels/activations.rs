@@ -101,7 +101,7 @@ pub struct Activations {
     x: Buffer,
     /// One per worker.
     pub(crate) work: Vec<Buffer>,
-    pub(crate) jobs: Vec<super::matmul::Job>,
+    pub(crate) jobs: Vec<super::job::Job>,
 }
 
 /// Pointers to activations, shared by the workers.

@@ -11,6 +11,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::activations::{Activations, Groups, Quantize, View, tile_rows};
+use super::job::Job;
 use super::matrix::Kind;
 use super::panel::{BLOCK, FloatKind, Panels, ROWS};
 use super::tile::{FloatTile, Tile};
@@ -23,22 +24,6 @@ pub struct Target<'a> {
     /// `[n][matrix.rows()]`, overwritten.
     pub out: &'a mut [f32],
 }
-
-/// A target as the workers see it.
-#[derive(Clone, Copy)]
-pub(crate) struct Job {
-    matrix: *const Matrix,
-    out: *mut f32,
-    /// Units of work before this job and the panels of each unit.
-    first_unit: usize,
-    unit: usize,
-    starts: *const i32,
-}
-
-// SAFETY: a job is filled and used inside one call of `matmul`, whose borrows outlive it; between calls it is cleared.
-unsafe impl Send for Job {}
-// SAFETY: as above; workers write disjoint parts of `out`.
-unsafe impl Sync for Job {}
 
 /// What all workers of a call share.
 struct Call<'a> {

@@ -4,6 +4,7 @@ mod activations;
 mod amx;
 pub mod attention;
 mod cpu;
+mod job;
 pub mod math;
 pub mod matmul;
 pub mod matrix;

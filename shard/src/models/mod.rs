@@ -2,7 +2,7 @@
 //!
 //! Families differ in a few dozen facts (which norm, how positions rotate, which layers see a window, which biases
 //! exist), not in how a transformer runs. So a family is one file that states its facts, [`ALL`] lists the families,
-//! and one executor ([`crate::engine`]) and one oracle ([`crate::reference`]) interpret the result.
+//! and one executor ([`crate::executor::cpu`]) and one oracle ([`crate::executor::reference`]) interpret the result.
 //! Adding a family is one file and one row; a kind of layer that is new altogether is a variant of [`Attention`] or
 //! [`FeedForward`] and a step in both interpreters.
 //!

@@ -24,9 +24,9 @@ use std::{
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprob, TokenLogprobs, Usage};
 use shard::{
-    engine::{Capacity, Input, Item, Output, Workspace},
-    kv::{KvCache, PrefixCache},
+    executor::{Capacity, Input, Item, Output, Workspace},
     sample::{Logprob, Sampler, SamplingParams},
+    state::{KvCache, PrefixCache},
     stop::StopStrings,
     tokenizer::{Detokenizer, Tokenizer},
 };

@@ -14,9 +14,9 @@ use std::{
 
 use serde_json::{Map, Value};
 use shard::{
-    engine::{Input, Item, Output, Workspace},
-    kv::KvCache,
+    executor::{Input, Item, Output, Workspace},
     sample::{Logprob, Sampler, SamplingParams},
+    state::KvCache,
     stop::StopStrings,
     tokenizer::{
         Encode, Tokenizer,

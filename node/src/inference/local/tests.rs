@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use api::inference::{Event, Sampling};
 use shard::{
-    engine::{Input, Item, Mean, Output},
-    reference::{self, Arithmetic},
+    executor::reference::{self, Arithmetic},
+    executor::{Input, Item, Mean, Output},
 };
 
 use super::*;

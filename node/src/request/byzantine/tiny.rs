@@ -6,7 +6,7 @@ use p2p::{
 };
 use scheduler::{LayerRange, rng::Rng};
 use shard::{
-    engine::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
+    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     quant,

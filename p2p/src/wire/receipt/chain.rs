@@ -8,8 +8,8 @@ use crate::codec::{Wire, encoded_len};
 use crate::identity::{Identity, verify};
 use crate::wire::Malformed;
 use crate::wire::announce::{Class, MAX_HIDDEN};
-use crate::wire::control::{read_range, write_range};
 use crate::wire::cursor::{Reader, Writer};
+use crate::wire::fields::{read_range, write_range};
 use crate::wire::frame::COMMIT_LEN;
 
 /// Positions between commitments: one signature in sixteen tokens costs less than a microsecond per token, and a lie

@@ -41,8 +41,8 @@ use scheduler::capability::MAX_LAYERS;
 use scheduler::{LayerRange, ModelId, NodeId, SessionId};
 
 use super::Malformed;
-use super::control::{MAX_POSITIONS, read_range, write_range};
 use super::cursor::{Reader, Writer};
+use super::fields::{MAX_POSITIONS, read_range, write_range};
 use crate::identity::{Identity, verify};
 
 const RECEIPT: [u8; 4] = *b"shr1";

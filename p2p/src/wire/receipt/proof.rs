@@ -9,8 +9,8 @@ use super::chain::{Commit, Grant, Leaf, Terms};
 use crate::codec::{self, Wire};
 use crate::wire::Malformed;
 use crate::wire::announce::Class;
-use crate::wire::control::MAX_POSITIONS;
 use crate::wire::cursor::{Reader, Writer};
+use crate::wire::fields::MAX_POSITIONS;
 
 /// Longest proof between two parties, bytes.
 pub const MAX_PROOF: usize = 8 << 20;

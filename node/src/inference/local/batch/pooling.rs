@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 
 use api::inference::Failure;
 use shard::{
-    engine::{Input, Item, Mean, Output, Workspace},
-    kv::KvCache,
+    executor::{Input, Item, Mean, Output, Workspace},
+    state::KvCache,
 };
 use tokio::sync::oneshot;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use scheduler::LayerRange;
 
 use super::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace};
-use crate::{Error, Result, gguf::Gguf, kernels::Cpu, kv::KvCache};
+use crate::{Error, Result, gguf::Gguf, kernels::Cpu, state::KvCache};
 
 /// Shards that together hold a whole model, and one session running through them.
 pub struct Chain {

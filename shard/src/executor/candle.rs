@@ -2,7 +2,7 @@
 //!
 //! On the CPU it is the independent reference of the tests: another project's matrix products, softmax and elementary
 //! functions on dequantized f32 weights. With the features `cuda` and `metal` it runs on the GPU, quantized weights kept
-//! as they are where candle knows the format. Its numbers are near those of [`crate::engine`], not the same bits: class `approx`.
+//! as they are where candle knows the format. Its numbers are near those of [`super::cpu`], not the same bits: class `approx`.
 //!
 //! Limits: one session per call; keys and values are kept as f32 and concatenated, so a long context costs more than in
 //! the engine; the experts of a layer run one after the other.
@@ -17,7 +17,7 @@ use scheduler::LayerRange;
 
 use crate::{
     Error, Result,
-    engine::{Ends, Input, Output},
+    executor::{Ends, Input, Output},
     gguf::Gguf,
     kernels::Pairing,
     models::{

@@ -1,7 +1,7 @@
 //! Mixtures of experts: which rows each expert sees, and how its outputs come together.
 
 use super::{
-    forward::{Hidden, run_network},
+    network::{Hidden, run_network},
     weights::ExpertWeights,
     workspace::{Routing, Workspace},
 };

@@ -1,7 +1,7 @@
 //! Longer inputs than a pass carries, and a digest of what a model computes.
 
 use super::{Capacity, Input, Item, Output, Shard, Workspace};
-use crate::{Error, Result, kv::KvCache};
+use crate::{Error, Result, state::KvCache};
 
 /// Greedy steps that [`fingerprint`] adds after the prompt.
 const GREEDY_STEPS: usize = 8;

@@ -31,6 +31,7 @@ mod chain;
 mod experts;
 mod forward;
 mod mean;
+mod network;
 mod run;
 mod weights;
 mod workspace;
@@ -41,32 +42,16 @@ use scheduler::LayerRange;
 
 use crate::{
     Error, Result,
-    gguf::{Gguf, Tensor},
+    gguf::{Ends, Gguf, Tensor},
     kernels::{Cpu, KvShape, Matrix},
-    kv::KvCache,
     models::{Attention, Blueprint, FeedForward, Frequencies, Layer},
+    state::KvCache,
 };
 pub use chain::Chain;
 pub use mean::Mean;
 pub use run::{argmax, fingerprint};
 use weights::{LayerWeights, NormWeights};
 pub use workspace::{Capacity, Workspace};
-
-/// Which ends of the model a shard holds besides its layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
-    /// Turns token ids into rows; only with layer 0.
-    pub embedding: bool,
-    /// Turns rows into logits; only with the last layer.
-    pub head: bool,
-}
-
-impl Ends {
-    /// Neither.
-    pub const NONE: Self = Self { embedding: false, head: false };
-    /// The whole model's.
-    pub const BOTH: Self = Self { embedding: true, head: true };
-}
 
 /// What is decided at load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

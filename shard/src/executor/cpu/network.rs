@@ -1,0 +1,61 @@
+//! Matrix products with their biases, and the feed-forward network made of them: for dense layers and for each expert.
+
+use super::weights::{Linear, Network};
+use crate::{
+    kernels::{Activations, Cpu, Target},
+    models::Activation,
+};
+
+/// `out = x * matrix + bias` for several matrices over the same rows.
+pub(super) fn product<const N: usize>(
+    cpu: &Cpu,
+    scratch: &mut Activations,
+    x: &[f32],
+    rows: usize,
+    mut outputs: [(&Linear, &mut [f32]); N],
+) {
+    let mut targets = outputs.each_mut().map(|(linear, out)| Target { matrix: &linear.matrix, out });
+    cpu.matmul(x, rows, scratch, &mut targets);
+    for (linear, out) in outputs {
+        if let Some(bias) = &linear.bias {
+            cpu.add_bias(out, bias);
+        }
+    }
+}
+
+/// The buffers between the two layers of a network.
+pub(super) struct Hidden<'a> {
+    pub gate: &'a mut [f32],
+    pub up: &'a mut [f32],
+    pub scratch: &'a mut Activations,
+}
+
+/// A feed-forward network over `rows` rows of `x`, into `out`.
+pub(super) fn run_network(
+    cpu: &Cpu,
+    network: &Network,
+    activation: Activation,
+    (x, rows): (&[f32], usize),
+    buffers: Hidden<'_>,
+    out: &mut [f32],
+) {
+    let Hidden { gate, up, scratch } = buffers;
+    let size = rows * network.up.matrix.rows();
+    let (gate, up) = (&mut gate[..size], &mut up[..size]);
+    let inner = match &network.gate {
+        Some(linear) => {
+            product(cpu, scratch, x, rows, [(linear, &mut *gate), (&network.up, &mut *up)]);
+            match activation {
+                Activation::GatedGelu => cpu.gelu_mul(gate, up),
+                Activation::GatedSilu | Activation::Gelu => cpu.silu_mul(gate, up),
+            }
+            gate
+        }
+        None => {
+            product(cpu, scratch, x, rows, [(&network.up, &mut *up)]);
+            cpu.gelu(up);
+            up
+        }
+    };
+    product(cpu, scratch, inner, rows, [(&network.down, out)]);
+}

@@ -1,0 +1,103 @@
+//! Finished sessions kept in memory for prompts that begin like them.
+//!
+//! [`PrefixCache`] keeps them within a number of bytes, so that a prompt that begins like an earlier one (a chat's next
+//! turn, a shared system prompt) only computes what is new.
+
+use super::KvCache;
+
+/// Finished sessions kept for prompts that begin like them, least recently used out first.
+pub struct PrefixCache {
+    kept: Vec<Kept>,
+    limit_bytes: usize,
+    hits: u64,
+    misses: u64,
+}
+
+struct Kept {
+    tokens: Vec<u32>,
+    kv: KvCache,
+}
+
+impl PrefixCache {
+    /// Keeps at most `limit_bytes` of pages; 0 keeps nothing.
+    pub fn new(limit_bytes: usize) -> Self {
+        Self { kept: Vec::new(), limit_bytes, hits: 0, misses: 0 }
+    }
+
+    /// The kept session that shares the longest beginning with `tokens`, cut to it; its `len` says how many tokens need
+    /// not be computed again, always fewer than `tokens`, so that the last one still gives logits.
+    pub fn take(&mut self, tokens: &[u32]) -> Option<KvCache> {
+        let shared = |kept: &Kept| {
+            let common = kept.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+            common.min(kept.kv.len()).min(tokens.len().saturating_sub(1))
+        };
+        let best = (0..self.kept.len()).max_by_key(|&i| (shared(&self.kept[i]), i));
+        let Some((index, common)) =
+            best.map(|i| (i, shared(&self.kept[i]))).filter(|&(_, common)| common > 0)
+        else {
+            self.misses += 1;
+            return None;
+        };
+        self.hits += 1;
+        let mut kv = self.kept.remove(index).kv;
+        kv.truncate(common);
+        Some(kv)
+    }
+
+    /// Keeps a session whose first `kv.len()` tokens are `tokens`, and drops the least recently used beyond the limit.
+    pub fn put(&mut self, tokens: Vec<u32>, kv: KvCache) {
+        if tokens.len() < kv.len() || kv.is_empty() {
+            return;
+        }
+        self.kept.push(Kept { tokens, kv });
+        while self.bytes() > self.limit_bytes {
+            self.kept.remove(0);
+        }
+    }
+
+    /// Bytes of all pages kept.
+    pub fn bytes(&self) -> usize {
+        self.kept.iter().map(|kept| kept.kv.bytes()).sum()
+    }
+
+    /// Bytes it may keep.
+    pub fn limit_bytes(&self) -> usize {
+        self.limit_bytes
+    }
+
+    /// How often [`PrefixCache::take`] found something, and how often not.
+    pub fn hits_and_misses(&self) -> (u64, u64) {
+        (self.hits, self.misses)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::KvShape;
+
+    fn cache(len: usize) -> KvCache {
+        let mut kv = KvCache::new(7, 2, KvShape { kv_heads: 2, head_dim: 4 }, 1000);
+        kv.reserve(len).unwrap();
+        kv.advance(len);
+        kv
+    }
+
+    #[test]
+    fn the_longest_shared_beginning_wins_and_old_sessions_leave() {
+        let page = cache(1).bytes();
+        let mut prefixes = PrefixCache::new(2 * page);
+        assert!(prefixes.take(&[1, 2, 3]).is_none());
+        prefixes.put(vec![1, 2, 3, 4], cache(4));
+        prefixes.put(vec![1, 2, 9], cache(3));
+        assert_eq!(prefixes.take(&[1, 2, 3, 4]).map(|kv| kv.len()), Some(3));
+        assert_eq!(prefixes.take(&[1, 2, 3, 4]).map(|kv| kv.len()), Some(2));
+        for first in 0..3 {
+            prefixes.put(vec![first; 4], cache(4));
+        }
+        assert!(prefixes.bytes() <= 2 * page);
+        assert!(prefixes.take(&[0, 0]).is_none());
+        assert_eq!(prefixes.take(&[2, 2]).map(|kv| kv.len()), Some(1));
+        assert_eq!(prefixes.hits_and_misses(), (3, 2));
+    }
+}

@@ -1,0 +1,267 @@
+//! Which modules of a crate import which, read from its source: the picture that `integration/structure.rs` holds.
+//!
+//! Every file below `src` is a module. An arrow `a -> b` says that code of `a` names something inside `b`, in a `use` or in a
+//! path that begins with `crate`, `super` or `self`. Names that a parent hands on count as the parent's. Test modules are
+//! left out, as are files that only tests include.
+//!
+//! Limits: macros that make paths and names of other crates are not read; a path through a renamed module ends at the name.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+/// A module by its path inside the crate; the root is empty.
+pub type Module = Vec<String>;
+
+/// The modules of a crate and what each names.
+pub struct Imports {
+    arrows: BTreeMap<Module, BTreeSet<Module>>,
+}
+
+impl Imports {
+    /// Reads all files below `src`.
+    ///
+    /// # Panics
+    /// When a folder or file cannot be read.
+    pub fn read(src: &Path) -> Self {
+        let mut files = BTreeMap::new();
+        collect(src, &mut Vec::new(), &mut files);
+        let modules: BTreeSet<Module> = files.keys().cloned().collect();
+        let arrows = files.iter().map(|(module, text)| (module.clone(), named(module, text, &modules))).collect();
+        Self { arrows }
+    }
+
+    /// How many modules there are.
+    pub fn len(&self) -> usize {
+        self.arrows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.arrows.is_empty()
+    }
+
+    /// Groups of modules that import each other in a loop, parent and child apart: an arrow between a module and one that
+    /// contains it is no arrow here.
+    pub fn circles(&self) -> Vec<Vec<String>> {
+        let modules: Vec<&Module> = self.arrows.keys().collect();
+        let index: BTreeMap<&Module, usize> = modules.iter().enumerate().map(|(i, m)| (*m, i)).collect();
+        let mut reach = vec![vec![false; modules.len()]; modules.len()];
+        for (from, targets) in &self.arrows {
+            for to in targets.iter().filter(|to| !from.starts_with(to) && !to.starts_with(from)) {
+                reach[index[from]][index[to]] = true;
+            }
+        }
+        for via in 0..modules.len() {
+            for from in 0..modules.len() {
+                if reach[from][via] {
+                    for to in 0..modules.len() {
+                        reach[from][to] |= reach[via][to];
+                    }
+                }
+            }
+        }
+        let mut seen = BTreeSet::new();
+        let mut circles = Vec::new();
+        for from in 0..modules.len() {
+            let circle: Vec<usize> =
+                (0..modules.len()).filter(|&to| reach[from][to] && reach[to][from]).collect();
+            if circle.len() > 1 && seen.insert(circle.clone()) {
+                circles.push(circle.into_iter().map(|i| modules[i].join("::")).collect());
+            }
+        }
+        circles
+    }
+
+    /// The modules that `module` names.
+    pub fn of(&self, module: &str) -> Vec<String> {
+        let module: Module = module.split("::").map(str::to_owned).collect();
+        self.arrows.get(&module).into_iter().flatten().map(|to| to.join("::")).collect()
+    }
+}
+
+fn collect(folder: &Path, place: &mut Module, files: &mut BTreeMap<Module, String>) {
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_stem().and_then(|name| name.to_str()).expect("a name").to_owned();
+        if path.is_dir() {
+            place.push(name);
+            collect(&path, place, files);
+            place.pop();
+        } else if path.extension().is_some_and(|end| end == "rs") && name != "tests" && name != "main" {
+            let mut module = place.clone();
+            if !matches!(name.as_str(), "mod" | "lib") {
+                module.push(name);
+            }
+            files.insert(module, fs::read_to_string(&path).expect("a source file"));
+        }
+    }
+}
+
+/// The modules that `text`, the source of `here`, names.
+fn named(here: &Module, text: &str, modules: &BTreeSet<Module>) -> BTreeSet<Module> {
+    let code = without_tests(text);
+    let mut found = BTreeSet::new();
+    for path in paths(&code) {
+        let Some(absolute) = resolve(here, &path, modules) else { continue };
+        // The longest beginning that is a module.
+        let module = (0..=absolute.len()).rev().map(|len| &absolute[..len]).find(|m| modules.contains(*m));
+        if let Some(module) = module.filter(|module| *module != here.as_slice()) {
+            found.insert(module.to_vec());
+        }
+    }
+    found
+}
+
+/// Comments, and everything from the first test module on, left out: tests stand at the end of a file.
+fn without_tests(text: &str) -> String {
+    let mut lines = Vec::new();
+    let mut rest = text.lines().peekable();
+    while let Some(line) = rest.next() {
+        let line = line.split("//").next().unwrap_or_default();
+        let next = rest.peek().map_or("", |next| next.trim_start());
+        if line.trim() == "#[cfg(test)]" && (next.starts_with("mod ") || next.starts_with("pub mod ")) {
+            if next.ends_with('{') {
+                break;
+            }
+            rest.next();
+            continue;
+        }
+        lines.push(line);
+    }
+    lines.join("\n")
+}
+
+/// Every path in `use` declarations, with their braces opened, and every path in code that begins with `crate`, `super`
+/// or `self`.
+fn paths(code: &str) -> Vec<Module> {
+    let mut found = Vec::new();
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut rest = code;
+    while let Some(at) = rest.find(|c: char| is_word(c)) {
+        rest = &rest[at..];
+        let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        rest = after;
+        match word {
+            "use" => {
+                let (tree, after) = after.split_once(';').unwrap_or((after, ""));
+                open(tree, &[], &mut found);
+                rest = after;
+            }
+            "crate" | "super" | "self" => {
+                let mut path = vec![word.to_owned()];
+                while let Some(after) = rest.strip_prefix("::") {
+                    let end = after.find(|c: char| !is_word(c)).unwrap_or(after.len());
+                    if end == 0 {
+                        break;
+                    }
+                    path.push(after[..end].to_owned());
+                    rest = &after[end..];
+                }
+                if path.len() > 1 {
+                    found.push(path);
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The paths of a use tree below `prefix`.
+fn open(tree: &str, prefix: &[String], found: &mut Vec<Module>) {
+    let tree = tree.trim();
+    if let Some((head, inner)) = tree.split_once('{') {
+        let mut prefix = prefix.to_vec();
+        prefix.extend(head.split("::").map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned));
+        let inner = inner.rsplit_once('}').map_or(inner, |(inner, _)| inner);
+        let (mut depth, mut start) = (0, 0);
+        for (at, c) in inner.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    open(&inner[start..at], &prefix, found);
+                    start = at + 1;
+                }
+                _ => {}
+            }
+        }
+        open(&inner[start..], &prefix, found);
+    } else if !tree.is_empty() {
+        let name = tree.split(" as ").next().unwrap_or_default();
+        let mut path = prefix.to_vec();
+        path.extend(name.split("::").map(|part| part.trim().to_owned()));
+        if path.last().is_some_and(|last| last == "self") && path.len() > 1 {
+            path.pop();
+        }
+        found.push(path);
+    }
+}
+
+/// A path as seen from `here`, from the crate's root; `None` for one into another crate.
+fn resolve(here: &Module, path: &[String], modules: &BTreeSet<Module>) -> Option<Module> {
+    let (first, rest) = path.split_first()?;
+    let mut from = match first.as_str() {
+        "crate" => Vec::new(),
+        "self" => here.clone(),
+        "super" => here.split_last()?.1.to_vec(),
+        child => {
+            let mut below = here.clone();
+            below.push(child.to_owned());
+            return modules.contains(&below).then(|| here.iter().chain(path).cloned().collect());
+        }
+    };
+    for part in rest {
+        match part.as_str() {
+            "super" => drop(from.pop()),
+            part => from.push(part.to_owned()),
+        }
+    }
+    Some(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(path: &str) -> Module {
+        path.split("::").filter(|part| !part.is_empty()).map(str::to_owned).collect()
+    }
+
+    fn imports(files: &[(&str, &str)]) -> Imports {
+        let modules: BTreeSet<Module> = files.iter().map(|(name, _)| module(name)).collect();
+        let arrows = files.iter().map(|(name, text)| (module(name), named(&module(name), text, &modules)));
+        Imports { arrows: arrows.collect() }
+    }
+
+    #[test]
+    fn arrows_are_found_in_uses_and_in_code() {
+        let read = imports(&[
+            ("", "mod a; mod b;"),
+            ("a", "use crate::{b::{self, Thing}, c::Other as Else};\n"),
+            ("b", "fn f() { crate::c::g(); super::d::h() }"),
+            ("c", "// use crate::a;\n#[cfg(test)]\nmod tests {\n use crate::a;\n}"),
+            ("d", "use std::fmt;\n"),
+        ]);
+        assert_eq!(read.of("a"), ["b", "c"]);
+        assert_eq!(read.of("b"), ["c", "d"]);
+        assert_eq!((read.of("c"), read.of("d")), (vec![], vec![]));
+        assert!(read.circles().is_empty());
+    }
+
+    #[test]
+    fn circles_are_found_and_parents_are_no_arrows() {
+        let read = imports(&[
+            ("", ""),
+            ("a", "use self::x::X;"),
+            ("a::x", "use super::A; use super::y::Y;"),
+            ("a::y", "use crate::b::B;"),
+            ("b", "use crate::a::x::X;"),
+        ]);
+        assert_eq!(read.circles(), [["a::x", "a::y", "b"]]);
+    }
+}
