@@ -1,45 +1,29 @@
-//! The running node: one loop that owns what it knows, and tasks for everything that takes time.
+//! The running node: five owners of state, a loop that routes events to them, and tasks for everything that takes time.
 //!
 //! ```text
-//!   network ──┐                         ┌── stage tasks (sessions of others)      table.rs, stage.rs
-//!   commands ─┤                         │
-//!   books ────┼──> [ Daemon::run ] ─────┼── prompt tasks (sessions of ours)       prompt.rs, generate/
-//!   routes ───┤     view, contacts,     │
-//!   clock ────┘     history, held       └── worker subprocess (weights, KV)       worker/
+//!   network ──┐                    ┌── prompts/   prompts of this node: tasks, routes, history
+//!   commands ─┤                    ├── serve/     models in memory, sessions of other nodes, placement
+//!   prompts ──┼──> [ Daemon::run ] ┼── announce/  what others are told, the line, models handed out
+//!   serving ──┤                    ├── trust/     verdicts, receipts, challenges
+//!   clock ────┘                    └── view       what is known of the swarm
 //! ```
 //!
-//! The loop never waits for a peer or the worker: whatever could take time is a task that sends its result back.
-//! Weights, text and activations never enter it. Bounds are at the channels: a full one makes its sender wait, and
-//! the network's events are the only ones that may be dropped (announcements, which come again).
+//! An owner is handed what it needs of another one as an argument, and what it finds for another one it returns; the loop
+//! carries it there. So the imports go one way: `status` reads all owners, `prompts`
+//! reads `announce`, `serve` and `view`, `announce` reads `serve` and `view`, `serve` reads `view`, and `trust`, `view` and
+//! `setup` read none.
+//!
+//! The loop never waits for a peer or the worker: whatever could take time is a task that sends its result back into the
+//! inbox of its owner. Weights, text and activations never enter the loop. Bounds are at the channels: a full one makes
+//! its sender wait, and the network's events are the only ones that may be dropped (announcements, which come again).
 
-mod acquire;
-mod admit;
 mod announce;
-mod api_view;
-mod bandwidth;
-mod delegate;
-mod durable;
-mod estimate;
-mod gossip;
-mod initial_placement;
-mod load;
-mod params;
-mod place;
-mod probation;
-mod prompt;
 mod prompts;
-mod pull;
-mod reach;
-mod report;
-mod retry;
-mod route;
 mod serve;
 mod setup;
-mod share;
 mod status;
-mod verdicts;
+mod trust;
 mod view;
-mod workers;
 
 use std::time::{Duration, Instant};
 
@@ -67,12 +51,18 @@ use self::{
     verdicts::Trusting,
     view::{Heard, Viewing},
 };
+use self::{
+    announce::Announcing,
+    prompts::{Finished, PromptQuestion, Prompts, Router},
+    serve::{Arrived, Serving, ServingEvent, Wanted},
+    setup::Node,
+    trust::Trusting,
+    view::{Heard, Viewing},
+};
 pub use self::{
-    acquire::{Absent, Where},
-    api_view::Front,
-    prompt::PromptTask,
-    setup::{Beside, Caps, Notice, Serve, Setup},
-    workers::MOST_BESIDE,
+    prompts::PromptTask,
+    serve::MOST_BESIDE,
+    setup::{Absent, Beside, Caps, Front, Notice, Serve, Setup, Where},
 };
 use crate::{
     Error, Result,
@@ -189,7 +179,7 @@ impl Daemon {
                 tokio::spawn(async move {
                     match &guest {
                         Some(_) => task.delegated(from, stream).await,
-                        None => delegate::decline(stream).await,
+                        None => prompts::decline(stream).await,
                     }
                 });
             }
@@ -353,7 +343,7 @@ impl Daemon {
             return;
         }
         tracing::info!(%node, "its quarantine is over: a challenge");
-        self.prompt_task().challenge(node, probation::ask(chance));
+        self.prompt_task().challenge(node, trust::challenge(chance));
     }
 
     // --- what serving tells --------------------------------------------------------------------------------------
@@ -373,7 +363,7 @@ impl Daemon {
                     self.announcing.gossip.tell();
                 }
             }
-            ServingEvent::Content(question) => acquire::answer(question, &self.view),
+            ServingEvent::Content(question) => serve::answer(question, &self.view),
             ServingEvent::News(news) => match self.serving.arrived(news) {
                 Arrived::Nothing => {}
                 Arrived::Told(line) => drop(self.notices.try_send(Notice::Fetching(line))),

@@ -27,7 +27,7 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::serve::Serving;
+use super::Serving;
 use crate::{
     sessions::{Inlets, Order},
     stage::Stage,
@@ -35,7 +35,7 @@ use crate::{
 
 /// Sessions of others served at once; far beyond what runs at full speed, since most of them are elsewhere at any
 /// moment. Higher and everybody is slow; lower and a rush is refused that could have been served.
-pub(super) const SLOTS: u32 = 64;
+pub(crate) const SLOTS: u32 = 64;
 /// Leases that wait for a slot.
 const WAITING: usize = 64;
 /// A requester gives a lease up after two seconds: this leaves the answer half a second to arrive.
@@ -52,7 +52,7 @@ struct Waiting {
 }
 
 /// See the module's page.
-pub(super) struct Door {
+pub(crate) struct Door {
     admission: Admission,
     waiting: BTreeMap<u64, Waiting>,
     next_id: u64,
@@ -97,7 +97,7 @@ impl Door {
 
 impl Serving {
     /// A requester needs a session no more.
-    pub(super) fn released(&mut self, from: NodeId, session: SessionId, epoch: u32, reply: ReplyTo) {
+    pub(crate) fn released(&mut self, from: NodeId, session: SessionId, epoch: u32, reply: ReplyTo) {
         if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
             let _ = inlets.orders.try_send(Order::Release { epoch });
         }
@@ -114,7 +114,7 @@ impl Serving {
     }
 
     /// A requester wants a stage; by the work that was signed for it is of `tier`.
-    pub(super) fn lease(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
+    pub(crate) fn lease(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
         if let Some(refusal) = self.refusal(from, &lease) {
             return self.node.network.answer(reply, refusal);
         }
@@ -129,7 +129,7 @@ impl Serving {
     }
 
     /// A requester wants the bill.
-    pub(super) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
+    pub(crate) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
         let network = self.node.network.clone();
         let gone = || Answer::refused(Refusal::Failed, "no such session");
         let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) else {
@@ -194,7 +194,7 @@ impl Serving {
     }
 
     /// Starts whoever's turn it is and refuses whoever waited too long. Called whenever something changed.
-    pub(super) fn admit(&mut self) {
+    pub(crate) fn admit(&mut self) {
         let now = self.node.now();
         while let Some((ask, slot)) = self.door.admission.next(now) {
             if let Some(waiting) = self.door.waiting.remove(&ask.id) {

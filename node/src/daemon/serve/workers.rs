@@ -5,7 +5,7 @@
 //! for caches ([`worker::Room`]), the memory for weights ([`Weights`]) and the door for sessions of others (`admit.rs`).
 //!
 //! Limits: [`MOST_BESIDE`] models beside the first; a worker stays until the node ends, however idle its model; only the
-//! first model's layers are moved (`place.rs`) and only its holders are challenged (`probation.rs`).
+//! first model's layers are moved (`place.rs`) and only its holders are challenged (`trust/probation.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -41,33 +41,33 @@ const MOST_YOUNG_DEATHS: u32 = 10;
 pub const MOST_BESIDE: usize = 8;
 
 /// A model this node has a worker for, or will have.
-pub(super) struct Held {
-    pub(super) id: ModelId,
+pub(crate) struct Held {
+    pub(crate) id: ModelId,
     /// As the API names it, and what its file says.
-    pub(super) about: ModelInfo,
-    pub(super) auditor: Option<Auditor>,
+    pub(crate) about: ModelInfo,
+    pub(crate) auditor: Option<Auditor>,
     /// What a step takes at home besides layers, ms.
-    pub(super) at_home: Ema,
+    pub(crate) at_home: Ema,
     /// What opening a session takes besides the way to the farthest node and back, ms.
-    pub(super) at_opening: Ema,
+    pub(crate) at_opening: Ema,
     /// What prompts take, in parts of what nodes' figures say.
-    pub(super) at_prefill: Ema,
+    pub(crate) at_prefill: Ema,
     /// Where it is on its way, while it is.
-    pub(super) fetching: Option<Value>,
-    pub(super) worker: watch::Sender<Worker>,
-    pub(super) spec: worker::Spec,
+    pub(crate) fetching: Option<Value>,
+    pub(crate) worker: watch::Sender<Worker>,
+    pub(crate) spec: worker::Spec,
     born: Instant,
     /// Workers in a row that died young.
     young_deaths: u32,
-    pub(super) ready: Ready,
-    pub(super) loaded: Vec<LayerRange>,
-    pub(super) served: Vec<LayerRange>,
-    pub(super) file_bytes: u64,
+    pub(crate) ready: Ready,
+    pub(crate) loaded: Vec<LayerRange>,
+    pub(crate) served: Vec<LayerRange>,
+    pub(crate) file_bytes: u64,
 }
 
 impl Held {
     /// Nothing yet of the model with this id, where that is known, and name.
-    pub(super) fn absent(id: Option<ModelId>, name: &str, about: ModelInfo, spec: worker::Spec) -> Self {
+    pub(crate) fn absent(id: Option<ModelId>, name: &str, about: ModelInfo, spec: worker::Spec) -> Self {
         let id = id.unwrap_or_default();
         Self {
             id,
@@ -89,7 +89,7 @@ impl Held {
     }
 
     /// What the machine's disk has of it, or the binary.
-    pub(super) async fn load(
+    pub(crate) async fn load(
         spec: worker::Spec,
         serve: Vec<LayerRange>,
         num_layers: u32,
@@ -123,17 +123,17 @@ impl Held {
     }
 
     /// Layers of the model in memory.
-    pub(super) fn num_loaded(&self) -> u32 {
+    pub(crate) fn num_loaded(&self) -> u32 {
         self.loaded.iter().map(|range| range.len()).sum()
     }
 
     /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
-    pub(super) fn home_ms(&self) -> f64 {
+    pub(crate) fn home_ms(&self) -> f64 {
         self.at_home.value().unwrap_or(self.ready.head_ms)
     }
 
     /// The model as a prompt needs it; `shares` is what nodes contributed to it.
-    pub(super) fn local(&self, shares: BTreeMap<NodeId, f64>) -> Local {
+    pub(crate) fn local(&self, shares: BTreeMap<NodeId, f64>) -> Local {
         Local {
             name: self.about.name.clone(),
             auditor: self.auditor.clone(),
@@ -145,7 +145,7 @@ impl Held {
     }
 
     /// Another worker of the same model has started.
-    pub(super) fn replace(&mut self, worker: Worker) {
+    pub(crate) fn replace(&mut self, worker: Worker) {
         self.born = Instant::now();
         self.worker.send_replace(worker);
     }
@@ -153,19 +153,19 @@ impl Held {
 
 /// A model that this node has a worker for, as a prompt needs it.
 #[derive(Clone)]
-pub(super) struct Local {
+pub(crate) struct Local {
     /// As people call it.
-    pub(super) name: String,
-    pub(super) auditor: Option<Auditor>,
-    pub(super) shares: BTreeMap<NodeId, f64>,
-    pub(super) layer_bytes: u64,
-    pub(super) worker: watch::Receiver<Worker>,
-    pub(super) ready: Ready,
+    pub(crate) name: String,
+    pub(crate) auditor: Option<Auditor>,
+    pub(crate) shares: BTreeMap<NodeId, f64>,
+    pub(crate) layer_bytes: u64,
+    pub(crate) worker: watch::Receiver<Worker>,
+    pub(crate) ready: Ready,
 }
 
 impl Local {
     /// Whether `asked` means this model.
-    pub(super) fn is_meant(&self, asked: &str) -> bool {
+    pub(crate) fn is_meant(&self, asked: &str) -> bool {
         is_called(asked, &self.name, &self.ready.name, self.ready.model)
     }
 }
@@ -185,7 +185,7 @@ async fn pump(
 
 /// Memory for the weights of all models of a node.
 #[derive(Clone, Debug)]
-pub(super) struct Weights {
+pub(crate) struct Weights {
     most_bytes: Option<u64>,
     /// By place among the models.
     taken: Arc<Mutex<BTreeMap<usize, u64>>>,
@@ -193,12 +193,12 @@ pub(super) struct Weights {
 
 impl Weights {
     /// So much in all; `None` for no bound.
-    pub(super) fn new(most_bytes: Option<u64>) -> Self {
+    pub(crate) fn new(most_bytes: Option<u64>) -> Self {
         Self { most_bytes, taken: Arc::default() }
     }
 
     /// What is left for the model at `place`, bytes; `None` for no bound.
-    pub(super) fn left_bytes(&self, place: usize) -> Option<u64> {
+    pub(crate) fn left_bytes(&self, place: usize) -> Option<u64> {
         self.left(&self.taken.lock().unwrap_or_else(PoisonError::into_inner), place)
     }
 
@@ -209,7 +209,7 @@ impl Weights {
 
     /// The model at `place` takes this much, whatever it took before; what is left for it, bytes, when that is less. The
     /// first model always takes it.
-    pub(super) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
+    pub(crate) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.left(&taken, place).unwrap_or(u64::MAX);
         if place > 0 && bytes > left {
@@ -222,11 +222,11 @@ impl Weights {
 }
 
 /// All models of this node.
-pub(super) struct Models {
+pub(crate) struct Models {
     /// The one it was started with.
-    pub(super) first: Held,
+    pub(crate) first: Held,
     /// Those beside it.
-    pub(super) beside: Vec<Held>,
+    pub(crate) beside: Vec<Held>,
     table: SessionTable,
     /// Workers that died, by process number.
     deaths: mpsc::Sender<u32>,
@@ -236,7 +236,7 @@ pub(super) struct Models {
 
 impl Models {
     /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`.
-    pub(super) fn new(
+    pub(crate) fn new(
         first: Held,
         beside: Vec<Held>,
         table: SessionTable,
@@ -247,22 +247,22 @@ impl Models {
     }
 
     /// All models, the first one first.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Held> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Held> {
         std::iter::once(&self.first).chain(&self.beside)
     }
 
     /// The model with this id.
-    pub(super) fn get(&self, id: ModelId) -> Option<&Held> {
+    pub(crate) fn get(&self, id: ModelId) -> Option<&Held> {
         self.all().find(|held| held.id == id)
     }
 
     /// The model with this id.
-    pub(super) fn get_mut(&mut self, id: ModelId) -> Option<&mut Held> {
+    pub(crate) fn get_mut(&mut self, id: ModelId) -> Option<&mut Held> {
         std::iter::once(&mut self.first).chain(&mut self.beside).find(|held| held.id == id)
     }
 
     /// The model at a place: 0 is the first.
-    pub(super) fn place_mut(&mut self, place: usize) -> Option<&mut Held> {
+    pub(crate) fn place_mut(&mut self, place: usize) -> Option<&mut Held> {
         match place.checked_sub(1) {
             None => Some(&mut self.first),
             Some(beside) => self.beside.get_mut(beside),
@@ -270,13 +270,13 @@ impl Models {
     }
 
     /// The first model that is in memory; the first of all when none is.
-    pub(super) fn leading(&self) -> &Held {
+    pub(crate) fn leading(&self) -> &Held {
         self.all().find(|held| !held.loaded.is_empty()).unwrap_or(&self.first)
     }
 
     /// A worker died: its sessions heard of it from their jobs, and another worker starts. A worker that keeps dying is
     /// started ever more rarely.
-    pub(super) fn restart_worker(&mut self, pid: u32) {
+    pub(crate) fn restart_worker(&mut self, pid: u32) {
         let Some(place) = self.all().position(|held| held.worker.borrow().pid() == pid) else { return };
         let (deaths, restarts, table) = (self.deaths.clone(), self.restarts.clone(), self.table.clone());
         let Some(held) = self.place_mut(place) else { return };
@@ -304,13 +304,13 @@ impl Models {
     }
 
     /// Carries the outputs of another worker to their sessions.
-    pub(super) fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
+    pub(crate) fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
         tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()));
     }
 }
 
 /// Whether `asked` means the model that people call `name`, whose file calls itself `title`.
-pub(super) fn is_called(asked: &str, name: &str, title: &str, id: ModelId) -> bool {
+pub(crate) fn is_called(asked: &str, name: &str, title: &str, id: ModelId) -> bool {
     asked == name
         || asked == title
         || local::model_name(asked) == name

@@ -3,6 +3,10 @@
 //! [`Announcing`] owns when to speak and what was said (`gossip.rs`), what the line carries (`bandwidth.rs`) and what is
 //! shared (`share.rs`). What it says of layers and load it reads from [`Serving`](super::serve::Serving).
 
+mod bandwidth;
+mod gossip;
+mod share;
+
 use std::{collections::BTreeSet, path::PathBuf};
 
 use p2p::{
@@ -14,12 +18,12 @@ use scheduler::{Millis, ModelId};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::{
+pub(super) use self::gossip::Announcer;
+use self::{
     bandwidth::{Crossed, Line},
-    gossip::Announcer,
-    setup::{Caps, Node},
-    share::{self, Uploads},
+    share::Uploads,
 };
+use super::setup::{Caps, Node};
 use crate::clock;
 
 /// See the module's page.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! All of it happens beside the daemon's loop, on a thread of its own, while the node already answers prompts through
-//! peers (`delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
+//! peers (`prompts/delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
 //! goes on with the layers that are here before it asks for others: moving layers costs the swarm more than a hole that
 //! somebody else may fill.
 //!
@@ -36,8 +36,6 @@ use tokio::{
 use super::{
     initial_placement::lacking,
     pull::{Pulls, apart},
-    setup::Serve,
-    view::{Facts, Viewing},
     workers::{Models, Weights},
 };
 use crate::{
@@ -47,6 +45,10 @@ use crate::{
         self, hex,
         peers::Question,
         pull::{Ask, Found, Prepared, open, plan_json, report_json},
+    },
+    daemon::{
+        setup::{Absent, Serve, Where},
+        view::{Facts, Viewing},
     },
     inference::local,
     library, model,
@@ -66,51 +68,14 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// The layers others announce are heard of within this time after the first of them: gossip comes in one burst.
 const LISTEN: Duration = Duration::from_millis(1_000);
 
-/// A model that is not on this disk, or not whole.
-#[derive(Clone, Debug)]
-pub struct Absent {
-    /// Its id, where that is known.
-    pub id: Option<ModelId>,
-    /// What it is called: where it is not known, how it must be announced.
-    pub name: String,
-    /// Mirrors that have it too.
-    pub from: Vec<String>,
-    /// Whether the first and the last layer are fetched as well, so that own prompts can keep them at home.
-    pub ends: bool,
-}
-
-/// Where a model is that is not in memory yet.
-#[derive(Clone, Debug)]
-pub enum Where {
-    /// In a file of this machine, or in the binary.
-    Here {
-        /// Its id.
-        id: ModelId,
-        /// The file.
-        source: worker::Source,
-    },
-    /// Elsewhere, or not whole.
-    Away(Absent),
-}
-
-impl Where {
-    /// Its id, where that is known.
-    pub fn id(&self) -> Option<ModelId> {
-        match self {
-            Self::Here { id, .. } => Some(*id),
-            Self::Away(absent) => absent.id,
-        }
-    }
-}
-
 /// What happened on the way of the model at a place (0 is the first one).
-pub(super) struct News {
-    pub(super) place: usize,
-    pub(super) what: What,
+pub(crate) struct News {
+    pub(crate) place: usize,
+    pub(crate) what: What,
 }
 
 /// What happened.
-pub(super) enum What {
+pub(crate) enum What {
     /// A line about what is being done.
     Doing(Value),
     /// The layers are on the disk.
@@ -120,7 +85,7 @@ pub(super) enum What {
 }
 
 /// Layers on the disk.
-pub(super) struct Fetched {
+pub(crate) struct Fetched {
     source: worker::Source,
     model: ModelId,
     file_bytes: u64,
@@ -131,7 +96,7 @@ pub(super) struct Fetched {
 }
 
 /// Layers in memory.
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     fetched: Fetched,
     worker: Worker,
     ready: Ready,
@@ -140,7 +105,7 @@ pub(super) struct Arrival {
 }
 
 /// The task.
-pub(super) struct Acquire {
+pub(crate) struct Acquire {
     pub pulls: Pulls,
     /// Which of the node's models: 0 is the first.
     pub place: usize,
@@ -396,7 +361,7 @@ fn is_lasting(error: &Error) -> bool {
 }
 
 /// Answers a task that moves models.
-pub(super) fn answer(question: Question, view: &Viewing) {
+pub(crate) fn answer(question: Question, view: &Viewing) {
     match question {
         Question::Named { name, answer } => {
             let mut named: Vec<Offer> = Vec::new();
@@ -420,7 +385,7 @@ pub(super) fn answer(question: Question, view: &Viewing) {
 }
 
 /// What the loop does about news of a model.
-pub(super) enum Arrived {
+pub(crate) enum Arrived {
     /// Nothing: a task goes on.
     Nothing,
     /// This line is told.
@@ -431,7 +396,7 @@ pub(super) enum Arrived {
 
 impl Models {
     /// A model is on its way; further news go to `sender`. A node that is `leaving` loads nothing more.
-    pub(super) fn arrived(&mut self, news: News, sender: &mpsc::Sender<News>, leaving: bool) -> Arrived {
+    pub(crate) fn arrived(&mut self, news: News, sender: &mpsc::Sender<News>, leaving: bool) -> Arrived {
         let place = news.place;
         // What another worker on this machine was found to be, this one is.
         let class = self.all().find_map(|held| held.spec.class);

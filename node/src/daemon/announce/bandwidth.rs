@@ -42,7 +42,7 @@ const LOWERED: f64 = 8.0;
 
 /// Bytes that crossed the streams of one peer so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crossed {
+pub(crate) struct Crossed {
     pub node: NodeId,
     pub path: Path,
     pub bytes_in: u64,
@@ -68,7 +68,7 @@ impl Default for Seen {
 
 /// See the module's page.
 #[derive(Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     before: Option<Look>,
     seen: BTreeMap<Path, Seen>,
 }

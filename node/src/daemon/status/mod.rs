@@ -1,8 +1,11 @@
 //! What `status`, `peers`, `invite` and `why` print, as JSON; the commands turn it into text.
 
+mod api_view;
+mod reach;
+
 use serde_json::{Value, json};
 
-use super::{Daemon, workers::Held};
+use super::{Daemon, serve::Held};
 
 impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
@@ -15,7 +18,7 @@ impl Daemon {
             self.serving.models.all().filter_map(|held| held.fetching.as_ref()).collect();
         json!({
             "node": format!("{:?}", self.node.me),
-            "reached": super::reach::reach(self.announcing.reachability, &addresses),
+            "reached": reach::reach(self.announcing.reachability, &addresses),
             "addresses": addresses,
             "peers": self.node.network.peers().await.len(),
             "refused_versions": self.refused_versions().await,

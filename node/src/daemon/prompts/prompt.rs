@@ -13,15 +13,15 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
+    Finished,
     params::{Trouble, only_here, sampling, token_ids, trusted},
-    prompts::Finished,
     report::{done_json, noticed, plan_json, stages},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
-    workers::Local,
 };
 use crate::{
     content::hex,
     control::{Ask, Mode, Verify},
+    daemon::serve::Local,
     feedback::FeedbackQueue,
     request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     sessions::{Order, SessionTable},
@@ -102,7 +102,7 @@ impl PromptTask {
     }
 
     /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
-    pub(super) fn challenge(mut self, node: NodeId, ask: Ask) {
+    pub(crate) fn challenge(mut self, node: NodeId, ask: Ask) {
         self.prove = Some(node);
         let (lines, mut answer) = mpsc::channel(NEWS);
         tokio::spawn(self.answer_after(ask, Said::default(), lines));

@@ -4,6 +4,14 @@
 //! layers (`place.rs`) and the models on their way (`acquire.rs`). Whatever takes time is a task; what tasks send back
 //! comes in by [`Inbox`] as a [`ServingEvent`]. Where others should hear of a change, a method says so to its caller.
 
+mod acquire;
+mod admit;
+mod initial_placement;
+mod load;
+mod place;
+mod pull;
+mod workers;
+
 use std::{path::PathBuf, sync::Arc};
 
 use api::inference::ModelInfo;
@@ -11,16 +19,21 @@ use p2p::Events;
 use scheduler::{LayerRange, Millis, ModelId, SessionId};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use super::{
-    acquire::{Absent, Acquire, Arrived, News, Where},
+pub use self::workers::MOST_BESIDE;
+use self::{
+    acquire::{Acquire, News},
     admit::Door,
-    initial_placement,
-    load::{Figures, Waits},
+    load::Waits,
     place::{Moved, Placing},
-    pull::Pulls,
-    setup::{Beside, Caps, Node, Serve},
-    workers::{Held, Models, Weights},
+    workers::Weights,
 };
+pub(super) use self::{
+    acquire::{Arrived, answer},
+    load::Figures,
+    pull::Pulls,
+    workers::{Held, Local, Models},
+};
+use super::setup::{Absent, Beside, Caps, Node, Serve, Where};
 use crate::{
     Result,
     content::peers,

@@ -16,7 +16,7 @@ const DUTY_MS: f64 = 5_000.0;
 
 /// Own figures that change with what this node serves.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(super) struct Figures {
+pub(crate) struct Figures {
     /// Entering once, ms.
     pub visit_ms: f64,
     /// Waiting behind others, ms.
@@ -33,7 +33,7 @@ pub(super) struct Figures {
 
 impl Figures {
     /// Whether others should hear of it: by half of what was said, and by more than a trifle.
-    pub(super) fn is_news_after(&self, said: &Self) -> bool {
+    pub(crate) fn is_news_after(&self, said: &Self) -> bool {
         let moved = |now: f64, said: f64, least: f64| (now - said).abs() > least.max(0.5 * said);
         moved(self.queue_ms, said.queue_ms, SMALL_MS)
             || moved(self.visit_ms, said.visit_ms, SMALL_MS)
@@ -45,7 +45,7 @@ impl Figures {
 }
 
 /// How long frames are here: computed, and waiting besides.
-pub(super) struct Waits {
+pub(crate) struct Waits {
     /// The least of every second: of single frames a window would hold too few to remember a quiet moment.
     least: Window,
     second: Option<(Millis, f64)>,
@@ -59,7 +59,7 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             least: Window::new(RECENT_MS),
             second: None,
@@ -73,7 +73,7 @@ impl Waits {
     }
 
     /// Notes a frame that came in, and out again, with `ms` not spent computing and `served_ms` its share of what was.
-    pub(super) fn add(&mut self, now: Millis, ms: f64, served_ms: f64) {
+    pub(crate) fn add(&mut self, now: Millis, ms: f64, served_ms: f64) {
         self.second = match self.second {
             Some((since, least)) if now.since(since) < SECOND_MS => Some((since, least.min(ms))),
             over => {
@@ -89,7 +89,7 @@ impl Waits {
     }
 
     /// Notes how many sessions there are; called every now and then.
-    pub(super) fn look(&mut self, now: Millis, sessions: u32) {
+    pub(crate) fn look(&mut self, now: Millis, sessions: u32) {
         self.session_ms += f64::from(sessions) * now.since(self.looked) as f64;
         self.looked = now;
         if self.session_ms >= DUTY_MS {
@@ -99,7 +99,7 @@ impl Waits {
     }
 
     /// What every visit waits, and what the present ones wait beyond, ms.
-    pub(super) fn split(&self, now: Millis) -> (f64, f64) {
+    pub(crate) fn split(&self, now: Millis) -> (f64, f64) {
         let second = self.second.filter(|(since, _)| now.since(*since) <= RECENT_MS).map(|second| second.1);
         let least = self.least.min(now).into_iter().chain(second).reduce(f64::min);
         let visit = least.unwrap_or(0.0);
@@ -109,7 +109,7 @@ impl Waits {
     }
 
     /// How many sessions keep `lanes` rows busy, by the share of their time that sessions spend here.
-    pub(super) fn knee(&self, lanes: u32) -> u32 {
+    pub(crate) fn knee(&self, lanes: u32) -> u32 {
         self.duty.knee(lanes)
     }
 }

@@ -62,13 +62,13 @@ const ABOUT: [&str; 16] = [
 
 /// Nodes challenged lately, and when.
 #[derive(Default)]
-pub(super) struct Challenges {
+pub(crate) struct Challenges {
     tried: Vec<(NodeId, Instant)>,
 }
 
 impl Challenges {
     /// The node to challenge now: the first of `owing` that was not challenged lately, unless another one just was.
-    pub(super) fn next(&mut self, now: Instant, owing: impl Iterator<Item = NodeId>) -> Option<NodeId> {
+    pub(crate) fn next(&mut self, now: Instant, owing: impl Iterator<Item = NodeId>) -> Option<NodeId> {
         self.tried.retain(|(_, then)| now.duration_since(*then) < AGAIN);
         if self.tried.iter().any(|(_, then)| now.duration_since(*then) < EVERY) {
             return None;
@@ -92,12 +92,12 @@ fn question(chance: [u8; 4]) -> Value {
 }
 
 /// Whether a check of so many positions proves that a node works again.
-pub(super) fn is_proof(tokens: u64) -> bool {
+pub(crate) fn is_proof(tokens: u64) -> bool {
     tokens >= PROOF
 }
 
 /// A challenge with a question drawn by `chance`; the pipeline of its prompt must pass the node in question.
-pub(super) fn ask(chance: [u8; 4]) -> Ask {
+pub(crate) fn ask(chance: [u8; 4]) -> Ask {
     Ask {
         model: String::new(),
         prompt: question(chance),

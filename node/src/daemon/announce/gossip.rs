@@ -19,12 +19,10 @@ use scheduler::{
     latency::{RoundTrip, Window},
 };
 
-use super::{
-    announce::Announcing,
-    load::Figures,
-    serve::Serving,
+use super::Announcing;
+use crate::daemon::{
+    serve::{Figures, Held, Serving},
     view::{TTL_MS, Viewing},
-    workers::Held,
 };
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
@@ -60,7 +58,7 @@ struct Said {
 }
 
 /// When to speak, and what was said last.
-pub(super) struct Announcer {
+pub(crate) struct Announcer {
     sequence: u64,
     said: Option<Said>,
     /// Something changed that is told at once.
@@ -176,7 +174,7 @@ fn nearer(ms: f64, path: Path) -> f64 {
 
 impl Announcing {
     /// Says what changed, or that nothing did when it was said long ago.
-    pub(super) async fn announce(&mut self, urgent: bool, serving: &mut Serving, view: &mut Viewing) {
+    pub(crate) async fn announce(&mut self, urgent: bool, serving: &mut Serving, view: &mut Viewing) {
         let now = self.node.now();
         self.gossip.changed |= urgent;
         let figures = serving.figures(now);
@@ -256,7 +254,7 @@ impl Announcing {
     }
 
     /// Other layers are in memory: own prompts may use them now, whenever others are told.
-    pub(super) async fn holds_anew(&mut self, serving: &mut Serving, view: &mut Viewing) {
+    pub(crate) async fn holds_anew(&mut self, serving: &mut Serving, view: &mut Viewing) {
         let now = self.node.now();
         let figures = serving.figures(now);
         self.gossip.sequence = self.gossip.sequence.saturating_add(1);

@@ -1,5 +1,7 @@
 //! What is remembered of other nodes: whether they were right, and what was signed for.
 
+mod probation;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
@@ -15,7 +17,8 @@ use scheduler::{
 };
 use serde_json::{Value, json};
 
-use super::probation::{Challenges, is_proof};
+pub(super) use self::probation::ask as challenge;
+use self::probation::{Challenges, is_proof};
 use crate::{clock, receipts::Receipts, trust::Trust};
 
 /// Proofs kept, the oldest goes first; one has at most 8 MiB.

@@ -24,12 +24,11 @@ use scheduler::{
 };
 use tokio::sync::mpsc;
 
-use super::{
-    initial_placement::with_ends,
-    serve::Serving,
-    view::{TTL_MS, Viewing},
+use super::{Serving, initial_placement::with_ends};
+use crate::{
+    daemon::view::{TTL_MS, Viewing},
+    worker::{self, Output, Ready, Worker},
 };
-use crate::worker::{self, Output, Ready, Worker};
 
 /// How often it is looked.
 const TICK_MS: u64 = 2_000;
@@ -41,14 +40,14 @@ const HURRY: u64 = 12;
 const PATIENCE_MS: u64 = 20_000;
 
 /// A worker with other layers.
-pub(super) struct Moved {
+pub(crate) struct Moved {
     pub layers: LayerRange,
     /// The worker, what it holds, what it will say; or why there is none.
     pub worker: Result<(Worker, Ready, mpsc::Receiver<Output>), String>,
 }
 
 /// What this node does about its layers.
-pub(super) struct Placing {
+pub(crate) struct Placing {
     /// Layers it may hold; `None` when the user said which.
     cap: Option<u32>,
     keeper: Keeper,
@@ -149,7 +148,7 @@ impl Serving {
     }
 
     /// Looks whether other layers would serve the swarm better; returns whether others should hear of a change.
-    pub(super) fn place(&mut self, view: &Viewing) -> bool {
+    pub(crate) fn place(&mut self, view: &Viewing) -> bool {
         let now = self.node.now();
         let switched = self.switch_when_quiet(now, view);
         let num_layers = self.models.first.ready.num_layers;
@@ -233,7 +232,7 @@ impl Serving {
     }
 
     /// A worker with other layers is ready, or is not; returns whether others should hear of a change.
-    pub(super) fn moved(&mut self, moved: Moved) -> bool {
+    pub(crate) fn moved(&mut self, moved: Moved) -> bool {
         self.placing.loading = false;
         match &moved.worker {
             Ok(_) => {

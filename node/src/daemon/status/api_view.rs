@@ -5,30 +5,20 @@
 
 use std::collections::BTreeMap;
 
-use api::{
-    inference::ModelInfo,
-    swarm::{Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot},
-};
+use api::swarm::{Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot};
 use p2p::{PeerInfo, wire::announce::Class};
 use scheduler::{Capability, LayerRange, ModelId, NodeId};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
 
-use super::{Daemon, reach::reach, workers::Held};
-use crate::{clock, control::Call, memory};
+use super::reach::reach;
+use crate::{
+    clock,
+    daemon::{Daemon, serve::Held},
+    memory,
+};
 
 /// Layers shown of a stranger's model: no model has as many.
 const MAX_LAYERS: u32 = 4_096;
-
-/// What the API needs to know of a node that the node itself has no use for.
-pub struct Front {
-    /// Its model, as its file describes it.
-    pub about: ModelInfo,
-    /// The swarm's name.
-    pub swarm: String,
-    /// Where the way to the running node is put once it takes questions, for an API in the same process.
-    pub door: Option<watch::Sender<Option<mpsc::Sender<Call>>>>,
-}
 
 fn hex(node: NodeId) -> String {
     format!("{node:?}")
@@ -49,7 +39,7 @@ fn layers(model: ModelId, range: LayerRange) -> Holding {
 
 impl Daemon {
     /// The answer to `View`: the snapshot, the own model, and what sessions cost.
-    pub(super) async fn page(&mut self) -> Value {
+    pub(crate) async fn page(&mut self) -> Value {
         let peers = self.node.network.peers().await;
         let addresses = self.node.network.addresses().await;
         let me = self.own_node();

@@ -3,6 +3,15 @@
 //! A prompt is a task (`prompt.rs`) that owns everything about its answer. It asks the loop who shall compute
 //! (`route.rs`) and tells it when it is over ([`Finished`]); both come in by [`Inbox`].
 
+mod delegate;
+mod durable;
+mod estimate;
+mod params;
+mod prompt;
+mod report;
+mod retry;
+mod route;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 
@@ -11,14 +20,13 @@ use scheduler::{ModelId, NodeId, SessionId, trust::Outcome};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{
+pub use self::prompt::PromptTask;
+pub(super) use self::{delegate::decline, route::Router};
+use self::{
     estimate::Measured,
-    prompt::PromptTask,
     route::{ConductorQuestion, RouteQuestion},
-    serve::Serving,
-    setup::Node,
-    view::Viewing,
 };
+use super::{serve::Serving, setup::Node, view::Viewing};
 use crate::{
     control::{self, Ask},
     request::Reroute,

@@ -19,9 +19,10 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::{estimate::Expected, gossip::Announcer, view::Viewing, workers::Models};
+use super::estimate::Expected;
 use crate::{
     control::{Mode, Shadow},
+    daemon::{announce::Announcer, serve::Models, view::Viewing},
     request::{MAX_WITNESSES, Reroute, Witness},
 };
 
@@ -112,22 +113,22 @@ fn seed(session: SessionId) -> u64 {
 }
 
 /// Answers questions of prompts: what the owners know, borrowed for one answer.
-pub(super) struct Router<'a> {
-    pub(super) me: NodeId,
-    pub(super) now: Millis,
-    pub(super) view: &'a mut Viewing,
-    pub(super) models: &'a Models,
+pub(crate) struct Router<'a> {
+    pub(crate) me: NodeId,
+    pub(crate) now: Millis,
+    pub(crate) view: &'a mut Viewing,
+    pub(crate) models: &'a Models,
     /// Measured distances.
-    pub(super) gossip: &'a Announcer,
+    pub(crate) gossip: &'a Announcer,
     /// Prompts that run and the peers they run on.
-    pub(super) in_flight: &'a mut BTreeMap<SessionId, Vec<NodeId>>,
+    pub(crate) in_flight: &'a mut BTreeMap<SessionId, Vec<NodeId>>,
     /// Nodes that were proven wrong: no prompt goes through them.
-    pub(super) denied: BTreeSet<NodeId>,
+    pub(crate) denied: BTreeSet<NodeId>,
 }
 
 impl Router<'_> {
     /// Answers who shall run a prompt.
-    pub(super) fn answer(&mut self, question: RouteQuestion) {
+    pub(crate) fn answer(&mut self, question: RouteQuestion) {
         let found = self.find(&question);
         if let Ok(routed) = &found
             && question.commit
@@ -139,7 +140,7 @@ impl Router<'_> {
     }
 
     /// Answers who could conduct a prompt.
-    pub(super) fn answer_conductors(&self, question: ConductorQuestion) {
+    pub(crate) fn answer_conductors(&self, question: ConductorQuestion) {
         let ConductorQuestion { model, trusted, answer } = question;
         let trusted = |node: &NodeId| trusted.is_empty() || trusted.contains(node);
         let mut nodes: Vec<(f64, NodeId, ModelId)> = self
@@ -167,7 +168,7 @@ impl Router<'_> {
 
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
     /// tokens are here.
-    pub(super) fn reroute(&mut self, question: Reroute) {
+    pub(crate) fn reroute(&mut self, question: Reroute) {
         let Reroute { model, mut policy, shape, deny, shadow, answer, session } = question;
         // Who was barred when it began stays so, and who was since.
         let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
