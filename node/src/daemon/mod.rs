@@ -42,16 +42,6 @@ use tokio::{
 };
 
 use self::{
-    acquire::Arrived,
-    announce::Announcing,
-    prompts::{Finished, PromptQuestion, Prompts},
-    route::Router,
-    serve::{Serving, ServingEvent, Wanted},
-    setup::Node,
-    verdicts::Trusting,
-    view::{Heard, Viewing},
-};
-use self::{
     announce::Announcing,
     prompts::{Finished, PromptQuestion, Prompts, Router},
     serve::{Arrived, Serving, ServingEvent, Wanted},

@@ -201,3 +201,96 @@ impl Viewing {
         Some(holding.loaded_set())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use scheduler::{Capability, Claim, Holding};
+
+    use super::*;
+
+    fn node(n: u64) -> NodeId {
+        NodeId::numbered(n)
+    }
+
+    /// Node 1, and what nodes from 1 on hold of model 7 with four layers.
+    fn view(holdings: &[(u32, u32)]) -> Viewing {
+        let mut view = Viewing::new(node(1));
+        for ((start, end), n) in holdings.iter().zip(1..) {
+            let holding = Holding {
+                model: ModelId::numbered(7),
+                loaded: LayerRange::new(*start, *end).into_iter().collect(),
+                on_disk: Vec::new(),
+                decode_ms: 1.0,
+                prefill_ms: 0.2,
+                visit_ms: 0.1,
+                queue_ms: 0.0,
+                load_ms: 0.0,
+                active: n as u32,
+                batch_knee: 4,
+                kv_layer_positions: 1 << 20,
+            };
+            let claim = Claim {
+                node: node(n),
+                operator: p2p::wire::announce::own_operator(node(n)),
+                sequence: 1,
+                region: 0,
+                access_ms: 0.0,
+                up_bytes_per_ms: 1e6,
+                down_bytes_per_ms: 1e6,
+                draining: false,
+                holdings: vec![holding],
+            };
+            let capability = Capability::try_from(claim).unwrap();
+            view.view.merge_for(capability, Millis(0), u64::from(TTL_MS));
+            if n > 1 {
+                let class = if n == 2 { Class::D1 } else { Class::Approx };
+                let (addresses, offers) = (vec![format!("/memory/{n}")], Vec::new());
+                view.facts.insert(node(n), Facts { addresses, offers, agent: String::new(), class });
+            }
+        }
+        view
+    }
+
+    #[test]
+    fn a_node_that_is_gone_is_forgotten_and_running_prompts_are_told() {
+        let mut view = view(&[(0, 1), (1, 4)]);
+        let mut lost = view.lost.subscribe();
+        assert_eq!(view.announced_sessions(node(2), ModelId::numbered(7)), 2);
+        assert_eq!(view.contact(node(2)).addresses, ["/memory/2"]);
+        assert!(view.disconnected(node(2), Millis(1)), "it was known");
+        assert!(!view.disconnected(node(2), Millis(2)));
+        assert_eq!((lost.try_recv(), lost.try_recv()), (Ok(node(2)), Ok(node(2))));
+        assert_eq!(view.announced_sessions(node(2), ModelId::numbered(7)), 0);
+        assert!(view.contact(node(2)).addresses.is_empty());
+    }
+
+    #[test]
+    fn what_is_not_heard_of_for_too_long_expires() {
+        let mut view = view(&[(0, 1), (1, 4), (1, 4)]);
+        assert_eq!(view.expire(Millis(1)), []);
+        assert_eq!(view.expire(Millis(2 * u64::from(TTL_MS))), [node(2), node(3)], "never this node itself");
+        assert!(view.facts.is_empty());
+    }
+
+    #[test]
+    fn results_of_another_class_cannot_be_compared() {
+        assert_eq!(view(&[(0, 1), (1, 4), (1, 4)]).approx(), BTreeSet::from([node(3)]));
+    }
+
+    #[test]
+    fn a_challenge_leaves_its_node_alone_with_a_layer() {
+        let (model, now) = (ModelId::numbered(7), Millis(1));
+        let view = view(&[(0, 2), (0, 4), (1, 4)]);
+        assert_eq!(view.challenge_layer(node(2), model, 4), LayerRange::new(2, 3), "this node has 0 and 1");
+        assert_eq!(view.challenge_layer(node(9), model, 4), None, "it is not there");
+        let narrowed = view.indispensable(node(2), model, 4, now).unwrap();
+        let holders = |view: &SwarmView, layer: u32| -> Vec<NodeId> {
+            let holds =
+                |n: &NodeId| view.get(*n).unwrap().holding(model).unwrap().loaded_set().contains(layer);
+            [node(1), node(2), node(3)].into_iter().filter(holds).collect()
+        };
+        assert_eq!(holders(&view.view, 2), [node(2), node(3)]);
+        assert_eq!(holders(&narrowed, 2), [node(2)]);
+        assert_eq!(holders(&narrowed, 3), [node(2), node(3)], "of the other layers it is one of many");
+    }
+}
