@@ -285,9 +285,9 @@ mod tests {
         assert_eq!(view.challenge_layer(node(9), model, 4), None, "it is not there");
         let narrowed = view.indispensable(node(2), model, 4, now).unwrap();
         let holders = |view: &SwarmView, layer: u32| -> Vec<NodeId> {
-            let holds =
-                |n: &NodeId| view.get(*n).unwrap().holding(model).unwrap().loaded_set().contains(layer);
-            [node(1), node(2), node(3)].into_iter().filter(holds).collect()
+            let snapshot = view.snapshot(model, 4, node(1)).unwrap();
+            let hosts = snapshot.hosts().iter().filter(|host| host.loaded.contains(layer));
+            hosts.map(|host| host.id).collect()
         };
         assert_eq!(holders(&view.view, 2), [node(2), node(3)]);
         assert_eq!(holders(&narrowed, 2), [node(2)]);
