@@ -187,7 +187,7 @@ impl Inference for Swarmed {
     }
 
     fn agree(&self, mode: Mode, agreed: bool) -> Result<(), Failure> {
-        consent::set(&self.0.home, question::asked(mode), agreed)
+        consent::set(&self.0.home, mode, agreed)
             .map_err(|error| Failure::Internal { why: error.to_string() })?;
         self.0.board.tell_everything(&self.0);
         Ok(())
