@@ -18,7 +18,7 @@ pub const VERSION: u32 = 2;
 pub struct SwarmId([u8; 16]);
 
 impl SwarmId {
-    /// The swarm everybody joins who names no other.
+    /// The swarm that a node joins unless it names another.
     pub const PUBLIC_NAME: &str = "public";
 
     /// The swarm of that name.
@@ -50,7 +50,7 @@ impl fmt::Debug for SwarmId {
     }
 }
 
-/// What a node is told before it starts.
+/// Settings of a node, fixed before it starts.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Who this node is.
@@ -84,7 +84,7 @@ pub struct Config {
     pub loopback_only: bool,
     /// Listen on `/memory` addresses too: nodes in one process, for tests and simulations.
     pub memory: bool,
-    /// What other nodes are told runs here.
+    /// The program name and version that other nodes see.
     pub agent: String,
     /// The version spoken: [`VERSION`], except in tests of how another one is refused.
     pub version: u32,

@@ -1,4 +1,4 @@
-//! What the event loop tells and what it is told to do: the words between [`crate::Network`] and the loop.
+//! The events that the event loop reports and the commands it takes from [`crate::Network`].
 
 use scheduler::{ModelId, NodeId};
 use tokio::sync::oneshot;
@@ -13,11 +13,11 @@ use crate::wire::control::{Ask, Contact};
 /// Whether others can open connections to this node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reachability {
-    /// Nobody has told yet.
+    /// Not known yet.
     Unknown,
-    /// Somebody outside could.
+    /// A node outside reached this one.
     Public,
-    /// Nobody outside could: this node is reached through relays, or dials.
+    /// No node outside could: this node is reached through relays, or dials.
     Private,
 }
 
@@ -106,7 +106,7 @@ pub struct PeerInfo {
     pub agent: String,
 }
 
-/// What the event loop is told to do.
+/// What the event loop can be asked to do.
 #[derive(Debug)]
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),

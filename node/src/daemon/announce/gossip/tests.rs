@@ -1,0 +1,107 @@
+use p2p::wire::announce::Class;
+
+use super::*;
+
+fn node(n: u64) -> NodeId {
+    NodeId::numbered(n)
+}
+
+#[test]
+fn a_busy_moment_does_not_move_a_peer_away() {
+    let mut gossip = Announcer::new(0);
+    assert_eq!(gossip.measured(node(1), Millis(0), 40.0), 40.0);
+    gossip.reached(node(1), Path::Loopback);
+    assert_eq!(gossip.rtt_ms(node(1)), Some(LOOPBACK_MS), "the same host");
+    gossip.reached(node(2), Path::Direct);
+    gossip.measured(node(2), Millis(0), 30.0);
+    assert_eq!(gossip.measured(node(2), Millis(5_000), 90.0), 30.0);
+    assert_eq!(gossip.measured(node(2), Millis(RECENT_MS + 1), 90.0), 90.0, "but a longer way is learned");
+    gossip.gone(node(2));
+    assert_eq!(gossip.rtt_ms(node(2)), None);
+}
+
+/// An hour of a swarm at rest, and of one whose load flickers.
+#[test]
+fn flicker_is_damped_and_news_is_not() {
+    let mut gossip = Announcer::new(0);
+    gossip.reached(node(1), Path::Direct);
+    let base = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_room: 1_000, full: false };
+    let mut said = 0;
+    for t in (0..3_600_000).step_by(250) {
+        let now = Millis(t);
+        if t % 5_000 == 0 {
+            gossip.measured(node(1), now, 30.0 + (t % 7_000) as f64 / 1_000.0);
+        }
+        let flicker = f64::from(u32::try_from(t / 250 % 3).unwrap());
+        let figures = Figures { queue_ms: 0.4 * flicker, active: 1 + (t / 250 % 2) as u32, ..base };
+        if gossip.due(now, &figures) {
+            let links = gossip.links();
+            gossip.said = Some(Said { at: now, figures, links });
+            gossip.changed = false;
+            said += 1;
+        }
+    }
+    assert_eq!(said, 3_600_000 / REFRESH_MS, "only because it would be forgotten");
+    let now = Millis(3_600_000);
+    gossip.said = Some(Said { at: now, figures: base, links: gossip.links() });
+    let later = |ms: u64| Millis(now.0 + ms);
+    let busy = Figures { active: 9, queue_ms: 20.0, ..base };
+    assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &busy) && gossip.due(later(LOAD_SPACING_MS), &busy));
+    let full = Figures { kv_room: 100, ..base };
+    assert!(gossip.due(later(LOAD_SPACING_MS), &full));
+    let taken = Figures { full: true, ..base };
+    assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &taken) && gossip.due(later(LOAD_SPACING_MS), &taken));
+    gossip.tell();
+    assert!(!gossip.due(later(SPACING_MS - 1), &base) && gossip.due(later(SPACING_MS), &base));
+}
+
+/// What one of five idle nodes that all know each other costs another: every announcement crosses a connection at most
+/// twice, once each way.
+#[test]
+fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
+    let identity = p2p::Identity::from_seed([7; 32]);
+    let range = LayerRange::new(4, 12).unwrap();
+    let model = scheduler::ModelId::numbered(1);
+    let holding = Holding {
+        model,
+        loaded: vec![range],
+        on_disk: Vec::new(),
+        decode_ms: 1.0,
+        prefill_ms: 0.2,
+        visit_ms: 0.1,
+        queue_ms: 0.0,
+        load_ms: 0.0,
+        active: 0,
+        batch_knee: 4,
+        kv_layer_positions: 1 << 20,
+    };
+    let draft = Draft {
+        claim: Claim {
+            node: identity.node(),
+            operator: own_operator(identity.node()),
+            sequence: 1,
+            region: 0,
+            access_ms: 0.0,
+            up_bytes_per_ms: 1e6,
+            down_bytes_per_ms: 1e6,
+            draining: false,
+            holdings: vec![holding],
+        },
+        class: Class::D1,
+        offers: vec![Offer {
+            model,
+            name: "a-model-with-a-name".into(),
+            num_layers: 28,
+            hidden: 2_048,
+            context: 4_096,
+            file_bytes: 1 << 30,
+        }],
+        links: (1..=4).map(|n| Link { to: node(n), rtt_ms: 1.0 }).collect(),
+        addresses: vec!["/ip4/192.0.2.100/udp/40000/quic-v1".to_owned(); 4],
+        ttl_ms: TTL_MS,
+        agent: "shoal/0.1.0".into(),
+    };
+    let bytes = seal(&draft, &identity).unwrap().len();
+    let bits_per_s = (5 * 2 * bytes * 8) as f64 / (REFRESH_MS as f64 / 1e3);
+    assert!(bits_per_s < 2_000.0, "{bytes} bytes an announcement, {bits_per_s} bit/s");
+}

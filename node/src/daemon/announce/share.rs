@@ -1,0 +1,233 @@
+//! What this node hands out of models: streams answered, models announced.
+//!
+//! A watcher reads the list of models whenever it changes and keeps the shared ones: they are provided to the swarm's
+//! table of holders and named in announcements, as offers without loaded layers. Streams of plane `blob` are answered
+//! from [`HomeShelf`], which looks the list up for every request, so that `shoal model share --off` holds at once.
+//!
+//! Limits: [`MAX_UPLOADS`] streams at a time, [`MAX_UPLOADS_PER_PEER`] of one peer, beyond which a stream is closed and
+//! the puller asks somebody else; [`MAX_ANNOUNCED`] models in announcements, the rest is found by id only. Headers of
+//! shared files are read in this process, by the parser that the engine reads every file with.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use p2p::{
+    Stream,
+    blob::{Pace, serve::Limits},
+    wire::{
+        announce::{MAX_HIDDEN, MAX_NAME, Offer},
+        control::MAX_POSITIONS,
+    },
+};
+use scheduler::{
+    Holding, ModelId, NodeId,
+    capability::{MAX_LAYERS, MAX_MS},
+};
+use serde_json::{Value, json};
+use shard::{gguf::Gguf, models::Blueprint};
+use tokio::{sync::watch, task::spawn_blocking, time::sleep};
+
+use super::Announcing;
+use crate::{
+    content::{self, HomeShelf},
+    daemon::serve::Pulls,
+    library::Entry,
+};
+
+/// Streams of pullers at a time: each has 64 KiB in memory and reads the disk.
+const MAX_UPLOADS: usize = 32;
+/// Streams of one puller; its pulls of different models have one each.
+const MAX_UPLOADS_PER_PEER: usize = 4;
+/// Shared models in an announcement: some 130 bytes each, every few seconds, to everybody.
+const MAX_ANNOUNCED: usize = 8;
+/// How often the list is looked at; the time of its last change, that is.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The uploads under way.
+#[derive(Clone)]
+pub(crate) struct Uploads {
+    shelf: Arc<HomeShelf>,
+    limits: Arc<Limits>,
+    seats: Arc<Mutex<HashMap<NodeId, usize>>>,
+}
+
+/// A puller's seat, free again when it is dropped.
+struct Seat {
+    seats: Arc<Mutex<HashMap<NodeId, usize>>>,
+    node: NodeId,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(taken) = seats.get_mut(&self.node) {
+            *taken -= 1;
+            if *taken == 0 {
+                seats.remove(&self.node);
+            }
+        }
+    }
+}
+
+impl Uploads {
+    /// From the library below `home`, all together at most so fast.
+    pub fn new(home: PathBuf, bytes_per_s: Option<u64>) -> Self {
+        let limits = Limits { pace: Arc::new(Pace::new(bytes_per_s)), ..Limits::default() };
+        Self { shelf: Arc::new(HomeShelf::new(home)), limits: Arc::new(limits), seats: Arc::default() }
+    }
+
+    /// Bytes sent so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.limits.pace.taken_bytes()
+    }
+
+    /// Streams being answered.
+    pub fn running(&self) -> usize {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
+    }
+
+    /// Answers a stream in a task of its own; closes it when there are too many.
+    pub fn answer(&self, from: NodeId, stream: Stream) {
+        let Some(seat) = self.seat(from) else {
+            tracing::debug!(%from, "too many pull from here");
+            return;
+        };
+        let (shelf, limits) = (self.shelf.clone(), self.limits.clone());
+        tokio::spawn(async move {
+            match p2p::blob::serve(stream, shelf, &limits).await {
+                Ok(served) => tracing::debug!(%from, bytes = served.bytes, "a pull ended"),
+                Err(error) => tracing::debug!(%from, %error, "a pull broke"),
+            }
+            drop(seat);
+        });
+    }
+
+    fn seat(&self, node: NodeId) -> Option<Seat> {
+        let mut seats = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = seats.values().sum();
+        let taken = seats.get(&node).copied().unwrap_or(0);
+        if all >= MAX_UPLOADS || taken >= MAX_UPLOADS_PER_PEER {
+            return None;
+        }
+        seats.insert(node, taken + 1);
+        Some(Seat { seats: self.seats.clone(), node })
+    }
+}
+
+/// What is shared, for as long as somebody listens: a new value whenever the list has changed.
+pub(crate) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
+    let (sender, receiver) = watch::channel(Vec::new());
+    tokio::spawn(async move {
+        let mut seen: Option<SystemTime> = None;
+        loop {
+            let list = home.join("models.json");
+            let read = spawn_blocking({
+                let home = home.clone();
+                move || {
+                    let changed = std::fs::metadata(list).and_then(|meta| meta.modified()).ok();
+                    (changed != seen).then(|| (changed, offers(&home)))
+                }
+            });
+            if let Ok(Some((changed, (offers, all)))) = read.await {
+                // A pull that goes on changes a file, not the list: then it is read again.
+                seen = changed.filter(|_| all);
+                sender.send_if_modified(|known| {
+                    let news = *known != offers;
+                    *known = offers;
+                    news
+                });
+            }
+            tokio::select! {
+                () = sleep(LOOK_EVERY) => {}
+                () = sender.closed() => return,
+            }
+        }
+    });
+    receiver
+}
+
+/// The shared models below `home` whose headers are here, and whether all of them are.
+fn offers(home: &Path) -> (Vec<Offer>, bool) {
+    let shared = match content::shared(home) {
+        Ok(shared) => shared,
+        Err(error) => {
+            tracing::warn!(%error, "the list of models cannot be read: nothing is shared");
+            return (Vec::new(), false);
+        }
+    };
+    let all = shared.len();
+    let offers: Vec<Offer> = shared.into_iter().filter_map(|(model, entry)| offer(model, &entry)).collect();
+    let complete = offers.len() == all;
+    (offers, complete)
+}
+
+/// A model as it is announced, if its header is here and says what others would believe.
+fn offer(model: ModelId, entry: &Entry) -> Option<Offer> {
+    let gguf = Gguf::open(&entry.path).ok()?;
+    let blueprint = Blueprint::from_gguf(&gguf).ok()?;
+    let num_layers = u32::try_from(blueprint.layers.len()).ok().filter(|n| (1..=MAX_LAYERS).contains(n))?;
+    let hidden = u32::try_from(blueprint.hidden).ok().filter(|n| (1..=MAX_HIDDEN).contains(n))?;
+    let context = blueprint.context.clamp(1, MAX_POSITIONS as usize) as u32;
+    let name = entry.name.chars().take(MAX_NAME).collect();
+    Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes })
+}
+
+impl Announcing {
+    /// The list has changed: provides what is new on it, takes back what is gone.
+    pub(crate) async fn shared_changed(&mut self) {
+        let offers = self.shared.borrow_and_update().clone();
+        let now: BTreeSet<ModelId> = offers.iter().map(|offer| offer.model).collect();
+        let before = std::mem::replace(&mut self.provided, now.clone());
+        for model in before.difference(&now) {
+            self.node.network.withdraw(*model).await;
+        }
+        for model in now.difference(&before) {
+            if let Err(error) = self.node.network.provide(*model).await {
+                tracing::warn!(%model, %error, "others will not find this node as its holder");
+            }
+        }
+    }
+
+    /// Adds what is shared to what is announced. A model that is served is named already.
+    pub(crate) fn name_shared(&self, holdings: &mut Vec<Holding>, offers: &mut Vec<Offer>) {
+        for offer in self.shared.borrow().iter().take(MAX_ANNOUNCED) {
+            if holdings.iter().any(|holding| holding.model == offer.model) {
+                continue;
+            }
+            holdings.push(Holding {
+                model: offer.model,
+                loaded: Vec::new(),
+                on_disk: Vec::new(),
+                // It computes nothing of it, which is as good as never.
+                decode_ms: MAX_MS,
+                prefill_ms: MAX_MS,
+                visit_ms: MAX_MS,
+                queue_ms: 0.0,
+                load_ms: MAX_MS,
+                active: 0,
+                batch_knee: 1,
+                kv_layer_positions: 0,
+            });
+            offers.push(offer.clone());
+        }
+    }
+
+    /// What is handed out and fetched, for `status`.
+    pub(crate) fn content_json(&self, pulls: &Pulls) -> Value {
+        let shared = self.shared.borrow().iter().map(|offer| {
+            json!({ "name": offer.name, "id": content::hex(offer.model), "bytes": offer.file_bytes })
+        }).collect::<Vec<_>>();
+        json!({
+            "shared": shared,
+            "uploads": self.uploads.running(),
+            "uploaded_bytes": self.uploads.sent_bytes(),
+            "pulls": pulls.running(),
+            "downloaded_bytes": pulls.pace.taken_bytes(),
+            "liars": pulls.liars.count(),
+        })
+    }
+}

@@ -1,0 +1,510 @@
+//! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use p2p::{Identity, Network, codec::Wire};
+use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
+use serde_json::{Value, json};
+use shard::sample::SamplingParams;
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tracing::{Instrument, field::Empty};
+
+use super::{
+    Finished,
+    params::{Trouble, only_here, sampling, token_ids, trusted},
+    report::{done_json, noticed, plan_json, stages},
+    route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
+};
+use crate::{
+    content::hex,
+    control::{Ask, Mode, Verify},
+    daemon::serve::Local,
+    feedback::FeedbackQueue,
+    request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
+    sessions::{Order, SessionTable},
+    worker::{Conduct, Prompt, TextKind, Worker},
+};
+
+/// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
+const EXPECTED_TOKENS: u32 = 128;
+/// A prompt that nobody has room for waits this long.
+const QUEUE: Duration = Duration::from_secs(60);
+/// Pieces of news on their way to the caller; generation waits for a caller that does not read.
+const NEWS: usize = 64;
+
+/// What a prompt needs of the node.
+#[derive(Clone)]
+pub struct PromptTask {
+    pub(super) me: NodeId,
+    pub(super) network: Network,
+    pub(super) identity: Identity,
+    /// The model it is about; the node's first one where nothing else is said.
+    pub(super) local: Local,
+    /// The node's others.
+    pub(super) beside: Vec<Local>,
+    pub(super) approx: BTreeSet<NodeId>,
+    pub(super) table: SessionTable,
+    pub(super) routes: mpsc::Sender<RouteQuestion>,
+    pub(super) conductors: mpsc::Sender<ConductorQuestion>,
+    pub(super) reroutes: mpsc::Sender<Reroute>,
+    pub(super) lost: broadcast::Sender<NodeId>,
+    pub(super) finished: mpsc::Sender<Finished>,
+    pub(super) lessons: FeedbackQueue,
+    /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
+    pub(super) prove: Option<NodeId>,
+}
+
+/// What was said before, elsewhere or before a crash.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Said {
+    /// Tokens emitted.
+    pub(super) ids: Vec<u32>,
+    /// The session's rounding boundaries, when they were fixed then.
+    pub(super) rounding: Option<Vec<u32>>,
+}
+
+/// What became of a prompt that was routed.
+enum Looked {
+    /// It has its answer, or an end that was told.
+    Answered,
+    /// Its nodes turned out to be crowded; nothing was computed, another route may be better.
+    Crowded,
+    /// Everybody refused it for want of room; nothing was computed.
+    Full,
+}
+
+struct Planned {
+    session: SessionId,
+    /// The prompt's, and those emitted elsewhere.
+    ids: Vec<u32>,
+    prompt_tokens: u32,
+    wire: Wire,
+    sampling: SamplingParams,
+    max_tokens: u32,
+    routed: Routed,
+}
+
+impl PromptTask {
+    /// Answers a prompt, line by line, going on after what was said before.
+    pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
+        let task = self.about(&ask.model);
+        let ended = if task.is_own(&ask) && task.local.ready.has_ends() {
+            task.run(ask, said, &lines).await
+        } else {
+            task.elsewhere(ask, said, &lines).await
+        };
+        if let Err(trouble) = ended {
+            let _ = lines.send(trouble.0).await;
+        }
+    }
+
+    /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
+    pub(crate) fn challenge(mut self, node: NodeId, ask: Ask) {
+        self.prove = Some(node);
+        let (lines, mut answer) = mpsc::channel(NEWS);
+        tokio::spawn(self.answer_after(ask, Said::default(), lines));
+        tokio::spawn(async move {
+            while let Some(line) = answer.recv().await {
+                if let Some(why) = line["error"].as_str() {
+                    tracing::info!(%node, why, "no challenge was possible");
+                }
+            }
+        });
+    }
+
+    /// The same, about the model of this node that `asked` means; the first one where it means none.
+    fn about(mut self, asked: &str) -> Self {
+        if !self.local.is_meant(asked)
+            && let Some(meant) = self.beside.iter_mut().find(|local| local.is_meant(asked))
+        {
+            std::mem::swap(&mut self.local, meant);
+        }
+        self
+    }
+
+    /// Whether the prompt is for the model that this is about.
+    fn is_own(&self, ask: &Ask) -> bool {
+        ask.model.is_empty() || self.local.is_meant(&ask.model)
+    }
+
+    /// This node does not hold the model: somebody else must conduct.
+    async fn elsewhere(&self, mut ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+        let (own, ready) = (self.is_own(&ask), &self.local.ready);
+        if own {
+            ask.model.clone_from(&ready.name);
+        }
+        // Our own model's file may go by another name elsewhere.
+        let by_id = own && ready.model != ModelId::default();
+        let model = if by_id { hex(ready.model) } else { ask.model.clone() };
+        if !matches!(ask.mode, Mode::Open | Mode::Trusted) {
+            let why = format!(
+                "this node does not hold \"{}\" and would have to send the text itself to a peer that does: say --mode \
+                 open to let it, or hold the model with `shoal join --also`",
+                ask.model
+            );
+            return Err(Trouble::invalid("mode", why));
+        }
+        if let Some(field) = only_here(&ask) {
+            let why =
+                format!("`{field}` works only with a model this node holds, as \"{}\"", self.local.name);
+            return Err(Trouble::invalid(field, why));
+        }
+        let (answer, answered) = oneshot::channel();
+        let trusted = trusted(&ask)?;
+        let question = ConductorQuestion { model, trusted, answer };
+        self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
+        let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
+        if peers.is_empty() {
+            let why = format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
+            return Err(Trouble::kind("unavailable", why));
+        }
+        let line = self.delegate(&ask, said.ids, peers, lines).await?;
+        let finished = Finished::new(SessionId::new(random()?), ModelId::default(), Some(line.clone()));
+        let _ = self.finished.send(finished).await;
+        let _ = lines.send(line).await;
+        Ok(())
+    }
+
+    /// The model that answers, as an interrupted answer remembers it.
+    pub(super) fn model_of(&self, ask: &Ask) -> String {
+        if ask.model.is_empty() {
+            return format!("{:?}", self.local.ready.model);
+        }
+        let meant = std::iter::once(&self.local).chain(&self.beside).find(|local| local.is_meant(&ask.model));
+        meant.map_or_else(|| ask.model.clone(), |local| format!("{:?}", local.ready.model))
+    }
+
+    /// Says what answering it would take.
+    pub async fn plan(self, ask: Ask, lines: mpsc::Sender<Value>) {
+        let me = self.me;
+        let line = match self.about(&ask.model).prepare(&ask, &[], false).await {
+            Ok(planned) => {
+                let mut line = plan_json(&planned.routed, planned.prompt_tokens);
+                line["me"] = json!(format!("{:?}", me));
+                line["end"] = json!(true);
+                line
+            }
+            Err(trouble) => trouble.0,
+        };
+        let _ = lines.send(line).await;
+    }
+
+    /// Encode, then ask who shall run it.
+    async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
+        let Local { name, ready, .. } = &self.local;
+        if !self.is_own(ask) {
+            return Err(Trouble::from(format!(
+                "this node does not hold \"{}\": start it with `shoal join --also {}`",
+                ask.model, ask.model
+            )));
+        }
+        if !ready.has_ends() {
+            return Err(Trouble::from(format!(
+                "both ends of \"{name}\" are not here, so prompts begin elsewhere and cannot be planned here; `shoal join --ends` fetches them"
+            )));
+        }
+        if ask.mode == Mode::Local && !ready.has_all() {
+            let held: Vec<String> = ready.layers.iter().map(ToString::to_string).collect();
+            let why = format!(
+                "this node computes only layers {} of {} itself, so nothing can be answered in local mode: ask in another, \
+                 or start a node without --ask-only and --layers",
+                held.join(" and "),
+                ready.num_layers
+            );
+            return Err(Trouble::invalid("mode", why));
+        }
+        let wire: Wire =
+            ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
+        let sampling = sampling(&ask.sampling)?;
+        if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= ready.vocab) {
+            let why = format!("token {id} does not exist; ids are below {}", ready.vocab);
+            return Err(Trouble::invalid("logit_bias", why));
+        }
+        let worker = self.local.worker.borrow().clone();
+        let formed = worker.check(&ask.api.format).await;
+        formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
+        let mut ids = self.encode(ask, &worker).await?;
+        let prompt_tokens = ids.len() as u32;
+        ids.extend_from_slice(emitted);
+        if ids.is_empty() {
+            return Err(Trouble::invalid("prompt", "the prompt is empty"));
+        }
+        let room = (ready.context + 1).saturating_sub(ids.len() as u32);
+        if room == 0 {
+            return Err(Trouble::too_long(ids.len(), ready.context));
+        }
+        let max_tokens = ask.max_tokens.saturating_sub(emitted.len() as u32).clamp(1, room);
+        let session = SessionId::new(random()?);
+        let trusted = trusted(ask)?;
+        let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
+            .ok_or_else(|| format!("{} needs a width that is a multiple of 32", wire.name()))?;
+        let shape = Shape {
+            prompt_tokens: ids.len() as u32,
+            output_tokens: EXPECTED_TOKENS.min(max_tokens),
+            prefill_chunk: CHUNK_ROWS,
+            activation_bytes: row as u32,
+        };
+        let (answer, answered) = oneshot::channel();
+        let question = RouteQuestion {
+            session,
+            model: ready.model,
+            shape,
+            mode: ask.mode,
+            ends: Boomerang { head: ask.head.max(1), tail: ask.tail.max(1) },
+            trusted,
+            may_stay_home: ask.may_stay_home,
+            exact: ask.verify == Verify::Strict,
+            shadow: ask.shadow,
+            prove: self.prove,
+            commit,
+            answer,
+        };
+        let stopped = || "the node is stopping".to_owned();
+        self.routes.send(question).await.map_err(|_| stopped())?;
+        let routed = answered.await.map_err(|_| stopped())?;
+        let routed = routed.map_err(|why| match why {
+            NoWay::Full(why) => Trouble::kind("busy", why),
+            NoWay::None(why) => Trouble::kind("unavailable", why),
+        })?;
+        Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
+    }
+
+    async fn encode(&self, ask: &Ask, worker: &Worker) -> Result<Vec<u32>, Trouble> {
+        let (prompt, field) = match &ask.prompt {
+            Value::Object(given) => return token_ids(given, self.local.ready.vocab),
+            // Over HTTP a text is text: names of control tokens in it are not those tokens.
+            Value::String(text) if ask.api.over_http => {
+                let kind = TextKind::Raw { bos: true, special: false };
+                (Prompt { text: text.clone(), kind }, "prompt")
+            }
+            Value::String(text) => (Prompt::raw(text.clone()), "prompt"),
+            messages => {
+                let tools = ask.api.tools.as_ref().map(Value::to_string);
+                let extra = (!ask.api.extra.is_empty()).then(|| json!(ask.api.extra).to_string());
+                (Prompt { text: messages.to_string(), kind: TextKind::Chat { tools, extra } }, "messages")
+            }
+        };
+        worker.encode(prompt).await.map_err(|fault| Trouble::of(fault, field))
+    }
+
+    async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+        let until = Instant::now() + QUEUE;
+        let mut looks = 0;
+        loop {
+            let planned = self.prepare_when_free(&ask, &said.ids, until, lines).await?;
+            match self.look(planned, &ask, &said, looks, lines).await? {
+                // The scheduler takes the last look as it is.
+                Looked::Crowded => looks = (looks + 1).min(LOOKS - 1),
+                Looked::Full if Instant::now() < until => {}
+                Looked::Full => {
+                    let why = "everybody who could compute it has been full for a minute; try again later";
+                    return Err(Trouble::kind("busy", why));
+                }
+                Looked::Answered => return Ok(()),
+            }
+        }
+    }
+
+    /// As [`PromptTask::prepare`]; while everybody is full it waits, until then at most.
+    async fn prepare_when_free(
+        &self,
+        ask: &Ask,
+        emitted: &[u32],
+        until: Instant,
+        lines: &mpsc::Sender<Value>,
+    ) -> Result<Planned, Trouble> {
+        loop {
+            match self.prepare(ask, emitted, true).await {
+                Err(trouble) if trouble.is_busy() && Instant::now() < until && !lines.is_closed() => {}
+                prepared => return prepared,
+            }
+            tokio::select! {
+                () = self.lessons.room() => {}
+                () = lines.closed() => {}
+            }
+        }
+    }
+
+    /// Runs a prompt as it was routed.
+    async fn look(
+        &self,
+        planned: Planned,
+        ask: &Ask,
+        said: &Said,
+        looks: u32,
+        lines: &mpsc::Sender<Value>,
+    ) -> Result<Looked, Trouble> {
+        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
+        let model = self.local.ready.model;
+        let finished = |line| Finished::new(session, model, line);
+        let Some((inlets, doors)) = self.table.enter(session, self.me) else {
+            let _ = self.finished.send(finished(None)).await;
+            let why = "this node runs as many prompts as it takes; try again in a moment";
+            return Err(Trouble::kind("busy", why));
+        };
+        let mut plan_line = plan_json(&routed, prompt_tokens);
+        plan_line["event"] = json!("route");
+        plan_line["model"] = json!(self.local.name);
+        plan_line["me"] = json!(format!("{:?}", self.me));
+        plan_line["verify"] = json!(ask.verify);
+        plan_line["session"] = json!(format!("{session:?}"));
+        plan_line["mode"] = json!(ask.mode.name());
+        plan_line["wire"] = json!(wire.name());
+        let _ = lines.send(plan_line.clone()).await;
+
+        let expected = routed.expected.clone();
+        let (progress, mut news) = mpsc::channel(NEWS);
+        let means = Means {
+            me: self.me,
+            network: self.network.clone(),
+            identity: self.identity.clone(),
+            auditor: self.local.auditor.clone(),
+            worker: self.local.worker.clone(),
+            reroute: self.reroutes.clone(),
+            lessons: self.lessons.clone(),
+            lost: self.lost.subscribe(),
+            progress,
+        };
+        let plan = Plan {
+            session,
+            prompt: ids,
+            max_tokens,
+            rounding: said.rounding.clone(),
+            conduct: Conduct {
+                sampling,
+                seed: ask.seed,
+                stop: ask.stop.clone(),
+                history: Vec::new(),
+                prompt_tokens,
+                format: ask.api.format.clone(),
+                show_special: ask.api.show_special,
+            },
+            wire,
+            hidden: self.local.ready.hidden as usize,
+            model,
+            pipeline: routed.route.pipeline,
+            standbys: routed.standbys,
+            contacts: routed.contacts,
+            rtt_p99_ms: routed.rtt_p99_ms,
+            policy: routed.policy,
+            shape: routed.shape,
+            looks,
+            announced: routed.announced,
+            verify: ask.verify,
+            shadow: ask.shadow,
+            shares: self.local.shares.clone(),
+            approx: self.approx.clone(),
+            layer_bytes: self.local.layer_bytes,
+            witnesses: routed.witnesses,
+        };
+        let orders = inlets.orders.clone();
+        let span = tracing::info_span!(
+            "prompt", %session, mode = ask.mode.name(), wire = wire.name(), prompt_tokens,
+            tokens = Empty, faults = Empty, ttft_ms = Empty
+        );
+        tokio::spawn(request::generate(means, plan, inlets, doors).instrument(span.clone()));
+        let mut text = String::new();
+        let (mut ended, mut told) = (None, false);
+        loop {
+            let piece = tokio::select! {
+                piece = news.recv() => piece,
+                // Whoever asked has gone, maybe while nothing came.
+                () = lines.closed() => break,
+            };
+            let Some(piece) = piece else { break };
+            let line = match piece {
+                Progress::Token { id, text: piece, bytes, logprob, top, .. } => {
+                    text.push_str(&piece);
+                    let mut line = json!({ "event": "token", "id": id, "text": piece });
+                    if let Some(logprob) = logprob {
+                        line["logprob"] = json!(logprob);
+                        line["bytes"] = json!(bytes);
+                        line["top_logprobs"] =
+                            top.iter().map(|top| json!([top.id, top.logprob, top.bytes])).collect();
+                    }
+                    line
+                }
+                Progress::Pace { stage_ms } => json!({ "event": "pace", "stage_ms": stage_ms }),
+                Progress::Moved { failed, why, segments } => json!({ "event": "moved",
+                    "failed": format!("{failed:?}"), "why": noticed(why), "stages": stages(&segments) }),
+                Progress::Crowded => {
+                    self.table.leave(session);
+                    let _ = self.finished.send(finished(None)).await;
+                    return Ok(Looked::Crowded);
+                }
+                Progress::Integrity { position, node } => json!({ "event": "integrity",
+                    "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
+                    "message": "a peer was caught lying after tokens that followed from it were shown; run it again" }),
+                // The command line waits for the word of all checks; a client over HTTP has its answer.
+                Progress::Answered(_) if !ask.api.over_http => continue,
+                Progress::Answered(report) => {
+                    told = true;
+                    // Nobody serves it any more: what goes on behind it burdens this node only.
+                    let _ = self.finished.send(finished(None)).await;
+                    let whole = format!("{text}{}", report.rest);
+                    let mut line = done_json(&report, &plan_line, &whole, prompt_tokens);
+                    line["checking"] = json!(true);
+                    line
+                }
+                Progress::Done(report) => {
+                    text.push_str(&report.rest);
+                    ended = Some(report);
+                    break;
+                }
+            };
+            if lines.send(line).await.is_err() {
+                break;
+            }
+        }
+        if ended.is_none() {
+            let _ = orders.send(Order::Cancel).await;
+            while let Some(piece) = news.recv().await {
+                if let Progress::Done(report) = piece {
+                    text.push_str(&report.rest);
+                    ended = Some(report);
+                    break;
+                }
+            }
+        }
+        self.table.leave(session);
+        let Some(report) = ended else {
+            let _ = self.finished.send(finished(None)).await;
+            return Err(Trouble::kind("internal", "the prompt was dropped; `shoal why` may say more"));
+        };
+        if report.is_crowded_out() && !lines.is_closed() {
+            let _ = self.finished.send(finished(None)).await;
+            return Ok(Looked::Full);
+        }
+        span.record("tokens", report.ids.len()).record("faults", report.faults.len());
+        span.record("ttft_ms", report.ttft_ms);
+        span.in_scope(|| tracing::info!("answered"));
+        let line = done_json(&report, &plan_line, &text, prompt_tokens);
+        let measured = expected.measured(&report);
+        let Report { outcomes, receipts, proofs, .. } = *report;
+        let over = Finished {
+            session,
+            model,
+            line: self.prove.is_none().then(|| line.clone()),
+            measured,
+            outcomes,
+            receipts,
+            proofs,
+        };
+        let _ = self.finished.send(over).await;
+        let mut line = line;
+        if told {
+            line["event"] = json!("checked");
+        }
+        let _ = lines.send(line).await;
+        Ok(Looked::Answered)
+    }
+}
+
+fn random() -> Result<[u8; 16], String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|e| format!("no randomness from the system: {e}"))?;
+    Ok(bytes)
+}

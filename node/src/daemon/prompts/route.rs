@@ -1,0 +1,419 @@
+//! Answers "who runs what" from the view: what the scheduler decides, with where to find everybody.
+//!
+//! A first route and a later one (somebody failed) ask the same: the view with what leases taught since, this node's own
+//! running prompts as load, then the pipeline, who stands by and where they are.
+//!
+//! Who says that it is full is passed by while others have room, and asked when nobody has: the word is seconds old, and
+//! a lease that is refused costs less than an answer that is not given. A session that is cut anew keeps its seats: where
+//! it runs already, being full does not count.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use p2p::wire::{announce::Offer, control::Contact};
+use scheduler::{
+    Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
+    cost::{self, explain},
+    route::{Comparison, NoRoute, Route, compare, route},
+    session::Standbys,
+    standby,
+};
+use tokio::sync::oneshot;
+
+use super::estimate::Expected;
+use crate::{
+    control::{Mode, Shadow},
+    daemon::{announce::Announcer, serve::Models, view::Viewing},
+    request::{MAX_WITNESSES, Reroute, Witness},
+};
+
+/// Added to measured round trips before a silence counts: timers, schedulers, Wi-Fi.
+const JITTER_MS: f64 = 20.0;
+
+/// Who shall run this?
+pub struct RouteQuestion {
+    /// The prompt's name; also picks among near-equal routes.
+    pub session: SessionId,
+    /// Of which model, one of this node's.
+    pub model: ModelId,
+    /// How much work it is.
+    pub shape: Shape,
+    /// Who may compute.
+    pub mode: Mode,
+    /// First and last layers that stay home.
+    pub ends: Boomerang,
+    /// In trusted mode, who.
+    pub trusted: BTreeSet<NodeId>,
+    /// Whether doing it alone is an answer when it is faster.
+    pub may_stay_home: bool,
+    /// Whether only nodes whose results can be compared bit by bit may compute.
+    pub exact: bool,
+    /// What those do who stand by.
+    pub shadow: Shadow,
+    /// A node that has to serve although it owes a proof: this is its challenge.
+    pub prove: Option<NodeId>,
+    /// Whether it will be run: counts as load until it is finished.
+    pub commit: bool,
+    /// Where the answer goes.
+    pub answer: oneshot::Sender<Result<Routed, NoWay>>,
+}
+
+/// Why nobody runs it, as a sentence.
+pub enum NoWay {
+    /// Everybody who could refused a moment ago for want of room: it may be asked again.
+    Full(String),
+    /// Nobody could.
+    None(String),
+}
+
+impl From<String> for NoWay {
+    fn from(why: String) -> Self {
+        Self::None(why)
+    }
+}
+
+/// Who could conduct a prompt of this model?
+pub struct ConductorQuestion {
+    /// By name.
+    pub model: String,
+    /// Only these, unless empty.
+    pub trusted: BTreeSet<NodeId>,
+    /// The nearest first, and which model that is there.
+    pub answer: oneshot::Sender<Vec<(NodeId, ModelId)>>,
+}
+
+/// Who runs it.
+pub struct Routed {
+    /// The pipeline and its predicted cost.
+    pub route: Route,
+    /// All three ways it could be done.
+    pub comparison: Comparison,
+    /// What a step of the pipeline should take, part by part.
+    pub expected: Expected,
+    /// What a step should take the three ways, ms: as asked, with the ends abroad, alone.
+    pub steps_ms: [Option<f64>; 3],
+    /// Who stands by.
+    pub standbys: Standbys,
+    /// Where they are.
+    pub contacts: Vec<Contact>,
+    /// Sessions that the nodes of the pipeline announced.
+    pub announced: BTreeMap<NodeId, u32>,
+    /// The network's share of the slowest ordinary step, ms.
+    pub rtt_p99_ms: f64,
+    /// What the requester insists on, for another route later.
+    pub policy: RoutePolicy,
+    /// How much work it is.
+    pub shape: Shape,
+    /// Who could be asked where two disagree.
+    pub witnesses: Vec<Witness>,
+}
+
+/// A session's own number: picks among near-equal routes.
+fn seed(session: SessionId) -> u64 {
+    session.as_bytes().iter().take(8).rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte))
+}
+
+/// Answers questions of prompts: what the owners know, borrowed for one answer.
+pub(crate) struct Router<'a> {
+    pub(crate) me: NodeId,
+    pub(crate) now: Millis,
+    pub(crate) view: &'a mut Viewing,
+    pub(crate) models: &'a Models,
+    /// Measured distances.
+    pub(crate) gossip: &'a Announcer,
+    /// Prompts that run and the peers they run on.
+    pub(crate) in_flight: &'a mut BTreeMap<SessionId, Vec<NodeId>>,
+    /// Nodes that were proven wrong: no prompt goes through them.
+    pub(crate) denied: BTreeSet<NodeId>,
+}
+
+impl Router<'_> {
+    /// Answers who shall run a prompt.
+    pub(crate) fn answer(&mut self, question: RouteQuestion) {
+        let found = self.find(&question);
+        if let Ok(routed) = &found
+            && question.commit
+        {
+            let nodes = routed.route.pipeline.segments().iter().map(|segment| segment.node);
+            self.in_flight.insert(question.session, nodes.filter(|node| *node != self.me).collect());
+        }
+        let _ = question.answer.send(found);
+    }
+
+    /// Answers who could conduct a prompt.
+    pub(crate) fn answer_conductors(&self, question: ConductorQuestion) {
+        let ConductorQuestion { model, trusted, answer } = question;
+        let trusted = |node: &NodeId| trusted.is_empty() || trusted.contains(node);
+        let mut nodes: Vec<(f64, NodeId, ModelId)> = self
+            .view
+            .facts
+            .iter()
+            .filter(|(node, _)| trusted(node))
+            .filter_map(|(node, facts)| {
+                let offer = facts.offers.iter().find(|offer| self.computes(*node, offer, &model))?;
+                Some((self.gossip.rtt_ms(*node).unwrap_or(f64::MAX), *node, offer.model))
+            })
+            .collect();
+        nodes.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let _ = answer.send(nodes.into_iter().map(|(_, node, model)| (node, model)).collect());
+    }
+
+    /// Whether `node` computes layers of what it offers, and that is called `model`, by name or id in hex.
+    fn computes(&self, node: NodeId, offer: &Offer, model: &str) -> bool {
+        let holds = |capability: &scheduler::Capability| {
+            capability.holding(offer.model).is_some_and(|holding| !holding.loaded.is_empty())
+        };
+        (offer.name == model || crate::content::hex(offer.model) == model)
+            && self.view.view.get(node).is_some_and(holds)
+    }
+
+    /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
+    /// tokens are here.
+    pub(crate) fn reroute(&mut self, question: Reroute) {
+        let Reroute { model, mut policy, shape, deny, shadow, answer, session } = question;
+        // Who was barred when it began stays so, and who was since.
+        let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
+        policy.deny = barred.filter(|node| *node != self.me).collect();
+        let request = self.request(model, session, shape, policy);
+        let found = self.snapshot(model).ok().and_then(|mut snapshot| {
+            let seats = self.in_flight.get(&session);
+            snapshot.assume_room(|host| seats.is_some_and(|nodes| nodes.contains(&host.id)));
+            let roomy = route(&snapshot, &request);
+            let pipeline = roomy.or_else(|_| route(ask_the_full(&mut snapshot), &request)).ok()?.pipeline;
+            let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline, shadow);
+            if let Some(nodes) = self.in_flight.get_mut(&session) {
+                nodes.clear();
+                let me = self.me;
+                nodes.extend(pipeline.segments().iter().map(|s| s.node).filter(|node| *node != me));
+            }
+            Some((pipeline, standbys, contacts))
+        });
+        let _ = answer.send(found);
+    }
+
+    fn find(&mut self, question: &RouteQuestion) -> Result<Routed, NoWay> {
+        let mut policy = RoutePolicy { boomerang: Some(question.ends), ..RoutePolicy::default() };
+        match question.mode {
+            Mode::Local => policy.allow = Some(BTreeSet::new()),
+            Mode::Trusted => policy.allow = Some(question.trusted.clone()),
+            Mode::Boomerang | Mode::Open => {}
+        }
+        policy.deny.extend(self.denied.iter().copied());
+        if question.exact {
+            policy.deny.extend(self.view.approx());
+        }
+        if let Some(node) = question.prove {
+            policy.deny.remove(&node);
+        }
+        let model = question.model;
+        let request = self.request(model, question.session, question.shape, policy.clone());
+        let mut snapshot = self.snapshot(model)?;
+        // Whoever could compute in the place of one who owes a proof may check it, not replace it.
+        let narrowed = question.prove.and_then(|node| {
+            let first = &self.models.first;
+            self.view.indispensable(node, first.id, first.ready.num_layers, self.now)
+        });
+        let mut narrowed =
+            narrowed.and_then(|view| view.snapshot(model, snapshot.num_layers(), self.me).ok());
+        let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
+        if comparison.asked.is_err() {
+            for known in narrowed.iter_mut().chain([&mut snapshot]) {
+                ask_the_full(known);
+            }
+            comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
+        }
+        let home = question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
+        let chosen = if home { &comparison.local } else { &comparison.asked };
+        let route = chosen.clone().map_err(|why| {
+            // Those who refused lately are left out of the request, not of the policy.
+            let room = Request { policy: policy.clone(), ..request.clone() };
+            if self::route(&snapshot, &room).is_ok() {
+                let why = "everybody who could compute it is full; try again in a moment";
+                return NoWay::Full(why.to_owned());
+            }
+            NoWay::None(format!(
+                "no route in {} mode: {why}; `shoal peers` shows who holds what, `--mode local` runs it here",
+                question.mode.name()
+            ))
+        })?;
+        // Somebody to fall back on must not be left out because it is slower.
+        let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline, question.shadow);
+        let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
+        let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
+        Ok(Routed {
+            announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
+            expected: self.expected(model, &snapshot, &request, &route.pipeline),
+            steps_ms: [&comparison.asked, &comparison.plain, &comparison.local]
+                .map(|way| self.step_ms(model, &snapshot, &request, way)),
+            route,
+            comparison,
+            standbys,
+            contacts,
+            rtt_p99_ms: JITTER_MS + network_ms,
+            witnesses: self.witnesses(&snapshot, &policy),
+            policy,
+            shape: request.shape,
+        })
+    }
+
+    /// Holders whose word counts in a dispute, the most trusted first.
+    fn witnesses(&self, snapshot: &Snapshot, policy: &RoutePolicy) -> Vec<Witness> {
+        let admitted = |node: NodeId| {
+            node != self.me
+                && !policy.deny.contains(&node)
+                && policy.allow.as_ref().is_none_or(|allowed| allowed.contains(&node))
+        };
+        let mut hosts: Vec<_> = snapshot.hosts().iter().filter(|host| admitted(host.id)).collect();
+        hosts.sort_by(|a, b| b.trust.total_cmp(&a.trust).then(a.id.cmp(&b.id)));
+        let witness = |host: &scheduler::snapshot::Host| Witness {
+            contact: self.view.contact(host.id),
+            operator: host.operator,
+            holds: host.loaded.clone(),
+        };
+        hosts.into_iter().take(MAX_WITNESSES).map(witness).collect()
+    }
+
+    /// The question to the router, with the load that no announcement shows yet.
+    fn request(&self, model: ModelId, session: SessionId, shape: Shape, policy: RoutePolicy) -> Request {
+        let mut in_flight = BTreeMap::new();
+        let others = self.in_flight.iter().filter(|(other, _)| **other != session);
+        others.flat_map(|(_, nodes)| nodes).for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
+        let in_flight = in_flight.into_iter().collect();
+        let mut request = Request { requester: Some(self.me), shape, policy, in_flight, seed: seed(session) };
+        self.view.feedback.amend(&mut request, |node| self.view.announced_sessions(node, model));
+        request.policy.deny.remove(&self.me);
+        request
+    }
+
+    /// What is believed now, with what leases taught.
+    fn snapshot(&mut self, model: ModelId) -> Result<Snapshot, String> {
+        self.view.take_feedback(self.now);
+        let num_layers = self.models.get(model).map_or(0, |held| held.ready.num_layers);
+        self.view.view.snapshot(model, num_layers, self.me).map_err(|e| e.to_string())
+    }
+
+    /// Who stands by for a pipeline, and where everybody is.
+    fn backing(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request,
+        pipeline: &Pipeline,
+        shadow: Shadow,
+    ) -> (Standbys, Vec<Contact>) {
+        let shadows = pipeline.segments().iter().enumerate().map(|(index, segment)| {
+            let followed = segment.node != self.me && shadow != Shadow::None;
+            followed.then(|| standby::shadow(snapshot, request, pipeline, index)).flatten()
+        });
+        let standbys = Standbys {
+            shadows: shadows.collect(),
+            lazy: shadow == Shadow::Lazy,
+            covers: standby::covers(snapshot, request, pipeline),
+        };
+        let contacts = self.contacts(pipeline, &standbys);
+        (standbys, contacts)
+    }
+
+    fn contacts(&self, pipeline: &Pipeline, standbys: &Standbys) -> Vec<Contact> {
+        let mut nodes: BTreeSet<NodeId> = pipeline.segments().iter().map(|segment| segment.node).collect();
+        nodes.extend(standbys.shadows.iter().flatten());
+        nodes.extend(
+            standbys.covers.iter().flat_map(|cover| cover.segments.iter().map(|segment| segment.node)),
+        );
+        nodes.into_iter().filter(|node| *node != self.me).map(|node| self.view.contact(node)).collect()
+    }
+
+    /// What a step of `pipeline` should take, part by part.
+    fn expected(
+        &self,
+        model: ModelId,
+        snapshot: &Snapshot,
+        request: &Request,
+        pipeline: &Pipeline,
+    ) -> Expected {
+        let held = self.models.get(model).unwrap_or(&self.models.first);
+        let home_ms = held.home_ms();
+        let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
+        let mut prompt = request.clone();
+        prompt.shape.output_tokens = 1;
+        let prefill_ms = cost::price(snapshot, &prompt, pipeline).map_or(0.0, |cost| cost.total_ms());
+        // A worker opens a session as it takes a job: the visit, before anything was measured.
+        let opening_ms = held.at_opening.value().unwrap_or(held.ready.visit_ms);
+        let back_ms =
+            |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
+        let prefill_factor = held.at_prefill.value().unwrap_or(1.0);
+        Expected { opening_ms, prefill_ms, prefill_factor, ..Expected::new(&legs, back_ms, home_ms) }
+    }
+
+    fn step_ms(
+        &self,
+        model: ModelId,
+        snapshot: &Snapshot,
+        request: &Request,
+        way: &Result<Route, NoRoute>,
+    ) -> Option<f64> {
+        let pipeline = &way.as_ref().ok()?.pipeline;
+        let mut request = one_step(request);
+        // Other ways than the one asked for obey other rules.
+        (request.policy.boomerang, request.policy.allow) = (None, None);
+        let cost = cost::price(snapshot, &request, pipeline).ok()?;
+        Some(cost.total_ms() + self.models.get(model)?.home_ms())
+    }
+}
+
+/// Takes everybody who says to be full to have room.
+fn ask_the_full(snapshot: &mut Snapshot) -> &Snapshot {
+    snapshot.assume_room(|host| host.kv_layer_positions == Some(0));
+    snapshot
+}
+
+/// The same request for one decoded token.
+fn one_step(request: &Request) -> Request {
+    let shape = Shape { prompt_tokens: 0, output_tokens: 1, ..request.shape };
+    Request { shape, ..request.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{
+        LayerRange, LayerSet, ModelId,
+        snapshot::{Host, Links},
+    };
+
+    /// Node 1 asks; 2 and 3 hold the layers between its ends, 2 faster.
+    fn snapshot(rooms: [u64; 2]) -> Snapshot {
+        let set = |ranges: &[(u32, u32)]| -> LayerSet {
+            ranges.iter().filter_map(|(start, end)| LayerRange::new(*start, *end)).collect()
+        };
+        let mut hosts = vec![
+            Host::new(NodeId::numbered(1), set(&[(0, 1), (3, 4)]), 1.0),
+            Host::new(NodeId::numbered(2), set(&[(1, 3)]), 1.0),
+            Host::new(NodeId::numbered(3), set(&[(1, 3)]), 9.0),
+        ];
+        hosts.iter_mut().skip(1).zip(rooms).for_each(|(host, room)| host.kv_layer_positions = Some(room));
+        Snapshot::new(ModelId::default(), 4, None, hosts, &Links::Matrix(vec![1.0; 9])).unwrap()
+    }
+
+    fn middle(snapshot: &Snapshot) -> Option<NodeId> {
+        let mut request = Request::new(NodeId::numbered(1), Shape::ONE_TOKEN);
+        request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
+        route(snapshot, &request).ok().map(|found| found.pipeline.segments()[1].node)
+    }
+
+    #[test]
+    fn who_is_full_is_asked_last() {
+        let (fast, slow) = (NodeId::numbered(2), NodeId::numbered(3));
+        assert_eq!(middle(&snapshot([1_000, 1_000])), Some(fast));
+        assert_eq!(middle(&snapshot([0, 1_000])), Some(slow), "passed by while others have room");
+        let mut full = snapshot([0, 0]);
+        assert_eq!(middle(&full), None);
+        assert_eq!(middle(ask_the_full(&mut full)), Some(fast), "the word may be old");
+        let mut seated = snapshot([0, 1_000]);
+        seated.assume_room(|host| host.id == fast);
+        assert_eq!(middle(&seated), Some(fast), "it runs there already");
+        let mut small = snapshot([1, 1]);
+        let long = Shape { prompt_tokens: 500, ..Shape::ONE_TOKEN };
+        let mut request = Request::new(NodeId::numbered(1), long);
+        request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
+        assert!(route(ask_the_full(&mut small), &request).is_err(), "too little room is not full");
+    }
+}

@@ -1,0 +1,331 @@
+//! Which layers this node should hold from now on.
+//!
+//! A node that may choose (`Serve::Scarcest`) looks every [`TICK_MS`] whether the swarm would answer faster if it held other
+//! layers. The measure is what the scarcest layer of the model can give, tokens per second, since no prompt is answered
+//! faster than that: a node that decodes a layer in d ms and holds n gives each of them 1000 / (d n). A layer nobody
+//! holds gives nothing.
+//!
+//! Moving is [`Keeper`]'s decision: never for a little, never before it was advised a few times, one mover at a time, never
+//! when a layer would be left without a holder; first withdrawn, then, when everything said before counts no more
+//! ([`TTL_MS`], and as much again for what was late), moved. While a layer is bare nobody is served at all, so haste risks
+//! only what is lost already: the keeper's clock then runs [`HURRY`] times faster.
+//!
+//! To move is to start a second worker with the new layers, and to let the first one go when the new one is ready and
+//! no session needs the old one, at the latest after [`PATIENCE_MS`]. Loading takes a while, so it is looked once more then:
+//! a layer that somebody else held when it was decided, and nobody holds any more, keeps this node where it is. A worker
+//! that cannot load leaves everything as it was too.
+//!
+//! Limits: the ends (first and last layer) are everybody's own and not placed; memory holds both workers for a moment; who
+//! else may move is not announced, so the lottery counts every node that could leave its layers without baring one.
+
+use scheduler::{
+    LayerRange, LayerSet, Millis, NodeId,
+    place::{Advice, Keeper, Move, scarcest},
+};
+use tokio::sync::mpsc;
+
+use super::{Serving, initial_placement::with_ends};
+use crate::{
+    daemon::view::{TTL_MS, Viewing},
+    worker::{self, Output, Ready, Worker},
+};
+
+/// How often it is looked.
+const TICK_MS: u64 = 2_000;
+/// How much faster the keeper's clock runs while a layer is bare: then it settles in 15 s. Slower and everybody waits; much
+/// faster and an announcement under way is not waited for.
+const HURRY: u64 = 12;
+/// How long sessions may keep the old worker, ms. Longer and a layer stays bare for one chat; shorter and a prompt of a
+/// minute is moved while it runs.
+const PATIENCE_MS: u64 = 20_000;
+
+/// A worker with other layers.
+pub(crate) struct Moved {
+    pub layers: LayerRange,
+    /// The worker, what it holds, what it will say; or why there is none.
+    pub worker: Result<(Worker, Ready, mpsc::Receiver<Output>), String>,
+}
+
+/// What this node does about its layers.
+pub(crate) struct Placing {
+    /// Layers it may hold; `None` when the user said which.
+    cap: Option<u32>,
+    keeper: Keeper,
+    looked: Millis,
+    /// The keeper's clock.
+    clock: Millis,
+    ticks: u64,
+    withdrawn: Option<LayerRange>,
+    loading: bool,
+    /// Ready, and since when it waits for sessions to end.
+    waiting: Option<(Moved, Millis)>,
+}
+
+impl Placing {
+    /// A node that may hold `cap` layers of its choice.
+    pub fn new(cap: Option<u32>) -> Self {
+        Self {
+            cap,
+            keeper: Keeper::lasting(u64::from(TTL_MS)),
+            looked: Millis(0),
+            clock: Millis(0),
+            ticks: 0,
+            withdrawn: None,
+            loading: false,
+            waiting: None,
+        }
+    }
+
+    /// What of the layers served is announced: all, or what will be kept.
+    pub fn offered(&self, served: &[LayerRange]) -> Vec<LayerRange> {
+        match self.withdrawn {
+            None => served.to_vec(),
+            Some(kept) => served.iter().filter_map(|range| range.intersect(kept)).collect(),
+        }
+    }
+}
+
+/// What another node holds and how fast it is.
+struct Other {
+    node: NodeId,
+    held: LayerSet,
+    layer_ms: f64,
+}
+
+/// What the scarcest of the layers between the ends can give, tokens per second.
+fn scarcest_tps<'a>(num_layers: u32, holders: impl Iterator<Item = (&'a LayerSet, f64)> + Clone) -> f64 {
+    let gives = |layer: u32| -> f64 {
+        let holds = holders.clone().filter(|(held, _)| held.contains(layer));
+        holds.map(|(held, layer_ms)| 1e3 / (layer_ms * f64::from(held.len()))).sum()
+    };
+    (1..num_layers.saturating_sub(1)).map(gives).fold(f64::INFINITY, f64::min)
+}
+
+/// Holders of each layer.
+fn holders(num_layers: u32, others: &[Other]) -> Vec<u32> {
+    (0..num_layers).map(|layer| others.iter().filter(|o| o.held.contains(layer)).count() as u32).collect()
+}
+
+/// Where a node should go, and what the scarcest layer gives now and then.
+fn advise(
+    num_layers: u32,
+    cap: u32,
+    own: &LayerSet,
+    own_ms: f64,
+    others: &[Other],
+) -> (Option<LayerRange>, f64, f64) {
+    let sets: Vec<LayerSet> = others.iter().map(|other| other.held.clone()).collect();
+    // Layers are placed between the ends, which everybody keeps for himself.
+    let between = |set: &LayerSet| -> LayerSet {
+        let shift = |range: &LayerRange| {
+            LayerRange::new(range.start().max(1) - 1, range.end().min(num_layers - 1) - 1)
+        };
+        set.ranges().iter().filter_map(shift).collect()
+    };
+    let inner: Vec<LayerSet> = sets.iter().map(between).collect();
+    let found =
+        scarcest(num_layers - 2, &inner, cap).and_then(|w| LayerRange::new(w.start() + 1, w.end() + 1));
+    let rest = || others.iter().map(|other| (&other.held, other.layer_ms));
+    let present = scarcest_tps(num_layers, rest().chain([(own, own_ms)]));
+    let target = found.map(LayerSet::from).unwrap_or_default();
+    let advised = scarcest_tps(num_layers, rest().chain([(&target, own_ms)]));
+    (found, present, advised)
+}
+
+/// Whether a layer of `own` that is not in `target` has no other holder.
+fn leaves_bare(own: &LayerSet, target: LayerRange, holders: &[u32]) -> bool {
+    let layers = own.ranges().iter().flat_map(|range| range.start()..range.end());
+    layers
+        .filter(|layer| !target.contains(*layer))
+        .any(|layer| holders.get(layer as usize).is_none_or(|held| *held == 0))
+}
+
+impl Serving {
+    /// What is served of the layers between the ends: nobody needs the ends from somebody else.
+    fn between_ends(&self) -> LayerSet {
+        let between = LayerRange::new(1, self.models.first.ready.num_layers.saturating_sub(1));
+        self.models.first.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
+    }
+
+    /// Looks whether other layers would serve the swarm better; returns whether others should hear of a change.
+    pub(crate) fn place(&mut self, view: &Viewing) -> bool {
+        let now = self.node.now();
+        let switched = self.switch_when_quiet(now, view);
+        let num_layers = self.models.first.ready.num_layers;
+        let since = now.since(self.placing.looked);
+        let Some(cap) = self.placing.cap.filter(|cap| *cap > 0 && num_layers > 2) else {
+            return switched;
+        };
+        let busy = self.placing.loading || self.placing.waiting.is_some();
+        if since < TICK_MS || self.gate.is_draining() || busy {
+            return switched;
+        }
+        let others = self.others(view);
+        let own = self.between_ends();
+        let own_ms = self.models.first.ready.decode_ms;
+        let (advised, present_tps, advised_tps) = advise(num_layers, cap, &own, own_ms, &others);
+        let holders = holders(num_layers, &others);
+        let movers = self.movers(&own, &others, &holders);
+        let placing = &mut self.placing;
+        placing.looked = now;
+        placing.ticks += 1;
+        placing.clock = Millis(placing.clock.0 + since * if present_tps == 0.0 { HURRY } else { 1 });
+        let choice = Move {
+            node: self.node.me,
+            held: &own,
+            advised,
+            present_tps,
+            advised_tps,
+            others: &holders,
+            movers: &movers,
+            tick: placing.ticks,
+        };
+        let advice = placing.keeper.tick(placing.clock, &choice);
+        let withdrawn = match advice {
+            Advice::Stay => None,
+            Advice::Withdraw(layers) | Advice::Hold(layers) => Some(layers),
+        };
+        let reconsidered = placing.withdrawn != withdrawn;
+        if reconsidered {
+            tracing::info!(?advice, present_tps, advised_tps, "layers reconsidered");
+            placing.withdrawn = withdrawn;
+        }
+        if let Advice::Hold(layers) = advice {
+            self.load(layers);
+        }
+        switched || reconsidered
+    }
+
+    fn others(&self, view: &Viewing) -> Vec<Other> {
+        let of = |node: &NodeId| {
+            let capability = view.view.get(*node)?;
+            let holding =
+                capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
+            Some(Other { node: *node, held: holding.loaded_set(), layer_ms: holding.decode_ms })
+        };
+        view.facts.keys().filter_map(of).collect()
+    }
+
+    /// Nodes that could leave all they hold without baring a layer, and this one.
+    fn movers(&self, own: &LayerSet, others: &[Other], holders: &[u32]) -> Vec<NodeId> {
+        let count =
+            |layer: u32| holders.get(layer as usize).copied().unwrap_or(0) + u32::from(own.contains(layer));
+        let spare = |other: &&Other| {
+            let mut layers = other.held.ranges().iter().flat_map(|range| range.start()..range.end());
+            layers.all(|layer| count(layer) > 1)
+        };
+        let mut movers: Vec<NodeId> = others.iter().filter(spare).map(|other| other.node).collect();
+        movers.push(self.node.me);
+        movers
+    }
+
+    fn load(&mut self, layers: LayerRange) {
+        self.placing.loading = true;
+        let moved = self.moves.clone();
+        let num_layers = self.models.first.ready.num_layers;
+        let spec =
+            worker::Spec { layers: with_ends(&[layers], num_layers), ..self.models.first.spec.clone() };
+        tokio::spawn(async move {
+            let worker = worker::spawn_rehearsed(spec).await.map_err(|fault| fault.to_string());
+            let _ = moved.send(Moved { layers, worker }).await;
+        });
+    }
+
+    /// A worker with other layers is ready, or is not; returns whether others should hear of a change.
+    pub(crate) fn moved(&mut self, moved: Moved) -> bool {
+        self.placing.loading = false;
+        match &moved.worker {
+            Ok(_) => {
+                self.placing.waiting = Some((moved, self.node.now()));
+                false
+            }
+            Err(why) => {
+                tracing::warn!(layers = %moved.layers, why, "other layers cannot be loaded; these stay");
+                self.placing.withdrawn = None;
+                true
+            }
+        }
+    }
+
+    /// Returns whether others should hear of a change.
+    fn switch_when_quiet(&mut self, now: Millis, view: &Viewing) -> bool {
+        let quiet = self.table.is_empty();
+        let due = |since: &Millis| quiet || now.since(*since) >= PATIENCE_MS;
+        if !self.placing.waiting.as_ref().is_some_and(|(_, since)| due(since)) {
+            return false;
+        }
+        let Some((Moved { layers, worker: Ok((worker, ready, outputs)) }, _)) = self.placing.waiting.take()
+        else {
+            return false;
+        };
+        let holders = holders(self.models.first.ready.num_layers, &self.others(view));
+        if leaves_bare(&self.between_ends(), layers, &holders) {
+            tracing::info!(%layers, "nobody else holds what this node would leave any more: it stays");
+            worker.kill();
+            self.placing.withdrawn = None;
+            return true;
+        }
+        tracing::info!(%layers, "other layers are served from now on");
+        self.models.listen_to(outputs, worker.pid());
+        let old = self.models.first.worker.borrow().clone();
+        self.models.first.spec.layers = ready.layers.clone();
+        self.models.first.loaded = ready.layers.clone();
+        self.models.first.served = vec![layers];
+        self.models.first.ready = ready;
+        self.models.first.replace(worker);
+        old.kill();
+        self.placing.withdrawn = None;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(start: u32, end: u32) -> LayerSet {
+        LayerRange::new(start, end).unwrap().into()
+    }
+
+    fn other(node: u64, start: u32, end: u32) -> Other {
+        Other { node: NodeId::numbered(node), held: set(start, end), layer_ms: 1.0 }
+    }
+
+    #[test]
+    fn a_bare_layer_is_worth_moving_for_and_the_ends_are_not_placed() {
+        let others = [other(1, 1, 4), other(2, 4, 6)];
+        // Layer 6 of 0..8 is held by nobody; this node doubles 1..4.
+        let (to, present, advised) = advise(8, 3, &set(1, 4), 1.0, &others);
+        assert_eq!((to, present), (LayerRange::new(4, 7), 0.0));
+        assert!(advised > 0.0);
+        assert_eq!(holders(8, &others), [0, 1, 1, 1, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn where_all_are_held_alike_nothing_is_gained() {
+        let others = [other(1, 1, 4), other(2, 4, 7), other(3, 4, 7)];
+        let (_, present, advised) = advise(8, 3, &set(1, 4), 1.0, &others);
+        assert!(advised <= present, "{present} {advised}");
+    }
+
+    #[test]
+    fn who_became_the_last_holder_while_it_loaded_stays() {
+        let (own, target) = (set(1, 4), LayerRange::new(3, 6).unwrap());
+        let both = [other(1, 1, 4)];
+        assert!(!leaves_bare(&own, target, &holders(8, &both)));
+        assert!(leaves_bare(&own, target, &holders(8, &[other(1, 2, 4)])), "layer 1 is its own alone");
+        assert!(leaves_bare(&own, target, &holders(8, &[])));
+        assert!(!leaves_bare(&set(3, 5), target, &holders(8, &[])), "nothing is left");
+    }
+
+    #[test]
+    fn what_is_withdrawn_is_not_offered() {
+        let mut placing = Placing::new(Some(3));
+        let served = [LayerRange::new(1, 4).unwrap()];
+        assert_eq!(placing.offered(&served), served);
+        placing.withdrawn = LayerRange::new(3, 6);
+        assert_eq!(placing.offered(&served), [LayerRange::new(3, 4).unwrap()]);
+        placing.withdrawn = LayerRange::new(5, 7);
+        assert!(placing.offered(&served).is_empty());
+    }
+}

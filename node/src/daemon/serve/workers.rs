@@ -1,0 +1,346 @@
+//! The models this node has workers for: how they are loaded, heard, and restarted when they die.
+//!
+//! The first is the one the node was started with; those beside it (`--also`) come while it runs. Each has a worker of its
+//! own, and so threads of its own: the system divides the cores among those that have work. What all share is the memory
+//! for caches ([`worker::Room`]), the memory for weights ([`Weights`]) and the door for sessions of others (`admit.rs`).
+//!
+//! Limits: [`MOST_BESIDE`] models beside the first; a worker stays until the node ends, however idle its model; only the
+//! first model's layers are moved (`place.rs`) and only its holders are challenged (`trust/probation.rs`).
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use api::inference::ModelInfo;
+use scheduler::{
+    LayerRange, ModelId, NodeId,
+    latency::{Ema, SPEED_TAU_MS},
+};
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+
+use super::initial_placement::with_ends;
+use crate::{
+    Error, Result,
+    audit::Auditor,
+    inference::local,
+    sessions::SessionTable,
+    worker::{self, Ready, Worker},
+};
+
+/// A worker that lived this long did not die of its start.
+const GROWN_UP: Duration = Duration::from_secs(60);
+/// Pause before the third worker in a row that died young; doubles from there.
+const RESTART_MS: u64 = 250;
+/// Where the doubling ends: 64 s.
+const MOST_YOUNG_DEATHS: u32 = 10;
+
+/// Models beside the first: an announcement names all of them, and each has a process.
+pub const MOST_BESIDE: usize = 8;
+
+/// A model this node has a worker for, or will have.
+pub(crate) struct Held {
+    pub(crate) id: ModelId,
+    /// As the API names it, and what its file says.
+    pub(crate) about: ModelInfo,
+    pub(crate) auditor: Option<Auditor>,
+    /// What a step takes at home besides layers, ms.
+    pub(crate) at_home: Ema,
+    /// What opening a session takes besides the way to the farthest node and back, ms.
+    pub(crate) at_opening: Ema,
+    /// What prompts take, in parts of what nodes' figures say.
+    pub(crate) at_prefill: Ema,
+    /// Where it is on its way, while it is.
+    pub(crate) fetching: Option<Value>,
+    pub(crate) worker: watch::Sender<Worker>,
+    pub(crate) spec: worker::Spec,
+    born: Instant,
+    /// Workers in a row that died young.
+    young_deaths: u32,
+    pub(crate) ready: Ready,
+    pub(crate) loaded: Vec<LayerRange>,
+    pub(crate) served: Vec<LayerRange>,
+    pub(crate) file_bytes: u64,
+}
+
+impl Held {
+    /// Nothing yet of the model with this id, where that is known, and name.
+    pub(crate) fn absent(id: Option<ModelId>, name: &str, about: ModelInfo, spec: worker::Spec) -> Self {
+        let id = id.unwrap_or_default();
+        Self {
+            id,
+            about,
+            auditor: None,
+            at_home: Ema::new(SPEED_TAU_MS),
+            at_opening: Ema::new(SPEED_TAU_MS),
+            at_prefill: Ema::new(SPEED_TAU_MS),
+            fetching: None,
+            worker: watch::Sender::new(Worker::absent()),
+            born: Instant::now(),
+            young_deaths: 0,
+            loaded: Vec::new(),
+            served: Vec::new(),
+            file_bytes: 0,
+            ready: Ready::absent(id, name.to_owned(), spec.context),
+            spec,
+        }
+    }
+
+    /// What the machine's disk has of it, or the binary.
+    pub(crate) async fn load(
+        spec: worker::Spec,
+        serve: Vec<LayerRange>,
+        num_layers: u32,
+        file_bytes: u64,
+        about: ModelInfo,
+    ) -> Result<(Self, mpsc::Receiver<worker::Output>)> {
+        let layers = with_ends(&serve, num_layers);
+        let mut spec = worker::Spec { layers, ..spec };
+        let (worker, ready, outputs) =
+            worker::spawn_rehearsed(spec.clone()).await.map_err(|e| Error::Failed(e.to_string()))?;
+        // Another worker on this machine computes the same bits.
+        spec.class = Some(ready.class);
+        let held = Self {
+            id: ready.model,
+            about,
+            auditor: Auditor::new(&spec, ready.model, ready.class),
+            at_home: Ema::new(SPEED_TAU_MS),
+            at_opening: Ema::new(SPEED_TAU_MS),
+            at_prefill: Ema::new(SPEED_TAU_MS),
+            fetching: None,
+            worker: watch::Sender::new(worker),
+            born: Instant::now(),
+            young_deaths: 0,
+            loaded: ready.layers.clone(),
+            served: serve,
+            file_bytes,
+            ready,
+            spec,
+        };
+        Ok((held, outputs))
+    }
+
+    /// Layers of the model in memory.
+    pub(crate) fn num_loaded(&self) -> u32 {
+        self.loaded.iter().map(|range| range.len()).sum()
+    }
+
+    /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
+    pub(crate) fn home_ms(&self) -> f64 {
+        self.at_home.value().unwrap_or(self.ready.head_ms)
+    }
+
+    /// The model as a prompt needs it; `shares` is what nodes contributed to it.
+    pub(crate) fn local(&self, shares: BTreeMap<NodeId, f64>) -> Local {
+        Local {
+            name: self.about.name.clone(),
+            auditor: self.auditor.clone(),
+            shares,
+            layer_bytes: self.file_bytes / u64::from(self.ready.num_layers.max(1)),
+            worker: self.worker.subscribe(),
+            ready: self.ready.clone(),
+        }
+    }
+
+    /// Another worker of the same model has started.
+    pub(crate) fn replace(&mut self, worker: Worker) {
+        self.born = Instant::now();
+        self.worker.send_replace(worker);
+    }
+}
+
+/// A model that this node has a worker for, as a prompt needs it.
+#[derive(Clone)]
+pub(crate) struct Local {
+    /// As people call it.
+    pub(crate) name: String,
+    pub(crate) auditor: Option<Auditor>,
+    pub(crate) shares: BTreeMap<NodeId, f64>,
+    pub(crate) layer_bytes: u64,
+    pub(crate) worker: watch::Receiver<Worker>,
+    pub(crate) ready: Ready,
+}
+
+impl Local {
+    /// Whether `asked` means this model.
+    pub(crate) fn is_meant(&self, asked: &str) -> bool {
+        is_called(asked, &self.name, &self.ready.name, self.ready.model)
+    }
+}
+
+/// Carries the worker's outputs to their sessions, until it dies.
+async fn pump(
+    mut outputs: mpsc::Receiver<worker::Output>,
+    pid: u32,
+    table: SessionTable,
+    deaths: mpsc::Sender<u32>,
+) {
+    while let Some(output) = outputs.recv().await {
+        table.deliver(output).await;
+    }
+    let _ = deaths.send(pid).await;
+}
+
+/// Memory for the weights of all models of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Weights {
+    most_bytes: Option<u64>,
+    /// By place among the models.
+    taken: Arc<Mutex<BTreeMap<usize, u64>>>,
+}
+
+impl Weights {
+    /// So much in all; `None` for no bound.
+    pub(crate) fn new(most_bytes: Option<u64>) -> Self {
+        Self { most_bytes, taken: Arc::default() }
+    }
+
+    /// What is left for the model at `place`, bytes; `None` for no bound.
+    pub(crate) fn left_bytes(&self, place: usize) -> Option<u64> {
+        self.left(&self.taken.lock().unwrap_or_else(PoisonError::into_inner), place)
+    }
+
+    fn left(&self, taken: &BTreeMap<usize, u64>, place: usize) -> Option<u64> {
+        let others: u64 = taken.iter().filter(|(other, _)| **other != place).map(|(_, bytes)| *bytes).sum();
+        self.most_bytes.map(|most| most.saturating_sub(others))
+    }
+
+    /// The model at `place` takes this much, whatever it took before; what is left for it, bytes, when that is less. The
+    /// first model always takes it.
+    pub(crate) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = self.left(&taken, place).unwrap_or(u64::MAX);
+        if place > 0 && bytes > left {
+            taken.remove(&place);
+            return Err(left);
+        }
+        taken.insert(place, bytes);
+        Ok(())
+    }
+}
+
+/// All models of this node.
+pub(crate) struct Models {
+    /// The one it was started with.
+    pub(crate) first: Held,
+    /// Those beside it.
+    pub(crate) beside: Vec<Held>,
+    table: SessionTable,
+    /// Workers that died, by process number.
+    deaths: mpsc::Sender<u32>,
+    /// Workers that were started in their place, by place among the models.
+    restarts: mpsc::Sender<(usize, Worker)>,
+}
+
+impl Models {
+    /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`.
+    pub(crate) fn new(
+        first: Held,
+        beside: Vec<Held>,
+        table: SessionTable,
+        deaths: mpsc::Sender<u32>,
+        restarts: mpsc::Sender<(usize, Worker)>,
+    ) -> Self {
+        Self { first, beside, table, deaths, restarts }
+    }
+
+    /// All models, the first one first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Held> {
+        std::iter::once(&self.first).chain(&self.beside)
+    }
+
+    /// The model with this id.
+    pub(crate) fn get(&self, id: ModelId) -> Option<&Held> {
+        self.all().find(|held| held.id == id)
+    }
+
+    /// The model with this id.
+    pub(crate) fn get_mut(&mut self, id: ModelId) -> Option<&mut Held> {
+        std::iter::once(&mut self.first).chain(&mut self.beside).find(|held| held.id == id)
+    }
+
+    /// The model at a place: 0 is the first.
+    pub(crate) fn place_mut(&mut self, place: usize) -> Option<&mut Held> {
+        match place.checked_sub(1) {
+            None => Some(&mut self.first),
+            Some(beside) => self.beside.get_mut(beside),
+        }
+    }
+
+    /// The first model that is in memory; the first of all when none is.
+    pub(crate) fn leading(&self) -> &Held {
+        self.all().find(|held| !held.loaded.is_empty()).unwrap_or(&self.first)
+    }
+
+    /// A worker died: its sessions heard of it from their jobs, and another worker starts. A worker that keeps dying is
+    /// started ever more rarely.
+    pub(crate) fn restart_worker(&mut self, pid: u32) {
+        let Some(place) = self.all().position(|held| held.worker.borrow().pid() == pid) else { return };
+        let (deaths, restarts, table) = (self.deaths.clone(), self.restarts.clone(), self.table.clone());
+        let Some(held) = self.place_mut(place) else { return };
+        let young = held.born.elapsed() < GROWN_UP;
+        held.young_deaths = if young { (held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
+        let pause = Duration::from_millis(match held.young_deaths {
+            0 | 1 => 0,
+            n => RESTART_MS << (n - 2),
+        });
+        tracing::warn!(model = held.about.name, ?pause, "the worker died; starting another");
+        let spec = held.spec.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(pause).await;
+            match worker::spawn(spec).await {
+                Ok((worker, _, outputs)) => {
+                    tokio::spawn(pump(outputs, worker.pid(), table, deaths));
+                    let _ = restarts.send((place, worker)).await;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "no worker");
+                    let _ = deaths.send(pid).await;
+                }
+            }
+        });
+    }
+
+    /// Carries the outputs of another worker to their sessions.
+    pub(crate) fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
+        tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()));
+    }
+}
+
+/// Whether `asked` means the model that people call `name`, whose file calls itself `title`.
+pub(crate) fn is_called(asked: &str, name: &str, title: &str, id: ModelId) -> bool {
+    asked == name
+        || asked == title
+        || local::model_name(asked) == name
+        || crate::content::parse_id(asked) == Some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_bounded_together_and_taken_anew() {
+        let weights = Weights::new(Some(100));
+        assert_eq!(weights.take(0, 60), Ok(()));
+        assert_eq!((weights.left_bytes(0), weights.left_bytes(1)), (Some(100), Some(40)));
+        assert_eq!(weights.clone().take(1, 30), Ok(()));
+        assert_eq!(weights.take(1, 10), Ok(()), "an attempt that is repeated takes its place again");
+        assert_eq!((weights.left_bytes(2), weights.take(2, 31)), (Some(30), Err(30)));
+        assert_eq!(weights.take(0, 200), Ok(()), "what the node was started with is loaded in any case");
+        assert_eq!(weights.left_bytes(1), Some(0), "never less than nothing");
+        assert_eq!(Weights::new(None).left_bytes(0), None);
+    }
+
+    #[test]
+    fn a_model_goes_by_name_file_and_id() {
+        let id = ModelId::numbered(7);
+        for asked in ["tiny", "tiny.gguf", "/models/tiny.gguf", "Tiny Model 1B", &crate::content::hex(id)] {
+            assert!(is_called(asked, "tiny", "Tiny Model 1B", id), "{asked}");
+        }
+        assert!(!is_called("tin", "tiny", "Tiny Model 1B", id));
+        assert!(!is_called(&crate::content::hex(ModelId::numbered(8)), "tiny", "Tiny Model 1B", id));
+    }
+}

@@ -1,0 +1,153 @@
+//! What `status`, `peers`, `invite` and `why` print, as JSON; the commands turn it into text.
+
+mod api_view;
+mod reach;
+
+use serde_json::{Value, json};
+
+use super::{Daemon, serve::Held};
+
+impl Daemon {
+    pub(super) async fn status(&mut self) -> Value {
+        let now = self.node.now();
+        let figures = self.serving.figures(now);
+        let addresses = self.node.network.addresses().await;
+        let models: Vec<Value> = self.serving.models.all().map(|held| self.model_json(held)).collect();
+        let model = models.first().cloned().unwrap_or_default();
+        let fetching: Vec<&Value> =
+            self.serving.models.all().filter_map(|held| held.fetching.as_ref()).collect();
+        json!({
+            "node": format!("{:?}", self.node.me),
+            "reached": reach::reach(self.announcing.reachability, &addresses),
+            "addresses": addresses,
+            "peers": self.node.network.peers().await.len(),
+            "refused_versions": self.refused_versions().await,
+            "known_nodes": self.view.view.len().saturating_sub(1),
+            "model": model,
+            "models": models,
+            "sessions": { "serving": self.serving.strangers(), "served": self.serving.totals.sessions },
+            "load": {
+                "active": figures.active,
+                "batch_knee": figures.knee,
+                "queue_ms": figures.queue_ms,
+                "visit_ms": figures.visit_ms,
+                "kv_layer_positions": figures.kv_room,
+            },
+            "announcements": {
+                "said": self.announcing.gossip.said_count,
+                "said_bytes": self.announcing.gossip.said_bytes,
+                "heard": self.announcing.gossip.heard_count,
+            },
+            "prompts": self.prompts.in_flight.len(),
+            "served_positions": self.serving.totals.rows,
+            "bytes_in": self.serving.totals.bytes_in,
+            "bytes_out": self.serving.totals.bytes_out,
+            "paused": self.serving.gate.paused,
+            "fetching": fetching.first(),
+            "fetches": fetching,
+            "line": self.announcing.line_json(),
+            "content": self.announcing.content_json(&self.serving.pulls),
+            "caps": self.caps_json(),
+            "kv_bytes": self.serving.models.first.spec.kv_bytes,
+            "pid": std::process::id(),
+            "worker_pid": self.serving.models.first.worker.borrow().pid(),
+            "draining": self.serving.gate.is_draining(),
+            "reachability": format!("{:?}", self.announcing.reachability).to_lowercase(),
+            "uptime_s": self.node.started.elapsed().as_secs_f64(),
+            "end": true,
+        })
+    }
+
+    /// Nodes of this swarm that speak another version of the protocols, with a sentence for each.
+    async fn refused_versions(&self) -> Vec<Value> {
+        let ours = p2p::VERSION;
+        let say = |peer: p2p::RefusedPeer| {
+            let older = if peer.version < ours { "that node" } else { "this node" };
+            let why = format!(
+                "it speaks version {} of the protocols and this node speaks version {ours}: update {older}",
+                peer.version
+            );
+            json!({ "node": format!("{:?}", peer.node), "version": peer.version, "why": why })
+        };
+        self.node.network.refused().await.into_iter().map(say).collect()
+    }
+
+    /// A model of this node.
+    fn model_json(&self, held: &Held) -> Value {
+        let ready = &held.ready;
+        let ranges = |ranges: &[scheduler::LayerRange]| -> Vec<String> {
+            ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
+        };
+        json!({
+            "name": if held.loaded.is_empty() { &held.about.name } else { &ready.name },
+            "called": held.about.name,
+            "id": (held.id != scheduler::ModelId::default()).then(|| format!("{:?}", held.id)),
+            "num_layers": ready.num_layers,
+            "loaded": ranges(&held.loaded),
+            "serving": ranges(&held.served),
+            "offered": ranges(&self.serving.offered(held)),
+            "resident_bytes": ready.resident_bytes,
+            "sandboxed": ready.sandboxed,
+            "decode_ms_per_layer": ready.decode_ms,
+            "prefill_ms_per_layer": ready.prefill_ms,
+            "visit_ms": ready.visit_ms,
+            "read_bytes_per_s": ready.read_bytes_per_s(),
+            "load_ms": ready.load_ms,
+            "worker_pid": held.worker.borrow().pid(),
+            "fetching": held.fetching,
+        })
+    }
+
+    pub(super) async fn peers(&mut self) -> Value {
+        let connected = self.node.network.peers().await;
+        let known = self.view.facts.iter().map(|(node, facts)| {
+            let link = connected.iter().find(|peer| peer.node == *node);
+            let load = self.view.view.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
+                json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
+                    "kv_layer_positions": holding.kv_layer_positions })
+            });
+            let holdings = self.view.view.get(*node).map_or_else(Vec::new, |capability| {
+                let layers = |holding: &scheduler::Holding| -> Vec<String> {
+                    holding.loaded.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
+                };
+                capability.claim().holdings.iter().map(|holding| (holding.model, layers(holding))).collect()
+            });
+            let offers: Vec<Value> = facts
+                .offers
+                .iter()
+                .map(|offer| {
+                    let layers =
+                        holdings.iter().find(|(model, _)| *model == offer.model).map(|(_, layers)| layers);
+                    json!({ "name": offer.name, "id": format!("{:?}", offer.model),
+                        "num_layers": offer.num_layers, "layers": layers })
+                })
+                .collect();
+            json!({
+                "node": format!("{node:?}"),
+                "agent": facts.agent,
+                "trust": self.trusting.standing(*node, self.serving.models.all().map(|held| held.id)),
+                "class": format!("{:?}", facts.class).to_lowercase(),
+                "connected": link.is_some(),
+                "path": link.map(|peer| peer.path.to_string()),
+                "rtt_ms": self.announcing.gossip.rtt_ms(*node),
+                "addresses": facts.addresses,
+                "load": load,
+                "models": offers,
+            })
+        });
+        json!({ "peers": known.collect::<Vec<_>>(), "end": true })
+    }
+
+    /// What the node may take, for `status`.
+    pub(super) fn caps_json(&self) -> Value {
+        let caps = &self.caps;
+        json!({
+            "sessions": caps.sessions,
+            "kv_bytes": self.serving.models.first.spec.kv_bytes,
+            "disk_bytes": caps.disk_bytes,
+            "weights_bytes": caps.weights_bytes,
+            "upload_bytes_per_s": caps.upload_bytes_per_s,
+            "download_bytes_per_s": caps.download_bytes_per_s,
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! What is remembered of other nodes: whether they were right, and what was signed for.
+
+mod probation;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use p2p::wire::receipt::Receipt;
+use scheduler::{
+    Millis, ModelId, NodeId,
+    trust::{Figures, Outcome, Record, Standing},
+};
+use serde_json::{Value, json};
+
+pub(super) use self::probation::ask as challenge;
+use self::probation::{Challenges, is_proof};
+use crate::{clock, receipts::Receipts, trust::Trust};
+
+/// Proofs kept, the oldest goes first; one has at most 8 MiB.
+const MAX_PROOFS: usize = 32;
+
+/// What this node holds of others: verdicts, receipts, and who has to prove itself again.
+pub(super) struct Trusting {
+    /// The folder of proofs against liars.
+    proofs: PathBuf,
+    trust: Trust,
+    receipts: Receipts,
+    challenges: Challenges,
+}
+
+impl Trusting {
+    /// What was remembered below `home` by the node `me`.
+    pub(super) fn open(home: &Path, me: NodeId) -> Self {
+        Self {
+            proofs: home.join("proofs"),
+            trust: Trust::open(home),
+            receipts: Receipts::open(home, me, clock::receipt_s()),
+            challenges: Challenges::default(),
+        }
+    }
+
+    /// How a requester stands here, by the work that was signed for.
+    pub(super) fn tier(&self, from: NodeId) -> usize {
+        self.receipts.tier(from) as usize
+    }
+
+    /// What the nodes that have computed `model` contributed to it, see [`Trust::shares`].
+    pub(super) fn shares(&self, model: ModelId) -> BTreeMap<NodeId, f64> {
+        self.trust.shares(model)
+    }
+
+    /// What is remembered of `node` in prompts to `model`.
+    pub(super) fn figures(&self, node: NodeId, model: ModelId) -> Option<Figures> {
+        self.trust.figures(node, model)
+    }
+
+    /// The node to challenge now, of those that owe a proof and that `able` says can be challenged.
+    pub(super) fn next_challenge(&mut self, able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+        let owing = self.trust.owing(Millis(clock::unix_ms()));
+        let able: Vec<NodeId> = owing.into_iter().filter(|node| able(*node)).collect();
+        self.challenges.next(Instant::now(), able.into_iter())
+    }
+
+    /// Nodes that were proven wrong: no prompt goes through them.
+    pub(super) fn denied(&self) -> BTreeSet<NodeId> {
+        self.trust.denied(Millis(clock::unix_ms()))
+    }
+
+    /// A requester signed for our work.
+    pub(super) fn keep_receipt(&mut self, from: NodeId, receipt: &[u8; Receipt::LEN]) {
+        let entry = self.receipts.enter(receipt, clock::receipt_s());
+        tracing::debug!(%from, ?entry, "a receipt came");
+    }
+
+    /// Remembers how the nodes did in a prompt; returns how far each is trusted from now on.
+    pub(super) fn learn(
+        &mut self,
+        model: ModelId,
+        outcomes: Vec<(NodeId, Outcome)>,
+        receipts: &[[u8; Receipt::LEN]],
+        proofs: &[Vec<u8>],
+    ) -> Vec<(NodeId, f64)> {
+        for receipt in receipts {
+            self.receipts.enter(receipt, clock::receipt_s());
+        }
+        for proof in proofs {
+            if let Err(error) = keep_proof(&self.proofs, proof) {
+                tracing::warn!(%error, "a proof could not be kept");
+            }
+        }
+        if outcomes.is_empty() {
+            return Vec::new();
+        }
+        let now = Millis(clock::unix_ms());
+        let mut scores = Vec::with_capacity(outcomes.len());
+        for (node, outcome) in outcomes {
+            if matches!(outcome, Outcome::Mismatch | Outcome::Equivocated) {
+                tracing::warn!(%node, "proven wrong: no prompt goes through it for a while");
+            }
+            self.trust.note(now, node, model, outcome);
+            // A node that owes a proof is asked nothing but challenges.
+            if let Outcome::Verified { tokens } = outcome
+                && is_proof(tokens)
+            {
+                self.trust.proved(now, node);
+            }
+            scores.push((node, self.trust.score(node, model)));
+        }
+        if let Err(error) = self.trust.save() {
+            tracing::warn!(%error, "what was learned of others could not be written");
+        }
+        scores
+    }
+
+    /// Receipts and balances.
+    pub(super) fn list_receipts(&self) -> Value {
+        let mut list = self.receipts.list();
+        list["end"] = json!(true);
+        list
+    }
+
+    /// What is known of a node by prompts to `models`, for `peers`.
+    pub(super) fn standing(&self, node: NodeId, models: impl Iterator<Item = ModelId>) -> Value {
+        let tier = format!("{:?}", self.receipts.tier(node)).to_lowercase();
+        // What it did for any of the models here.
+        let figures = models.filter_map(|model| self.trust.figures(node, model));
+        let figures = figures.reduce(|a, b| if b.requests > a.requests { b } else { a }).unwrap_or_default();
+        let standing = match Record::from(figures).standing(Millis(clock::unix_ms())) {
+            Standing::Good => "good",
+            Standing::Quarantined { .. } => "quarantined",
+            Standing::MustProve => "must_prove",
+            Standing::Banned { .. } => "banned",
+        };
+        json!({
+            "requests": figures.requests,
+            "verified": figures.requests_ok,
+            "failures": figures.failures,
+            "strikes": figures.strikes,
+            "must_prove": figures.must_prove,
+            "barred": self.denied().contains(&node),
+            "standing": standing,
+            "tier": tier,
+        })
+    }
+}
+
+fn keep_proof(folder: &Path, proof: &[u8]) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    // A proof holds what the prompt can be read from.
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+    let mut kept: Vec<_> = fs::read_dir(folder)?
+        .filter_map(Result::ok)
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    kept.sort();
+    for (_, path) in kept.iter().take((kept.len() + 1).saturating_sub(MAX_PROOFS)) {
+        fs::remove_file(path)?;
+    }
+    let name = blake3::hash(proof).to_hex();
+    fs::write(folder.join(format!("{}.proof", &name[..16])), proof)
+}
