@@ -1,6 +1,9 @@
 //! The kill matrix: real processes, every kind of death, at any moment of a prompt; the answer must be the one that
 //! an undisturbed run gives.
 //!
+//! Every other prompt drafts: the asking node remembers the answers that it gave before and proposes their tokens, some of them
+//! wrong (`SHOAL_DRAFT`). The tokens must be the same.
+//!
 //! `SHOAL_FAULTS` sets the number of faults, `SHOAL_SEED` the first seed; each fault prints the seed that repeats it.
 
 use std::{
@@ -69,7 +72,7 @@ impl Swarm {
         let folder = TempDir::new().unwrap();
         let log = fs::File::create(folder.path().join("log")).unwrap();
         let asks = Node::start_as(&folder.path().join("home"), &["--ask-only"], |command| {
-            command.env("SHOAL_LOG", "info,node::request=debug").stderr(log);
+            command.env("SHOAL_LOG", "info,node::request=debug").env("SHOAL_DRAFT", "5:1").stderr(log);
         });
         let mut swarm = Self { layers, folder, asks, serves: Vec::new(), leaves: RefCell::default() };
         swarm.serves = (0..layers.len()).map(|index| swarm.node(index)).collect();
@@ -204,8 +207,14 @@ fn the_answer_survives_every_kind_of_death() {
         let halves = [half(0), half(1)];
         halves.map(|half| half.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
+    let (proposed, right) = stalls.iter().fold((0, 0), |sum, (_, it)| (sum.0 + it.0, sum.1 + it.1));
+    println!("{proposed} tokens drafted, {right} of them right");
+    assert!(
+        faults < 20 || (0 < right && right < proposed),
+        "{right} of {proposed} drafted tokens were right"
+    );
     println!("{faults} faults: 0 tokens lost, 0 doubled, 0 different, 0 hangs");
-    for (standby, stalls) in ["followed", "other cuts"].into_iter().zip(stalls) {
+    for (standby, (stalls, _)) in ["followed", "other cuts"].into_iter().zip(stalls) {
         for ((shadow, kind), mut stalls) in stalls {
             stalls.sort_by(f64::total_cmp);
             let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share).round() as usize];
@@ -219,13 +228,18 @@ fn the_answer_survives_every_kind_of_death() {
     }
 }
 
-/// Strikes a swarm of this layout once for each seed; the stalls by kind of death, ms.
-fn strike_all(
-    layers: &'static [&'static str],
-    seeds: Range<u64>,
-    expected: &[Value],
-) -> BTreeMap<(&'static str, Kind), Vec<f64>> {
+/// The stalls by kind of death, ms, and tokens drafted and those of them that were right.
+type Struck = (BTreeMap<(&'static str, Kind), Vec<f64>>, (u64, u64));
+
+/// Strikes a swarm of this layout once for each seed.
+fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &[Value]) -> Struck {
     let mut swarm = Swarm::start(layers);
+    let mut drafts = (0, 0);
+    // What was answered once can be drafted.
+    for (ask, expected) in asks().iter().zip(expected) {
+        let line = run(&swarm, ask, "none", &mut |_, _| {});
+        assert_eq!(line["ids"], *expected, "{line}");
+    }
     let mut stalls: BTreeMap<(&str, Kind), Vec<f64>> = BTreeMap::new();
     for seed in seeds {
         let mut chance = Rng::new(seed);
@@ -265,6 +279,8 @@ fn strike_all(
         });
         assert_eq!(line["ids"], expected[which], "seed {seed}: tokens lost, doubled or changed; {line}");
         assert_eq!(line["differing_answers"], 0, "seed {seed}: {line}");
+        let drafted = |what: &str| line["drafts"][what].as_u64().unwrap();
+        drafts = (drafts.0 + drafted("proposed"), drafts.1 + drafted("right"));
         let stalls_of = |list: &str| line[list].as_array().unwrap().clone();
         let told: Vec<Value> = stalls_of("faults").into_iter().chain(stalls_of("hedged")).collect();
         let worst = told.iter().filter_map(|stall| stall["stall_ms"].as_f64()).fold(0.0, f64::max);
@@ -276,5 +292,5 @@ fn strike_all(
         }
         swarm.restore(victim.expect("every phase of a prompt comes"));
     }
-    stalls
+    (stalls, drafts)
 }
