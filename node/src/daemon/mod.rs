@@ -84,7 +84,8 @@ use self::{
 use crate::{
     Error, Result, clock,
     content::peers,
-    control::{self, Call, Question},
+    control::{self, Call, Line, Question},
+    events::PromptReport,
     feedback::FeedbackQueue,
     receipts::Receipts,
     request::Reroute,
@@ -115,7 +116,7 @@ pub struct Finished {
     session: SessionId,
     model: ModelId,
     /// What there is to say about it.
-    line: Option<Value>,
+    report: Option<PromptReport>,
     /// What it taught.
     measured: Measured,
     /// What to remember of whom.
@@ -128,9 +129,9 @@ pub struct Finished {
 
 impl Finished {
     /// Nothing to remember.
-    fn new(session: SessionId, model: ModelId, line: Option<Value>) -> Self {
+    fn new(session: SessionId, model: ModelId, report: Option<PromptReport>) -> Self {
         let (measured, outcomes, receipts, proofs) = Default::default();
-        Self { session, model, line, measured, outcomes, receipts, proofs }
+        Self { session, model, report, measured, outcomes, receipts, proofs }
     }
 }
 
@@ -172,12 +173,12 @@ struct Daemon {
     placing: Placing,
     lessons: FeedbackQueue,
     challenges: Challenges,
-    history: VecDeque<Value>,
+    history: VecDeque<PromptReport>,
     totals: Totals,
     draining: watch::Sender<bool>,
     paused: bool,
     reachability: Reachability,
-    leaving: Option<(Instant, mpsc::Sender<Value>)>,
+    leaving: Option<(Instant, mpsc::Sender<Line>)>,
     notices: mpsc::Sender<Notice>,
     lost: broadcast::Sender<NodeId>,
     books: mpsc::Sender<Served>,
@@ -431,7 +432,7 @@ impl Daemon {
         self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
     }
 
-    fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {
+    fn leave(&mut self, caller: Option<mpsc::Sender<Line>>) {
         self.draining.send_replace(true);
         self.gossip.drain();
         let nobody = mpsc::channel(1).0;
@@ -440,7 +441,7 @@ impl Daemon {
 
     async fn stop(&mut self) {
         if let Some((_, caller)) = self.leaving.take() {
-            let _ = caller.try_send(json!({ "left": true, "end": true }));
+            let _ = caller.try_send(json!({ "left": true, "end": true }).into());
         }
         self.models().for_each(|held| held.worker.borrow().kill());
         self.network.shutdown().await;
@@ -509,23 +510,23 @@ impl Daemon {
                 tokio::spawn(async move { task.resume(&home, session, lines).await });
                 return;
             }
-            Question::Cancel { session } => self.cancel(&session),
+            Question::Cancel { session } => self.cancel(&session).into(),
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
                 return;
             }
             Question::Pull(ask) => return self.pulls.answer(*ask, lines),
             Question::Leave => return self.leave(Some(lines)),
-            Question::Status => self.status().await,
-            Question::Peers => self.peers().await,
-            Question::View => self.page().await,
-            Question::Receipts => self.list_receipts(),
-            Question::Invite => self.invite_code().await,
-            Question::Why { session } => self.why(session.as_deref()),
+            Question::Status => self.status().await.into(),
+            Question::Peers => self.peers().await.into(),
+            Question::View => self.page().await.into(),
+            Question::Receipts => self.list_receipts().into(),
+            Question::Invite => self.invite_code().await.into(),
+            Question::Why { session } => self.why(session.as_deref()).into(),
             Question::Pause { paused } => {
                 self.paused = paused;
                 self.gossip.tell();
-                json!({ "paused": paused, "end": true })
+                json!({ "paused": paused, "end": true }).into()
             }
         };
         let _ = lines.try_send(line);
@@ -572,10 +573,10 @@ impl Daemon {
             over.measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
         }
         self.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
-        let Some(line) = over.line else { return };
+        let Some(report) = over.report else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(line);
+        self.history.push_back(report);
     }
 }

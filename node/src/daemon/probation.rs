@@ -20,7 +20,8 @@ use tokio::sync::mpsc;
 use super::{Daemon, prompt::Said};
 use crate::{
     clock,
-    control::{Ask, ForApi, Mode, Shadow, Verify},
+    control::{Mode, Shadow, Verify},
+    events::{ForApi, PromptEvent, PromptInput, PromptRequest, Sampling},
 };
 
 /// Least time between two challenges.
@@ -121,16 +122,16 @@ impl Daemon {
         tracing::info!(%node, "its quarantine is over: a challenge");
         let mut task = self.prompt_task();
         task.prove = Some(node);
-        let ask = Ask {
+        let ask = PromptRequest {
             model: String::new(),
-            prompt: question(chance),
+            prompt: PromptInput::Messages(question(chance)),
             mode: Mode::Boomerang,
             may_stay_home: false,
             wire: "q8".to_owned(),
             trusted: Vec::new(),
             head: 1,
             tail: 1,
-            sampling: json!({ "temperature": 0.0 }),
+            sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
             seed: 0,
             max_tokens: TOKENS,
             stop: Vec::new(),
@@ -141,9 +142,9 @@ impl Daemon {
         let (lines, mut answer) = mpsc::channel(LINES);
         tokio::spawn(task.answer_after(ask, Said::default(), lines));
         tokio::spawn(async move {
-            while let Some(line) = answer.recv().await {
-                if let Some(why) = line["error"].as_str() {
-                    tracing::info!(%node, why, "no challenge was possible");
+            while let Some(event) = answer.recv().await {
+                if let PromptEvent::Failed(why) = event {
+                    tracing::info!(%node, why = why.error, "no challenge was possible");
                 }
             }
         });

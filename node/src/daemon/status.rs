@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Daemon, workers::Held};
+use crate::events::{PromptEvent, PromptReport, Refusal};
 
 impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
@@ -143,19 +144,15 @@ impl Daemon {
         json!({ "code": invite.code(), "addresses": addresses, "end": true })
     }
 
-    pub(super) fn why(&self, session: Option<&str>) -> Value {
-        let wanted = |line: &&Value| {
-            session.is_none_or(|prefix| line["session"].as_str().is_some_and(|name| name.starts_with(prefix)))
+    pub(super) fn why(&self, session: Option<&str>) -> PromptEvent {
+        let wanted = |report: &&PromptReport| {
+            session.is_none_or(|prefix| report.session.as_ref().is_some_and(|name| name.starts_with(prefix)))
         };
         match self.history.iter().rev().find(wanted) {
-            Some(line) => {
-                let mut line = line.clone();
-                line["end"] = json!(true);
-                line
-            }
-            None => {
-                json!({ "error": "no such prompt is remembered; `shoal run` one first (the last 64 are kept)" })
-            }
+            Some(report) => PromptEvent::Done(Box::new(report.clone())),
+            None => PromptEvent::Failed(Refusal::new(
+                "no such prompt is remembered; `shoal run` one first (the last 64 are kept)",
+            )),
         }
     }
 }
