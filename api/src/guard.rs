@@ -221,7 +221,7 @@ pub(crate) async fn session(
     let used = || {
         ApiError::new(
             Kind::Unauthorized,
-            "this link was used already; enter the token, or start `shoal serve` anew",
+            "this link was used already; enter the token, or restart `shoal serve`",
         )
     };
     Ok(Json(json!({"token": token.ok_or_else(used)?})))

@@ -34,7 +34,7 @@ pub trait Inference: Send + Sync + 'static {
     /// Starts an answer. Resolves once the request is understood, admitted and routed, before anything is computed.
     ///
     /// # Errors
-    /// Whatever is wrong with the request, or that nobody can answer it now.
+    /// When the request is wrong, or cannot be answered now.
     fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>>;
 
     /// Mean-pooled hidden states of each text, for models that have a meaning for them.

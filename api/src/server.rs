@@ -32,7 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What the operator decides.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The token every request must bring; `None` opens the API to everybody who can reach it.
+    /// The token every request must bring; `None` opens the API to every program that can reach it.
     pub token: Option<String>,
     /// More names under which the API may be addressed, for proxies.
     pub hosts: Vec<String>,
@@ -140,7 +140,7 @@ async fn connection(stream: TcpStream, service: axum::Router) {
         .max_headers(MAX_HEADERS);
     let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await;
     if let Err(error) = served {
-        // Clients go away all the time; nobody needs to know unless they look.
+        // Clients go away all the time: that is worth a debug line only.
         tracing::debug!(%error, "a connection broke");
     }
 }

@@ -76,9 +76,9 @@ pub struct Node {
     pub me: bool,
     /// Whether the user named it as trusted.
     pub trusted: bool,
-    /// `up`, `suspect` (silent for a while), `paused` (serves nobody), `gone`.
+    /// `up`, `suspect` (silent for a while), `paused` (serves no requests), `gone`.
     pub state: String,
-    /// `d1` (same bits as everybody) or `approx`.
+    /// `d1` (the same bits as all of that class) or `approx`.
     pub class: String,
     /// How it is connected: `self`, `lan`, `direct`, `relayed`, `loopback`, `none`.
     pub path: String,
@@ -115,7 +115,7 @@ pub struct Holding {
     pub end: u32,
 }
 
-/// A model somebody in the swarm holds.
+/// A model that a node of the swarm holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwarmModel {
     /// Hash of its file, hex.
@@ -168,7 +168,7 @@ pub struct Verdict {
     pub request: String,
     /// Whether it is still being checked; else this is the last word.
     pub checking: bool,
-    /// Nodes that computed parts again and found the same; nobody when the check did not come to its end.
+    /// Nodes that computed parts again and found the same; empty when the check did not come to its end.
     pub checked_by: Vec<String>,
     /// Tokens of the answer whose computation was checked in every stage that others ran.
     pub checked_tokens: usize,
@@ -196,7 +196,7 @@ pub struct Stage {
 /// What this node gives to others, and took.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Contribution {
-    /// Whether it serves nobody for now.
+    /// Whether it serves no requests for now.
     pub paused: bool,
     /// Layers others may use.
     pub layers: Vec<Holding>,
@@ -219,7 +219,7 @@ pub struct Contribution {
 /// What to change about the contribution; `None` leaves it as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContributionChange {
-    /// Serve nobody for now, or again.
+    /// Stop serving for now, or serve again.
     pub paused: Option<bool>,
     /// Memory cap.
     pub memory_bytes: Option<u64>,
@@ -249,7 +249,7 @@ pub struct ModeInfo {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SwarmEvent {
-    /// Everything anew: the first event, and after the reader fell behind.
+    /// The full snapshot: the first event, and after the reader fell behind.
     Snapshot {
         /// Everything.
         snapshot: Box<SwarmSnapshot>,

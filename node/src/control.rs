@@ -159,7 +159,7 @@ pub fn is_running(home: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(socket(home)).is_ok()
 }
 
-/// What is said to whoever would start a second node with the same data folder.
+/// The message for a second node with the same data folder.
 pub fn runs_already(home: &Path) -> Error {
     Error::usage(format!(
         "a node is running with the data folder {}; `shoal status` shows it, `shoal leave` stops it",
@@ -242,7 +242,7 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()>
                 let line = serde_json::to_value(&line)?;
                 write.write_all(format!("{line}\n").as_bytes()).await?;
             }
-            // The caller went away (or talks out of turn): dropping `answer` tells whoever fills it.
+            // The caller went away (or talks out of turn): dropping `answer` tells its sender.
             _ = read.read_line(&mut rest) => return Ok(()),
         }
     }

@@ -72,7 +72,7 @@ impl std::fmt::Display for Failure {
             }
             Self::NotAgreed { mode, sentence } => write!(
                 f,
-                "nothing was sent, since nobody agreed to it yet. {sentence}. Agree once with `shoal consent {}` on this \
+                "nothing was sent, since you have not agreed to it yet. {sentence}. Agree once with `shoal consent {}` on this \
                  machine or on the page, for one request with the header `x-shoal-consent: once`, or ask in mode local",
                 mode.name()
             ),

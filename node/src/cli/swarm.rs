@@ -83,7 +83,7 @@ pub struct JoinArgs {
     /// most, as far as --weights goes] (repeatable)
     #[arg(long, value_name = "NAME[=LAYERS]")]
     pub also: Vec<Also>,
-    /// Serve nobody, only ask
+    /// Serve nothing, only ask
     #[arg(long, conflicts_with = "layers")]
     pub ask_only: bool,
     /// Memory for sessions of others, of all models together, MiB
@@ -227,7 +227,7 @@ pub struct RouteArgs {
     #[arg(long, value_parser = super::choice::verify(), default_value = "sample")]
     pub verify: Verify,
     /// What another holder of each segment does in case its node fails: it computes along (all), keeps what it would need
-    /// (lazy), or nobody stands by (none)
+    /// (lazy), or no node stands by (none)
     #[arg(long, value_parser = super::choice::shadow(), default_value = "all")]
     pub shadow: Shadow,
 }

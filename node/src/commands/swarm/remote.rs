@@ -135,12 +135,12 @@ pub fn short(node: &str) -> &str {
 
 /// Who checked what strangers computed.
 pub fn checked_text(report: &PromptReport) -> String {
-    let Some(own) = &report.conducted else { return "by nobody".to_owned() };
+    let Some(own) = &report.conducted else { return "by no node".to_owned() };
     let names = |nodes: &[String]| nodes.iter().map(|node| short(node)).collect::<Vec<_>>().join(", ");
     let share = own.verified * 100.0;
     let mut text = match own.checked_by.is_empty() {
-        true if share >= 100.0 => "nobody else computed".to_owned(),
-        true => "by nobody".to_owned(),
+        true if share >= 100.0 => "no other node computed".to_owned(),
+        true => "by no node".to_owned(),
         false => format!("{share:.0} % of what others computed, by {}", names(&own.checked_by)),
     };
     for stage in report.timing.iter().flat_map(|timing| &timing.stages) {

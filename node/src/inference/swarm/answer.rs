@@ -2,7 +2,7 @@
 //!
 //! An answer that is complete before it is checked ends for its client; its lines are read on until the node's last word,
 //! which the page and `GET /swarm` show ([`Verdict`]). The node bounds how many are checked behind their answers and for
-//! how long; should it never say a last word, [`VERDICT`] is when nobody is waited for any more.
+//! how long; should it never say a last word, [`VERDICT`] is when waiting ends.
 
 use std::{
     collections::BTreeSet,
@@ -429,7 +429,7 @@ impl Story {
                     match events.next().await {
                         Some(PromptEvent::Checked(report)) => break report,
                         Some(_) => {}
-                        // The node stopped: nothing checked it to its end.
+                        // The node stopped: it was not checked to its end.
                         None => break Box::default(),
                     }
                 }

@@ -15,7 +15,7 @@ use crate::{
 /// The mode of a request; `None` leaves it to the node whether this machine alone is faster.
 ///
 /// # Errors
-/// [`Failure::NotAgreed`] when strangers would compute it and nobody agreed to that.
+/// [`Failure::NotAgreed`] when strangers would compute it and the owner has not agreed to that.
 fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Option<Mode>, Failure> {
     let mode = request.mode.or(shared.mode);
     let goes = mode.unwrap_or(Mode::Boomerang);

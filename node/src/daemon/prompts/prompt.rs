@@ -13,14 +13,15 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
+    Finished,
     params::{Trouble, only_here, sampling, token_ids, trusted},
     report::{done, noticed, prediction, stage},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
-    workers::Local,
 };
 use crate::{
     content::hex,
     control::{Line, Mode, Verify},
+    daemon::serve::Local,
     events::{
         Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind,
         RouteEvent, Token,
@@ -54,7 +55,7 @@ pub struct PromptTask {
     pub(super) conductors: mpsc::Sender<ConductorQuestion>,
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
-    pub(super) finished: mpsc::Sender<super::Finished>,
+    pub(super) finished: mpsc::Sender<Finished>,
     pub(super) lessons: FeedbackQueue,
     /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
     pub(super) prove: Option<NodeId>,
@@ -102,6 +103,20 @@ impl PromptTask {
         if let Err(trouble) = ended {
             let _ = lines.send(PromptEvent::Failed(trouble.0)).await;
         }
+    }
+
+    /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
+    pub(crate) fn challenge(mut self, node: NodeId, ask: PromptRequest) {
+        self.prove = Some(node);
+        let (lines, mut answer) = mpsc::channel(NEWS);
+        tokio::spawn(self.answer_after(ask, Said::default(), lines));
+        tokio::spawn(async move {
+            while let Some(event) = answer.recv().await {
+                if let PromptEvent::Failed(why) = event {
+                    tracing::info!(%node, why = why.error, "no challenge was possible");
+                }
+            }
+        });
     }
 
     /// The same, about the model of this node that `asked` means; the first one where it means none.
@@ -157,7 +172,7 @@ impl PromptTask {
         }
         let report = self.delegate(&ask, said.ids, peers, lines).await?;
         let session = SessionId::new(random()?);
-        let finished = super::Finished::new(session, ModelId::default(), Some(report.clone()));
+        let finished = Finished::new(session, ModelId::default(), Some(report.clone()));
         let _ = self.finished.send(finished).await;
         let _ = lines.send(PromptEvent::Done(Box::new(report))).await;
         Ok(())
@@ -337,7 +352,7 @@ impl PromptTask {
     ) -> Result<Looked, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
-        let finished = |line| super::Finished::new(session, model, line);
+        let finished = |line| Finished::new(session, model, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
@@ -488,7 +503,7 @@ impl PromptTask {
         let said = done(&report, ask.mode, &route, &text);
         let measured = expected.measured(&report);
         let Report { outcomes, receipts, proofs, .. } = *report;
-        let over = super::Finished {
+        let over = Finished {
             session,
             model,
             report: self.prove.is_none().then(|| said.clone()),
