@@ -304,8 +304,8 @@ impl Daemon {
     /// A prompt of this node is over: each owner keeps what it taught.
     fn finished(&mut self, over: Finished) {
         let now = self.node.now();
-        for (node, layers, ms) in &over.measured.visits {
-            self.view.view.observe_visit(*node, over.model, now, *layers, *ms);
+        for (node, weight, ms) in &over.measured.visits {
+            self.view.view.observe_visit(*node, over.model, now, *weight, *ms);
         }
         if let Some(held) = self.serving.models.get_mut(over.model) {
             let measured = &over.measured;

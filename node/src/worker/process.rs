@@ -105,6 +105,7 @@ fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
         head_ms: times.head_ms,
         load_ms: loaded.load_ms,
         layer_bytes: loaded.layer_bytes,
+        costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: load.exact.map_or_else(|| probe::is_exact(loaded), Ok)?,
         sandboxed,
     })
