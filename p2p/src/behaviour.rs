@@ -115,7 +115,7 @@ pub(crate) fn split_life(agent: &str) -> (&str, Option<u64>) {
     parts.map_or((agent, None), |(agent, life)| (agent, Some(life)))
 }
 
-/// Records are not stored for anybody, only who provides what; look-ups take disjoint paths, so that one liar on the
+/// Records of other nodes are not stored, only who provides what; look-ups take disjoint paths, so that one liar on the
 /// way does not decide them.
 fn kademlia(me: libp2p::PeerId, names: &Names) -> kad::Behaviour<MemoryStore> {
     let mut settings = kad::Config::new(names.kad.clone());

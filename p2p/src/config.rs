@@ -8,13 +8,17 @@ use libp2p::StreamProtocol;
 use crate::identity::Identity;
 use crate::link::Plane;
 
+/// The version of everything said between nodes: control, announcements, frames, blobs. A peer of another version is
+/// turned away when it introduces itself.
+pub const VERSION: u32 = 2;
+
 /// Which swarm: a hash of its name. Names of protocols and topics carry it, so nodes of different swarms have nothing
 /// to say to each other even when they meet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SwarmId([u8; 16]);
 
 impl SwarmId {
-    /// The swarm everybody joins who names no other.
+    /// The swarm that a node joins unless it names another.
     pub const PUBLIC_NAME: &str = "public";
 
     /// The swarm of that name.
@@ -46,7 +50,7 @@ impl fmt::Debug for SwarmId {
     }
 }
 
-/// What a node is told before it starts.
+/// Settings of a node, fixed before it starts.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Who this node is.
@@ -80,8 +84,10 @@ pub struct Config {
     pub loopback_only: bool,
     /// Listen on `/memory` addresses too: nodes in one process, for tests and simulations.
     pub memory: bool,
-    /// What other nodes are told runs here.
+    /// The program name and version that other nodes see.
     pub agent: String,
+    /// The version spoken: [`VERSION`], except in tests of how another one is refused.
+    pub version: u32,
     /// How much strangers may take.
     pub limits: Limits,
 }
@@ -129,6 +135,7 @@ impl Config {
             loopback_only: false,
             memory: false,
             agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
+            version: VERSION,
             limits: Limits::default(),
         }
     }
@@ -149,8 +156,12 @@ impl Config {
 /// What the protocols of one swarm are called.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
-    /// What identify calls the whole; a peer that says otherwise is in another swarm.
+    /// What identify calls the whole; a peer that says otherwise is in another swarm or of another version.
     pub version: String,
+    /// The number in it.
+    pub spoken: u32,
+    /// The part of it that names the swarm.
+    swarm: String,
     pub kad: StreamProtocol,
     pub control: StreamProtocol,
     pub planes: [StreamProtocol; Plane::ALL.len()],
@@ -160,32 +171,53 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    pub fn new(swarm: SwarmId) -> Self {
+    pub fn new(swarm: SwarmId, version: u32) -> Self {
         let name = |what: &str| {
-            StreamProtocol::try_from_owned(format!("/shoal/{swarm}/{what}/1"))
+            StreamProtocol::try_from_owned(format!("/shoal/{swarm}/{what}/{version}"))
                 .expect("it starts with a slash")
         };
+        let swarm = format!("/shoal/{swarm}/");
         Self {
-            version: format!("/shoal/{swarm}/1"),
+            version: format!("{swarm}{version}"),
+            spoken: version,
             kad: name("kad"),
             control: name("control"),
             planes: Plane::ALL.map(|plane| name(plane.name())),
-            topic: format!("/shoal/{swarm}/announce/1"),
-            gossip: format!("/shoal/{swarm}/gossip"),
+            topic: format!("{swarm}announce/{version}"),
+            gossip: format!("{swarm}gossip"),
+            swarm,
         }
+    }
+
+    /// The version that a peer of this swarm introduces itself with; `None` for a peer of another swarm.
+    pub fn version_of(&self, introduction: &str) -> Option<u32> {
+        introduction.strip_prefix(&self.swarm)?.parse().ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Names, SwarmId};
+    use super::{Names, SwarmId, VERSION};
 
     #[test]
     fn swarms_share_no_name() {
-        let (a, b) = (Names::new(SwarmId::named("a")), Names::new(SwarmId::named("b")));
+        let (a, b) = (Names::new(SwarmId::named("a"), 2), Names::new(SwarmId::named("b"), 2));
         assert_ne!(a.version, b.version);
         assert_ne!(a.topic, b.topic);
         assert_ne!(a.kad, b.kad);
         assert!(a.planes.iter().all(|name| !b.planes.contains(name) && *name != a.control));
+    }
+
+    #[test]
+    fn versions_share_no_name_and_the_introduction_tells_them_apart() {
+        let swarm = SwarmId::named("a");
+        let (old, new) = (Names::new(swarm, 1), Names::new(swarm, VERSION));
+        assert!(old.kad != new.kad && old.control != new.control && old.topic != new.topic);
+        assert!(old.planes.iter().all(|name| !new.planes.contains(name)));
+        assert_eq!(new.version_of(&old.version), Some(1));
+        assert_eq!(new.version_of(&new.version), Some(VERSION));
+        let other = Names::new(SwarmId::named("b"), 1);
+        assert_eq!(new.version_of(&other.version), None);
+        assert_eq!(new.version_of("/ipfs/0.1.0"), None);
     }
 }

@@ -32,7 +32,7 @@ pub enum Error {
     },
     /// No transport could be built or no address could be listened on.
     Listen(String),
-    /// Nobody was reached under any of the addresses tried.
+    /// No node was reached under any of the addresses tried.
     Unreachable(String),
     /// More than the network takes: try again later or send less.
     Full(&'static str),
@@ -52,7 +52,7 @@ impl fmt::Display for Error {
             Self::Random(source) => write!(f, "the system gave no random bytes: {source}"),
             Self::Address { address, why } => write!(f, "address {address:?}: {why}"),
             Self::Listen(why) => write!(f, "cannot listen: {why}"),
-            Self::Unreachable(why) => write!(f, "nobody reached: {why}"),
+            Self::Unreachable(why) => write!(f, "no node reached: {why}"),
             Self::Full(what) => write!(f, "{what} is full, try again later"),
             Self::Announcement(why) => write!(f, "announcement not published: {why}"),
             Self::Invite(why) => write!(f, "not an invite: {why}"),

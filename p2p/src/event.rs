@@ -1,4 +1,4 @@
-//! What the event loop tells and what it is told to do: the words between [`crate::Network`] and the loop.
+//! The events that the event loop reports and the commands it takes from [`crate::Network`].
 
 use scheduler::{ModelId, NodeId};
 use tokio::sync::oneshot;
@@ -13,11 +13,11 @@ use crate::wire::control::{Ask, Contact};
 /// Whether others can open connections to this node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reachability {
-    /// Nobody has told yet.
+    /// Not known yet.
     Unknown,
-    /// Somebody outside could.
+    /// A node outside reached this one.
     Public,
-    /// Nobody outside could: this node is reached through relays, or dials.
+    /// No node outside could: this node is reached through relays, or dials.
     Private,
 }
 
@@ -76,6 +76,15 @@ pub enum Event {
     },
 }
 
+/// A peer of this swarm that was refused because it speaks another version of the protocols.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefusedPeer {
+    /// Who.
+    pub node: NodeId,
+    /// Which version it speaks; this node speaks [`crate::config::VERSION`].
+    pub version: u32,
+}
+
 /// What is known of a connected peer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PeerInfo {
@@ -97,7 +106,7 @@ pub struct PeerInfo {
     pub agent: String,
 }
 
-/// What the event loop is told to do.
+/// What the event loop can be asked to do.
 #[derive(Debug)]
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),
@@ -109,6 +118,7 @@ pub(crate) enum Command {
     Withdraw { model: ModelId },
     Holders { model: ModelId, reply: oneshot::Sender<Vec<NodeId>> },
     Peers(oneshot::Sender<Vec<PeerInfo>>),
+    Refused(oneshot::Sender<Vec<RefusedPeer>>),
     Close { node: NodeId, reply: oneshot::Sender<()> },
     Shutdown(oneshot::Sender<()>),
 }

@@ -1,4 +1,4 @@
-//! The door of a private swarm: a proof of the swarm's key on every connection, before anything else.
+//! Admission to a private swarm: a proof of the swarm's key on every connection, before anything else.
 //!
 //! libp2p's own answer (`pnet`) encrypts TCP below Noise and leaves QUIC open. This one works above whatever
 //! authenticated and encrypted the connection, so it covers TCP, QUIC and relayed circuits alike: the dialer opens the
@@ -12,12 +12,12 @@
 //! ```
 //!
 //! A proof is BLAKE3 keyed with the swarm's key over both public keys, the direction and the nonces. The transport has
-//! proved the public keys, so a proof is of no use to anybody else or on any other connection's direction; the
+//! proved the public keys, so a proof is of no use to another node or on any other connection's direction; the
 //! listener's covers the dialer's fresh nonce. An outsider learns that something listens, and the proof of one
 //! dialer for itself, from which a random 32-byte key cannot be guessed. A passphrase must be stretched first.
 //!
 //! Costs one round trip per connection. Limits: a member can always let an outsider in by giving the key away; who was
-//! told the key cannot be untold, a swarm that wants somebody out needs a new key.
+//! told the key cannot be untold, a swarm that wants to exclude a member needs a new key.
 
 use std::future::poll_fn;
 use std::io;
@@ -92,8 +92,8 @@ pub(crate) async fn pass(
     Ok((peer, muxer))
 }
 
-/// Lets the connection move; ready only when it failed. An address change is not lost on anybody: the swarm asks for
-/// the address when it takes the connection over.
+/// Lets the connection move; ready only when it failed. An address change still reaches every behavior: the swarm
+/// asks for the address when it takes the connection over.
 fn drive(
     muxer: &mut StreamMuxerBox,
     cx: &mut std::task::Context<'_>,

@@ -1,6 +1,6 @@
 //! What nodes announce, and how it stays small, true and fresh.
 //!
-//! Announcements travel over gossipsub on one topic, published when something changed. Three doors stand between a
+//! Announcements travel over gossipsub on one topic, published when something changed. Three checks stand between a
 //! stranger's bytes and the rest of the program, and a message is passed on to others only when it came through all:
 //!
 //! 1. *Budget*: one forwarding peer may send [`PEER_RATE`] messages a second. Who sends far more is not listened to for a
@@ -10,13 +10,13 @@
 //! 3. *Freshness*: the sequence number is above the last one heard of that node, and the node has not used up *its*
 //!    budget. If not, the message is dropped without blame: it may have crossed a newer one.
 //!
-//! A newcomer asks each of its first peers for what is known ([`Ledger::known`]), point to point, so nobody has to
+//! A newcomer asks each of its first peers for what is known ([`Ledger::known`]), point to point, so no node has to
 //! repeat himself for it.
 //!
-//! An announcement is void `ttl_ms` after it was first *heard*, on the hearer's clock: no clock but one's own counts. Its
-//! number is remembered longer, so it cannot come back by replay. Limits: [`MAX_NODES`] nodes; beyond, unknown nodes are
-//! ignored until others expire. A node that has just started cannot tell an old announcement of a dead node from a
-//! live one: such a ghost lives for one `ttl_ms`, and cannot be connected to.
+//! An announcement is void `ttl_ms` after it was first *heard*, on the hearer's clock: no clock but one's own counts.
+//! Its number is remembered longer, so it cannot come back by replay. Limits: [`MAX_NODES`] nodes; beyond, unknown
+//! nodes are ignored until others expire. A node that has just started cannot tell an old announcement of a dead node
+//! from a live one: such a stale entry lives for one `ttl_ms`, and cannot be connected to.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -195,7 +195,7 @@ impl Forwarder {
 pub(crate) enum Verdict {
     /// News: pass it on, tell the node.
     Fresh(Box<Announcement>),
-    /// Old, too often, or no room: drop it, nobody is to blame.
+    /// Old, too often, or no room: drop it without blame.
     Stale,
     /// A lie or garbage: who forwarded it is to blame.
     Invalid,

@@ -5,9 +5,9 @@
 //!  contact = node 32 | count 1 | ( length 1 | binary multiaddr )*
 //! ```
 //!
-//! The checksum is the head of a BLAKE3 of what precedes it, so a typo is told from a word: one in four billion passes.
+//! The checksum is the head of a BLAKE3 of what precedes it, so a typo is detected: one in four billion passes.
 //! Upper case is read too, which makes a QR code a third smaller. An invite to a private swarm contains the swarm's
-//! key: whoever reads it is in.
+//! key: its reader can enter.
 //!
 //! Limits: [`MAX_CONTACTS`] contacts of 8 addresses, [`MAX_CODE`] characters.
 

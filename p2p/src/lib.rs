@@ -71,12 +71,12 @@ mod relay;
 mod transport;
 
 #[cfg(feature = "net")]
-pub use config::{Config, SwarmId};
+pub use config::{Config, SwarmId, VERSION};
 #[cfg(feature = "net")]
 pub use control::ReplyTo;
 pub use error::{Error, HopError, Result};
 #[cfg(feature = "net")]
-pub use event::{Event, PeerInfo, Reachability};
+pub use event::{Event, PeerInfo, Reachability, RefusedPeer};
 pub use identity::Identity;
 #[cfg(feature = "net")]
 pub use invite::Invite;

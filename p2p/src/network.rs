@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Config;
 use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
-use crate::event::{Command, Event, PeerInfo};
+use crate::event::{Command, Event, PeerInfo, RefusedPeer};
 use crate::event_loop;
 use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
 use crate::wire::control::{Answer, Ask, Contact};
@@ -86,10 +86,10 @@ impl Network {
         Contact { node: self.me, addresses }
     }
 
-    /// Connects to whoever answers at `address`, which should end in `/p2p/`.
+    /// Connects to the node that answers at `address`, which should end in `/p2p/`.
     ///
     /// # Errors
-    /// [`Error::Address`] for what is no address, this node's own or not allowed; [`Error::Unreachable`] when nobody of
+    /// [`Error::Address`] for what is no address, this node's own or not allowed; [`Error::Unreachable`] when no node of
     /// this swarm answers there.
     pub async fn dial(&self, address: &str) -> Result<NodeId> {
         self.dial_all(vec![address.to_owned()], None).await
@@ -163,7 +163,7 @@ impl Network {
         tokio::time::timeout(limit, called).await.unwrap_or(Err(HopError::Timeout))
     }
 
-    /// Sends the answer to an ask, in the background: an asker that is gone or does not read is nobody's problem.
+    /// Sends the answer to an ask, in the background: an asker that is gone or does not read is ignored.
     pub fn answer(&self, reply: ReplyTo, answer: Answer) {
         tokio::spawn(async move {
             let node = reply.node();
@@ -218,9 +218,14 @@ impl Network {
         self.told(|reply| Command::Holders { model, reply }).await.unwrap_or_default()
     }
 
-    /// Everybody connected, by name.
+    /// All connected peers, by name.
     pub async fn peers(&self) -> Vec<PeerInfo> {
         self.told(Command::Peers).await.unwrap_or_default()
+    }
+
+    /// Peers of this swarm that were refused lately because they speak another version, the latest last.
+    pub async fn refused(&self) -> Vec<RefusedPeer> {
+        self.told(Command::Refused).await.unwrap_or_default()
     }
 
     /// Closes every connection to `node` and does not dial it again by itself for a while.

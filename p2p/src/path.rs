@@ -48,7 +48,8 @@ pub(crate) fn is_tcp(address: &Multiaddr) -> bool {
     address.iter().any(|part| matches!(part, Protocol::Tcp(_)))
 }
 
-/// Judges a connection. A relayed one is told by either end's address: its remote is a bare `/p2p/` when it came in.
+/// Judges a connection. A relayed one is recognized by either end's address: its remote is a bare `/p2p/` when it
+/// came in.
 pub(crate) fn classify(endpoint: &ConnectedPoint) -> Path {
     if endpoint.is_relayed() { Path::Relayed } else { of_address(endpoint.get_remote_address()) }
 }
@@ -58,15 +59,15 @@ pub fn path_of(address: &str) -> Path {
     address.parse().map_or(Path::Relayed, |address| of_address(&address))
 }
 
-/// `address` of `node` without its name, where it ends in that: 57 bytes that say nothing to who knows whose it is.
+/// `address` of `node` without its name, where it ends in that: the 57 bytes of the name are known.
 pub fn unnamed(address: &str, node: NodeId) -> &str {
     let named = peer_id(node).and_then(|peer| address.strip_suffix(&format!("/p2p/{peer}")));
     named.filter(|rest| !rest.is_empty()).unwrap_or(address)
 }
 
-/// `address` of `node` with its name at the end, as it can be handed to a third; one that ends in a name, whosever it is,
-/// stays as it is, and so does what is no address, and what would become longer than [`MAX_ADDRESS`] and so refused by
-/// whoever is handed it.
+/// `address` of `node` with its name at the end, as it can be handed to a third; one that ends in a name, whosever it
+/// is, stays as it is, and so does what is no address, and what would become longer than [`MAX_ADDRESS`] and so
+/// refused by a node that receives it.
 pub fn named(address: &str, node: NodeId) -> String {
     let bare = |parsed: &Multiaddr| !matches!(parsed.iter().last(), None | Some(Protocol::P2p(_)));
     match (address.parse::<Multiaddr>().ok().filter(bare), peer_id(node)) {
@@ -119,7 +120,7 @@ fn of_ip(ip: IpAddr) -> Path {
 }
 
 /// Whether an address that a peer reached over `path` gives as its own can be meant for us: a host on the Internet
-/// cannot be reached under `192.168.0.2`, and dialing it there would reach somebody else. Unspecified addresses and
+/// cannot be reached under `192.168.0.2`, and dialing it there would reach another node. Unspecified addresses and
 /// those without a transport are never meant.
 pub(crate) fn plausible(address: &Multiaddr, path: Path) -> bool {
     let dialable = address.iter().any(|part| {

@@ -6,7 +6,7 @@
 //! * a peer is dialed under all its addresses at once, under those heard of meanwhile beside it, and never is this node
 //!   itself;
 //! * after a failure it waits 0.5 s, 1 s, 2 s, ... up to five minutes, spread by a hash so that a restarted relay is not
-//!   hit by everybody at once;
+//!   hit by all nodes at once;
 //! * bootstrap peers are dialed for ever, others until [`MAX_FAILURES`];
 //! * of two nodes that discover each other at once, the smaller name dials first;
 //! * a peer of another swarm is left alone for ten minutes.
@@ -14,7 +14,7 @@
 //! Known peers survive restarts in a small text file, one `unix-seconds multiaddr` per line, those seen last first, and
 //! all of its first [`TARGET`] are dialed at start: a node rejoins within the time of one handshake.
 //!
-//! Pure: time is an argument. Limits: [`MAX_KNOWN`] peers of [`MAX_ADDRESSES`] addresses; beyond, whoever was never
+//! Pure: time is an argument. Limits: [`MAX_KNOWN`] peers of [`MAX_ADDRESSES`] addresses; beyond, a peer that was never
 //! reached, or longest ago, is forgotten, bootstrap peers never.
 
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ const MAX_FAILURES: u32 = 8;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(300);
 /// A peer that is started again more often is dialed again like any that is lost.
-const ANEW: Duration = Duration::from_secs(1);
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// How often a peer is dialed although it is connected: others can ask for it.
 const BESIDE: Duration = Duration::from_secs(5);
 /// What the larger name of two waits for the smaller one to dial.
@@ -78,7 +78,7 @@ struct Known {
     /// Not sought before.
     left_until: Option<Instant>,
     /// When it was last found to have been started again.
-    anew: Option<Instant>,
+    restarted: Option<Instant>,
     /// When it was last dialed beside a connection there was.
     beside: Option<Instant>,
 }
@@ -123,7 +123,7 @@ impl Book {
             dialing: false,
             connected: false,
             left_until: None,
-            anew: None,
+            restarted: None,
             beside: None,
         });
         // Seen on the local network again, or named by the user: whatever failed before may work now.
@@ -187,8 +187,8 @@ impl Book {
     /// `peer` was found to have been started again; whether to dial it at once, which two processes under one key would
     /// else make this node do for ever.
     pub fn started_again(&mut self, peer: &PeerId, now: Instant) -> bool {
-        let last = self.known.get_mut(peer).and_then(|known| known.anew.replace(now));
-        last.is_none_or(|last| now.saturating_duration_since(last) > ANEW)
+        let last = self.known.get_mut(peer).and_then(|known| known.restarted.replace(now));
+        last.is_none_or(|last| now.saturating_duration_since(last) > RESTART_PAUSE)
     }
 
     /// Whether to dial a peer beside a connection there is; if so, that is done now.
@@ -213,7 +213,7 @@ impl Book {
         }
     }
 
-    /// `peer` has another name than its address said: that address is somebody else's.
+    /// `peer` has another name than its address said: that address is another node's.
     pub fn wrong_address(&mut self, peer: &PeerId, address: &Multiaddr) {
         if let Some(known) = self.known.get_mut(peer) {
             known.addresses.retain(|have| have != address);
@@ -256,7 +256,7 @@ impl Book {
     }
 
     /// Whom to dial now: bootstrap peers always, others while fewer than [`TARGET`] are connected or being dialed.
-    /// Everybody returned counts as being dialed until told otherwise.
+    /// Every returned peer counts as being dialed until its dial ends.
     pub fn due(&mut self, now: Instant) -> Vec<(PeerId, Vec<Multiaddr>)> {
         let busy = self.known.values().filter(|known| known.connected || known.dialing).count();
         let mut room = TARGET.saturating_sub(busy);

@@ -55,7 +55,7 @@ fn program(names: &[&str]) -> Option<PathBuf> {
     found
 }
 
-/// A free port. Somebody may take it before the server does; then the server does not start and the next port is tried.
+/// A free port. If another process takes it first, the server does not start and the next port is tried.
 fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -219,7 +219,7 @@ async fn a_mirror_and_a_peer_are_both_used_at_once() {
     let site = Site::new(96 * G);
     let Some(server) = nginx(site.root.path()) else { return };
     let home = TempDir::new().unwrap();
-    // Together at 5 MB/s: whoever comes first cannot take everything before the other has begun.
+    // Together at 5 MB/s: the first source cannot take everything before the other has begun.
     let options = Options { pace: Arc::new(Pace::new(Some(5_000_000))), ..site.all() };
     let mut sources = [http(&server.url("m.gguf")), site.peer(), http(&server.url("slow/m.gguf"))];
     let (report, _) = site.pull(&home, &mut sources, &options).await;

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use p2p::wire::control::{Answer, Ask, Contact};
-use p2p::{Config, Event, Events, HopError, Network, Path, Plane};
+use p2p::{Config, Event, Events, HopError, Network, Path, Plane, RefusedPeer};
 use scheduler::{ModelId, NodeId, SessionId};
 use support::*;
 
@@ -168,7 +168,7 @@ async fn bad_addresses_are_named() {
     for bad in ["", "nonsense", "/ip4/1.2.3.4/tcp/1", own.as_str()] {
         assert!(matches!(a.dial(bad).await, Err(p2p::Error::Address { .. })), "{bad}");
     }
-    // A port that was free a moment ago: nobody answers.
+    // A port that was free a moment ago: nothing answers.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     assert!(matches!(a.dial(&format!("/ip4/127.0.0.1/tcp/{free}")).await, Err(p2p::Error::Unreachable(_))));
     let contact = Contact { node: identity(9).node(), addresses: vec![format!("/ip4/127.0.0.1/tcp/{free}")] };
@@ -190,6 +190,28 @@ async fn swarms_do_not_mix() {
     assert!(matches!(b.dial(&address(&a).await).await, Err(p2p::Error::Unreachable(_))));
     assert_eq!(b.peers().await, []);
     assert_eq!(a.peers().await, []);
+}
+
+/// A node of the version before this one is turned away, and the node that refuses it can say why.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_of_an_older_version_is_refused_by_name() {
+    let (new, _of_new) = node(config(1, TCP)).await;
+    let (old, _of_old) = node(Config { version: p2p::VERSION - 1, ..config(2, TCP) }).await;
+    let (there, older) = (address(&old).await, RefusedPeer { node: old.me(), version: p2p::VERSION - 1 });
+    // Whichever introduction arrives first ends the connection, so more than one attempt may be needed.
+    let refused = async {
+        loop {
+            let said = new.dial(&there).await.expect_err("they speak different versions").to_string();
+            let refused = new.refused().await;
+            if !refused.is_empty() {
+                return (said, refused);
+            }
+        }
+    };
+    let (said, refused) = tokio::time::timeout(PATIENCE, refused).await.expect("it introduces itself");
+    assert_eq!(refused, [older]);
+    assert!(said.contains("version"), "{said}");
+    assert_eq!((new.peers().await, old.peers().await), (vec![], vec![]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,7 +238,7 @@ async fn the_cache_brings_a_node_back() {
     connected(&mut of_hub, a.me()).await;
     a.shutdown().await;
     disconnected(&mut of_hub, a.me()).await;
-    // Nobody is named this time, and the hub does not know where to find it.
+    // No node is named this time, and the hub does not know where to find it.
     let started = std::time::Instant::now();
     let (again, mut of_again) = node(Config { cache, ..config(2, TCP) }).await;
     assert_eq!(connected(&mut of_again, hub.me()).await, Path::Loopback);
@@ -281,7 +303,7 @@ async fn who_is_started_again_unnoticed_is_met_anew() {
     assert_carries(&hub, peer, &mut of_again).await;
 }
 
-/// Killed and back elsewhere, and it does not call: whoever must be sure that it is there finds it.
+/// Killed and back elsewhere, and it does not call: a peer that must be sure that it is there finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_must_be_there_is_looked_for_beside_its_ghost() {
     let (me, _of_me) = node(config(1, QUIC)).await;
@@ -296,7 +318,7 @@ async fn who_must_be_there_is_looked_for_beside_its_ghost() {
     me.connect(&contact).await.unwrap();
     let asked = me.ask(again.me(), &Ask::Ping, Duration::from_millis(50)).await;
     // On a slow machine the old connection has ended by now.
-    assert!(matches!(asked, Err(HopError::Timeout | HopError::Closed)), "nobody is there: {asked:?}");
+    assert!(matches!(asked, Err(HopError::Timeout | HopError::Closed)), "nothing is there: {asked:?}");
     let found = async {
         // A busy machine may need more than one round.
         while !me.reach(&contact, Duration::from_millis(300)).await.unwrap_or(false) {}
@@ -327,7 +349,8 @@ async fn a_near_peer_is_met_over_tcp_too() {
     assert_eq!(me.peers().await, []);
 }
 
-/// A node that was started again listens elsewhere, and where it was nobody answers, which takes QUIC seconds to find out.
+/// A node that was started again listens elsewhere, and nothing answers where it was, which takes QUIC seconds to
+/// find out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_addresses_do_not_hold_up_new_ones() {
     let (peer, _events) = node(config(1, QUIC)).await;
@@ -341,7 +364,7 @@ async fn old_addresses_do_not_hold_up_new_ones() {
     };
     let first = to(old(0));
     tokio::time::sleep(Duration::from_millis(50)).await;
-    // Dialed beside the one that hangs: everybody who waits is served.
+    // Dialed beside the one that hangs: every waiting caller is served.
     to(address(&peer).await).await.unwrap().unwrap();
     first.await.unwrap().unwrap();
 
@@ -353,7 +376,7 @@ async fn old_addresses_do_not_hold_up_new_ones() {
     };
     let hanging = [to(old(1)), to(old(2))];
     tokio::time::sleep(Duration::from_millis(50)).await;
-    // No third at once: it is dialed when those have failed, before anybody is told that they have.
+    // No third at once: it is dialed when those have failed, before any caller learns that they have.
     to(address(&peer).await).await.unwrap().unwrap();
     for one in hanging {
         one.await.unwrap().unwrap();

@@ -1,8 +1,8 @@
 //! Who has worked for whom, as both signed: a balance with every peer, used for priority and for nothing else.
 //!
 //! Each receipt counts on two accounts, once as given and once as taken, so what all nodes gave is what all nodes
-//! took: nobody mints credit. A balance is between two nodes only. Ten keys of one cheat that sign for each other
-//! gain nothing with anybody else, and there is no currency to inflate.
+//! took: no node mints credit. A balance is between two nodes only. Ten keys of one cheat that sign for each other
+//! gain nothing with other nodes, and there is no currency to inflate.
 //!
 //! From the balance follows a [`Tier`], and from the tier a share of the slots of [`crate::admit`]: a quarter,
 //! half, all and twice the concurrency cap for bronze, silver, gold and platinum. Shares are borrowed, not owned:
@@ -30,7 +30,7 @@ const GOLD_UNITS: u64 = 40_000;
 /// Credit that makes a peer platinum, units.
 const PLATINUM_UNITS: u64 = 16 * GOLD_UNITS;
 
-/// Work that stage and requester signed for; whoever reads the receipt has checked both signatures.
+/// Work that stage and requester signed for; the reader of the receipt has checked both signatures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Work {
     /// Who worked.
@@ -263,7 +263,7 @@ mod tests {
             let works: Vec<Work> =
                 receipts.iter().map(|&(a, b, grant)| work(a, b, grant * 25 + a * 5 + b, grant as u32 + 1)).collect();
             for (index, ledger) in ledgers.iter_mut().enumerate() {
-                // Everybody hears everything, some of it twice, in an order of its own.
+                // Every node hears everything, some of it twice, in an order of its own.
                 let mut heard: Vec<&Work> = works.iter().chain(&works).collect();
                 let len = heard.len().max(1);
                 heard.rotate_left((order as usize).wrapping_mul(index + 1) % len);

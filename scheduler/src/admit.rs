@@ -12,7 +12,7 @@
 //!    waited, so the lowest tier waits long but not for ever.
 //! 3. Inside a tier, the requester served least goes first, so one requester with a hundred asks waits behind another
 //!    with one.
-//! 4. An ask whose memory is not free is passed over, until it has waited ten seconds; then nobody passes it.
+//! 4. An ask whose memory is not free is passed over, until it has waited ten seconds; then no other ask passes it.
 //!
 //! At [`Limits::waiting`] waiting asks the next one is refused: better an honest refusal that the requester can
 //! route around than a queue that outlives its deadlines.
@@ -377,7 +377,7 @@ mod tests {
             let memory: u64 = held.iter().map(|(ask, _)| ask.kv_bytes).sum();
             assert!(held.len() <= 6 && memory <= 100);
             assert_eq!((door.running(), door.kv_used()), (held.len(), memory));
-            assert_eq!(submitted, ended + held.len() as u64 + door.waiting() as u64, "nobody is lost");
+            assert_eq!(submitted, ended + held.len() as u64 + door.waiting() as u64, "no ask is lost");
         }
         held.clear();
         assert_eq!((door.running(), door.kv_used()), (0, 0));
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(small.len(), 1);
         door.submit(Millis(4), ask(4, 3, 2, 10)).unwrap();
         let late = Millis(1 + AGE_MS);
-        assert!(start_all(&mut door, late).is_empty(), "nobody passes it any more");
+        assert!(start_all(&mut door, late).is_empty(), "no ask passes it any more");
         drop((running, small));
         assert_eq!(start_all(&mut door, late).first().map(|(ask, _)| ask.id), Some(2));
     }

@@ -1,8 +1,8 @@
 //! What a node says of itself, checked at the door.
 //!
-//! A [`Claim`] is anybody's numbers; a [`Capability`] is a claim that passed [`Capability::try_from`]: every number
-//! finite and non-negative, every range inside a model of sane size, lists of bounded length. Checked does not mean
-//! believed: the view bounds claims by observation.
+//! A [`Claim`] is unchecked numbers of any node; a [`Capability`] is a claim that passed [`Capability::try_from`]:
+//! every number finite and non-negative, every range inside a model of sane size, lists of bounded length. Checked
+//! does not mean believed: the view bounds claims by observation.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ pub struct Holding {
     pub kv_layer_positions: u64,
 }
 
-/// A node's announcement, unchecked. Its signature has been verified by whoever carried it here.
+/// A node's announcement, unchecked. The transport that carried it has verified its signature.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claim {
     /// Who speaks.

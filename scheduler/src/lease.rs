@@ -20,12 +20,13 @@
 //! a step by less than a look costs. Two requesters that look at the same moment may still collide; the second look of
 //! either sees the other.
 //!
-//! Why the last look settles. The least loaded of a few choices that were really looked at is nearly as good as the least
-//! loaded of all: with d choices out of n the fullest exceeds the mean by ln ln n / ln d, whatever the mean (Azar, Broder,
-//! Karlin and Upfal, *Balanced allocations*, SIAM J. Comput. 29, 1999; Berenbrink, Czumaj, Steger and Vöcking, *Balanced
-//! allocations: the heavily loaded case*, 2000). Without looking, the node that seems idlest is the one whose news is oldest
-//! (Mitzenmacher, *How useful is old information?*, 2000). So a last look that went by announcements again would undo the
-//! others: it went to the one node that nobody had looked at. With eight equal machines and a crowd the fullest had up to
+//! Why the last look settles. The least loaded of a few choices that were really looked at is nearly as good as the
+//! least loaded of all: with d choices out of n the fullest exceeds the mean by ln ln n / ln d, whatever the mean
+//! (Azar, Broder, Karlin and Upfal, *Balanced allocations*, SIAM J. Comput. 29, 1999; Berenbrink, Czumaj, Steger and
+//! Vöcking, *Balanced allocations: the heavily loaded case*, 2000). Without looking, the node that seems idlest is
+//! the one whose news is oldest (Mitzenmacher, *How useful is old information?*, 2000). So a last look that went by
+//! announcements again would undo the others: it went to the one node that no request had looked at. With eight equal
+//! machines and a crowd the fullest had up to
 //! 1.85 times the mean at a run's p99 that way, and has at most 1.5 times now that the last look settles.
 //!
 //! The daemon does not settle yet: its last look is amended like those before it.
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(Leases::default().heard(Millis(0), LOOKS - 2, &[load(1, 90)], |_| 0), Verdict::Again);
     }
 
-    /// Three were looked at, one of them before this request; the idlest of the others serves, and nobody unseen.
+    /// Three were looked at, one of them before this request; the idlest of the others serves, and no unseen one.
     #[test]
     fn the_last_look_settles_for_the_best_of_what_was_seen() {
         let mut leases = Leases::default();

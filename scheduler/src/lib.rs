@@ -14,7 +14,7 @@
 //!  outcomes ──▶ trust ─────────┘                  lease ──┘         admit: the serving side's door
 //! ```
 //!
-//! Everything is a function of its arguments: time is [`Millis`], chance is a seed ([`chance`]). Nodes with the same
+//! Everything is a function of its arguments: time is [`Millis`], randomness is a seed ([`rng`]). Nodes with the same
 //! view therefore decide alike, and a simulation runs the very code that a node runs. Iteration is always over sorted
 //! containers; `.clippy.toml` bans clocks and hash maps in this crate.
 //!

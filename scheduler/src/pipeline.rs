@@ -1,7 +1,7 @@
 //! Who runs which layers of one request.
 //!
 //! A [`Pipeline`] can only be built complete: it starts at layer 0, each [`Segment`] begins where the one before it
-//! ended, and it stops at the last layer. Whoever holds one need not check again.
+//! ended, and it stops at the last layer. Code that has one need not check again.
 
 use std::fmt;
 

@@ -23,7 +23,7 @@ pub struct RoutePolicy {
     /// Price the hop from the requester to the first segment and from the last one back.
     /// True for every real request; false prices an open chain, as the published cases do.
     pub closing_hop: bool,
-    /// Only these nodes may serve (the requester always may). `None` admits everybody.
+    /// Only these nodes may serve (the requester always may). `None` admits every node.
     pub allow: Option<BTreeSet<NodeId>>,
     /// These may not, the requester included: dead, banned, or under suspicion.
     pub deny: BTreeSet<NodeId>,

@@ -1,4 +1,4 @@
-//! Rng as an argument: a small seeded generator.
+//! Randomness as an argument: a small seeded generator.
 //!
 //! SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014): one addition and
 //! a mixing of 64 bits per draw, the same numbers on every machine. Good enough to spread load and to drive a

@@ -4,7 +4,7 @@
 //! O(layers held) and sorts the hosts by (region, first layer, id): every answer is independent of the order in which
 //! announcements arrived, and the hosts of one layer lie close together in memory.
 //!
-//! Nobody knows the round trips between ten thousand strangers, so [`Links`] has two forms: a full matrix for small
+//! The round trips between ten thousand strangers are not known, so [`Links`] has two forms: a full matrix for small
 //! swarms, and `base[region][region] + access + access` with single measured pairs on top for large ones.
 
 use std::fmt;

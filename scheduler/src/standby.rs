@@ -9,7 +9,7 @@
 //!   to the neighbors that stay. Several nodes may tile one segment. Covers are chosen one after the other and each
 //!   is charged against the KV room of its nodes, so two segments never count on the same free memory.
 //! * [`shadow`]: the one node that should follow a segment token by token: it must hold the whole segment, since it
-//!   replays exactly that input log, and be run by somebody else than the segment, since it also checks it.
+//!   replays exactly that input log, and be run by another node than the segment's, since it also checks it.
 //!
 //! Limits: `disjoint` takes the primary as given; a swarm may have two disjoint pipelines neither of which is part
 //! of the best one. Per-segment covers exist more often and are what failover uses first.
@@ -28,7 +28,7 @@ pub fn disjoint(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> R
 }
 
 /// As [`disjoint`], with the memory of a router kept for this: at ten thousand nodes half of the time of a first search
-/// is the memory of its table. The router is prepared anew.
+/// is the memory of its table. The router is prepared again.
 ///
 /// # Errors
 /// As [`disjoint`].
@@ -49,7 +49,7 @@ pub fn disjoint_with(
     router.route(snapshot, &others)
 }
 
-/// `request` with the nodes of `primary` denied, or everybody of their operators.
+/// `request` with the nodes of `primary` denied, or all nodes of their operators.
 fn without(snapshot: &Snapshot, request: &Request, primary: &Pipeline, operators: bool) -> Request {
     let mut request = request.clone();
     request.policy.near_equal = 0.0;
@@ -73,9 +73,9 @@ fn without(snapshot: &Snapshot, request: &Request, primary: &Pipeline, operators
 pub struct Cover {
     /// Index of the segment in the primary.
     pub index: usize,
-    /// Nodes that tile exactly its layers; empty when nobody can.
+    /// Nodes that tile exactly its layers; empty when no nodes can.
     pub segments: Vec<Segment>,
-    /// Predicted cost of the pipeline with the cover in place, ms; infinite when nobody can.
+    /// Predicted cost of the pipeline with the cover in place, ms; infinite when none can.
     pub total_ms: f64,
 }
 
@@ -146,7 +146,7 @@ fn tile(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize
 
 /// The node that should shadow segment `index` of `primary`: holds all of it, is not part of the pipeline, is of
 /// another operator than the segment's node, and is the nearest to take over among those trusted at least
-/// `trust_floor` of the policy. `None` when nobody fits.
+/// `trust_floor` of the policy. `None` when no node fits.
 pub fn shadow(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize) -> Option<NodeId> {
     let segment = primary.segments().get(index)?;
     let operator = snapshot.host(segment.node)?.operator;

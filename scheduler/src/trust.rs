@@ -77,7 +77,7 @@ pub struct Record {
     must_prove: bool,
 }
 
-/// A [`Record`] in figures, for whoever keeps it between runs; times are by the clock the record was noted with.
+/// A [`Record`] in figures, for storage between runs; times are by the clock the record was noted with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Figures {
@@ -184,7 +184,7 @@ impl Record {
     }
 }
 
-/// What somebody says a segment's output at disputed positions is, as a digest.
+/// What a node says a segment's output at disputed positions is, as a digest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Testimony {
     /// Who computed it.
@@ -209,10 +209,10 @@ pub enum Verdict {
 }
 
 /// Judges a dispute. Honest nodes of the exact class compute the same bits, so equal digests of unrelated operators are
-/// the truth; `own` is the digest of an own recomputation (the layer audit), which outweighs everybody.
+/// the truth; `own` is the digest of an own recomputation (the layer audit), which outweighs all others.
 ///
-/// Nobody is convicted by a single other voice, so a slanderer convicts nobody. Without `own`, two operators that
-/// collude outvote one honest node: that is the limit of voting, and why whoever holds the weights should recompute.
+/// A single other voice convicts no node, so a slanderer convicts none. Without `own`, two operators that
+/// collude outvote one honest node: that is the limit of voting, and why a node that holds the weights should recompute.
 pub fn judge(testimonies: &[Testimony], own: Option<[u8; 32]>) -> Verdict {
     let against = |truth: [u8; 32]| {
         let wrong = testimonies.iter().filter(|said| said.digest != truth).map(|said| said.node);

@@ -241,7 +241,7 @@ proptest! {
         prop_assert_eq!(before.is_some(), after.is_some());
     }
 
-    /// Nobody but the requester runs an end; room is never oversold; explain agrees with the router.
+    /// Only the requester runs an end; room is never oversold; explain agrees with the router.
     #[test]
     fn rules_are_kept(case in case(6, 8), seed in any::<u64>()) {
         let snapshot = case.snapshot();

@@ -97,7 +97,7 @@ struct Faults {
     freezes: usize,
     slow: usize,
     notice: bool,
-    /// Share of segments that somebody follows.
+    /// Share of segments that have a follower.
     shadows: f64,
 }
 
@@ -193,7 +193,7 @@ impl World {
                 Action::Send { stage, epoch, node, from, to } => {
                     let segment = session.segments().nth(stage).unwrap();
                     let layers = segment.layers.start();
-                    // Whoever follows is first given what it lacks.
+                    // A follower first gets what it lacks.
                     let had =
                         self.served.get(&(node, layers)).map_or(0, |served| served.kv.inputs.len() as u32);
                     let from = if node == segment.node { from } else { from.min(had) };
@@ -473,9 +473,9 @@ fn freezes_and_silent_deaths_lose_no_token() {
     }
 }
 
-/// A stage freezes for five seconds, at any moment from before it promised. With a shadow nobody waits for it: half a
-/// second until its silence counts, and the shadow's step. Without one its cover replays after twice that. Times are
-/// virtual, ways are 5 to 25 ms.
+/// A stage freezes for five seconds, at any moment from before it promised. With a shadow the answer does not wait
+/// for it: half a second until its silence counts, and the shadow's step. Without one its cover replays after twice
+/// that. Times are virtual, ways are 5 to 25 ms.
 #[test]
 fn a_frozen_stage_is_not_waited_for() {
     for (shadows, bound) in [(1.0, 1_000), (0.0, 1_600)] {
@@ -488,7 +488,7 @@ fn a_frozen_stage_is_not_waited_for() {
             stalls.push(gaps.max().unwrap());
         }
         stalls.sort_unstable();
-        // Half of the freezes meet nobody of the route, or come when all is over.
+        // Half of the freezes meet no node of the route, or come when all is over.
         let met = &stalls[stalls.partition_point(|ms| *ms < 300)..];
         let at = |share: f64| met[((met.len() - 1) as f64 * share) as usize];
         println!(

@@ -78,8 +78,8 @@ fn segments(pipelines: &[Pipeline]) -> Vec<Segment> {
 proptest! {
     #![proptest_config(config(120))]
 
-    /// Never a panic; every pipeline is whole, fits with embedding and head, and nobody serves twice; the same answer in
-    /// any order of sites.
+    /// Never a panic; every pipeline is whole, fits with embedding and head, and no node serves twice; the same
+    /// answer in any order of sites.
     #[test]
     fn placement_fits_and_ignores_order(land in land(14), turn in 0usize..14) {
         let ground = land.ground();
@@ -96,7 +96,7 @@ proptest! {
         prop_assert_eq!(place(&land.ground_in(&order)), found);
     }
 
-    /// A leave and a join move nobody who serves in a pipeline that stands; a newcomer gets what fits.
+    /// A leave and a join move no node that serves in a pipeline that stands; a newcomer gets what fits.
     #[test]
     fn joins_and_leaves_are_local(land in land(12), gone in 0usize..12) {
         prop_assume!(land.sites.len() > 2);
@@ -173,7 +173,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..config(400) })]
 
-    /// More memory for everybody: whatever could be served before still can, nearly as well. The search is not exact:
+    /// More memory for every node: whatever could be served before still can, nearly as well. The search is not exact:
     /// of 4,000 drawn cases some lost more than a tenth and none more than a fifth. The cases are the same in every run,
     /// so that none of them fails by chance.
     #[test]
@@ -245,8 +245,8 @@ proptest! {
         prop_assert!(slow.is_some());
     }
 
-    /// Two that hold everything, the second a third slower. While announcements and visits flicker by a tenth nobody
-    /// leaves the first; once it has become twice as slow, everybody has by the second announcement.
+    /// Two that hold everything, the second a third slower. While announcements and visits flicker by a tenth no node
+    /// leaves the first; once it has become twice as slow, all have by the second announcement.
     #[test]
     fn routes_bear_noise_and_leave_a_fault(
         usual in 1.0f64..20.0,
@@ -317,8 +317,8 @@ proptest! {
         }
     }
 
-    /// Whatever comes, waits, is cancelled, panics, runs out of time or ends: slots and memory are never oversold, every one comes back
-    /// once, no slot idles while somebody who fits waits, and whoever can be served is.
+    /// Whatever comes, waits, is cancelled, panics, runs out of time or ends: slots and memory are never oversold,
+    /// every one comes back once, no slot idles while an ask that fits waits, and every ask that can be served is.
     #[test]
     fn the_door_loses_nobody(steps in vec((0u8..7, 0u64..6, 0usize..5, 0u64..60, 0u64..4_000), 1..150)) {
         let tiers = [1.0, 2.0, 4.0].map(|weight| Tier { weight, share: 2 }).to_vec();
@@ -365,7 +365,7 @@ proptest! {
             prop_assert!(held.len() <= 4 && used <= 100);
             prop_assert_eq!((door.running(), door.kv_used(), door.waiting()), (held.len(), used, waiting.len()));
             let smallest = waiting.values().map(|waiting| waiting.0).min();
-            prop_assert!(held.len() == 4 || !held.is_empty() || smallest.is_none(), "an empty node lets somebody wait");
+            prop_assert!(held.len() == 4 || !held.is_empty() || smallest.is_none(), "an empty node lets an ask wait");
         }
         held.clear();
         for _ in 0..100 {

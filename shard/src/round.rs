@@ -2,7 +2,7 @@
 //!
 //! A session over wire `q8` rounds the rows that cross a fixed set of layer boundaries to 34 bytes per 32 values: a
 //! scale in bf16 and 32 signed bytes. Which boundaries, the session decides; every stage rounds there, whether a wire
-//! is there or not, so that a session that is cut anew keeps its bits. The rule, per block of 32 values:
+//! is there or not, so that a session with new cuts keeps its bits. The rule, per block of 32 values:
 //!
 //! ```text
 //! amax = max |x|

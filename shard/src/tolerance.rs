@@ -10,8 +10,8 @@
 //! The residual stream is many times longer than what a few layers add to it. Measured against the row itself, a stage that
 //! gives back its inputs would seem to be nearly right; measured against what it was to add it is at distance 1.
 //!
-//! Limits: whoever changes rows by less than other hardware does is not found, by this or by any other test of one answer
-//! (a digest of exact bits finds it, which is why such a node alone never serves a strict request).
+//! Limits: a node that changes rows by less than other hardware does is not found, by this or by any other test of one
+//! answer (a digest of exact bits finds it, which is why such a node alone never serves a strict request).
 
 /// An answer whose median row is nearer is what its layers give, computed by other hardware. Measured on the default model
 /// (`tests/integration/tolerance.rs`), for one to six layers: f32 weights and activations 0.005 to 0.011, eight-bit

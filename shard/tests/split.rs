@@ -1,5 +1,5 @@
 //! Layer ranges compose: `[0, a)`, `[a, b)`, `[b, L)` in separate shards, with raw activations between them, give the
-//! bits of one shard that holds everything. This is what lets a swarm cut a model anywhere, and cut it anew later.
+//! bits of one shard that holds everything. This is what lets a swarm cut a model anywhere, and cut it elsewhere later.
 
 mod common;
 

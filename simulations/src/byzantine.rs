@@ -28,9 +28,9 @@ pub enum Strategy {
     Equivocate,
     /// Does not commit: cannot be checked, counts as a stall.
     Withhold,
-    /// Honest, but whoever checks it lies.
+    /// Honest, but its checker lies.
     Slandered,
-    /// Lies, and whoever checks it says the same. Only an own recomputation helps.
+    /// Lies, and its checker confirms the lie. Only an own recomputation helps.
     Colluding,
 }
 

@@ -8,7 +8,7 @@ fn seeds() -> u64 {
     std::env::var("SHOAL_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(10_000)
 }
 
-/// Whatever the strategy: a checked lie is always proven, nobody honest ever convicted, two replays suffice.
+/// Whatever the strategy: a checked lie is always proven, no honest node ever convicted, two replays suffice.
 #[test]
 fn checked_lies_are_caught_and_the_honest_are_not() {
     for seed in 0..seeds() {
@@ -36,7 +36,7 @@ fn checked_lies_are_caught_and_the_honest_are_not() {
     }
 }
 
-/// New identities gain nothing: the first lie of whoever is on probation is found.
+/// New identities gain nothing: the first lie of a node on probation is found.
 #[test]
 fn newcomers_are_caught_at_once() {
     for seed in 0..seeds() {
@@ -75,7 +75,7 @@ fn detection_lies_in_the_predicted_band() {
     }
 }
 
-/// The limit of voting, measured: where nobody recomputes, those who collude are believed.
+/// The limit of voting, measured: where no node recomputes, colluding nodes are believed.
 #[test]
 fn collusion_needs_an_own_recomputation() {
     let without = play(1, Strategy::Colluding, Record::default(), 50, false);

@@ -85,11 +85,11 @@ fn a_crowd_does_not_herd() {
         let (half, most) = (percentile(&outcome.spread, 0.5), percentile(&outcome.spread, 0.99));
         assert!(half <= 1.2 && most <= 1.5, "seed {seed}: {half} {most}");
     }
-    assert!(percentile(&run(&scenario, Policy::Petals, 1).spread, 0.5) > 4.0, "nobody was crowded");
+    assert!(percentile(&run(&scenario, Policy::Petals, 1).spread, 0.5) > 4.0, "no node was crowded");
 }
 
-/// Machines that came one by one hold what suited the swarm then; keepers put that right, a few at a time, and nobody who
-/// is served notices.
+/// Machines that came one by one hold what suited the swarm then; keepers put that right, a few at a time, and no
+/// machine that is served notices.
 #[test]
 fn keepers_move_what_grew_badly() {
     let mut scenario = Scenario::parse(SCENARIOS[7]).unwrap();

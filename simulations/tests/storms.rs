@@ -78,7 +78,7 @@ fn who_gets_nowhere_ends() {
     }
 }
 
-/// Without faults nobody recovers from anything, and everything is served.
+/// Without faults no request needs recovery, and everything is served.
 #[test]
 fn calm_needs_no_recovery() {
     for seed in 0..300 {

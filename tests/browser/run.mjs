@@ -150,7 +150,7 @@ check('an answer that was being checked says what came of it, in its place', asy
   assert.match(await page.locator('.badge').nth(0).locator('dl').innerText(), /from token 5 on .* not to be relied on/);
   await shot(page, 'checked');
   assert.equal(await page.evaluate(() => window.shifts.length), shifts, 'nothing moved');
-  // What came while nobody listened is in the snapshot.
+  // What came while no reader listened is in the snapshot.
   fake.state.verdicts = [verdict(streams[2], { checked_by: ['d90b7e11'], checked_tokens: 2 })];
   fake.tell({ type: 'snapshot', snapshot: fake.state });
   await told(2, 'checked by d90b7e11');
@@ -185,7 +185,7 @@ check('stop cancels the request at once, by button and by key', async () => {
   await view.close();
 });
 
-check('regenerate asks the same again; edit asks anew and forgets what came after', async () => {
+check('regenerate asks the same again; edit asks again and forgets what came after', async () => {
   const view = await open();
   const { page } = view;
   await ready(page);

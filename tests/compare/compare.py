@@ -5,7 +5,7 @@
 
 Needs llama-cpp-python (`pip install llama-cpp-python`, built for the processor it runs on). The machine should do nothing
 else. Random weights of the shape are written to a temporary folder first. Both sides: one warm-up, a 512-token prompt in
-one batch, then 64 greedy tokens after it; f16 KV cache. Every run is a fresh process, so that memory is laid out anew.
+one batch, then 64 greedy tokens after it; f16 KV cache. Every run is a fresh process, so that memory has a fresh layout.
 """
 
 import argparse

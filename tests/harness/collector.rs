@@ -16,7 +16,7 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message;
 
-/// Exporters keep one connection; more are somebody else's.
+/// Exporters keep one connection; more belong to other processes.
 const MAX_CONNECTIONS: usize = 16;
 /// A batch is at most 512 spans.
 const MAX_BODY: usize = 16 << 20;

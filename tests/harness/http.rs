@@ -32,7 +32,7 @@ pub fn ask(node: &Node, method: &str, path: &str, body: &Value) -> Answer {
     request(url, &fs::read_to_string(file).expect("the token can be read"), method, path, body)
 }
 
-/// Asks whoever listens at `url`.
+/// Asks the server that listens at `url`.
 ///
 /// # Panics
 ///

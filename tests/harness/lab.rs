@@ -22,9 +22,9 @@ pub struct Host {
 /// How a router gives its hosts' packets the router's address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Nat {
-    /// A host's port is seen as the same port by everybody outside: most home routers. Holes can be punched.
+    /// A host's port is seen as the same port by every host outside: most home routers. Holes can be punched.
     Cone,
-    /// Every connection is seen from another random port: nobody can guess where to knock.
+    /// Every connection is seen from another random port: peers cannot guess the port.
     Symmetric,
 }
 
@@ -131,7 +131,7 @@ impl Host {
         ));
         for (host, (interface, addresses)) in [(self, near_end), (far, far_end)] {
             for address in addresses {
-                // Nobody else has it: no need to wait until the kernel has asked around.
+                // No other host has it: no need to wait until the kernel has asked around.
                 let at_once = if address.contains(':') { "nodad" } else { "" };
                 host.run(&format!("ip addr add {address} dev {interface} {at_once}"));
             }

@@ -82,7 +82,7 @@ pub const ENDED: Duration = Duration::from_secs(400);
 ///
 /// When it cannot be started.
 pub fn output(command: &mut Command) -> std::io::Result<Output> {
-    // A group of its own, so that nobody whom it started outlives it.
+    // A group of its own, so that no process that it started outlives it.
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Ok(ended(command.spawn()?, ENDED))
 }

@@ -54,6 +54,6 @@ fn run(script: &str, environment: &[(&str, &str)]) {
 
 /// Past the test runner, which keeps to itself what passing tests print.
 fn say(line: &str) {
-    // Nobody to tell is no reason to fail.
+    // A closed output is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -167,7 +167,7 @@ fn a_named_file_that_changed_or_is_gone_is_not_taken_for_the_model() {
     shoal.ok(["model", "add", path], "");
     let eval = ["eval", "--model", "mine", "--tokens", "1 2 3", "--json"];
     let before = shoal.json(eval, "");
-    // Written anew with the same bytes: the same model.
+    // Written again with the same bytes: the same model.
     fs::write(&file, fs::read(fixture("qwen2")).unwrap()).unwrap();
     assert_eq!(shoal.json(eval, "")["logit"], before["logit"]);
     let mut bytes = fs::read(&file).unwrap();

@@ -109,7 +109,7 @@ fn a_fuzzer_that_reads_the_document_finds_nothing() {
     }
     let shoal = Shoal::new();
     let token = shoal.home().join("token");
-    // Whoever asks for as many tokens as there may be gets few.
+    // A request for as many tokens as there may be gets few.
     let (mut serving, url) = serve(shoal.home(), &token, &["--ctx", "128"]);
     let token = std::fs::read_to_string(token).unwrap();
     let folder = TempDir::new().unwrap();
@@ -159,6 +159,6 @@ fn the_api_is_not_opened_to_others_by_accident() {
 
 /// Past the test runner, which keeps to itself what passing tests print.
 fn say(line: &str) {
-    // Nobody to tell is no reason to fail.
+    // A closed output is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -60,7 +60,8 @@ fn what_strangers_computed_is_checked_and_nothing_goes_to_them_unless_agreed() {
     asks.wait_for("answering");
     whole.wait_for("answering");
 
-    // Nobody knows these nodes yet, so all they do is computed again: behind the answer, or before it when it is strict.
+    // These nodes have no history yet, so all they do is computed again: behind the answer, or before it when it is
+    // strict.
     let first = chat(&asks, &[]);
     assert_eq!(first.status, 200, "{first:?}");
     assert_eq!(first.body["shoal"]["mode"], "boomerang", "{first:?}");

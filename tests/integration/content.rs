@@ -33,7 +33,7 @@ use shard::{quant, synthetic};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// A model of some MB that nobody trained: only its bytes matter.
+/// A model of some MB with random weights: only its bytes matter.
 fn weights(folder: &Path, layers: usize) -> PathBuf {
     let file = folder.join("tiny.gguf");
     let shape = synthetic::SHAPES.iter().find(|(name, _)| *name == "tiny").unwrap().1.clone();
@@ -359,7 +359,7 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     let home = |name: &str| folder.path().join(name);
     let alone = Shoal::new().json(["run", "--json", "-n", "24", "--model", path, PROMPT], "");
 
-    // Everybody has the file but the last two; nobody serves layers 3..5. Only one shares.
+    // All but the last two have the file; no node serves layers 3..5. Only one shares.
     let asks = Node::start(&home("a"), &["--model", path, "--ask-only"]);
     let peer = asks.tcp().to_owned();
     let shares = shoal(&home("b")).args(["model", "share", path]).stdout(Stdio::null()).status().unwrap();
@@ -373,7 +373,7 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     knows(&fresh, 2);
     knows(&holds, 1);
     knows(&helper, 1);
-    until("somebody who serves what is called so", || {
+    until("a node that serves what is called so", || {
         let peers = fresh.ask(&["peers"]);
         let mut models = peers["peers"].as_array().unwrap().iter().flat_map(|peer| peer["models"].as_array());
         models.any(|models| {
@@ -388,7 +388,7 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     assert_eq!(status["model"]["loaded"].as_array().unwrap().len(), 0, "{status}");
     assert!(status["content"]["downloaded_bytes"].as_u64().unwrap() < whole / 2, "{status}");
     drop(fresh);
-    // In order, so that nobody counts on its layers any more.
+    // In order, so that no node counts on its layers any more.
     assert_eq!(helper.ask(&["leave"])["left"], true);
 
     let cap = (whole * 9 / 10).to_string();
@@ -421,7 +421,7 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     );
     assert!(sparse.ask(&["status"])["served_positions"].as_u64().unwrap() >= 24);
 
-    // A restart needs nobody to go on with what is here.
+    // A restart continues with what is here, without peers.
     let home = sparse.home.clone();
     drop(sparse);
     let again = Node::start(&home, &["--model", &id, "--max-layers", "2", "--peer", &peer]);

@@ -209,7 +209,7 @@ fn the_whole_chain_at_once() {
     assert_eq!(rest.resumed["ids"].as_array().unwrap(), before, "what was shown is what was kept");
 }
 
-/// Everybody reaches the one who asks through a wire; one direction of the wire to a stage that runs is cut.
+/// All nodes reach the requester through a wire; one direction of the wire to a stage that runs is cut.
 #[test]
 fn a_wire_that_carries_one_way() {
     let folder = TempDir::new().unwrap();
@@ -221,7 +221,7 @@ fn a_wire_that_carries_one_way() {
         let wire = Wire::to(port.parse().unwrap());
         let through = format!("{before}/tcp/{}/{peer}", wire.port);
         let home = folder.path().join(index.to_string());
-        // The asker has no other way: it knows no address that anybody listens on, until the wire is given up.
+        // The asker has no other way: it knows no address that a node listens on, until the wire is given up.
         serves.push((Node::start(&home, &["--layers", "1..7", "--peer", &through]), wire));
     }
     asks.meets(2);
@@ -370,7 +370,7 @@ fn the_one_who_asks_dies() {
     assert_eq!(swarm.asks.ask(&["resume", "--list"])["answers"].as_array().unwrap().len(), 0);
 }
 
-/// Continues the one interrupted answer, once the node has noticed that nobody listens to it any more.
+/// Continues the one interrupted answer, once the node has noticed that its client is gone.
 fn resumed(asks: &Node) -> Prompt {
     let started = Instant::now();
     loop {

@@ -1,5 +1,5 @@
 //! The kill matrix: real processes, every kind of death, at any moment of a prompt; the answer must be the one that
-//! nobody's death would have changed.
+//! an undisturbed run gives.
 //!
 //! `SHOAL_FAULTS` sets the number of faults, `SHOAL_SEED` the first seed; each fault prints the seed that repeats it.
 
@@ -23,11 +23,11 @@ use tempfile::TempDir;
 
 /// A prompt that has not ended by then hangs.
 const BOUND: Duration = Duration::from_secs(150);
-/// A stall that is told with its story.
+/// A stall that is printed with its history.
 const SLOW_MS: f64 = 1_500.0;
-/// What those do who stand by, as often as they are drawn. Where nobody can follow, it makes no difference.
+/// Modes of the shadow, as often as they are drawn. Where no node can follow, it makes no difference.
 const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
-/// Two ways to hold the middle layers twice: with somebody to follow each segment, and so that whoever takes over cuts
+/// Two ways to hold the middle layers twice: with a follower for each segment, and so that the node that takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
 
@@ -106,7 +106,7 @@ impl Swarm {
         }
     }
 
-    /// Ends whatever is left of a node and starts it anew.
+    /// Ends whatever is left of a node and starts it again.
     fn restore(&mut self, index: usize) {
         // Who leaves says good-bye; a command that comes late would send the successor away.
         for mut leave in self.leaves.take() {
@@ -205,7 +205,7 @@ fn the_answer_survives_every_kind_of_death() {
         halves.map(|half| half.join().unwrap_or_else(|panic| resume_unwind(panic)))
     });
     println!("{faults} faults: 0 tokens lost, 0 doubled, 0 different, 0 hangs");
-    for (standby, stalls) in ["followed", "cut anew"].into_iter().zip(stalls) {
+    for (standby, stalls) in ["followed", "other cuts"].into_iter().zip(stalls) {
         for ((shadow, kind), mut stalls) in stalls {
             stalls.sort_by(f64::total_cmp);
             let at = |share: f64| stalls[((stalls.len() - 1) as f64 * share).round() as usize];

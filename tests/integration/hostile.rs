@@ -1,9 +1,9 @@
 //! A crowd of strangers does what it likes to a serving node, while an honest neighbor's prompts go through it.
 //!
-//! Raw connections that say half a word and vanish, streams that promise frames nobody may send, streams that trickle,
-//! streams that are never read or written, and asks for everything that is known, again and again. What counts is
-//! that every honest answer is right and that the memory of the daemon and of its worker stays bounded; both are
-//! printed. Garbage gossip is in `p2p/tests/hostile.rs`, where the raw protocols are at hand.
+//! Raw connections that say half a word and vanish, streams that promise frames larger than allowed, streams that
+//! trickle, streams that are never read or written, and asks for everything that is known, again and again. What
+//! counts is that every honest answer is right and that the memory of the daemon and of its worker stays bounded; both
+//! are printed. Garbage gossip is in `p2p/tests/hostile.rs`, where the raw protocols are at hand.
 //!
 //! `SHOAL_HOSTILE=full` opens 10,000 connections and asks 40 times; without it the same in small.
 
@@ -202,7 +202,7 @@ fn a_crowd_of_strangers_does_not_stop_honest_prompts() {
         before.1,
         peak.1
     );
-    assert!(count(&deeds.connections) > 0 && count(&deeds.streams) > 0, "nobody attacked");
+    assert!(count(&deeds.connections) > 0 && count(&deeds.streams) > 0, "no attack ran");
     assert!(
         peak.0.saturating_sub(before.0) < MAX_GROWTH_KIB,
         "the daemon grew from {} to {}",

@@ -31,7 +31,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const PROMPT: &str = "Tell me a story about an owl who learns to swim";
-/// Nobody: the user without rights of every Unix.
+/// The user `nobody`, without rights on every Unix.
 const NOBODY: u32 = 65_534;
 
 fn alone(tokens: &str) -> Value {
@@ -166,7 +166,7 @@ fn the_api_answers_before_there_is_anything_to_answer_with() {
     let answer = http::ask(&node, "POST", "/v1/chat/completions", &ask);
     assert_eq!(answer.status, 503, "{answer:?}");
     assert!(answer.head.contains("retry-after: "), "{answer:?}");
-    // It is loading, or nobody holds it: by when the request came.
+    // It is loading, or no node holds it, depending on when the request came.
     assert!(!answer.body["error"]["message"].as_str().unwrap().is_empty(), "{answer:?}");
 }
 
@@ -279,7 +279,7 @@ fn afterwards_every_question_has_an_answer() {
         assert!(status[counted].as_u64().unwrap() > 0, "{counted}: {status}");
     }
 
-    // The doctor's report can be shown to anybody.
+    // The doctor's report can be shown to anyone.
     let doctor = Command::new(binary()).args(["doctor", "--json", "--home"]).arg(&home).output().unwrap();
     let report = String::from_utf8(doctor.stdout).unwrap();
     let parsed: Value = serde_json::from_str(report.lines().last().unwrap()).unwrap();

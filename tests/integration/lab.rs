@@ -28,7 +28,7 @@ fn answers_as_alone(asks: &Node, tokens: &str) -> Value {
     let alone = Shoal::new().json(["run", "--json", "-n", tokens, PROMPT], "");
     let split = asks.ask(&["run", "--via", "swarm", "-n", tokens, PROMPT]);
     assert_eq!(split["ids"], alone["ids"], "{split}");
-    assert!(split["stages"].as_array().unwrap().len() >= 3, "nobody else computed: {split}");
+    assert!(split["stages"].as_array().unwrap().len() >= 3, "no other node computed: {split}");
     split
 }
 
@@ -81,7 +81,7 @@ impl Homes {
     }
 }
 
-/// Nobody is asked for an address, a port or a relay: one bootstrap address each, as from an invite.
+/// The user names no address, port or relay: one bootstrap address each, as from an invite.
 fn behind_nat(of_alice: Nat, of_bob: Nat, path: &str) {
     let homes = Homes::new(of_alice, of_bob);
     let folder = TempDir::new().unwrap();

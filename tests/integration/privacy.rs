@@ -1,23 +1,23 @@
-//! What the README says about privacy is what the code measures.
+//! What node/docs/privacy.md says is what the code measures.
 
 use std::fs;
 
 use harness::{Shoal, root};
 
-/// The README's table has a row `| head | raw | q8 |` per head, in percent of the tokens of the built-in text.
+/// Its table has a row `| head | raw | q8 |` per head, in percent of the tokens of the built-in text.
 #[test]
-fn the_readme_quotes_the_inversion_rate_that_the_audit_measures() {
+fn the_page_quotes_the_inversion_rate_that_the_audit_measures() {
     let shoal = Shoal::new();
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let page = fs::read_to_string(root().join("node/docs/privacy.md")).unwrap();
     for head in ["1", "2"] {
         let report = shoal.json(["privacy", "audit", "--head", head, "--json"], "");
         let percent = |wire: &str| format!("{:.0} %", 100.0 * report[wire]["share"].as_f64().unwrap());
         let row = format!("| {head} | {} | {} |", percent("raw"), percent("q8"));
-        assert!(readme.contains(&row), "the README lacks \"{row}\": {report}");
+        assert!(page.contains(&row), "the page lacks \"{row}\": {report}");
         assert!(report["tokens"].as_u64().unwrap() >= 40, "{report}");
     }
     for promise in ["cannot be read", "stays private", "anonymous"] {
-        assert!(!readme.contains(promise), "the README promises \"{promise}\"");
+        assert!(!page.contains(promise), "the page promises \"{promise}\"");
     }
 }
 

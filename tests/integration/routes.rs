@@ -1,5 +1,5 @@
-//! Who runs what, on real processes: prompts spread over those who hold the same layers, and a layer that nobody holds any
-//! more is taken over by whoever can spare his.
+//! Who runs what, on real processes: prompts spread over those who hold the same layers, and a layer without
+//! a holder is taken over by a node that can spare its own.
 
 use std::{
     collections::BTreeSet,
@@ -53,7 +53,7 @@ fn step_ms(asks: &Node, through: [&Node; 2]) -> f64 {
     plan["predicted"]["step_ms"].as_f64().unwrap_or_else(|| panic!("{plan}"))
 }
 
-/// Whether every idle copy is dearer than its twin to everybody who asks: then nobody ought to have gone there. Copies
+/// Whether every idle copy is dearer than its twin for every requester: then no prompt should have gone there. Copies
 /// are measured apart, and on a busy machine the measurements differ by more than what counts as near-equal.
 fn idle_for_a_reason(asks: [&Node; 2], pairs: &[[Node; 2]; 2], served: &BTreeSet<String>) -> bool {
     let pick = |pair: usize, copy: usize| &pairs[pair][copy];
@@ -102,7 +102,7 @@ fn eight_prompts_at_once_spread_over_both_holders_of_every_stage() {
     }
     let names = pairs.iter().flatten().map(|node| &node.name).collect::<Vec<_>>();
     assert!(spread, "of {names:?} only {served:?} served, and the others are not dearer");
-    // What they were asked for they gave back: nobody's room stays reserved.
+    // All leases were given back: no room stays reserved.
     let started = Instant::now();
     while pairs.iter().flatten().any(|node| node.ask(&["status"])["load"]["active"] != 0) {
         assert!(started.elapsed() < PATIENCE, "a session stays open");
@@ -156,7 +156,7 @@ fn a_spare_takes_over_layers_that_nobody_holds_any_more() {
         if peers["peers"].as_array().unwrap().iter().any(holds) {
             break;
         }
-        assert!(started.elapsed() < PATIENCE, "nobody took over: {peers}");
+        assert!(started.elapsed() < PATIENCE, "no node took over: {peers}");
         thread::sleep(Duration::from_millis(200));
     }
     let answer = run(&asks.home);
@@ -180,7 +180,7 @@ fn prompts_wait_for_their_turn_where_everybody_is_full() {
         assert_eq!(line["ids"], expected, "{line}");
         assert_eq!(line["stages"][1]["node"], serves.name.as_str(), "{line}");
     }
-    // Being full is no fault of anybody.
+    // Being full is not a fault.
     let peers = asks.ask(&["peers"]);
     assert_eq!(peers["peers"][0]["trust"]["failures"], 0, "{peers}");
 }

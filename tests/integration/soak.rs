@@ -1,5 +1,5 @@
-//! Prompts for a long time, one after another and several at once, while nothing goes wrong: nobody is taken for dead, and
-//! nothing grows.
+//! Prompts for a long time, one after another and several at once, while nothing goes wrong: no node is taken for
+//! dead, and nothing grows.
 //!
 //! `SHOAL_SOAK_S=600` sets the seconds; 20 by default.
 
@@ -86,8 +86,8 @@ fn soak_nobody_is_taken_for_dead_and_nothing_grows() {
         })
         .collect();
     asks.meets(4);
-    let everybody = || serves.iter().chain([&asks]);
-    let pids: Vec<u64> = everybody()
+    let all = || serves.iter().chain([&asks]);
+    let pids: Vec<u64> = all()
         .flat_map(|node| [u64::from(node.child.id()), node.ask(&["status"])["worker_pid"].as_u64().unwrap()])
         .collect();
     let counted = Arc::new(Counted::default());

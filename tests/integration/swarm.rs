@@ -48,7 +48,7 @@ fn a_q8_session_equals_the_local_run_with_the_same_cuts() {
     let per_token =
         |line: &Value| line["bytes_out"].as_f64().unwrap() / line["completion_tokens"].as_f64().unwrap();
     let ratio = per_token(&raw) / per_token(q8);
-    // 3.76 to 1, less where only one of the two runs found somebody to feed.
+    // 3.76 to 1, less where only one of the two runs found a shadow to feed.
     assert!((2.0..5.0).contains(&ratio), "q8 carries {ratio} times fewer bytes");
 }
 
@@ -136,7 +136,7 @@ fn nodes_meet_answer_explain_and_leave() {
     assert_eq!(why["stages"][1]["node"], first.name.as_str());
     assert!(first.ask(&["status"])["served_positions"].as_u64().unwrap() >= 16);
 
-    // Nobody else holds the middle: the answer is a refusal that says what to do.
+    // No other node holds the middle: the answer is a refusal that says what to do.
     assert_eq!(first.ask(&["leave"])["left"], true);
     second.wait_for("left");
     let output = Command::new(binary())

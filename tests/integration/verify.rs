@@ -78,7 +78,7 @@ fn honest_nodes_agree_and_their_receipts_match() {
         for stage in strangers(&line, &swarm.asks.name) {
             let by = stage["checked_by"].as_array().unwrap();
             assert_eq!(by.is_empty(), verify == "off", "{line}");
-            assert!(!by.contains(&stage["node"]), "nobody is his own witness: {line}");
+            assert!(!by.contains(&stage["node"]), "no node is its own witness: {line}");
         }
         assert_eq!(line["verified"], if verify == "off" { 0.0 } else { 1.0 }, "{line}");
         for node in &swarm.serves {
@@ -143,7 +143,7 @@ fn a_liar_is_caught_and_the_answer_is_right_all_the_same() {
     for proof in &proofs {
         let (proven, said) = judged(proof);
         assert!(proven && said.contains(&liar.name), "{said}");
-        // Slander: the same proof against somebody else, and with one bit of the evidence changed.
+        // Slander: the same proof against another node, and with one bit of the evidence changed.
         let bytes = fs::read(proof).unwrap();
         for at in [4, bytes.len() - 1] {
             let mut made_up = bytes.clone();
@@ -158,7 +158,7 @@ fn a_liar_is_caught_and_the_answer_is_right_all_the_same() {
 
 #[test]
 fn whoever_sends_what_no_encoder_writes_is_left_at_once_and_nobody_else_is_blamed() {
-    // Its output goes to an honest stage and to the requester. Nobody else has its layers, until somebody comes.
+    // Its output goes to an honest stage and to the requester. No other node has its layers, until one joins.
     let swarm = Swarm::start(&[("1..4", "garble:30"), ("4..7", "")]);
     let mut asks = Command::new(binary());
     asks.args(["run", "--via", "swarm", "--verify", "off", "-n", TOKENS, PROMPT, "--json", "--home"]);
@@ -185,8 +185,8 @@ fn whoever_sends_what_no_encoder_writes_is_left_at_once_and_nobody_else_is_blame
 #[test]
 fn a_third_holder_settles_what_two_disagree_about() {
     let expected = alone();
-    // Not strict, so that the requester does not compute again itself while there is somebody to ask. Two of three take
-    // part in an answer, and the same two in the next: whoever measured itself slowest is left out.
+    // Not strict, so that the requester does not compute again itself while there is a third holder to ask. Two of
+    // three take part in an answer, and the same two in the next: the one that measured itself slowest is left out.
     let liar_takes_part = |_| {
         let swarm = Swarm::start(&[("1..7", "ulp:30"), ("1..7", ""), ("1..7", "")]);
         let line = swarm.run("sample");
@@ -197,7 +197,7 @@ fn a_third_holder_settles_what_two_disagree_about() {
         panic!("the liar was never asked for anything")
     };
     assert!(line["ids"] == expected || line["integrity"].is_u64(), "a lie went unnoticed: {line}");
-    assert!(line["settled_by_thirds"].as_u64() > Some(0), "nobody was asked: {line}");
+    assert!(line["settled_by_thirds"].as_u64() > Some(0), "no third holder was asked: {line}");
     let trust = swarm.trust(&swarm.serves[0]);
     assert_eq!((&trust["strikes"], &trust["barred"]), (&1.into(), &true.into()), "{trust}");
     for honest in &swarm.serves[1..] {
@@ -249,7 +249,7 @@ fn after_its_quarantine_a_node_proves_itself_or_is_banned() {
     );
     let liar = becomes(&swarm, &swarm.serves[1], |trust| trust["strikes"] == 2);
     assert_eq!((&liar["standing"], &liar["strikes"]), (&"banned".into(), &2.into()), "{liar}");
-    // Nobody asked for these answers, so nobody is told of them.
+    // These answers were not asked for by a client, so no client hears of them.
     let why = Command::new(binary()).args(["why", "--home"]).arg(&swarm.asks.home).output().unwrap();
     assert!(!why.status.success(), "{}", String::from_utf8_lossy(&why.stdout));
 }
@@ -258,7 +258,7 @@ fn after_its_quarantine_a_node_proves_itself_or_is_banned() {
 fn without_anybody_to_compare_with_the_requester_computes_again() {
     let swarm = Swarm::start(&[("1..7", "ulp:30")]);
     let first = swarm.run("sample");
-    // Nobody follows the only holder: the answer was read before it was checked, and says so.
+    // The only holder has no follower: the answer was read before it was checked, and says so.
     assert_eq!(first["convicted"].as_array().unwrap().len(), 1, "{first}");
     assert!(first["integrity"].is_u64(), "{first}");
     let proof = fs::read_dir(swarm.asks.home.join("proofs")).unwrap().next().unwrap().unwrap().path();
@@ -268,7 +268,7 @@ fn without_anybody_to_compare_with_the_requester_computes_again() {
     assert_eq!(why["convicted"], first["convicted"]);
 }
 
-/// A machine that computes other bits is held to a tolerance, and serves nobody who wants exact answers.
+/// A machine that computes other bits is held to a tolerance, and serves no strict prompt.
 #[test]
 fn other_bits_are_held_to_a_tolerance() {
     let swarm = Swarm::start(&[("1..7", "approx")]);
@@ -276,7 +276,7 @@ fn other_bits_are_held_to_a_tolerance() {
     let line = swarm.asks.ask(&[&args[..], &["--verify", "sample", PROMPT]].concat());
     let stages = strangers(&line, &swarm.asks.name);
     assert_eq!(stages.len(), 1, "{line}");
-    // The first answers of a node nobody knows are all checked.
+    // The first answers of an unknown node are all checked.
     let near = &stages[0]["near"];
     assert!(near["positions"].as_u64() > Some(40), "{line}");
     assert!(near["distance"].as_f64().is_some_and(|far| far > 0.0 && far < 0.03), "{line}");
@@ -284,7 +284,7 @@ fn other_bits_are_held_to_a_tolerance() {
     assert_eq!(line["convicted"].as_array().unwrap().len(), 0, "{line}");
     let trust = swarm.trust(&swarm.serves[0]);
     assert_eq!((&trust["strikes"], &trust["verified"]), (&0.into(), &1.into()), "{trust}");
-    // It is paid like anybody.
+    // It is paid like any other node.
     assert!(!swarm.asks.ask(&["receipts"])["receipts"].as_array().unwrap().is_empty());
     let mut strict = Command::new(binary());
     strict.args(args).args(["--verify", "strict", "--home"]).arg(&swarm.asks.home).arg(PROMPT);

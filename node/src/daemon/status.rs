@@ -17,6 +17,7 @@ impl Daemon {
             "reached": super::reach::reach(self.reachability, &addresses),
             "addresses": addresses,
             "peers": self.network.peers().await.len(),
+            "refused_versions": self.refused_versions().await,
             "known_nodes": self.view.len().saturating_sub(1),
             "model": model,
             "models": models,
@@ -51,6 +52,20 @@ impl Daemon {
             "uptime_s": self.started.elapsed().as_secs_f64(),
             "end": true,
         })
+    }
+
+    /// Nodes of this swarm that speak another version of the protocols, with a sentence for each.
+    async fn refused_versions(&self) -> Vec<Value> {
+        let ours = p2p::VERSION;
+        let say = |peer: p2p::RefusedPeer| {
+            let older = if peer.version < ours { "that node" } else { "this node" };
+            let why = format!(
+                "it speaks version {} of the protocols and this node speaks version {ours}: update {older}",
+                peer.version
+            );
+            json!({ "node": format!("{:?}", peer.node), "version": peer.version, "why": why })
+        };
+        self.network.refused().await.into_iter().map(say).collect()
     }
 
     /// A model of this node.

@@ -1,9 +1,10 @@
-//! The sessions this node takes part in, as conductor or as a stage, and the door each one's news comes in by.
+//! The sessions this node takes part in, as requester or as a stage, and the channels their news arrives on.
 //!
 //! Every session is one task that owns its state; what happens to it arrives on three bounded channels. Streams from
 //! neighbors are read by one task each, which looks the session up here per frame: the map is the only thing that
 //! readers, worker and daemon share.
 
+mod order;
 pub mod peer_streams;
 
 use std::{sync::Arc, time::Duration};
@@ -11,15 +12,13 @@ use std::{sync::Arc, time::Duration};
 use dashmap::{DashMap, mapref::entry::Entry};
 use p2p::{
     link::Reader,
-    wire::{
-        control::{Answer, Contact, Lease, Settlement},
-        frame::{HEADER_LEN, Header, Hello, Kind, MAX_FRAME},
-    },
+    wire::frame::{HEADER_LEN, Header, Hello, Kind, MAX_FRAME},
 };
-use scheduler::{LayerRange, NodeId, SessionId, lease::Load, recover::Failure, session::Standbys};
-use tokio::sync::{mpsc, oneshot};
+use scheduler::{NodeId, SessionId};
+use tokio::sync::mpsc;
 
-use crate::{audit::Audit, sessions::peer_streams::Loss, worker::Output};
+pub use self::order::{Loss, Order};
+use crate::worker::Output;
 
 /// A neighbor that opened a stream says at once what for.
 const HELLO: Duration = Duration::from_secs(10);
@@ -51,71 +50,6 @@ pub enum Arrival {
         /// Whose.
         from: NodeId,
     },
-}
-
-/// What a session's task is told by the rest of the node.
-#[derive(Debug)]
-pub enum Order {
-    /// To a stage: serve this.
-    Lease {
-        /// The terms.
-        lease: Box<Lease>,
-        /// Where the answer goes.
-        answer: oneshot::Sender<Answer>,
-    },
-    /// To a stage: the requester needs no more what it leased under this epoch or a lower one.
-    Release {
-        /// Which.
-        epoch: u32,
-    },
-    /// To a stage: the bill, please.
-    Settle {
-        /// What follows a stage computes so many positions first.
-        upto: u32,
-        /// Where it goes.
-        answer: oneshot::Sender<Answer>,
-    },
-    /// To a conductor: what a stage says at the end; nothing when it did not answer.
-    Settled {
-        /// Who.
-        node: NodeId,
-        /// By range of layers.
-        settled: Vec<Settlement>,
-    },
-    /// To a conductor: what an own computation says of what the log has of these layers.
-    Audited {
-        /// Which layers.
-        layers: LayerRange,
-        /// Which audit of the session.
-        round: u32,
-        /// What it says; `None` when it could not be done.
-        found: Option<Audit>,
-    },
-    /// To a conductor: a stage promised, or not.
-    Opened {
-        /// Index of the stage; `None` for a shadow.
-        stage: Option<usize>,
-        /// Under which epoch it was asked.
-        epoch: u32,
-        /// For which layers.
-        layers: LayerRange,
-        /// Who was asked.
-        node: NodeId,
-        /// Its KV length, or why not.
-        answer: Result<u32, Failure>,
-        /// How busy it says it is; nothing of the own worker.
-        load: Option<Load>,
-    },
-    /// To a conductor: another pipeline, if there is one.
-    Rerouted(Option<(scheduler::Pipeline, Standbys, Vec<Contact>)>),
-    /// A way out broke; [`PeerStreams::lost`](crate::sessions::peer_streams::PeerStreams::lost) says whether it was still in use.
-    Lost(Loss),
-    /// To a conductor: its own worker is gone.
-    Workless,
-    /// To a conductor: whether a node answered a ping.
-    Pinged(NodeId, bool),
-    /// To a conductor: the user does not want it any more.
-    Cancel,
 }
 
 /// The doors of one session.

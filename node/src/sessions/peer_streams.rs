@@ -27,20 +27,11 @@ use tokio::{
     task::AbortHandle,
 };
 
-use crate::sessions::Order;
+use super::order::{Loss, Order};
 
 /// Frames on the way to one neighbor; a prompt of 128 Ki tokens in chunks of 96 fits. A neighbor that lets it fill up is
 /// treated as gone.
 pub const MAX_QUEUED: usize = 2_048;
-
-/// An outbox broke.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Loss {
-    /// Whose it was.
-    pub node: NodeId,
-    /// Which of those the session has had.
-    outbox: u64,
-}
 
 #[derive(Debug)]
 struct PeerStream {

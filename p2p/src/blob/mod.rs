@@ -1,8 +1,9 @@
-//! Models by content: any byte of a model from anybody, checked before it is used.
+//! Models by content: any byte of a model from any source, checked before it is used.
 //!
 //! The name of a model is the BLAKE3 hash of its GGUF file. BLAKE3 is a hash tree, so with the tree's inner nodes at
 //! hand ([`Outboard`], 0.1 % of the file) every group of [`GROUP_BYTES`] can be checked by itself. A node that serves
-//! a few layers therefore fetches only their bytes, from whoever has them, and a liar is caught within one group.
+//! a few layers therefore fetches only their bytes, from any source that has them, and a liar is caught within one
+//! group.
 //!
 //! ```text
 //! name ──> outboard (tree, proven against the name) ──> pull: which groups are wanted and missing
@@ -17,7 +18,7 @@
 //! - [`wire`] is what peers say to each other, [`serve`](mod@serve) answers it;
 //! - [`source`] is the trait, [`peer`] and [`http`] are its two kinds;
 //! - [`plan`] says who fetches what next, [`pace`] how fast at most, [`pull`](mod@pull) runs it all;
-//! - [`plain`] fetches a whole file whose tree nobody offers, checked only when it is complete.
+//! - [`plain`] fetches a whole file whose tree no source offers, checked only when it is complete.
 //!
 //! Limits: files from 1 byte to [`MAX_FILE_BYTES`]; the tree of a file is held in memory while it is pulled or served
 //! (32 bytes per group: 20 MiB for a 40 GiB model); Unix only, for positioned reads and writes.
@@ -110,7 +111,7 @@ pub enum Error {
         /// Its folder.
         path: PathBuf,
     },
-    /// Nobody is left who has what is missing.
+    /// No source is left that has what is missing.
     NoSource {
         /// Groups still missing.
         missing: u32,
@@ -151,7 +152,7 @@ impl fmt::Display for Error {
                 write!(f, "another process works on {}; wait for it or stop it", path.display())
             }
             Self::NoSource { missing, why } => {
-                write!(f, "{missing} groups of 64 KiB are missing and nobody is left who has them")?;
+                write!(f, "{missing} groups of 64 KiB are missing and no source is left that has them")?;
                 why.iter().try_for_each(|why| write!(f, "; {why}"))
             }
             Self::Source(e) => e.fmt(f),

@@ -15,7 +15,7 @@
 //! reader knows what each pair must hash to before it arrives (the root's is the id), so the first wrong pair ends it
 //! and memory grows only with what is proven. A pair says nothing about the file's length; the last group does: its
 //! hash covers its place and length, so a tree that was cut short or a length that is off by a byte is refused here,
-//! before anybody is judged by it.
+//! before any source is judged by it.
 //!
 //! `make` leaves the hashing to `bao-tree`.
 
@@ -102,7 +102,7 @@ impl Outboard {
 
     /// Hashes the file at `path` and returns its outboard and the bytes to keep or send.
     ///
-    /// `progress` is told how many bytes have been hashed and returns whether to go on.
+    /// `progress` receives how many bytes have been hashed and returns whether to go on.
     ///
     /// # Errors
     /// [`Error::Stopped`] by `progress`; [`Error::Io`] when it cannot be read, or (kind `InvalidData`) is empty, larger

@@ -1,7 +1,8 @@
 //! A cap on bytes per second, shared by everything that should stay below it together.
 //!
-//! Time is spent in advance: whoever takes bytes waits until the bytes taken before are paid for. A tenth of a second
-//! may be saved up, so bursts stay below a tenth of the rate. A pace may lie within another: its bytes then wait for both.
+//! Time is spent in advance: a caller that takes bytes waits until the bytes taken before are paid for. A tenth of a
+//! second may be saved up, so bursts stay below a tenth of the rate. A pace may lie within another: its bytes then
+//! wait for both.
 
 use std::{
     sync::{

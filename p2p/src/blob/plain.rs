@@ -1,8 +1,8 @@
-//! A whole file from a web server, when nobody offers its tree.
+//! A whole file from a web server, when no source offers its tree.
 //!
 //! Nothing can be checked before everything is here, so the file stays in a folder of its own until it is complete;
 //! then it is hashed, which makes its tree and its name. With a name given, another one means the file is thrown away;
-//! without, the name is what this server sent, and it is told.
+//! without, the name is that of what this server sent, and it is reported.
 //!
 //! ```text
 //! FOLDER/partial         the bytes so far
@@ -104,7 +104,7 @@ fn validator(headers: &HeaderMap) -> String {
     if found.len() <= MAX_VALIDATOR { found.to_owned() } else { String::new() }
 }
 
-/// Fetches the whole file at `url` into `folder`, which is created. `on` is told the bytes here and the
+/// Fetches the whole file at `url` into `folder`, which is created. `on` receives the bytes here and the
 /// length and returns whether to go on.
 ///
 /// # Errors

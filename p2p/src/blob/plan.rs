@@ -3,7 +3,7 @@
 //! Groups wanted and missing lie in free runs, ascending. A source claims the first run that it has, some groups long.
 //! When no free run is left, an idle source steals: it takes the second half of what the source with the most work has
 //! before it, down to the very group that source waits for. So the slowest source never holds up the end by more than
-//! the group it is at. A group is stolen from under a source once; whoever delivers first wins.
+//! the group it is at. A group is reassigned at most once while a source fetches it; the first delivery counts.
 //!
 //! ```text
 //! A claims 0..8, B claims 8..16. B is done, A is at 3: B takes 6..8, then 5..6, then 4..5, ...
@@ -50,7 +50,7 @@ impl Plan {
         Some(run)
     }
 
-    /// Somebody has delivered `group`, sound; whether it was still missing.
+    /// A source has delivered `group`, sound. Returns whether it was still missing.
     pub fn deliver(&mut self, group: u32) -> bool {
         self.doubled.remove(&group);
         if !self.missing.contains(group) {
@@ -58,7 +58,7 @@ impl Plan {
         }
         self.missing.remove(group);
         self.left -= 1;
-        // Claims begin and end with a missing group: whoever was robbed still delivers what it had asked for.
+        // Claims begin and end with a missing group: a source whose claim shrank still delivers what it had asked for.
         let missing = &self.missing;
         self.claims.retain(|_, claim| {
             while claim.start < claim.end && !missing.contains(claim.start) {
@@ -110,7 +110,7 @@ impl Plan {
 
     fn steal(&mut self, thief: usize, have: Option<&GroupSet>) -> Option<Range<u32>> {
         let has = |group: &u32| have.is_none_or(|have| have.contains(*group));
-        // What remains of a claim for others: its second half that the thief has and that nobody else is at.
+        // What remains of a claim for others: the second half that the other source has and that no source fetches now.
         let part = |claim: &Range<u32>| {
             let middle = claim.start + (claim.end - claim.start) / 2;
             let wanted =

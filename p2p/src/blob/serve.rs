@@ -1,6 +1,6 @@
 //! The other side: a node hands out what its owner shares.
 //!
-//! Nothing is ever fetched because somebody asks for it: what is not on the [`Shelf`] is refused. Every group is
+//! A request never makes this node fetch anything: what is not on the [`Shelf`] is refused. Every group is
 //! checked against the tree before it leaves, so a file that was edited after it was shared is refused too instead of
 //! making this node a liar.
 //!
@@ -175,7 +175,7 @@ async fn groups<S: AsyncWrite + Unpin>(
     count: u32,
     limits: &Limits,
 ) -> Result<u64, Error> {
-    // A run that would end beyond the last number there is becomes empty, which nobody holds.
+    // A run that would end beyond the last number there is becomes empty, which no node holds.
     let run = first..first.checked_add(count).unwrap_or(first);
     let kind = Request::Groups { model: held.tree.id(), first, count }.kind();
     if run.start == run.end || !run.clone().all(|group| held.have.contains(group)) {

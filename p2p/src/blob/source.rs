@@ -1,4 +1,4 @@
-//! Somebody who may have the bytes of a model: a peer at the other end of a stream, or a web server.
+//! A source that may have the bytes of a model: a peer at the other end of a stream, or a web server.
 //!
 //! A source promises nothing. What it says is a claim until the tree confirms it: [`super::pull()`] checks every group
 //! it hands over and drops it at the first that is wrong, late or missing.
@@ -82,7 +82,7 @@ impl From<Error> for SourceError {
     }
 }
 
-/// Somebody who may have the bytes of a model.
+/// A source that may have the bytes of a model.
 pub trait Source: Send {
     /// Who it is, for messages.
     fn name(&self) -> &str;

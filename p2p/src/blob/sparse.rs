@@ -4,7 +4,7 @@
 //! FOLDER/model.gguf      as long as the whole file; groups that are not here are holes and take no disk
 //! FOLDER/model.obao      the outboard
 //! FOLDER/model.have      "SHOALHV1", id, length u64, one bit per group, BLAKE3 of all before
-//! FOLDER/lock            held while somebody writes
+//! FOLDER/lock            held while a process writes
 //! ```
 //!
 //! A group counts only when its data have been flushed to the disk and the record after them, so after a crash or a
@@ -174,8 +174,8 @@ impl SparseFile {
         Ok(true)
     }
 
-    /// Looks in the file for groups of `wanted` that are not on the record, and adopts the sound ones. `progress` is told
-    /// the groups looked at and returns whether to go on. Returns how many were adopted.
+    /// Looks in the file for groups of `wanted` that are not on the record, and adopts the sound ones. `progress`
+    /// receives the groups looked at and returns whether to go on. Returns how many were adopted.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -18,7 +18,7 @@ use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
 use crate::wire::control::Contact;
 
-/// Attempts to reach one peer at once; whoever names more addresses meanwhile waits for those under way.
+/// Attempts to reach one peer at once; a caller that names more addresses meanwhile waits for those under way.
 pub(super) const MAX_DIALS: usize = 2;
 
 /// Where the holders of a model are looked up.
@@ -29,7 +29,7 @@ pub(super) fn model_key(model: ModelId) -> RecordKey {
 }
 
 impl EventLoop {
-    /// Does what a command says. An answer that nobody waits for any more is dropped.
+    /// Does what a command says. An answer is dropped when its caller is gone.
     pub(super) fn on_command(&mut self, command: Command) {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
@@ -50,6 +50,7 @@ impl EventLoop {
                 self.holders.insert(query, (reply, Default::default()));
             }
             Command::Peers(reply) => drop(reply.send(self.peers())),
+            Command::Refused(reply) => drop(reply.send(self.dialing.refused.iter().copied().collect())),
             Command::Close { node, reply } => {
                 if let Some(peer) = peer_id(node) {
                     self.book.leave(&peer, Instant::now());
@@ -75,7 +76,7 @@ impl EventLoop {
         });
         let mut named = Vec::with_capacity(all.len());
         for address in all {
-            let address = split_peer(address).0.with(Protocol::P2p(self.me)).to_string();
+            let address = split_peer(address).0.with(Protocol::P2p(self.local.me)).to_string();
             if !named.contains(&address) {
                 named.push(address);
             }
@@ -123,7 +124,7 @@ impl EventLoop {
             let options = DialOpts::unknown_peer_id().address(address).build();
             let connection = options.connection_id();
             match self.swarm.dial(options) {
-                Ok(()) => drop(self.nameless.insert(connection, reply)),
+                Ok(()) => drop(self.dialing.nameless.insert(connection, reply)),
                 Err(e) => drop(reply.send(Err(Error::Unreachable(e.to_string())))),
             }
             return;
@@ -132,7 +133,7 @@ impl EventLoop {
         if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
             return drop(reply.send(Ok(met.node)));
         }
-        self.waiting.entry(peer).or_default().push(reply);
+        self.dialing.waiting.entry(peer).or_default().push(reply);
         let all = self.and_known(&peer, addresses);
         self.dial_peer(peer, all);
     }
@@ -145,9 +146,9 @@ impl EventLoop {
         addresses
     }
 
-    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by may lead to
-    /// a process that has died. Only QUIC says nothing then; whoever is met over TCP is there. The new connection introduces
-    /// whoever is there now ([`EventLoop::meet_anew`]).
+    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by
+    /// may lead to a process that has died. Only QUIC says nothing then; a peer met over TCP is alive. The new
+    /// connection introduces the process that is there now ([`EventLoop::meet_restarted`]).
     fn dial_beside(&mut self, contact: &Contact) {
         let Ok((Some(peer), addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
             return;
@@ -157,7 +158,7 @@ impl EventLoop {
             return self.dial_peer(peer, addresses);
         }
         let quic_only = self.swarm.behaviour().link.is_quic_only(&peer);
-        if self.dials.contains_key(&peer) || addresses.is_empty() || !quic_only {
+        if self.dialing.dials.contains_key(&peer) || addresses.is_empty() || !quic_only {
             return;
         }
         if !self.book.may_dial_beside(&peer, Instant::now()) {
@@ -167,18 +168,20 @@ impl EventLoop {
             DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(addresses.clone()).build();
         let connection = options.connection_id();
         match self.swarm.dial(options) {
-            Ok(()) => {
-                self.dials.entry(peer).or_default().push(Dial { connection, tried: addresses, follows: true })
-            }
+            Ok(()) => self.dialing.dials.entry(peer).or_default().push(Dial {
+                connection,
+                tried: addresses,
+                follows: true,
+            }),
             Err(error) => tracing::debug!(%peer, %error, "no second connection"),
         }
     }
 
-    /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are not
-    /// tried already: those of a peer that was started again may be old, and QUIC waits for seconds where nobody is. For the
-    /// same reason nobody waits for a dial of Kademlia's, which knows the old addresses best.
+    /// Dials a peer under all its addresses unless it is connected. While it is being dialed, only addresses that are
+    /// not tried already: those of a restarted peer may be old, and QUIC waits for seconds where nothing listens. For
+    /// the same reason no caller waits for a dial of Kademlia's, which knows the old addresses best.
     pub(super) fn dial_peer(&mut self, peer: PeerId, mut addresses: Vec<Multiaddr>) {
-        let under_way = self.dials.get(&peer).map_or(&[][..], Vec::as_slice);
+        let under_way = self.dialing.dials.get(&peer).map_or(&[][..], Vec::as_slice);
         addresses.retain(|address| !under_way.iter().any(|dial| dial.tried.contains(address)));
         if under_way.len() >= MAX_DIALS || !under_way.is_empty() && addresses.is_empty() {
             return;
@@ -207,17 +210,17 @@ impl EventLoop {
         match self.swarm.dial(options) {
             Ok(()) => {
                 self.book.dialing(&peer);
-                self.dials.entry(peer).or_default().push(Dial { connection, tried, follows });
+                self.dialing.dials.entry(peer).or_default().push(Dial { connection, tried, follows });
             }
             Err(libp2p::swarm::DialError::DialPeerConditionFalse(_)) => {}
             Err(e) => self.dial_failed(&peer, &e.to_string()),
         }
     }
 
-    /// Tells everybody who waits for `peer` that it cannot be reached now.
+    /// Tells every caller that waits for `peer` that it cannot be reached now.
     pub(super) fn dial_failed(&mut self, peer: &PeerId, why: &str) {
         self.book.failed(peer, Instant::now());
-        for reply in self.waiting.remove(peer).into_iter().flatten() {
+        for reply in self.dialing.waiting.remove(peer).into_iter().flatten() {
             drop(reply.send(Err(Error::Unreachable(why.to_owned()))));
         }
     }
@@ -236,7 +239,7 @@ impl EventLoop {
         };
         let mut addresses = Vec::new();
         for text in texts.iter().take(MAX_ADDRESSES) {
-            let (address, named) = split_peer(address(text, self.loopback_only)?);
+            let (address, named) = split_peer(address(text, self.local.loopback_only)?);
             match (peer, named) {
                 (Some(peer), Some(named)) if peer != named => return complain(text, "it is another node's"),
                 (None, Some(named)) if node_id(&named).is_none() => {
@@ -246,7 +249,7 @@ impl EventLoop {
             }
             addresses.push(address);
         }
-        if peer == Some(self.me) {
+        if peer == Some(self.local.me) {
             let why = "it is this node's own".to_owned();
             return Err(Error::Address { address: texts.first().cloned().unwrap_or_default(), why });
         }
@@ -255,15 +258,15 @@ impl EventLoop {
 
     fn publish(&mut self, bytes: Vec<u8>) -> Result<()> {
         let opened = announce::open(&bytes).map_err(|e| Error::Announcement(e.to_string()))?;
-        if opened.node() != self.node {
+        if opened.node() != self.local.node {
             return Err(Error::Announcement("it is another node's".into()));
         }
         let sequence = opened.capability.claim().sequence;
-        if sequence <= self.own.sequence {
-            let why = format!("its sequence {sequence} is not above {}", self.own.sequence);
+        if sequence <= self.news.own.sequence {
+            let why = format!("its sequence {sequence} is not above {}", self.news.own.sequence);
             return Err(Error::Announcement(why));
         }
-        (self.own.bytes, self.own.sequence, self.own.waiting) = (bytes, sequence, true);
+        (self.news.own.bytes, self.news.own.sequence, self.news.own.waiting) = (bytes, sequence, true);
         self.announce(Instant::now());
         Ok(())
     }

@@ -30,7 +30,7 @@ const DEAF_FOR: Duration = Duration::from_secs(60);
 const MAX_MISSED: u32 = 2;
 /// Holders returned by one look-up.
 const MAX_HOLDERS: usize = 64;
-/// Relays used at once when nobody can reach this node: one may go.
+/// Relays used at once when this node cannot be reached directly: one may go.
 const MAX_RELAYS: usize = 2;
 
 impl EventLoop {
@@ -44,7 +44,7 @@ impl EventLoop {
                 let met = self.met.get_mut(&peer_id);
                 let used = met.is_some_and(|met| met.introduced.remove(&connection_id));
                 self.on_closed(&peer_id, connection_id, num_established);
-                // A near peer's TCP connection ends when its process does: what remains is a ghost. One that was never used
+                // A near peer's TCP connection ends when its process does: what remains is dead. One that was never used
                 // was refused, by a peer that has enough of them.
                 let near =
                     path::is_tcp(endpoint.get_remote_address()) && path::is_near(path::classify(&endpoint));
@@ -77,20 +77,20 @@ impl EventLoop {
         if let Some(reservation) = self.reservations.iter_mut().find(|r| r.listener == Some(listener)) {
             reservation.failures = 0;
         }
-        // Who relays says that it can be reached under its public addresses: a bootstrap node dials nobody, so AutoNAT
+        // Who relays says that it can be reached under its public addresses: a bootstrap node does not dial, so AutoNAT
         // never asks for it. Others leave it to AutoNAT: hole punching tries what is not settled. An address of a home
         // network says nothing, and a node that believed in it would never look for a relay.
         let path = path::of_address(address);
-        if self.relays && (path == Path::Direct || self.loopback_only && path == Path::Loopback) {
+        if self.local.relays && (path == Path::Direct || self.local.loopback_only && path == Path::Loopback) {
             self.swarm.add_external_address(address.clone());
         }
-        let address = split_peer(address.clone()).0.with(Protocol::P2p(self.me)).to_string();
+        let address = split_peer(address.clone()).0.with(Protocol::P2p(self.local.me)).to_string();
         self.outbox.must(Event::Listening { address });
     }
 
     fn on_connected(&mut self, peer: PeerId, connection: ConnectionId, endpoint: &ConnectedPoint) {
         let now = Instant::now();
-        let nameless = self.nameless.remove(&connection);
+        let nameless = self.dialing.nameless.remove(&connection);
         self.dial_ended(&peer, connection);
         let Some(node) = node_id(&peer) else {
             if let Some(reply) = nameless {
@@ -114,7 +114,7 @@ impl EventLoop {
             agent: String::new(),
             introduced: HashSet::new(),
             life: None,
-            anew: false,
+            restarted: false,
             told: None,
             served: None,
             relays: false,
@@ -125,7 +125,7 @@ impl EventLoop {
         if let Some(reply) = nameless {
             match self.met[&peer].told {
                 Some(_) => drop(reply.send(Ok(node))),
-                None => self.waiting.entry(peer).or_default().push(reply),
+                None => self.dialing.waiting.entry(peer).or_default().push(reply),
             }
         }
         self.tell_path(&peer);
@@ -141,7 +141,7 @@ impl EventLoop {
         let Some(met) = self.met.remove(peer) else { return };
         tracing::debug!(%peer, "its last connection ended");
         self.book.disconnected(peer, Instant::now());
-        if met.anew {
+        if met.restarted {
             self.dial_peer(*peer, self.book.addresses(peer).to_vec());
         }
         if met.told.is_some() {
@@ -152,7 +152,7 @@ impl EventLoop {
     }
 
     fn on_dial_error(&mut self, peer: Option<PeerId>, connection: ConnectionId, error: &DialError) {
-        if let Some(reply) = self.nameless.remove(&connection) {
+        if let Some(reply) = self.dialing.nameless.remove(&connection) {
             drop(reply.send(Err(Error::Unreachable(error.to_string()))));
         }
         let Some(peer) = peer else { return };
@@ -161,7 +161,7 @@ impl EventLoop {
         }
         tracing::debug!(%peer, %error, "a dial failed");
         let ended = self.dial_ended(&peer, connection);
-        let under_way = self.dials.contains_key(&peer) || self.met.contains_key(&peer);
+        let under_way = self.dialing.dials.contains_key(&peer) || self.met.contains_key(&peer);
         if under_way || matches!(error, DialError::DialPeerConditionFalse(_)) {
             return;
         }
@@ -173,11 +173,11 @@ impl EventLoop {
 
     /// Forgets a dial, whatever came of it.
     fn dial_ended(&mut self, peer: &PeerId, connection: ConnectionId) -> Option<Dial> {
-        let dials = self.dials.get_mut(peer)?;
+        let dials = self.dialing.dials.get_mut(peer)?;
         let at = dials.iter().position(|dial| dial.connection == connection)?;
         let dial = dials.swap_remove(at);
         if dials.is_empty() {
-            self.dials.remove(peer);
+            self.dialing.dials.remove(peer);
         }
         Some(dial)
     }
@@ -248,7 +248,7 @@ impl EventLoop {
                     let heard = control::listen(stream).await;
                     drop(permit);
                     if let Ok((ask, reply)) = heard {
-                        // A loop that has stopped answers nobody.
+                        // A loop that has stopped does not answer.
                         let _ = reporter.send(Report::Asked(from, Box::new((ask, reply)))).await;
                     }
                 });
@@ -260,8 +260,10 @@ impl EventLoop {
         let gossipsub::Event::Message { propagation_source, message_id, message } = event else { return };
         let now = Instant::now();
         let accept = match self.patience(&propagation_source, now) {
-            Patience::Listen => match self.ledger.hear(&message.data, now) {
-                Verdict::Fresh(announcement) if announcement.node() == self.node => MessageAcceptance::Ignore,
+            Patience::Listen => match self.news.ledger.hear(&message.data, now) {
+                Verdict::Fresh(announcement) if announcement.node() == self.local.node => {
+                    MessageAcceptance::Ignore
+                }
                 Verdict::Fresh(announcement) => {
                     self.hear_of(&announcement, now);
                     self.outbox.may(Event::Announcement(announcement, message.data));
@@ -280,14 +282,14 @@ impl EventLoop {
         self.settle(&message_id, &propagation_source, accept);
     }
 
-    /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which nobody but
+    /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which no node but
     /// itself knows of. It signed for the addresses, and what answers there must prove that it is that node.
     pub(super) fn hear_of(&mut self, announcement: &Announcement, now: Instant) {
         let Some(peer) = peer_id(announcement.node()) else { return };
         // Who was not met says nothing about a network that is ours too: the local one has other ways to find it.
-        let meant = if self.loopback_only { Path::Loopback } else { Path::Direct };
+        let meant = if self.local.loopback_only { Path::Loopback } else { Path::Direct };
         for text in announcement.addresses.iter().take(MAX_ADDRESSES) {
-            let Ok(address) = address(text, self.loopback_only) else { continue };
+            let Ok(address) = address(text, self.local.loopback_only) else { continue };
             let (address, named) = split_peer(address);
             if named.is_none_or(|named| named == peer) && plausible(&address, meant) {
                 self.book.add(peer, address, Source::Found, now);
@@ -309,8 +311,11 @@ impl EventLoop {
     }
 
     fn on_identified(&mut self, peer: PeerId, connection: ConnectionId, info: identify::Info) {
-        if info.protocol_version != self.names.version {
-            return self.turn_away(&peer, "it is of another swarm");
+        if info.protocol_version != self.local.names.version {
+            return match self.local.names.version_of(&info.protocol_version) {
+                Some(version) => self.refuse_version(&peer, version),
+                None => self.turn_away(&peer, "it is of another swarm"),
+            };
         }
         let now = Instant::now();
         let Some(path) = self.swarm.behaviour().link.path(&peer) else { return };
@@ -318,7 +323,7 @@ impl EventLoop {
         let node = met.node;
         let (agent, life) = split_life(&info.agent_version);
         if life.is_some() && met.life.is_some_and(|known| Some(known) != life) {
-            return self.meet_anew(&peer);
+            return self.meet_restarted(&peer);
         }
         met.life = life;
         met.introduced.insert(connection);
@@ -327,15 +332,15 @@ impl EventLoop {
         let fresh = met.told.is_none();
         if met.told != Some(path) {
             met.told = Some(path);
-            self.next_save = self.next_save.min(now + upkeep::SAVE_SOON);
+            self.due.save = self.due.save.min(now + upkeep::SAVE_SOON);
             self.outbox.must(Event::Connected { node, path });
             // Often the first ping was faster than the introduction.
             if let Some(ms) = met.rtt_ms {
                 self.outbox.may(Event::RoundTrip { node, ms });
             }
         }
-        let speaks_kad = info.protocols.contains(&self.names.kad);
-        let local_only = self.loopback_only;
+        let speaks_kad = info.protocols.contains(&self.local.names.kad);
+        let local_only = self.local.loopback_only;
         let meant =
             |a: &Multiaddr| plausible(a, path) && !(local_only && path::of_address(a) != Path::Loopback);
         let mut over_tcp = Vec::new();
@@ -351,14 +356,14 @@ impl EventLoop {
         }
         // Who came by itself is known by these addresses only.
         self.book.connected(peer, None, unix_now(), now);
-        for reply in self.waiting.remove(&peer).into_iter().flatten() {
+        for reply in self.dialing.waiting.remove(&peer).into_iter().flatten() {
             drop(reply.send(Ok(node)));
         }
         if fresh {
-            if self.catch_up.len() >= upkeep::MAX_CATCH_UPS {
-                self.catch_up.pop_front();
+            if self.news.catch_up.len() >= upkeep::MAX_CATCH_UPS {
+                self.news.catch_up.pop_front();
             }
-            self.catch_up.push_back(peer);
+            self.news.catch_up.push_back(peer);
             self.next_catch_up();
             self.meet_over_tcp(peer, path, over_tcp);
         }
@@ -381,14 +386,14 @@ impl EventLoop {
         }
     }
 
-    /// `peer` was started again and its old connections are dead, which nobody has noticed yet: QUIC says nothing when a
+    /// `peer` was started again and its old connections are dead, which was not noticed yet: QUIC says nothing when a
     /// process dies. All are closed, the new one too, because gossipsub introduces itself on a first connection only: a
-    /// peer met beside its own ghost would never hear from this node, nor this node from it. It is dialed
+    /// peer met beside its dead connection would never hear from this node, nor this node from it. It is dialed
     /// again, and dials by itself. Two processes under one key part each other so for as long as both run.
-    fn meet_anew(&mut self, peer: &PeerId) {
+    fn meet_restarted(&mut self, peer: &PeerId) {
         tracing::info!(%peer, "it was started again, its old connections are closed");
         if let Some(met) = self.met.get_mut(peer) {
-            met.anew = self.book.started_again(peer, Instant::now());
+            met.restarted = self.book.started_again(peer, Instant::now());
         }
         // Gone already is fine.
         let _ = self.swarm.disconnect_peer_id(*peer);
@@ -430,7 +435,8 @@ impl EventLoop {
                     &result
                     && let Some((_, found)) = self.holders.get_mut(&id)
                 {
-                    found.extend(providers.iter().filter_map(node_id).filter(|node| *node != self.node));
+                    found
+                        .extend(providers.iter().filter_map(node_id).filter(|node| *node != self.local.node));
                 }
                 let enough = self.holders.get(&id).is_some_and(|(_, found)| found.len() >= MAX_HOLDERS);
                 if step.last || enough {
@@ -449,7 +455,7 @@ impl EventLoop {
             let mut found: Vec<_> = found.into_iter().collect();
             found.sort_unstable();
             found.truncate(MAX_HOLDERS);
-            // Nobody waits any more: then nobody is told.
+            // The caller is gone: the result is dropped.
             let _ = reply.send(found);
         }
     }

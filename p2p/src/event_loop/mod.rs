@@ -29,7 +29,7 @@ use crate::behaviour::Behaviour;
 use crate::config::{Config, Names};
 use crate::control::ReplyTo;
 use crate::error::{Error, Result};
-use crate::event::{Command, Event, Reachability};
+use crate::event::{Command, Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Forwarder, Ledger};
 use crate::path::{self, Path};
 use crate::peers::{self, Book, Source, split_peer};
@@ -65,7 +65,7 @@ struct Met {
     /// Which process of it this node met, as it says itself.
     life: Option<u64>,
     /// Another process of it was met meanwhile: everything is closed, and it is dialed at once.
-    anew: bool,
+    restarted: bool,
     /// What the node was told last; `None` until the peer has shown that it is of this swarm.
     told: Option<Path>,
     /// When it was last served a catch-up.
@@ -105,10 +105,13 @@ struct Own {
     budget: Budget,
 }
 
+/// Peers of another version that are remembered; beyond, the oldest are forgotten.
+const MAX_REFUSED: usize = 32;
+
 type Dialed = oneshot::Sender<Result<NodeId>>;
 
-struct EventLoop {
-    swarm: Swarm<Behaviour>,
+/// Who this node is and within which bounds it talks.
+struct Local {
     me: PeerId,
     node: NodeId,
     names: Arc<Names>,
@@ -117,32 +120,69 @@ struct EventLoop {
     /// Whether this node relays for others.
     relays: bool,
     outgoing_limit: usize,
+    /// The file of known peers.
     cache: Option<PathBuf>,
-    commands: mpsc::Receiver<Command>,
-    reports: mpsc::Receiver<Report>,
-    reporter: mpsc::Sender<Report>,
-    outbox: Outbox,
-    book: Book,
-    met: HashMap<PeerId, Met>,
+}
+
+/// Connections on their way, and who waits for them.
+#[derive(Default)]
+struct Dialing {
+    /// Peers of another version, the latest last; at most [`MAX_REFUSED`].
+    refused: VecDeque<RefusedPeer>,
     /// Dials under way, at most [`commands::MAX_DIALS`] for a peer.
     dials: HashMap<PeerId, Vec<Dial>>,
     /// Callers waiting for a peer; bounded by the commands that callers wait in.
     waiting: HashMap<PeerId, Vec<Dialed>>,
-    /// Callers waiting for whoever answers at an address without a name.
+    /// Callers waiting for the peer that answers at an address without a name.
     nameless: HashMap<ConnectionId, Dialed>,
-    holders: HashMap<QueryId, (oneshot::Sender<Vec<NodeId>>, HashSet<NodeId>)>,
+}
+
+/// Announcements: this node's own, those it knows and those it still asks for.
+struct News {
     ledger: Ledger,
     own: Own,
     /// Peers to catch up from; at most [`upkeep::MAX_CATCH_UPS`], newer ones first out.
     catch_up: VecDeque<PeerId>,
     catching_up: Arc<Semaphore>,
-    listening: Arc<Semaphore>,
     /// News from catch-ups passed on to the mesh.
     relayed_news: Budget,
+}
+
+impl News {
+    fn new(now: Instant) -> Self {
+        Self {
+            ledger: Ledger::default(),
+            own: Own { bytes: Vec::new(), sequence: 0, waiting: false, budget: upkeep::own_budget(now) },
+            catch_up: VecDeque::new(),
+            catching_up: Arc::new(Semaphore::new(upkeep::CATCHING_UP)),
+            relayed_news: upkeep::news_budget(now),
+        }
+    }
+}
+
+struct EventLoop {
+    swarm: Swarm<Behaviour>,
+    local: Local,
+    commands: mpsc::Receiver<Command>,
+    reports: mpsc::Receiver<Report>,
+    reporter: mpsc::Sender<Report>,
+    outbox: Outbox,
+    /// Asks being read.
+    listening: Arc<Semaphore>,
+    book: Book,
+    met: HashMap<PeerId, Met>,
+    dialing: Dialing,
+    holders: HashMap<QueryId, (oneshot::Sender<Vec<NodeId>>, HashSet<NodeId>)>,
+    news: News,
     reservations: Vec<Reservation>,
     reachability: Reachability,
-    next_save: Instant,
-    next_sweep: Instant,
+    due: Due,
+}
+
+/// When what repeats is due next.
+struct Due {
+    save: Instant,
+    sweep: Instant,
 }
 
 /// Listens, then runs in a task of its own until told to stop.
@@ -151,10 +191,10 @@ pub(crate) async fn start(
     commands: mpsc::Receiver<Command>,
     outbox: mpsc::Sender<Event>,
 ) -> Result<()> {
-    let mut event_loop = EventLoop::new(&config, commands, outbox)?;
-    event_loop.listen(&config.listen).await?;
-    event_loop.know(&config)?;
-    tokio::spawn(event_loop.run());
+    let mut event_loop = build(&config, commands, outbox)?;
+    listen(&mut event_loop, &config.listen).await?;
+    know(&mut event_loop, &config)?;
+    tokio::spawn(run(event_loop));
     Ok(())
 }
 
@@ -173,20 +213,24 @@ fn address(text: &str, loopback_only: bool) -> Result<Multiaddr> {
     Ok(address)
 }
 
-impl EventLoop {
-    fn new(config: &Config, commands: mpsc::Receiver<Command>, outbox: mpsc::Sender<Event>) -> Result<Self> {
-        let names = Arc::new(Names::new(config.swarm));
-        let (transport, relay_client) = transport::build(config)?;
-        let behaviour = Behaviour::new(config, &names, relay_client)?;
-        let node = config.identity.node();
-        let me = config.identity.keypair().public().to_peer_id();
-        let settings = swarm::Config::with_tokio_executor()
-            .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
-            .with_idle_connection_timeout(Duration::from_secs(60));
-        let now = Instant::now();
-        let (reporter, reports) = mpsc::channel(MAX_REPORTS);
-        Ok(Self {
-            swarm: Swarm::new(transport, behaviour, me, settings),
+fn build(
+    config: &Config,
+    commands: mpsc::Receiver<Command>,
+    outbox: mpsc::Sender<Event>,
+) -> Result<EventLoop> {
+    let names = Arc::new(Names::new(config.swarm, config.version));
+    let (transport, relay_client) = transport::build(config)?;
+    let behaviour = Behaviour::new(config, &names, relay_client)?;
+    let node = config.identity.node();
+    let me = config.identity.keypair().public().to_peer_id();
+    let settings = swarm::Config::with_tokio_executor()
+        .with_substream_upgrade_protocol_override(libp2p::core::upgrade::Version::V1Lazy)
+        .with_idle_connection_timeout(Duration::from_secs(60));
+    let now = Instant::now();
+    let (reporter, reports) = mpsc::channel(MAX_REPORTS);
+    Ok(EventLoop {
+        swarm: Swarm::new(transport, behaviour, me, settings),
+        local: Local {
             me,
             node,
             topic: IdentTopic::new(&names.topic),
@@ -195,109 +239,102 @@ impl EventLoop {
             relays: config.relay,
             outgoing_limit: config.limits.outgoing as usize,
             cache: config.cache.clone(),
-            commands,
-            reports,
-            reporter,
-            outbox: Outbox::new(outbox),
-            book: Book::new(me),
-            met: HashMap::new(),
-            dials: HashMap::new(),
-            waiting: HashMap::new(),
-            nameless: HashMap::new(),
-            holders: HashMap::new(),
-            ledger: Ledger::default(),
-            own: Own { bytes: Vec::new(), sequence: 0, waiting: false, budget: upkeep::own_budget(now) },
-            catch_up: VecDeque::new(),
-            catching_up: Arc::new(Semaphore::new(upkeep::CATCHING_UP)),
-            listening: Arc::new(Semaphore::new(MAX_LISTENING)),
-            relayed_news: upkeep::news_budget(now),
-            reservations: Vec::new(),
-            reachability: Reachability::Unknown,
-            next_save: now,
-            next_sweep: now,
-        })
-    }
+        },
+        commands,
+        reports,
+        reporter,
+        outbox: Outbox::new(outbox),
+        listening: Arc::new(Semaphore::new(MAX_LISTENING)),
+        book: Book::new(me),
+        met: HashMap::new(),
+        dialing: Dialing::default(),
+        holders: HashMap::new(),
+        news: News::new(now),
+        reservations: Vec::new(),
+        reachability: Reachability::Unknown,
+        due: Due { save: now, sweep: now },
+    })
+}
 
-    /// Binds every address that can be bound and waits until the system has named one for each.
-    async fn listen(&mut self, addresses: &[String]) -> Result<()> {
-        let mut pending = HashSet::new();
-        let mut refused = String::from("no address was given");
-        let mut bound = 0;
-        for text in addresses {
-            match self.swarm.listen_on(address(text, self.loopback_only)?) {
-                Ok(listener) => drop(pending.insert(listener)),
-                Err(e) => refused = format!("{text}: {e}"),
-            }
+/// Binds every address that can be bound and waits until the system has named one for each.
+async fn listen(event_loop: &mut EventLoop, addresses: &[String]) -> Result<()> {
+    let mut pending = HashSet::new();
+    let mut refused = String::from("no address was given");
+    let mut bound = 0;
+    for text in addresses {
+        match event_loop.swarm.listen_on(address(text, event_loop.local.loopback_only)?) {
+            Ok(listener) => drop(pending.insert(listener)),
+            Err(e) => refused = format!("{text}: {e}"),
         }
-        let deadline = tokio::time::Instant::now() + BIND;
-        while !pending.is_empty() {
-            let Ok(event) = tokio::time::timeout_at(deadline, self.swarm.select_next_some()).await else {
-                break;
-            };
-            match &event {
-                SwarmEvent::NewListenAddr { listener_id, .. } if pending.remove(listener_id) => bound += 1,
-                SwarmEvent::ListenerClosed { listener_id, reason: Err(e), .. } => {
-                    pending.remove(listener_id);
-                    refused = e.to_string();
+    }
+    let deadline = tokio::time::Instant::now() + BIND;
+    while !pending.is_empty() {
+        let Ok(event) = tokio::time::timeout_at(deadline, event_loop.swarm.select_next_some()).await else {
+            break;
+        };
+        match &event {
+            SwarmEvent::NewListenAddr { listener_id, .. } if pending.remove(listener_id) => bound += 1,
+            SwarmEvent::ListenerClosed { listener_id, reason: Err(e), .. } => {
+                pending.remove(listener_id);
+                refused = e.to_string();
+            }
+            _ => {}
+        }
+        event_loop.on_swarm(event);
+    }
+    if bound == 0 {
+        return Err(Error::Listen(refused));
+    }
+    Ok(())
+}
+
+/// Takes in whom the user and earlier runs know. The first tick dials them.
+fn know(event_loop: &mut EventLoop, config: &Config) -> Result<()> {
+    let now = Instant::now();
+    for text in &config.bootstrap {
+        let (address, peer) = split_peer(address(text, event_loop.local.loopback_only)?);
+        let Some(peer) = peer else {
+            let why = "it must end in /p2p/ and the node's name".to_owned();
+            return Err(Error::Address { address: text.clone(), why });
+        };
+        event_loop.book.add(peer, address, Source::Bootstrap, now);
+    }
+    for text in &config.external {
+        event_loop.swarm.add_external_address(split_peer(address(text, event_loop.local.loopback_only)?).0);
+    }
+    for text in &config.relays {
+        let relay = address(text, event_loop.local.loopback_only)?;
+        event_loop.reserve(relay.with(Protocol::P2pCircuit), now);
+    }
+    if let Some(path) = &config.cache {
+        // Without its cache a node finds the swarm more slowly, but it does.
+        match peers::read_cache(path) {
+            Ok(lines) => event_loop.book.take_lines(&lines, now),
+            Err(error) => tracing::warn!(path = %path.display(), %error, "known peers cannot be read"),
+        }
+    }
+    Ok(())
+}
+
+async fn run(mut event_loop: EventLoop) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            event = event_loop.swarm.select_next_some() => event_loop.on_swarm(event),
+            command = event_loop.commands.recv() => match command {
+                Some(Command::Shutdown(done)) => {
+                    event_loop.stop().await;
+                    // The caller may be gone.
+                    let _ = done.send(());
+                    return;
                 }
-                _ => {}
-            }
-            self.on_swarm(event);
-        }
-        if bound == 0 {
-            return Err(Error::Listen(refused));
-        }
-        Ok(())
-    }
-
-    /// Takes in whom the user and earlier runs know. The first tick dials them.
-    fn know(&mut self, config: &Config) -> Result<()> {
-        let now = Instant::now();
-        for text in &config.bootstrap {
-            let (address, peer) = split_peer(address(text, self.loopback_only)?);
-            let Some(peer) = peer else {
-                let why = "it must end in /p2p/ and the node's name".to_owned();
-                return Err(Error::Address { address: text.clone(), why });
-            };
-            self.book.add(peer, address, Source::Bootstrap, now);
-        }
-        for text in &config.external {
-            self.swarm.add_external_address(split_peer(address(text, self.loopback_only)?).0);
-        }
-        for text in &config.relays {
-            let relay = address(text, self.loopback_only)?;
-            self.reserve(relay.with(Protocol::P2pCircuit), now);
-        }
-        if let Some(path) = &config.cache {
-            // Without its cache a node finds the swarm more slowly, but it does.
-            match peers::read_cache(path) {
-                Ok(lines) => self.book.take_lines(&lines, now),
-                Err(error) => tracing::warn!(path = %path.display(), %error, "known peers cannot be read"),
-            }
-        }
-        Ok(())
-    }
-
-    async fn run(mut self) {
-        let mut ticks = tokio::time::interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                event = self.swarm.select_next_some() => self.on_swarm(event),
-                command = self.commands.recv() => match command {
-                    Some(Command::Shutdown(done)) => {
-                        self.stop().await;
-                        // Whoever asked may be gone.
-                        let _ = done.send(());
-                        return;
-                    }
-                    Some(command) => self.on_command(command),
-                    None => return self.stop().await,
-                },
-                Some(report) = self.reports.recv() => self.on_report(report),
-                () = self.outbox.flush() => {}
-                _ = ticks.tick() => self.on_tick(Instant::now()),
-            }
+                Some(command) => event_loop.on_command(command),
+                None => return event_loop.stop().await,
+            },
+            Some(report) = event_loop.reports.recv() => event_loop.on_report(report),
+            () = event_loop.outbox.flush() => {}
+            _ = ticks.tick() => event_loop.on_tick(Instant::now()),
         }
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use libp2p::gossipsub::PublishError;
 use libp2p::{Multiaddr, PeerId};
 
-use super::{EventLoop, IDENTIFY, Met, Report, Reservation, unix_now};
+use super::{EventLoop, IDENTIFY, MAX_REFUSED, Met, Report, Reservation, unix_now};
 use crate::control::{self, ReplyTo};
-use crate::event::{Event, Reachability};
+use crate::event::{Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Verdict};
 use crate::link::Lane;
 use crate::peers;
@@ -32,9 +32,9 @@ const SAVE_EVERY: Duration = Duration::from_secs(30);
 /// How soon whom this node met is on disk: it may lose its power, and a crowd that comes at once is written once.
 pub(super) const SAVE_SOON: Duration = Duration::from_secs(2);
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
-/// Outgoing connections beyond this share of their limit are let go when they carry nothing, quarters.
+/// Outgoing connections beyond this share of their limit are closed when they carry nothing, quarters.
 const CROWDED_QUARTERS: usize = 3;
-/// How young a connection is not let go.
+/// Connections younger than this are not closed.
 const SETTLED: Duration = Duration::from_secs(60);
 /// How long goodbyes may take.
 const GOODBYE: Duration = Duration::from_millis(300);
@@ -56,24 +56,25 @@ impl EventLoop {
         self.next_catch_up();
         self.reserve_due(now);
         self.close_strangers(now);
-        if now >= self.next_sweep {
-            self.next_sweep = now + SWEEP_EVERY;
+        if now >= self.due.sweep {
+            self.due.sweep = now + SWEEP_EVERY;
             self.sweep(now);
         }
-        if now >= self.next_save {
-            self.next_save = now + SAVE_EVERY;
+        if now >= self.due.save {
+            self.due.save = now + SAVE_EVERY;
             self.save();
         }
     }
 
-    /// Sends this node's announcement if one waits and the budget allows. Without anybody to send to it waits on.
+    /// Sends this node's announcement if one waits and the budget allows. Without peers it keeps waiting.
     pub(super) fn announce(&mut self, now: Instant) {
-        if !self.own.waiting || !self.own.budget.take(OWN_RATE, OWN_BURST, now) {
+        if !self.news.own.waiting || !self.news.own.budget.take(OWN_RATE, OWN_BURST, now) {
             return;
         }
-        match self.swarm.behaviour_mut().gossip.publish(self.topic.clone(), self.own.bytes.clone()) {
-            Ok(_) | Err(PublishError::Duplicate) => self.own.waiting = false,
-            // Newcomers ask for it; until then there is nobody to hear it.
+        match self.swarm.behaviour_mut().gossip.publish(self.local.topic.clone(), self.news.own.bytes.clone())
+        {
+            Ok(_) | Err(PublishError::Duplicate) => self.news.own.waiting = false,
+            // Newcomers ask for it; until then no peer would receive it.
             Err(PublishError::NoPeersSubscribedToTopic) => {}
             Err(error) => tracing::debug!(%error, "own announcement not sent yet"),
         }
@@ -106,14 +107,14 @@ impl EventLoop {
 
     /// An announcement from a catch-up: told to the node, and to the mesh, which may not know it either.
     fn on_news(&mut self, bytes: Vec<u8>, now: Instant) {
-        let Verdict::Fresh(announcement) = self.ledger.hear(&bytes, now) else { return };
-        if announcement.node() == self.node {
+        let Verdict::Fresh(announcement) = self.news.ledger.hear(&bytes, now) else { return };
+        if announcement.node() == self.local.node {
             return;
         }
         self.hear_of(&announcement, now);
-        if self.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
-            // Whoever knows it drops it by its hash; whoever does not will ask.
-            let _ = self.swarm.behaviour_mut().gossip.publish(self.topic.clone(), bytes.clone());
+        if self.news.relayed_news.take(NEWS_RATE, NEWS_BURST, now) {
+            // A peer that knows it drops it by its hash; one that does not will ask.
+            let _ = self.swarm.behaviour_mut().gossip.publish(self.local.topic.clone(), bytes.clone());
         }
         self.outbox.may(Event::Announcement(announcement, bytes));
     }
@@ -127,29 +128,29 @@ impl EventLoop {
         });
         let mut known = Vec::new();
         if !often {
-            known.extend((!self.own.bytes.is_empty()).then(|| self.own.bytes.clone()));
-            known.extend(self.ledger.known(now));
+            known.extend((!self.news.own.bytes.is_empty()).then(|| self.news.own.bytes.clone()));
+            known.extend(self.news.ledger.known(now));
         }
         let answer = Answer::announcements(known);
         tokio::spawn(async move {
-            // An asker that went away asks somebody else.
+            // An asker that went away asks another node.
             let _ = reply.send(&answer).await;
         });
     }
 
     /// Asks the next peer for what it knows, while few are being asked.
     pub(super) fn next_catch_up(&mut self) {
-        while let Some(peer) = self.catch_up.pop_back() {
+        while let Some(peer) = self.news.catch_up.pop_back() {
             if !self.met.contains_key(&peer) {
                 continue;
             }
-            let Ok(permit) = Arc::clone(&self.catching_up).try_acquire_owned() else {
-                self.catch_up.push_back(peer);
+            let Ok(permit) = Arc::clone(&self.news.catching_up).try_acquire_owned() else {
+                self.news.catch_up.push_back(peer);
                 return;
             };
             let (reply, opened) = tokio::sync::oneshot::channel();
             self.swarm.behaviour_mut().link.open(peer, Lane::Control, reply);
-            let ask = Ask::CatchUp { have: self.ledger.len(Instant::now()) as u32 };
+            let ask = Ask::CatchUp { have: self.news.ledger.len(Instant::now()) as u32 };
             let reporter = self.reporter.clone();
             tokio::spawn(async move {
                 let asked = async {
@@ -190,7 +191,7 @@ impl EventLoop {
         }
     }
 
-    /// Closes whoever does not say that it is of this swarm, and lets callers know.
+    /// Closes connections of peers that do not say that they are of this swarm, and lets callers know.
     fn close_strangers(&mut self, now: Instant) {
         let silent = |met: &Met| met.told.is_none() && now.saturating_duration_since(met.since) > IDENTIFY;
         let strangers: Vec<PeerId> = self.met.iter().filter(|(_, m)| silent(m)).map(|(p, _)| *p).collect();
@@ -207,17 +208,41 @@ impl EventLoop {
         let _ = self.swarm.disconnect_peer_id(*peer);
     }
 
+    /// Parts with a peer of this swarm that speaks another version, and remembers it for who asks.
+    pub(super) fn refuse_version(&mut self, peer: &PeerId, version: u32) {
+        let ours = self.local.names.spoken;
+        if let Some(node) = self.met.get(peer).map(|met| met.node) {
+            if self.dialing.refused.iter().all(|refused| refused.node != node) {
+                let update = if version < ours { "that node" } else { "this node" };
+                tracing::warn!(
+                    %node,
+                    "a node of this swarm speaks version {version} of the protocols and this node speaks version {ours}: \
+                     they cannot work together until {update} is updated"
+                );
+            }
+            self.dialing.refused.retain(|refused| refused.node != node);
+            if self.dialing.refused.len() == MAX_REFUSED {
+                self.dialing.refused.pop_front();
+            }
+            self.dialing.refused.push_back(RefusedPeer { node, version });
+        }
+        self.turn_away(
+            peer,
+            &format!("it speaks version {version} of the protocols, this node speaks version {ours}"),
+        );
+    }
+
     fn sweep(&mut self, now: Instant) {
-        self.ledger.expire(now);
+        self.news.ledger.expire(now);
         // The mesh may have passed by what a neighbor said of itself: it is asked until it is heard.
         let unheard = |(peer, met): (&PeerId, &Met)| {
             let settled = met.told.is_some() && now.saturating_duration_since(met.since) > SWEEP_EVERY;
-            (settled && !self.ledger.knows(met.node, now)).then_some(*peer)
+            (settled && !self.news.ledger.knows(met.node, now)).then_some(*peer)
         };
         let unheard: Vec<PeerId> = self.met.iter().filter_map(unheard).take(MAX_CATCH_UPS).collect();
         for peer in unheard {
-            if self.catch_up.len() < MAX_CATCH_UPS && !self.catch_up.contains(&peer) {
-                self.catch_up.push_back(peer);
+            if self.news.catch_up.len() < MAX_CATCH_UPS && !self.news.catch_up.contains(&peer) {
+                self.news.catch_up.push_back(peer);
             }
         }
         for connection in self.swarm.behaviour().link.superseded() {
@@ -236,7 +261,7 @@ impl EventLoop {
             self.swarm.behaviour_mut().gossip.set_application_score(&peer, 0.0);
         }
         let crowd = self.swarm.network_info().connection_counters().num_established_outgoing() as usize;
-        let most = self.outgoing_limit * CROWDED_QUARTERS / 4;
+        let most = self.local.outgoing_limit * CROWDED_QUARTERS / 4;
         if crowd > most {
             self.let_go(crowd - most, now);
         }
@@ -273,7 +298,7 @@ impl EventLoop {
     }
 
     fn unsaved(&mut self) -> Option<(std::path::PathBuf, String)> {
-        let path = self.cache.clone()?;
+        let path = self.local.cache.clone()?;
         self.book.take_changes().map(|lines| (path, lines))
     }
 

@@ -304,7 +304,7 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// Tells the one who waits; nobody may wait any more.
+    /// Tells the waiting caller, which may be gone.
     fn finish(self, opened: Result<libp2p::Stream, NotOpened>) {
         let Self { node, path, guard, reply, .. } = self;
         drop(reply.send(opened.map(|io| Stream::new(node, path, io, guard))));

@@ -42,7 +42,7 @@ impl Drop for Guard {
     }
 }
 
-/// Wakes whoever waits on either half.
+/// Wakes the tasks that wait on either half.
 ///
 /// Reading a substream whose negotiation is still open flushes what was written, and a muxer remembers one waiter per
 /// queue: a reader that polls with its own waker would be woken in the writer's place, and the writer never. So both

@@ -1,13 +1,13 @@
-//! What a node says of itself to everybody, sealed with its key.
+//! What a node announces about itself to the swarm, signed with its key.
 //!
 //! ```text
 //!  "sha1" | node | operator? | sequence | region | access, up, down | draining | class
 //!         | offers: model, name, sizes, speeds, load, ranges | links | addresses | ttl | agent | signature (64 bytes)
 //! ```
 //!
-//! The signature covers everything before it, under the domain `shoal/announce/1`. Whoever forwards an announcement
-//! forwards these bytes, so it means the same to all who hear it. A replay is told by its sequence number, which the
-//! view of the swarm compares; a node counts on from above its last after a restart.
+//! The signature covers everything before it, under the domain `shoal/announce/1`. A node that forwards an announcement
+//! forwards these bytes, so it means the same to all who hear it. A replay is recognized by its sequence number,
+//! which the view of the swarm compares; a node counts on from above its last after a restart.
 //!
 //! Limits: [`MAX_ANNOUNCEMENT`] bytes, [`MAX_LINKS`] links, the bounds of [`scheduler::capability`] for the numbers.
 //! [`seal`] tells a node when it says too much; [`open`] is the only way in for what strangers say.

@@ -63,7 +63,7 @@ pub struct Lease {
     pub rounding: Vec<u32>,
     /// Where outputs go; `None`: to the requester.
     pub next: Option<Contact>,
-    /// Whose frames count besides the requester's: the node of the segment before; `None`: nobody's.
+    /// Whose frames count besides the requester's: the node of the segment before; `None`: no other node's.
     pub previous: Option<NodeId>,
     /// Whether the requester gets a copy of the outputs that go to `next`.
     pub log: bool,
@@ -78,7 +78,7 @@ pub struct Lease {
 pub enum Role {
     /// Runs it and passes its outputs on.
     Stage,
-    /// Follows whoever runs it: keeps up with what it is sent, signs for it and passes nothing on.
+    /// Follows the node that runs it: keeps up with what it is sent, signs for it and passes nothing on.
     Shadow,
     /// Keeps what it is sent and computes nothing: replays it when it is asked to run the segment.
     LazyShadow,

@@ -187,7 +187,7 @@ impl<'a> Search<'a> {
         self.chains.iter().filter(|chain| chain.pace.is_some()).map(|chain| chain.sites.clone()).collect()
     }
 
-    /// Prices everything anew at the current margin; the true goodput.
+    /// Prices everything again at the current margin. Returns the true goodput.
     fn refresh(&mut self) -> f64 {
         let mut tps = 0.0;
         for _ in 0..2 {

@@ -1,14 +1,15 @@
-//! When advice is worth following, and what to do without moving anybody else.
+//! When advice is worth following, and what to do without moving other nodes.
 //!
 //! Loading layers costs minutes and takes the node away meanwhile, so a node moves only when the swarm would gain a
 //! third ([`MIN_GAIN`]), said so on three ticks running ([`CONFIRMATIONS`]), the node has not moved for ten minutes
 //! ([`MIN_DWELL_MS`]), it is its turn among the would-be movers of its region, and every layer it leaves is still
-//! held by somebody else. Readings that flicker (a transient load, a late announcement) therefore move nobody.
+//! held by another node. Readings that flicker (a transient load, a late announcement) therefore move no node.
 //!
 //! Two nodes that see each other hold a layer must not both leave it. So leaving has two steps: first the node
-//! *withdraws* ([`Advice::Withdraw`]): it goes on serving, but announces only what it will keep. Whoever else wants to
-//! leave then no longer counts on it. Only after [`SETTLE_MS`], when everybody has heard that or forgotten what was said
-//! before, it looks once more, and moves if others still hold all that it leaves; else it stays and announces so.
+//! *withdraws* ([`Advice::Withdraw`]): it goes on serving, but announces only what it will keep. Another node that
+//! wants to leave then no longer counts on it. Only after [`SETTLE_MS`], when all nodes have heard that or forgotten
+//! what was said before, it looks once more, and moves if others still hold all that it leaves; else it stays and
+//! announces so.
 //!
 //! ```text
 //!   A   holds l ──withdraws────────────settles── B still announces l?  no: stays
@@ -46,7 +47,7 @@ pub struct Move<'a> {
     pub advised: Option<LayerRange>,
     /// Tokens per second as things are.
     pub present_tps: f64,
-    /// Tokens per second once everybody followed the advice.
+    /// Tokens per second once all nodes followed the advice.
     pub advised_tps: f64,
     /// Other live holders of each layer, by what they announce now: those who withdrew do not count.
     pub others: &'a [u32],
@@ -120,7 +121,7 @@ impl Keeper {
     }
 }
 
-/// One mover per region and tick: a lottery everybody draws alike.
+/// One mover per region and tick: a lottery that every node draws alike.
 fn is_turn(choice: &Move<'_>) -> bool {
     let ticket = |node: &NodeId| {
         let words = node.as_bytes().chunks_exact(8);
@@ -141,7 +142,7 @@ fn bares(choice: &Move<'_>, target: LayerRange) -> bool {
 
 /// Keeps the pipelines of `current` that still stand and builds more from the sites that are in none.
 ///
-/// For joins and leaves: survivors of a broken pipeline and idle newcomers are put together, nobody else moves.
+/// For joins and leaves: survivors of a broken pipeline and idle newcomers are put together, no other node moves.
 pub fn restitch(ground: &Ground, current: &[Pipeline]) -> Placement {
     let standing: Vec<&Pipeline> =
         current.iter().filter(|pipeline| ground.pace(pipeline).is_some()).collect();
@@ -222,7 +223,7 @@ fn scarcity(holders: u32) -> f64 {
     }
 }
 
-/// Least hop from `node` to whoever holds the layers around `window`, ms.
+/// Least hop from `node` to the holders of the layers around `window`, ms.
 fn distance(ground: &Ground, current: &[Pipeline], node: NodeId, window: LayerRange) -> f64 {
     let Some(i) = ground.index_of(node) else { return f64::INFINITY };
     let around = |segment: &&crate::Segment| {

@@ -9,15 +9,16 @@
 //! second; given it, a pipeline's worth is `(1000 - price * lat) / slow`, apart from all others. That makes moves
 //! cheap: only the pipelines they touch are priced again (`split.rs`). Pipelines are first grown from fast nodes by
 //! the least latency added per layer covered, then improved by annealing (`anneal.rs`): move a node, swap two, drop
-//! one, dissolve a few pipelines and grow them anew. The marginal price is refreshed on the way and the best
-//! placement by the true goodput is kept. Where growing finds nothing, one pipeline of the widest sites is tried (`widest.rs`).
+//! one, dissolve a few pipelines and grow them again. The marginal price is refreshed on the way and the best
+//! placement by the true goodput is kept. Where growing finds nothing, one pipeline of the widest sites is tried
+//! (`widest.rs`).
 //!
 //! **Sameness.** Sites are sorted by id and the generator is seeded with a constant: every node that knows the same
 //! sites computes the same advice, in whatever order it learned of them. Effort is counted in pipelines priced,
 //! never in time.
 //!
 //! **Change.** Moving layers costs minutes of loading; `keep.rs` decides when advice is worth following, and what a
-//! newcomer or the survivors of a broken pipeline should hold without touching anybody else.
+//! newcomer or the survivors of a broken pipeline should hold without touching other nodes.
 //!
 //! Limits: one pipeline and one segment per node; one model. Sharing a node between models is admission's business.
 

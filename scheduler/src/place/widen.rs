@@ -28,7 +28,7 @@ pub fn widen(ground: &Ground, placed: &[Segment]) -> Vec<Segment> {
         held.push((i, start, end));
     }
     held.sort_unstable();
-    // One layer each in turn, so that nobody takes what another one needs more.
+    // One layer each in turn, so that no node takes what another one needs more.
     loop {
         let mut grown = false;
         for (i, start, end) in &mut held {

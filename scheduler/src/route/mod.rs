@@ -16,7 +16,7 @@
 //! ```
 //!
 //! The switch from A to B is tried at every layer they share (after layer 4 A would run one layer more: 58), so a
-//! boundary is never assumed to lie where somebody's range ends. Under boomerang with one layer at each end, R would
+//! boundary is never assumed to lie where a node's range ends. Under boomerang with one layer at each end, R would
 //! have to hold layer 7 too; it does not, so there is no route and [`NoRoute::EndsNotHeld`] says why.
 //!
 //! [`table`](self) sweeps cost-to-go backwards (one O(layers held) pass), then the route is read off forwards. The
@@ -70,7 +70,7 @@ impl fmt::Display for NoRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownRequester => f.write_str("the requester is not part of the snapshot"),
-            Self::Hole { layer } => write!(f, "nobody eligible holds layer {layer}"),
+            Self::Hole { layer } => write!(f, "no eligible node holds layer {layer}"),
             Self::EndsNotHeld => f.write_str("boomerang needs the first and last layers at the requester"),
             Self::Unreachable => f.write_str("no chain of links with enough room covers all layers"),
             Self::TooSlow { predicted_ms } => {

@@ -9,7 +9,8 @@ use crate::{LayerRange, LayerSet, ModelId, NodeId};
 
 impl SwarmView {
     /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out, and so are those that
-    /// `myself` cannot reach: whoever serves must be leased from and must send its log. `myself` is listed even when it holds nothing, so that its hops can be priced.
+    /// `myself` cannot reach: a serving node must be leased from and must send its log. `myself` is listed even when it
+    /// holds nothing, so that its hops can be priced.
     ///
     /// # Errors
     /// [`BadSnapshot::Layers`] for a model of no layers; checked capabilities cannot cause the others.

@@ -1,4 +1,4 @@
-//! How far nodes are from each other where nobody has measured it.
+//! How far nodes are from each other where no node has measured it.
 
 /// Region-to-region round trips assumed where nothing was measured.
 #[derive(Clone, PartialEq, Debug)]
@@ -27,8 +27,8 @@ impl Geography {
     }
 
     /// No map: every node lies half of its measured round trip away from the viewer, `unmeasured_ms` when there is none,
-    /// and two others as far from each other as the way past the viewer. That bounds what nobody has measured from
-    /// above (the triangle) and is exact to the viewer; nobody's claim about its own position counts.
+    /// and two others as far from each other as the way past the viewer. That bounds what no node has measured from
+    /// above (the triangle) and is exact to the viewer; no node's claim about its own position counts.
     pub fn around(unmeasured_ms: f64) -> Self {
         let ms = if unmeasured_ms.is_finite() { unmeasured_ms.max(0.0) } else { 0.0 };
         Self { regions: 1, base_ms: vec![0.0], unmeasured_ms: Some(ms) }

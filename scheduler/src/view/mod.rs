@@ -6,8 +6,8 @@
 //! claims and bound them. [`SwarmView::snapshot`] freezes one model for the router.
 //!
 //! Announcements can be wrong: late, or a lie. What a lease taught ([`SwarmView::correct`], [`SwarmView::unreachable`])
-//! outweighs them for [`CORRECTED_MS`] and [`UNREACHABLE_MS`]. What was measured or experienced of a node outlives its absence, so that nobody
-//! sheds a bad name by being silent for a while.
+//! outweighs them for [`CORRECTED_MS`] and [`UNREACHABLE_MS`]. What was measured or experienced of a node outlives
+//! its absence, so that no node sheds a bad name by being silent for a while.
 //!
 //! Limits: [`MAX_NODES`] nodes and [`MAX_LINKS`] measured links per node; beyond, newcomers are refused and the
 //! slowest link is dropped, so a flood of identities costs memory once and never evicts who is known.
@@ -47,7 +47,7 @@ pub enum Merged {
     Fresh,
     /// Known already, or older than what is known.
     Stale,
-    /// Two different announcements under one sequence: the node is lying to somebody. The first is kept.
+    /// Two different announcements under one sequence: the node lies to some node. The first is kept.
     Equivocation,
     /// No room for another identity.
     Full,
@@ -73,7 +73,7 @@ pub struct SwarmView {
 }
 
 impl SwarmView {
-    /// Knows nobody yet.
+    /// An empty view.
     pub fn new(geography: Geography) -> Self {
         Self {
             known: BTreeMap::new(),
@@ -96,7 +96,7 @@ impl SwarmView {
         self.known.len()
     }
 
-    /// Whether nobody is known.
+    /// Whether no node is known.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -140,7 +140,7 @@ impl SwarmView {
         Merged::Fresh
     }
 
-    /// Forgets everybody whose last announcement counts no more; returns them. Old corrections go too.
+    /// Forgets nodes whose last announcement has expired; returns them. Old corrections go too.
     pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
         let before = self.corrections.len() + self.unreachable.len();
         self.corrections.retain(|_, correction| now.since(correction.at) < CORRECTED_MS);

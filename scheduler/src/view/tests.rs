@@ -22,7 +22,7 @@ fn without_a_map_hops_lie_around_the_viewer() {
     assert_eq!((hop(&view, me, near), hop(&view, near, me)), (2.0, 2.0));
     assert_eq!((hop(&view, me, far), hop(&view, near, far)), (50.0, 52.0));
     view.set_link(far, near, 3.0);
-    assert_eq!(hop(&view, near, far), 1.5, "what was measured counts, whoever says so");
+    assert_eq!(hop(&view, near, far), 1.5, "what was measured counts, whichever node says so");
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn skip_scalars(cursor: &mut Cursor<'_>, kind: Kind, count: u64, key: &str) -> R
     Ok(())
 }
 
-/// Refuses a key of [`KNOWN`] that holds something else than everybody expects there.
+/// Refuses a key of [`KNOWN`] that holds another type than every program expects there.
 fn check_known(key: &str, kind: Kind, element: Kind) -> Result<()> {
     let Some(&(_, is_array, wanted)) = KNOWN.iter().find(|known| known.0 == key) else { return Ok(()) };
     let fits = match wanted {

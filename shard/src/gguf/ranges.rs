@@ -52,7 +52,7 @@ pub fn byte_ranges(gguf: &Gguf, layers: LayerRange, ends: Ends) -> Result<Vec<Ra
     let needed = |tensor: &&TensorInfo| match tensor.name.split_once('.').unwrap_or((&tensor.name, "")) {
         ("blk", rest) => {
             let layer = rest.split('.').next().and_then(|layer| layer.parse().ok());
-            // A tensor that belongs to no layer by its name is nobody's; the architecture will refuse the file.
+            // A tensor that belongs to no layer by its name has no owner; the architecture will refuse the file.
             layer.is_none_or(|layer| layers.contains(layer))
         }
         ("token_embd", _) => ends.embedding || ends.head && tied,

@@ -37,7 +37,7 @@ struct Call<'a> {
     floats: *const f32,
 }
 
-// SAFETY: the pointers are to activations that nobody writes during the dispatch.
+// SAFETY: the pointers are to activations that no thread writes during the dispatch.
 unsafe impl Sync for Call<'_> {}
 
 /// Scratch pointers of the workers.
@@ -94,7 +94,7 @@ impl Cpu {
         let next = AtomicUsize::new(0);
         self.pool().run(&|worker, _| {
             let base = &work_start;
-            // SAFETY: each worker has a buffer of its own, and the units it takes are taken by nobody else.
+            // SAFETY: each worker has a buffer of its own, and the units it takes are taken by no other worker.
             unsafe { call.work(&next, units, (*base.0.add(worker)).reserve(0)) };
         });
         scratch.jobs.clear();
@@ -378,7 +378,7 @@ impl Call<'_> {
 /// Copies `count` rows of 16 results to their places, columns `16 panel..` of rows `first..`.
 ///
 /// # Safety
-/// `out` is `[first + count ..][rows]`, and nobody else touches these columns.
+/// `out` is `[first + count ..][rows]`, and no other thread touches these columns.
 unsafe fn store(acc: &[f32], out: *mut f32, rows: usize, panel: usize, first: usize, count: usize) {
     let width = ROWS.min(rows - panel * ROWS);
     for (r, acc) in acc.chunks_exact(ROWS).take(count).enumerate() {

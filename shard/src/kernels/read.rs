@@ -57,7 +57,7 @@ impl Cpu {
         };
         self.pool().run(&|worker, workers| {
             let (start, bytes) = share(worker, workers);
-            // SAFETY: the shares of the workers are disjoint parts of the arena, which nobody else sees yet.
+            // SAFETY: the shares of the workers are disjoint parts of the arena, which no other thread sees yet.
             unsafe { std::ptr::write_bytes(start as *mut u8, 1, bytes) };
         });
         let times = (0..passes).map(|_| {

@@ -9,7 +9,7 @@
 //!
 //! With `pin`, worker `i` is bound to one processor: one per physical core, the fastest cores first, inside the
 //! affinity mask the process started with. Cores in use by other pools of the process are taken last. The caller's
-//! thread belongs to somebody else and is not bound unless it asks ([`Pool::pin_caller`]).
+//! thread belongs to the caller and is not bound unless it asks ([`Pool::pin_caller`]).
 //!
 //! Limits: pinning and core detection are for Linux (elsewhere the scheduler decides, and
 //! [`Pool::physical_cores`] is the parallelism the standard library reports). A run inside a run of the same pool deadlocks.
@@ -129,7 +129,7 @@ impl Pool {
         // SAFETY: only the lifetime changes. The reference is used by workers before they decrement `unfinished`,
         // and this function does not return or unwind before that reaches zero, so the closure outlives every use.
         let eternal = unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
-        // SAFETY: `unfinished` is zero and `turn` is held, so nobody else accesses the cell.
+        // SAFETY: `unfinished` is zero and `turn` is held, so no other thread accesses the cell.
         unsafe { *shared.work.get() = Some(eternal) };
         shared.unfinished.store(self.handles.len(), SeqCst);
         shared.runs.fetch_add(1, SeqCst);
@@ -213,7 +213,8 @@ impl Shared {
         self.sleep_until(0, || self.unfinished.load(SeqCst) == 0);
     }
 
-    /// Spins for a while, then parks, until `ready`. Whoever makes it ready must afterwards wake `asleep[worker]`.
+    /// Spins for a while, then parks, until `ready`. The thread that makes it ready must afterwards wake
+    /// `asleep[worker]`.
     fn sleep_until(&self, worker: usize, ready: impl Fn() -> bool) {
         if spin_until(&ready) {
             return;

@@ -6,7 +6,7 @@
 //! Adding a family is one file and one row; a kind of layer that is new altogether is a variant of [`Attention`] or
 //! [`FeedForward`] and a step in both interpreters.
 //!
-//! A file is refused rather than guessed at: a tensor that is missing, one that nobody would use, a shape that
+//! A file is refused rather than guessed at: a tensor that is missing, one that the family does not use, a shape that
 //! contradicts the metadata, or a metadata key that would change the numbers but is not read here.
 //! Every count is bounded by [`limits`] before anything is allocated from it.
 

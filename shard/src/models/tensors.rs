@@ -50,8 +50,8 @@ pub fn layer_name(layer: usize, name: &str) -> String {
 /// Checks that `gguf` holds what `globals` and, for each layer, `layers` say, with those shapes, and nothing else.
 ///
 /// # Errors
-/// [`Error::Unsupported`] naming the first tensor that is missing or that nobody would use, [`Error::Malformed`] naming
-/// one whose shape disagrees with the metadata.
+/// [`Error::Unsupported`] naming the first tensor that is missing or that the family does not use,
+/// [`Error::Malformed`] naming one whose shape disagrees with the metadata.
 pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[super::Layer]) -> Result<()> {
     for rule in globals {
         check_one(gguf, rule, rule.name)?;

@@ -33,7 +33,7 @@ pub enum Policy {
     Petals,
     /// Max-min windows, random holders.
     Random,
-    /// Nobody else.
+    /// No other node.
     Local,
     /// Our placement and an exact route over the true state of every machine at that very moment: what no router can do,
     /// for comparison.

@@ -194,7 +194,7 @@ impl Run<'_> {
         Snapshot::new(ModelId::default(), self.world.layers, None, hosts.collect(), &links).ok()
     }
 
-    /// A request of somebody who needs no guess.
+    /// A request of a machine that needs no guess.
     fn ask_knowing(&self, request: usize) -> Request {
         let mut ask = self.ask(request);
         ask.policy.near_equal = 0.0;

@@ -75,7 +75,7 @@ impl Run<'_> {
         Some((Ground::new(self.world.layers, busy, sites, &hops).ok()?, alive))
     }
 
-    /// Everybody looks whether another holding would serve the swarm better.
+    /// Every machine looks whether another holding would serve the swarm better.
     pub(super) fn consider(&mut self) {
         if self.healed {
             return;
@@ -167,7 +167,7 @@ impl Run<'_> {
         }
     }
 
-    /// Moving must not leave a layer with nobody, unless its other holders just died.
+    /// Moving must not leave a layer without a holder, unless its other holders just died.
     fn check_cover(&mut self) {
         let up = self.world.machines[..self.world.nodes].iter().filter(|machine| machine.up);
         let held: LayerSet = up.flat_map(|machine| machine.held.iter().copied()).collect();

@@ -56,7 +56,7 @@ pub struct Violations {
     pub order: u64,
     /// Slots or running counts that did not come back to zero.
     pub unbalanced: u64,
-    /// Moves that left a layer with nobody.
+    /// Moves that left a layer without a holder.
     pub bared: u64,
     /// Requests that never ended.
     pub stuck: u64,

@@ -1,4 +1,4 @@
-//! Any bytes as an announcement. Nobody guesses a signature, so the body is also signed with the key of the target, as
+//! Any bytes as an announcement. Signatures cannot be guessed, so the body is also signed with the key of the target, as
 //! a hostile node would sign it: what is accepted then can be said again.
 #![no_main]
 

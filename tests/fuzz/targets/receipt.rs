@@ -1,5 +1,5 @@
-//! Any bytes as a fraud proof, an equivocation, a receipt and a challenge: nobody is convicted by bytes that nobody
-//! signed, and a proof that reads is written back as the same bytes.
+//! Any bytes as a fraud proof, an equivocation, a receipt and a challenge: bytes without a valid signature convict no
+//! node, and a proof that reads is written back as the same bytes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -9,7 +9,7 @@ use p2p::wire::receipt::{Challenge, Equivocation, FraudProof, Receipt, Reexecute
 /// When the seeds of the corpus were signed, seconds of Unix time.
 const NOW: u32 = 1_800_000_000;
 
-/// Agrees with nobody, so that nothing but the signature protects the accused.
+/// Disagrees with every node, so that nothing but the signature protects the accused.
 struct Disagrees;
 
 impl Reexecute for Disagrees {
@@ -25,7 +25,7 @@ impl Reexecute for Disagrees {
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(proof) = FraudProof::decode(bytes) {
         assert_eq!(proof.encode().expect("what was read"), bytes);
-        assert!(proof.verify(NOW, &mut Disagrees).is_err(), "nobody signed it");
+        assert!(proof.verify(NOW, &mut Disagrees).is_err(), "no node signed it");
     }
     if let Ok(proof) = Equivocation::open(bytes, NOW) {
         assert_eq!(proof.encode(), bytes);

@@ -251,6 +251,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     };
     let peers = status["peers"].as_u64().unwrap_or(0);
     let addresses = status["addresses"].as_array().map_or(0, Vec::len);
+    let refused = status["refused_versions"].as_array().cloned().unwrap_or_default();
     let relayed = status["addresses"].as_array().into_iter().flatten();
     let relayed = relayed.filter(|a| a.as_str().is_some_and(|a| a.contains("p2p-circuit"))).count();
     let reachability = status["reachability"].as_str().unwrap_or("unknown").to_owned();
@@ -268,6 +269,19 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             well: peers > 0,
             found: format!("{peers} connected"),
             advice: "nobody was found: ask a friend for `shoal invite` and join with the code",
+        },
+        Finding {
+            what: "versions",
+            well: refused.is_empty(),
+            found: match refused.last() {
+                None => format!("every peer met speaks version {}", p2p::VERSION),
+                Some(last) => format!(
+                    "{} nodes of this swarm were refused; the last one: {}",
+                    refused.len(),
+                    last["why"].as_str().unwrap_or("it speaks another version")
+                ),
+            },
+            advice: "nodes of different versions cannot work together: install the same release on all of them",
         },
         Finding {
             what: "reachable",

@@ -137,7 +137,7 @@ async fn one_peer_gives_everything_and_the_record_survives() {
     assert_eq!(bench.groups_from("a"), 38);
     bench.assert_whole();
     let again = bench.pull(Vec::new(), &bench.all()).await.unwrap();
-    assert_eq!(again.fetched_bytes, 0, "nothing is missing, so nobody is needed");
+    assert_eq!(again.fetched_bytes, 0, "nothing is missing, so no source is needed");
 }
 
 #[tokio::test]
@@ -337,8 +337,8 @@ async fn a_source_that_comes_later_is_used() {
     assert_eq!(report.by_source, [("late".to_owned(), 10 << 16)]);
     let mut empty = SparseFile::open(&bench.folder().join("x"), bench.tree.clone(), &bench.encoded).unwrap();
     let (_, closed) = mpsc::channel(1);
-    let nobody = pull(&mut empty, &mut [], Some(closed), &bench.all(), &mut |_| {}).await;
-    assert!(matches!(nobody, Err(Error::NoSource { missing: 10, .. })));
+    let alone = pull(&mut empty, &mut [], Some(closed), &bench.all(), &mut |_| {}).await;
+    assert!(matches!(alone, Err(Error::NoSource { missing: 10, .. })));
 }
 
 #[tokio::test]

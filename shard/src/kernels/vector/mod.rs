@@ -47,7 +47,7 @@ impl<T> Shared<T> {
     /// The elements of `range` for writing.
     ///
     /// # Safety
-    /// The range lies inside the slice the pointer came from, which outlives the result, and nobody else touches it.
+    /// The range lies inside the slice the pointer came from, which outlives the result, and no other code touches it.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the contract")]
     pub(super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         // SAFETY: promised by the caller.

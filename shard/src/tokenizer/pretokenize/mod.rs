@@ -271,8 +271,8 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_refused_by_name() {
-        let error = by_name("nobody-knows").err().unwrap().to_string();
-        assert!(error.contains("nobody-knows"), "{error}");
+        let error = by_name("unknown-name").err().unwrap().to_string();
+        assert!(error.contains("unknown-name"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,37 @@
+//! The examples of the crates run to their end and print what they promise.
+//!
+//! `cargo test --workspace` builds them before it runs a test; where only this package is built, they are named and
+//! skipped.
+
+use std::{path::PathBuf, process::Command};
+
+/// An example beside this test, when it was built.
+fn example(name: &str) -> Option<PathBuf> {
+    let test = std::env::current_exe().ok()?;
+    let path = test.parent()?.parent()?.join("examples").join(name);
+    let there = path.is_file();
+    if !there {
+        eprintln!("skipped: the example {name} is not built; `cargo test --workspace` builds it");
+    }
+    there.then_some(path)
+}
+
+/// What an example prints, when it was built.
+///
+/// # Panics
+/// When it fails.
+fn printed(name: &str, args: &[&str]) -> Option<String> {
+    let output = harness::output(Command::new(example(name)?).args(args)).expect("it starts");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).expect("UTF-8"))
+}
+
+#[test]
+fn a_prompt_is_routed_over_a_made_up_swarm() {
+    let Some(text) = printed("route", &["40", "1"]) else { return };
+    let (first, second) = text.split_once("without ").expect("a node fails");
+    let gone = second.split(':').next().expect("its name");
+    assert!(first.contains(gone) && !second[gone.len()..].contains(gone), "{text}");
+    assert!(second.contains("together"), "there is another way: {text}");
+    assert_eq!(Some(text), printed("route", &["40", "1"]), "the same seed gives the same swarm");
+}

@@ -1,0 +1,126 @@
+//! How the code stands: no import circles, no type that knows everything, no file that tells everything.
+//!
+//! What is allowed beyond a rule is named here with its reason, and a reason that is no longer needed fails too.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use harness::{imports::Imports, root};
+
+const CRATES: [&str; 6] = ["scheduler", "shard", "p2p", "api", "node", "simulations"];
+/// A struct with more fields has parts that want names of their own.
+const MAX_FIELDS: usize = 15;
+/// Methods of one type in more files have owners that want types of their own.
+const MAX_IMPL_FILES: usize = 3;
+/// A longer file tells more than one thing.
+const MAX_LINES: usize = 600;
+
+/// Records: what a file, a message, a screen or a command line holds. Their fields are used one by one, nothing is hidden.
+const RECORDS: &[&str] = &[];
+/// Types whose methods stand beside the topic they are about.
+const SPREAD: &[&str] = &[];
+/// Tables.
+const LONG: &[&str] = &[];
+
+fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    entries.sort();
+    for path in entries {
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let name = path.strip_prefix(root()).expect("below the root").to_string_lossy().into_owned();
+            found.push((name, fs::read_to_string(&path).expect("a source file")));
+        }
+    }
+}
+
+fn all_sources() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    CRATES.iter().for_each(|name| sources(&root().join(name).join("src"), &mut found));
+    assert!(found.len() > 300, "only {} files were read", found.len());
+    found
+}
+
+/// What breaks a rule and is not allowed to, and what is allowed and keeps the rule.
+fn hold(rule: &str, broken: &BTreeMap<String, String>, allowed: &[&str]) {
+    let allowed: BTreeSet<&str> = allowed.iter().copied().collect();
+    let new: Vec<String> = broken
+        .iter()
+        .filter(|(name, _)| !allowed.contains(name.as_str()))
+        .map(|(name, what)| format!("{name}: {what}"))
+        .collect();
+    assert!(new.is_empty(), "{rule}:\n{}", new.join("\n"));
+    let stale: Vec<&&str> = allowed.iter().filter(|name| !broken.contains_key(**name)).collect();
+    assert!(stale.is_empty(), "{rule}: no exception is needed any more for {stale:?}");
+}
+
+#[test]
+fn modules_import_without_circles() {
+    for name in CRATES {
+        let imports = Imports::read(&root().join(name).join("src"));
+        assert!(imports.len() > 15, "{name}: only {} modules were read", imports.len());
+        let circles: Vec<String> = imports.circles().into_iter().map(|circle| circle.join(", ")).collect();
+        assert!(circles.is_empty(), "{name}: modules import each other in a loop:\n{}", circles.join("\n"));
+    }
+}
+
+/// `name` after `keyword` at the beginning of a line, generics cut off.
+fn named<'a>(line: &'a str, keyword: &str) -> Option<&'a str> {
+    let line = line.strip_prefix("pub ").unwrap_or(line);
+    let line = if line.starts_with("pub(") { line.split_once(") ")?.1 } else { line };
+    let rest = line.strip_prefix(keyword)?;
+    let rest = if rest.starts_with('<') { rest.split_once("> ")?.1 } else { rest.strip_prefix(' ')? };
+    rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty())
+}
+
+#[test]
+fn structs_have_few_fields() {
+    let mut broken = BTreeMap::new();
+    let mut seen = 0;
+    for (file, text) in all_sources() {
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            let Some(name) = named(line, "struct").filter(|_| line.ends_with('{')) else { continue };
+            let is_field = |line: &&str| {
+                let line = line.strip_prefix("    ").unwrap_or_default();
+                line.starts_with(|c: char| c.is_lowercase() || c == '_') && line.contains(':')
+            };
+            let fields = lines.by_ref().take_while(|line| *line != "}").filter(is_field).count();
+            seen += 1;
+            if fields > MAX_FIELDS {
+                broken.insert(format!("{file} {name}"), format!("{fields} fields"));
+            }
+        }
+    }
+    assert!(seen > 300, "only {seen} structs were read");
+    hold("a struct has at most 15 fields", &broken, RECORDS);
+}
+
+#[test]
+fn methods_of_a_type_stand_together() {
+    let mut places: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (file, text) in all_sources() {
+        for line in text.lines().filter(|line| !line.contains(" for ") && line.ends_with('{')) {
+            if let Some(name) = named(line, "impl") {
+                let home = file.split("/src/").next().unwrap_or_default();
+                places.entry(format!("{home} {name}")).or_default().insert(file.clone());
+            }
+        }
+    }
+    assert!(places.len() > 200, "only {} types were read", places.len());
+    let broken = places.into_iter().filter(|(_, files)| files.len() > MAX_IMPL_FILES);
+    let broken = broken.map(|(name, files)| (name, files.into_iter().collect::<Vec<_>>().join(", "))).collect();
+    hold("methods of one type stand in at most 3 files", &broken, SPREAD);
+}
+
+#[test]
+fn files_are_short() {
+    let long = all_sources().into_iter().map(|(file, text)| (file, text.lines().count()));
+    let broken = long.filter(|(_, lines)| *lines > MAX_LINES).map(|(file, lines)| (file, format!("{lines} lines")));
+    hold("a file has at most 600 lines", &broken.collect(), LONG);
+}
