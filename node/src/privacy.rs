@@ -173,7 +173,9 @@ impl<'a> Attacker<'a> {
                     best = (distance, id);
                 }
                 if self.caches[index].rewind(self.prefix) != self.prefix {
-                    return Err(Error::usage("this model's states cannot take one token back, which the search needs"));
+                    return Err(Error::usage(
+                        "this model's states cannot take one token back, which the search needs",
+                    ));
                 }
             }
             tried += candidates.len() as u64;

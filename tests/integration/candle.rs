@@ -89,7 +89,15 @@ fn layer_ranges_compose() {
     let part = |start, end, embedding, head| {
         let range = LayerRange::new(start, end).unwrap();
         let ends = Ends { embedding, head };
-        CandleShard::load(&gguf, &candle_core::Device::Cpu, range, ends, Options::default(), Keep::Dequantized).unwrap()
+        CandleShard::load(
+            &gguf,
+            &candle_core::Device::Cpu,
+            range,
+            ends,
+            Options::default(),
+            Keep::Dequantized,
+        )
+        .unwrap()
     };
     let (first, last) = (part(0, 2, true, false), part(2, layers.end(), false, true));
     let rows = forward(&first, &mut first.new_state(), Input::Tokens(&ids), Output::All).unwrap();

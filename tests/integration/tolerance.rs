@@ -6,7 +6,7 @@ use node::library;
 use scheduler::LayerRange;
 use shard::{
     executor::candle::{CandleShard, Keep},
-    executor::{Capacity, Ends, Input, Item, Options, Output, Workspace, cpu::Shard, Executor},
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     quant,
@@ -27,7 +27,8 @@ fn engine(gguf: &Arc<Gguf>, layers: LayerRange, input: Input<'_>, rows: usize) -
 
 fn candle(gguf: &Gguf, layers: LayerRange, entered: &[f32], keep: Keep) -> Vec<f32> {
     let ends = Ends { embedding: false, head: false };
-    let shard = CandleShard::load(gguf, &candle_core::Device::Cpu, layers, ends, Options::default(), keep).unwrap();
+    let shard =
+        CandleShard::load(gguf, &candle_core::Device::Cpu, layers, ends, Options::default(), keep).unwrap();
     let mut ws = Workspace::new(&shard, Capacity::one_session(entered.len())).unwrap();
     let (mut state, input) = (shard.new_state(), Input::Activations(entered));
     shard.forward(&mut ws, &mut [Item { state: &mut state, input, output: Output::All }]).unwrap();

@@ -200,7 +200,9 @@ fn print(report: &Value) -> Result<()> {
         number("token_p95_ms")
     );
     let share = match report["read_gb_s"].as_f64() {
-        Some(reads) => format!(", {:.0} % of the {reads:.1} GB/s this machine reads", 100.0 * number("read_share")),
+        Some(reads) => {
+            format!(", {:.0} % of the {reads:.1} GB/s this machine reads", 100.0 * number("read_share"))
+        }
         None => String::new(),
     };
     say!(

@@ -94,7 +94,8 @@ fn logits(args: EvalArgs) -> Result<()> {
     let started = Instant::now();
     let blueprint = Blueprint::from_gguf(&gguf)?;
     let rounding = model::rounding(&args.wire, blueprint.layers.len() as u32, blueprint.hidden)?;
-    let mut chain = chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    let mut chain =
+        chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     chain.round(rounding);
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= chain.vocab()) {

@@ -62,8 +62,8 @@ impl Loaded {
         let asked = usize::try_from(load.context).unwrap_or(usize::MAX);
         let context = model::context(&gguf, Some(asked))?;
         let threads = load.threads.map(|threads| threads as usize);
-        let name: DeviceName = load.device.parse()?;
-        let device = Device::open(name, || model::cpu(load.isa.as_deref(), threads, load.pin))?;
+        let wanted: DeviceName = load.device.parse()?;
+        let device = Device::open(wanted, || model::cpu(load.isa.as_deref(), threads, load.pin))?;
         let stages = set
             .ranges()
             .iter()

@@ -139,7 +139,12 @@ impl Session {
     /// An empty session of `model` whose activations are rounded before the layers in `rounding`, as a session over wire
     /// `q8` does that is cut there; it gets the tokens that such a session gets.
     pub fn rounded(model: &Model, rounding: Vec<u32>) -> Result<Self> {
-        Ok(Self { state: model.executor.new_state(), ids: Vec::new(), workspace: model.workspace()?, rounding })
+        Ok(Self {
+            state: model.executor.new_state(),
+            ids: Vec::new(),
+            workspace: model.workspace()?,
+            rounding,
+        })
     }
 
     /// Bytes of state in memory.

@@ -6,7 +6,7 @@ use p2p::{
 };
 use scheduler::{LayerRange, rng::Rng};
 use shard::{
-    executor::{Capacity, Ends, Input, Item, Options, Output, Workspace, cpu::Shard, Executor},
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     quant,

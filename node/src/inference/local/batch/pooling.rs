@@ -144,7 +144,11 @@ impl Current {
         let hidden = model.executor.blueprint().hidden;
         let most_lanes = LANES.min(workspace.capacity().items);
         while self.lanes.len() < most_lanes && self.next < inputs.len() {
-            self.lanes.push(Lane { input: self.next, state: model.executor.new_state(), mean: Mean::new(hidden) });
+            self.lanes.push(Lane {
+                input: self.next,
+                state: model.executor.new_state(),
+                mean: Mean::new(hidden),
+            });
             self.next += 1;
         }
         let mut rows_left = CHUNK_ROWS.min(workspace.capacity().rows);
