@@ -235,7 +235,7 @@ pub(crate) fn headers(id: &str, plan: &Plan, report: Option<&Report>) -> HeaderM
 pub(crate) fn badge(plan: &Plan, report: Option<&Report>) -> Value {
     let mut badge = json!({
         "mode": plan.mode,
-        "verify": plan.verify,
+        "verify": plan.verify.name(),
         "route": plan.route,
         "seed": plan.seed,
         "predicted_tok_s": plan.predicted_tok_s,

@@ -1,7 +1,8 @@
 //! Everything that can be wrong with a request, in one table, and its three shapes.
 //!
 //! Handlers and guards answer with [`ApiError`], written in OpenAI's shape; [`dialect`], around the whole router, writes it
-//! anew in the shape of Anthropic's or Ollama's routes. Messages say what to change; they never repeat a prompt or a path.
+//! again in the shape of Anthropic's or Ollama's routes. Messages say what to change; they never repeat a prompt or a
+//! path.
 
 use axum::{
     Json,
@@ -218,14 +219,14 @@ pub(crate) async fn dialect(request: Request, next: Next) -> Response {
         Dialect::Anthropic => error.anthropic(),
         Dialect::Ollama => error.ollama(),
     };
-    let mut anew = error.respond(body);
+    let mut rewritten = error.respond(body);
     // What the layers inside have added stays.
     for (name, value) in response.headers() {
-        if !anew.headers().contains_key(name) && name != axum::http::header::CONTENT_LENGTH {
-            anew.headers_mut().insert(name.clone(), value.clone());
+        if !rewritten.headers().contains_key(name) && name != axum::http::header::CONTENT_LENGTH {
+            rewritten.headers_mut().insert(name.clone(), value.clone());
         }
     }
-    anew
+    rewritten
 }
 
 /// The answer where no route is.

@@ -32,9 +32,10 @@ use crate::{
     error::{ApiError, Kind},
     fields::{Fields, required},
     names,
-    server::MAX_HEADER_BYTES,
 };
 
+/// A token, a few names: an honest request has 2 KiB.
+pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Tabs that hold a token of their own; the oldest is forgotten for a new one.
 const MAX_TABS: usize = 64;
 
@@ -220,7 +221,7 @@ pub(crate) async fn session(
     let used = || {
         ApiError::new(
             Kind::Unauthorized,
-            "this link was used already; enter the token, or start `shoal serve` anew",
+            "this link was used already; enter the token, or restart `shoal serve`",
         )
     };
     Ok(Json(json!({"token": token.ok_or_else(used)?})))

@@ -28,6 +28,7 @@
 mod answer;
 mod anthropic;
 mod body;
+pub mod choice;
 mod error;
 mod fields;
 mod guard;
@@ -42,6 +43,7 @@ mod router;
 mod server;
 mod sse;
 pub mod swarm;
+mod swarm_routes;
 mod tools;
 mod web;
 

@@ -11,7 +11,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    App, anthropic, body::MAX_BODY_BYTES, error, guard, metrics, ollama, openai, openapi, swarm, web,
+    App, anthropic, body::MAX_BODY_BYTES, error, guard, metrics, ollama, openai, openapi, swarm_routes, web,
 };
 
 /// The router over `app`.
@@ -32,10 +32,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/ps", get(ollama::ps::get))
         .route("/api/show", post(ollama::show::post))
         .route("/api/version", get(ollama::version::get))
-        .route("/swarm", get(swarm::snapshot))
-        .route("/swarm/events", get(swarm::events))
-        .route("/swarm/contribution", post(swarm::contribute))
-        .route("/swarm/consent", post(swarm::agree))
+        .route("/swarm", get(swarm_routes::snapshot))
+        .route("/swarm/events", get(swarm_routes::events))
+        .route("/swarm/contribution", post(swarm_routes::contribute))
+        .route("/swarm/consent", post(swarm_routes::agree))
         .route("/openapi.json", get(openapi::get))
         .route("/metrics", get(metrics::get))
         .route_layer(from_fn_with_state(app.clone(), guard::access));

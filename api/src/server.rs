@@ -16,12 +16,10 @@ use tokio::{
     sync::Semaphore,
 };
 
-use crate::{App, Inference, guard, metrics, queue, router};
+use crate::{App, Inference, guard, guard::MAX_HEADER_BYTES, metrics, queue, router};
 
 /// Each costs a task and, while its headers come, a buffer. Reached only by attacks and load tests.
 const MAX_CONNECTIONS: usize = 2048;
-/// A token, a few names: an honest request has 2 KiB.
-pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Headers of one request.
 const MAX_HEADERS: usize = 100;
 /// An honest client sends its headers at once.
@@ -34,7 +32,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What the operator decides.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The token every request must bring; `None` opens the API to everybody who can reach it.
+    /// The token every request must bring; `None` opens the API to every program that can reach it.
     pub token: Option<String>,
     /// More names under which the API may be addressed, for proxies.
     pub hosts: Vec<String>,
@@ -142,7 +140,7 @@ async fn connection(stream: TcpStream, service: axum::Router) {
         .max_headers(MAX_HEADERS);
     let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await;
     if let Err(error) = served {
-        // Clients go away all the time; nobody needs to know unless they look.
+        // Clients go away all the time: that is worth a debug line only.
         tracing::debug!(%error, "a connection broke");
     }
 }

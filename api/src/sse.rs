@@ -18,6 +18,9 @@ use futures::{Stream, StreamExt, stream};
 use crate::error::ApiError;
 
 /// Proxies give up on a silent stream after 30 to 60 s.
+///
+/// The comment ends with one line break: after a blank line some clients, the official Python one among them, dispatch an
+/// event without data and fail on it.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// One frame.
@@ -112,7 +115,7 @@ fn heartbeats(
     stream::unfold(written, |mut written| async move {
         let text = match tokio::time::timeout(HEARTBEAT, written.next()).await {
             Ok(text) => text?,
-            Err(_) => ": alive\n\n".to_owned(),
+            Err(_) => ": alive\n".to_owned(),
         };
         Some((Ok(Bytes::from(text)), written))
     })
@@ -144,6 +147,6 @@ mod tests {
             vec![Frame::event("end", "{}")]
         });
         let all = text(respond(silent, Wire::Events, None)).await;
-        assert_eq!(all, ": alive\n\n: alive\n\nevent: end\ndata: {}\n\n");
+        assert_eq!(all, ": alive\n: alive\nevent: end\ndata: {}\n\n");
     }
 }

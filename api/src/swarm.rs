@@ -5,27 +5,9 @@
 //!
 //! A node is named by its full key in hex (`id`); other fields refer to it by that `id`. Times are milliseconds since 1970.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
-
-use axum::{
-    Json,
-    extract::State,
-    response::{IntoResponse, Response, sse},
-};
-use futures::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
-use crate::{
-    App,
-    body::JsonBody,
-    error::ApiError,
-    fields::{Fields, required},
-    inference::Mode,
-};
-
-/// A proxy between us and the page gives up on a silent stream after 30 to 60 s.
-const HEARTBEAT: Duration = Duration::from_secs(10);
+use crate::choice::Mode;
 
 /// What this node believes of the swarm now.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -94,9 +76,9 @@ pub struct Node {
     pub me: bool,
     /// Whether the user named it as trusted.
     pub trusted: bool,
-    /// `up`, `suspect` (silent for a while), `paused` (serves nobody), `gone`.
+    /// `up`, `suspect` (silent for a while), `paused` (serves no requests), `gone`.
     pub state: String,
-    /// `d1` (same bits as everybody) or `approx`.
+    /// `d1` (the same bits as all of that class) or `approx`.
     pub class: String,
     /// How it is connected: `self`, `lan`, `direct`, `relayed`, `loopback`, `none`.
     pub path: String,
@@ -133,7 +115,7 @@ pub struct Holding {
     pub end: u32,
 }
 
-/// A model somebody in the swarm holds.
+/// A model that a node of the swarm holds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwarmModel {
     /// Hash of its file, hex.
@@ -186,7 +168,7 @@ pub struct Verdict {
     pub request: String,
     /// Whether it is still being checked; else this is the last word.
     pub checking: bool,
-    /// Nodes that computed parts again and found the same; nobody when the check did not come to its end.
+    /// Nodes that computed parts again and found the same; empty when the check did not come to its end.
     pub checked_by: Vec<String>,
     /// Tokens of the answer whose computation was checked in every stage that others ran.
     pub checked_tokens: usize,
@@ -214,7 +196,7 @@ pub struct Stage {
 /// What this node gives to others, and took.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Contribution {
-    /// Whether it serves nobody for now.
+    /// Whether it serves no requests for now.
     pub paused: bool,
     /// Layers others may use.
     pub layers: Vec<Holding>,
@@ -237,7 +219,7 @@ pub struct Contribution {
 /// What to change about the contribution; `None` leaves it as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContributionChange {
-    /// Serve nobody for now, or again.
+    /// Stop serving for now, or serve again.
     pub paused: Option<bool>,
     /// Memory cap.
     pub memory_bytes: Option<u64>,
@@ -267,7 +249,7 @@ pub struct ModeInfo {
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SwarmEvent {
-    /// Everything anew: the first event, and after the reader fell behind.
+    /// The full snapshot: the first event, and after the reader fell behind.
     Snapshot {
         /// Everything.
         snapshot: Box<SwarmSnapshot>,
@@ -350,50 +332,4 @@ pub enum SwarmEvent {
         /// Why not.
         reason: Option<String>,
     },
-}
-
-/// `GET /swarm`
-pub(crate) async fn snapshot(State(app): State<Arc<App>>) -> Json<SwarmSnapshot> {
-    Json(app.inference.swarm())
-}
-
-/// `GET /swarm/events`
-pub(crate) async fn events(State(app): State<Arc<App>>) -> Response {
-    let changes = app.inference.watch();
-    let first = SwarmEvent::Snapshot { snapshot: Box::new(app.inference.swarm()) };
-    let stream = stream::once(async { first }).chain(changes).map(|event| {
-        let event = sse::Event::default().json_data(&event);
-        Ok::<_, Infallible>(event.unwrap_or_else(|_| sse::Event::default().comment("not representable")))
-    });
-    sse::Sse::new(stream).keep_alive(sse::KeepAlive::new().interval(HEARTBEAT)).into_response()
-}
-
-/// `POST /swarm/consent`: the owner's word on a mode in which strangers compute; answers with what holds then.
-pub(crate) async fn agree(
-    State(app): State<Arc<App>>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
-    let fields = Fields::new(&body)?;
-    let mode = required(&fields, "mode", fields.one_of("mode", &Mode::ALL, Mode::name)?)?;
-    let agreed = required(&fields, "agreed", fields.bool("agreed")?)?;
-    if !matches!(mode, Mode::Boomerang | Mode::Open) {
-        return Err(fields.refuse("mode", "must be boomerang or open: no stranger computes in the others"));
-    }
-    app.inference.agree(mode, agreed)?;
-    Ok(Json(json!({"mode": mode, "agreed": agreed})))
-}
-
-/// `POST /swarm/contribution`: changes caps, pauses and resumes; answers with the contribution as it is then.
-pub(crate) async fn contribute(
-    State(app): State<Arc<App>>,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Contribution>, ApiError> {
-    let fields = Fields::new(&body)?;
-    let change = ContributionChange {
-        paused: fields.bool("paused")?,
-        memory_bytes: fields.integer("memory_bytes", 0, 1 << 50)?.map(|n| n as u64),
-        threads: fields.integer("threads", 1, 4096)?.map(|n| n as u32),
-        upload_bytes_per_s: fields.integer("upload_bytes_per_s", 0, 1 << 50)?.map(|n| n as u64),
-    };
-    Ok(Json(app.inference.contribute(change)?))
 }

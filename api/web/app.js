@@ -45,7 +45,7 @@ function turn(panel) {
 async function models(chat, swarm) {
   let asked = '';
   const read = async () => {
-    // Asked anew only when what is known of the models or the node has changed.
+    // Asked again only when what is known of the models or the node has changed.
     const now = `${swarm.connected} ${swarm.state} ${swarm.models.map((model) => model.id + model.complete).join()}`;
     if (!swarm.connected || now === asked) return;
     asked = now;

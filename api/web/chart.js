@@ -54,7 +54,7 @@ const back = (left, right, r, first) => `V${22 + r} Q${right} 22 ${right - r} 22
 
 /**
  * The token on its lap: one, as only one is under way at a time. It is slower than the real one, and where it is depends on
- * the clock alone, so that it does not jump when the drawing is made anew.
+ * the clock alone, so that it does not jump when the drawing is redone.
  */
 function bead(path) {
   return ['halo', 'bead'].map((name) => {

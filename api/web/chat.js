@@ -21,7 +21,7 @@ const MAX_ANSWER = 2_000_000;
 const FOLLOW_PX = 80;
 
 const MODES = [
-  { mode: 'local', sentence: 'Computed on this machine alone. Nobody else can read it.' },
+  { mode: 'local', sentence: 'Computed on this machine alone. No one else can read it.' },
   { mode: 'trusted', sentence: 'Computed only on machines you named. Their owners can read it.' },
   { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.' },
   { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.' },
@@ -83,7 +83,7 @@ export class Chat {
     prompt.style.height = `${prompt.scrollHeight}px`;
   }
 
-  /** A mode was picked: where strangers come in and nobody agreed to that yet, the sentence is agreed to first. */
+  /** A mode was picked: where strangers come in and the owner has not agreed yet, the sentence is agreed to first. */
   async choose(mode) {
     if (!this.agreed(mode) && !(await this.agree(mode))) {
       document.querySelector(`#modes input[value="${this.mode}"]`).checked = true;
@@ -507,7 +507,7 @@ function checked({ checking, checkedBy, convicted, wrongFrom }) {
 
 /** The same as a sentence. */
 function account({ checking, checkedBy, checkedTokens }) {
-  if (!checkedBy.length) return checking ? 'nobody yet: it is being computed again' : 'nobody';
+  if (!checkedBy.length) return checking ? 'no node yet: it is being computed again' : 'no node';
   const equal = checkedTokens ? `: ${count(checkedTokens, 'token')} recomputed and equal` : '';
   return `${named(checkedBy).join(', ')}${equal}${checking ? '; the rest is being computed again' : ''}`;
 }

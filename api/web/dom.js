@@ -25,7 +25,7 @@ export const s = (tag, attributes, ...children) => fill(document.createElementNS
 export const $ = (id) => document.getElementById(id);
 
 /**
- * A name somebody else chose, fit to be shown on one line: control, format and direction characters are dropped (a name
+ * A name that another person chose, fit to be shown on one line: control, format and direction characters are dropped (a name
  * must not turn the text after it around), white space is folded, and what is left is cut at `max` characters.
  */
 export function clean(name, max = 40) {

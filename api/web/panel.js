@@ -100,7 +100,7 @@ export class Panel {
     button.disabled = !connected;
     write(button, give.paused ? 'Resume' : 'Pause');
     const held = give.layers.map((layers) => `${layers.start}–${layers.end}`).join(', ');
-    write($('give-state'), give.paused ? 'Paused: nobody gets anything from this machine now.' : held ? `Others may use layers ${held} on this machine.` : 'This machine holds no layers for others.');
+    write($('give-state'), give.paused ? 'Paused: this machine serves nothing now.' : held ? `Others may use layers ${held} on this machine.` : 'This machine holds no layers for others.');
     write($('give-served'), `${give.layerTokens.toLocaleString('en')} layer passes`);
     write($('give-sessions'), count(give.sessions, 'prompt'));
     write($('give-bytes'), `${bytes(give.bytesIn)}, ${bytes(give.bytesOut)}`);

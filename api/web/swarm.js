@@ -134,7 +134,7 @@ export class Swarm extends EventTarget {
     this.pipelines = new Map();
     /** By request: what became of checking answers that were complete before. */
     this.verdicts = new Map();
-    /** How often everything came anew: what is not known after that, the node does not know either. */
+    /** How often a full snapshot came: what is not known after that, the node does not know either. */
     this.snapshots = 0;
     this.contribution = readContribution(null);
     this.log = [];
@@ -216,7 +216,7 @@ export class Swarm extends EventTarget {
       reason: clean(mode?.reason, 200),
       agreed: mode?.agreed !== false,
     }));
-    // Sessions that ended while nobody listened are over; those still there go on.
+    // Sessions that ended while no reader listened are over; those still there go on.
     for (const pipeline of this.pipelines.values()) pipeline.ended = true;
     for (const pipeline of list(value.pipelines, MAX_PIPELINES)) this.putPipeline(pipeline ?? {});
     this.verdicts.clear();

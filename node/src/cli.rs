@@ -1,6 +1,7 @@
 //! The command line: every command, its flags and its examples.
 
 pub mod api;
+mod choice;
 mod model;
 pub mod operate;
 pub mod swarm;

@@ -1,14 +1,15 @@
-//! Whether the owner of a node agreed that other people's machines compute his prompts.
+//! Whether the owner of a node agreed that other people's machines compute the owner's prompts.
 //!
-//! Whoever sends a prompt through nodes of others should have been told, once, what those can learn, and have said yes.
-//! The word is kept as an empty file per mode in the node's folder. It is given at the terminal (by `shoal join`, or before
-//! the first prompt), with `shoal join --yes`, with `shoal consent MODE`, or by the button of the page, and taken back with
+//! Before a prompt goes through nodes of others, its owner must have seen once what those can learn, and agreed.
+//! The agreement is kept as an empty file per mode in the node's folder. It is given at the terminal (by `shoal join`,
+//! or before the first prompt), with `shoal join --yes`, with `shoal consent MODE`, or by the button of the page, and
+//! taken back with
 //! `shoal consent --revoke MODE`. The modes in which no stranger computes (`local`, `trusted`) need none.
 //!
 //! What happens without it: on a terminal the first prompt asks; without one a prompt that would go to strangers is refused
 //! with the sentence and the ways to agree, over HTTP too; and what names no mode stays on this machine where it can.
 //!
-//! Limits: it is the word of whoever may write into the folder or has the API's token, for all prompts of this node.
+//! Limits: anyone who may write into the folder or has the API's token can agree, for all prompts of this node.
 
 use std::{
     fs, io,
@@ -27,7 +28,7 @@ text from what they see";
 const OPEN: &str =
     "Your prompts in open mode: the node that answers reads all of the text, yours and the reply";
 
-/// What agreeing to a mode means, without the full stop; `None` for one that needs no word.
+/// What agreeing to a mode means, without the full stop; `None` for one that needs no agreement.
 pub fn sentence(mode: Mode) -> Option<&'static str> {
     match mode {
         Mode::Local | Mode::Trusted => None,
@@ -45,7 +46,7 @@ pub fn given(home: &Path, mode: Mode) -> bool {
     sentence(mode).is_none() || file(home, mode).exists()
 }
 
-/// Keeps or takes back the word about a mode.
+/// Keeps or revokes the agreement to a mode.
 ///
 /// # Errors
 /// When it cannot be written down.

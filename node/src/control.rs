@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+pub use api::choice::{Mode, Shadow, Verify};
 use api::inference::Format;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -32,61 +33,6 @@ const MAX_CALLERS: usize = 64;
 pub const LINES: usize = 64;
 /// Questions waiting for the node.
 pub const QUESTIONS: usize = 64;
-
-/// Who may compute, named by who can read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Mode {
-    /// Nobody but this machine.
-    Local,
-    /// The named peers, who can read what they compute on.
-    Trusted,
-    /// Strangers compute the middle layers; text and token ids stay here, activations can be read back in part.
-    Boomerang,
-    /// A peer may get the text itself.
-    Open,
-}
-
-impl Mode {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Trusted => "trusted",
-            Self::Boomerang => "boomerang",
-            Self::Open => "open",
-        }
-    }
-}
-
-/// How strangers are checked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Verify {
-    /// Not at all.
-    #[value(alias = "none")]
-    Off,
-    /// Against whoever follows them; without such, newcomers always and others by lot.
-    #[default]
-    #[value(alias = "sampled")]
-    Sample,
-    /// Everything, before a token is shown.
-    #[value(alias = "all")]
-    Strict,
-}
-
-/// What another holder of each segment does, so that an answer outlives whoever runs it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Shadow {
-    /// It computes along, takes over at once and checks whom it follows.
-    #[default]
-    All,
-    /// It keeps what it would need and computes that only when it takes over.
-    Lazy,
-    /// Nobody stands by: whoever takes over is sent all of it, and then computes it.
-    None,
-}
 
 /// A prompt and how to answer it.
 #[derive(Clone, Serialize, Deserialize)]
@@ -239,7 +185,7 @@ pub fn is_running(home: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(socket(home)).is_ok()
 }
 
-/// What is said to whoever would start a second node with the same data folder.
+/// The message for a second node with the same data folder.
 pub fn runs_already(home: &Path) -> Error {
     Error::usage(format!(
         "a node is running with the data folder {}; `shoal status` shows it, `shoal leave` stops it",
@@ -320,7 +266,7 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()>
                 let Some(line) = line else { return Ok(()) };
                 write.write_all(format!("{line}\n").as_bytes()).await?;
             }
-            // The caller went away (or talks out of turn): dropping `answer` tells whoever fills it.
+            // The caller went away (or talks out of turn): dropping `answer` tells its sender.
             _ = read.read_line(&mut rest) => return Ok(()),
         }
     }

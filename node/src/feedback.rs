@@ -4,9 +4,9 @@
 //! the one place both sides share: prompts write, the daemon reads before it routes ([`scheduler::lease`] decides what it
 //! means).
 //!
-//! They also know when a node has got room again, because a prompt of this node gave it back: whoever waits for room is
-//! woken then, one prompt for each that ended ([`FeedbackQueue::room`]). It may be about another model; who is not woken looks again
-//! within a second.
+//! They also know when a node has got room again, because a prompt of this node gave it back: a prompt that waits for
+//! room is woken then, one prompt for each that ended ([`FeedbackQueue::room`]). It may be about another model; who is
+//! not woken looks again within a second.
 //!
 //! Limits: [`MOST`] corrections wait for the next route; beyond, the oldest is forgotten, which costs a refused lease.
 
@@ -26,7 +26,7 @@ use tokio::sync::Notify;
 /// Corrections waiting for the next route.
 const MOST: usize = 256;
 
-/// Whoever waits for room looks for it as often at least: it may have become free without a word to this node.
+/// A prompt that waits for room looks for it as often at least: it may have become free without a word to this node.
 const ROOM: Duration = Duration::from_secs(1);
 
 /// A correction of what was believed.

@@ -75,7 +75,7 @@ pub fn start(args: &GlobalArgs) -> Result<Reporting> {
     Ok(reporting)
 }
 
-/// A node that is the first of its swarm knows nobody, which is no warning.
+/// A node that is the first of its swarm knows no peer, which is no warning.
 const QUIET: &str = "libp2p_kad::behaviour=error";
 
 /// A bare level means our own code at that level and warnings of the rest; directives are taken as they are.
@@ -129,7 +129,7 @@ impl fmt::Display for Requester {
         static KEY: OnceLock<[u8; 32]> = OnceLock::new();
         let key = KEY.get_or_init(|| {
             let mut key = [0; 32];
-            // Without randomness the name stays stable between starts, which is weaker and harms nobody else.
+            // Without randomness the name stays stable between starts, which is weaker and harms only this node.
             let _ = getrandom::fill(&mut key);
             key
         });

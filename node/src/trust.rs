@@ -209,7 +209,7 @@ mod tests {
         trust.note(now, NodeId::numbered(2), one, Outcome::Verified { tokens: 9 });
         assert_eq!(trust.owing(now), [].into());
         assert_eq!(trust.owing(later), [node].into());
-        // Too early, and by somebody else: nothing changes.
+        // Too early, and by another node: nothing changes.
         trust.proved(now, node);
         trust.proved(later, NodeId::numbered(2));
         assert_eq!((trust.owing(later), trust.denied(later)), ([node].into(), [node].into()));

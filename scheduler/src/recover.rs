@@ -2,10 +2,10 @@
 //!
 //! Being late is not being dead. A late stage is *hedged*: its shadow gets the same frame and the first answer wins;
 //! since all honest nodes compute the same bits, hedging risks nothing, and a difference is evidence. Hedges are
-//! paid from a bucket of one per twenty steps, so a slow swarm is not loaded double. Where nobody can be hedged with, the
-//! frame is sent to the same stage once more, which costs less than moving away from a node whose packet was lost. A dead stage is *switched* to
-//! its shadow (warm) or its cover (replayed from the requester's log), else the rest of the request is *rerouted*
-//! without the nodes that failed. Everything has a budget, so every request ends.
+//! paid from a bucket of one per twenty steps, so a slow swarm is not loaded double. Where no node can be hedged with,
+//! the frame is sent to the same stage once more, which costs less than moving away from a node whose packet was lost.
+//! A dead stage is *switched* to its shadow (warm) or its cover (replayed from the requester's log), else the rest of
+//! the request is *rerouted* without the nodes that failed. Everything has a budget, so every request ends.
 //!
 //! [`Detector`] says when a stage is late, and when it has become slow, from its own past.
 
@@ -62,7 +62,7 @@ impl Failure {
 /// Why a request was given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GiveUp {
-    /// Nobody else can serve its layers.
+    /// No other node can serve its layers.
     NoRoute,
     /// It has been moved as often as one request may be.
     Exhausted,
@@ -163,7 +163,7 @@ impl Budget {
                 }
             }
             Failure::Gray => {
-                // A planned move: only to somebody who is warm, and never at the price of the last switch.
+                // A planned move: only to a warm node, and never at the price of the last switch.
                 return match options.shadow {
                     Some(shadow) if self.switches > 1 => self.switch(vec![shadow]),
                     _ => Recovery::Wait,
@@ -204,8 +204,8 @@ impl Budget {
         Recovery::Switch(to)
     }
 
-    /// The last search found nobody and burdened nobody: what was paid for it is given back, once. A search that nothing was
-    /// paid for gives nothing back, or waiting would pay for moves and a request could crawl on for ever.
+    /// The last search found no node and burdened none: what was paid for it is given back, once. A search that
+    /// nothing was paid for gives nothing back, or waiting would pay for moves and a request could crawl on for ever.
     pub(crate) fn spare_search(&mut self) {
         match std::mem::take(&mut self.search) {
             Paid::Nothing => {}

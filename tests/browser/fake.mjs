@@ -57,7 +57,7 @@ export function swarm() {
     default_mode: 'local',
     verdicts: [],
     modes: [
-      { mode: 'local', sentence: 'Computed on this machine alone. Nobody else can read it.', available: true, reason: null },
+      { mode: 'local', sentence: 'Computed on this machine alone. No one else can read it.', available: true, reason: null },
       { mode: 'trusted', sentence: 'Computed only on machines you named. Their owners can read it.', available: true, reason: null },
       { mode: 'boomerang', sentence: 'Strangers never receive your text, but a determined one can reconstruct most of it from what it computes on.', available: true, reason: null, agreed: false },
       { mode: 'open', sentence: 'Any machine of the swarm may read your text and the answer.', available: true, reason: null, agreed: false },

@@ -179,7 +179,7 @@ check('stop cancels the request at once, by button and by key', async () => {
     await gone;
     await page.waitForSelector('.turn.answer:last-child .badge');
     assert.match(await page.innerText('.turn.answer:last-child .badge'), /^2 peers · .*stopped by you/);
-    assert.doesNotMatch(await page.innerText('.turn.answer:last-child .badge'), /checked/, 'nobody said so');
+    assert.doesNotMatch(await page.innerText('.turn.answer:last-child .badge'), /checked/, 'no check was reported');
     assert.equal(await page.innerText('#send'), 'Send');
   }
   await view.close();

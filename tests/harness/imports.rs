@@ -29,7 +29,8 @@ impl Imports {
         let mut files = BTreeMap::new();
         collect(src, &mut Vec::new(), &mut files);
         let modules: BTreeSet<Module> = files.keys().cloned().collect();
-        let arrows = files.iter().map(|(module, text)| (module.clone(), named(module, text, &modules))).collect();
+        let arrows =
+            files.iter().map(|(module, text)| (module.clone(), named(module, text, &modules))).collect();
         Self { arrows }
     }
 

@@ -3,6 +3,7 @@
 
 pub mod collector;
 pub mod http;
+pub mod imports;
 pub mod lab;
 pub mod nemesis;
 pub mod node;

@@ -35,3 +35,32 @@ fn a_prompt_is_routed_over_a_made_up_swarm() {
     assert!(second.contains("together"), "there is another way: {text}");
     assert_eq!(Some(text), printed("route", &["40", "1"]), "the same seed gives the same swarm");
 }
+
+#[test]
+fn a_model_cut_in_two_gives_the_tokens_of_the_whole() {
+    let Some(text) = printed("run_shard", &[]) else { return };
+    let answers: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once(": ")?.1)).collect();
+    assert!(answers.len() == 2 && answers[0] == answers[1] && answers[0].len() > 20, "{text}");
+}
+
+#[test]
+fn a_node_is_embedded_and_answers() {
+    let prompt = "Tell me a story about a fox and a lantern";
+    let Some(text) = printed("embed", &[prompt]) else { return };
+    let same = harness::Shoal::new().json(["run", "--json", "-n", "64", prompt], "");
+    assert_eq!(text.trim_end(), same["text"].as_str().expect("a text").trim_end());
+}
+
+#[test]
+fn an_inference_of_ones_own_is_served() {
+    let Some(text) = printed("own_inference", &["--once"]) else { return };
+    let answer: serde_json::Value = serde_json::from_str(text.trim()).expect("JSON");
+    assert_eq!(answer["choices"][0]["message"]["content"], "one two three");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn two_nodes_meet_and_talk() {
+    let Some(text) = printed("two_nodes", &[]) else { return };
+    assert!(text.contains("hello, neighbor"), "{text}");
+}

@@ -25,6 +25,7 @@ mod pull;
 mod repo;
 mod routes;
 mod soak;
+mod structure;
 mod swarm;
 mod tolerance;
 mod verify;

@@ -114,13 +114,15 @@ fn methods_of_a_type_stand_together() {
     }
     assert!(places.len() > 200, "only {} types were read", places.len());
     let broken = places.into_iter().filter(|(_, files)| files.len() > MAX_IMPL_FILES);
-    let broken = broken.map(|(name, files)| (name, files.into_iter().collect::<Vec<_>>().join(", "))).collect();
+    let broken =
+        broken.map(|(name, files)| (name, files.into_iter().collect::<Vec<_>>().join(", "))).collect();
     hold("methods of one type stand in at most 3 files", &broken, SPREAD);
 }
 
 #[test]
 fn files_are_short() {
     let long = all_sources().into_iter().map(|(file, text)| (file, text.lines().count()));
-    let broken = long.filter(|(_, lines)| *lines > MAX_LINES).map(|(file, lines)| (file, format!("{lines} lines")));
+    let broken =
+        long.filter(|(_, lines)| *lines > MAX_LINES).map(|(file, lines)| (file, format!("{lines} lines")));
     hold("a file has at most 600 lines", &broken.collect(), LONG);
 }

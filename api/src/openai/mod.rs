@@ -73,7 +73,7 @@ pub(crate) fn common(
 
 /// How strangers are checked, in the words of the API or of the command line.
 pub(crate) fn verify(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<Verify>, ApiError> {
-    let aliases = [("off", Verify::None), ("strict", Verify::All)];
+    let aliases = [("off", Verify::Off), ("strict", Verify::Strict)];
     let words: Vec<(&'static str, Verify)> =
         Verify::ALL.map(|verify| (verify.name(), verify)).into_iter().chain(aliases).collect();
     let word = choice(fields, headers, "verify", "x-shoal-verify", &words, |word| word.0)?;

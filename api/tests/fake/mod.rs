@@ -140,7 +140,7 @@ fn snapshot() -> SwarmSnapshot {
         },
         default_mode: Mode::Boomerang,
         modes: vec![
-            mode(Mode::Local, "Nobody else: everything is computed on this machine."),
+            mode(Mode::Local, "Only this machine: everything is computed here."),
             mode(Mode::Trusted, "The nodes you named as trusted can read it."),
             mode(
                 Mode::Boomerang,
@@ -176,11 +176,11 @@ impl Fake {
     }
 
     fn tell(&self, event: SwarmEvent) {
-        // Nobody has to listen.
+        // There may be no listener.
         let _ = self.changes.send(event);
     }
 
-    /// Round trips and loads move, for as long as somebody looks.
+    /// Round trips and loads move, for as long as a reader looks.
     pub async fn live(self: std::sync::Arc<Self>) {
         for beat in 0u64.. {
             tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -295,7 +295,7 @@ impl Inference for Fake {
         let plan = Plan {
             model: model.clone(),
             mode,
-            verify: if local { Verify::None } else { request.verify.unwrap_or(Verify::Sample) },
+            verify: if local { Verify::Off } else { request.verify.unwrap_or(Verify::Sample) },
             route: if local {
                 vec!["me:0-32".into()]
             } else {

@@ -83,7 +83,7 @@ pub struct JoinArgs {
     /// most, as far as --weights goes] (repeatable)
     #[arg(long, value_name = "NAME[=LAYERS]")]
     pub also: Vec<Also>,
-    /// Serve nobody, only ask
+    /// Serve nothing, only ask
     #[arg(long, conflicts_with = "layers")]
     pub ask_only: bool,
     /// Memory for sessions of others, of all models together, MiB
@@ -212,7 +212,7 @@ pub struct DemoArgs {
 #[command(next_help_heading = "Route")]
 pub struct RouteArgs {
     /// Who may compute, named by who can read
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = super::choice::mode())]
     pub mode: Option<Mode>,
     /// First layers that stay on this machine
     #[arg(long, default_value_t = 1, value_name = "N")]
@@ -224,11 +224,11 @@ pub struct RouteArgs {
     #[arg(long, value_name = "NODE")]
     pub trust: Vec<String>,
     /// How strangers are checked: strict shows a token once all that it follows from is
-    #[arg(long, value_enum, default_value = "sample")]
+    #[arg(long, value_parser = super::choice::verify(), default_value = "sample")]
     pub verify: Verify,
     /// What another holder of each segment does in case its node fails: it computes along (all), keeps what it would need
-    /// (lazy), or nobody stands by (none)
-    #[arg(long, value_enum, default_value = "all")]
+    /// (lazy), or no node stands by (none)
+    #[arg(long, value_parser = super::choice::shadow(), default_value = "all")]
     pub shadow: Shadow,
 }
 
@@ -272,7 +272,7 @@ pub struct PauseArgs {
 #[derive(Debug, Args)]
 pub struct ConsentArgs {
     /// Agree to this mode
-    #[arg(value_enum)]
+    #[arg(value_parser = super::choice::mode())]
     pub mode: Option<Mode>,
     /// Take it back
     #[arg(long, requires = "mode")]

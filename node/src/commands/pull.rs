@@ -107,7 +107,10 @@ async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> 
             let why = line["why"].as_array().into_iter().flatten().filter_map(Value::as_str);
             let why: Vec<String> = why.map(str::to_owned).collect();
             if ask.from.is_empty() {
-                return Err(Error::Failed(format!("nobody who has this model is there: {}", why.join("; "))));
+                return Err(Error::Failed(format!(
+                    "no peer that has this model is reachable: {}",
+                    why.join("; ")
+                )));
             }
             return plain(ask, why, args, view).await;
         }
@@ -172,7 +175,7 @@ fn finished(line: &Value, json: bool, what: &str) -> Result<()> {
 async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> Result<()> {
     if sources.is_empty() && !ask.is_kept() {
         return Err(Error::usage(
-            "nobody to fetch it from: name a mirror with --from URL, or run `shoal join` to ask peers",
+            "no source to fetch it from: name a mirror with --from URL, or run `shoal join` to ask peers",
         ));
     }
     let mut view = View::new(args.json);
@@ -270,7 +273,7 @@ fn confirm(size: &str, args: &PullArgs) -> Result<()> {
     }
 }
 
-/// A whole file whose tree nobody has: it cannot be checked in parts.
+/// A whole file whose tree no source has: it cannot be checked in parts.
 async fn plain(ask: Ask, why: Vec<String>, args: &PullArgs, mut view: View) -> Result<()> {
     if !ask.layers.is_empty() || ask.from.is_empty() {
         let why = why.join("; ");

@@ -26,7 +26,7 @@ use crate::{
     output::{self, say},
 };
 
-/// Bytes of a token: nobody guesses 256 bits.
+/// Bytes of a token: 256 bits cannot be guessed.
 const TOKEN_BYTES: usize = 32;
 /// The shortest token a file may hold, in characters.
 const MIN_TOKEN: usize = 16;
@@ -181,7 +181,7 @@ fn token(file: &Path) -> Result<String> {
 /// Where the API is and how to use it.
 fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, json: bool) -> Result<()> {
     let url = format!("http://{}", server.address());
-    // A ticket is for whoever reads it now: in the log of a service others would find it.
+    // A ticket is for the reader of this output: in the log of a service others would find it.
     let reader = json || io::stdout().is_terminal();
     let page = match token {
         Some(_) if reader => format!("{url}/#t={}", server.ticket()),
@@ -209,7 +209,7 @@ fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, jso
         match swarm {
             true => say!("Ctrl-C stops it. Who computes a prompt is in every answer and on the page."),
             false => say!(
-                "Ctrl-C stops it. Everything is computed on this machine; nobody else reads the prompts."
+                "Ctrl-C stops it. Everything is computed on this machine; no other machine reads the prompts."
             ),
         }
     }
@@ -228,6 +228,6 @@ async fn tell_ready(ready: impl Fn() -> Option<Result<(), String>>, word: &str) 
         Ok(()) => json!({ "event": word }),
         Err(why) => json!({"event": "failed", "message": why}),
     };
-    // A closed standard output is noticed by whoever closed it.
+    // The process that closed standard output knows it.
     let _ = output::json_line(&line);
 }

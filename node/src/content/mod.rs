@@ -200,7 +200,7 @@ pub fn shared(home: &Path) -> Result<Vec<(ModelId, Entry)>> {
     Ok(shared.filter_map(|entry| Some((entry.model()?, entry.clone()))).collect())
 }
 
-/// Most models whose trees are kept in memory; beyond it all are read anew.
+/// Most models whose trees are kept in memory; beyond it all are read again.
 const MAX_OPEN: usize = 16;
 
 /// What this machine hands out: the shared models of the library below a home folder.

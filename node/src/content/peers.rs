@@ -1,7 +1,7 @@
 //! Peers as sources: who has a model, and streams to them for as long as a pull needs them.
 //!
 //! Who has a model is known from three sides: announcements that offer it (asked of the daemon's loop), the swarm's
-//! provider records, and whoever was asked before. None of it is believed: a peer that does not have what it said
+//! provider records, and the peers asked before. None of it is believed: a peer that does not have what it said
 //! refuses, one that lies is caught by the tree within one group of 64 KiB and never asked again by this node.
 //!
 //! ```text
@@ -42,7 +42,7 @@ const MAX_LIARS: usize = 4_096;
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Looks between two questions to the swarm's provider records, which cost other nodes work.
 const LOOKS_PER_LOOKUP: u32 = 8;
-/// A pull in which nothing has arrived for so long, with nobody new, has come to its end.
+/// A pull in which nothing has arrived for so long, with no new peer, has come to its end.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// Longest wait for one peer's connection and stream.
 const OPENING: Duration = Duration::from_secs(8);
@@ -161,7 +161,7 @@ impl Finder {
         opening.filter_map(|opened| async { opened }).collect().await
     }
 
-    /// As [`Finder::round`], again and again until there is somebody, at most for `patience`.
+    /// As [`Finder::round`], repeated until there is a peer, at most for `patience`.
     pub async fn first(&self, patience: Duration) -> Vec<Box<dyn Source>> {
         let started = Instant::now();
         let mut look_up = false;
@@ -176,7 +176,7 @@ impl Finder {
         }
     }
 
-    /// Sends further sources until nobody takes them, or nothing has moved for long.
+    /// Sends further sources until the receiver is gone, or nothing has moved for long.
     pub fn keep_looking(&self) -> mpsc::Receiver<Box<dyn Source>> {
         let (found, sources) = mpsc::channel(FOUND);
         let finder = self.clone();

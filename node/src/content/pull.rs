@@ -438,7 +438,7 @@ pub enum Step {
     Hashing,
 }
 
-/// Fetches a whole file whose tree nobody has from the first mirror of `ask`, hashes it and takes it into the library.
+/// Fetches a whole file whose tree no source has from the first mirror of `ask`, hashes it and takes it into the library.
 /// `on` is told the step, its bytes done and to do, and returns whether to go on.
 ///
 /// # Errors

@@ -233,7 +233,7 @@ impl Library {
         work(&mut Self::load(home)?)
     }
 
-    /// Adds a file under a free name and saves the list. A file that is known by that name is told anew whether it is
+    /// Adds a file under a free name and saves the list. A file that is known by that name is checked again whether it is
     /// shared and where it came from.
     pub fn add(&mut self, entry: Entry) -> Result<()> {
         check_name(&entry.name)?;

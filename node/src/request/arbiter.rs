@@ -6,7 +6,7 @@
 //! stage signed is a proof.
 //!
 //! With [`Verify::Strict`] the requester's own computation comes first, where it can be done: no majority outweighs it.
-//! Otherwise it comes when nobody can be asked, when who was asked does not answer within [`PATIENCE`], and when its
+//! Otherwise it comes when no third holder can be asked, when it does not answer within [`PATIENCE`], and when its
 //! word decides nothing ([`Ruling::Open`]).
 //!
 //! Limits: one third holder a dispute; [`MAX_WITNESSES`] are known.
@@ -36,9 +36,9 @@ use crate::sessions::Order;
 pub const MAX_WITNESSES: usize = 32;
 /// Positions of a dispute that are computed one by one: what a stage computes between two signatures, twice.
 const EXACT: u32 = 32;
-/// Whoever was asked has so long: the range from its beginning, as a prompt.
+/// How long a third holder may take: the range from its beginning, as a prompt.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it keeps the session when nobody comes back.
+/// How long it keeps the session when the requester does not come back.
 const TTL_MS: u32 = 15_000;
 
 /// A node that holds layers, and who answers for it.

@@ -4,7 +4,7 @@
 //! commitments of everybody who ran or followed the range. A commitment waits until the log has got as far, then it
 //! agrees or not. Who follows and agrees has computed the same bits on its own: everything below is checked. Where two
 //! disagree, [`Book::rule`] says what follows from the word of a third holder, [`Book::upheld`] what follows when the log
-//! is right, and [`Book::proof`] what convicts whoever made it wrong.
+//! is right, and [`Book::proof`] what convicts the node that made it wrong.
 //!
 //! Limits: [`MAX_WAITING`] commitments of one node wait; the oldest goes, since a later one says more. [`Signatures`]
 //! remembers [`MAX_SIGNED`] of a session.
@@ -74,7 +74,7 @@ pub(super) struct Book {
     /// As the log has it.
     pub(super) chain: Chain,
     pub(super) words: BTreeMap<NodeId, Word>,
-    /// Positions below this were computed by somebody else too, with the same result.
+    /// Positions below this were computed by another node too, with the same result.
     pub(super) checked: u32,
     pub(super) by: BTreeSet<NodeId>,
     /// Nodes whose answer for a position came second and was another.
@@ -85,7 +85,7 @@ pub(super) struct Book {
     pub(super) third: Option<Third>,
     /// A third holder was asked and decided nothing.
     pub(super) open: bool,
-    /// Nobody here can compute it again.
+    /// It cannot be computed again here.
     pub(super) undecided: bool,
 }
 
@@ -127,7 +127,7 @@ impl Book {
         word.waiting.push_back(commit);
     }
 
-    /// Takes the chain as far as the log is and compares; true when somebody disagrees.
+    /// Takes the chain as far as the log is and compares; true when a follower disagrees.
     pub(super) fn compare(&mut self, logs: &Logs) -> bool {
         while let Some(leaf) = self.leaf(logs, self.chain.positions()) {
             if self.chain.push(&leaf).is_err() {
@@ -165,7 +165,7 @@ impl Book {
         self.third = None;
     }
 
-    /// The positions that somebody who follows disputes: checked below the first, signed for up to the second.
+    /// The positions that a follower disputes: checked below the first, signed for up to the second.
     pub(super) fn disputed(&self) -> Option<(u32, u32)> {
         let bad = |word: &Word| word.bad.filter(|_| word.follows).map(|commit| commit.pos);
         let upto = self.words.values().filter_map(bad).min()?;
@@ -192,7 +192,7 @@ impl Book {
     }
 
     /// The log is right below `upto`, as `by` found: who said otherwise, and what is to be noted of them. One who was fed
-    /// from the log and signed for something else lied; of others nobody knows what they were given.
+    /// from the log and signed for something else lied; of others it is not known what they were given.
     pub(super) fn upheld(&mut self, upto: u32, by: NodeId) -> Vec<(NodeId, Outcome)> {
         self.checked = self.checked.max(upto);
         self.by.insert(by);
@@ -358,7 +358,7 @@ mod tests {
         let mut book = Book::new(terms(), 64);
         book.signed(stage.node(), false, word);
         assert!(!book.compare(&logs));
-        assert_eq!(book.checked, 0, "nobody is his own witness");
+        assert_eq!(book.checked, 0, "no node is its own witness");
         book.signed(follower.node(), true, commit(&follower, u32::MAX, now + 1).0);
         assert!(!book.compare(&logs));
         assert_eq!((book.checked, book.by.first()), (20, Some(&follower.node())));

@@ -1,4 +1,4 @@
-//! When somebody fails, and when somebody else is found.
+//! When a node fails, and when a replacement is found.
 
 use std::time::Duration;
 
@@ -48,14 +48,14 @@ impl RequestDriver {
             {
                 Vec::new()
             }
-            // It may be a stage by now, and has been asked anew.
+            // It may be a stage by now, and has been asked again.
             Order::Opened { stage: None, epoch, .. } if epoch != self.machine.epoch() => Vec::new(),
             Order::Opened { stage: None, layers, node, answer, .. } => match answer {
                 Ok(have) => {
                     let start = layers.start();
                     self.fed.insert((node, start), have);
                     if let Some(stage) = self.stage_from(start) {
-                        // Somebody waits for its word on the last token.
+                        // Its verdict on the last token is still awaited.
                         if self.checks.last.is_some() {
                             self.feed_rest(stage)
                         } else {
@@ -139,13 +139,13 @@ impl RequestDriver {
         });
     }
 
-    /// Tells the caller when somebody was replaced.
+    /// Tells the caller when a node was replaced.
     pub(super) async fn notice_move(&mut self, before: &[Segment]) {
         let now: Vec<Segment> = self.machine.segments().collect();
         if now == before {
             return;
         }
-        // Who is out of it altogether, else (a slow stage relieved of some layers) whoever runs something else now.
+        // The node that left the route, else (a slow stage that lost some layers) one that runs other layers now.
         let out = before.iter().find(|old| now.iter().all(|new| new.node != old.node));
         if let Some(left) = out.or(before.iter().find(|old| !now.contains(old))) {
             let why = self.noticed.take().filter(|(node, _)| *node == left.node).map(|(_, why)| why);

@@ -24,7 +24,7 @@ use crate::{
 
 /// An answer to a lease later than this counts as none.
 pub(super) const LEASE_MS: u64 = 2_000;
-/// How long a stage keeps a session nobody sends frames for.
+/// How long a stage keeps a session that gets no frames.
 const TTL_MS: u32 = 60_000;
 
 impl RequestDriver {
@@ -75,7 +75,7 @@ impl RequestDriver {
             });
             return;
         }
-        // A shadow is fed by the requester alone, and answers nobody else.
+        // A shadow is fed by the requester alone, and answers it alone.
         let next = next.filter(|next| stage.is_some() && *next != self.means.me);
         let before = stage.and_then(|stage| self.segment(stage.checked_sub(1)?)).map(|segment| segment.node);
         let lease = Lease {

@@ -1,7 +1,7 @@
 //! The ways out of a session: one stream to each neighbor it has something for.
 //!
 //! An outbox is a task that owns a stream and a queue in front of it. It outlives its use: what is queued when it is
-//! closed is still sent. So it may break when nobody needs it any more, and the neighbor may be fine: the one it was
+//! closed is still sent. So it may break when it is not needed any more, and the neighbor may be fine: the one it was
 //! closed for has ended the session, or was started again and is reached by another stream. Therefore a [`Loss`] names the
 //! outbox it is about, and only that of the outbox in use says anything of the neighbor.
 //!
@@ -86,7 +86,7 @@ impl PeerStreams {
         outbox.send(header, payload);
     }
 
-    /// Closes the outbox to `node`, if there is one: what is queued is sent, and how that goes is nobody's concern.
+    /// Closes the outbox to `node`, if there is one: what is queued is sent, and how that goes is not reported.
     pub fn close(&mut self, node: NodeId) {
         self.open.remove(&node);
     }
@@ -126,7 +126,7 @@ impl PeerStream {
                 sent = sent => sent,
                 Ok(()) = overflowed => Err(HopError::Refused("it does not read".to_owned())),
             };
-            // Once it is closed nobody asks how it went.
+            // Once it is closed its outcome is not used.
             if let Err(error) = sent
                 && !queue.is_closed()
             {
@@ -189,8 +189,8 @@ mod tests {
         timeout(PATIENCE, heard.recv()).await.expect("the tasks of the outboxes end")
     }
 
-    /// Nobody has that name.
-    fn nobody() -> Contact {
+    /// A name that no node has.
+    fn absent() -> Contact {
         Contact { node: Identity::from_seed([99; 32]).node(), addresses: Vec::new() }
     }
 
@@ -214,9 +214,9 @@ mod tests {
     async fn who_cannot_be_reached_is_lost_once() {
         let (network, _events) = network(1).await;
         let (mut ways, mut heard) = outboxes(&network);
-        send(&mut ways, &nobody(), 1);
-        let Some(Order::Lost(loss)) = next(&mut heard).await else { panic!("nobody is there") };
-        assert_eq!(loss.node, nobody().node);
+        send(&mut ways, &absent(), 1);
+        let Some(Order::Lost(loss)) = next(&mut heard).await else { panic!("no loss is reported") };
+        assert_eq!(loss.node, absent().node);
         assert!(ways.lost(loss));
         assert!(!ways.lost(loss));
     }
@@ -226,8 +226,8 @@ mod tests {
     async fn what_was_closed_is_not_lost() {
         let (network, _events) = network(2).await;
         let (mut ways, mut heard) = outboxes(&network);
-        send(&mut ways, &nobody(), 1);
-        ways.close(nobody().node);
+        send(&mut ways, &absent(), 1);
+        ways.close(absent().node);
         drop(ways);
         assert!(next(&mut heard).await.is_none());
     }
@@ -237,11 +237,11 @@ mod tests {
     async fn a_loss_of_an_earlier_epoch_says_nothing_of_this_one() {
         let (network, _events) = network(3).await;
         let (mut ways, mut heard) = outboxes(&network);
-        send(&mut ways, &nobody(), 1);
-        let Some(Order::Lost(old)) = next(&mut heard).await else { panic!("nobody is there") };
-        send(&mut ways, &nobody(), 2);
+        send(&mut ways, &absent(), 1);
+        let Some(Order::Lost(old)) = next(&mut heard).await else { panic!("no loss is reported") };
+        send(&mut ways, &absent(), 2);
         assert!(!ways.lost(old));
-        let Some(Order::Lost(new)) = next(&mut heard).await else { panic!("nobody is there") };
+        let Some(Order::Lost(new)) = next(&mut heard).await else { panic!("no loss is reported") };
         assert!(ways.lost(new) && old != new);
     }
 

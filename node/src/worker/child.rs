@@ -8,14 +8,12 @@ use std::{
     os::{fd::OwnedFd, unix::process::CommandExt},
     path::PathBuf,
     process::{Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tokio::sync::oneshot;
-
-use super::shared::lock;
 
 /// The child process, which may be signaled until it is reaped.
 pub(super) struct Child {
@@ -69,4 +67,9 @@ impl Child {
             let _ = kill_process(self.pid, Signal::KILL);
         }
     }
+}
+
+/// A panic elsewhere leaves these maps as consistent as they were.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -30,9 +30,9 @@ use tokio::{
 use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
     PoisonGuard, Prompt, Ready, Room, Source, Spec,
-    child::Child,
+    child::{Child, lock},
     ipc::{self, Ask, Frame, Tell},
-    shared::{Range, Reply, Shared, State, lock, read_frames, write_frames},
+    shared::{Range, Reply, Shared, State, read_frames, write_frames},
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{
     Body, Fault, Output, PoisonGuard, Room,
-    child::Child,
+    child::{Child, lock},
     ipc::{self, Frame, Sampled, Tell},
     room::Part,
 };
@@ -88,11 +88,6 @@ impl State {
 pub(super) struct Reply {
     pub(super) have: u32,
     pub(super) payload: Vec<u8>,
-}
-
-/// A panic elsewhere leaves these maps as consistent as they were.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {

@@ -22,8 +22,9 @@
 //! The first [`FIRST_STEPS`] are sorted first, by the rule of F. R. Hampel (median and median deviation), so that a stage
 //! that stutters from the start does not make its stutter the rule.
 //!
-//! Limits: a stage that has been slow at most steps since the session began is what it always was, and one that nobody could
-//! replace for some hundred steps has become it; the router measures such nodes against others. Steps within [`UNNOTICED_MS`] of the usual are never slow.
+//! Limits: a stage that has been slow at most steps since the session began is what it always was, and one that no
+//! node could replace for some hundred steps has become it; the router measures such nodes against others. Steps
+//! within [`UNNOTICED_MS`] of the usual are never slow.
 
 use super::{COLD_STEP_MS, STEP_MS};
 use crate::Millis;
@@ -31,7 +32,7 @@ use crate::latency::{Ema, RoundTrip, SPEED_TAU_MS};
 
 /// A step is slow beyond this many times the usual. Lower and the jitter of a busy machine is slowness.
 const SLOW_TIMES: f64 = 3.0;
-/// Nor is a step slow that takes only so much longer: a slice of the system's scheduler, which nobody reads.
+/// Nor is a step slow that takes only so much longer: a slice of the system's scheduler, which no reader notices.
 const UNNOTICED_MS: f64 = 5.0;
 /// What a slow step adds to the sum: one in five is the share at which it neither rises nor falls.
 const SLOW_ADDS: u32 = 4;
@@ -117,7 +118,7 @@ impl Detector {
         self.bound = (self.bound + GAIN * above * usual.max(1.0)).max(0.0);
     }
 
-    /// Notes a step that nobody waited for to its end: it took `ms` and maybe more. What may have been an ordinary one says
+    /// Notes a step whose end was not awaited: it took `ms` and maybe more. What may have been an ordinary one says
     /// nothing.
     pub fn note_at_least(&mut self, ms: f64) {
         if ms.is_finite() && self.is_slow(ms) {
@@ -222,7 +223,7 @@ mod tests {
         assert_eq!(after(5, 10.0), None);
     }
 
-    /// Somebody else answered in its place each time it stood still.
+    /// Another node answered in its place each time it stood still.
     #[test]
     fn a_stage_that_others_stand_in_for_is_left() {
         let mut stage = known(20.0);

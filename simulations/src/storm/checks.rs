@@ -70,7 +70,7 @@ impl Checks {
     /// Moving must not bare a layer that was held.
     pub fn covered(&mut self, now: u64, before: &LayerSet, after: &LayerSet, layers: u32) {
         let bared = (0..layers).find(|layer| before.contains(*layer) && !after.contains(*layer));
-        self.that(bared.is_none(), || format!("{now} ms: a move left nobody with layer {bared:?}"));
+        self.that(bared.is_none(), || format!("{now} ms: a move left layer {bared:?} without a holder"));
     }
 
     /// When all is over, nothing is kept, runs or waits.

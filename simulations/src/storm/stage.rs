@@ -11,7 +11,7 @@ use scheduler::lease::Load;
 use scheduler::rng::mix;
 use scheduler::{LayerRange, LayerSet, Millis, NodeId, SessionId, Shape};
 
-/// A lease nobody uses ends after this on the machine's own clock.
+/// A lease that is not used ends after this on the machine's own clock.
 pub const KEEP_MS: u64 = 15_000;
 /// An ask that waited this long is of no use: the requester has given up on it.
 const WAIT_MS: u64 = 2_500;
@@ -176,7 +176,7 @@ impl Stage {
         Ok(false)
     }
 
-    /// Lets in whoever may start now; the leases of those.
+    /// Admits the asks that may start now; returns their leases.
     pub fn admitted(&mut self, now: Millis) -> Vec<Lease> {
         let mut started = Vec::new();
         while let Some((ask, guard)) = self.door.next(now) {
@@ -252,7 +252,7 @@ impl Stage {
         keys.into_iter().for_each(|key| self.drop_entry(key));
     }
 
-    /// Ends leases nobody used for [`KEEP_MS`].
+    /// Ends leases that were not used for [`KEEP_MS`].
     pub fn expire(&mut self, now: Millis) {
         let old: Vec<_> =
             self.served.iter().filter(|e| now.since(e.1.heard) >= KEEP_MS).map(|e| *e.0).collect();

@@ -26,7 +26,7 @@ pub(super) fn joining() -> String {
     format!("{}; {SERVING}.", sentence(Mode::Boomerang).unwrap_or_default())
 }
 
-/// Keeps the word of whoever agreed. Where it cannot be written the question comes again.
+/// Keeps the user's agreement. Where it cannot be written the question comes again.
 pub(super) fn remember(home: &Path, mode: Mode) {
     if let Err(error) = set(home, mode, true) {
         tracing::warn!(%error, "the answer is not kept");
@@ -36,17 +36,19 @@ pub(super) fn remember(home: &Path, mode: Mode) {
 /// Asks before the first prompt that strangers compute in this mode, where a person can answer.
 ///
 /// # Errors
-/// [`Error::Usage`] when the person does not want it, or nobody can be asked.
+/// [`Error::Usage`] when the user does not agree, or cannot be asked.
 pub(in crate::commands) fn before_strangers(home: &Path, mode: Mode, json: bool) -> Result<()> {
     let Some(told) = sentence(mode).filter(|_| !given(home, mode)) else { return Ok(()) };
     if !can_ask(json) {
         return Err(Error::usage(format!(
-            "nothing was sent, since nobody agreed to it yet. {told}. Agree once with `shoal consent {}`; --mode local \
+            "nothing was sent, since you have not agreed to it yet. {told}. Agree once with `shoal consent {}`; --mode local \
              keeps everything on this machine",
             mode.name()
         )));
     }
-    eprintln!("{told}; --mode local keeps everything on this machine. (Whoever agrees is asked once.)");
+    eprintln!(
+        "{told}; --mode local keeps everything on this machine. (If you agree, you are asked only once.)"
+    );
     if !agreed()? {
         return Err(Error::usage("nothing was sent; --mode local computes it here"));
     }

@@ -45,7 +45,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Takes a look in. A node that was started anew counts from zero.
+    /// Adds a reading. A restarted node counts from zero.
     pub fn take(&mut self, look: Look) {
         self.trouble = None;
         let seconds = (look.at_ms - self.look.at_ms) / 1e3;

@@ -142,8 +142,8 @@ pub fn checked_text(line: &Value) -> String {
     let by = names(&line["checked_by"]);
     let share = line["verified"].as_f64().unwrap_or_default() * 100.0;
     let mut text = match by.is_empty() {
-        true if share >= 100.0 => "nobody else computed".to_owned(),
-        true => "by nobody".to_owned(),
+        true if share >= 100.0 => "no other node computed".to_owned(),
+        true => "by no node".to_owned(),
         false => format!("{share:.0} % of what others computed, by {}", by.join(", ")),
     };
     for stage in line["stages"].as_array().into_iter().flatten().filter(|stage| stage["near"].is_object()) {

@@ -240,7 +240,7 @@ impl Ready {
         let plan = Plan {
             model: self.info.name.clone(),
             mode: Mode::Local,
-            verify: Verify::None,
+            verify: Verify::Off,
             route: vec![format!("{ME}:0-{}", self.info.num_layers)],
             predicted_tok_s: None,
             seed: request.seed.map_or_else(draw_seed, Ok)?,

@@ -2,7 +2,7 @@
 //!
 //! An answer that is complete before it is checked ends for its client; its lines are read on until the node's last word,
 //! which the page and `GET /swarm` show ([`Verdict`]). The node bounds how many are checked behind their answers and for
-//! how long; should it never say a last word, [`VERDICT`] is when nobody is waited for any more.
+//! how long; should it never say a last word, [`VERDICT`] is when waiting ends.
 
 use std::{
     collections::BTreeSet,
@@ -32,7 +32,7 @@ use super::{
     question::question,
     view::View,
 };
-use crate::control::{self, Question};
+use crate::control::Question;
 
 /// The page hears of progress this often.
 const PROGRESS: Duration = Duration::from_millis(250);
@@ -54,7 +54,7 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     let ask = question(&shared, &view, &request)?;
     let model = request.model.clone().unwrap_or_else(|| view.own.about.name.clone());
     let seat = shared.seat(&view, &request).await?;
-    let (seed, mode) = (ask.seed, mode(ask.mode));
+    let (seed, mode) = (ask.seed, ask.mode);
     let mut lines = shared.door.ask(Question::Generate(Box::new(ask))).await?;
     let route = loop {
         let line = lines.next().await.ok_or_else(|| unavailable("the node stopped before it answered"))?;
@@ -124,21 +124,9 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     Ok(Generation { plan, events: events.flatten().boxed() })
 }
 
-fn mode(mode: control::Mode) -> Mode {
-    match mode {
-        control::Mode::Local => Mode::Local,
-        control::Mode::Trusted => Mode::Trusted,
-        control::Mode::Boomerang => Mode::Boomerang,
-        control::Mode::Open => Mode::Open,
-    }
-}
-
+/// How it is checked, as the node says it.
 fn verify(word: &Value) -> Verify {
-    match control::Verify::deserialize(word) {
-        Ok(control::Verify::Sample) => Verify::Sample,
-        Ok(control::Verify::Strict) => Verify::All,
-        Ok(control::Verify::Off) | Err(_) => Verify::None,
-    }
+    Verify::deserialize(word).unwrap_or(Verify::Off)
 }
 
 /// A line that says why not.
@@ -470,7 +458,7 @@ impl Story {
                     match lines.next().await {
                         Some(line) if line["event"] == "checked" => break line,
                         Some(_) => {}
-                        // The node stopped: nobody checked it to its end.
+                        // The node stopped: it was not checked to its end.
                         None => break Value::Null,
                     }
                 }
@@ -493,7 +481,7 @@ impl Story {
             Some("stop") => Finish::Stop,
             Some("length") => Finish::Length,
             other => {
-                let why = line["gave_up"].as_str().or(other).unwrap_or("nobody said why").to_owned();
+                let why = line["gave_up"].as_str().or(other).unwrap_or("no reason given").to_owned();
                 self.shared.board.ended(&self.session, "failed");
                 let why = format!(
                     "the answer was given up ({why}); `shoal why` says more, and it can be asked again"

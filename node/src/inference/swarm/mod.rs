@@ -1,7 +1,7 @@
 //! The API's other side on a node of a swarm: prompts become questions to the running node.
 //!
 //! ```text
-//! HTTP ── Swarmed::generate ── admission ── Question::Generate ──> daemon/prompt.rs ──> the swarm
+//! HTTP ── Swarmed::generate ── admission ── Question::Generate ──> daemon/prompts ──> the swarm
 //!            events  <── answer.rs <── lines: route, token, pace, moved, done
 //!            page    <── view.rs   <── Question::View, every 400 ms
 //! ```
@@ -187,7 +187,7 @@ impl Inference for Swarmed {
     }
 
     fn agree(&self, mode: Mode, agreed: bool) -> Result<(), Failure> {
-        consent::set(&self.0.home, question::asked(mode), agreed)
+        consent::set(&self.0.home, mode, agreed)
             .map_err(|error| Failure::Internal { why: error.to_string() })?;
         self.0.board.tell_everything(&self.0);
         Ok(())

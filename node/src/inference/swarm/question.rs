@@ -1,6 +1,6 @@
 //! A request in the node's words, and whether it may go out.
 
-use api::inference::{Failure, GenerateRequest, Mode, Prompt, Shadow, Verify};
+use api::inference::{Failure, GenerateRequest, Mode, Prompt};
 use serde_json::{Value, json};
 
 use super::{
@@ -9,17 +9,17 @@ use super::{
 };
 use crate::{
     consent,
-    control::{self, Ask, ForApi},
+    control::{Ask, ForApi},
     inference::local,
 };
 
 /// The mode of a request; `None` leaves it to the node whether this machine alone is faster.
 ///
 /// # Errors
-/// [`Failure::NotAgreed`] when strangers would compute it and nobody agreed to that.
+/// [`Failure::NotAgreed`] when strangers would compute it and the owner has not agreed to that.
 fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Option<Mode>, Failure> {
     let mode = request.mode.or(shared.mode);
-    let goes = asked(mode.unwrap_or(Mode::Boomerang));
+    let goes = mode.unwrap_or(Mode::Boomerang);
     let Some(sentence) = consent::sentence(goes) else { return Ok(mode) };
     if request.agreed || consent::given(&shared.home, goes) {
         return Ok(mode);
@@ -32,16 +32,6 @@ fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Op
         // The node refuses what it does not hold unless it may send the text itself, which needs a mode that says so.
         None if own.is_none() => Ok(None),
         _ => Err(Failure::NotAgreed { mode: mode.unwrap_or(Mode::Boomerang), sentence: sentence.to_owned() }),
-    }
-}
-
-/// A mode in the node's words.
-pub(super) fn asked(mode: Mode) -> control::Mode {
-    match mode {
-        Mode::Local => control::Mode::Local,
-        Mode::Trusted => control::Mode::Trusted,
-        Mode::Boomerang => control::Mode::Boomerang,
-        Mode::Open => control::Mode::Open,
     }
 }
 
@@ -59,18 +49,10 @@ pub(super) fn question(shared: &Shared, view: &View, request: &GenerateRequest) 
     Ok(Ask {
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
         prompt,
-        mode: asked(mode.unwrap_or(Mode::Boomerang)),
+        mode: mode.unwrap_or(Mode::Boomerang),
         may_stay_home: mode.is_none(),
-        verify: match request.verify.unwrap_or(Verify::Sample) {
-            Verify::None => control::Verify::Off,
-            Verify::Sample => control::Verify::Sample,
-            Verify::All => control::Verify::Strict,
-        },
-        shadow: match request.shadow.unwrap_or_default() {
-            Shadow::All => control::Shadow::All,
-            Shadow::Lazy => control::Shadow::Lazy,
-            Shadow::None => control::Shadow::None,
-        },
+        verify: request.verify.unwrap_or_default(),
+        shadow: request.shadow.unwrap_or_default(),
         wire: "raw".into(),
         trusted: shared.trusted.iter().cloned().collect(),
         head: 1,

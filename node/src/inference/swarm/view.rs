@@ -1,7 +1,7 @@
 //! What the page sees: the node's view, asked for again and again, and the prompts that go through here.
 //!
 //! The view is polled every [`POLL`]; what differs from the one before is told as events. Prompts tell their own steps as
-//! they happen. Events wait for a reader in a channel of [`EVENTS`]; one that falls behind gets everything anew.
+//! they happen. Events wait for a reader in a channel of [`EVENTS`]; one that falls behind gets a full snapshot.
 //! What became of checking the last answers is kept for readers that come later: [`VERDICTS`], the oldest goes first.
 
 use std::{
@@ -17,7 +17,7 @@ use api::{
 use serde::Deserialize;
 use tokio::sync::broadcast;
 
-use super::{Shared, door::unavailable, question::asked};
+use super::{Shared, door::unavailable};
 use crate::{consent, control::Question};
 
 /// How old the view may be.
@@ -105,7 +105,7 @@ impl Board {
     }
 
     pub(super) fn tell(&self, event: SwarmEvent) {
-        // Nobody looking is no error.
+        // Having no reader is no error.
         let _ = self.events.send(event);
     }
 
@@ -170,7 +170,7 @@ impl Board {
         snapshot
     }
 
-    /// Tells everything anew.
+    /// Sends a full snapshot.
     pub(super) fn tell_everything(&self, shared: &Shared) {
         let snapshot = self.snapshot(shared);
         lock(&self.modes).clone_from(&snapshot.modes);
@@ -213,18 +213,18 @@ impl Board {
     }
 }
 
-/// Which layers of this node's model nobody holds.
+/// Which layers of this node's model have no holder.
 pub(super) fn incomplete(snapshot: &SwarmSnapshot) -> Option<String> {
     let model = snapshot.models.first().filter(|model| !model.complete)?;
     if model.num_layers == 0 {
-        return Some(format!("nobody connected says that it holds {}", model.name));
+        return Some(format!("no connected node says that it holds {}", model.name));
     }
     let missing: Vec<String> = (0..model.num_layers)
         .filter(|layer| model.holders.get(*layer as usize).is_none_or(|holders| *holders == 0))
         .map(|layer| layer.to_string())
         .collect();
     Some(format!(
-        "nobody connected holds layer {} of {}; more nodes have to join, or this one has to serve more",
+        "no connected node holds layer {} of {}; more nodes have to join, or this one has to serve more",
         missing.join(", "),
         model.name
     ))
@@ -265,10 +265,10 @@ pub(super) fn modes(
         sentence: sentence.into(),
         available: reason.is_none(),
         reason,
-        agreed: consent::given(&shared.home, asked(mode)),
+        agreed: consent::given(&shared.home, mode),
     };
     vec![
-        mode(Mode::Local, "Nobody else: everything is computed on this machine.", alone),
+        mode(Mode::Local, "Only this machine: everything is computed here.", alone),
         mode(
             Mode::Trusted,
             "The nodes you named compute the middle layers; they can reconstruct much of the text.",
@@ -283,7 +283,7 @@ pub(super) fn modes(
     ]
 }
 
-/// Asks for the view until nobody needs it any more.
+/// Asks for the view until no reader needs it any more.
 pub(super) async fn follow(shared: Weak<Shared>) {
     let mut clock = tokio::time::interval(POLL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -56,9 +56,9 @@ enum Way {
     Equivocate,
     Withhold,
     WrongCache,
-    /// Lies, and whoever follows it says the same.
+    /// Lies, and its follower confirms the lie.
     Collude,
-    /// Is honest, and whoever follows it lies.
+    /// Is honest, and its follower lies.
     Slandered,
     /// Is honest and has a broken memory.
     BitFlip,
@@ -89,7 +89,7 @@ const WAYS: [Way; 18] = [
 fn one_ulp(rows: &Rows, wire: Wire, from: usize) -> Rows {
     let mut rows = rows.clone();
     for row in &mut rows[from..] {
-        // The largest value of a rounded block cannot be another: nobody would read the row.
+        // The largest value of a rounded block cannot be another: no reader would accept the row.
         let small =
             |(at, byte): (usize, &u8)| (at > 1 && byte.cast_signed().unsigned_abs() < 100).then_some(at);
         let at = if wire == Wire::Raw { 0 } else { row[..34].iter().enumerate().find_map(small).unwrap() };
@@ -188,7 +188,7 @@ struct Seen {
     caught: bool,
     /// Not even read.
     refused: bool,
-    /// Checked by somebody who tells the same lie.
+    /// Checked by a node that tells the same lie.
     fooled: bool,
     /// Positions that checks computed, and that verdicts did.
     computed: (u32, u32),
@@ -224,7 +224,7 @@ impl<'a> Case<'a> {
         Self { tiny, of, terms, logs, book, seen, noted: Vec::new() }
     }
 
-    /// Somebody follows; the log's outputs are `said`.
+    /// With a follower; the log's outputs are `said`.
     fn follow(&mut self, way: Way, said: &Rows, chance: &mut Rng) {
         let again = self.tiny.again(self.of.wire, &self.of.inputs);
         self.seen.computed.0 += N;
@@ -260,7 +260,7 @@ impl<'a> Case<'a> {
                 self.book.signed(third.node(), true, commit);
                 self.book.compare(&self.logs);
             }
-            // Some third holders belong to whoever follows: two nodes, one voice.
+            // Some third holders belong to the follower's operator: two nodes, one voice.
             let kin = chance.happens(0.2);
             let operator = |node| {
                 let node = if kin && node == third.node() { follower.node() } else { node };
@@ -381,7 +381,7 @@ fn play(tiny: &Tiny, seed: u64, way: Way, record: &mut Record) -> Seen {
 }
 
 impl Case<'_> {
-    /// Whoever slanders goes on to show what the stage signed as proof of something else.
+    /// A slanderer goes on to show what the stage signed as proof of something else.
     fn slander(&self, follows: bool) {
         let stage = cast().stage.node();
         let mut judge = Judge(self.tiny);

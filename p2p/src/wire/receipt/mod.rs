@@ -13,7 +13,7 @@
 //! * [`Commit`]: every [`EVERY`] positions the stage signs its head. Together with leaves it binds the stage to every
 //!   output it gave.
 //! * [`Receipt`]: at the end the stage signs what it did and the requester signs that it got it.
-//! * [`FraudProof`]: a commitment, its leaves and the inputs of a position. Whoever holds the layers computes the
+//! * [`FraudProof`]: a commitment, its leaves and the inputs of a position. A node that holds the layers computes the
 //!   output again; under the profile `d1` another digest is a lie. [`Equivocation`]: two commitments that cannot both
 //!   be true. Both verify offline and need no trust in who shows them.
 //!
@@ -21,7 +21,7 @@
 //! a stage computes of a prefix that the requester gave up is no lie.
 //!
 //! A requester chooses sessions, so it could make an honest stage sign two different chains for one session by
-//! opening it twice with different inputs. Hence the [`Grant`]: a number that the stage draws anew whenever it starts
+//! opening it twice with different inputs. Hence the [`Grant`]: a number that the stage draws afresh whenever it starts
 //! a chain from nothing. Two heads contradict each other only under one grant. It carries the time, which makes old
 //! proofs void: a strike is counted once, and not again when it is forgiven ([`Docket`]).
 //!

@@ -1,4 +1,4 @@
-//! Proofs that a stage lied, for whoever can compute.
+//! Proofs that a stage lied, for any node that can compute.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,16 +24,16 @@ pub const MAX_CASES: usize = 4_096;
 const PROOF: [u8; 4] = *b"shp1";
 const EQUIVOCATION: [u8; 4] = *b"she1";
 
-/// Why a proof convicts nobody.
+/// Why a proof convicts no node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unproven {
-    /// The parts do not belong together, or were not signed by the accused: whoever made this up lies.
+    /// The parts do not belong together, or were not signed by the accused: the accuser lies.
     Forged(&'static str),
-    /// Everything belongs together and the accused was right: whoever accuses lies, or is broken.
+    /// Everything belongs together and the accused was right: the accuser lies, or is broken.
     Honest,
-    /// Too old to be held against anybody, or from the future.
+    /// Too old to count, or from the future.
     Stale,
-    /// Cannot be computed here; ask somebody who holds the layers.
+    /// Cannot be computed here; ask a node that holds the layers.
     Undecided,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Unproven {
 
 impl std::error::Error for Unproven {}
 
-/// Computes again what a stage claims to have computed. Implemented by whoever holds the layers.
+/// Computes again what a stage claims to have computed. Implemented where the layers are held.
 pub trait Reexecute {
     /// The hidden states before `terms.layers` of these tokens, row after row, row `t` as bytes in the form
     /// `forms[t]`; `None` when the layers below are not held.
@@ -147,7 +147,7 @@ impl FraudProof {
         Ok(Self { accused, terms, commit, leaves, at, evidence })
     }
 
-    /// Whether it may be shown to everybody: it is small, and tells nobody's text.
+    /// Whether it may be shown to all nodes: it is small, and holds no text of a user.
     pub fn is_publishable(&self, encoded: &[u8]) -> bool {
         matches!(self.evidence, Evidence::Tokens(_))
             && self.leaves.len() <= MAX_PUBLISHED_POSITIONS
@@ -163,7 +163,7 @@ impl FraudProof {
     /// last, after everything that is cheap to check.
     ///
     /// # Errors
-    /// When nobody is convicted.
+    /// When no node is convicted.
     pub fn verify(&self, now_unix_s: u32, run: &mut impl Reexecute) -> Result<NodeId, Unproven> {
         let leaf = self.bound(now_unix_s)?;
         let rows = match &self.evidence {
@@ -227,7 +227,7 @@ impl FraudProof {
             }
             values.clear();
             codec::decode(leaf.input.wire, self.terms.hidden as usize, 1, row, &mut values)
-                .map_err(|_| Unproven::Forged("inputs that nobody accepts"))?;
+                .map_err(|_| Unproven::Forged("inputs that no stage accepts"))?;
         }
         Ok(())
     }

@@ -51,10 +51,10 @@ impl Reexecute for Layers {
     }
 }
 
-/// Somebody who holds no layers.
-struct Nobody;
+/// A node that holds no layers.
+struct WithoutLayers;
 
-impl Reexecute for Nobody {
+impl Reexecute for WithoutLayers {
     fn inputs(&mut self, _: &Terms, _: &[u32], _: &[Wire]) -> Option<Vec<Vec<u8>>> {
         None
     }
@@ -138,7 +138,7 @@ fn a_lie_is_proven_offline_by_rows_or_tokens() {
             let read = FraudProof::decode(&bytes).unwrap();
             assert_eq!(read, proof);
             assert_eq!(read.verify(NOW, &mut Layers), Ok(stage().node()));
-            assert_eq!(read.verify(NOW, &mut Nobody), Err(Unproven::Undecided));
+            assert_eq!(read.verify(NOW, &mut WithoutLayers), Err(Unproven::Undecided));
             assert_eq!(read.is_publishable(&bytes), matches!(read.evidence, Evidence::Tokens(_)));
         }
     }
@@ -175,7 +175,7 @@ const DEAR: usize = 7;
 
 type Forge = (&'static str, fn(&mut FraudProof, u64));
 
-/// What somebody who holds a true transcript of an honest stage can do to it; the first [`DEAR`] are refused only by
+/// What an attacker that holds a true transcript of an honest stage can do to it; the first [`DEAR`] are refused only by
 /// the signature, or after computing.
 const FORGERIES: [Forge; 16] = [
     ("untouched", |_, _| {}),
@@ -247,7 +247,7 @@ fn resign(proof: &mut FraudProof, key: &Identity) {
     proof.commit = chain.conclude(key).unwrap();
 }
 
-/// A few true transcripts of an honest stage; drawing up each anew would be most of the test's time.
+/// A few true transcripts of an honest stage; making a fresh one each time would be most of the test's time.
 fn honest(session: u64) -> FraudProof {
     static PROOFS: std::sync::OnceLock<Vec<FraudProof>> = std::sync::OnceLock::new();
     let proofs = PROOFS.get_or_init(|| (0..4).map(|session| transcript(session, 32, None, 20)).collect());

@@ -205,7 +205,7 @@ pub(super) struct Swarm {
     healed: bool,
     /// Asks scheduled and not begun.
     due: usize,
-    /// Nobody asks any more: only leases run out.
+    /// No machine asks any more: only leases run out.
     closing: bool,
     over: bool,
 }

@@ -91,7 +91,7 @@ impl Swarm {
         }
     }
 
-    /// Lets in whoever may start, and tells them.
+    /// Admits the asks that may start, and tells them.
     pub(super) fn admit(&mut self, at: usize) {
         let now = self.local(at);
         for lease in self.machines[at].stage.admitted(now) {

@@ -1,0 +1,86 @@
+//! Why a request cannot be answered.
+
+use super::Mode;
+
+/// Why a request cannot be answered. Texts never repeat prompts or paths.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Failure {
+    /// The request is wrong; the field is named where one is to blame.
+    Invalid {
+        /// The field of [`GenerateRequest`] in OpenAI's words, such as `max_tokens`.
+        field: Option<&'static str>,
+        /// What to change.
+        why: String,
+    },
+    /// The prompt does not fit the context.
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Positions a session may hold.
+        context: usize,
+    },
+    /// No such model here.
+    NoModel {
+        /// The name asked for.
+        name: String,
+    },
+    /// It would go to machines of strangers, and the node's owner has not agreed to that.
+    NotAgreed {
+        /// The mode it was asked in.
+        mode: Mode,
+        /// What agreeing means, in one sentence without its full stop.
+        sentence: String,
+    },
+    /// Nothing can answer now.
+    Unavailable {
+        /// Why, in words for the user.
+        why: String,
+        /// When to try again.
+        retry_after_s: u32,
+    },
+    /// Too many requests wait.
+    Busy {
+        /// When to try again.
+        retry_after_s: u32,
+    },
+    /// Something broke that the request is not to blame for.
+    Internal {
+        /// What, without secrets.
+        why: String,
+    },
+}
+
+impl Failure {
+    /// The request is wrong in `field`.
+    pub fn invalid(field: &'static str, why: impl Into<String>) -> Self {
+        Self::Invalid { field: Some(field), why: why.into() }
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Invalid { why, .. } | Self::Unavailable { why, .. } | Self::Internal { why } => {
+                f.write_str(why)
+            }
+            Self::TooLong { tokens, context } => write!(
+                f,
+                "the prompt has {tokens} tokens, this model's maximum context length here is {context}; shorten the messages"
+            ),
+            Self::NoModel { name } => {
+                write!(f, "the model `{name}` is not known here; GET /v1/models lists those that are")
+            }
+            Self::NotAgreed { mode, sentence } => write!(
+                f,
+                "nothing was sent, since you have not agreed to it yet. {sentence}. Agree once with `shoal consent {}` on this \
+                 machine or on the page, for one request with the header `x-shoal-consent: once`, or ask in mode local",
+                mode.name()
+            ),
+            Self::Busy { retry_after_s } => {
+                write!(f, "too many requests are waiting; try again in {retry_after_s} s")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Failure {}

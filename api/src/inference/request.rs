@@ -1,0 +1,108 @@
+//! What is asked: a prompt, how tokens are chosen, who may compute.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::choice::{Mode, Shadow, Verify};
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// Name of this request in answers and traces.
+    pub id: String,
+    /// The model's name; `None` takes the first of [`Inference::models`].
+    pub model: Option<String>,
+    /// What to answer.
+    pub prompt: Prompt,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// The seed of every draw; `None` draws one.
+    pub seed: Option<u64>,
+    /// Most tokens to generate; `None` is as many as fit the context.
+    pub max_tokens: Option<usize>,
+    /// The answer ends before any of these.
+    pub stop: Vec<String>,
+    /// Log-probabilities of the chosen token and of this many alternatives.
+    pub logprobs: Option<usize>,
+    /// What the answer must look like.
+    pub format: Format,
+    /// Who may read the prompt; `None` is the node's default.
+    pub mode: Option<Mode>,
+    /// How strangers' work is to be checked; `None` is the node's default.
+    pub verify: Option<Verify>,
+    /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
+    pub agreed: bool,
+    /// What those do who stand by; `None` is the node's default.
+    pub shadow: Option<Shadow>,
+    /// Whether control tokens print their names, so that tool calls marked by them can be found.
+    pub show_special: bool,
+}
+
+/// What to answer.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// A conversation, put into words by the model's chat template.
+    Messages {
+        /// OpenAI's messages: a list of objects with `role` and `content` (text).
+        messages: Value,
+        /// OpenAI's tools: a list of `{"type": "function", "function": {...}}`.
+        tools: Option<Value>,
+        /// More variables for the template, such as `enable_thinking`.
+        extra: serde_json::Map<String, Value>,
+    },
+    /// Text to continue as it is.
+    Text(String),
+    /// Token ids to continue as they are.
+    Tokens(Vec<u32>),
+}
+
+/// How tokens are chosen; `None` is the model's own default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 is greedy.
+    pub temperature: Option<f32>,
+    /// Keep the k likeliest; 0 keeps all.
+    pub top_k: Option<usize>,
+    /// Keep the smallest set reaching this probability.
+    pub top_p: Option<f32>,
+    /// Drop tokens below this share of the likeliest.
+    pub min_p: Option<f32>,
+    /// Typical sampling's probability mass.
+    pub typical_p: Option<f32>,
+    /// Divides logits of seen tokens.
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted once from logits of seen tokens.
+    pub presence_penalty: Option<f32>,
+    /// Subtracted per occurrence from logits of seen tokens.
+    pub frequency_penalty: Option<f32>,
+    /// Added to the logits of token ids.
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+/// What the answer must look like.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Anything.
+    #[default]
+    Text,
+    /// One JSON object.
+    JsonObject,
+    /// JSON that this JSON schema allows.
+    JsonSchema(Value),
+    /// Text that this Lark grammar derives.
+    Grammar(String),
+    /// Text that this regular expression matches as a whole.
+    Regex(String),
+}
+
+/// Texts to embed.
+#[derive(Clone, Debug)]
+pub struct EmbedRequest {
+    /// The model's name; `None` takes the first of [`Inference::models`].
+    pub model: Option<String>,
+    /// Text or token ids.
+    pub inputs: Vec<Prompt>,
+    /// Whether of a text longer than the context its beginning is taken; else it is refused.
+    pub truncate: bool,
+}
