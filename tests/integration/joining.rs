@@ -9,7 +9,7 @@
 //! | 5 afterwards it can be asked, and says nothing about the person | [`afterwards_every_question_has_an_answer`] |
 //! | 6 alone, then together, frozen, killed and back from memory | [`alone_together_frozen_and_back`] |
 //! | 7 the truth about privacy, in a sentence | [`the_truth_is_told_before_anything_starts`] |
-//! | 8 nothing to configure behind a router | `lab.rs`; the advice is tested beside `node/src/daemon/status/reach.rs` |
+//! | 8 nothing to configure behind a router | `lab.rs`; the advice is tested beside `node/src/daemon/reach.rs` |
 //!
 //! Times that matter to a person (two seconds, ten seconds) are printed, not asserted: a busy machine is no fault.
 

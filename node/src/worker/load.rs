@@ -8,12 +8,12 @@ use std::{
 };
 
 use blake3::Hasher;
-use scheduler::{LayerRange, LayerSet, ModelId};
+use scheduler::{LayerRange, LayerSet, ModelId, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
     executor::{self, Device, DeviceName, Ends, Executor, Options},
     gguf::Gguf,
-    models::Blueprint,
+    models::{Blueprint, layer_costs},
     tokenizer::{Encode, Tokenizer, chat::Template},
 };
 
@@ -38,6 +38,8 @@ pub(super) struct Loaded {
     pub(super) load_ms: f64,
     /// Bytes of one layer's tensors in the file, on average.
     pub(super) layer_bytes: u64,
+    /// What each layer of the model costs.
+    pub(super) costs: LayerCosts,
     /// What is wrong with the tokenizer matters only to who conducts.
     pub(super) tokenizer: Result<Tokenizer, String>,
     template: Result<Option<Template>, String>,
@@ -81,6 +83,7 @@ impl Loaded {
             stages,
             context,
             layer_bytes: model::layer_bytes(&gguf) / u64::from(num_layers.max(1)),
+            costs: layer_costs(&blueprint, &gguf)?,
             load_ms: started.elapsed().as_secs_f64() * 1e3,
             tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|error| error.to_string()),
             template: Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string()),

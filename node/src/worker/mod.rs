@@ -43,7 +43,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use api::inference::Format;
 use p2p::{codec::Wire, wire::announce::Class};
-use scheduler::{LayerRange, ModelId, SessionId};
+use scheduler::{LayerRange, ModelId, SessionId, layer_cost::LayerCosts};
 use shard::{executor::DeviceName, sample::SamplingParams};
 
 pub use handle::{Worker, spawn};
@@ -170,6 +170,8 @@ pub struct Ready {
     pub load_ms: f64,
     /// Bytes of one layer's tensors in the file, on average.
     pub layer_bytes: u64,
+    /// What each layer of the model costs; `None` before the model is here.
+    pub costs: Option<LayerCosts>,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
     /// Whether the system lets the worker give up network, writing and starting programs.
@@ -195,9 +197,20 @@ impl Ready {
             head_ms: 0.0,
             load_ms: 0.0,
             layer_bytes: 0,
+            costs: None,
             class: Class::Approx,
             sandboxed: false,
         }
+    }
+
+    /// The time weight of `range` without context: how many mean layers it takes as long as.
+    pub fn weight(&self, range: LayerRange) -> f64 {
+        self.costs.as_ref().map_or(f64::from(range.len()), |costs| costs.weight(range, 0))
+    }
+
+    /// Bytes of state that `positions` positions take in the layers of `range`.
+    pub fn state_bytes(&self, range: LayerRange, positions: u64) -> u64 {
+        self.costs.as_ref().map_or(0, |costs| costs.state_bytes(range, positions))
     }
 
     /// Weights this machine reads while it decodes, bytes per second, as measured at load; `None` without weights.

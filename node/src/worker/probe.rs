@@ -1,6 +1,7 @@
 //! What a layer costs on this machine, measured at load.
 //!
-//! A visit of `n` layers takes `visit + n * decode` for one row. Two points give both: one layer, and a few. Prefill is
+//! A visit of layers that weigh `w` together takes `visit + w * decode` for one row; a weight of one is the model's mean
+//! layer, so that nodes with unlike layers say comparable figures. Two points give both: one layer, and a few. Prefill is
 //! measured the same way with more rows. The medians of a few runs are taken, within a bounded time per point, so a
 //! model of any size is measured in well under a second.
 //!
@@ -48,13 +49,16 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
     let chunk = CHUNK.min(model.context);
     let mut bench = Bench::new(stage, chunk)?;
     let (first, few) = (stage.range().start(), body(stage).min(FEW));
-    let (visit_ms, decode_ms) = fit(few, |n| bench.median(first, n, 1, Output::All))?;
-    let (_, chunk_ms) = fit(few, |n| bench.median(first, n, chunk, Output::All))?;
+    let weight = |start, end| LayerRange::new(start, end).map_or(0.0, |range| model.costs.weight(range, 0));
+    let weigh = |n| weight(first, first + n);
+    let (visit_ms, decode_ms) = fit(few, weigh, |n| bench.median(first, n, 1, Output::All))?;
+    let (_, chunk_ms) = fit(few, weigh, |n| bench.median(first, n, chunk, Output::All))?;
     let prefill_ms = (chunk_ms / chunk as f64).max(LEAST_MS);
     let head_ms = match model.stages.last().filter(|last| last.ends().head) {
         Some(last) => {
             let with = Bench::new(&**last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
-            (with - visit_ms - decode_ms).max(0.0)
+            let end = last.range().end();
+            (with - visit_ms - decode_ms * weight(end - 1, end)).max(0.0)
         }
         None => 0.0,
     };
@@ -78,15 +82,20 @@ pub(super) fn is_exact(model: &Loaded, known: Option<bool>) -> Result<bool> {
     }
 }
 
-/// Fixed part and slope of a line through one and `few` layers.
-fn fit(few: u32, mut time: impl FnMut(u32) -> Result<f64>) -> Result<(f64, f64)> {
-    let one = time(1)?;
+/// Fixed part and slope of a line through the times of one and of `few` layers, which weigh `weight(1)` and `weight(few)`.
+fn fit(
+    few: u32,
+    weight: impl Fn(u32) -> f64,
+    mut time: impl FnMut(u32) -> Result<f64>,
+) -> Result<(f64, f64)> {
+    let (one, lone) = (time(1)?, weight(1));
+    let alone = (0.0, (one / lone).max(LEAST_MS));
     if few == 1 {
-        return Ok((0.0, one.max(LEAST_MS)));
+        return Ok(alone);
     }
-    let slope = (time(few)? - one) / f64::from(few - 1);
+    let slope = (time(few)? - one) / (weight(few) - lone);
     // Noise may make the longer visit the shorter one, or the fixed part negative: then all of it is the layer's.
-    if slope <= LEAST_MS { Ok((0.0, one.max(LEAST_MS))) } else { Ok(((one - slope).max(0.0), slope)) }
+    if slope <= LEAST_MS { Ok(alone) } else { Ok(((one - slope * lone).max(0.0), slope)) }
 }
 
 struct Bench<'m> {
@@ -135,9 +144,13 @@ mod tests {
 
     #[test]
     fn a_line_is_found_and_noise_gives_no_negative_times() {
-        assert_eq!(fit(4, |n| Ok(2.0 + 0.5 * f64::from(n))).unwrap(), (2.0, 0.5));
-        assert_eq!(fit(1, |_| Ok(3.0)).unwrap(), (0.0, 3.0));
-        assert_eq!(fit(4, |n| Ok(1.0 / f64::from(n))).unwrap(), (0.0, 1.0));
-        assert_eq!(fit(4, |n| Ok(f64::from(n) * 2.0 - 1.0)).unwrap(), (0.0, 2.0));
+        assert_eq!(fit(4, f64::from, |n| Ok(2.0 + 0.5 * f64::from(n))).unwrap(), (2.0, 0.5));
+        assert_eq!(fit(1, f64::from, |_| Ok(3.0)).unwrap(), (0.0, 3.0));
+        assert_eq!(fit(4, f64::from, |n| Ok(1.0 / f64::from(n))).unwrap(), (0.0, 1.0));
+        assert_eq!(fit(4, f64::from, |n| Ok(f64::from(n) * 2.0 - 1.0)).unwrap(), (0.0, 2.0));
+        // The first of them weighs four times what the others weigh.
+        let weight = |n| f64::from(n) + 3.0;
+        assert_eq!(fit(4, weight, |n| Ok(2.0 + 0.5 * weight(n))).unwrap(), (2.0, 0.5));
+        assert_eq!(fit(1, weight, |_| Ok(2.0)).unwrap(), (0.0, 0.5));
     }
 }

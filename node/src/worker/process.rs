@@ -105,6 +105,7 @@ fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
         head_ms: times.head_ms,
         load_ms: loaded.load_ms,
         layer_bytes: loaded.layer_bytes,
+        costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: probe::is_exact(loaded, load.exact)?,
         sandboxed,
     })

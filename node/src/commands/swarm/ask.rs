@@ -96,7 +96,24 @@ fn status_of(model: &Value, paused: bool) -> Result<()> {
         number(&model["visit_ms"]),
         human_bytes(number(&model["read_bytes_per_s"]) as u64)
     );
+    for line in bares(model) {
+        say!("holders   {line}");
+    }
     Ok(())
+}
+
+/// A sentence for every node that is the only holder of a layer.
+fn bares(model: &Value) -> Vec<String> {
+    let sole = model["bares"].as_array().into_iter().flatten();
+    sole.map(|one| {
+        let node = if one["own"] == json!(true) {
+            "this node".to_owned()
+        } else {
+            one["node"].as_str().unwrap_or_default().chars().take(8).collect()
+        };
+        format!("if {node} leaves, layers {} have no holder", words(&one["layers"]))
+    })
+    .collect()
 }
 
 pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {

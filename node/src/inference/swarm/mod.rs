@@ -1,7 +1,7 @@
 //! The API's other side on a node of a swarm: prompts become questions to the running node.
 //!
 //! ```text
-//! HTTP ── Swarmed::generate ── admission ── Question::Generate ──> daemon/prompts ──> the swarm
+//! HTTP ── Swarmed::generate ── admission ── Question::Generate ──> daemon/prompt.rs ──> the swarm
 //!            events  <── answer.rs <── lines: route, token, pace, moved, done
 //!            page    <── view.rs   <── Question::View, every 400 ms
 //! ```

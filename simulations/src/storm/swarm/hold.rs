@@ -43,7 +43,7 @@ impl Swarm {
                 load_ms: 0.0,
                 active: (machine.stage.running() as f64 * machine.claims) as u32,
                 batch_knee: 4,
-                kv_layer_positions: machine.stage.kv_room() - machine.stage.reserved(),
+                kv_bytes: machine.stage.kv_room() - machine.stage.reserved(),
             }],
         };
         let Ok(capability) = Capability::try_from(claim) else { return };

@@ -19,7 +19,7 @@ use p2p::{
     Stream,
     blob::{Pace, serve::Limits},
     wire::{
-        announce::{MAX_HIDDEN, MAX_NAME, Offer},
+        announce::{MAX_HIDDEN, MAX_NAME, Offer, is_describable},
         control::MAX_POSITIONS,
     },
 };
@@ -28,13 +28,15 @@ use scheduler::{
     capability::{MAX_LAYERS, MAX_MS},
 };
 use serde_json::{Value, json};
-use shard::{gguf::Gguf, models::Blueprint};
+use shard::{
+    gguf::Gguf,
+    models::{Blueprint, layer_costs},
+};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
-use super::Announcing;
+use super::Daemon;
 use crate::{
     content::{self, HomeShelf},
-    daemon::serve::Pulls,
     library::Entry,
 };
 
@@ -49,7 +51,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The uploads under way.
 #[derive(Clone)]
-pub(crate) struct Uploads {
+pub(super) struct Uploads {
     shelf: Arc<HomeShelf>,
     limits: Arc<Limits>,
     seats: Arc<Mutex<HashMap<NodeId, usize>>>,
@@ -119,7 +121,7 @@ impl Uploads {
 }
 
 /// What is shared, for as long as somebody listens: a new value whenever the list has changed.
-pub(crate) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
+pub(super) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
     let (sender, receiver) = watch::channel(Vec::new());
     tokio::spawn(async move {
         let mut seen: Option<SystemTime> = None;
@@ -173,27 +175,32 @@ fn offer(model: ModelId, entry: &Entry) -> Option<Offer> {
     let hidden = u32::try_from(blueprint.hidden).ok().filter(|n| (1..=MAX_HIDDEN).contains(n))?;
     let context = blueprint.context.clamp(1, MAX_POSITIONS as usize) as u32;
     let name = entry.name.chars().take(MAX_NAME).collect();
-    Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes })
+    let costs = layer_costs(&blueprint, &gguf).ok().filter(is_describable);
+    Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes, costs })
 }
 
-impl Announcing {
+impl Daemon {
     /// The list has changed: provides what is new on it, takes back what is gone.
-    pub(crate) async fn shared_changed(&mut self) {
+    pub(super) async fn shared_changed(&mut self) {
         let offers = self.shared.borrow_and_update().clone();
         let now: BTreeSet<ModelId> = offers.iter().map(|offer| offer.model).collect();
         let before = std::mem::replace(&mut self.provided, now.clone());
         for model in before.difference(&now) {
-            self.node.network.withdraw(*model).await;
+            self.network.withdraw(*model).await;
         }
         for model in now.difference(&before) {
-            if let Err(error) = self.node.network.provide(*model).await {
+            if let Err(error) = self.network.provide(*model).await {
                 tracing::warn!(%model, %error, "others will not find this node as its holder");
             }
         }
+        self.announce(true).await;
     }
 
     /// Adds what is shared to what is announced. A model that is served is named already.
-    pub(crate) fn name_shared(&self, holdings: &mut Vec<Holding>, offers: &mut Vec<Offer>) {
+    pub(super) fn name_shared(&self, holdings: &mut Vec<Holding>, offers: &mut Vec<Offer>) {
+        if self.paused {
+            return;
+        }
         for offer in self.shared.borrow().iter().take(MAX_ANNOUNCED) {
             if holdings.iter().any(|holding| holding.model == offer.model) {
                 continue;
@@ -210,14 +217,14 @@ impl Announcing {
                 load_ms: MAX_MS,
                 active: 0,
                 batch_knee: 1,
-                kv_layer_positions: 0,
+                kv_bytes: 0,
             });
             offers.push(offer.clone());
         }
     }
 
     /// What is handed out and fetched, for `status`.
-    pub(crate) fn content_json(&self, pulls: &Pulls) -> Value {
+    pub(super) fn content_json(&self) -> Value {
         let shared = self.shared.borrow().iter().map(|offer| {
             json!({ "name": offer.name, "id": content::hex(offer.model), "bytes": offer.file_bytes })
         }).collect::<Vec<_>>();
@@ -225,9 +232,22 @@ impl Announcing {
             "shared": shared,
             "uploads": self.uploads.running(),
             "uploaded_bytes": self.uploads.sent_bytes(),
-            "pulls": pulls.running(),
-            "downloaded_bytes": pulls.pace.taken_bytes(),
-            "liars": pulls.liars.count(),
+            "pulls": self.pulls.running(),
+            "downloaded_bytes": self.pulls.pace.taken_bytes(),
+            "liars": self.pulls.liars.count(),
+        })
+    }
+
+    /// What the node may take, for `status`.
+    pub(super) fn caps_json(&self) -> Value {
+        let caps = &self.caps;
+        json!({
+            "sessions": caps.sessions,
+            "kv_bytes": self.held.spec.kv_bytes,
+            "disk_bytes": caps.disk_bytes,
+            "weights_bytes": caps.weights_bytes,
+            "upload_bytes_per_s": caps.upload_bytes_per_s,
+            "download_bytes_per_s": caps.download_bytes_per_s,
         })
     }
 }

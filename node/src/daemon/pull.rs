@@ -23,6 +23,7 @@ use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
+use super::Caps;
 use crate::{
     Error, Result,
     content::{
@@ -31,7 +32,6 @@ use crate::{
         pull::{Ask, Found, Prepared, event_json, plan_json, prepare, report_json},
     },
     control::PullAsk,
-    daemon::setup::Caps,
 };
 
 /// Pulls at a time: more would only share the same line.
@@ -47,7 +47,7 @@ const GLANCE: Duration = Duration::from_secs(2);
 
 /// What every pull of this node shares.
 #[derive(Clone)]
-pub(crate) struct Pulls {
+pub(super) struct Pulls {
     pub home: std::path::PathBuf,
     pub network: Network,
     pub questions: mpsc::Sender<Question>,
@@ -252,7 +252,7 @@ fn listener(finder: Arc<OnceLock<Finder>>, events: mpsc::Sender<Value>) -> impl 
 }
 
 /// Runs what `work` makes on a thread of its own with its own runtime.
-pub(crate) fn apart<F: Future<Output = ()>>(name: &str, work: impl FnOnce() -> F + Send + 'static) {
+pub(super) fn apart<F: Future<Output = ()>>(name: &str, work: impl FnOnce() -> F + Send + 'static) {
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(work()),

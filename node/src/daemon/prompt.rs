@@ -13,15 +13,14 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    Finished,
     params::{Trouble, only_here, sampling, token_ids, trusted},
     report::{done_json, noticed, plan_json, stages},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
+    workers::Local,
 };
 use crate::{
     content::hex,
     control::{Ask, Mode, Verify},
-    daemon::serve::Local,
     feedback::FeedbackQueue,
     request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     sessions::{Order, SessionTable},
@@ -51,7 +50,7 @@ pub struct PromptTask {
     pub(super) conductors: mpsc::Sender<ConductorQuestion>,
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
-    pub(super) finished: mpsc::Sender<Finished>,
+    pub(super) finished: mpsc::Sender<super::Finished>,
     pub(super) lessons: FeedbackQueue,
     /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
     pub(super) prove: Option<NodeId>,
@@ -101,20 +100,6 @@ impl PromptTask {
         }
     }
 
-    /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
-    pub(crate) fn challenge(mut self, node: NodeId, ask: Ask) {
-        self.prove = Some(node);
-        let (lines, mut answer) = mpsc::channel(NEWS);
-        tokio::spawn(self.answer_after(ask, Said::default(), lines));
-        tokio::spawn(async move {
-            while let Some(line) = answer.recv().await {
-                if let Some(why) = line["error"].as_str() {
-                    tracing::info!(%node, why, "no challenge was possible");
-                }
-            }
-        });
-    }
-
     /// The same, about the model of this node that `asked` means; the first one where it means none.
     fn about(mut self, asked: &str) -> Self {
         if !self.local.is_meant(asked)
@@ -162,7 +147,8 @@ impl PromptTask {
             return Err(Trouble::kind("unavailable", why));
         }
         let line = self.delegate(&ask, said.ids, peers, lines).await?;
-        let finished = Finished::new(SessionId::new(random()?), ModelId::default(), Some(line.clone()));
+        let finished =
+            super::Finished::new(SessionId::new(random()?), ModelId::default(), Some(line.clone()));
         let _ = self.finished.send(finished).await;
         let _ = lines.send(line).await;
         Ok(())
@@ -339,7 +325,7 @@ impl PromptTask {
     ) -> Result<Looked, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
-        let finished = |line| Finished::new(session, model, line);
+        let finished = |line| super::Finished::new(session, model, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
@@ -484,7 +470,7 @@ impl PromptTask {
         let line = done_json(&report, &plan_line, &text, prompt_tokens);
         let measured = expected.measured(&report);
         let Report { outcomes, receipts, proofs, .. } = *report;
-        let over = Finished {
+        let over = super::Finished {
             session,
             model,
             line: self.prove.is_none().then(|| line.clone()),

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! All of it happens beside the daemon's loop, on a thread of its own, while the node already answers prompts through
-//! peers (`prompts/delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
+//! peers (`delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
 //! goes on with the layers that are here before it asks for others: moving layers costs the swarm more than a hole that
 //! somebody else may fill.
 //!
@@ -34,9 +34,9 @@ use tokio::{
 };
 
 use super::{
-    initial_placement::lacking,
+    Daemon, Notice, Serve,
     pull::{Pulls, apart},
-    workers::{Models, Weights},
+    workers::Weights,
 };
 use crate::{
     Error, Result,
@@ -45,10 +45,6 @@ use crate::{
         self, hex,
         peers::Question,
         pull::{Ask, Found, Prepared, open, plan_json, report_json},
-    },
-    daemon::{
-        setup::{Absent, Serve, Where},
-        view::{Facts, Viewing},
     },
     inference::local,
     library, model,
@@ -68,14 +64,51 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// The layers others announce are heard of within this time after the first of them: gossip comes in one burst.
 const LISTEN: Duration = Duration::from_millis(1_000);
 
+/// A model that is not on this disk, or not whole.
+#[derive(Clone, Debug)]
+pub struct Absent {
+    /// Its id, where that is known.
+    pub id: Option<ModelId>,
+    /// What it is called: where it is not known, how it must be announced.
+    pub name: String,
+    /// Mirrors that have it too.
+    pub from: Vec<String>,
+    /// Whether the first and the last layer are fetched as well, so that own prompts can keep them at home.
+    pub ends: bool,
+}
+
+/// Where a model is that is not in memory yet.
+#[derive(Clone, Debug)]
+pub enum Where {
+    /// In a file of this machine, or in the binary.
+    Here {
+        /// Its id.
+        id: ModelId,
+        /// The file.
+        source: worker::Source,
+    },
+    /// Elsewhere, or not whole.
+    Away(Absent),
+}
+
+impl Where {
+    /// Its id, where that is known.
+    pub fn id(&self) -> Option<ModelId> {
+        match self {
+            Self::Here { id, .. } => Some(*id),
+            Self::Away(absent) => absent.id,
+        }
+    }
+}
+
 /// What happened on the way of the model at a place (0 is the first one).
-pub(crate) struct News {
-    pub(crate) place: usize,
-    pub(crate) what: What,
+pub(super) struct News {
+    pub(super) place: usize,
+    pub(super) what: What,
 }
 
 /// What happened.
-pub(crate) enum What {
+pub(super) enum What {
     /// A line about what is being done.
     Doing(Value),
     /// The layers are on the disk.
@@ -85,7 +118,7 @@ pub(crate) enum What {
 }
 
 /// Layers on the disk.
-pub(crate) struct Fetched {
+pub(super) struct Fetched {
     source: worker::Source,
     model: ModelId,
     file_bytes: u64,
@@ -96,7 +129,7 @@ pub(crate) struct Fetched {
 }
 
 /// Layers in memory.
-pub(crate) struct Arrival {
+pub(super) struct Arrival {
     fetched: Fetched,
     worker: Worker,
     ready: Ready,
@@ -105,7 +138,7 @@ pub(crate) struct Arrival {
 }
 
 /// The task.
-pub(crate) struct Acquire {
+pub(super) struct Acquire {
     pub pulls: Pulls,
     /// Which of the node's models: 0 is the first.
     pub place: usize,
@@ -360,47 +393,43 @@ fn is_lasting(error: &Error) -> bool {
     )
 }
 
-/// Answers a task that moves models.
-pub(crate) fn answer(question: Question, view: &Viewing) {
-    match question {
-        Question::Named { name, answer } => {
-            let mut named: Vec<Offer> = Vec::new();
-            let all = view.facts.values().flat_map(|facts| &facts.offers);
-            for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
-                if !named.iter().any(|known| known.model == offer.model) {
-                    named.push(offer.clone());
+impl Daemon {
+    /// Answers a task that moves models.
+    pub(super) fn answer_content(&self, question: Question) {
+        match question {
+            Question::Named { name, answer } => {
+                let mut named: Vec<Offer> = Vec::new();
+                let all = self.facts.values().flat_map(|facts| &facts.offers);
+                for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
+                    if !named.iter().any(|known| known.model == offer.model) {
+                        named.push(offer.clone());
+                    }
                 }
+                let _ = answer.send(named);
             }
-            let _ = answer.send(named);
-        }
-        Question::Holders { model, answer } => {
-            let offers = |facts: &Facts| facts.offers.iter().any(|offer| offer.model == model);
-            let holders = view.facts.iter().filter(|(_, facts)| offers(facts));
-            let _ = answer.send(holders.map(|(node, _)| view.contact(*node)).collect());
-        }
-        Question::Lacking { model, num_layers, cap, answer } => {
-            let _ = answer.send(lacking(&view.view, view.me, model, num_layers, cap));
+            Question::Holders { model, answer } => {
+                let holders = self
+                    .facts
+                    .iter()
+                    .filter(|(_, facts)| facts.offers.iter().any(|offer| offer.model == model));
+                let contact = |(node, facts): (&scheduler::NodeId, &super::gossip::Facts)| {
+                    p2p::wire::control::Contact { node: *node, addresses: facts.addresses.clone() }
+                };
+                let _ = answer.send(holders.map(contact).collect());
+            }
+            Question::Lacking { model, num_layers, cap, answer } => {
+                let _ = answer
+                    .send(super::initial_placement::lacking(&self.view, self.me, model, num_layers, cap));
+            }
         }
     }
-}
 
-/// What the loop does about news of a model.
-pub(crate) enum Arrived {
-    /// Nothing: a task goes on.
-    Nothing,
-    /// This line is told.
-    Told(Value),
-    /// The model of this name is in memory and can be announced.
-    Serving(String),
-}
-
-impl Models {
-    /// A model is on its way; further news go to `sender`. A node that is `leaving` loads nothing more.
-    pub(crate) fn arrived(&mut self, news: News, sender: &mpsc::Sender<News>, leaving: bool) -> Arrived {
-        let place = news.place;
+    /// A model is on its way.
+    pub(super) async fn arrived(&mut self, news: News) {
+        let (place, sender) = (news.place, self.news.clone());
         // What another worker on this machine was found to be, this one is.
-        let class = self.all().find_map(|held| held.spec.class);
-        let Some(held) = self.place_mut(place) else { return Arrived::Nothing };
+        let class = self.models().find_map(|held| held.spec.class);
+        let Some(held) = self.place_mut(place) else { return };
         match news.what {
             What::Doing(line) => {
                 // The last word stays: what became of sources is told once.
@@ -412,7 +441,7 @@ impl Models {
                 if line["event"] != "dropped" {
                     held.fetching = Some(line.clone());
                 }
-                Arrived::Told(line)
+                let _ = self.notices.try_send(Notice::Fetching(line));
             }
             What::Fetched(fetched) => {
                 let spec = worker::Spec {
@@ -422,7 +451,7 @@ impl Models {
                     class: held.spec.class.or(class),
                     ..held.spec.clone()
                 };
-                let (name, sender) = (held.about.name.clone(), sender.clone());
+                let name = held.about.name.clone();
                 tokio::spawn(async move {
                     let what = match worker::spawn_rehearsed(spec.clone()).await {
                         Ok((worker, ready, outputs)) => {
@@ -434,25 +463,20 @@ impl Models {
                     };
                     let _ = sender.send(News { place, what }).await;
                 });
-                Arrived::Nothing
             }
-            What::Holds(arrival) if leaving => {
-                arrival.worker.kill();
-                Arrived::Nothing
-            }
-            What::Holds(arrival) => {
-                let name = self.hold(place, *arrival);
-                name.map_or(Arrived::Nothing, Arrived::Serving)
-            }
+            What::Holds(arrival) => self.holds(place, *arrival).await,
         }
     }
 
-    /// The model at `place` is in memory; returns its name.
-    fn hold(&mut self, place: usize, arrival: Arrival) -> Option<String> {
+    /// A model is in memory.
+    async fn holds(&mut self, place: usize, arrival: Arrival) {
         let Arrival { fetched, worker, ready, outputs, mut spec } = arrival;
+        if self.leaving.is_some() {
+            return worker.kill();
+        }
         spec.class = Some(ready.class);
         self.listen_to(outputs, worker.pid());
-        let held = self.place_mut(place)?;
+        let Some(held) = self.place_mut(place) else { return };
         let name = held.about.name.clone();
         held.about = ModelInfo { name: name.clone(), context: ready.context as usize, ..fetched.about };
         held.id = fetched.model;
@@ -464,6 +488,10 @@ impl Models {
         held.ready = ready;
         held.replace(worker);
         held.fetching = None;
-        Some(name)
+        self.holds_anew().await;
+        let mut status = self.status().await;
+        // Whose arrival it is: the first of the list is not always the one that came.
+        status["arrived"] = json!(name);
+        let _ = self.notices.try_send(Notice::Serving(status));
     }
 }

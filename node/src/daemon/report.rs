@@ -1,4 +1,4 @@
-//! What a caller is told of a prompt: the plan and the end of an answer as JSON lines. `status` tells of the node.
+//! What a caller is told of a prompt: the plan and the end of an answer as JSON lines. `show.rs` tells of the node.
 
 use std::collections::BTreeSet;
 

@@ -24,11 +24,8 @@ use scheduler::{
 };
 use tokio::sync::mpsc;
 
-use super::{Serving, initial_placement::with_ends};
-use crate::{
-    daemon::view::{TTL_MS, Viewing},
-    worker::{self, Output, Ready, Worker},
-};
+use super::{Daemon, gossip::TTL_MS, initial_placement::with_ends};
+use crate::worker::{self, Output, Ready, Worker};
 
 /// How often it is looked.
 const TICK_MS: u64 = 2_000;
@@ -40,14 +37,14 @@ const HURRY: u64 = 12;
 const PATIENCE_MS: u64 = 20_000;
 
 /// A worker with other layers.
-pub(crate) struct Moved {
+pub(super) struct Moved {
     pub layers: LayerRange,
     /// The worker, what it holds, what it will say; or why there is none.
     pub worker: Result<(Worker, Ready, mpsc::Receiver<Output>), String>,
 }
 
 /// What this node does about its layers.
-pub(crate) struct Placing {
+pub(super) struct Placing {
     /// Layers it may hold; `None` when the user said which.
     cap: Option<u32>,
     keeper: Keeper,
@@ -140,29 +137,27 @@ fn leaves_bare(own: &LayerSet, target: LayerRange, holders: &[u32]) -> bool {
         .any(|layer| holders.get(layer as usize).is_none_or(|held| *held == 0))
 }
 
-impl Serving {
+impl Daemon {
     /// What is served of the layers between the ends: nobody needs the ends from somebody else.
     fn between_ends(&self) -> LayerSet {
-        let between = LayerRange::new(1, self.models.first.ready.num_layers.saturating_sub(1));
-        self.models.first.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
+        let between = LayerRange::new(1, self.held.ready.num_layers.saturating_sub(1));
+        self.held.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
     }
 
-    /// Looks whether other layers would serve the swarm better; returns whether others should hear of a change.
-    pub(crate) fn place(&mut self, view: &Viewing) -> bool {
-        let now = self.node.now();
-        let switched = self.switch_when_quiet(now, view);
-        let num_layers = self.models.first.ready.num_layers;
+    /// Looks whether other layers would serve the swarm better.
+    pub(super) fn place(&mut self, moved: &mpsc::Sender<Moved>) {
+        let now = self.now();
+        self.switch_when_quiet(now);
+        let num_layers = self.held.ready.num_layers;
         let since = now.since(self.placing.looked);
-        let Some(cap) = self.placing.cap.filter(|cap| *cap > 0 && num_layers > 2) else {
-            return switched;
-        };
-        let busy = self.placing.loading || self.placing.waiting.is_some();
-        if since < TICK_MS || self.gate.is_draining() || busy {
-            return switched;
+        let Some(cap) = self.placing.cap.filter(|cap| *cap > 0 && num_layers > 2) else { return };
+        if since < TICK_MS || self.leaving.is_some() || self.placing.loading || self.placing.waiting.is_some()
+        {
+            return;
         }
-        let others = self.others(view);
+        let others = self.others();
         let own = self.between_ends();
-        let own_ms = self.models.first.ready.decode_ms;
+        let own_ms = self.held.ready.decode_ms;
         let (advised, present_tps, advised_tps) = advise(num_layers, cap, &own, own_ms, &others);
         let holders = holders(num_layers, &others);
         let movers = self.movers(&own, &others, &holders);
@@ -171,7 +166,7 @@ impl Serving {
         placing.ticks += 1;
         placing.clock = Millis(placing.clock.0 + since * if present_tps == 0.0 { HURRY } else { 1 });
         let choice = Move {
-            node: self.node.me,
+            node: self.me,
             held: &own,
             advised,
             present_tps,
@@ -185,25 +180,23 @@ impl Serving {
             Advice::Stay => None,
             Advice::Withdraw(layers) | Advice::Hold(layers) => Some(layers),
         };
-        let reconsidered = placing.withdrawn != withdrawn;
-        if reconsidered {
+        if placing.withdrawn != withdrawn {
             tracing::info!(?advice, present_tps, advised_tps, "layers reconsidered");
             placing.withdrawn = withdrawn;
+            self.gossip.tell();
         }
         if let Advice::Hold(layers) = advice {
-            self.load(layers);
+            self.load(layers, moved.clone());
         }
-        switched || reconsidered
     }
 
-    fn others(&self, view: &Viewing) -> Vec<Other> {
+    fn others(&self) -> Vec<Other> {
         let of = |node: &NodeId| {
-            let capability = view.view.get(*node)?;
-            let holding =
-                capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
+            let capability = self.view.get(*node)?;
+            let holding = capability.holding(self.held.id).filter(|_| !capability.claim().draining)?;
             Some(Other { node: *node, held: holding.loaded_set(), layer_ms: holding.decode_ms })
         };
-        view.facts.keys().filter_map(of).collect()
+        self.facts.keys().filter_map(of).collect()
     }
 
     /// Nodes that could leave all they hold without baring a layer, and this one.
@@ -215,67 +208,61 @@ impl Serving {
             layers.all(|layer| count(layer) > 1)
         };
         let mut movers: Vec<NodeId> = others.iter().filter(spare).map(|other| other.node).collect();
-        movers.push(self.node.me);
+        movers.push(self.me);
         movers
     }
 
-    fn load(&mut self, layers: LayerRange) {
+    fn load(&mut self, layers: LayerRange, moved: mpsc::Sender<Moved>) {
         self.placing.loading = true;
-        let moved = self.moves.clone();
-        let num_layers = self.models.first.ready.num_layers;
-        let spec =
-            worker::Spec { layers: with_ends(&[layers], num_layers), ..self.models.first.spec.clone() };
+        let num_layers = self.held.ready.num_layers;
+        let spec = worker::Spec { layers: with_ends(&[layers], num_layers), ..self.held.spec.clone() };
         tokio::spawn(async move {
             let worker = worker::spawn_rehearsed(spec).await.map_err(|fault| fault.to_string());
             let _ = moved.send(Moved { layers, worker }).await;
         });
     }
 
-    /// A worker with other layers is ready, or is not; returns whether others should hear of a change.
-    pub(crate) fn moved(&mut self, moved: Moved) -> bool {
+    /// A worker with other layers is ready, or is not.
+    pub(super) fn moved(&mut self, moved: Moved) {
         self.placing.loading = false;
         match &moved.worker {
-            Ok(_) => {
-                self.placing.waiting = Some((moved, self.node.now()));
-                false
-            }
+            Ok(_) => self.placing.waiting = Some((moved, self.now())),
             Err(why) => {
                 tracing::warn!(layers = %moved.layers, why, "other layers cannot be loaded; these stay");
                 self.placing.withdrawn = None;
-                true
+                self.gossip.tell();
             }
         }
     }
 
-    /// Returns whether others should hear of a change.
-    fn switch_when_quiet(&mut self, now: Millis, view: &Viewing) -> bool {
+    fn switch_when_quiet(&mut self, now: Millis) {
         let quiet = self.table.is_empty();
         let due = |since: &Millis| quiet || now.since(*since) >= PATIENCE_MS;
         if !self.placing.waiting.as_ref().is_some_and(|(_, since)| due(since)) {
-            return false;
+            return;
         }
         let Some((Moved { layers, worker: Ok((worker, ready, outputs)) }, _)) = self.placing.waiting.take()
         else {
-            return false;
+            return;
         };
-        let holders = holders(self.models.first.ready.num_layers, &self.others(view));
+        let holders = holders(self.held.ready.num_layers, &self.others());
         if leaves_bare(&self.between_ends(), layers, &holders) {
             tracing::info!(%layers, "nobody else holds what this node would leave any more: it stays");
             worker.kill();
             self.placing.withdrawn = None;
-            return true;
+            return self.gossip.tell();
         }
         tracing::info!(%layers, "other layers are served from now on");
-        self.models.listen_to(outputs, worker.pid());
-        let old = self.models.first.worker.borrow().clone();
-        self.models.first.spec.layers = ready.layers.clone();
-        self.models.first.loaded = ready.layers.clone();
-        self.models.first.served = vec![layers];
-        self.models.first.ready = ready;
-        self.models.first.replace(worker);
+        self.listen_to(outputs, worker.pid());
+        let old = self.held.worker.borrow().clone();
+        self.held.spec.layers = ready.layers.clone();
+        self.held.loaded = ready.layers.clone();
+        self.held.served = vec![layers];
+        self.held.ready = ready;
+        self.held.replace(worker);
         old.kill();
         self.placing.withdrawn = None;
-        true
+        self.gossip.tell();
     }
 }
 

@@ -4,7 +4,7 @@
 //! [`journal`](crate::journal) before it is shown, and the file is gone when the answer's end is. A caller that goes away
 //! without a word (it was killed) leaves the file behind; one that cancels ([`Question::Cancel`](crate::control::Question))
 //! does not, and neither does an answer that could not begin. A client over HTTP leaves none either: only the end of this
-//! node does, and when the client asks the same of the next one the answer goes on (`retry.rs`).
+//! node does, and when the client asks the same of the next one the answer goes on (`again.rs`).
 
 use std::path::{Path, PathBuf};
 

@@ -12,7 +12,7 @@
 //!
 //! Limits: a prompt that was moved or rerouted teaches nothing; what hops were misjudged by is taken for the visit's.
 
-use scheduler::{NodeId, Segment, cost::Leg};
+use scheduler::{LayerRange, NodeId, Segment, cost::Leg};
 use serde_json::{Value, json};
 
 use crate::request::Report;
@@ -27,6 +27,8 @@ const MOST_FACTOR: f64 = 8.0;
 pub struct Part {
     /// Who runs what.
     pub segment: Segment,
+    /// The time weight of its layers.
+    pub weight: f64,
     /// From the arrival of the output before to that of its own, ms.
     pub ms: f64,
     /// The share of it that is no visit: hops and waiting, ms. Negative when the copy before had the longer way.
@@ -53,8 +55,8 @@ pub struct Expected {
 /// What a finished prompt taught.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Who, how many layers, ms without hops.
-    pub visits: Vec<(NodeId, u32, f64)>,
+    /// Who, the time weight of the layers, ms without hops.
+    pub visits: Vec<(NodeId, f64, f64)>,
     /// What the requester did besides layers, ms.
     pub home_ms: Option<f64>,
     /// What opening the session took besides the way to the farthest node and back, ms.
@@ -64,8 +66,14 @@ pub struct Measured {
 }
 
 impl Expected {
-    /// From the legs of one step; `back_ms` is the way of a copy from a node to the requester. Nothing but the step.
-    pub fn new(legs: &[Leg], back_ms: impl Fn(NodeId) -> f64, home_ms: f64) -> Self {
+    /// From the legs of one step; `back_ms` is the way of a copy from a node to the requester, `weight` the
+    /// time weight of layers. Nothing but the step.
+    pub fn new(
+        legs: &[Leg],
+        back_ms: impl Fn(NodeId) -> f64,
+        weight: impl Fn(LayerRange) -> f64,
+        home_ms: f64,
+    ) -> Self {
         let mut before = 0.0;
         let lease_ms = legs.iter().map(|leg| 2.0 * back_ms(leg.segment.node)).fold(0.0, f64::max);
         let parts = legs.iter().map(|leg| {
@@ -74,7 +82,8 @@ impl Expected {
             before = back;
             let cost = &leg.cost;
             let hops = cost.hop_ms + cost.transfer_ms + cost.closing_ms + cost.queue_ms;
-            Part { segment: leg.segment, ms: cost.total_ms() + detour, hops_ms: hops + detour }
+            let (segment, weight) = (leg.segment, weight(leg.segment.layers));
+            Part { segment, weight, ms: cost.total_ms() + detour, hops_ms: hops + detour }
         });
         Self { parts: parts.collect(), home_ms, lease_ms, ..Self::default() }
     }
@@ -124,7 +133,7 @@ impl Expected {
                 measured.home_ms = Some((ms - part.ms).max(0.0));
             } else {
                 let visit = (ms - part.hops_ms).max(0.0);
-                measured.visits.push((part.segment.node, part.segment.layers.len(), visit));
+                measured.visits.push((part.segment.node, part.weight, visit));
             }
         }
         measured
@@ -178,7 +187,7 @@ pub fn stages(report: &Report, plan: &Value) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{LayerRange, cost::Cost};
+    use scheduler::cost::Cost;
 
     fn leg(node: u64, start: u32, end: u32, decode_ms: f64, hop_ms: f64) -> Leg {
         let layers = LayerRange::new(start, end).unwrap();
@@ -203,7 +212,11 @@ mod tests {
                 0.0
             }
         };
-        Expected { opening_ms: 3.0, prefill_ms: 95.0, ..Expected::new(&legs, back, 2.0) }
+        Expected {
+            opening_ms: 3.0,
+            prefill_ms: 95.0,
+            ..Expected::new(&legs, back, |layers| f64::from(layers.len()), 2.0)
+        }
     }
 
     fn report(stage_ms: &[f64], gap: f64) -> Report {
@@ -224,10 +237,10 @@ mod tests {
         let (two, three) = (NodeId::numbered(2), NodeId::numbered(3));
         let exact = expected().measured(&report(&[1.0, 24.0, 52.0, 0.0], 55.0));
         let me = NodeId::numbered(1);
-        assert_eq!(exact.visits, [(me, 1, 1.0), (two, 3, 3.0), (three, 3, 3.0)]);
+        assert_eq!(exact.visits, [(me, 1.0, 1.0), (two, 3.0, 3.0), (three, 3.0, 3.0)]);
         assert_eq!(exact.home_ms, Some(2.0));
         let slow = expected().measured(&report(&[1.0, 31.0, 59.0, 0.0], 64.0));
-        assert_eq!(slow.visits, [(me, 1, 1.0), (two, 3, 10.0), (three, 3, 3.0)]);
+        assert_eq!(slow.visits, [(me, 1.0, 1.0), (two, 3.0, 10.0), (three, 3.0, 3.0)]);
         assert_eq!(slow.home_ms, Some(4.0));
         let opened = Report { opened_ms: Some(47.0), ..report(&[1.0, 24.0, 52.0, 0.0], 55.0) };
         assert_eq!(expected().measured(&opened).opening_ms, Some(7.0));

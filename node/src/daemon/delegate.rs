@@ -115,7 +115,7 @@ impl PromptTask {
     }
 
     /// Conducts a prompt for a peer.
-    pub(crate) async fn delegated(self, from: NodeId, mut stream: Stream) {
+    pub(super) async fn delegated(self, from: NodeId, mut stream: Stream) {
         let asked = timeout(ASKING, read_request(&mut stream)).await.unwrap_or(Err(HopError::Timeout));
         let Ok(request) = asked else { return };
         tracing::info!(requester = %Requester(from), max_tokens = request.max_tokens, "conducting for a peer");
@@ -144,7 +144,7 @@ impl PromptTask {
 }
 
 /// Tells a peer that its prompt is not conducted here.
-pub(crate) async fn decline(mut stream: Stream) {
+pub(super) async fn decline(mut stream: Stream) {
     let reason = "this node takes no more prompts of others for now".to_owned();
     let (prefix, body) = Event::Failed { reason }.encode();
     let declined = async {
