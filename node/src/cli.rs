@@ -9,6 +9,7 @@ pub mod swarm;
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
+use shard::executor::DeviceName;
 
 pub use model::{ModelCommand, PullArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
@@ -227,13 +228,17 @@ pub struct EngineArgs {
     /// Let the system move compute threads between cores
     #[arg(long)]
     pub no_pin: bool,
+    /// What computes: auto, cpu, candle-cpu, cuda:0 or metal; auto takes a GPU where this build supports one. Others than
+    /// cpu compute nearly the same bits (class approx)
+    #[arg(long, default_value = "auto", env = "SHOAL_DEVICE")]
+    pub device: DeviceName,
 }
 
 impl EngineArgs {
     /// The model inside the binary, run as this machine does best.
     pub fn default_model() -> Self {
         let model = crate::library::DEFAULT_MODEL.to_owned();
-        Self { model, threads: None, ctx: None, isa: None, no_pin: false }
+        Self { model, threads: None, ctx: None, isa: None, no_pin: false, device: DeviceName::Auto }
     }
 }
 

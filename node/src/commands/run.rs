@@ -39,8 +39,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let started = Instant::now();
     let model = Model::load(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
-    let blueprint = model.shard.blueprint();
-    let rounding = model::rounding(&args.wire, model.shard.range().end(), blueprint.hidden)?;
+    let blueprint = model.executor.blueprint();
+    let rounding = model::rounding(&args.wire, model.executor.range().end(), blueprint.hidden)?;
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {

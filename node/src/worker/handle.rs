@@ -116,6 +116,7 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
         context: spec.context as u64,
         threads: spec.threads.map(|threads| threads as u32),
         isa: spec.isa.clone(),
+        device: spec.device.to_string(),
         kv_bytes: spec.kv_bytes,
         pin: spec.pin,
         nice: spec.nice,

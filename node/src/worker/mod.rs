@@ -44,7 +44,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 use api::inference::Format;
 use p2p::{codec::Wire, wire::announce::Class};
 use scheduler::{LayerRange, ModelId, SessionId, layer_cost::LayerCosts};
-use shard::sample::SamplingParams;
+use shard::{executor::DeviceName, sample::SamplingParams};
 
 pub use handle::{Worker, spawn};
 pub use ipc::{Fault, Sampled, TextKind, Top, Want};
@@ -93,6 +93,8 @@ pub struct Spec {
     pub threads: Option<usize>,
     /// Instruction set by name; `None` for the fastest here.
     pub isa: Option<String>,
+    /// What computes.
+    pub device: DeviceName,
     /// Room for caches, bytes.
     pub kv_bytes: u64,
     /// Of which these workers together take no more than there is.
@@ -121,6 +123,7 @@ impl Spec {
             context: 4096,
             threads: None,
             isa: None,
+            device: DeviceName::Auto,
             kv_bytes: 1 << 30,
             room: Room::default(),
             pin: true,

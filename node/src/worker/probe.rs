@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use scheduler::LayerRange;
 use shard::{
-    executor::{Capacity, Input, Item, Output, Shard, Workspace},
+    executor::{Capacity, Class, Executor, Input, Item, Output, Workspace},
     golden,
 };
 
@@ -41,22 +41,22 @@ pub(super) struct Times {
 /// Runs some layers of `model` with made-up rows.
 pub(super) fn measure(model: &Loaded) -> Result<Times> {
     // The head would add to the longer visit only, so its layer is left out.
-    let body = |shard: &Shard| shard.range().len() - u32::from(shard.ends().head);
-    let Some(shard) = model.shards.iter().max_by_key(|shard| body(shard)).filter(|shard| body(shard) > 0)
-    else {
+    let body = |stage: &dyn Executor| stage.range().len() - u32::from(stage.ends().head);
+    let stages = model.stages.iter().map(|stage| &**stage);
+    let Some(stage) = stages.max_by_key(|stage| body(*stage)).filter(|stage| body(*stage) > 0) else {
         return last_layer(model);
     };
     let chunk = CHUNK.min(model.context);
-    let mut bench = Bench::new(shard, chunk)?;
-    let (first, few) = (shard.range().start(), body(shard).min(FEW));
+    let mut bench = Bench::new(stage, chunk)?;
+    let (first, few) = (stage.range().start(), body(stage).min(FEW));
     let weight = |start, end| LayerRange::new(start, end).map_or(0.0, |range| model.costs.weight(range, 0));
     let weigh = |n| weight(first, first + n);
     let (visit_ms, decode_ms) = fit(few, weigh, |n| bench.median(first, n, 1, Output::All))?;
     let (_, chunk_ms) = fit(few, weigh, |n| bench.median(first, n, chunk, Output::All))?;
     let prefill_ms = (chunk_ms / chunk as f64).max(LEAST_MS);
-    let head_ms = match model.shards.last().filter(|last| last.ends().head) {
+    let head_ms = match model.stages.last().filter(|last| last.ends().head) {
         Some(last) => {
-            let with = Bench::new(last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
+            let with = Bench::new(&**last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
             let end = last.range().end();
             (with - visit_ms - decode_ms * weight(end - 1, end)).max(0.0)
         }
@@ -68,15 +68,18 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
 /// Of a model that has nothing but the last layer here: layer and head are measured together, and a prompt's token is
 /// taken to cost what a decoded one does.
 fn last_layer(model: &Loaded) -> Result<Times> {
-    let shard = &model.shards[0];
-    let both = Bench::new(shard, 1)?.median(shard.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
+    let stage = &*model.stages[0];
+    let both = Bench::new(stage, 1)?.median(stage.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
     Ok(Times { decode_ms: both, prefill_ms: both, visit_ms: 0.0, head_ms: 0.0 })
 }
 
-/// Whether this machine computes the bits of profile `d1`.
-pub(super) fn is_exact(model: &Loaded) -> Result<bool> {
-    let isa = model.shards[0].cpu().isa();
-    Ok(golden::check(isa)?.iter().all(|check| check.passed()))
+/// Whether what computes here gives the bits of profile `d1`; `known` is what an earlier worker of this machine found.
+pub(super) fn is_exact(model: &Loaded, known: Option<bool>) -> Result<bool> {
+    match (model.stages[0].class(), known) {
+        (Class::Approx, _) => Ok(false),
+        (Class::D1(_), Some(known)) => Ok(known),
+        (Class::D1(isa), None) => Ok(golden::check(isa)?.iter().all(|check| check.passed())),
+    }
 }
 
 /// Fixed part and slope of a line through the times of one and of `few` layers, which weigh `weight(1)` and `weight(few)`.
@@ -96,33 +99,33 @@ fn fit(
 }
 
 struct Bench<'m> {
-    shard: &'m Shard,
+    stage: &'m dyn Executor,
     workspace: Workspace,
     rows: Vec<f32>,
 }
 
 impl<'m> Bench<'m> {
-    fn new(shard: &'m Shard, rows: usize) -> Result<Self> {
-        let hidden = shard.blueprint().hidden;
+    fn new(stage: &'m dyn Executor, rows: usize) -> Result<Self> {
+        let hidden = stage.blueprint().hidden;
         // Any values will do; equal ones would make some norms trivial.
         let rows: Vec<f32> = (0..rows * hidden).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
         let capacity = Capacity::one_session(rows.len() / hidden);
-        Ok(Self { shard, workspace: Workspace::new(shard, capacity)?, rows })
+        Ok(Self { stage, workspace: Workspace::new(stage, capacity)?, rows })
     }
 
     /// Milliseconds of one pass over `count` layers from `first`.
     fn median(&mut self, first: u32, count: u32, rows: usize, output: Output) -> Result<f64> {
         let Some(layers) = LayerRange::new(first, first + count) else { return Ok(0.0) };
-        let mut kv = self.shard.new_kv_of(layers)?;
-        let values = &self.rows[..rows * self.shard.blueprint().hidden];
+        let mut state = self.stage.new_state_of(layers)?;
+        let values = &self.rows[..rows * self.stage.blueprint().hidden];
         let mut times = Vec::with_capacity(MOST_RUNS);
         let started = Instant::now();
         // The first run faults pages in and sizes scratch memory.
         for run in 0..=MOST_RUNS {
-            kv.truncate(0);
+            state.rewind(0);
             let before = Instant::now();
-            let item = Item { kv: &mut kv, input: Input::Activations(values), output };
-            self.shard.run(&mut self.workspace, layers, &[], &mut [item])?;
+            let item = Item { state: &mut state, input: Input::Activations(values), output };
+            self.stage.run(&mut self.workspace, layers, &[], &mut [item])?;
             if run > 0 {
                 times.push(before.elapsed().as_secs_f64() * 1e3);
             }

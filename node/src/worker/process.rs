@@ -93,12 +93,12 @@ fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
         model: *loaded.model.as_bytes(),
         name: loaded.name.clone(),
         num_layers: loaded.num_layers(),
-        layers: loaded.shards.iter().map(|shard| ipc::pair(shard.range())).collect(),
+        layers: loaded.stages.iter().map(|stage| ipc::pair(stage.range())).collect(),
         hidden: blueprint.hidden as u32,
         vocab: blueprint.vocab as u32,
         context: loaded.context as u32,
         kv_bytes_per_layer_position: loaded.position_bytes(),
-        resident_bytes: loaded.shards.iter().map(|shard| shard.resident_bytes() as u64).sum(),
+        resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
         decode_ms: times.decode_ms,
         prefill_ms: times.prefill_ms,
         visit_ms: times.visit_ms,
@@ -106,7 +106,7 @@ fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
         load_ms: loaded.load_ms,
         layer_bytes: loaded.layer_bytes,
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
-        exact: load.exact.map_or_else(|| probe::is_exact(loaded), Ok)?,
+        exact: probe::is_exact(loaded, load.exact)?,
         sandboxed,
     })
 }

@@ -151,6 +151,7 @@ fn load() -> Frame {
         context: 64,
         threads: Some(1),
         isa: None,
+        device: "cpu".into(),
         kv_bytes: 1 << 20,
         pin: false,
         nice: true,

@@ -74,7 +74,7 @@ async fn answer(
 async fn cuts_over_two_workers_change_nothing_raw_or_rounded() {
     let model = model();
     let prompt = model.tokenizer.encode("Once upon a time there was a fox", Encode::TEXT).unwrap();
-    let n = model.shard.blueprint().layers.len() as u32;
+    let n = model.executor.blueprint().layers.len() as u32;
     let (a, b) = (n / 3, n - 1);
     // Home holds both ends, a stranger the middle.
     let home = Child::start(&[range(0, a), range(b, n)]).await;

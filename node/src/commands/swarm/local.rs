@@ -147,6 +147,7 @@ fn start_node(
     if let Some(isa) = &engine.isa {
         command.args(["--isa", isa]);
     }
+    command.args(["--device", &engine.device.to_string()]);
     if let Some(ctx) = engine.ctx {
         command.args(["--ctx", &ctx.to_string()]);
     }

@@ -136,6 +136,8 @@ pub struct Load {
     pub threads: Option<u32>,
     /// Instruction set.
     pub isa: Option<String>,
+    /// What computes, by name.
+    pub device: String,
     /// Room for caches.
     pub kv_bytes: u64,
     /// Whether threads stay on their processor.
