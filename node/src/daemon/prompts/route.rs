@@ -163,7 +163,7 @@ impl Router<'_> {
             capability.holding(offer.model).is_some_and(|holding| !holding.loaded.is_empty())
         };
         (offer.name == model || crate::content::hex(offer.model) == model)
-            && self.view.view.get(node).is_some_and(holds)
+            && self.view.swarm.get(node).is_some_and(holds)
     }
 
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
@@ -288,7 +288,7 @@ impl Router<'_> {
     fn snapshot(&mut self, model: ModelId) -> Result<Snapshot, String> {
         self.view.take_feedback(self.now);
         let num_layers = self.models.get(model).map_or(0, |held| held.ready.num_layers);
-        self.view.view.snapshot(model, num_layers, self.me).map_err(|e| e.to_string())
+        self.view.swarm.snapshot(model, num_layers, self.me).map_err(|e| e.to_string())
     }
 
     /// Who stands by for a pipeline, and where everybody is.

@@ -22,7 +22,7 @@ impl Daemon {
             "addresses": addresses,
             "peers": self.node.network.peers().await.len(),
             "refused_versions": self.refused_versions().await,
-            "known_nodes": self.view.view.len().saturating_sub(1),
+            "known_nodes": self.view.swarm.len().saturating_sub(1),
             "model": model,
             "models": models,
             "sessions": { "serving": self.serving.strangers(), "served": self.serving.totals.sessions },
@@ -102,11 +102,11 @@ impl Daemon {
         let connected = self.node.network.peers().await;
         let known = self.view.facts.iter().map(|(node, facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
-            let load = self.view.view.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
+            let load = self.view.swarm.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
                 json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
                     "kv_layer_positions": holding.kv_layer_positions })
             });
-            let holdings = self.view.view.get(*node).map_or_else(Vec::new, |capability| {
+            let holdings = self.view.swarm.get(*node).map_or_else(Vec::new, |capability| {
                 let layers = |holding: &scheduler::Holding| -> Vec<String> {
                     holding.loaded.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
                 };
