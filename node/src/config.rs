@@ -1,4 +1,4 @@
-//! One file, the environment and the flags, resolved once: whoever runs a command gets its arguments, complete.
+//! One file, the environment and the flags, resolved once: a command gets its complete arguments.
 //!
 //! A flag wins over its environment variable, that over the file, the file over what is built in. The file is TOML:
 //! a key is a flag's name with underscores, a table is a command; keys outside of tables hold for every command that
@@ -44,7 +44,8 @@ const ALIKE: f64 = 0.7;
 const NO_FILE: &str = "none";
 
 /// Keys outside of tables: flags that many commands share, and those of the program itself.
-const SHARED: &[&str] = &["home", "model", "threads", "ctx", "isa", "no_pin", "log", "log_format", "otlp"];
+const SHARED: &[&str] =
+    &["home", "model", "threads", "ctx", "isa", "device", "no_pin", "log", "log_format", "otlp"];
 /// Flags that say something about one call, not about a node.
 const NEVER: &[&str] = &["json", "help", "version", "config"];
 /// A table of the file: its name, the command it is about, and the flags it may hold (all of them when empty).
@@ -73,7 +74,7 @@ pub struct Setting {
 /// Where a value comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// Nobody said anything.
+    /// Built in: no other source sets it.
     Default,
     /// The config file.
     File,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use shard::{
-    executor::{Capacity, Ends, Options, Shard, Workspace, whole_range},
+    executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     models::Blueprint,
@@ -35,7 +35,7 @@ pub struct Model {
     /// How messages become a prompt, if the file says; or what is wrong with it, which matters only when it is used.
     pub template: Result<Option<Template>, String>,
     /// All layers and both ends.
-    pub shard: Shard,
+    pub executor: Box<dyn Executor>,
     /// Most positions a session may hold.
     pub ctx: usize,
 }
@@ -48,19 +48,19 @@ impl Model {
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
         let template = Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string());
         let ctx = context(&gguf, args.ctx)?;
-        let shard = load_whole(&gguf, cpu(args)?, ctx)?;
-        Ok(Self { name: args.model.clone(), gguf, tokenizer, template, shard, ctx })
+        let executor = load_whole(&gguf, &device(args)?, ctx)?;
+        Ok(Self { name: args.model.clone(), gguf, tokenizer, template, executor, ctx })
     }
 
     /// Buffers for one session, passes of at most [`CHUNK_ROWS`] rows.
     pub fn workspace(&self) -> Result<Workspace> {
-        Ok(Workspace::new(&self.shard, Capacity::one_session(CHUNK_ROWS.min(self.ctx)))?)
+        Ok(Workspace::new(&*self.executor, Capacity::one_session(CHUNK_ROWS.min(self.ctx)))?)
     }
 }
 
 /// All layers and both ends of `gguf`, for sessions of at most `ctx` positions.
-pub fn load_whole(gguf: &Arc<Gguf>, cpu: Arc<Cpu>, ctx: usize) -> Result<Shard> {
-    Ok(Shard::load(gguf, cpu, whole_range(gguf)?, Ends::BOTH, Options { context: Some(ctx) })?)
+pub fn load_whole(gguf: &Arc<Gguf>, device: &Device, ctx: usize) -> Result<Box<dyn Executor>> {
+    Ok(load(device, gguf, whole_range(gguf)?, Ends::BOTH, Options { context: Some(ctx) })?)
 }
 
 /// Positions a session may hold: what was asked for, else what the model was made for, within reason. Never more than
@@ -84,13 +84,16 @@ pub fn layer_bytes(gguf: &Gguf) -> u64 {
     gguf.tensors().iter().filter(|tensor| tensor.name.starts_with("blk.")).map(|tensor| tensor.len).sum()
 }
 
-/// The instruction set and threads the user asked for, else the best of this machine.
-pub fn cpu(args: &EngineArgs) -> Result<Arc<Cpu>> {
-    cpu_of(args.isa.as_deref(), args.threads.map(usize::from), !args.no_pin)
+/// The device the user asked for, with their instruction set and threads if it is the processor.
+///
+/// # Errors
+/// A device that this build or this machine does not have.
+pub fn device(args: &EngineArgs) -> Result<Device> {
+    Device::open(args.device, || cpu(args.isa.as_deref(), args.threads.map(usize::from), !args.no_pin))
 }
 
-/// As [`cpu`]: an instruction set by name, compute threads, and whether they stay on their processors.
-pub fn cpu_of(name: Option<&str>, threads: Option<usize>, pin: bool) -> Result<Arc<Cpu>> {
+/// The processor with an instruction set by name, compute threads, and whether they stay on their processors.
+pub fn cpu(name: Option<&str>, threads: Option<usize>, pin: bool) -> Result<Arc<Cpu>> {
     let isa = name.map_or(Ok(Isa::detect()), isa)?;
     let pool = Pool::new(threads.unwrap_or_else(Pool::physical_cores), pin);
     // This thread loads, computes and prints: it is worker 0.

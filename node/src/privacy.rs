@@ -23,8 +23,8 @@
 
 use scheduler::LayerRange;
 use shard::{
-    executor::{Capacity, Input, Item, Output, Shard, Workspace},
-    state::KvCache,
+    executor::{Capacity, Executor, Input, Item, Output, Workspace},
+    state::SessionState,
 };
 
 use crate::{Error, Result};
@@ -65,11 +65,11 @@ pub struct Subject<'a> {
 /// # Errors
 /// A head that leaves no layer to strangers, no token to find, more tokens than the context holds.
 pub fn audit(
-    shard: &Shard,
+    executor: &dyn Executor,
     subject: Subject<'_>,
     on_token: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Attack> {
-    let layers = shard.range().end();
+    let layers = executor.range().end();
     let Some(range) = LayerRange::new(0, subject.head).filter(|range| range.end() < layers) else {
         let most = layers.saturating_sub(1);
         return Err(Error::usage(format!(
@@ -78,17 +78,17 @@ pub fn audit(
         )));
     };
     let rows = subject.known.len() + subject.secret.len();
-    if subject.secret.is_empty() || rows > shard.context() {
-        let most = shard.context();
+    if subject.secret.is_empty() || rows > executor.context() {
+        let most = executor.context();
         return Err(Error::usage(format!("{rows} tokens to look at; at least 1 and at most {most} can be")));
     }
     let boundary = [subject.head];
     let rounding = if subject.rounded { &boundary[..] } else { &[] };
-    let mut home = Home { shard, range, rounding };
+    let mut home = Home { executor, range, rounding };
     let seen = home.send(subject)?;
     let mut attacker = Attacker::new(home, subject.known)?;
     let mut attack = Attack::default();
-    let hidden = shard.blueprint().hidden;
+    let hidden = executor.blueprint().hidden;
     for (row, &secret) in seen.chunks_exact(hidden).zip(subject.secret) {
         let (found, tried) = attacker.search(row)?;
         attack.recovered += usize::from(found == secret);
@@ -105,7 +105,7 @@ pub fn audit(
 /// The layers that run at home, and how what leaves them is rounded.
 #[derive(Clone, Copy)]
 struct Home<'a> {
-    shard: &'a Shard,
+    executor: &'a dyn Executor,
     range: LayerRange,
     rounding: &'a [u32],
 }
@@ -114,15 +114,15 @@ impl Home<'_> {
     /// The rows of the secret tokens, as they leave.
     fn send(&mut self, subject: Subject<'_>) -> Result<Vec<f32>> {
         let ids: Vec<u32> = subject.known.iter().chain(subject.secret).copied().collect();
-        let mut workspace = Workspace::new(self.shard, Capacity::one_session(BATCH))?;
-        let mut kv = self.shard.new_kv_of(self.range)?;
+        let mut workspace = Workspace::new(self.executor, Capacity::one_session(BATCH))?;
+        let mut state = self.executor.new_state_of(self.range)?;
         let mut rows = Vec::new();
         for part in ids.chunks(BATCH) {
-            let item = Item { kv: &mut kv, input: Input::Tokens(part), output: Output::All };
-            self.shard.run(&mut workspace, self.range, self.rounding, &mut [item])?;
+            let item = Item { state: &mut state, input: Input::Tokens(part), output: Output::All };
+            self.executor.run(&mut workspace, self.range, self.rounding, &mut [item])?;
             rows.extend_from_slice(workspace.activations(0));
         }
-        Ok(rows.split_off(subject.known.len() * self.shard.blueprint().hidden))
+        Ok(rows.split_off(subject.known.len() * self.executor.blueprint().hidden))
     }
 }
 
@@ -131,9 +131,9 @@ struct Attacker<'a> {
     home: Home<'a>,
     workspace: Workspace,
     /// One cache per candidate of a batch; all hold the prefix.
-    caches: Vec<KvCache>,
+    caches: Vec<SessionState>,
     /// The whole model after the prefix, for the order of candidates.
-    whole: KvCache,
+    whole: SessionState,
     prefix: usize,
     /// All tokens, likeliest first.
     order: Vec<u32>,
@@ -141,11 +141,11 @@ struct Attacker<'a> {
 
 impl<'a> Attacker<'a> {
     fn new(home: Home<'a>, known: &[u32]) -> Result<Self> {
-        let shard = home.shard;
-        let workspace = Workspace::new(shard, Capacity { rows: BATCH, items: BATCH, logit_rows: 1 })?;
-        let caches = (0..BATCH).map(|_| shard.new_kv_of(home.range)).collect::<shard::Result<_>>()?;
-        let order = (0..shard.blueprint().vocab as u32).collect();
-        let mut attacker = Self { home, workspace, caches, whole: shard.new_kv(), prefix: 0, order };
+        let executor = home.executor;
+        let workspace = Workspace::new(executor, Capacity { rows: BATCH, items: BATCH, logit_rows: 1 })?;
+        let caches = (0..BATCH).map(|_| executor.new_state_of(home.range)).collect::<shard::Result<_>>()?;
+        let order = (0..executor.blueprint().vocab as u32).collect();
+        let mut attacker = Self { home, workspace, caches, whole: executor.new_state(), prefix: 0, order };
         for &id in known {
             attacker.accept(id)?;
         }
@@ -154,25 +154,29 @@ impl<'a> Attacker<'a> {
 
     /// The candidate whose row is nearest to `seen`, and how many were computed.
     fn search(&mut self, seen: &[f32]) -> Result<(u32, u64)> {
-        let Home { shard, range, rounding } = self.home;
+        let Home { executor, range, rounding } = self.home;
         let (mut best, mut tried) = ((f64::INFINITY, 0), 0);
         for candidates in self.order.chunks(BATCH) {
             let mut items: Vec<Item<'_>> = candidates
                 .iter()
                 .zip(&mut self.caches)
-                .map(|(id, kv)| Item {
-                    kv,
+                .map(|(id, state)| Item {
+                    state,
                     input: Input::Tokens(std::slice::from_ref(id)),
                     output: Output::Last,
                 })
                 .collect();
-            shard.run(&mut self.workspace, range, rounding, &mut items)?;
+            executor.run(&mut self.workspace, range, rounding, &mut items)?;
             for (index, &id) in candidates.iter().enumerate() {
                 let distance = squared_distance(self.workspace.activations(index), seen);
                 if distance < best.0 {
                     best = (distance, id);
                 }
-                self.caches[index].truncate(self.prefix);
+                if self.caches[index].rewind(self.prefix) != self.prefix {
+                    return Err(Error::usage(
+                        "this model's states cannot take one token back, which the search needs",
+                    ));
+                }
             }
             tried += candidates.len() as u64;
             if best.0 == 0.0 {
@@ -184,13 +188,13 @@ impl<'a> Attacker<'a> {
 
     /// Takes `id` for the next token of the prefix.
     fn accept(&mut self, id: u32) -> Result<()> {
-        let Home { shard, range, rounding } = self.home;
+        let Home { executor, range, rounding } = self.home;
         let input = Input::Tokens(std::slice::from_ref(&id));
         let mut items: Vec<Item<'_>> =
-            self.caches.iter_mut().map(|kv| Item { kv, input, output: Output::None }).collect();
-        shard.run(&mut self.workspace, range, rounding, &mut items)?;
+            self.caches.iter_mut().map(|state| Item { state, input, output: Output::None }).collect();
+        executor.run(&mut self.workspace, range, rounding, &mut items)?;
         self.prefix += 1;
-        shard.step(&mut self.workspace, &mut self.whole, id)?;
+        executor.step(&mut self.workspace, &mut self.whole, id)?;
         let logits = self.workspace.logits(0);
         self.order
             .sort_unstable_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));

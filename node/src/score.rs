@@ -10,8 +10,8 @@
 //! predicted with little to look back at.
 
 use shard::{
-    executor::{Capacity, Input, Item, Output, Shard, Workspace, argmax},
-    state::KvCache,
+    executor::{Capacity, Executor, Input, Item, Output, Workspace, argmax},
+    state::SessionState,
 };
 
 use crate::{Error, Result};
@@ -49,7 +49,7 @@ impl Score {
 
 /// A model about to read a text.
 pub struct Scorer<'a> {
-    shard: &'a Shard,
+    executor: &'a dyn Executor,
     workspace: Workspace,
     rounding: &'a [u32],
     exact: Vec<f32>,
@@ -57,10 +57,10 @@ pub struct Scorer<'a> {
 
 impl<'a> Scorer<'a> {
     /// Reads with a whole model in passes of at most `chunk` rows; `rounding` may be empty.
-    pub fn new(shard: &'a Shard, rounding: &'a [u32], chunk: usize) -> Result<Self> {
-        let chunk = chunk.clamp(1, shard.context());
-        let workspace = Workspace::new(shard, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
-        Ok(Self { shard, workspace, rounding, exact: Vec::new() })
+    pub fn new(executor: &'a dyn Executor, rounding: &'a [u32], chunk: usize) -> Result<Self> {
+        let chunk = chunk.clamp(1, executor.context());
+        let workspace = Workspace::new(executor, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
+        Ok(Self { executor, workspace, rounding, exact: Vec::new() })
     }
 
     /// Scores `ids`, which begin with `lead` where the model wants such a token; `on_progress` gets the tokens done.
@@ -74,7 +74,7 @@ impl<'a> Scorer<'a> {
         on_progress: &mut dyn FnMut(usize),
     ) -> Result<Score> {
         let text = &ids[usize::from(lead.is_some() && ids.first() == lead.as_ref())..];
-        let room = self.shard.context() - usize::from(lead.is_some());
+        let room = self.executor.context() - usize::from(lead.is_some());
         let mut score = Score::default();
         for window in text.chunks(room.max(1)) {
             let window: Vec<u32> = lead.into_iter().chain(window.iter().copied()).collect();
@@ -89,16 +89,16 @@ impl<'a> Scorer<'a> {
 
     /// Every token of `ids` but the first is predicted.
     fn window(&mut self, ids: &[u32], score: &mut Score) -> Result<()> {
-        let (mut exact_kv, mut rounded_kv) = (self.shard.new_kv(), self.shard.new_kv());
-        let vocab = self.shard.blueprint().vocab;
+        let (mut exact_state, mut rounded_state) = (self.executor.new_state(), self.executor.new_state());
+        let vocab = self.executor.blueprint().vocab;
         let given = &ids[..ids.len() - 1];
         let mut wanted = &ids[1..];
         for part in given.chunks(self.workspace.capacity().rows) {
-            self.pass(&mut exact_kv, &[], part)?;
+            self.pass(&mut exact_state, &[], part)?;
             self.exact.clear();
             self.exact.extend_from_slice(self.workspace.logits(0));
             if !self.rounding.is_empty() {
-                self.pass(&mut rounded_kv, self.rounding, part)?;
+                self.pass(&mut rounded_state, self.rounding, part)?;
             }
             let (here, rest) = wanted.split_at(part.len());
             wanted = rest;
@@ -115,9 +115,9 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    fn pass(&mut self, kv: &mut KvCache, rounding: &[u32], ids: &[u32]) -> Result<()> {
-        let item = Item { kv, input: Input::Tokens(ids), output: Output::All };
-        Ok(self.shard.run(&mut self.workspace, self.shard.range(), rounding, &mut [item])?)
+    fn pass(&mut self, state: &mut SessionState, rounding: &[u32], ids: &[u32]) -> Result<()> {
+        let item = Item { state, input: Input::Tokens(ids), output: Output::All };
+        Ok(self.executor.run(&mut self.workspace, self.executor.range(), rounding, &mut [item])?)
     }
 }
 
@@ -151,6 +151,7 @@ mod tests {
     use std::sync::Arc;
 
     use shard::{
+        executor::Device,
         gguf::Gguf,
         kernels::{Cpu, Isa, threads::Pool},
         quant,
@@ -191,11 +192,12 @@ mod tests {
         };
         let gguf =
             Arc::new(Gguf::from_bytes(shape.to_bytes(quant::by_name("q8_0").unwrap(), 1).unwrap()).unwrap());
-        let shard = Shard::whole(&gguf, Arc::new(Cpu::new(Isa::detect(), Pool::new(1, false)))).unwrap();
+        let device = Device::Cpu(Arc::new(Cpu::new(Isa::detect(), Pool::new(1, false))));
+        let executor = crate::model::load_whole(&gguf, &device, shape.context).unwrap();
         let mut random = Random(4);
         let ids: Vec<u32> = (0..150).map(|_| random.below(shape.vocab) as u32).collect();
         let score = |rounding: &[u32], chunk, lead| {
-            Scorer::new(&shard, rounding, chunk).unwrap().score(lead, &ids, &mut |_| {}).unwrap()
+            Scorer::new(&*executor, rounding, chunk).unwrap().score(lead, &ids, &mut |_| {}).unwrap()
         };
         let exact = score(&[], 64, None);
         // Windows of 64, 64 and 22 tokens, the first of each given.
@@ -212,6 +214,6 @@ mod tests {
             "{one:?} {three:?}"
         );
         assert!(one.worst_nats <= one.divergence_nats && one.agreed <= 147);
-        assert!(Scorer::new(&shard, &[], 8).unwrap().score(None, &[1], &mut |_| {}).is_err());
+        assert!(Scorer::new(&*executor, &[], 8).unwrap().score(None, &[1], &mut |_| {}).is_err());
     }
 }

@@ -203,7 +203,8 @@ async fn a_flood_of_garbage_gossip_is_shut_out() {
     connected(&mut of_honest, victim.me()).await;
     connected(&mut of_victim, honest.me()).await;
     let swarm = p2p::SwarmId::named(p2p::SwarmId::PUBLIC_NAME);
-    let topic = libp2p::gossipsub::IdentTopic::new(format!("/shoal/{swarm}/announce/1"));
+    let topic =
+        libp2p::gossipsub::IdentTopic::new(format!("/shoal/{swarm}/announce/{}", p2p::config::VERSION));
     let mut attacker = raw::swarm(swarm, &topic);
     attacker.dial(at.parse::<libp2p::Multiaddr>().unwrap()).unwrap();
     let before = resident_kib();
@@ -260,7 +261,8 @@ mod raw {
             .with_tcp(tcp::Config::default(), noise::Config::new, yamux::Config::default)
             .unwrap()
             .with_behaviour(|key| {
-                let settings = identify::Config::new(format!("/shoal/{swarm}/1"), key.public());
+                let settings =
+                    identify::Config::new(format!("/shoal/{swarm}/{}", p2p::config::VERSION), key.public());
                 Behaviour { gossip, identify: identify::Behaviour::new(settings) }
             })
             .unwrap()

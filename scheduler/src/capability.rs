@@ -42,8 +42,8 @@ pub struct Holding {
     pub active: u32,
     /// Requests it runs side by side at full speed, at least 1.
     pub batch_knee: u32,
-    /// KV room, layers x positions.
-    pub kv_layer_positions: u64,
+    /// Memory free for caches, bytes.
+    pub kv_bytes: u64,
 }
 
 /// A node's announcement, unchecked. The transport that carried it has verified its signature.
@@ -181,7 +181,7 @@ pub(crate) mod tests {
                 load_ms: 100.0,
                 active: 0,
                 batch_knee: 4,
-                kv_layer_positions: 100_000,
+                kv_bytes: 100_000,
             }],
         }
     }

@@ -23,7 +23,7 @@
 use std::fmt;
 use std::ops::AddAssign;
 
-use crate::route::NoRoute;
+use crate::no_route::NoRoute;
 use crate::snapshot::{Hops, Host, Snapshot};
 use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
 
@@ -139,9 +139,11 @@ pub(crate) struct Price {
     pub node: Vec<NodePrice>,
     /// Per cold layer, by node; empty when nothing is cold.
     pub cold: Vec<f64>,
-    /// Most layers a node may run for this request.
-    pub cap: Vec<u32>,
+    /// Bytes of state a node may take for this request; `u64::MAX` when it has room for the whole model.
+    pub room: Vec<u64>,
     pub capped: bool,
+    /// Bytes of state that all layers before each one take, and behind the last those of all.
+    need: Vec<u64>,
     pub home: Option<u32>,
     /// Where the token comes from before the first layer, and goes after the last.
     pub entry_from: Option<End>,
@@ -177,8 +179,17 @@ impl Price {
         let bytes = f64::from(shape.tokens_carried()) * f64::from(shape.activation_bytes);
         let positions = u64::from(shape.positions().max(1));
         self.node.clear();
-        self.cap.clear();
+        self.room.clear();
         self.capped = false;
+        self.need.clear();
+        self.need.push(0);
+        let (mut whole, mut least) = (0u64, u64::MAX);
+        for layer in 0..snapshot.layers {
+            let need = snapshot.state_bytes(layer, positions);
+            least = least.min(need);
+            whole = whole.saturating_add(need);
+            self.need.push(whole);
+        }
         for host in &snapshot.hosts {
             let access = if regional { self.passes * host.access_ms } else { 0.0 };
             self.node.push(NodePrice {
@@ -194,16 +205,13 @@ impl Price {
                 out: access + bytes / host.up_bytes_per_ms,
                 into: access + bytes / host.down_bytes_per_ms,
             });
-            let cap = match host.kv_layer_positions {
-                None => u32::MAX,
-                Some(room) => u32::try_from(room / positions).unwrap_or(u32::MAX),
-            };
-            self.capped |= cap != u32::MAX;
-            self.cap.push(cap);
+            let room = host.kv_bytes.filter(|room| *room < whole).unwrap_or(u64::MAX);
+            self.capped |= room != u64::MAX;
+            self.room.push(room);
         }
         self.correct_few(snapshot, request);
-        for (price, cap) in self.node.iter_mut().zip(&self.cap) {
-            if *cap == 0 {
+        for (price, room) in self.node.iter_mut().zip(&self.room) {
+            if *room < least {
                 price.enter = f64::INFINITY;
             }
         }
@@ -217,15 +225,21 @@ impl Price {
     /// As [`Self::refill`], as if every host had room for everything.
     fn refill_unbounded(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
         self.refill(snapshot, request)?;
-        for (i, cap) in self.cap.iter_mut().enumerate() {
-            if *cap == 0 && !request.policy.deny.contains(&snapshot.hosts[i].id) {
+        let least = self.need.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(0);
+        for (i, room) in self.room.iter_mut().enumerate() {
+            if *room < least && !request.policy.deny.contains(&snapshot.hosts[i].id) {
                 let host = &snapshot.hosts[i];
                 self.node[i].enter = self.passes * (host.visit_ms + host.queue_ms);
             }
-            *cap = u32::MAX;
+            *room = u64::MAX;
         }
         self.capped = false;
         Ok(())
+    }
+
+    /// Bytes of state that the layers from `first` up to `end` take for this request.
+    pub fn needs(&self, first: u32, end: u32) -> u64 {
+        self.need[end as usize] - self.need[first as usize]
     }
 
     /// The hosts that the policy or the requester's own running requests treat apart.
@@ -365,7 +379,7 @@ pub(crate) fn explain_priced(
 ) -> Result<Vec<Leg>, NoRoute> {
     let last = pipeline.segments().len() - 1;
     let mut legs = Vec::with_capacity(pipeline.segments().len());
-    let mut used: Vec<(u32, u32)> = Vec::new();
+    let mut used: Vec<(u32, u64)> = Vec::new();
     let mut before: Option<u32> = None;
     for (at, segment) in pipeline.segments().iter().enumerate() {
         let broken = NoRoute::Broken { layer: segment.layers.start() };
@@ -384,11 +398,12 @@ pub(crate) fn explain_priced(
         if at == last {
             cost.closing_ms += price.exit(snapshot, i);
         }
+        let need = price.needs(segment.layers.start(), segment.layers.end());
         match used.iter_mut().find(|entry| entry.0 == i) {
-            Some(entry) => entry.1 += segment.layers.len(),
-            None => used.push((i, segment.layers.len())),
+            Some(entry) => entry.1 += need,
+            None => used.push((i, need)),
         }
-        let fits = used.iter().all(|&(i, layers)| layers <= price.cap[i as usize]);
+        let fits = used.iter().all(|&(i, bytes)| bytes <= price.room[i as usize]);
         if !fits || !cost.total_ms().is_finite() {
             return Err(broken);
         }

@@ -59,17 +59,6 @@ impl Ema {
         (!self.first.is_empty()).then_some(self.mean)
     }
 
-    /// The estimate blended with `prior`, which counts as `strength` samples against those of the warm-up.
-    /// Unknown is thus pessimistic or optimistic by choice, never free and never excluded.
-    pub fn or_prior(&self, prior: f64, strength: f64) -> f64 {
-        let n = self.first.len() as f64;
-        if n >= Self::WARM_UP as f64 {
-            self.mean
-        } else {
-            (n * self.mean + strength * prior) / (n + strength)
-        }
-    }
-
     /// When the last sample came.
     pub fn last(&self) -> Millis {
         self.at
@@ -286,7 +275,7 @@ mod tests {
     #[test]
     fn a_cold_start_and_nonsense_do_not_count() {
         let mut ema = Ema::new(SPEED_TAU_MS);
-        assert_eq!((ema.value(), ema.or_prior(8.0, 2.0)), (None, 8.0));
+        assert_eq!(ema.value(), None);
         for (t, sample) in [900.0, 4.0, f64::NAN, 4.2, -1.0, 3.8, f64::INFINITY, 4.1].into_iter().enumerate()
         {
             ema.add(Millis(t as u64), sample);

@@ -40,7 +40,9 @@
 #![forbid(unsafe_code)]
 
 mod id;
+pub mod layer_cost;
 mod layers;
+mod no_route;
 mod pipeline;
 mod policy;
 mod time;
@@ -55,6 +57,7 @@ pub mod route;
 pub mod snapshot;
 pub mod standby;
 
+pub mod holders;
 pub mod place;
 
 pub mod account;

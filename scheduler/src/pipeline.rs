@@ -50,11 +50,6 @@ impl Pipeline {
         self.0.last().map_or(0, |segment| segment.layers.end())
     }
 
-    /// The segment that runs `layer`.
-    pub fn segment_of(&self, layer: u32) -> Option<&Segment> {
-        self.0.iter().find(|segment| segment.layers.contains(layer))
-    }
-
     /// Whether `node` runs any layer.
     pub fn visits(&self, node: NodeId) -> bool {
         self.0.iter().any(|segment| segment.node == node)

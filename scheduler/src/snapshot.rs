@@ -9,6 +9,7 @@
 
 use std::fmt;
 
+use crate::layer_cost::LayerCosts;
 use crate::{LayerRange, LayerSet, ModelId, NodeId, OperatorId};
 
 /// Marks "no such state" in index arrays.
@@ -45,8 +46,8 @@ pub struct Host {
     pub active: u32,
     /// Requests it runs side by side before they slow each other down, at least 1.
     pub batch_knee: u32,
-    /// KV room as (layers x positions); `None` when not a limit.
-    pub kv_layer_positions: Option<u64>,
+    /// Memory free for caches, bytes (layers x positions in a snapshot without [`LayerCosts`]); `None` when not a limit.
+    pub kv_bytes: Option<u64>,
     /// Loading one layer from its disk, ms.
     pub load_ms: f64,
     /// Lower confidence bound that it answers rightly and in time, in `(0, 1]`.
@@ -71,7 +72,7 @@ impl Host {
             queue_ms: 0.0,
             active: 0,
             batch_knee: 1,
-            kv_layer_positions: None,
+            kv_bytes: None,
             load_ms: 0.0,
             trust: 1.0,
         }
@@ -157,6 +158,7 @@ pub struct Snapshot {
     model: ModelId,
     pub(crate) layers: usize,
     pub(crate) weight: Vec<f64>,
+    costs: Option<LayerCosts>,
     /// Sorted by (region, first layer, id).
     pub(crate) hosts: Vec<Host>,
     pub(crate) by_id: Vec<(NodeId, u32)>,
@@ -213,6 +215,7 @@ impl Snapshot {
             model,
             layers,
             weight,
+            costs: None,
             hosts,
             by_id,
             hops,
@@ -225,6 +228,23 @@ impl Snapshot {
         };
         snapshot.index_layers();
         Ok(snapshot)
+    }
+
+    /// The same with the memory of every layer's state as `costs` says; without, a layer takes one byte a position.
+    ///
+    /// # Errors
+    /// [`BadSnapshot::Layers`] when `costs` describes another number of layers.
+    pub fn with_costs(self, costs: LayerCosts) -> Result<Self, BadSnapshot> {
+        if costs.num_layers() as usize != self.layers {
+            return Err(BadSnapshot::Layers);
+        }
+        Ok(Self { costs: Some(costs), ..self })
+    }
+
+    /// Bytes of state that `positions` positions take in one layer.
+    pub(crate) fn state_bytes(&self, layer: usize, positions: u64) -> u64 {
+        let layer = self.costs.as_ref().and_then(|costs| costs.layers().get(layer));
+        layer.map_or(positions, |layer| layer.state_bytes(positions))
     }
 
     /// Fills the per-layer lists of hosts.
@@ -305,7 +325,7 @@ impl Snapshot {
     /// From now on the hosts that `chosen` names have room for any request, whatever they announced: a session has its
     /// caches there already, or what they announced may have changed since.
     pub fn assume_room(&mut self, chosen: impl Fn(&Host) -> bool) {
-        self.hosts.iter_mut().filter(|host| chosen(host)).for_each(|host| host.kv_layer_positions = None);
+        self.hosts.iter_mut().filter(|host| chosen(host)).for_each(|host| host.kv_bytes = None);
     }
 
     pub(crate) fn index_of(&self, id: NodeId) -> Option<u32> {
@@ -323,8 +343,8 @@ impl Snapshot {
         self.host_of[states.clone()].binary_search(&host).ok().map(|at| states.start + at)
     }
 
-    /// Sum of the layer weights of `range`.
-    pub(crate) fn weight_of(&self, range: LayerRange) -> f64 {
+    /// Sum of the layer weights of `range`, which lies inside the model.
+    pub fn weight_of(&self, range: LayerRange) -> f64 {
         self.weight[range.start() as usize..range.end() as usize].iter().sum()
     }
 

@@ -97,10 +97,12 @@ pub fn covers(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec
 }
 
 fn charge(snapshot: &mut Snapshot, segment: &Segment, positions: u64) {
+    let layers = segment.layers.start() as usize..segment.layers.end() as usize;
+    let bytes = layers.map(|layer| snapshot.state_bytes(layer, positions)).fold(0, u64::saturating_add);
     if let Some(i) = snapshot.index_of(segment.node)
-        && let Some(left) = &mut snapshot.hosts[i as usize].kv_layer_positions
+        && let Some(left) = &mut snapshot.hosts[i as usize].kv_bytes
     {
-        *left = left.saturating_sub(u64::from(segment.layers.len()) * positions);
+        *left = left.saturating_sub(bytes);
     }
 }
 

@@ -286,7 +286,7 @@ proptest! {
                     load_ms: 0.0,
                     active: 0,
                     batch_knee: 4,
-                    kv_layer_positions: 1 << 20,
+                    kv_bytes: 1 << 20,
                 };
                 let claim = Claim { node, holdings: vec![holding], ..asks(tick as u64) };
                 view.merge(Capability::try_from(claim).unwrap(), now);
@@ -428,7 +428,7 @@ fn claim() -> impl Strategy<Value = Claim> {
                 load_ms: times[4],
                 active: counts.0,
                 batch_knee: counts.1,
-                kv_layer_positions: counts.2,
+                kv_bytes: counts.2,
             };
             Claim {
                 node: NodeId::numbered(node),

@@ -10,7 +10,7 @@ use std::{error::Error, path::Path, sync::Arc};
 
 use scheduler::LayerRange;
 use shard::{
-    executor::{Chain, Options, argmax, whole_range},
+    executor::{Chain, Device, Options, argmax, whole_range},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     tokenizer::{Encode, Tokenizer},
@@ -33,14 +33,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let gguf = Arc::new(Gguf::open(file)?);
     let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
     let prompt = tokenizer.encode(&text, Encode::TEXT)?;
-    let cpu = Arc::new(Cpu::new(Isa::detect(), Pool::new(Pool::physical_cores(), false)));
+    let cpu = Cpu::new(Isa::detect(), Pool::new(Pool::physical_cores(), false));
+    let device = Device::Cpu(Arc::new(cpu));
 
     let layers = whole_range(&gguf)?.end();
     let range = |start, end| LayerRange::new(start, end).ok_or("a model has at least two layers");
     let cuts = [vec![range(0, layers)?], vec![range(0, layers / 2)?, range(layers / 2, layers)?]];
     let mut answers = Vec::new();
     for ranges in &cuts {
-        let mut chain = Chain::load(&gguf, &cpu, ranges, Options { context: Some(CONTEXT) }, CHUNK)?;
+        let mut chain = Chain::load(&device, &gguf, ranges, Options { context: Some(CONTEXT) }, CHUNK)?;
         let mut next = argmax(chain.forward(&prompt)?);
         let mut ids = vec![next];
         while ids.len() < TOKENS {

@@ -13,7 +13,9 @@ use scheduler::LayerRange;
 
 use crate::{
     Error, Result,
-    executor::{Capacity, Chain, Input, Item, Options, Output, Shard, Workspace, fingerprint},
+    executor::{
+        Capacity, Chain, Device, Executor, Input, Item, Options, Output, Workspace, cpu::Shard, fingerprint,
+    },
     gguf::Gguf,
     kernels::{
         Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, page_len, threads::Pool,
@@ -249,7 +251,7 @@ fn chain(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String> 
     let gguf = Arc::new(Gguf::from_bytes(TINY.to_bytes(format, 78)?)?);
     let ranges: Vec<LayerRange> = ranges.iter().filter_map(|&(a, b)| LayerRange::new(a, b)).collect();
     let chunk = if chunk == 0 { 24 } else { chunk };
-    let mut chain = Chain::load(&gguf, cpu, &ranges, Options::default(), chunk)?;
+    let mut chain = Chain::load(&Device::Cpu(cpu.clone()), &gguf, &ranges, Options::default(), chunk)?;
     let mut random = Random(98);
     let ids: Vec<u32> = (0..28).map(|_| random.below(TINY.vocab) as u32).collect();
     let mut all = chain.forward(&ids[..24])?.to_vec();
@@ -269,16 +271,16 @@ fn rounded(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String
     let mut parts = ranges
         .iter()
         .filter_map(|&(a, b)| LayerRange::new(a, b))
-        .map(|part| Ok((part, shard.new_kv_of(part)?)))
+        .map(|part| Ok((part, shard.new_state_of(part)?)))
         .collect::<Result<Vec<_>>>()?;
     let mut random = Random(97);
     let ids: Vec<u32> = (0..28).map(|_| random.below(TINY.vocab) as u32).collect();
     let mut all = Vec::new();
     for ids in ids.chunks(chunk) {
         let mut rows: Vec<f32> = Vec::new();
-        for (part, kv) in &mut parts {
+        for (part, state) in &mut parts {
             let input = if part.start() == 0 { Input::Tokens(ids) } else { Input::Activations(&rows) };
-            shard.run(&mut ws, *part, &[1, 2], &mut [Item { kv, input, output: Output::All }])?;
+            shard.run(&mut ws, *part, &[1, 2], &mut [Item { state, input, output: Output::All }])?;
             rows = ws.activations(0).to_vec();
         }
         all.extend_from_slice(ws.logits(0));

@@ -12,7 +12,7 @@ use std::{
 
 use common::{bytes, cpu, open, tokens, whole};
 use shard::{
-    executor::{Capacity, Input, Item, Output, Workspace, argmax},
+    executor::{Capacity, Executor, Input, Item, Output, Workspace, argmax},
     gguf::Gguf,
     kernels::Isa,
     quant,
@@ -61,7 +61,7 @@ fn check(name: &str, gguf: &Arc<Gguf>, threads: usize) {
     let shard = whole(gguf, cpu(Isa::detect(), threads), 512);
     let mut ws = Workspace::new(&shard, Capacity { rows: 64, items: 2, logit_rows: 2 }).unwrap();
     let prompt = tokens(250, shard.blueprint().vocab, 1);
-    let (mut kv, mut other) = (shard.new_kv(), shard.new_kv());
+    let (mut kv, mut other) = (shard.new_state(), shard.new_state());
     kv.reserve(400).unwrap();
     other.reserve(400).unwrap();
     shard.prefill(&mut ws, &mut other, &prompt[..100]).unwrap();
@@ -78,8 +78,8 @@ fn check(name: &str, gguf: &Arc<Gguf>, threads: usize) {
         for _ in 0..4 {
             let input = Input::Tokens(std::slice::from_ref(&next));
             let mut items = [
-                Item { kv: &mut kv, input, output: Output::Last },
-                Item { kv: &mut other, input, output: Output::Last },
+                Item { state: &mut kv, input, output: Output::Last },
+                Item { state: &mut other, input, output: Output::Last },
             ];
             shard.forward(&mut ws, &mut items).unwrap();
         }

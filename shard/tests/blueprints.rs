@@ -5,7 +5,7 @@ mod common;
 use common::{Copied, copy, cpu, fixtures, open};
 use shard::{
     Error,
-    executor::{Capacity, Shard, Workspace},
+    executor::{Capacity, Executor, Workspace, cpu::Shard},
     gguf::{Gguf, Tensor, Value},
     kernels::Isa,
     models::{self, Attention, Blueprint, FeedForward, Scaling},
@@ -184,7 +184,7 @@ fn no_metadata_value_makes_the_engine_panic() {
                     continue;
                 };
                 let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
-                let outcome = shard.prefill(&mut ws, &mut shard.new_kv(), &[1, 2, 3, 4, 5]);
+                let outcome = shard.prefill(&mut ws, &mut shard.new_state(), &[1, 2, 3, 4, 5]);
                 assert!(outcome.is_err() || ws.logits(0).iter().all(|logit| logit.is_finite()));
                 computed += 1;
             }

@@ -14,7 +14,7 @@ use common::{
 };
 use shard::{
     executor::reference::{Arithmetic, Model},
-    executor::{Capacity, Workspace, argmax},
+    executor::{Capacity, Executor, Workspace, argmax},
     gguf::Gguf,
     quant::{self, Format},
     synthetic::{self, Shape},
@@ -43,7 +43,7 @@ fn the_engine_agrees_with_transformers() {
         for golden in goldens(&name) {
             let shard = whole(&gguf, fast(), golden.context);
             let mut ws = Workspace::new(&shard, Capacity::one_session(64)).unwrap();
-            let mut kv = shard.new_kv();
+            let mut kv = shard.new_state();
             shard.prefill(&mut ws, &mut kv, &golden.ids).unwrap();
             let logits = ws.logits(0).to_vec();
             let error = one_minus_cos(&logits, &golden.logits);
@@ -83,7 +83,7 @@ fn the_oracle_agrees_with_transformers() {
 fn three_ways(gguf: &Arc<Gguf>, prompt: &[u32]) -> [Vec<f32>; 3] {
     let shard = whole(gguf, fast(), 512);
     let mut ws = Workspace::new(&shard, Capacity::one_session(64)).unwrap();
-    shard.prefill(&mut ws, &mut shard.new_kv(), prompt).unwrap();
+    shard.prefill(&mut ws, &mut shard.new_state(), prompt).unwrap();
     let [float, rounded] = [Arithmetic::Float, Arithmetic::Rounded].map(|arithmetic| {
         let model = Model::load(gguf, 512, arithmetic).unwrap();
         model.prefill(&mut model.session(), prompt)

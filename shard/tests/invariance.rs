@@ -4,7 +4,7 @@ mod common;
 
 use common::{bits, bytes, cpu, fast, fixtures, goldens, open, tokens, whole};
 use shard::{
-    executor::{Capacity, Input, Item, Output, Workspace, fingerprint},
+    executor::{Capacity, Executor, Input, Item, Output, Workspace, fingerprint},
     kernels::Isa,
     quant,
     synthetic::{self, Shape},
@@ -59,19 +59,19 @@ fn a_batch_gives_every_session_what_it_gets_alone() {
         let outputs = [Output::Last, Output::All, Output::None, Output::Last];
         let mut alone = Vec::new();
         for i in 0..4 {
-            let mut kv = shard.new_kv();
+            let mut kv = shard.new_state();
             shard.prefill(&mut ws, &mut kv, &prompts[i]).unwrap();
-            let item = Item { kv: &mut kv, input: Input::Tokens(&steps[i]), output: outputs[i] };
+            let item = Item { state: &mut kv, input: Input::Tokens(&steps[i]), output: outputs[i] };
             shard.forward(&mut ws, &mut [item]).unwrap();
-            alone.push((bits(ws.logits(0)), kv.snapshot()));
+            alone.push((bits(ws.logits(0)), kv.snapshot().unwrap()));
         }
-        let mut kvs: Vec<_> = (0..4).map(|_| shard.new_kv()).collect();
+        let mut kvs: Vec<_> = (0..4).map(|_| shard.new_state()).collect();
         for given in [&prompts, &steps] {
             let mut items: Vec<_> = kvs
                 .iter_mut()
                 .zip(given)
                 .zip(outputs)
-                .map(|((kv, tokens), output)| Item { kv, input: Input::Tokens(tokens), output })
+                .map(|((kv, tokens), output)| Item { state: kv, input: Input::Tokens(tokens), output })
                 .collect();
             shard.forward(&mut ws, &mut items).unwrap();
         }
@@ -79,7 +79,10 @@ fn a_batch_gives_every_session_what_it_gets_alone() {
             let wanted = [1, 3, 0, 1][i];
             assert_eq!(ws.logits(i).len(), wanted * vocab);
             assert!(bits(ws.logits(i)) == alone[i].0, "{name}: session {i} has other logits in a batch");
-            assert!(kvs[i].snapshot() == alone[i].1, "{name}: session {i} has another cache in a batch");
+            assert!(
+                kvs[i].snapshot().unwrap() == alone[i].1,
+                "{name}: session {i} has another cache in a batch"
+            );
         }
     }
 }

@@ -7,10 +7,10 @@ mod common;
 use common::{bits, bytes, cpu, fast, fixtures, goldens, open, tokens, whole};
 use scheduler::LayerRange;
 use shard::{
-    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace, argmax},
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, argmax, cpu::Shard},
     kernels::Isa,
     quant, round,
-    state::KvCache,
+    state::SessionState,
     synthetic::Shape,
 };
 
@@ -28,7 +28,7 @@ fn ranges(cuts: &[u32], layers: u32) -> Vec<LayerRange> {
 struct Session<'a> {
     shard: &'a Shard,
     ws: Workspace,
-    parts: Vec<(LayerRange, KvCache)>,
+    parts: Vec<(LayerRange, SessionState)>,
     rounding: Vec<u32>,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Session<'a> {
         Self {
             shard,
             ws: Workspace::new(shard, Capacity { rows: 32, items: 1, logit_rows: 32 }).unwrap(),
-            parts: parts.into_iter().map(|part| (part, shard.new_kv_of(part).unwrap())).collect(),
+            parts: parts.into_iter().map(|part| (part, shard.new_state_of(part).unwrap())).collect(),
             rounding: rounding.to_vec(),
         }
     }
@@ -48,7 +48,7 @@ impl<'a> Session<'a> {
         let mut carried: Vec<f32> = Vec::new();
         for (at, (layers, kv)) in self.parts.iter_mut().enumerate() {
             let input = if at == 0 { Input::Tokens(tokens) } else { Input::Activations(&carried) };
-            let item = Item { kv, input, output: Output::All };
+            let item = Item { state: kv, input, output: Output::All };
             self.shard.run(&mut self.ws, *layers, &self.rounding, &mut [item]).unwrap();
             let head = layers.end() == self.shard.range().end();
             let (given, empty) = (self.ws.logits(0), self.ws.activations(0));
@@ -89,11 +89,11 @@ fn every_cut_of_a_loaded_shard_gives_the_bits_of_forward() {
         let shard = whole(&gguf, fast(), golden.context);
         let vocab = shard.blueprint().vocab;
         let mut ws = Workspace::new(&shard, Capacity { rows: 32, items: 1, logit_rows: 32 }).unwrap();
-        let mut kv = shard.new_kv();
+        let mut kv = shard.new_state();
         let mut logits: Vec<f32> = Vec::new();
         let (prompt, greedy) = (&golden.ids[..golden.ids.len().min(40)], 3);
         for chunk in prompt.chunks(32) {
-            let item = Item { kv: &mut kv, input: Input::Tokens(chunk), output: Output::All };
+            let item = Item { state: &mut kv, input: Input::Tokens(chunk), output: Output::All };
             shard.forward(&mut ws, &mut [item]).unwrap();
             logits.extend_from_slice(ws.logits(0));
         }
@@ -164,10 +164,10 @@ fn rounding_inside_a_run_is_rounding_what_passes_between_stages() {
     let mut carried: Vec<f32> = Vec::new();
     for stage in &stages {
         let mut ws = Workspace::new(stage, Capacity { rows: 24, items: 1, logit_rows: 24 }).unwrap();
-        let mut kv = stage.new_kv();
+        let mut kv = stage.new_state();
         let input =
             if stage.ends().embedding { Input::Tokens(&prompt) } else { Input::Activations(&carried) };
-        stage.forward(&mut ws, &mut [Item { kv: &mut kv, input, output: Output::All }]).unwrap();
+        stage.forward(&mut ws, &mut [Item { state: &mut kv, input, output: Output::All }]).unwrap();
         if stage.ends().head {
             carried = ws.logits(0).to_vec();
         } else {
@@ -188,25 +188,29 @@ fn a_batch_over_a_sub_range_gives_each_session_its_own_bits() {
     let mut ws = Workspace::new(&shard, Capacity { rows: 64, items: 3, logit_rows: 1 }).unwrap();
     let prompts = [tokens(7, 257, 1), tokens(1, 257, 2), tokens(20, 257, 3)];
     let mut alone = |prompt: &[u32]| {
-        let mut kv = shard.new_kv_of(head).unwrap();
-        let item = Item { kv: &mut kv, input: Input::Tokens(prompt), output: Output::All };
+        let mut kv = shard.new_state_of(head).unwrap();
+        let item = Item { state: &mut kv, input: Input::Tokens(prompt), output: Output::All };
         shard.run(&mut ws, head, &[2], &mut [item]).unwrap();
         let entering = ws.activations(0).to_vec();
-        let mut kv = shard.new_kv_of(middle).unwrap();
-        let item = Item { kv: &mut kv, input: Input::Activations(&entering), output: Output::Last };
+        let mut kv = shard.new_state_of(middle).unwrap();
+        let item = Item { state: &mut kv, input: Input::Activations(&entering), output: Output::Last };
         shard.run(&mut ws, middle, &[2], &mut [item]).unwrap();
-        (entering, bits(ws.activations(0)), kv.snapshot())
+        (entering, bits(ws.activations(0)), kv.snapshot().unwrap())
     };
     let one: Vec<_> = prompts.iter().map(|prompt| alone(prompt)).collect();
-    let mut caches: Vec<_> = prompts.iter().map(|_| shard.new_kv_of(middle).unwrap()).collect();
+    let mut caches: Vec<_> = prompts.iter().map(|_| shard.new_state_of(middle).unwrap()).collect();
     let mut items: Vec<_> = caches
         .iter_mut()
         .zip(&one)
-        .map(|(kv, (entering, ..))| Item { kv, input: Input::Activations(entering), output: Output::Last })
+        .map(|(kv, (entering, ..))| Item {
+            state: kv,
+            input: Input::Activations(entering),
+            output: Output::Last,
+        })
         .collect();
     shard.run(&mut ws, middle, &[2], &mut items).unwrap();
     for (index, ((_, given, state), kv)) in one.iter().zip(&caches).enumerate() {
-        assert!(bits(ws.activations(index)) == *given && kv.snapshot() == *state, "session {index}");
+        assert!(bits(ws.activations(index)) == *given && kv.snapshot().unwrap() == *state, "session {index}");
     }
 }
 
@@ -217,16 +221,16 @@ fn caches_of_a_part_fit_a_shard_that_holds_only_that_part() {
     let shard = whole(&gguf, fast(), 128);
     let part = range(2, 4);
     let small = Shard::load(&gguf, fast(), part, Ends::NONE, Options { context: Some(128) }).unwrap();
-    assert_eq!(shard.new_kv_of(part).unwrap().tag(), small.kv_tag());
-    assert_eq!(small.new_kv_of(part).unwrap().tag(), small.new_kv().tag());
-    assert_eq!(shard.new_kv_of(range(0, 6)).unwrap().tag(), shard.kv_tag());
+    assert_eq!(shard.new_state_of(part).unwrap().tag(), small.state_tag(small.range()));
+    assert_eq!(small.new_state_of(part).unwrap().tag(), small.new_state().tag());
+    assert_eq!(shard.new_state_of(range(0, 6)).unwrap().tag(), shard.state_tag(shard.range()));
     let tags: std::collections::HashSet<u64> = (0..6)
         .flat_map(|a| (a + 1..=6).map(move |b| (a, b)))
-        .map(|(a, b)| shard.new_kv_of(range(a, b)).unwrap().tag())
+        .map(|(a, b)| shard.new_state_of(range(a, b)).unwrap().tag())
         .collect();
     assert_eq!(tags.len(), 21);
     let other = bytes(DEEP.to_bytes(quant::by_name("q8_0").unwrap(), 7).unwrap());
-    assert_ne!(whole(&other, fast(), 128).new_kv_of(part).unwrap().tag(), small.kv_tag());
+    assert_ne!(whole(&other, fast(), 128).new_state_of(part).unwrap().tag(), small.state_tag(small.range()));
 }
 
 #[test]
@@ -241,11 +245,11 @@ fn what_does_not_belong_to_a_run_is_refused() {
     )
     .unwrap();
     let mut ws = Workspace::new(&shard, Capacity { rows: 8, items: 1, logit_rows: 1 }).unwrap();
-    assert!(shard.new_kv_of(range(3, 5)).is_err());
+    assert!(shard.new_state_of(range(3, 5)).is_err());
     let rows = vec![0.5; 2 * 96];
     let mut refuse = |layers: LayerRange, of: LayerRange, rounding: &[u32], input: Input<'_>, what: &str| {
-        let mut kv = shard.new_kv_of(of).unwrap();
-        let item = Item { kv: &mut kv, input, output: Output::All };
+        let mut kv = shard.new_state_of(of).unwrap();
+        let item = Item { state: &mut kv, input, output: Output::All };
         let error = shard.run(&mut ws, layers, rounding, &mut [item]).expect_err(what).to_string();
         assert!(error.contains(what), "{error} should mention {what}");
         assert!(kv.is_empty() && ws.activations(0).is_empty() && ws.logits(0).is_empty());
@@ -263,9 +267,9 @@ fn what_does_not_belong_to_a_run_is_refused() {
     let gguf = bytes(narrow.to_bytes(quant::by_name("f32").unwrap(), 1).unwrap());
     let shard = whole(&gguf, fast(), 64);
     let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
-    let mut kv = shard.new_kv();
+    let mut kv = shard.new_state();
     let mut with = |rounding: &[u32]| {
-        let item = Item { kv: &mut kv, input: Input::Tokens(&[1]), output: Output::Last };
+        let item = Item { state: &mut kv, input: Input::Tokens(&[1]), output: Output::Last };
         shard.run(&mut ws, range(0, 6), rounding, &mut [item]).map_err(|e| e.to_string())
     };
     assert!(with(&[3]).unwrap_err().contains("rows of 80 values"));
@@ -285,9 +289,9 @@ fn rows_may_enter_at_layer_0() {
         (table.format.dequantize)(table.row(id as usize), row);
     }
     let mut run = |input| {
-        let mut kv = shard.new_kv();
+        let mut kv = shard.new_state();
         shard
-            .run(&mut ws, range(0, 6), &[], &mut [Item { kv: &mut kv, input, output: Output::Last }])
+            .run(&mut ws, range(0, 6), &[], &mut [Item { state: &mut kv, input, output: Output::Last }])
             .unwrap();
         bits(ws.logits(0))
     };

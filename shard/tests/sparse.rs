@@ -9,22 +9,22 @@ use common::{bits, fast, fixtures, folder, goldens, open};
 use scheduler::LayerRange;
 use shard::{
     Error,
-    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
     gguf::{Gguf, byte_ranges, layer_count},
-    state::KvCache,
+    state::SessionState,
 };
 
 /// One stage of a pipeline, with what a session needs there.
 struct Stage {
     shard: Shard,
     ws: Workspace,
-    kv: KvCache,
+    kv: SessionState,
 }
 
 fn stage(gguf: &Arc<Gguf>, layers: LayerRange, ends: Ends, context: usize) -> Stage {
     let shard = Shard::load(gguf, fast(), layers, ends, Options { context: Some(context) }).unwrap();
     let ws = Workspace::new(&shard, Capacity { rows: 32, items: 1, logit_rows: 32 }).unwrap();
-    let kv = shard.new_kv();
+    let kv = shard.new_state();
     Stage { shard, ws, kv }
 }
 
@@ -39,11 +39,11 @@ fn run(first: &Arc<Gguf>, second: &Arc<Gguf>, cut: u32, context: usize, ids: &[u
     let mut rows = Vec::new();
     for (index, stage) in stages.iter_mut().enumerate() {
         let input = if index == 0 { Input::Tokens(ids) } else { Input::Activations(&rows) };
-        let item = Item { kv: &mut stage.kv, input, output: Output::All };
+        let item = Item { state: &mut stage.kv, input, output: Output::All };
         stage.shard.forward(&mut stage.ws, &mut [item]).unwrap();
         rows = if index == 0 { stage.ws.activations(0).to_vec() } else { stage.ws.logits(0).to_vec() };
     }
-    (stages.iter().map(|stage| stage.shard.kv_tag()).collect(), bits(&rows))
+    (stages.iter().map(|stage| stage.shard.state_tag(stage.shard.range())).collect(), bits(&rows))
 }
 
 /// The bytes of `file` in `ranges`, all others hostile.
@@ -103,7 +103,7 @@ fn a_file_with_holes_opens_and_runs_its_layers() {
     let rows: Vec<f32> = (0..3 * hidden).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
     let run = |gguf: &Arc<Gguf>| {
         let mut stage = stage(gguf, layers, Ends::NONE, 64);
-        let item = Item { kv: &mut stage.kv, input: Input::Activations(&rows), output: Output::All };
+        let item = Item { state: &mut stage.kv, input: Input::Activations(&rows), output: Output::All };
         stage.shard.forward(&mut stage.ws, &mut [item]).unwrap();
         bits(stage.ws.activations(0))
     };

@@ -7,15 +7,15 @@ use common::{bits, fast, goldens, open, tokens, whole};
 use scheduler::LayerRange;
 use shard::{
     Error,
-    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace, argmax},
-    state::KvCache,
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, argmax, cpu::Shard},
+    state::SessionState,
 };
 
 /// One stage of a pipeline, with what a session needs there.
 struct Stage {
     shard: Shard,
     ws: Workspace,
-    kv: KvCache,
+    kv: SessionState,
 }
 
 /// Stages over `name` cut before the layers in `cuts`, each with its own processor.
@@ -32,7 +32,7 @@ fn pipeline(name: &str, cuts: &[u32], context: usize) -> Vec<Stage> {
             let ends = Ends { embedding: pair[0] == 0, head: pair[1] == layers };
             let shard = Shard::load(&gguf, fast(), range, ends, Options { context: Some(context) }).unwrap();
             let ws = Workspace::new(&shard, Capacity { rows: 32, items: 1, logit_rows: 32 }).unwrap();
-            let kv = shard.new_kv();
+            let kv = shard.new_state();
             Stage { shard, ws, kv }
         })
         .collect()
@@ -43,7 +43,7 @@ fn pass(stages: &mut [Stage], tokens: &[u32]) -> Vec<f32> {
     let mut carried: Vec<f32> = Vec::new();
     for (index, stage) in stages.iter_mut().enumerate() {
         let input = if index == 0 { Input::Tokens(tokens) } else { Input::Activations(&carried) };
-        let item = Item { kv: &mut stage.kv, input, output: Output::All };
+        let item = Item { state: &mut stage.kv, input, output: Output::All };
         stage.shard.forward(&mut stage.ws, &mut [item]).unwrap();
         let result = if stage.shard.ends().head { stage.ws.logits(0) } else { stage.ws.activations(0) };
         carried = result.to_vec();
@@ -92,19 +92,19 @@ fn a_snapshot_and_a_replay_continue_with_the_same_bits() {
     let mut carried = Vec::new();
     for chunk in prompt.chunks(8) {
         let [first, second] = &mut old[..] else { panic!("two stages") };
-        let item = Item { kv: &mut first.kv, input: Input::Tokens(chunk), output: Output::All };
+        let item = Item { state: &mut first.kv, input: Input::Tokens(chunk), output: Output::All };
         first.shard.forward(&mut first.ws, &mut [item]).unwrap();
         let rows = first.ws.activations(0).to_vec();
-        let item = Item { kv: &mut second.kv, input: Input::Activations(&rows), output: Output::Last };
+        let item = Item { state: &mut second.kv, input: Input::Activations(&rows), output: Output::Last };
         second.shard.forward(&mut second.ws, &mut [item]).unwrap();
         carried.extend(rows);
     }
-    let snapshot = old[1].kv.snapshot();
+    let snapshot = old[1].kv.snapshot().unwrap();
     let mut replayed = pipeline("llama", &[1], 512);
     let stage = &mut replayed[1];
     let input = Input::Activations(&carried);
     stage.shard.feed(&mut stage.ws, &mut stage.kv, input, 32, Output::None, &mut |_| {}).unwrap();
-    assert!(stage.kv.snapshot() == snapshot, "a replay in larger chunks builds another state");
+    assert!(stage.kv.snapshot().unwrap() == snapshot, "a replay in larger chunks builds another state");
     let mut restored = pipeline("llama", &[1], 512);
     restored[1].kv.restore(&snapshot).unwrap();
     let next: Vec<_> = [&mut old, &mut replayed, &mut restored]
@@ -112,7 +112,7 @@ fn a_snapshot_and_a_replay_continue_with_the_same_bits() {
         .map(|stages| {
             let stage = &mut stages[1];
             let row = &carried[carried.len() - stage.shard.blueprint().hidden..];
-            let item = Item { kv: &mut stage.kv, input: Input::Activations(row), output: Output::Last };
+            let item = Item { state: &mut stage.kv, input: Input::Activations(row), output: Output::Last };
             stage.shard.forward(&mut stage.ws, &mut [item]).unwrap();
             bits(stage.ws.logits(0))
         })
@@ -143,7 +143,7 @@ fn what_does_not_belong_to_a_shard_is_refused() {
     let [first, second] = &mut stages[..] else { panic!("two stages") };
     let refuse = |stage: &mut Stage, input: Input<'_>, what: &str| {
         let before = stage.kv.len();
-        let item = Item { kv: &mut stage.kv, input, output: Output::All };
+        let item = Item { state: &mut stage.kv, input, output: Output::All };
         let error = stage.shard.forward(&mut stage.ws, &mut [item]).expect_err(what).to_string();
         assert!(error.contains(what), "{error} should mention {what}");
         assert_eq!(stage.kv.len(), before);
@@ -164,7 +164,7 @@ fn what_does_not_belong_to_a_shard_is_refused() {
     refuse(first, Input::Tokens(&[1]), "belongs to another model");
     std::mem::swap(&mut first.kv, &mut second.kv);
     for _ in 0..2 {
-        let item = Item { kv: &mut first.kv, input: Input::Tokens(&[7; 32]), output: Output::None };
+        let item = Item { state: &mut first.kv, input: Input::Tokens(&[7; 32]), output: Output::None };
         first.shard.forward(&mut first.ws, &mut [item]).unwrap();
     }
     refuse(first, Input::Tokens(&[1]), "context of 64 positions is full");
@@ -176,12 +176,12 @@ fn truncation_goes_back_in_time() {
     let shard = whole(&gguf, fast(), 512);
     let mut ws = Workspace::new(&shard, Capacity::one_session(512)).unwrap();
     let prompt = tokens(300, 380, 8);
-    let mut kv = shard.new_kv();
+    let mut kv = shard.new_state();
     shard.prefill(&mut ws, &mut kv, &prompt[..200]).unwrap();
     let early = bits(ws.logits(0));
     shard.prefill(&mut ws, &mut kv, &prompt[200..]).unwrap();
     let late = bits(ws.logits(0));
-    kv.truncate(199);
+    kv.rewind(199);
     shard.step(&mut ws, &mut kv, prompt[199]).unwrap();
     assert!(bits(ws.logits(0)) == early);
     shard.prefill(&mut ws, &mut kv, &prompt[200..]).unwrap();

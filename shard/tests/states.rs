@@ -6,8 +6,8 @@ mod common;
 use common::{bits, fast, fixtures, goldens, one_minus_cos, open, tokens, whole};
 use shard::{
     executor::reference::{Arithmetic, Model},
-    executor::{Capacity, Ends, Input, Item, Mean, Options, Output, Shard, Workspace},
-    state::KvCache,
+    executor::{Capacity, Ends, Executor, Input, Item, Mean, Options, Output, Workspace, cpu::Shard},
+    state::SessionState,
     synthetic::{self, Shape},
 };
 
@@ -18,13 +18,13 @@ fn workspace(shard: &Shard, rows: usize) -> Workspace {
     Workspace::new(shard, Capacity { rows, items: 4, logit_rows: 1 }).unwrap()
 }
 
-fn all<'a>(kv: &'a mut KvCache, ids: &'a [u32]) -> Item<'a> {
-    Item { kv, input: Input::Tokens(ids), output: Output::All }
+fn all<'a>(kv: &'a mut SessionState, ids: &'a [u32]) -> Item<'a> {
+    Item { state: kv, input: Input::Tokens(ids), output: Output::All }
 }
 
 /// The mean of a text in passes of at most `chunk` rows.
 fn mean(shard: &Shard, ws: &mut Workspace, ids: &[u32], chunk: usize) -> Vec<f32> {
-    let (mut kv, mut mean) = (shard.new_kv(), Mean::new(shard.blueprint().hidden));
+    let (mut kv, mut mean) = (shard.new_state(), Mean::new(shard.blueprint().hidden));
     for part in ids.chunks(chunk) {
         shard.states(ws, &mut [all(&mut kv, part)]).unwrap();
         mean.add(ws.states(0));
@@ -62,7 +62,7 @@ fn chunks_and_company_change_no_bit_and_the_session_goes_on_as_before() {
     for chunk in [1, 7, 32] {
         assert_eq!(bits(&mean(&shard, &mut ws, &ids, chunk)), bits(&alone), "chunks of {chunk}");
     }
-    let (mut first, mut second) = (shard.new_kv(), shard.new_kv());
+    let (mut first, mut second) = (shard.new_state(), shard.new_state());
     let both = &mut [all(&mut first, &others), all(&mut second, &ids)];
     shard.states(&mut ws, both).unwrap();
     let mut together = Mean::new(shard.blueprint().hidden);
@@ -71,10 +71,10 @@ fn chunks_and_company_change_no_bit_and_the_session_goes_on_as_before() {
     assert!(ws.logits(1).is_empty() && ws.activations(1).is_empty() && ws.states(2).is_empty());
 
     // The caches are those of a pass that gives logits.
-    let mut plain = shard.new_kv();
+    let mut plain = shard.new_state();
     shard.prefill(&mut ws, &mut plain, &ids).unwrap();
     assert!(ws.states(0).is_empty());
-    assert_eq!(plain.snapshot(), second.snapshot());
+    assert_eq!(plain.snapshot().unwrap(), second.snapshot().unwrap());
 }
 
 #[test]
@@ -85,16 +85,16 @@ fn states_need_the_head_and_no_room_for_logits() {
     let ends = Ends { embedding: true, head: false };
     let headless = Shard::load(&gguf, fast(), range, ends, Options::default()).unwrap();
     let ids = tokens(8, shape.vocab, 1);
-    let (mut ws, mut kv) = (workspace(&headless, 8), headless.new_kv());
+    let (mut ws, mut kv) = (workspace(&headless, 8), headless.new_state());
     let error = headless.states(&mut ws, &mut [all(&mut kv, &ids)]).unwrap_err().to_string();
     assert!(error.contains("without the head"), "{error}");
     assert!(kv.is_empty());
 
     let shard = whole(&gguf, fast(), 64);
-    let (mut ws, mut kv) = (workspace(&shard, 8), shard.new_kv());
+    let (mut ws, mut kv) = (workspace(&shard, 8), shard.new_state());
     let mut pass = |output| {
-        kv.truncate(0);
-        let item = Item { kv: &mut kv, input: Input::Tokens(&ids), output };
+        kv.rewind(0);
+        let item = Item { state: &mut kv, input: Input::Tokens(&ids), output };
         shard.states(&mut ws, &mut [item]).map(|()| ws.states(0).len())
     };
     assert_eq!(pass(Output::All).unwrap(), 8 * shape.hidden);

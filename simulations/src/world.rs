@@ -211,7 +211,7 @@ impl World {
                 load_ms: 0.0,
                 active: machine.sessions,
                 batch_knee: machine.knee(),
-                kv_layer_positions: 1 << 32,
+                kv_bytes: 1 << 32,
             }],
         };
         Capability::try_from(claim).ok()

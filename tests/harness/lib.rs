@@ -55,7 +55,9 @@ pub fn binary() -> &'static Path {
             }
         }
         let built = build
-            .args(["build", "--quiet", "--package", "shoal-node", "--message-format", "json"])
+            // With the second executor, as the tests themselves: its devices are tested too, and `shard` is compiled once.
+            .args(["build", "--quiet", "--package", "shoal-node", "--features", "candle"])
+            .args(["--message-format", "json"])
             .current_dir(root())
             .stderr(Stdio::inherit())
             .output()

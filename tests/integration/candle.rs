@@ -7,9 +7,10 @@ use scheduler::LayerRange;
 use serde_json::Value;
 use shard::{
     executor::candle::{CandleShard, Keep},
-    executor::{Ends, Input, Output, argmax, whole_range},
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, argmax, whole_range},
     gguf::Gguf,
     quant,
+    state::SessionState,
     synthetic::{self, Shape},
 };
 
@@ -32,7 +33,20 @@ fn families() -> Vec<String> {
 
 fn load(gguf: &Gguf, context: usize, keep: Keep) -> CandleShard {
     let layers = whole_range(gguf).unwrap();
-    CandleShard::load(gguf, &candle_core::Device::Cpu, layers, Ends::BOTH, context, keep).unwrap()
+    let options = Options { context: Some(context) };
+    CandleShard::load(gguf, &candle_core::Device::Cpu, layers, Ends::BOTH, options, keep).unwrap()
+}
+
+/// What `output` asks for of the rows of `input`.
+fn forward(
+    shard: &CandleShard,
+    state: &mut SessionState,
+    input: Input<'_>,
+    output: Output,
+) -> shard::Result<Vec<f32>> {
+    let mut ws = Workspace::new(shard, Capacity::one_session(shard.context()))?;
+    shard.forward(&mut ws, &mut [Item { state, input, output }])?;
+    Ok(if shard.ends().head { ws.logits(0) } else { ws.activations(0) }.to_vec())
 }
 
 #[test]
@@ -46,8 +60,8 @@ fn every_family_gives_the_reference_logits_and_tokens() {
             let entry = &golden["prompts"][prompt];
             let ids = |key: &str| -> Vec<u32> { serde_json::from_value(entry[key].clone()).unwrap() };
             let shard = load(&gguf, entry["n_ctx"].as_u64().unwrap() as usize, Keep::Dequantized);
-            let mut kv = shard.new_kv();
-            let mut logits = shard.forward(&mut kv, Input::Tokens(&ids("ids")), Output::Last).unwrap();
+            let mut kv = shard.new_state();
+            let mut logits = forward(&shard, &mut kv, Input::Tokens(&ids("ids")), Output::Last).unwrap();
             let at = entry["logits_offset"].as_u64().unwrap() as usize;
             let expected: Vec<f32> = all[at..at + 4 * logits.len()]
                 .as_chunks::<4>()
@@ -59,7 +73,7 @@ fn every_family_gives_the_reference_logits_and_tokens() {
             assert!(far < 1e-7, "{name} {prompt}: 1-cos {far:e}");
             for (step, token) in ids("greedy").into_iter().take(8).enumerate() {
                 assert_eq!(argmax(&logits), token, "{name} {prompt}: token {step}");
-                logits = shard.forward(&mut kv, Input::Tokens(&[token]), Output::Last).unwrap();
+                logits = forward(&shard, &mut kv, Input::Tokens(&[token]), Output::Last).unwrap();
             }
         }
     }
@@ -70,18 +84,26 @@ fn layer_ranges_compose() {
     let gguf = Gguf::open(data("families/gemma2.gguf")).unwrap();
     let ids: Vec<u32> = (5..45).collect();
     let whole = load(&gguf, 512, Keep::Dequantized);
-    let expected = whole.forward(&mut whole.new_kv(), Input::Tokens(&ids), Output::Last).unwrap();
+    let expected = forward(&whole, &mut whole.new_state(), Input::Tokens(&ids), Output::Last).unwrap();
     let layers = whole_range(&gguf).unwrap();
     let part = |start, end, embedding, head| {
         let range = LayerRange::new(start, end).unwrap();
         let ends = Ends { embedding, head };
-        CandleShard::load(&gguf, &candle_core::Device::Cpu, range, ends, 512, Keep::Dequantized).unwrap()
+        CandleShard::load(
+            &gguf,
+            &candle_core::Device::Cpu,
+            range,
+            ends,
+            Options::default(),
+            Keep::Dequantized,
+        )
+        .unwrap()
     };
     let (first, last) = (part(0, 2, true, false), part(2, layers.end(), false, true));
-    let rows = first.forward(&mut first.new_kv(), Input::Tokens(&ids), Output::All).unwrap();
-    let logits = last.forward(&mut last.new_kv(), Input::Activations(&rows), Output::Last).unwrap();
+    let rows = forward(&first, &mut first.new_state(), Input::Tokens(&ids), Output::All).unwrap();
+    let logits = forward(&last, &mut last.new_state(), Input::Activations(&rows), Output::Last).unwrap();
     assert!(distance(&logits, &expected) < 1e-12);
-    assert!(last.forward(&mut last.new_kv(), Input::Tokens(&ids), Output::Last).is_err());
+    assert!(forward(&last, &mut last.new_state(), Input::Tokens(&ids), Output::Last).is_err());
 }
 
 #[test]
@@ -93,7 +115,7 @@ fn quantized_weights_stay_near_dequantized_ones() {
         let ids: Vec<u32> = (1..30).collect();
         let of = |keep| {
             let shard = load(&gguf, 64, keep);
-            shard.forward(&mut shard.new_kv(), Input::Tokens(&ids), Output::Last).unwrap()
+            forward(&shard, &mut shard.new_state(), Input::Tokens(&ids), Output::Last).unwrap()
         };
         let far = distance(&of(Keep::Quantized), &of(Keep::Dequantized));
         assert!(far < 5e-3, "{name}: 1-cos {far:e}");

@@ -199,10 +199,17 @@ fn boast(identity: &Identity, model: ModelId, bytes: u64, sequence: u64) -> Draf
         load_ms: 1.0,
         active: 0,
         batch_knee: 1,
-        kv_layer_positions: 0,
+        kv_bytes: 0,
     };
-    let offer =
-        Offer { model, name: "tiny".into(), num_layers: 8, hidden: 64, context: 64, file_bytes: bytes };
+    let offer = Offer {
+        model,
+        name: "tiny".into(),
+        num_layers: 8,
+        hidden: 64,
+        context: 64,
+        file_bytes: bytes,
+        costs: None,
+    };
     let claim = Claim {
         node,
         operator: own_operator(node),

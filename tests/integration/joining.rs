@@ -160,7 +160,7 @@ fn the_first_prompt_of_a_fresh_node_needs_no_weights() {
 #[test]
 fn the_api_answers_before_there_is_anything_to_answer_with() {
     let folder = TempDir::new().unwrap();
-    let args = ["--model", "a-model-that-nobody-has", "--ask-only", "--api", "127.0.0.1:0"];
+    let args = ["--model", "a-model-without-holders", "--ask-only", "--api", "127.0.0.1:0"];
     let node = Node::start(&folder.path().join("a"), &args);
     let ask = serde_json::json!({ "messages": [{ "role": "user", "content": PROMPT }] });
     let answer = http::ask(&node, "POST", "/v1/chat/completions", &ask);

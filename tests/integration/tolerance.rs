@@ -6,7 +6,7 @@ use node::library;
 use scheduler::LayerRange;
 use shard::{
     executor::candle::{CandleShard, Keep},
-    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     quant,
@@ -19,16 +19,20 @@ fn engine(gguf: &Arc<Gguf>, layers: LayerRange, input: Input<'_>, rows: usize) -
     let shard =
         Shard::load(gguf, cpu, LayerRange::new(0, layers.end()).unwrap(), ends, Options::default()).unwrap();
     let mut ws = Workspace::new(&shard, Capacity::one_session(rows)).unwrap();
-    let mut kv = shard.new_kv_of(layers).unwrap();
-    let item = Item { kv: &mut kv, input, output: Output::All };
+    let mut kv = shard.new_state_of(layers).unwrap();
+    let item = Item { state: &mut kv, input, output: Output::All };
     shard.run(&mut ws, layers, &[], &mut [item]).unwrap();
     ws.activations(0).to_vec()
 }
 
 fn candle(gguf: &Gguf, layers: LayerRange, entered: &[f32], keep: Keep) -> Vec<f32> {
     let ends = Ends { embedding: false, head: false };
-    let shard = CandleShard::load(gguf, &candle_core::Device::Cpu, layers, ends, 512, keep).unwrap();
-    shard.forward(&mut shard.new_kv(), Input::Activations(entered), Output::All).unwrap()
+    let shard =
+        CandleShard::load(gguf, &candle_core::Device::Cpu, layers, ends, Options::default(), keep).unwrap();
+    let mut ws = Workspace::new(&shard, Capacity::one_session(entered.len())).unwrap();
+    let (mut state, input) = (shard.new_state(), Input::Activations(entered));
+    shard.forward(&mut ws, &mut [Item { state: &mut state, input, output: Output::All }]).unwrap();
+    ws.activations(0).to_vec()
 }
 
 /// The default model with its eight-bit weights rounded to multiples of `step`: what fewer bits would do.

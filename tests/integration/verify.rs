@@ -268,6 +268,30 @@ fn without_anybody_to_compare_with_the_requester_computes_again() {
     assert_eq!(why["convicted"], first["convicted"]);
 }
 
+/// A stage on a device of another class announces it, answers, and is held to the tolerance by the node that asked.
+#[test]
+fn a_stage_on_another_device_is_of_class_approx() {
+    let folder = TempDir::new().unwrap();
+    let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
+    let args = ["--layers", "1..7", "--peer", asks.tcp(), "--device", "candle-cpu"];
+    let serves = Node::start(&folder.path().join("0"), &args);
+    asks.meets(1);
+    let args = ["run", "--via", "swarm", "--wire", "raw", "-n", TOKENS];
+    let line = asks.ask(&[&args[..], &["--verify", "sample", PROMPT]].concat());
+    let stages = strangers(&line, &asks.name);
+    assert_eq!((stages.len(), &stages[0]["node"]), (1, &json!(serves.name)), "{line}");
+    assert!(line["ids"].as_array().is_some_and(|ids| !ids.is_empty()), "{line}");
+    let near = &stages[0]["near"];
+    assert!(near["positions"].as_u64() > Some(40), "{line}");
+    assert!(near["distance"].as_f64().is_some_and(|far| far > 0.0 && far < 0.03), "{line}");
+    assert_eq!(line["convicted"].as_array().unwrap().len(), 0, "{line}");
+    let mut strict = Command::new(binary());
+    strict.args(args).args(["--verify", "strict", "--home"]).arg(&asks.home).arg(PROMPT);
+    let refused = strict.output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("no route"), "{said}");
+}
+
 /// A machine that computes other bits is held to a tolerance, and serves no strict prompt.
 #[test]
 fn other_bits_are_held_to_a_tolerance() {

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 use shard::{
-    executor::{Capacity, Shard, Workspace, argmax},
+    executor::{Capacity, Executor, Workspace, argmax},
     gguf::Gguf,
     probe,
     quant::Format,
@@ -30,7 +30,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
         return Ok(shape.write(path, format, 1)?);
     }
     let (prompt, decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
-    let cpu = model::cpu(&args.engine)?;
+    let device = model::device(&args.engine)?;
     let waiting = Waiting::start("preparing the model");
     let started = Instant::now();
     let (name, gguf) = subject(&args)?;
@@ -42,11 +42,11 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
         )));
     }
     let started = Instant::now();
-    let shard = model::load_whole(&gguf, cpu.clone(), ctx)?;
+    let executor = model::load_whole(&gguf, &device, ctx)?;
     let load_ms = ms(started.elapsed());
 
-    let workspace = Workspace::new(&shard, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
-    let mut bench = Bench { workspace, shard: &shard, prompt, decode };
+    let workspace = Workspace::new(&*executor, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
+    let mut bench = Bench { workspace, executor: &*executor, prompt, decode };
     bench.warm_up()?;
     drop(waiting);
     let bar = output::progress(u64::from(args.runs), "measuring", false);
@@ -58,12 +58,13 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     bar.finish_and_clear();
     // Before the probe, whose own memory would count.
     let peak_rss_mb = peak_rss_bytes().map(|bytes| bytes as f64 / 1e6);
-    let read_gb_s = probe::read_bandwidth(&cpu)? / 1e9;
-    let mut report = report(&runs, &shard, prompt + decode / 2, read_gb_s);
+    let read_gb_s = device.cpu().map(|cpu| probe::read_bandwidth(cpu)).transpose()?.map(|read| read / 1e9);
+    let mut report = report(&runs, &*executor, prompt + decode / 2, read_gb_s);
     report["model"] = json!(name);
     report["format"] = json!(main_format(&gguf));
-    report["isa"] = json!(cpu.isa().name());
-    report["threads"] = json!(cpu.pool().threads());
+    report["isa"] = json!(device.cpu().map(|cpu| cpu.isa().name()));
+    report["device"] = json!(executor.device());
+    report["threads"] = json!(device.cpu().map(|cpu| cpu.pool().threads()));
     report["prompt_tokens"] = json!(prompt);
     report["decode_tokens"] = json!(decode);
     report["runs"] = json!(args.runs);
@@ -79,7 +80,7 @@ fn subject(args: &BenchArgs) -> Result<(String, Arc<Gguf>)> {
         return Ok((args.engine.model.clone(), Arc::new(library::open(&args.engine.model)?)));
     };
     let (wanted, format) = shape_and_format(shape, &args.format)?;
-    // A file, though nobody keeps it: weights are then in memory once, as with a real model.
+    // A file, though it is not kept: weights are then in memory once, as with a real model.
     let file = tempfile::NamedTempFile::new()?;
     wanted.write(file.path(), format, 1)?;
     let gguf = Gguf::open(file.path())?;
@@ -109,7 +110,7 @@ fn main_format(gguf: &Gguf) -> &'static str {
 }
 
 struct Bench<'a> {
-    shard: &'a Shard,
+    executor: &'a dyn Executor,
     workspace: Workspace,
     prompt: usize,
     decode: usize,
@@ -127,46 +128,46 @@ struct Run {
 impl Bench<'_> {
     /// Touches all weights and code once.
     fn warm_up(&mut self) -> Result<()> {
-        let mut kv = self.shard.new_kv();
-        self.shard.prefill(&mut self.workspace, &mut kv, &[0])?;
-        Ok(self.shard.step(&mut self.workspace, &mut kv, 0)?)
+        let mut state = self.executor.new_state();
+        self.executor.prefill(&mut self.workspace, &mut state, &[0])?;
+        Ok(self.executor.step(&mut self.workspace, &mut state, 0)?)
     }
 
     fn once(&mut self) -> Result<Run> {
-        let vocab = self.shard.blueprint().vocab as u32;
+        let vocab = self.executor.blueprint().vocab as u32;
         // Any ids do: speed does not depend on them. A stride through the vocabulary reads different embeddings.
         let ids: Vec<u32> = (0..self.prompt as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
-        let mut kv = self.shard.new_kv();
-        kv.reserve(self.prompt + self.decode)?;
+        let mut state = self.executor.new_state();
+        state.reserve(self.prompt + self.decode)?;
         let started = Instant::now();
-        self.shard.prefill(&mut self.workspace, &mut kv, &ids)?;
+        self.executor.prefill(&mut self.workspace, &mut state, &ids)?;
         let prefill = started.elapsed();
         let mut id = argmax(self.workspace.logits(0));
         let first_token = started.elapsed();
         let mut steps = Vec::with_capacity(self.decode);
         for _ in 0..self.decode {
             let started = Instant::now();
-            self.shard.step(&mut self.workspace, &mut kv, id)?;
+            self.executor.step(&mut self.workspace, &mut state, id)?;
             id = argmax(self.workspace.logits(0));
             steps.push(started.elapsed());
         }
         // The same prompt again, as a second turn would bring it: what the prefix cache kept is not computed again.
         let mut cache = PrefixCache::new(usize::MAX);
-        kv.truncate(ids.len());
-        cache.put(ids.clone(), kv);
-        let mut kv = cache.take(&ids).unwrap_or_else(|| self.shard.new_kv());
-        let kv_hits = kv.len();
-        self.shard.prefill(&mut self.workspace, &mut kv, &ids[kv_hits..])?;
+        state.rewind(ids.len());
+        cache.put(ids.clone(), state);
+        let mut state = cache.take(&ids).unwrap_or_else(|| self.executor.new_state());
+        let kv_hits = state.len();
+        self.executor.prefill(&mut self.workspace, &mut state, &ids[kv_hits..])?;
         Ok(Run { prefill, first_token, steps, kv_hits, kv_misses: 2 * ids.len() - kv_hits })
     }
 }
 
-fn report(runs: &[Run], shard: &Shard, position: usize, read_gb_s: f64) -> Value {
+fn report(runs: &[Run], executor: &dyn Executor, position: usize, read_gb_s: Option<f64>) -> Value {
     let per_run = |f: &dyn Fn(&Run) -> f64| quantile(runs.iter().map(f).collect(), 0.5);
     let prompt = (runs[0].kv_hits + runs[0].kv_misses) / 2;
     let decode_s = per_run(&|r| r.steps.iter().sum::<Duration>().as_secs_f64() / r.steps.len() as f64);
     let steps: Vec<f64> = runs.iter().flat_map(|r| r.steps.iter().map(|d| ms(*d))).collect();
-    let touched = shard.bytes_per_token(position) as f64;
+    let touched = executor.bytes_per_token(position) as f64;
     json!({
         "prefill_tok_s": prompt as f64 / per_run(&|r| r.prefill.as_secs_f64()),
         "decode_tok_s": 1.0 / decode_s,
@@ -176,7 +177,7 @@ fn report(runs: &[Run], shard: &Shard, position: usize, read_gb_s: f64) -> Value
         "mb_per_token": touched / 1e6,
         "effective_gb_s": touched / decode_s / 1e9,
         "read_gb_s": read_gb_s,
-        "read_share": touched / decode_s / 1e9 / read_gb_s,
+        "read_share": read_gb_s.map(|read| touched / decode_s / 1e9 / read),
         "kv_hits": runs.iter().map(|r| r.kv_hits).sum::<usize>(),
         "kv_misses": runs.iter().map(|r| r.kv_misses).sum::<usize>(),
     })
@@ -185,7 +186,7 @@ fn report(runs: &[Run], shard: &Shard, position: usize, read_gb_s: f64) -> Value
 fn print(report: &Value) -> Result<()> {
     let number = |key: &str| report[key].as_f64().unwrap_or(f64::NAN);
     let text = |key: &str| report[key].as_str().unwrap_or("-").to_string();
-    say!("{} in {}, {} threads, {}", text("model"), text("format"), report["threads"], text("isa"));
+    say!("{} in {}, on {}", text("model"), text("format"), text("device"));
     say!(
         "prefill   {:9.1} tok/s   ({} tokens, first token after {:.0} ms)",
         number("prefill_tok_s"),
@@ -198,12 +199,16 @@ fn print(report: &Value) -> Result<()> {
         number("token_p50_ms"),
         number("token_p95_ms")
     );
+    let share = match report["read_gb_s"].as_f64() {
+        Some(reads) => {
+            format!(", {:.0} % of the {reads:.1} GB/s this machine reads", 100.0 * number("read_share"))
+        }
+        None => String::new(),
+    };
     say!(
-        "memory    {:9.1} MB read per token = {:.1} GB/s, {:.0} % of the {:.1} GB/s this machine reads",
+        "memory    {:9.1} MB read per token = {:.1} GB/s{share}",
         number("mb_per_token"),
-        number("effective_gb_s"),
-        100.0 * number("read_share"),
-        number("read_gb_s")
+        number("effective_gb_s")
     );
     say!("peak      {:9.0} MB resident; loaded in {:.0} ms", number("peak_rss_mb"), number("load_ms"));
     say!("kv cache  {:>9} positions reused, {} computed", report["kv_hits"], report["kv_misses"]);

@@ -6,9 +6,8 @@ use std::{sync::Arc, time::Instant};
 use scheduler::LayerRange;
 use serde_json::json;
 use shard::{
-    executor::{Chain, Options, argmax, whole_range},
+    executor::{Chain, Device, Options, argmax, whole_range},
     gguf::Gguf,
-    kernels::Cpu,
     models::Blueprint,
     tokenizer::Encode,
 };
@@ -33,12 +32,12 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
 /// Perplexity, and with rounding the divergence from the exact model.
 fn text(args: &EvalArgs, text: String) -> Result<()> {
     let model = Model::load(&args.engine)?;
-    let layers = model.shard.range().end();
-    let rounding = model::rounding(&args.wire, layers, model.shard.blueprint().hidden)?;
+    let layers = model.executor.range().end();
+    let rounding = model::rounding(&args.wire, layers, model.executor.blueprint().hidden)?;
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
     let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
-    let mut scorer = Scorer::new(&model.shard, &rounding, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    let mut scorer = Scorer::new(&*model.executor, &rounding, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     let bar = output::progress(ids.len() as u64, "reading", false);
     let score = scorer.score(lead, &ids, &mut |tokens| bar.inc(tokens as u64))?;
     bar.finish_and_clear();
@@ -91,11 +90,12 @@ fn logits(args: EvalArgs) -> Result<()> {
             args.greedy
         )));
     }
-    let cpu = model::cpu(&args.engine)?;
+    let device = model::device(&args.engine)?;
     let started = Instant::now();
     let blueprint = Blueprint::from_gguf(&gguf)?;
     let rounding = model::rounding(&args.wire, blueprint.layers.len() as u32, blueprint.hidden)?;
-    let mut chain = chain(&gguf, &cpu, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    let mut chain =
+        chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     chain.round(rounding);
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= chain.vocab()) {
@@ -137,7 +137,7 @@ fn logits(args: EvalArgs) -> Result<()> {
     Ok(())
 }
 
-fn chain(gguf: &Arc<Gguf>, cpu: &Arc<Cpu>, layers: Option<&str>, ctx: usize, chunk: usize) -> Result<Chain> {
+fn chain(device: &Device, gguf: &Arc<Gguf>, layers: Option<&str>, ctx: usize, chunk: usize) -> Result<Chain> {
     let total = whole_range(gguf)?.end();
     let cuts = match layers {
         None => Vec::new(),
@@ -151,7 +151,7 @@ fn chain(gguf: &Arc<Gguf>, cpu: &Arc<Cpu>, layers: Option<&str>, ctx: usize, chu
     let mut edges: Vec<u32> = [0].into_iter().chain(cuts).chain([total]).collect();
     edges.dedup();
     let ranges: Vec<LayerRange> = edges.windows(2).filter_map(|w| LayerRange::new(w[0], w[1])).collect();
-    Ok(Chain::load(gguf, cpu, &ranges, Options { context: Some(ctx) }, chunk.clamp(1, ctx))?)
+    Ok(Chain::load(device, gguf, &ranges, Options { context: Some(ctx) }, chunk.clamp(1, ctx))?)
 }
 
 fn parse_range(text: &str) -> Option<LayerRange> {

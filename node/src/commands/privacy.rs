@@ -24,13 +24,13 @@ pub(super) fn audit(args: AuditArgs) -> Result<()> {
 
     output::catch_interrupt()?;
     // A model whose rows are no whole blocks has no sessions over q8, and nothing to attack there.
-    let blocks = model.shard.blueprint().hidden.is_multiple_of(shard::round::BLOCK);
+    let blocks = model.executor.blueprint().hidden.is_multiple_of(shard::round::BLOCK);
     let wires: &[(&str, bool)] = if blocks { &[("raw", false), ("q8", true)] } else { &[("raw", false)] };
     let bar = output::progress((secret.len() * wires.len()) as u64, "reconstructing", false);
     let mut attacks = Vec::new();
     for &(name, rounded) in wires {
         let subject = Subject { known, secret, head: args.head, rounded };
-        let attack = privacy::audit(&model.shard, subject, &mut || {
+        let attack = privacy::audit(&*model.executor, subject, &mut || {
             bar.inc(1);
             if output::interrupted() { Err(crate::Error::Interrupted) } else { Ok(()) }
         })?;

@@ -227,7 +227,7 @@ mod tests {
                 load_ms: 0.0,
                 active: n as u32,
                 batch_knee: 4,
-                kv_layer_positions: 1 << 20,
+                kv_bytes: 1 << 30,
             };
             let claim = Claim {
                 node: node(n),

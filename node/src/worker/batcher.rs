@@ -55,7 +55,7 @@ impl<'m> Batcher<'m> {
         let rows = MAX_ROWS as usize;
         let capacity = Capacity { rows, items: MAX_ITEMS, logit_rows: MAX_ITEMS };
         let workspaces =
-            model.shards.iter().map(|shard| Workspace::new(shard, capacity)).collect::<Result<_, _>>()?;
+            model.stages.iter().map(|stage| Workspace::new(&**stage, capacity)).collect::<Result<_, _>>()?;
         let sessions = Sessions::new(model, kv_bytes);
         let (rows, tokens) = (Vec::new(), Vec::new());
         Ok(Self { model, sessions, workspaces, rows, tokens, logits: Vec::new(), served: Vec::new() })
@@ -200,12 +200,12 @@ impl<'m> Batcher<'m> {
     }
 
     fn compute(&mut self, going: &mut [Going]) -> Result<()> {
-        let (shard, layers) = (going[0].held.shard, going[0].held.layers);
+        let (stage, layers) = (going[0].held.stage, going[0].held.layers);
         let rounding = going[0].held.rounding.clone();
         let mut items: Vec<Item<'_>> = going
             .iter_mut()
             .map(|job| Item {
-                kv: &mut job.held.kv,
+                state: &mut job.held.state,
                 input: match &job.input {
                     Staged::Tokens(at) => Input::Tokens(&self.tokens[at.clone()]),
                     Staged::Rows(at) => Input::Activations(&self.rows[at.clone()]),
@@ -217,12 +217,12 @@ impl<'m> Batcher<'m> {
                 },
             })
             .collect();
-        Ok(self.model.shards[shard].run(&mut self.workspaces[shard], layers, &rounding, &mut items)?)
+        Ok(self.model.stages[stage].run(&mut self.workspaces[stage], layers, &rounding, &mut items)?)
     }
 
     /// What the last pass gave for its job `index`.
     fn result(&mut self, index: usize, job: &Going) -> (Body, Vec<u8>) {
-        let workspace = &self.workspaces[job.held.shard];
+        let workspace = &self.workspaces[job.held.stage];
         match job.run.want {
             Want::Nothing => (Body::Nothing, Vec::new()),
             Want::Activations => {
@@ -279,6 +279,7 @@ mod tests {
             context: 512,
             threads: Some(1),
             isa: None,
+            device: "cpu".into(),
             kv_bytes: u64::MAX,
             pin: false,
             nice: false,

@@ -80,7 +80,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         child: Some(child),
         guard: spec.guard,
         room: spec.room,
-        position_bytes: ready.kv_bytes_per_layer_position,
+        costs: ready.costs.clone(),
         alive: AtomicBool::new(true),
         dismissed: AtomicBool::new(false),
         next_id: AtomicU64::new(0),
@@ -116,6 +116,7 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
         context: spec.context as u64,
         threads: spec.threads.map(|threads| threads as u32),
         isa: spec.isa.clone(),
+        device: spec.device.to_string(),
         kv_bytes: spec.kv_bytes,
         pin: spec.pin,
         nice: spec.nice,
@@ -149,6 +150,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         head_ms: ready.head_ms,
         load_ms: ready.load_ms,
         layer_bytes: ready.layer_bytes,
+        costs: Some(ipc::costs(&ready.costs, ready.num_layers, ready.hidden)?),
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
         sandboxed: ready.sandboxed,
     })
@@ -162,7 +164,7 @@ impl Worker {
             child: None,
             guard: PoisonGuard::default(),
             room: Room::default(),
-            position_bytes: 0,
+            costs: None,
             alive: AtomicBool::new(false),
             dismissed: AtomicBool::new(true),
             next_id: AtomicU64::new(0),
@@ -214,7 +216,7 @@ impl Worker {
             }),
         };
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);
-        let bytes = (u64::from(layers.len()) * paged).saturating_mul(self.shared.position_bytes);
+        let bytes = self.shared.costs.as_ref().map_or(0, |costs| costs.state_bytes(layers, paged));
         let replaced_bytes = lock(&self.shared.state).replaced_bytes(session, layers);
         let part = self.shared.room.take(bytes.saturating_sub(replaced_bytes))?;
         let reply = self.ask(|id| Ask::Open { id, open }, ipc::ids_to_bytes(&history)).await?;

@@ -8,13 +8,12 @@ use std::{
 };
 
 use blake3::Hasher;
-use scheduler::{LayerRange, LayerSet, ModelId};
+use scheduler::{LayerRange, LayerSet, ModelId, layer_cost::LayerCosts};
 use serde_json::Value;
 use shard::{
-    executor::{Ends, Options, Shard},
+    executor::{self, Device, DeviceName, Ends, Executor, Options},
     gguf::Gguf,
-    kernels::PAGE,
-    models::Blueprint,
+    models::{Blueprint, layer_costs},
     tokenizer::{Encode, Tokenizer, chat::Template},
 };
 
@@ -26,16 +25,21 @@ use crate::{
     library, model,
 };
 
-/// One model's layers, as shards, and what turns text into ids and back.
+/// Positions among which what a session costs anyway is shared: a page of those that have pages.
+const SHARE: usize = 256;
+
+/// One model's layers, and what turns text into ids and back.
 pub(super) struct Loaded {
     pub(super) model: ModelId,
     pub(super) name: String,
     /// One per merged range, ascending; at least one.
-    pub(super) shards: Vec<Shard>,
+    pub(super) stages: Vec<Box<dyn Executor>>,
     pub(super) context: usize,
     pub(super) load_ms: f64,
     /// Bytes of one layer's tensors in the file, on average.
     pub(super) layer_bytes: u64,
+    /// What each layer of the model costs.
+    pub(super) costs: LayerCosts,
     /// What is wrong with the tokenizer matters only to who conducts.
     pub(super) tokenizer: Result<Tokenizer, String>,
     template: Result<Option<Template>, String>,
@@ -60,24 +64,26 @@ impl Loaded {
         let asked = usize::try_from(load.context).unwrap_or(usize::MAX);
         let context = model::context(&gguf, Some(asked))?;
         let threads = load.threads.map(|threads| threads as usize);
-        let cpu = model::cpu_of(load.isa.as_deref(), threads, load.pin)?;
-        let shards = set
+        let wanted: DeviceName = load.device.parse()?;
+        let device = Device::open(wanted, || model::cpu(load.isa.as_deref(), threads, load.pin))?;
+        let stages = set
             .ranges()
             .iter()
             .map(|&range| {
                 let ends = Ends { embedding: range.start() == 0, head: range.end() == num_layers };
-                Shard::load(&gguf, cpu.clone(), range, ends, Options { context: Some(context) })
+                executor::load(&device, &gguf, range, ends, Options { context: Some(context) })
             })
             .collect::<Result<Vec<_>, _>>()?;
-        if shards.is_empty() {
+        if stages.is_empty() {
             return Err(Error::usage("a worker without layers: name some, or none for all"));
         }
         Ok(Self {
             model: id,
             name: name(&gguf, load),
-            shards,
+            stages,
             context,
             layer_bytes: model::layer_bytes(&gguf) / u64::from(num_layers.max(1)),
+            costs: layer_costs(&blueprint, &gguf)?,
             load_ms: started.elapsed().as_secs_f64() * 1e3,
             tokenizer: Tokenizer::from_gguf(gguf.metadata()).map_err(|error| error.to_string()),
             template: Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string()),
@@ -87,7 +93,7 @@ impl Loaded {
 
     /// What the model is.
     pub(super) fn blueprint(&self) -> &Blueprint {
-        self.shards[0].blueprint()
+        self.stages[0].blueprint()
     }
 
     /// Layers of the whole model.
@@ -95,20 +101,26 @@ impl Loaded {
         self.blueprint().layers.len() as u32
     }
 
-    /// The shard that holds `layers`.
-    pub(super) fn shard_of(&self, layers: LayerRange) -> Option<usize> {
-        self.shards.iter().position(|shard| shard.range().covers(layers))
+    /// Which of the stages holds `layers`.
+    pub(super) fn stage_of(&self, layers: LayerRange) -> Option<usize> {
+        self.stages.iter().position(|stage| stage.range().covers(layers))
     }
 
-    /// Cache bytes of one position in one layer: key and value in f16.
+    /// State bytes of one position in one layer, with its share of what a session costs anyway: of the layer that costs most.
     pub(super) fn position_bytes(&self) -> u64 {
-        2 * 2 * self.blueprint().kv_width() as u64
+        let layers = |stage: &dyn Executor| (stage.range().start()..stage.range().end()).collect::<Vec<_>>();
+        let bytes = |stage: &dyn Executor, layer: u32| {
+            LayerRange::new(layer, layer + 1).map_or(0, |layer| stage.state_bytes(layer, SHARE))
+        };
+        let all = self.stages.iter().flat_map(|stage| {
+            layers(&**stage).into_iter().map(move |layer| bytes(&**stage, layer).div_ceil(SHARE))
+        });
+        all.max().unwrap_or(0) as u64
     }
 
-    /// Cache bytes of `positions` in `layers`, whole pages.
-    pub(super) fn kv_bytes(&self, layers: LayerRange, positions: u32) -> u64 {
-        let paged = u64::from(positions).next_multiple_of(PAGE as u64);
-        u64::from(layers.len()) * paged * self.position_bytes()
+    /// State bytes of `positions` in `layers`, which `stage` holds.
+    pub(super) fn state_bytes(&self, stage: usize, layers: LayerRange, positions: u32) -> u64 {
+        self.stages[stage].state_bytes(layers, positions as usize) as u64
     }
 
     /// The tokenizer, or why there is none.

@@ -43,8 +43,8 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use api::inference::Format;
 use p2p::{codec::Wire, wire::announce::Class};
-use scheduler::{LayerRange, ModelId, SessionId};
-use shard::sample::SamplingParams;
+use scheduler::{LayerRange, ModelId, SessionId, layer_cost::LayerCosts};
+use shard::{executor::DeviceName, sample::SamplingParams};
 
 pub use handle::{Worker, spawn};
 pub use ipc::{Fault, Sampled, TextKind, Top, Want};
@@ -93,6 +93,8 @@ pub struct Spec {
     pub threads: Option<usize>,
     /// Instruction set by name; `None` for the fastest here.
     pub isa: Option<String>,
+    /// What computes.
+    pub device: DeviceName,
     /// Room for caches, bytes.
     pub kv_bytes: u64,
     /// Of which these workers together take no more than there is.
@@ -121,6 +123,7 @@ impl Spec {
             context: 4096,
             threads: None,
             isa: None,
+            device: DeviceName::Auto,
             kv_bytes: 1 << 30,
             room: Room::default(),
             pin: true,
@@ -167,6 +170,8 @@ pub struct Ready {
     pub load_ms: f64,
     /// Bytes of one layer's tensors in the file, on average.
     pub layer_bytes: u64,
+    /// What each layer of the model costs; `None` before the model is here.
+    pub costs: Option<LayerCosts>,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
     /// Whether the system lets the worker give up network, writing and starting programs.
@@ -192,9 +197,20 @@ impl Ready {
             head_ms: 0.0,
             load_ms: 0.0,
             layer_bytes: 0,
+            costs: None,
             class: Class::Approx,
             sandboxed: false,
         }
+    }
+
+    /// The time weight of `range` without context: how many mean layers it takes as long as.
+    pub fn weight(&self, range: LayerRange) -> f64 {
+        self.costs.as_ref().map_or(f64::from(range.len()), |costs| costs.weight(range, 0))
+    }
+
+    /// Bytes of state that `positions` positions take in the layers of `range`.
+    pub fn state_bytes(&self, range: LayerRange, positions: u64) -> u64 {
+        self.costs.as_ref().map_or(0, |costs| costs.state_bytes(range, positions))
     }
 
     /// Weights this machine reads while it decodes, bytes per second, as measured at load; `None` without weights.

@@ -1,6 +1,7 @@
 //! What a layer costs on this machine, measured at load.
 //!
-//! A visit of `n` layers takes `visit + n * decode` for one row. Two points give both: one layer, and a few. Prefill is
+//! A visit of layers that weigh `w` together takes `visit + w * decode` for one row; a weight of one is the model's mean
+//! layer, so that nodes with unlike layers say comparable figures. Two points give both: one layer, and a few. Prefill is
 //! measured the same way with more rows. The medians of a few runs are taken, within a bounded time per point, so a
 //! model of any size is measured in well under a second.
 //!
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use scheduler::LayerRange;
 use shard::{
-    executor::{Capacity, Input, Item, Output, Shard, Workspace},
+    executor::{Capacity, Class, Executor, Input, Item, Output, Workspace},
     golden,
 };
 
@@ -40,21 +41,24 @@ pub(super) struct Times {
 /// Runs some layers of `model` with made-up rows.
 pub(super) fn measure(model: &Loaded) -> Result<Times> {
     // The head would add to the longer visit only, so its layer is left out.
-    let body = |shard: &Shard| shard.range().len() - u32::from(shard.ends().head);
-    let Some(shard) = model.shards.iter().max_by_key(|shard| body(shard)).filter(|shard| body(shard) > 0)
-    else {
+    let body = |stage: &dyn Executor| stage.range().len() - u32::from(stage.ends().head);
+    let stages = model.stages.iter().map(|stage| &**stage);
+    let Some(stage) = stages.max_by_key(|stage| body(*stage)).filter(|stage| body(*stage) > 0) else {
         return last_layer(model);
     };
     let chunk = CHUNK.min(model.context);
-    let mut bench = Bench::new(shard, chunk)?;
-    let (first, few) = (shard.range().start(), body(shard).min(FEW));
-    let (visit_ms, decode_ms) = fit(few, |n| bench.median(first, n, 1, Output::All))?;
-    let (_, chunk_ms) = fit(few, |n| bench.median(first, n, chunk, Output::All))?;
+    let mut bench = Bench::new(stage, chunk)?;
+    let (first, few) = (stage.range().start(), body(stage).min(FEW));
+    let weight = |start, end| LayerRange::new(start, end).map_or(0.0, |range| model.costs.weight(range, 0));
+    let weigh = |n| weight(first, first + n);
+    let (visit_ms, decode_ms) = fit(few, weigh, |n| bench.median(first, n, 1, Output::All))?;
+    let (_, chunk_ms) = fit(few, weigh, |n| bench.median(first, n, chunk, Output::All))?;
     let prefill_ms = (chunk_ms / chunk as f64).max(LEAST_MS);
-    let head_ms = match model.shards.last().filter(|last| last.ends().head) {
+    let head_ms = match model.stages.last().filter(|last| last.ends().head) {
         Some(last) => {
-            let with = Bench::new(last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
-            (with - visit_ms - decode_ms).max(0.0)
+            let with = Bench::new(&**last, 1)?.median(last.range().end() - 1, 1, 1, Output::Last)?;
+            let end = last.range().end();
+            (with - visit_ms - decode_ms * weight(end - 1, end)).max(0.0)
         }
         None => 0.0,
     };
@@ -64,56 +68,64 @@ pub(super) fn measure(model: &Loaded) -> Result<Times> {
 /// Of a model that has nothing but the last layer here: layer and head are measured together, and a prompt's token is
 /// taken to cost what a decoded one does.
 fn last_layer(model: &Loaded) -> Result<Times> {
-    let shard = &model.shards[0];
-    let both = Bench::new(shard, 1)?.median(shard.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
+    let stage = &*model.stages[0];
+    let both = Bench::new(stage, 1)?.median(stage.range().start(), 1, 1, Output::Last)?.max(LEAST_MS);
     Ok(Times { decode_ms: both, prefill_ms: both, visit_ms: 0.0, head_ms: 0.0 })
 }
 
-/// Whether this machine computes the bits of profile `d1`.
-pub(super) fn is_exact(model: &Loaded) -> Result<bool> {
-    let isa = model.shards[0].cpu().isa();
-    Ok(golden::check(isa)?.iter().all(|check| check.passed()))
+/// Whether what computes here gives the bits of profile `d1`; `known` is what an earlier worker of this machine found.
+pub(super) fn is_exact(model: &Loaded, known: Option<bool>) -> Result<bool> {
+    match (model.stages[0].class(), known) {
+        (Class::Approx, _) => Ok(false),
+        (Class::D1(_), Some(known)) => Ok(known),
+        (Class::D1(isa), None) => Ok(golden::check(isa)?.iter().all(|check| check.passed())),
+    }
 }
 
-/// Fixed part and slope of a line through one and `few` layers.
-fn fit(few: u32, mut time: impl FnMut(u32) -> Result<f64>) -> Result<(f64, f64)> {
-    let one = time(1)?;
+/// Fixed part and slope of a line through the times of one and of `few` layers, which weigh `weight(1)` and `weight(few)`.
+fn fit(
+    few: u32,
+    weight: impl Fn(u32) -> f64,
+    mut time: impl FnMut(u32) -> Result<f64>,
+) -> Result<(f64, f64)> {
+    let (one, lone) = (time(1)?, weight(1));
+    let alone = (0.0, (one / lone).max(LEAST_MS));
     if few == 1 {
-        return Ok((0.0, one.max(LEAST_MS)));
+        return Ok(alone);
     }
-    let slope = (time(few)? - one) / f64::from(few - 1);
+    let slope = (time(few)? - one) / (weight(few) - lone);
     // Noise may make the longer visit the shorter one, or the fixed part negative: then all of it is the layer's.
-    if slope <= LEAST_MS { Ok((0.0, one.max(LEAST_MS))) } else { Ok(((one - slope).max(0.0), slope)) }
+    if slope <= LEAST_MS { Ok(alone) } else { Ok(((one - slope * lone).max(0.0), slope)) }
 }
 
 struct Bench<'m> {
-    shard: &'m Shard,
+    stage: &'m dyn Executor,
     workspace: Workspace,
     rows: Vec<f32>,
 }
 
 impl<'m> Bench<'m> {
-    fn new(shard: &'m Shard, rows: usize) -> Result<Self> {
-        let hidden = shard.blueprint().hidden;
+    fn new(stage: &'m dyn Executor, rows: usize) -> Result<Self> {
+        let hidden = stage.blueprint().hidden;
         // Any values will do; equal ones would make some norms trivial.
         let rows: Vec<f32> = (0..rows * hidden).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
         let capacity = Capacity::one_session(rows.len() / hidden);
-        Ok(Self { shard, workspace: Workspace::new(shard, capacity)?, rows })
+        Ok(Self { stage, workspace: Workspace::new(stage, capacity)?, rows })
     }
 
     /// Milliseconds of one pass over `count` layers from `first`.
     fn median(&mut self, first: u32, count: u32, rows: usize, output: Output) -> Result<f64> {
         let Some(layers) = LayerRange::new(first, first + count) else { return Ok(0.0) };
-        let mut kv = self.shard.new_kv_of(layers)?;
-        let values = &self.rows[..rows * self.shard.blueprint().hidden];
+        let mut state = self.stage.new_state_of(layers)?;
+        let values = &self.rows[..rows * self.stage.blueprint().hidden];
         let mut times = Vec::with_capacity(MOST_RUNS);
         let started = Instant::now();
         // The first run faults pages in and sizes scratch memory.
         for run in 0..=MOST_RUNS {
-            kv.truncate(0);
+            state.rewind(0);
             let before = Instant::now();
-            let item = Item { kv: &mut kv, input: Input::Activations(values), output };
-            self.shard.run(&mut self.workspace, layers, &[], &mut [item])?;
+            let item = Item { state: &mut state, input: Input::Activations(values), output };
+            self.stage.run(&mut self.workspace, layers, &[], &mut [item])?;
             if run > 0 {
                 times.push(before.elapsed().as_secs_f64() * 1e3);
             }
@@ -132,9 +144,13 @@ mod tests {
 
     #[test]
     fn a_line_is_found_and_noise_gives_no_negative_times() {
-        assert_eq!(fit(4, |n| Ok(2.0 + 0.5 * f64::from(n))).unwrap(), (2.0, 0.5));
-        assert_eq!(fit(1, |_| Ok(3.0)).unwrap(), (0.0, 3.0));
-        assert_eq!(fit(4, |n| Ok(1.0 / f64::from(n))).unwrap(), (0.0, 1.0));
-        assert_eq!(fit(4, |n| Ok(f64::from(n) * 2.0 - 1.0)).unwrap(), (0.0, 2.0));
+        assert_eq!(fit(4, f64::from, |n| Ok(2.0 + 0.5 * f64::from(n))).unwrap(), (2.0, 0.5));
+        assert_eq!(fit(1, f64::from, |_| Ok(3.0)).unwrap(), (0.0, 3.0));
+        assert_eq!(fit(4, f64::from, |n| Ok(1.0 / f64::from(n))).unwrap(), (0.0, 1.0));
+        assert_eq!(fit(4, f64::from, |n| Ok(f64::from(n) * 2.0 - 1.0)).unwrap(), (0.0, 2.0));
+        // The first of them weighs four times what the others weigh.
+        let weight = |n| f64::from(n) + 3.0;
+        assert_eq!(fit(4, weight, |n| Ok(2.0 + 0.5 * weight(n))).unwrap(), (2.0, 0.5));
+        assert_eq!(fit(1, weight, |_| Ok(2.0)).unwrap(), (0.0, 0.5));
     }
 }

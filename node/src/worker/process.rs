@@ -2,7 +2,7 @@
 //!
 //! Its standard input is one end of a socket pair, in both directions. The first frame says what to load; after that a
 //! reader thread feeds a bounded queue, this thread computes (it is worker 0 of the kernels' pool), and a writer thread
-//! drains another bounded queue. A full queue stops whoever fills it: the reader, and with it the daemon's writer, or
+//! drains another bounded queue. A full queue stops its writer: the reader, and with it the daemon's writer, or
 //! the computing.
 //!
 //! The process ends when the daemon does, in whatever way: on Linux the kernel kills it, and everywhere the reader sees
@@ -93,19 +93,20 @@ fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
         model: *loaded.model.as_bytes(),
         name: loaded.name.clone(),
         num_layers: loaded.num_layers(),
-        layers: loaded.shards.iter().map(|shard| ipc::pair(shard.range())).collect(),
+        layers: loaded.stages.iter().map(|stage| ipc::pair(stage.range())).collect(),
         hidden: blueprint.hidden as u32,
         vocab: blueprint.vocab as u32,
         context: loaded.context as u32,
         kv_bytes_per_layer_position: loaded.position_bytes(),
-        resident_bytes: loaded.shards.iter().map(|shard| shard.resident_bytes() as u64).sum(),
+        resident_bytes: loaded.stages.iter().map(|stage| stage.resident_bytes() as u64).sum(),
         decode_ms: times.decode_ms,
         prefill_ms: times.prefill_ms,
         visit_ms: times.visit_ms,
         head_ms: times.head_ms,
         load_ms: loaded.load_ms,
         layer_bytes: loaded.layer_bytes,
-        exact: load.exact.map_or_else(|| probe::is_exact(loaded), Ok)?,
+        costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
+        exact: probe::is_exact(loaded, load.exact)?,
         sandboxed,
     })
 }

@@ -140,7 +140,7 @@ impl Rehearsal<'_> {
             times.sort_unstable_by(f64::total_cmp);
             times[times.len() / 2]
         });
-        Ok(usual_ms.map(|ms| (ms - self.ready.decode_ms * f64::from(layers.len())).max(0.0)))
+        Ok(usual_ms.map(|ms| (ms - self.ready.decode_ms * self.ready.weight(layers)).max(0.0)))
     }
 
     async fn runs(&mut self, layers: LayerRange, want: Want) -> Result<Option<Vec<f64>>, Fault> {

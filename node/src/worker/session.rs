@@ -7,7 +7,7 @@ use std::{collections::HashMap, time::Instant};
 
 use p2p::codec::{Wire, encoded_len};
 use scheduler::{LayerRange, SessionId};
-use shard::state::KvCache;
+use shard::state::SessionState;
 
 use super::{
     IDLE, MAX_SESSIONS,
@@ -25,10 +25,10 @@ pub(super) type Key = (SessionId, u32);
 
 /// One range of one session.
 pub(super) struct Held {
-    /// Index of the shard.
-    pub(super) shard: usize,
+    /// Index of the stage.
+    pub(super) stage: usize,
     pub(super) layers: LayerRange,
-    pub(super) kv: KvCache,
+    pub(super) state: SessionState,
     pub(super) wire: Wire,
     /// The boundaries of the range at which it rounds, ends included.
     pub(super) rounding: Vec<u32>,
@@ -81,7 +81,7 @@ impl<'m> Sessions<'m> {
     pub(super) fn open(&mut self, open: Open, history: Vec<u32>, now: Instant) -> Result<u32, Fault> {
         let session = ipc::session(open.session);
         let layers = ipc::range(open.layers).map_err(refused)?;
-        let (shard, wire, rounding) = self.check(&open, layers)?;
+        let (stage, wire, rounding) = self.check(&open, layers)?;
         let overlaps = |key: &Key, held: &Held| key.0 == session && held.layers.intersect(layers).is_some();
         let replaced: Vec<Key> = self
             .held
@@ -95,7 +95,7 @@ impl<'m> Sessions<'m> {
         if self.held.len() - replaced.len() >= MAX_SESSIONS {
             return Err(refused(format!("{MAX_SESSIONS} sessions are open: close one")));
         }
-        let needed_bytes = self.model.kv_bytes(layers, open.positions);
+        let needed_bytes = self.model.state_bytes(stage, layers, open.positions);
         let freed: u64 = replaced.iter().map(|key| self.held[key].reserved_bytes).sum();
         let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes() - freed);
         if needed_bytes > free_bytes {
@@ -109,17 +109,16 @@ impl<'m> Sessions<'m> {
                 Some(SampleLoop::new(model, tokenizer, vocab, conduct, history).map_err(refused)?)
             }
         };
-        let fresh = self.model.shards[shard].new_kv_of(layers).map_err(refused)?;
+        let fresh = self.model.stages[stage].new_state_of(layers).map_err(refused)?;
         let mut old: Vec<Held> = replaced.iter().filter_map(|key| self.held.remove(key)).collect();
         let same = old.iter().position(|held| held.layers == layers);
-        let mut kv = same.map_or(fresh, |at| old.swap_remove(at).kv);
-        kv.truncate(open.at.min(open.positions) as usize);
-        let have = kv.len() as u32;
+        let mut state = same.map_or(fresh, |at| old.swap_remove(at).state);
+        let have = state.rewind(open.at.min(open.positions) as usize) as u32;
         self.conductors.extend(conductor.map(|conductor| (session, conductor)));
         let held = Held {
-            shard,
+            stage,
             layers,
-            kv,
+            state,
             wire,
             rounding,
             epoch: open.epoch,
@@ -131,11 +130,11 @@ impl<'m> Sessions<'m> {
         Ok(have)
     }
 
-    /// Whether the range can be served as asked: by which shard, in which form, rounding where.
+    /// Whether the range can be served as asked: by which stage, in which form, rounding where.
     fn check(&self, open: &Open, layers: LayerRange) -> Result<(usize, Wire, Vec<u32>), Fault> {
         let model = self.model;
-        let shard = model
-            .shard_of(layers)
+        let stage = model
+            .stage_of(layers)
             .ok_or_else(|| refused(format!("layers {layers} are not loaded here as one range")))?;
         let (context, positions) = (model.context, open.positions);
         if positions == 0 || positions as usize > context {
@@ -158,7 +157,7 @@ impl<'m> Sessions<'m> {
         if open.conduct.is_some() && !last {
             return Err(refused(format!("layers {layers} do not end with the head, so no token comes out")));
         }
-        Ok((shard, wire, rounding))
+        Ok((stage, wire, rounding))
     }
 
     /// Layers and rounding of the range a job is for: jobs that agree on both may share a pass.
@@ -191,11 +190,11 @@ impl<'m> Sessions<'m> {
                 "position {end} in a session opened for {room}: open it for more"
             ));
         }
-        if run.from as usize > held.kv.len() {
-            return Admission::NeedReplay(held.kv.len() as u32);
+        // A state that cannot go back to where the job starts keeps what it can, and the rest comes again.
+        match held.state.rewind(run.from as usize) as u32 {
+            have if have < run.from => Admission::NeedReplay(have),
+            _ => Admission::Go,
         }
-        held.kv.truncate(run.from as usize);
-        Admission::Go
     }
 
     /// Lends a range out for a pass.
@@ -216,7 +215,7 @@ impl<'m> Sessions<'m> {
     /// Forgets positions from `to` on in all ranges of `session`, and what was chosen for them.
     pub(super) fn truncate(&mut self, session: SessionId, to: u32, now: Instant) -> crate::Result<()> {
         for (_, held) in self.held.iter_mut().filter(|(key, _)| key.0 == session) {
-            held.kv.truncate(to as usize);
+            held.state.rewind(to as usize);
             held.touched = now;
         }
         self.conductors.get_mut(&session).map_or(Ok(()), |conductor| conductor.truncate(to as usize))
@@ -228,7 +227,7 @@ impl<'m> Sessions<'m> {
         self.conductors.remove(&session);
     }
 
-    /// A frame for a range waits, so nobody has given it up.
+    /// A frame for a range waits, so its requester has not given it up.
     pub(super) fn touch(&mut self, key: Key, now: Instant) {
         if let Some(held) = self.held.get_mut(&key) {
             held.touched = now;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use p2p::codec::Wire;
-use scheduler::{LayerRange, SessionId};
+use scheduler::{LayerRange, SessionId, layer_cost::LayerCosts};
 use tokio::{
     io::{AsyncWriteExt, BufReader},
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -30,8 +30,8 @@ pub(super) struct Shared {
     pub(super) child: Option<Child>,
     pub(super) guard: PoisonGuard,
     pub(super) room: Room,
-    /// Cache bytes of one position in one layer.
-    pub(super) position_bytes: u64,
+    /// What each layer costs; `None` for a worker that never was.
+    pub(super) costs: Option<LayerCosts>,
     pub(super) alive: AtomicBool,
     /// Whether we wanted the child to end.
     pub(super) dismissed: AtomicBool,

@@ -74,7 +74,7 @@ async fn answer(
 async fn cuts_over_two_workers_change_nothing_raw_or_rounded() {
     let model = model();
     let prompt = model.tokenizer.encode("Once upon a time there was a fox", Encode::TEXT).unwrap();
-    let n = model.shard.blueprint().layers.len() as u32;
+    let n = model.executor.blueprint().layers.len() as u32;
     let (a, b) = (n / 3, n - 1);
     // Home holds both ends, a stranger the middle.
     let home = Child::start(&[range(0, a), range(b, n)]).await;
@@ -174,7 +174,7 @@ async fn positions_and_epochs_are_kept_as_a_stage_promises() {
     assert_eq!(children[0].worker.open(again(3, 6)).await, Ok(6));
     children[0].worker.truncate(SESSION, 5).unwrap();
     assert_eq!(children[0].worker.open(again(4, 100)).await, Ok(5));
-    // Another cut of the same layers starts anew.
+    // Another cut of the same layers starts from the beginning.
     let other = OpenSession { epoch: 5, at: 100, ..open(SESSION, range(1, 3), None) };
     assert_eq!(children[0].worker.open(other).await, Ok(0));
     let gone = go(&mut children, 5..6, 5).await;

@@ -97,7 +97,7 @@ struct Expected {
 
 fn model() -> Model {
     let args =
-        EngineArgs { model: "minnow".into(), threads: Some(1), ctx: Some(CONTEXT), isa: None, no_pin: true };
+        EngineArgs { threads: Some(1), ctx: Some(CONTEXT), no_pin: true, ..EngineArgs::default_model() };
     Model::load(&args).unwrap()
 }
 

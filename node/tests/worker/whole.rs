@@ -49,11 +49,11 @@ async fn decode(child: &mut Child, conduct: Conduct, most: usize) -> (Vec<(u32, 
 async fn a_worker_says_what_it_is_and_encodes_as_the_model_does() {
     let model = model();
     let child = Child::of(Spec { class: None, ..spec(&[]) }).await;
-    let blueprint = model.shard.blueprint();
+    let blueprint = model.executor.blueprint();
     assert_eq!(child.ready.num_layers as usize, blueprint.layers.len());
     assert_eq!(child.ready.layers, [range(0, child.ready.num_layers)]);
     assert_eq!((child.ready.hidden, child.ready.vocab), (blueprint.hidden as u32, blueprint.vocab as u32));
-    assert_eq!(child.ready.resident_bytes, model.shard.resident_bytes() as u64);
+    assert_eq!(child.ready.resident_bytes, model.executor.resident_bytes() as u64);
     assert_eq!(child.ready.model.to_string(), node::library::embedded().0[..8]);
     assert_eq!((child.ready.class, child.ready.context), (Class::D1, CONTEXT as u32));
     assert!(child.ready.decode_ms > 0.0 && child.ready.prefill_ms > 0.0 && child.ready.visit_ms > 0.0);

@@ -1,11 +1,11 @@
 //! A stream to one peer.
 
-use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
+use std::{fmt, io};
 
 use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use futures::task::AtomicWaker;
@@ -19,6 +19,12 @@ use crate::path::Path;
 pub const MAX_SEND: usize = 16 << 20;
 /// What a payload buffer grows by at most before the bytes for it have arrived.
 const STEP: usize = 64 << 10;
+
+/// What a link gives a [`Stream`]: bytes in order, both ways, to one authenticated peer. A substream of a libp2p connection is
+/// one; another kind of link implements this and hands itself to `Stream::new`.
+pub(crate) trait Io: AsyncRead + AsyncWrite + Send + Unpin + fmt::Debug {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + fmt::Debug> Io for T {}
 
 /// Bytes that crossed the streams to one peer.
 #[derive(Default, Debug)]
@@ -64,24 +70,24 @@ impl Wake for Wakers {
     }
 }
 
-/// The substream that both halves share.
+/// What both halves share.
 #[derive(Debug)]
 struct Pipe {
-    io: Mutex<libp2p::Stream>,
+    io: Mutex<Box<dyn Io>>,
     wakers: Arc<Wakers>,
     both: Waker,
 }
 
 impl Pipe {
-    fn new(io: libp2p::Stream) -> Self {
+    fn new(io: Box<dyn Io>) -> Self {
         let wakers = Arc::<Wakers>::default();
         Self { io: Mutex::new(io), both: wakers.clone().into(), wakers }
     }
 
-    fn poll<T>(&self, poll: impl FnOnce(Pin<&mut libp2p::Stream>, &mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    fn poll<T>(&self, poll: impl FnOnce(Pin<&mut dyn Io>, &mut Context<'_>) -> Poll<T>) -> Poll<T> {
         // A panic while polling leaves the substream in a state that it reports itself.
         let mut io = self.io.lock().unwrap_or_else(PoisonError::into_inner);
-        poll(Pin::new(&mut *io), &mut Context::from_waker(&self.both))
+        poll(Pin::new(&mut **io), &mut Context::from_waker(&self.both))
     }
 }
 
@@ -139,9 +145,10 @@ pub struct Writer {
 }
 
 impl Stream {
-    pub(crate) fn new(node: NodeId, path: Path, io: libp2p::Stream, guard: Guard) -> Self {
+    /// A stream over `io`, which leads to `node` by `path`.
+    pub(crate) fn new(node: NodeId, path: Path, io: impl Io + 'static, guard: Guard) -> Self {
         let guard = Arc::new(guard);
-        let pipe = Arc::new(Pipe::new(io));
+        let pipe = Arc::new(Pipe::new(Box::new(io)));
         let (read, write) = (Half(pipe.clone()), Half(pipe));
         let reader = Reader { io: read, guard: guard.clone() };
         Self { node, path, reader, writer: Writer { io: write, frame: Vec::new(), guard } }

@@ -1,11 +1,14 @@
 //! What a node announces about itself to the swarm, signed with its key.
 //!
 //! ```text
-//!  "sha1" | node | operator? | sequence | region | access, up, down | draining | class
-//!         | offers: model, name, sizes, speeds, load, ranges | links | addresses | ttl | agent | signature (64 bytes)
+//!  "sha2" | node | operator? | sequence | region | access, up, down | draining | class
+//!         | offers: model, name, sizes, speeds, load, ranges, costs? | links | addresses | ttl | agent | signature (64 bytes)
 //! ```
 //!
-//! The signature covers everything before it, under the domain `shoal/announce/1`. A node that forwards an announcement
+//! Costs of layers are a table of the kinds of layers and the runs of layers of one kind, in the order of the layers:
+//! 40 bytes a kind and 3 a run, some 150 bytes for a Gemma of 26 layers.
+//!
+//! The signature covers everything before it, under the domain `shoal/announce/2`. A node that forwards an announcement
 //! forwards these bytes, so it means the same to all who hear it. A replay is recognized by its sequence number,
 //! which the view of the swarm compares; a node counts on from above its last after a restart.
 //!
@@ -13,6 +16,7 @@
 //! [`seal`] tells a node when it says too much; [`open`] is the only way in for what strangers say.
 
 use scheduler::capability::{MAX_HOLDINGS, MAX_LAYERS, MAX_MS, MAX_RANGES};
+use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{Capability, Claim, Holding, LayerRange, ModelId, NodeId, OperatorId};
 
 use super::Malformed;
@@ -35,10 +39,15 @@ pub const MAX_HIDDEN: u32 = 1 << 17;
 /// Largest file of a model, bytes: 16 TiB.
 pub const MAX_FILE_BYTES: u64 = 1 << 44;
 
-const MAGIC: [u8; 4] = *b"sha1";
-const DOMAIN: &str = "shoal/announce/1";
+/// Kinds of layers one description may tell apart; a model with more is announced without one.
+pub const MAX_KINDS: usize = 16;
+
+const MAGIC: [u8; 4] = *b"sha2";
+const DOMAIN: &str = "shoal/announce/2";
 /// Smallest encoding of an offer with its holding, bytes.
-const SMALLEST_OFFER: usize = 32 + 2 + 3 * 4 + 8 + 5 * 8 + 2 * 4 + 8 + 2 * 2;
+const SMALLEST_OFFER: usize = 32 + 2 + 3 * 4 + 8 + 5 * 8 + 2 * 4 + 8 + 2 * 2 + 1;
+/// Bytes of a kind of layer.
+const KIND: usize = 2 * 8 + 4 * 4;
 
 /// How exact a node's results are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -65,6 +74,14 @@ pub struct Offer {
     pub context: u32,
     /// Bytes of its file, at most [`MAX_FILE_BYTES`].
     pub file_bytes: u64,
+    /// What its layers cost, at most [`MAX_KINDS`] kinds of them; `None` where the speaker cannot say. Its layers are
+    /// [`num_layers`](Self::num_layers), the values at a boundary [`hidden`](Self::hidden).
+    pub costs: Option<LayerCosts>,
+}
+
+/// Whether an announcement has room for a description: at most [`MAX_KINDS`] kinds of layers.
+pub fn is_describable(costs: &LayerCosts) -> bool {
+    costs.kinds().len() <= MAX_KINDS
 }
 
 /// A measured round trip.
@@ -182,7 +199,7 @@ fn write(draft: &Draft, to: &mut Writer) -> Result<(), Malformed> {
     to.f64(claim.up_bytes_per_ms).f64(claim.down_bytes_per_ms).bool(claim.draining).u8(draft.class as u8);
     to.count(draft.offers.len());
     for (offer, holding) in draft.offers.iter().zip(&claim.holdings) {
-        write_offer(offer, holding, to);
+        write_offer(offer, holding, to)?;
     }
     to.list(&draft.links, |to, link| {
         to.bytes(link.to.as_bytes()).f64(link.rtt_ms);
@@ -192,17 +209,64 @@ fn write(draft: &Draft, to: &mut Writer) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn write_offer(offer: &Offer, holding: &Holding, to: &mut Writer) {
+fn write_offer(offer: &Offer, holding: &Holding, to: &mut Writer) -> Result<(), Malformed> {
     to.bytes(offer.model.as_bytes()).text(&offer.name);
     to.u32(offer.num_layers).u32(offer.hidden).u32(offer.context).u64(offer.file_bytes);
     let ms = [holding.decode_ms, holding.prefill_ms, holding.visit_ms, holding.queue_ms, holding.load_ms];
     ms.into_iter().for_each(|ms| {
         to.f64(ms);
     });
-    to.u32(holding.active).u32(holding.batch_knee).u64(holding.kv_layer_positions);
+    to.u32(holding.active).u32(holding.batch_knee).u64(holding.kv_bytes);
     for ranges in [&holding.loaded, &holding.on_disk] {
         to.list(ranges, |to, &range| write_range(range, to));
     }
+    to.bool(offer.costs.is_some());
+    let Some(costs) = &offer.costs else { return Ok(()) };
+    if (costs.num_layers(), costs.boundary_values(0)) != (offer.num_layers, offer.hidden) {
+        return Err(Malformed("announcement: costs"));
+    }
+    write_costs(costs, to)
+}
+
+fn write_costs(costs: &LayerCosts, to: &mut Writer) -> Result<(), Malformed> {
+    let kinds = costs.kinds();
+    if kinds.len() > MAX_KINDS {
+        return Err(Malformed("announcement: kinds of layers"));
+    }
+    to.list(&kinds, |to, kind| {
+        to.u64(kind.row_work).u64(kind.weight_bytes).u32(kind.seen_work).u32(kind.window.unwrap_or(0));
+        to.u32(kind.state_bytes).u32(kind.position_bytes);
+    });
+    to.list(&costs.runs(), |to, (layer, len)| {
+        let kind = kinds.iter().position(|kind| kind == layer).unwrap_or(0);
+        to.u8(kind as u8).u16(*len as u16);
+    });
+    Ok(())
+}
+
+/// The costs of `num_layers` layers. Kinds stand in the order of their first layers and differ, and so do neighboring
+/// runs: there is one encoding of a description.
+fn read_costs(from: &mut Reader<'_>, num_layers: u32, hidden: u32) -> Result<LayerCosts, Malformed> {
+    const BAD: Malformed = Malformed("announcement: costs");
+    let kinds = from.list(MAX_KINDS, KIND, |from| {
+        let (row_work, weight_bytes, seen_work, window) =
+            (from.u64()?, from.u64()?, from.u32()?, from.u32()?);
+        let (state_bytes, position_bytes) = (from.u32()?, from.u32()?);
+        let window = (window > 0).then_some(window);
+        Ok(LayerCost { row_work, weight_bytes, seen_work, window, state_bytes, position_bytes })
+    })?;
+    let runs = from.list(MAX_LAYERS as usize, 3, |from| Ok((from.u8()?, from.u16()?)))?;
+    let mut layers = Vec::with_capacity(num_layers as usize);
+    for (kind, len) in runs {
+        let kind = kinds.get(usize::from(kind)).ok_or(BAD)?;
+        if len == 0 || layers.last() == Some(kind) || layers.len() + usize::from(len) > num_layers as usize {
+            return Err(BAD);
+        }
+        layers.extend(std::iter::repeat_n(*kind, usize::from(len)));
+    }
+    let complete = layers.len() == num_layers as usize;
+    let costs = LayerCosts::new(layers, hidden).map_err(|_| BAD)?;
+    if complete && costs.kinds() == kinds { Ok(costs) } else { Err(BAD) }
 }
 
 fn read(from: &mut Reader<'_>) -> Result<Announcement, Malformed> {
@@ -259,11 +323,12 @@ fn read_offer(from: &mut Reader<'_>) -> Result<(Offer, Holding), Malformed> {
     }
     let (decode_ms, prefill_ms, visit_ms) = (from.f64()?, from.f64()?, from.f64()?);
     let (queue_ms, load_ms) = (from.f64()?, from.f64()?);
-    let (active, batch_knee, kv_layer_positions) = (from.u32()?, from.u32()?, from.u64()?);
+    let (active, batch_knee, kv_bytes) = (from.u32()?, from.u32()?, from.u64()?);
     let mut ranges = || -> Result<Vec<LayerRange>, Malformed> {
         from.list(MAX_RANGES, 8, |from| read_range(from, num_layers))
     };
     let (loaded, on_disk) = (ranges()?, ranges()?);
+    let costs = if from.bool()? { Some(read_costs(from, num_layers, hidden)?) } else { None };
     let holding = Holding {
         model,
         loaded,
@@ -275,9 +340,9 @@ fn read_offer(from: &mut Reader<'_>) -> Result<(Offer, Holding), Malformed> {
         load_ms,
         active,
         batch_knee,
-        kv_layer_positions,
+        kv_bytes,
     };
-    Ok((Offer { model, name, num_layers, hidden, context, file_bytes }, holding))
+    Ok((Offer { model, name, num_layers, hidden, context, file_bytes, costs }, holding))
 }
 
 /// A node says one thing of each peer, and nothing of itself.

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use data_encoding::HEXLOWER;
 use proptest::prelude::*;
+use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId};
 
 use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
@@ -86,6 +87,24 @@ fn signer() -> Identity {
     Identity::from_seed([42; 32])
 }
 
+/// Three dense layers before experts, every fifth of which sees more than a window.
+fn costs() -> LayerCosts {
+    let experts = LayerCost {
+        row_work: 9_000_000,
+        weight_bytes: 120_000_000,
+        seen_work: 5_120,
+        window: Some(1_024),
+        state_bytes: 0,
+        position_bytes: 1_024,
+    };
+    let layer = |index: u32| match index {
+        0..3 => LayerCost { row_work: 30_000_000, weight_bytes: 30_000_000, ..experts },
+        _ if index % 5 == 0 => LayerCost { window: None, ..experts },
+        _ => experts,
+    };
+    LayerCosts::new((0..28).map(layer).collect(), 2_048).unwrap()
+}
+
 fn draft() -> Draft {
     let node = signer().node();
     let offer = |number, name: &str| Offer {
@@ -95,6 +114,7 @@ fn draft() -> Draft {
         hidden: 2_048,
         context: 32_768,
         file_bytes: 1_800_000_000,
+        costs: (number == 2).then(costs),
     };
     let holding = |number, loaded: &[(u32, u32)]| Holding {
         model: ModelId::numbered(number),
@@ -107,7 +127,7 @@ fn draft() -> Draft {
         load_ms: 80.0,
         active: 1,
         batch_knee: 4,
-        kv_layer_positions: 200_000,
+        kv_bytes: 200_000,
     };
     Draft {
         claim: Claim {
@@ -216,6 +236,31 @@ fn golden_bytes_stay() {
     let same =
         now.iter().all(|line| line.split_once(' ').is_some_and(|(name, hex)| frozen.get(name) == Some(&hex)));
     assert!(same && frozen.len() == samples.len(), "the bytes are now\n{}\n", now.join("\n"));
+}
+
+#[test]
+fn costs_of_layers_have_one_encoding_and_bounds() {
+    let spoilt = |spoil: fn(&mut Draft)| {
+        let mut draft = draft();
+        spoil(&mut draft);
+        announce::seal(&draft, &signer()).map(|bytes| bytes.len())
+    };
+    let layer = costs().layers()[0];
+    let with = |costs| Draft {
+        offers: vec![Offer { costs, ..draft().offers.remove(0) }, draft().offers.remove(1)],
+        ..draft()
+    };
+    let len = |costs| announce::seal(&with(costs), &signer()).map(|bytes| bytes.len());
+    let none = len(None).unwrap();
+    assert_eq!(len(Some(costs())), Ok(none + 4 + 3 * 32 + 12 * 3), "{:?}", costs().runs().len());
+    let many: Vec<_> = (0..28).map(|n| LayerCost { seen_work: n, ..layer }).collect();
+    let refused = LayerCosts::new(many, 2_048).map(|many| len(Some(many)));
+    assert_eq!(refused, Ok(Err(Malformed("announcement: kinds of layers"))));
+    for (layers, values) in [(27, 2_048), (28, 2_047)] {
+        let other = LayerCosts::new(vec![layer; layers], values).unwrap();
+        assert_eq!(len(Some(other)), Err(Malformed("announcement: costs")));
+    }
+    assert_eq!(spoilt(|draft| draft.offers[0].hidden += 1), Err(Malformed("announcement: costs")));
 }
 
 #[test]

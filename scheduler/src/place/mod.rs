@@ -38,7 +38,7 @@ pub use widen::widen;
 pub struct Site {
     /// Who.
     pub id: NodeId,
-    /// One decoded token through one layer, ms. See [`roofline_ms`].
+    /// One decoded token through one layer, ms.
     pub layer_ms: f64,
     /// Whole layers that fit its budget.
     pub cap_mid: u32,
@@ -50,36 +50,7 @@ pub struct Site {
     pub cap_both: u32,
 }
 
-/// Bytes of the parts of a model, for [`Site::with_budget`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Weights {
-    /// One layer.
-    pub layer_bytes: u64,
-    /// The embedding.
-    pub embed_bytes: u64,
-    /// The output head; when it is the embedding itself, `tied` counts it once.
-    pub head_bytes: u64,
-    /// Whether embedding and head are one tensor.
-    pub tied: bool,
-}
-
 impl Site {
-    /// A site with `budget` bytes for weights.
-    pub fn with_budget(id: NodeId, layer_ms: f64, budget: u64, weights: &Weights) -> Self {
-        let fit = |beside: u64| {
-            u32::try_from(budget.saturating_sub(beside) / weights.layer_bytes.max(1)).unwrap_or(u32::MAX)
-        };
-        let both = weights.embed_bytes + if weights.tied { 0 } else { weights.head_bytes };
-        Self {
-            id,
-            layer_ms,
-            cap_mid: fit(0),
-            cap_first: fit(weights.embed_bytes),
-            cap_last: fit(weights.head_bytes),
-            cap_both: fit(both),
-        }
-    }
-
     /// Layers it may hold at the given place of a pipeline.
     fn cap(&self, first: bool, last: bool) -> u32 {
         match (first, last) {
@@ -89,12 +60,6 @@ impl Site {
             (false, false) => self.cap_mid,
         }
     }
-}
-
-/// One decoded token through one layer: the slower of arithmetic (`flops` at `tflops` x 10^12 per second) and of
-/// reading the weights (`bytes` at `gigabytes` x 10^9 per second), ms.
-pub fn roofline_ms(flops: f64, bytes: f64, tflops: f64, gigabytes: f64) -> f64 {
-    (flops / (tflops * 1e9)).max(bytes / (gigabytes * 1e6))
 }
 
 /// Everything placement depends on.

@@ -4,7 +4,7 @@
 //! its node has just been entered, no segment longer than its node's room, no node entered twice in a row. It never
 //! exceeds the true cost (it forgets earlier visits), so a best-first search guided by it meets the optimum first:
 //!
-//! * a label is "about to run node i from layer l, having used so many layers on these capped nodes";
+//! * a label is "about to run node i from layer l, having taken so many bytes on these capped nodes";
 //! * a label popped later at the same state is dropped when an earlier one cost no more and used no more of anything;
 //! * successors are all segment ends and all next nodes whose estimate beats the best complete route.
 //!
@@ -41,13 +41,13 @@ pub(super) fn search(snapshot: &Snapshot, table: &Table, free_ms: f64) -> Option
     if pairs > MAX_PAIRS {
         return leave_out(snapshot, table);
     }
-    let mut cap = table.price.cap.clone();
-    let bounds = Bounds::sweep(snapshot, table, &cap);
+    let mut rooms = table.price.room.clone();
+    let bounds = Bounds::sweep(snapshot, table, &rooms);
     match best_first(snapshot, table, &bounds, free_ms) {
         Outcome::Found(found) => Some(found),
         Outcome::None => None,
         Outcome::OutOfBudget(best) => {
-            let dive = lower_rooms(snapshot, table, &mut cap);
+            let dive = lower_rooms(snapshot, table, &mut rooms);
             [best, dive].into_iter().flatten().min_by(|a, b| a.ms.total_cmp(&b.ms))
         }
     }
@@ -66,7 +66,7 @@ struct Bounds {
 }
 
 impl Bounds {
-    fn sweep(snapshot: &Snapshot, table: &Table, cap: &[u32]) -> Self {
+    fn sweep(snapshot: &Snapshot, table: &Table, rooms: &[u64]) -> Self {
         let n = snapshot.host_of.len();
         let mut bounds = Self {
             start_ms: vec![f64::INFINITY; n],
@@ -83,9 +83,12 @@ impl Bounds {
                 }
                 bounds.leave(snapshot, table, layer, state);
                 let held = (snapshot.run_end[state] as usize).min(table.end) - layer;
-                let room = (cap[host as usize] as usize).min(held);
+                let room = rooms[host as usize];
                 let (mut at, mut ms) = (state, 0.0);
-                for end in layer + 1..=layer + room {
+                for end in layer + 1..=layer + held {
+                    if price.needs(layer as u32, end as u32) > room {
+                        break;
+                    }
                     ms += price.layer(snapshot, at, end - 1);
                     let whole = ms + bounds.leave_ms[at];
                     if whole < bounds.start_ms[state] {
@@ -157,8 +160,8 @@ struct Label {
     layer: u32,
     parent: u32,
     spent: f64,
-    /// Layers run so far on capped nodes, by node; labels that differ only in where they go next share it.
-    used: Rc<[(u32, u32)]>,
+    /// Bytes of state taken so far on capped nodes, by node; labels that differ only in where they go next share it.
+    used: Rc<[(u32, u64)]>,
 }
 
 #[derive(PartialEq)]
@@ -230,7 +233,7 @@ fn best_first(snapshot: &Snapshot, table: &Table, bounds: &Bounds, free_ms: f64)
 }
 
 impl Search<'_> {
-    fn push(&mut self, parent: u32, state: u32, layer: u32, spent: f64, used: &Rc<[(u32, u32)]>, rest: f64) {
+    fn push(&mut self, parent: u32, state: u32, layer: u32, spent: f64, used: &Rc<[(u32, u64)]>, rest: f64) {
         let estimate = spent + rest;
         if estimate < self.best_ms {
             let label = self.labels.len() as u32;
@@ -246,7 +249,7 @@ impl Search<'_> {
 
     fn dominates(&self, earlier: u32, later: u32) -> bool {
         let (a, b) = (&self.labels[earlier as usize], &self.labels[later as usize]);
-        let no_more = |&(host, layers): &(u32, u32)| b.used.iter().any(|u| u.0 == host && layers <= u.1);
+        let no_more = |&(host, bytes): &(u32, u64)| b.used.iter().any(|u| u.0 == host && bytes <= u.1);
         a.spent <= b.spent && a.used.iter().all(no_more)
     }
 
@@ -259,15 +262,17 @@ impl Search<'_> {
         let host = snapshot.host_of[state];
         let before = used_on(&used, host);
         let held = snapshot.run_end[state].min(table.end as u32) - layer;
-        let room = price.cap[host as usize].saturating_sub(before).min(held);
+        let room = price.room[host as usize];
         let mut ms = spent;
-        for end in layer + 1..=layer + room {
-            if price.home_only(end as usize - 1) && price.home != Some(host) {
+        for end in layer + 1..=layer + held {
+            let abroad = price.home_only(end as usize - 1) && price.home != Some(host);
+            let taken = before.saturating_add(price.needs(layer, end));
+            if abroad || taken > room {
                 break;
             }
             ms += price.layer(snapshot, state, end as usize - 1);
             if ms + bounds.leave_ms[state] < self.best_ms {
-                let used = with_used(&used, host, end - layer, price.cap[host as usize]);
+                let used = with_used(&used, host, taken, room);
                 if end as usize == table.end {
                     self.push(at, NONE, end, ms + price.exit(snapshot, host), &used, 0.0);
                 } else {
@@ -278,7 +283,7 @@ impl Search<'_> {
         }
     }
 
-    fn switch(&mut self, at: u32, host: u32, end: u32, ms: f64, used: &Rc<[(u32, u32)]>) {
+    fn switch(&mut self, at: u32, host: u32, end: u32, ms: f64, used: &Rc<[(u32, u64)]>) {
         let (snapshot, table, bounds) = (self.snapshot, self.table, self.bounds);
         let price = &table.price;
         for next in snapshot.states(end as usize) {
@@ -287,7 +292,7 @@ impl Search<'_> {
             if to == host || ms + enter + bounds.start_ms[next] >= self.best_ms {
                 continue;
             }
-            if used_on(used, to) < price.cap[to as usize] {
+            if used_on(used, to).saturating_add(price.needs(end, end + 1)) <= price.room[to as usize] {
                 let spent = ms + price.hop(snapshot, host, to) + enter;
                 self.push(at, next as u32, end, spent, used, bounds.start_ms[next]);
             }
@@ -310,33 +315,34 @@ impl Search<'_> {
     }
 }
 
-fn used_on(used: &[(u32, u32)], host: u32) -> u32 {
+fn used_on(used: &[(u32, u64)], host: u32) -> u64 {
     used.iter().find(|entry| entry.0 == host).map_or(0, |entry| entry.1)
 }
 
-fn with_used(used: &Rc<[(u32, u32)]>, host: u32, layers: u32, cap: u32) -> Rc<[(u32, u32)]> {
-    if cap == u32::MAX {
+/// `used` with `taken` bytes on `host`, where that has a bound.
+fn with_used(used: &Rc<[(u32, u64)]>, host: u32, taken: u64, room: u64) -> Rc<[(u32, u64)]> {
+    if room == u64::MAX {
         return Rc::clone(used);
     }
-    let before = used_on(used, host);
-    let others = used.iter().copied().filter(|entry| entry.0 != host);
-    others.chain([(host, before + layers)]).collect()
+    used.iter().copied().filter(|entry| entry.0 != host).chain([(host, taken)]).collect()
 }
 
 /// Shares the room of every overrun node out over its visits until the best route fits.
-fn lower_rooms(snapshot: &Snapshot, table: &Table, cap: &mut [u32]) -> Option<Found> {
+fn lower_rooms(snapshot: &Snapshot, table: &Table, rooms: &mut [u64]) -> Option<Found> {
     for _ in 0..MAX_ROUNDS {
-        let bounds = Bounds::sweep(snapshot, table, cap);
+        let bounds = Bounds::sweep(snapshot, table, rooms);
         let (start, ms) = bounds.best_start(snapshot, table)?;
         let visits = bounds.follow(snapshot, table.first as u32, start);
         if fits(&table.price, &visits) {
             return Some(Found { visits, ms, exact: false });
         }
         for &(host, ..) in &visits {
-            let own: Vec<u32> = visits.iter().filter(|v| v.0 == host).map(|v| v.2 - v.1).collect();
-            let room = table.price.cap[host as usize];
-            if own.iter().sum::<u32>() > room {
-                cap[host as usize] = (room / own.len() as u32).min(cap[host as usize].saturating_sub(1));
+            let own = visits.iter().filter(|v| v.0 == host).map(|v| table.price.needs(v.1, v.2));
+            let own: Vec<u64> = own.collect();
+            let room = table.price.room[host as usize];
+            if own.iter().sum::<u64>() > room {
+                let most = own.iter().copied().max().unwrap_or(0);
+                rooms[host as usize] = (room / own.len() as u64).min(most.saturating_sub(1));
             }
         }
     }
@@ -353,8 +359,8 @@ fn leave_out(snapshot: &Snapshot, table: &Table) -> Option<Found> {
             return Some(Found { visits, ms, exact: false });
         }
         for &(host, ..) in &visits {
-            let layers: u32 = visits.iter().filter(|v| v.0 == host).map(|v| v.2 - v.1).sum();
-            if layers > table.price.cap[host as usize] {
+            let bytes: u64 = visits.iter().filter(|v| v.0 == host).map(|v| table.price.needs(v.1, v.2)).sum();
+            if bytes > table.price.room[host as usize] {
                 table.price.node[host as usize].enter = f64::INFINITY;
             }
         }

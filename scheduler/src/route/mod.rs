@@ -32,56 +32,12 @@ mod caps;
 mod pick;
 mod table;
 
-use std::fmt;
-
 use crate::cost::{self, Cost, End, Leg, Price};
+pub use crate::no_route::NoRoute;
 use crate::snapshot::{NONE, Snapshot};
 use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
 use caps::Found;
 use table::Table;
-
-/// Why there is no pipeline.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum NoRoute {
-    /// The requester is not among the hosts, so its hops cannot be priced; list it, with no layers if need be.
-    UnknownRequester,
-    /// No eligible node holds this layer: wait, place, or relax the policy.
-    Hole {
-        /// The first such layer.
-        layer: u32,
-    },
-    /// Boomerang was asked for and the requester does not hold its ends: load them, or turn it off.
-    EndsNotHeld,
-    /// Every layer is held, but no chain of links and KV room joins them.
-    Unreachable,
-    /// The best route is predicted to miss the deadline.
-    TooSlow {
-        /// Its predicted time, ms.
-        predicted_ms: f64,
-    },
-    /// A given pipeline cannot run: its segment at this layer is not served any more.
-    Broken {
-        /// First layer of the segment.
-        layer: u32,
-    },
-}
-
-impl fmt::Display for NoRoute {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownRequester => f.write_str("the requester is not part of the snapshot"),
-            Self::Hole { layer } => write!(f, "no eligible node holds layer {layer}"),
-            Self::EndsNotHeld => f.write_str("boomerang needs the first and last layers at the requester"),
-            Self::Unreachable => f.write_str("no chain of links with enough room covers all layers"),
-            Self::TooSlow { predicted_ms } => {
-                write!(f, "the best route takes {predicted_ms:.0} ms, past the deadline")
-            }
-            Self::Broken { layer } => write!(f, "the segment at layer {layer} cannot be served"),
-        }
-    }
-}
-
-impl std::error::Error for NoRoute {}
 
 /// A chosen pipeline and what it is predicted to cost.
 #[derive(Clone, PartialEq, Debug)]
@@ -259,12 +215,12 @@ fn extend(visits: &mut Vec<Visit>, host: u32, layer: u32) {
     }
 }
 
-/// Whether no node runs more layers than it has room for.
+/// Whether no node runs layers that it has no room for.
 fn fits(price: &Price, visits: &[Visit]) -> bool {
     !price.capped
         || visits.iter().all(|&(host, ..)| {
-            let layers: u32 = visits.iter().filter(|v| v.0 == host).map(|v| v.2 - v.1).sum();
-            layers <= price.cap[host as usize]
+            let bytes: u64 = visits.iter().filter(|v| v.0 == host).map(|v| price.needs(v.1, v.2)).sum();
+            bytes <= price.room[host as usize]
         })
 }
 

@@ -50,12 +50,12 @@ impl SwarmView {
         }
     }
 
-    /// Notes what a visit of `layers` layers of `model` took for one token, ms, neither hops nor waiting included. Until
+    /// Notes what a visit of layers of `model` that weigh `weight` together took for one token, ms, neither hops nor waiting included. Until
     /// it is forgotten it corrects what the node claims: what a visit took longer counts per visit, what it took less
     /// makes all of the claim less, so the same visit is predicted as it was.
-    pub fn observe_visit(&mut self, node: NodeId, model: ModelId, now: Millis, layers: u32, ms: f64) {
+    pub fn observe_visit(&mut self, node: NodeId, model: ModelId, now: Millis, weight: f64, ms: f64) {
         let Some((visit_ms, layer_ms)) = self.claimed(node, model) else { return };
-        let claimed = visit_ms + layer_ms * f64::from(layers);
+        let claimed = visit_ms + layer_ms * weight;
         if let Some(experience) = self.experience_of(node)
             && claimed > 0.0
             && ms.is_finite()

@@ -4,17 +4,43 @@ use std::collections::BTreeMap;
 
 use super::{CLAIM_OF_OWN, Experience, PRIOR_LAYER_MS, SwarmView};
 use crate::latency::bounded_claim;
+use crate::layer_cost::LayerCosts;
 use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
 use crate::{LayerRange, LayerSet, ModelId, NodeId};
 
 impl SwarmView {
-    /// Freezes what is believed of `model`, which has `num_layers`. Draining nodes are left out, and so are those that
-    /// `myself` cannot reach: a serving node must be leased from and must send its log. `myself` is listed even when it
-    /// holds nothing, so that its hops can be priced.
+    /// As [`SwarmView::snapshot_of`] for a model whose layers are all alike.
+    ///
+    /// # Errors
+    /// As [`SwarmView::snapshot_of`].
+    pub fn snapshot(&self, model: ModelId, num_layers: u32, myself: NodeId) -> Result<Snapshot, BadSnapshot> {
+        self.freeze(model, num_layers, None, myself)
+    }
+
+    /// Freezes what is believed of `model`, whose layers cost what `costs` says for rows behind `context` positions.
+    /// Draining nodes are left out, and so are those that `myself` cannot reach: a serving node must be leased from and
+    /// must send its log. `myself` is listed even when it holds nothing, so that its hops can be priced.
     ///
     /// # Errors
     /// [`BadSnapshot::Layers`] for a model of no layers; checked capabilities cannot cause the others.
-    pub fn snapshot(&self, model: ModelId, num_layers: u32, myself: NodeId) -> Result<Snapshot, BadSnapshot> {
+    pub fn snapshot_of(
+        &self,
+        model: ModelId,
+        costs: &LayerCosts,
+        context: u32,
+        myself: NodeId,
+    ) -> Result<Snapshot, BadSnapshot> {
+        let weights = costs.weights(context);
+        self.freeze(model, costs.num_layers(), Some(weights), myself)?.with_costs(costs.clone())
+    }
+
+    fn freeze(
+        &self,
+        model: ModelId,
+        num_layers: u32,
+        weights: Option<Vec<f64>>,
+        myself: NodeId,
+    ) -> Result<Snapshot, BadSnapshot> {
         let mut index = BTreeMap::new();
         let mut hosts = Vec::new();
         let own = self.known.get(&myself).and_then(|known| known.capability.holding(model));
@@ -62,7 +88,7 @@ impl SwarmView {
                 host.load_ms = holding.load_ms;
                 host.active = holding.active;
                 host.batch_knee = holding.batch_knee;
-                host.kv_layer_positions = Some(holding.kv_layer_positions);
+                host.kv_bytes = Some(holding.kv_bytes);
             }
             index.insert(*id, hosts.len() as u32);
             hosts.push(host);
@@ -72,6 +98,6 @@ impl SwarmView {
             regions: self.geography.regions,
             measured: self.measured(&index),
         };
-        Snapshot::new(model, num_layers, None, hosts, &links)
+        Snapshot::new(model, num_layers, weights, hosts, &links)
     }
 }

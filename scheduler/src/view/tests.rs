@@ -41,15 +41,15 @@ fn claims_count_down_to_half_of_the_own_speed_until_visits_are_measured() {
     };
     assert_eq!(speed(&view), (0.1, 0.25));
     // Four layers took 6 ms: the next four are predicted to take as long.
-    view.observe_visit(other, ModelId::default(), Millis(0), 4, 6.0);
+    view.observe_visit(other, ModelId::default(), Millis(0), 4.0, 6.0);
     let (visit, layer) = speed(&view);
     assert!((visit + 4.0 * layer - 6.0).abs() < 1e-9, "{visit} {layer}");
     // Far less than claimed, again and again: so are others.
     let mut view = view.clone();
-    (0..5).for_each(|_| view.observe_visit(me, ModelId::default(), Millis(0), 2, 1.5));
+    (0..5).for_each(|_| view.observe_visit(me, ModelId::default(), Millis(0), 2.0, 1.5));
     let host = view.snapshot(ModelId::default(), 8, me).unwrap().host(me).unwrap().clone();
     assert!((host.visit_ms + 2.0 * host.decode_ms - 1.5).abs() < 1e-9, "{host:?}");
-    view.observe_visit(me, ModelId::default(), Millis(0), 2, f64::NAN);
+    view.observe_visit(me, ModelId::default(), Millis(0), 2.0, f64::NAN);
 }
 
 #[test]

@@ -160,7 +160,7 @@ impl Case {
                 queue_ms: peer.queue,
                 active: peer.active,
                 batch_knee: peer.knee,
-                kv_layer_positions: peer.room,
+                kv_bytes: peer.room,
                 load_ms: peer.load,
                 trust: peer.trust,
                 ..Host::new(id(i), set(peer.loaded), peer.decode)

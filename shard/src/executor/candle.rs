@@ -4,8 +4,8 @@
 //! functions on dequantized f32 weights. With the features `cuda` and `metal` it runs on the GPU, quantized weights kept
 //! as they are where candle knows the format. Its numbers are near those of [`super::cpu`], not the same bits: class `approx`.
 //!
-//! Limits: one session per call; keys and values are kept as f32 and concatenated, so a long context costs more than in
-//! the engine; the experts of a layer run one after the other.
+//! Limits: the items of a batch run one after the other; keys and values are kept as f32 and concatenated, so a long context
+//! costs more than in [`super::cpu`]; the experts of a layer run one after the other.
 
 use std::collections::HashMap;
 
@@ -15,15 +15,22 @@ use candle_core::{
 };
 use scheduler::LayerRange;
 
+use super::{
+    Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
+    batch::{Gave, Span, check_load, round_at},
+    host::{HostBuffers, pass_each},
+    read_bytes,
+    tags::Tags,
+};
 use crate::{
     Error, Result,
-    executor::{Ends, Input, Output},
     gguf::Gguf,
-    kernels::Pairing,
+    kernels::{KvShape, Pairing},
     models::{
         Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, NormKind, Softmax,
         layer_name,
     },
+    state::LayerState,
 };
 
 impl From<candle_core::Error> for Error {
@@ -52,66 +59,45 @@ pub struct CandleShard {
     experts: HashMap<String, Vec<QMatMul>>,
     embedding: Option<Tensor>,
     device: Device,
+    context: usize,
+    tags: Tags,
+    /// Bytes of all tensors.
+    resident: usize,
 }
 
-/// Keys and values of one session, per layer `[kv heads][positions][head_dim]`.
-#[derive(Clone, Default)]
-pub struct CandleKv {
-    layers: Vec<Option<(Tensor, Tensor)>>,
-    len: usize,
-}
-
-impl CandleKv {
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether nothing is held.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-/// The best device of this build: CUDA or Metal where the feature and the hardware are there, else the CPU.
-pub fn best_device() -> Device {
-    if candle_core::utils::cuda_is_available()
-        && let Ok(device) = Device::new_cuda(0)
-    {
-        return device;
-    }
-    if candle_core::utils::metal_is_available()
-        && let Ok(device) = Device::new_metal(0)
-    {
-        return device;
-    }
-    Device::Cpu
+/// Keys and values of one session in one layer, `[kv heads][positions][head_dim]`.
+struct Cached {
+    /// Of the positions held.
+    now: Option<(Tensor, Tensor)>,
+    /// Those and the rows of the pass under way.
+    next: Option<(Tensor, Tensor)>,
+    shape: KvShape,
+    device: Device,
 }
 
 impl CandleShard {
-    /// Loads `layers` and `ends` of the model in `gguf` for sessions of at most `context` positions.
+    /// Loads `layers` and `ends` of the model in `gguf`.
     ///
     /// # Errors
-    /// Those of [`Blueprint::from_gguf`]; [`Error::Invalid`] for layers the model does not have, or what candle says.
+    /// Those of [`super::load`]; [`Error::Invalid`] with what candle says.
     pub fn load(
         gguf: &Gguf,
         device: &Device,
         layers: LayerRange,
         ends: Ends,
-        context: usize,
+        options: Options,
         keep: Keep,
     ) -> Result<Self> {
         let blueprint = Blueprint::from_gguf(gguf)?;
-        if layers.end() as usize > blueprint.layers.len() {
-            return Err(Error::invalid(format!(
-                "layers {layers} of a model with {}",
-                blueprint.layers.len()
-            )));
-        }
+        let context = check_load(&blueprint, layers, ends, options)?;
+        let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         let mut shard = Self {
             range: layers,
             ends,
-            frequencies: blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect(),
+            context,
+            tags: Tags::new(gguf, "candle", &blueprint, layers, &frequencies),
+            frequencies,
+            resident: 0,
             vectors: HashMap::new(),
             matrices: HashMap::new(),
             experts: HashMap::new(),
@@ -125,14 +111,11 @@ impl CandleShard {
             }
         }
         if shard.ends.embedding {
-            shard.embedding = Some(shard.float(gguf, "token_embd.weight")?);
+            let table = shard.float(gguf, "token_embd.weight")?;
+            shard.resident += 4 * table.elem_count();
+            shard.embedding = Some(table);
         }
         Ok(shard)
-    }
-
-    /// An empty session.
-    pub fn new_kv(&self) -> CandleKv {
-        CandleKv { layers: vec![None; self.range.len() as usize], len: 0 }
     }
 
     fn needs(&self, name: &str) -> bool {
@@ -163,6 +146,8 @@ impl CandleShard {
         let (cols, stacked) = (tensor.cols(), tensor.info.dims.get(2).map_or(1, |&n| n as usize));
         let rows = tensor.rows() / stacked;
         let part = tensor.bytes.len() / stacked;
+        let packed = keep == Keep::Quantized && ggml_type(tensor.format.name).is_some();
+        self.resident += if packed { tensor.bytes.len() } else { 4 * rows * cols * stacked };
         let mut matrices = Vec::with_capacity(stacked);
         for bytes in tensor.bytes.chunks_exact(part) {
             let quantized = (keep == Keep::Quantized).then(|| ggml_type(tensor.format.name)).flatten();
@@ -189,51 +174,56 @@ impl CandleShard {
         Ok(())
     }
 
-    /// Computes the rows of `input` after those in `kv`, and gives what `output` asks for: logits `[rows][vocab]` from a
-    /// shard with the head, residual rows `[rows][hidden]` from another.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for an input that does not fit the shard; the session is as before then.
-    pub fn forward(&self, kv: &mut CandleKv, input: Input<'_>, output: Output) -> Result<Vec<f32>> {
-        let mut next = kv.clone();
-        let mut x = self.rows(input)?;
-        let n = x.dim(0)?;
-        for index in self.range.start()..self.range.end() {
-            x = self.layer(index as usize, &mut next, &x)?;
+    /// The rows of one item through the layers of a pass; what it remembers of them counts when the state advances.
+    fn compute(&self, pass: Pass<'_>, item: &mut Item<'_>, span: Span, gave: Gave) -> Result<Vec<f32>> {
+        let mut x = self.rows(item.input)?;
+        for (at, layer) in (pass.layers.start()..pass.layers.end()).enumerate() {
+            x = self.round(pass.rounding, layer, x)?;
+            let cached = item.state.layer_mut::<Cached>(at);
+            let cached = cached.ok_or_else(|| Error::invalid("the state is of another executor"))?;
+            x = self.layer(layer as usize, cached, span.start, &x)?;
         }
-        next.len += n;
-        *kv = next;
-        let wanted = match output {
-            Output::None => return Ok(Vec::new()),
-            Output::Last => x.i(n - 1..)?,
-            Output::All => x,
+        x = self.round(pass.rounding, pass.layers.end(), x)?;
+        if span.wanted == 0 {
+            return Ok(Vec::new());
+        }
+        let wanted = x.narrow(0, span.rows - span.wanted, span.wanted)?;
+        let out = match gave {
+            Gave::Rows => wanted,
+            Gave::States => self.norm("output_norm", &wanted)?,
+            Gave::Logits => self.head(&wanted)?,
         };
-        let out = if self.ends.head { self.head(&wanted)? } else { wanted };
         Ok(out.flatten_all()?.to_vec1()?)
+    }
+
+    /// Rounds rows that cross `boundary`, if the session rounds there: on the host, by the same code as everywhere.
+    fn round(&self, rounding: &[u32], boundary: u32, x: Tensor) -> Result<Tensor> {
+        if !rounding.contains(&boundary) {
+            return Ok(x);
+        }
+        let shape = x.dims2()?;
+        let mut values = x.flatten_all()?.to_vec1()?;
+        round_at(rounding, boundary, &mut values)?;
+        Ok(Tensor::from_vec(values, shape, &self.device)?)
     }
 
     fn rows(&self, input: Input<'_>) -> Result<Tensor> {
         let hidden = self.blueprint.hidden;
         match (input, &self.embedding) {
-            (Input::Tokens(ids), Some(table)) if !ids.is_empty() => {
-                if let Some(id) = ids.iter().find(|&&id| id as usize >= self.blueprint.vocab) {
-                    return Err(Error::invalid(format!("there is no token {id}")));
-                }
+            (Input::Tokens(ids), Some(table)) => {
                 let ids = Tensor::new(ids, &self.device)?;
                 Ok((table.index_select(&ids, 0)? * f64::from(self.blueprint.embedding_scale))?)
             }
-            (Input::Activations(x), None) if !x.is_empty() && x.len() % hidden == 0 => {
+            (Input::Activations(x), _) => {
                 Ok(Tensor::from_slice(x, (x.len() / hidden, hidden), &self.device)?)
             }
-            _ => Err(Error::invalid(
-                "the input does not fit the shard: tokens go to the embedding, rows to the others",
-            )),
+            (Input::Tokens(_), None) => Err(Error::invalid("token ids for a shard without the embedding")),
         }
     }
 
-    fn layer(&self, index: usize, kv: &mut CandleKv, x: &Tensor) -> Result<Tensor> {
+    fn layer(&self, index: usize, cached: &mut Cached, start: usize, x: &Tensor) -> Result<Tensor> {
         let h = self.norm(&layer_name(index, "attn_norm"), x)?;
-        let y = self.attention(index, kv, &h)?;
+        let y = self.attention(index, cached, start, &h)?;
         let x = (x + self.norm_after(&layer_name(index, "post_attention_norm.weight"), y)?)?;
         let h = self.norm(&layer_name(index, "ffn_norm"), &x)?;
         let y = match &self.blueprint.layers[index].feed_forward {
@@ -243,10 +233,10 @@ impl CandleShard {
         Ok((&x + self.norm_after(&layer_name(index, "post_ffw_norm.weight"), y)?)?)
     }
 
-    fn attention(&self, index: usize, kv: &mut CandleKv, h: &Tensor) -> Result<Tensor> {
+    fn attention(&self, index: usize, cached: &mut Cached, start: usize, h: &Tensor) -> Result<Tensor> {
         let b = &self.blueprint;
         let Attention::Softmax(spec) = b.layers[index].attention;
-        let (n, start) = (h.dim(0)?, kv.len);
+        let n = h.dim(0)?;
         let [q, k, v] = if self.matrices.contains_key(&layer_name(index, "attn_qkv.weight")) {
             let all = self.linear(&layer_name(index, "attn_qkv"), h)?;
             let (q, kv) = (b.q_width(), b.kv_width());
@@ -258,12 +248,15 @@ impl CandleShard {
         let q = self.heads(index, "attn_q_norm.weight", q, b.heads, spec, start)?;
         let k = self.heads(index, "attn_k_norm.weight", k, b.kv_heads, spec, start)?;
         let v = v.reshape((n, b.kv_heads, b.head_dim))?.transpose(0, 1)?.contiguous()?;
-        let slot = &mut kv.layers[index - self.range.start() as usize];
-        let (k, v) = match slot.take() {
+        let held = cached.now.as_ref().map_or(Ok(0), |(keys, _)| keys.dim(1))?;
+        if held != start {
+            return Err(Error::invalid(format!("the device has {held} of {start} positions")));
+        }
+        let (k, v) = match &cached.now {
             None => (k, v),
-            Some((keys, values)) => (Tensor::cat(&[&keys, &k], 1)?, Tensor::cat(&[&values, &v], 1)?),
+            Some((keys, values)) => (Tensor::cat(&[keys, &k], 1)?, Tensor::cat(&[values, &v], 1)?),
         };
-        *slot = Some((k.clone(), v.clone()));
+        cached.next = Some((k.clone(), v.clone()));
         let group = b.heads / b.kv_heads;
         let spread = |x: &Tensor| -> Result<Tensor> {
             let (heads, len, dim) = x.dims3()?;
@@ -441,6 +434,123 @@ impl CandleShard {
     fn divide_by_rms(&self, x: &Tensor) -> Result<Tensor> {
         let square = x.sqr()?.mean_keepdim(D::Minus1)?;
         Ok(x.broadcast_div(&(square + f64::from(self.blueprint.norm.eps))?.sqrt()?)?)
+    }
+}
+
+impl Executor for CandleShard {
+    fn blueprint(&self) -> &Blueprint {
+        &self.blueprint
+    }
+
+    fn range(&self) -> LayerRange {
+        self.range
+    }
+
+    fn ends(&self) -> Ends {
+        self.ends
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn class(&self) -> Class {
+        Class::Approx
+    }
+
+    fn device(&self) -> String {
+        format!("candle on {:?}", self.device.location())
+    }
+
+    fn resident_bytes(&self) -> usize {
+        self.resident
+    }
+
+    fn bytes_per_token(&self, position: usize) -> usize {
+        // Keys and values are f32 here, twice what a page keeps.
+        self.resident + 2 * read_bytes(&self.blueprint, self.range, position)
+    }
+
+    fn state_tag(&self, layers: LayerRange) -> u64 {
+        self.tags.of(self.range, layers)
+    }
+
+    fn new_layer_state(&self, _layer: u32) -> Box<dyn LayerState> {
+        let shape = KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim };
+        Box::new(Cached { now: None, next: None, shape, device: self.device.clone() })
+    }
+
+    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+        // A pass holds the old and the new tensors of a layer for a moment.
+        layers.len() as usize * positions * 2 * size_of::<f32>() * self.blueprint.kv_width()
+    }
+
+    fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {
+        Ok(Box::new(HostBuffers::new(capacity)))
+    }
+
+    fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()> {
+        pass_each(self, ws, pass, items, |item, span, gave| self.compute(pass, item, span, gave))
+    }
+}
+
+impl Cached {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.now.iter().flat_map(|(keys, values)| [keys, values])
+    }
+}
+
+impl LayerState for Cached {
+    fn kind(&self) -> String {
+        format!("tensors f32 {} x {}", self.shape.kv_heads, self.shape.head_dim)
+    }
+
+    fn bytes(&self) -> usize {
+        self.tensors().map(|tensor| tensor.elem_count() * size_of::<f32>()).sum()
+    }
+
+    fn reserve(&mut self, _positions: usize) {}
+
+    fn rewind(&mut self, to: usize) {
+        self.next = None;
+        let cut = |tensor: &Tensor| tensor.narrow(1, 0, to)?.force_contiguous();
+        self.now = match &self.now {
+            Some((keys, values)) if to > 0 => cut(keys).and_then(|keys| Ok((keys, cut(values)?))).ok(),
+            _ => None,
+        };
+    }
+
+    fn advance(&mut self, _len: usize) {
+        if let Some(next) = self.next.take() {
+            self.now = Some(next);
+        }
+    }
+
+    fn snapshot_len(&self, len: usize) -> usize {
+        2 * len * self.shape.kv_heads * self.shape.head_dim * size_of::<f32>()
+    }
+
+    fn snapshot(&self, _len: usize, out: &mut Vec<u8>) -> Result<()> {
+        for tensor in self.tensors() {
+            let values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+            values.iter().for_each(|value| out.extend(value.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, len: usize, bytes: &[u8]) -> Result<()> {
+        self.rewind(0);
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        if values.iter().any(|value| !value.is_finite()) {
+            return Err(Error::malformed("snapshot: value", "is not finite"));
+        }
+        if len > 0 {
+            let shape = (self.shape.kv_heads, len, self.shape.head_dim);
+            let (keys, rest) = values.split_at(values.len() / 2);
+            let tensor = |values: &[f32]| Tensor::from_slice(values, shape, &self.device);
+            self.now = Some((tensor(keys)?, tensor(rest)?));
+        }
+        Ok(())
     }
 }
 

@@ -1,14 +1,301 @@
-//! What runs the layers of a model: one module per executor.
+//! What runs the layers of a model: one trait, one module per executor.
 //!
-//! [`cpu`] is the one with kernels of its own and class `d1`, [`candle`](mod@candle) (a feature) runs the same blueprints on candle's
-//! tensors and devices as class `approx`, [`mod@reference`] is the readable oracle.
+//! An [`Executor`] holds the weights of some consecutive layers, and at the ends of the model the embedding table and the head.
+//! [`Executor::run`] takes some of those layers and a batch of [`Item`]s, one per session: token ids or the residual rows that
+//! the previous stage gave, and the session's [`SessionState`] for those layers. Prefill chunks, decode steps, verify
+//! windows and replays are this one call with other row counts.
+//!
+//! ```text
+//! tokens -> embedding -> [ x += attention(norm(x)); x += feed_forward(norm(x)) ] per layer -> norm -> head -> logits
+//!           ^ first range only                    ^ activations cross ranges here as raw f32 rows   ^ last range only
+//! ```
+//!
+//! | module | computes with | class |
+//! |---|---|---|
+//! | [`cpu`] | kernels of our own | `d1`: the same bits on every machine |
+//! | [`candle`](mod@candle) (a feature) | candle's tensors, on its CPU, CUDA and Metal devices | `approx` |
+//! | [`mod@reference`] | plain loops, written to be read | `approx` |
+//!
+//! [`load`] is the only place that chooses one; everything else, in this crate and outside, sees the trait.
+//!
+//! A session may fix layer boundaries at which its activations are rounded as wire `q8` rounds them ([`crate::round`]).
+//! Boundary `b` lies before layer `b` and, for `b` the number of layers, before the head; a pass rounds at every such
+//! boundary it touches, both its ends included, and rounding twice is rounding once. So two stages that meet at a
+//! boundary, and one that runs over it, compute the same bits.
+//!
+//! NaN and infinity are refused, coming in and going out: a pass that returns an error has not advanced any session.
+//!
+//! Limits: one workspace serves one pass at a time.
 
+mod batch;
 #[cfg(feature = "candle")]
 pub mod candle;
+mod chain;
 pub mod cpu;
+mod device;
+mod host;
+mod mean;
 pub mod reference;
+mod run;
+mod tags;
+mod workspace;
+
+use scheduler::LayerRange;
 
 pub use crate::gguf::Ends;
-pub use cpu::{
-    Capacity, Chain, Input, Item, Mean, Options, Output, Shard, Workspace, argmax, fingerprint, whole_range,
+use crate::{
+    Error, Result,
+    kernels::Isa,
+    models::Blueprint,
+    state::{Kind, SessionState},
 };
+pub use chain::Chain;
+pub use device::{Device, DeviceName, load};
+pub use mean::Mean;
+pub use run::{argmax, fingerprint, whole_range};
+pub use workspace::{Buffers, Capacity, Workspace};
+
+/// What is decided at load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Positions a session may grow to; `None` for the context the model was trained with. It also chooses between the
+    /// short and the long frequency factors of models that have both, so all stages of a session must agree on it.
+    pub context: Option<usize>,
+}
+
+/// Which bits an executor computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Those of profile `d1`, if this machine passes the self-test of the instruction set ([`crate::golden::check`]).
+    D1(Isa),
+    /// Near them: its work is held to [`crate::tolerance`].
+    Approx,
+}
+
+/// One session's part of a batch.
+pub struct Item<'a> {
+    /// What the session remembers; the first row's position is its length, and the pass advances it.
+    pub state: &'a mut SessionState,
+    /// The rows to compute.
+    pub input: Input<'a>,
+    /// Which rows' results are wanted.
+    pub output: Output,
+}
+
+/// The rows of an item, at least one.
+#[derive(Clone, Copy, Debug)]
+pub enum Input<'a> {
+    /// Token ids, for layers that begin with layer 0 of an executor with the embedding.
+    Tokens(&'a [u32]),
+    /// Residual rows, `[n][hidden]`, as the previous stage gave them; at layer 0, embedded tokens.
+    Activations(&'a [f32]),
+}
+
+/// Which rows' results are wanted: logits when the last layer is among those run and the executor has the head, residual
+/// rows otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// None: the state is filled.
+    None,
+    /// The last row.
+    Last,
+    /// Every row.
+    All,
+}
+
+/// What one pass does besides its items.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass<'a> {
+    /// The layers to run, all of them held.
+    pub layers: LayerRange,
+    /// Boundaries at which activations are rounded as wire `q8` does; those outside the layers do not matter.
+    pub rounding: &'a [u32],
+    /// Whether the pass ends after the norm in front of the head: hidden states instead of logits.
+    pub states: bool,
+}
+
+/// What computes some consecutive layers of one model.
+///
+/// A pass is one virtual call; what it costs beyond that is the executor's own. Adding an executor: a module that
+/// implements this trait and [`Buffers`], and its row in [`load`].
+pub trait Executor: Send + Sync {
+    /// What the model is.
+    fn blueprint(&self) -> &Blueprint;
+
+    /// The layers held.
+    fn range(&self) -> LayerRange;
+
+    /// The ends held.
+    fn ends(&self) -> Ends;
+
+    /// Positions a session may grow to.
+    fn context(&self) -> usize;
+
+    /// Which bits come out.
+    fn class(&self) -> Class;
+
+    /// What computes, for people: a device and what matters about it.
+    fn device(&self) -> String;
+
+    /// Bytes of all weights in memory.
+    fn resident_bytes(&self) -> usize;
+
+    /// Bytes read from memory to compute one token at `position`: the weights it passes through, and the state.
+    fn bytes_per_token(&self, position: usize) -> usize;
+
+    /// What states of `layers` are marked with, which are held: model, layers and rotation. Equal on every machine that runs
+    /// the same layers of the same file with the same kind of executor and the same choice of context.
+    fn state_tag(&self, layers: LayerRange) -> u64;
+
+    /// What an empty session remembers in layer `layer` of the model, which is held.
+    fn new_layer_state(&self, layer: u32) -> Box<dyn crate::state::LayerState>;
+
+    /// Bytes that states of `layers` take for `positions`.
+    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+        (layers.start()..layers.end())
+            .map(|layer| self.blueprint().state_kind(layer as usize).bytes(positions))
+            .sum()
+    }
+
+    /// Buffers for passes up to `capacity`, which has rows and items; see [`Workspace::new`].
+    ///
+    /// # Errors
+    /// What the device says when there is no memory for them.
+    fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>>;
+
+    /// Computes all rows of all items through the layers of `pass` and advances their states; results are read from `ws` until
+    /// the next pass. Each item gets what it would get alone, and in one run what it gets in several over adjacent layers.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for layers that are not held; when an item does not belong to them, holds no row or a token
+    /// beyond the vocabulary; when the batch exceeds the workspace or a session its context; for rounding in a model
+    /// whose rows are no whole blocks; for hidden states of an executor without the head; and when a value coming in, going
+    /// out or being rounded is not finite. No state is advanced then.
+    fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()>;
+
+    /// [`Executor::pass`] over `layers`, rounding at `rounding`, up to rows or logits.
+    ///
+    /// # Errors
+    /// Those of [`Executor::pass`].
+    fn run(
+        &self,
+        ws: &mut Workspace,
+        layers: LayerRange,
+        rounding: &[u32],
+        items: &mut [Item<'_>],
+    ) -> Result<()> {
+        self.pass(ws, Pass { layers, rounding, states: false }, items)
+    }
+
+    /// [`Executor::run`] over all layers held, without rounding.
+    ///
+    /// # Errors
+    /// Those of [`Executor::pass`]; [`Error::Invalid`] for activations when the executor begins with the embedding.
+    fn forward(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
+        let rows_come_in = |item: &Item<'_>| matches!(item.input, Input::Activations(_));
+        if self.ends().embedding && items.iter().any(rows_come_in) {
+            ws.clear();
+            return Err(Error::invalid("activations for a shard that begins with the embedding"));
+        }
+        self.run(ws, self.range(), &[], items)
+    }
+
+    /// As [`Executor::forward`], up to the norm in front of the head: gives the hidden states that the head would read,
+    /// by [`Workspace::states`], and no logits. Any number of rows may be wanted.
+    ///
+    /// # Errors
+    /// Those of [`Executor::forward`]; [`Error::Invalid`] for an executor without the head.
+    fn states(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
+        self.pass(ws, Pass { layers: self.range(), rounding: &[], states: true }, items)
+    }
+
+    /// An empty state for a new session over all layers held.
+    fn new_state(&self) -> SessionState {
+        state_of(self, self.range())
+    }
+
+    /// An empty state for a new session over `layers`, for [`Executor::run`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for layers that are not held.
+    fn new_state_of(&self, layers: LayerRange) -> Result<SessionState> {
+        batch::check_held(self.range(), layers)?;
+        Ok(state_of(self, layers))
+    }
+
+    /// Feeds an input of any length in passes of at most `chunk` rows; `sink` sees the workspace after each.
+    ///
+    /// With [`Output::Last`] only the last pass has a result. The chunk size changes speed, never what is computed.
+    ///
+    /// # Errors
+    /// Those of [`Executor::forward`]; passes before the failing one have advanced the state.
+    fn feed(
+        &self,
+        ws: &mut Workspace,
+        state: &mut SessionState,
+        input: Input<'_>,
+        chunk: usize,
+        output: Output,
+        sink: &mut dyn FnMut(&Workspace),
+    ) -> Result<()> {
+        let hidden = self.blueprint().hidden;
+        let (rows, fits) = match input {
+            Input::Tokens(tokens) => (tokens.len(), true),
+            Input::Activations(x) => (x.len() / hidden, x.len().is_multiple_of(hidden)),
+        };
+        if !fits {
+            return Err(Error::invalid(format!("activations are no rows of {hidden} values")));
+        }
+        let chunk = chunk.clamp(1, ws.capacity().rows);
+        let mut done = 0;
+        loop {
+            let end = (done + chunk).min(rows);
+            let input = match input {
+                Input::Tokens(tokens) => Input::Tokens(&tokens[done..end]),
+                Input::Activations(x) => Input::Activations(&x[done * hidden..end * hidden]),
+            };
+            let output = if output == Output::Last && end < rows { Output::None } else { output };
+            self.forward(ws, &mut [Item { state: &mut *state, input, output }])?;
+            sink(ws);
+            done = end;
+            if done == rows {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Feeds a prompt in passes as large as the workspace allows; the logits of its last token are in `ws` then.
+    ///
+    /// # Errors
+    /// Those of [`Executor::feed`].
+    fn prefill(&self, ws: &mut Workspace, state: &mut SessionState, tokens: &[u32]) -> Result<()> {
+        let chunk = ws.capacity().rows;
+        self.feed(ws, state, Input::Tokens(tokens), chunk, Output::Last, &mut |_| {})
+    }
+
+    /// Feeds one token; its logits are in `ws` then.
+    ///
+    /// # Errors
+    /// Those of [`Executor::forward`].
+    fn step(&self, ws: &mut Workspace, state: &mut SessionState, token: u32) -> Result<()> {
+        self.forward(ws, &mut [Item { state, input: Input::Tokens(&[token]), output: Output::Last }])
+    }
+}
+
+fn state_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange) -> SessionState {
+    let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer)).collect();
+    SessionState::new(executor.state_tag(layers), states, executor.context())
+}
+
+/// Bytes of state that one token at `position` reads in `layers` of a model.
+fn read_bytes(blueprint: &Blueprint, layers: LayerRange, position: usize) -> usize {
+    let layers = layers.start() as usize..layers.end() as usize;
+    layers
+        .map(|layer| match blueprint.state_kind(layer) {
+            Kind::Paged(shape) => {
+                let seen = blueprint.layers[layer].attention.window().unwrap_or(usize::MAX).min(position);
+                seen * 2 * size_of::<u16>() * shape.kv_heads * shape.head_dim
+            }
+        })
+        .sum()
+}

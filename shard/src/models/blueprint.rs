@@ -1,6 +1,7 @@
 //! What a model is, once its metadata is read: plain data that one executor interprets.
 
 use super::{rope::Rope, tensors::Rule};
+use crate::{kernels::KvShape, state::Kind};
 
 /// Everything the executor must know about a model besides its weights.
 ///
@@ -74,6 +75,22 @@ pub struct Layer {
 pub enum Attention {
     /// Grouped-query attention with a softmax over cached keys.
     Softmax(Softmax),
+}
+
+impl Attention {
+    /// The rotation of queries and keys, as an index into [`Blueprint::ropes`].
+    pub fn rope(&self) -> Option<usize> {
+        match self {
+            Self::Softmax(softmax) => softmax.rope,
+        }
+    }
+
+    /// How many positions a position sees, itself included, if not all before it.
+    pub fn window(&self) -> Option<usize> {
+        match self {
+            Self::Softmax(softmax) => softmax.window,
+        }
+    }
 }
 
 /// The numbers of softmax attention.
@@ -152,9 +169,18 @@ impl Blueprint {
         self.heads * self.head_dim
     }
 
-    /// Bytes one position takes in the KV cache of all layers: keys and values as f16.
+    /// What a session remembers in layer `layer`.
+    pub fn state_kind(&self, layer: usize) -> Kind {
+        match self.layers[layer].attention {
+            Attention::Softmax(_) => {
+                Kind::Paged(KvShape { kv_heads: self.kv_heads, head_dim: self.head_dim })
+            }
+        }
+    }
+
+    /// Bytes each further position takes in the state of all layers: keys and values as f16.
     pub fn kv_bytes_per_token(&self) -> usize {
-        self.layers.len() * 2 * self.kv_width() * 2
+        (0..self.layers.len()).map(|layer| self.state_kind(layer).position_bytes()).sum()
     }
 
     /// Width of all key heads, or of all value heads, together.

@@ -12,6 +12,7 @@
 
 mod block;
 mod blueprint;
+mod cost;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -30,6 +31,7 @@ mod tensors;
 pub use blueprint::{
     Activation, Attention, Blueprint, Dense, Experts, FeedForward, Head, Layer, Norm, NormKind, Softmax,
 };
+pub use cost::layer_costs;
 pub use rope::{Frequencies, Rope, Scaling};
 pub use tensors::{Need, Rule, layer_name};
 

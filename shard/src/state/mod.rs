@@ -1,9 +1,367 @@
 //! What a session remembers between passes.
 //!
-//! [`paged`] holds keys and values in pages of positions, [`prefix`] keeps finished sessions for prompts that begin alike.
+//! A [`SessionState`] belongs to one session and to one executor's layers; it is made of one [`LayerState`] per layer. What a
+//! layer remembers is a property of the layer ([`Kind`]): [`paged`] holds keys and values of every position in pages. A
+//! session that goes back (rejected speculation, a shared prefix, an edited chat) asks for a position and is told which one
+//! it got: pages keep any, a state without a history keeps only its checkpoints, so what lies behind them has to be computed
+//! again from there.
+//!
+//! [`SessionState::snapshot`] writes a state so that equal states are equal bytes: format `SST1`, little endian,
+//!
+//! ```text
+//! "SST1"  tag u64  layers u32  kinds u64  len u64
+//! layers x what the layer writes
+//! ```
+//!
+//! `tag` names model, layers and rotation (see [`crate::executor::Executor::state_tag`]): the state of one model means nothing
+//! to another. `kinds` is a digest of what kind of state each layer has.
+//!
+//! [`prefix`] keeps finished sessions for prompts that begin alike.
 
 pub mod paged;
 pub mod prefix;
 
-pub use paged::KvCache;
+use std::any::Any;
+
+use crate::{Error, Result, kernels::KvShape};
+pub use paged::Paged;
 pub use prefix::PrefixCache;
+
+/// Bytes of a snapshot before the layers.
+const HEADER: usize = 4 + 8 + 4 + 8 + 8;
+const MAGIC: &[u8; 4] = b"SST1";
+
+/// What kind of state a layer has, before there is a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Keys and values of every position.
+    Paged(KvShape),
+}
+
+impl Kind {
+    /// Bytes of a state of `positions` positions: a constant part and one that grows with them.
+    pub fn bytes(self, positions: usize) -> usize {
+        match self {
+            Self::Paged(shape) => Paged::bytes_for(shape, positions),
+        }
+    }
+
+    /// Bytes that each further position costs, pages aside.
+    pub fn position_bytes(self) -> usize {
+        match self {
+            Self::Paged(shape) => 2 * size_of::<u16>() * shape.kv_heads * shape.head_dim,
+        }
+    }
+
+    /// The state of a layer of profile `d1` that has seen nothing and may see `limit` positions.
+    pub fn empty(self, limit: usize) -> Box<dyn LayerState> {
+        match self {
+            Self::Paged(shape) => Box::new(Paged::new(shape, limit)),
+        }
+    }
+}
+
+/// What one layer of one session remembers.
+///
+/// A pass stores what it computes beyond the positions held, and [`LayerState::advance`] makes it count; until then the
+/// state is the one before the pass, so that a pass that fails has changed nothing. How many positions are held is the
+/// session's to know ([`SessionState::len`]).
+pub trait LayerState: Any + Send {
+    /// Kind and shape in words; states with equal ones can restore each other's snapshots.
+    fn kind(&self) -> String;
+
+    /// Bytes in memory.
+    fn bytes(&self) -> usize;
+
+    /// Makes room for `positions` in all, so that passes up to there do not allocate.
+    fn reserve(&mut self, positions: usize);
+
+    /// The last position at or before `to` that the state can go back to without computing; `to` is at most the positions held.
+    fn checkpoint(&self, to: usize) -> usize {
+        to
+    }
+
+    /// Forgets everything from `to` on, which is a position that [`LayerState::checkpoint`] gave.
+    fn rewind(&mut self, to: usize);
+
+    /// A pass has computed every position before `len`.
+    fn advance(&mut self, len: usize);
+
+    /// Bytes of a snapshot of `len` positions. No overflow: `len` is at most the limit of the session.
+    fn snapshot_len(&self, len: usize) -> usize;
+
+    /// Appends the state of `len` positions.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the device does not give its memory.
+    fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()>;
+
+    /// Replaces the state by that of a snapshot of `len` positions, `bytes` of [`LayerState::snapshot_len`].
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for a value that is not finite; the state is unspecified then, until it is rewound to 0.
+    fn restore(&mut self, len: usize, bytes: &[u8]) -> Result<()>;
+}
+
+/// What one session remembers in the layers of one executor.
+pub struct SessionState {
+    tag: u64,
+    layers: Vec<Box<dyn LayerState>>,
+    len: usize,
+    limit: usize,
+}
+
+impl SessionState {
+    /// An empty state of `layers` that may grow to `limit` positions; see [`crate::executor::Executor::new_state`].
+    pub fn new(tag: u64, layers: Vec<Box<dyn LayerState>>, limit: usize) -> Self {
+        Self { tag, layers, len: 0, limit }
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no position is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Positions it may grow to.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Which model, layers, rotation and kind of executor the contents belong to.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Bytes in memory.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.bytes()).sum()
+    }
+
+    /// Makes room for `positions` in all, so that passes up to there do not allocate.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] beyond the limit; nothing changes.
+    pub fn reserve(&mut self, positions: usize) -> Result<()> {
+        if positions > self.limit {
+            let limit = self.limit;
+            return Err(Error::invalid(format!(
+                "the context of {limit} positions is full ({positions} wanted)"
+            )));
+        }
+        self.layers.iter_mut().for_each(|layer| layer.reserve(positions));
+        Ok(())
+    }
+
+    /// The last position at or before `to` that all layers can go back to.
+    pub fn checkpoint(&self, to: usize) -> usize {
+        let mut kept = to.min(self.len);
+        loop {
+            let common = self.layers.iter().fold(kept, |kept, layer| layer.checkpoint(kept));
+            if common == kept {
+                return kept;
+            }
+            kept = common;
+        }
+    }
+
+    /// Forgets positions from `to` on, and those before it that cannot be kept without them; returns how many are held now,
+    /// at most `to`.
+    pub fn rewind(&mut self, to: usize) -> usize {
+        if to < self.len {
+            self.len = self.checkpoint(to);
+            self.layers.iter_mut().for_each(|layer| layer.rewind(self.len));
+        }
+        self.len
+    }
+
+    /// Counts `positions` more, which a pass has computed in every layer.
+    pub fn advance(&mut self, positions: usize) {
+        self.len += positions;
+        self.layers.iter_mut().for_each(|layer| layer.advance(self.len));
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The state of layer `index` of these, if it is an `L`.
+    pub(crate) fn layer<L: LayerState>(&self, index: usize) -> Option<&L> {
+        let layer: &dyn Any = &**self.layers.get(index)?;
+        layer.downcast_ref()
+    }
+
+    /// As [`SessionState::layer`], to store into.
+    pub(crate) fn layer_mut<L: LayerState>(&mut self, index: usize) -> Option<&mut L> {
+        let layer: &mut dyn Any = &mut **self.layers.get_mut(index)?;
+        layer.downcast_mut()
+    }
+
+    /// The state as bytes; equal states give equal bytes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the device does not give its memory.
+    pub fn snapshot(&self) -> Result<Vec<u8>> {
+        let mut out = Vec::with_capacity(self.snapshot_len(self.len));
+        out.extend(MAGIC);
+        out.extend(self.tag.to_le_bytes());
+        out.extend((self.layers.len() as u32).to_le_bytes());
+        out.extend(self.kinds().to_le_bytes());
+        out.extend((self.len as u64).to_le_bytes());
+        self.layers.iter().try_for_each(|layer| layer.snapshot(self.len, &mut out))?;
+        Ok(out)
+    }
+
+    /// BLAKE3 of the snapshot: equal for equal states.
+    ///
+    /// # Errors
+    /// Those of [`SessionState::snapshot`].
+    pub fn digest(&self) -> Result<blake3::Hash> {
+        Ok(blake3::hash(&self.snapshot()?))
+    }
+
+    /// Replaces the contents by those of a snapshot taken from a state of the same model and layers.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] when the bytes are no snapshot, of something else, or hold a value that is not finite;
+    /// [`Error::Invalid`] when they hold more positions than the limit. The state is left empty then.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<()> {
+        self.clear();
+        let len = self.check_header(bytes)?;
+        self.reserve(len)?;
+        let mut rest = &bytes[HEADER..];
+        for index in 0..self.layers.len() {
+            let (here, after) = rest.split_at(self.layers[index].snapshot_len(len));
+            rest = after;
+            if let Err(error) = self.layers[index].restore(len, here) {
+                self.clear();
+                return Err(error);
+            }
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.len = 0;
+        self.layers.iter_mut().for_each(|layer| layer.rewind(0));
+    }
+
+    fn kinds(&self) -> u64 {
+        let mut hasher = blake3::Hasher::new();
+        for layer in &self.layers {
+            hasher.update(layer.kind().as_bytes()).update(b"\n");
+        }
+        let digest = *hasher.finalize().as_bytes();
+        u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
+    }
+
+    fn check_header(&self, bytes: &[u8]) -> Result<usize> {
+        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or_default();
+        if bytes.len() < HEADER || &bytes[..4] != MAGIC {
+            return Err(Error::malformed("snapshot: header", "is no SST1 snapshot"));
+        }
+        if long(4) != self.tag {
+            return Err(Error::malformed("snapshot: tag", "is of another model, layer range or rotation"));
+        }
+        let layers = bytes[12..16].try_into().map(u32::from_le_bytes).unwrap_or_default();
+        if layers as usize != self.layers.len() || long(16) != self.kinds() {
+            return Err(Error::malformed("snapshot: shape", "is of another model"));
+        }
+        let len = usize::try_from(long(24)).unwrap_or(usize::MAX);
+        if len > self.limit {
+            let limit = self.limit;
+            return Err(Error::invalid(format!("the snapshot has {len} positions, the context {limit}")));
+        }
+        if bytes.len() != self.snapshot_len(len) {
+            return Err(Error::malformed("snapshot: length", "does not fit the number of positions"));
+        }
+        Ok(len)
+    }
+
+    fn snapshot_len(&self, len: usize) -> usize {
+        HEADER + self.layers.iter().map(|layer| layer.snapshot_len(len)).sum::<usize>()
+    }
+}
+
+/// Tests of one kind of state share these.
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    const SHAPE: KvShape = KvShape { kv_heads: 2, head_dim: 4 };
+
+    /// Two layers of pages whose values depend on where they are and on `seed`.
+    pub(crate) fn cache(len: usize, seed: u16) -> SessionState {
+        let layers = (0..2).map(|_| Kind::Paged(SHAPE).empty(1000)).collect();
+        let mut kv = SessionState::new(7, layers, 1000);
+        kv.reserve(len).unwrap();
+        for layer in 0..2 {
+            let paged: &mut Paged = kv.layer_mut(layer).unwrap();
+            for (p, page) in paged.pages_mut().iter_mut().enumerate() {
+                for (i, bits) in page.iter_mut().enumerate() {
+                    *bits = ((i * 31 + p * 7 + layer * 3) as u16 ^ seed) & 0x3bff;
+                }
+            }
+        }
+        kv.advance(len);
+        kv
+    }
+
+    #[test]
+    fn a_snapshot_restores_and_ignores_what_lies_beyond_len() {
+        let kv = cache(300, 5);
+        let bytes = kv.snapshot().unwrap();
+        let mut other = cache(700, 9);
+        other.restore(&bytes).unwrap();
+        assert_eq!((other.len(), other.snapshot().unwrap() == bytes), (300, true));
+        assert_eq!(other.digest().unwrap(), kv.digest().unwrap());
+        assert_eq!(other.rewind(299), 299);
+        assert_eq!(other.snapshot().unwrap().len(), bytes.len() - 2 * 2 * 2 * 4 * 2);
+    }
+
+    #[test]
+    fn damaged_snapshots_are_refused() {
+        let kv = cache(3, 5);
+        let good = kv.snapshot().unwrap();
+        let mut target = cache(0, 0);
+        let mut refuse = |bytes: &[u8], what: &str| {
+            let error = target.restore(bytes).expect_err(what).to_string();
+            assert!(error.contains(what), "{error} should mention {what}");
+            assert!(target.is_empty());
+        };
+        for cut in 0..HEADER {
+            refuse(&good[..cut], "header");
+        }
+        refuse(&good[..good.len() - 1], "length");
+        let changed = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            bytes
+        };
+        refuse(&changed(0, b'X'), "header");
+        refuse(&changed(4, 8), "tag");
+        refuse(&changed(12, 3), "shape");
+        refuse(&changed(16, !good[16]), "shape");
+        refuse(&changed(24, 4), "length");
+        refuse(&changed(31, 0xff), "positions");
+        refuse(&changed(good.len() - 1, 0x7c), "not finite");
+    }
+
+    #[test]
+    fn pages_are_freed_by_going_back_and_refused_beyond_the_limit() {
+        let mut kv = cache(600, 1);
+        let page = Kind::Paged(SHAPE).bytes(1) * 2;
+        assert_eq!(kv.bytes(), 3 * page);
+        assert_eq!(Kind::Paged(SHAPE).bytes(600) * 2, 3 * page);
+        assert_eq!(kv.rewind(256), 256);
+        assert_eq!(kv.bytes(), page);
+        assert!(kv.reserve(1001).is_err());
+        assert_eq!(kv.bytes(), page);
+    }
+}

@@ -3,7 +3,7 @@
 //! [`PrefixCache`] keeps them within a number of bytes, so that a prompt that begins like an earlier one (a chat's next
 //! turn, a shared system prompt) only computes what is new.
 
-use super::KvCache;
+use super::SessionState;
 
 /// Finished sessions kept for prompts that begin like them, least recently used out first.
 pub struct PrefixCache {
@@ -15,21 +15,21 @@ pub struct PrefixCache {
 
 struct Kept {
     tokens: Vec<u32>,
-    kv: KvCache,
+    state: SessionState,
 }
 
 impl PrefixCache {
-    /// Keeps at most `limit_bytes` of pages; 0 keeps nothing.
+    /// Keeps at most `limit_bytes` of states; 0 keeps nothing.
     pub fn new(limit_bytes: usize) -> Self {
         Self { kept: Vec::new(), limit_bytes, hits: 0, misses: 0 }
     }
 
     /// The kept session that shares the longest beginning with `tokens`, cut to it; its `len` says how many tokens need
     /// not be computed again, always fewer than `tokens`, so that the last one still gives logits.
-    pub fn take(&mut self, tokens: &[u32]) -> Option<KvCache> {
+    pub fn take(&mut self, tokens: &[u32]) -> Option<SessionState> {
         let shared = |kept: &Kept| {
             let common = kept.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
-            common.min(kept.kv.len()).min(tokens.len().saturating_sub(1))
+            kept.state.checkpoint(common.min(tokens.len().saturating_sub(1)))
         };
         let best = (0..self.kept.len()).max_by_key(|&i| (shared(&self.kept[i]), i));
         let Some((index, common)) =
@@ -39,25 +39,25 @@ impl PrefixCache {
             return None;
         };
         self.hits += 1;
-        let mut kv = self.kept.remove(index).kv;
-        kv.truncate(common);
-        Some(kv)
+        let mut state = self.kept.remove(index).state;
+        state.rewind(common);
+        Some(state)
     }
 
-    /// Keeps a session whose first `kv.len()` tokens are `tokens`, and drops the least recently used beyond the limit.
-    pub fn put(&mut self, tokens: Vec<u32>, kv: KvCache) {
-        if tokens.len() < kv.len() || kv.is_empty() {
+    /// Keeps a session whose first `state.len()` tokens are `tokens`, and drops the least recently used beyond the limit.
+    pub fn put(&mut self, tokens: Vec<u32>, state: SessionState) {
+        if tokens.len() < state.len() || state.is_empty() {
             return;
         }
-        self.kept.push(Kept { tokens, kv });
+        self.kept.push(Kept { tokens, state });
         while self.bytes() > self.limit_bytes {
             self.kept.remove(0);
         }
     }
 
-    /// Bytes of all pages kept.
+    /// Bytes of all states kept.
     pub fn bytes(&self) -> usize {
-        self.kept.iter().map(|kept| kept.kv.bytes()).sum()
+        self.kept.iter().map(|kept| kept.state.bytes()).sum()
     }
 
     /// Bytes it may keep.
@@ -74,13 +74,10 @@ impl PrefixCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::KvShape;
+    use crate::state::tests;
 
-    fn cache(len: usize) -> KvCache {
-        let mut kv = KvCache::new(7, 2, KvShape { kv_heads: 2, head_dim: 4 }, 1000);
-        kv.reserve(len).unwrap();
-        kv.advance(len);
-        kv
+    fn cache(len: usize) -> SessionState {
+        tests::cache(len, 0)
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::{fs, io::Cursor, path::PathBuf, sync::Arc};
 
 use shard::{
-    executor::{Ends, Options, Shard, whole_range},
+    executor::{Ends, Options, cpu::Shard, whole_range},
     gguf::{Gguf, Tensor, Value, Writer},
     kernels::{Cpu, Isa, threads::Pool},
     quant::Format,

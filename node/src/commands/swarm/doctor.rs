@@ -240,7 +240,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     if !control::socket(home).exists() {
         return Ok(None);
     }
-    let status = match runtime()?.block_on(control::one(home, &Question::Status)) {
+    let status: Value = match runtime()?.block_on(control::one(home, &Question::Status)) {
         Ok(status) => status,
         // A file left behind by a node that was killed.
         Err(Error::Usage(_)) => return Ok(None),
@@ -296,6 +296,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             advice: "others cannot dial this machine and no relay was found: forward a port and name it with --listen, or \
                      join with an invite of somebody who can be reached",
         },
+        holders(&status),
         Finding {
             what: "sandbox",
             well: status["model"]["sandboxed"] == json!(true),
@@ -305,9 +306,37 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     ]))
 }
 
+/// How many nodes are the only holders of a layer. A small swarm cannot do without them, so it is no fault; `status`
+/// names them, the doctor's report must not.
+fn holders(status: &Value) -> Finding {
+    let models = status["models"].as_array().into_iter().flatten();
+    let sole = models.flat_map(|model| model["bares"].as_array().into_iter().flatten());
+    let layers: Vec<String> = sole.map(|one| super::ask::words(&one["layers"])).collect();
+    let found = match layers.len() {
+        0 => "no node is the only holder of a layer".to_owned(),
+        1 => format!("if one node leaves, layers {} have no holder; `shoal status` names it", layers[0]),
+        n => format!(
+            "{n} nodes are the only holders of layers ({}): if one leaves, its layers have no holder; `shoal status` \
+             names them",
+            layers.join("; ")
+        ),
+    };
+    Finding { what: "holders", well: true, found, advice: "join one more node that may choose its layers" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_only_holders_of_layers_are_counted_and_not_named() {
+        let found = |bares: Value| holders(&json!({ "models": [{ "bares": bares }] })).found;
+        assert_eq!(found(json!([])), "no node is the only holder of a layer");
+        let one = json!({ "node": "abcdef", "own": false, "layers": ["2..5"] });
+        let said = found(json!([one]));
+        assert!(said.contains("layers 2..5 have no holder") && !said.contains("abcdef"), "{said}");
+        assert!(found(json!([one, one])).starts_with("2 nodes are the only holders of layers (2..5; 2..5)"));
+    }
 
     #[test]
     fn a_taken_port_is_found() {

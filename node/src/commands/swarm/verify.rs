@@ -1,4 +1,4 @@
-//! `shoal verify PROOF`: whether a node lied, for whoever holds the model.
+//! `shoal verify PROOF`: whether a node lied, for a machine that holds the model.
 
 use std::{fs, process};
 
@@ -31,6 +31,7 @@ impl Judge {
         let spec = Spec {
             threads: args.engine.threads.map(usize::from),
             isa: args.engine.isa.clone(),
+            device: args.engine.device,
             pin: !args.engine.no_pin,
             layers: LayerRange::new(0, 1).into_iter().collect(),
             ..Spec::new(source(&args.engine.model)?)

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use p2p::{
     Path,
     path::unnamed,
-    wire::announce::{Draft, Link, MAX_LINKS, Offer, own_operator, seal},
+    wire::announce::{Draft, Link, MAX_LINKS, Offer, is_describable, own_operator, seal},
 };
 use scheduler::{
     Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
@@ -213,7 +213,7 @@ impl Announcing {
             let mut holding = holding(serving, held, figures, offered);
             if figures.full {
                 // There is memory, but none for another session.
-                holding.kv_layer_positions = 0;
+                holding.kv_bytes = 0;
             }
             holdings.push(holding);
             // The name under which its owner shares it is the one others were told.
@@ -225,6 +225,7 @@ impl Announcing {
                 hidden: ready.hidden,
                 context: ready.context,
                 file_bytes: held.file_bytes,
+                costs: ready.costs.clone().filter(is_describable),
             });
         }
         if !serving.gate.paused {
@@ -268,7 +269,6 @@ impl Announcing {
 fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
     let leading = &serving.models.leading().ready;
     let ready = &held.ready;
-    let kv_room_bytes = figures.kv_room.saturating_mul(leading.kv_bytes_per_layer_position.max(1));
     // What visits wait here beyond what the first model's visits take, those of another wait too.
     let waited_ms = (figures.visit_ms - leading.visit_ms).max(0.0);
     Holding {
@@ -282,7 +282,7 @@ fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerR
         load_ms: 0.0,
         active: figures.active,
         batch_knee: serving.knee(held),
-        kv_layer_positions: kv_room_bytes / ready.kv_bytes_per_layer_position.max(1),
+        kv_bytes: figures.kv_bytes,
     }
 }
 

@@ -19,7 +19,7 @@ use p2p::{
     Stream,
     blob::{Pace, serve::Limits},
     wire::{
-        announce::{MAX_HIDDEN, MAX_NAME, Offer},
+        announce::{MAX_HIDDEN, MAX_NAME, Offer, is_describable},
         control::MAX_POSITIONS,
     },
 };
@@ -28,7 +28,10 @@ use scheduler::{
     capability::{MAX_LAYERS, MAX_MS},
 };
 use serde_json::{Value, json};
-use shard::{gguf::Gguf, models::Blueprint};
+use shard::{
+    gguf::Gguf,
+    models::{Blueprint, layer_costs},
+};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::Announcing;
@@ -173,7 +176,8 @@ fn offer(model: ModelId, entry: &Entry) -> Option<Offer> {
     let hidden = u32::try_from(blueprint.hidden).ok().filter(|n| (1..=MAX_HIDDEN).contains(n))?;
     let context = blueprint.context.clamp(1, MAX_POSITIONS as usize) as u32;
     let name = entry.name.chars().take(MAX_NAME).collect();
-    Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes })
+    let costs = layer_costs(&blueprint, &gguf).ok().filter(is_describable);
+    Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes, costs })
 }
 
 impl Announcing {
@@ -210,7 +214,7 @@ impl Announcing {
                 load_ms: MAX_MS,
                 active: 0,
                 batch_knee: 1,
-                kv_layer_positions: 0,
+                kv_bytes: 0,
             });
             offers.push(offer.clone());
         }

@@ -12,10 +12,12 @@
 //!
 //! Limits: a prompt that was moved or rerouted teaches nothing; what hops were misjudged by is taken for the visit's.
 
-use scheduler::{NodeId, Segment, cost::Leg};
-use serde_json::{Value, json};
+use scheduler::{LayerRange, NodeId, Segment, cost::Leg};
 
-use crate::request::Report;
+use crate::{
+    events::{Prediction, StageReport},
+    request::Report,
+};
 
 /// Fewer steps than this say little: the first ones open streams and fault pages in.
 const LEAST_STEPS: usize = 4;
@@ -27,6 +29,8 @@ const MOST_FACTOR: f64 = 8.0;
 pub struct Part {
     /// Who runs what.
     pub segment: Segment,
+    /// The time weight of its layers.
+    pub weight: f64,
     /// From the arrival of the output before to that of its own, ms.
     pub ms: f64,
     /// The share of it that is no visit: hops and waiting, ms. Negative when the copy before had the longer way.
@@ -53,8 +57,8 @@ pub struct Expected {
 /// What a finished prompt taught.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Who, how many layers, ms without hops.
-    pub visits: Vec<(NodeId, u32, f64)>,
+    /// Who, the time weight of the layers, ms without hops.
+    pub visits: Vec<(NodeId, f64, f64)>,
     /// What the requester did besides layers, ms.
     pub home_ms: Option<f64>,
     /// What opening the session took besides the way to the farthest node and back, ms.
@@ -64,8 +68,14 @@ pub struct Measured {
 }
 
 impl Expected {
-    /// From the legs of one step; `back_ms` is the way of a copy from a node to the requester. Nothing but the step.
-    pub fn new(legs: &[Leg], back_ms: impl Fn(NodeId) -> f64, home_ms: f64) -> Self {
+    /// From the legs of one step; `back_ms` is the way of a copy from a node to the requester, `weight` the
+    /// time weight of layers. Nothing but the step.
+    pub fn new(
+        legs: &[Leg],
+        back_ms: impl Fn(NodeId) -> f64,
+        weight: impl Fn(LayerRange) -> f64,
+        home_ms: f64,
+    ) -> Self {
         let mut before = 0.0;
         let lease_ms = legs.iter().map(|leg| 2.0 * back_ms(leg.segment.node)).fold(0.0, f64::max);
         let parts = legs.iter().map(|leg| {
@@ -74,7 +84,8 @@ impl Expected {
             before = back;
             let cost = &leg.cost;
             let hops = cost.hop_ms + cost.transfer_ms + cost.closing_ms + cost.queue_ms;
-            Part { segment: leg.segment, ms: cost.total_ms() + detour, hops_ms: hops + detour }
+            let (segment, weight) = (leg.segment, weight(leg.segment.layers));
+            Part { segment, weight, ms: cost.total_ms() + detour, hops_ms: hops + detour }
         });
         Self { parts: parts.collect(), home_ms, lease_ms, ..Self::default() }
     }
@@ -124,7 +135,7 @@ impl Expected {
                 measured.home_ms = Some((ms - part.ms).max(0.0));
             } else {
                 let visit = (ms - part.hops_ms).max(0.0);
-                measured.visits.push((part.segment.node, part.segment.layers.len(), visit));
+                measured.visits.push((part.segment.node, part.weight, visit));
             }
         }
         measured
@@ -149,36 +160,23 @@ fn took(report: &Report) -> Vec<Option<f64>> {
 }
 
 /// The stages of a finished prompt: who, what, ms a token, and the prediction where it was for the same segment.
-pub fn stages(report: &Report, plan: &Value) -> Vec<Value> {
-    let planned: Vec<&Value> = plan["stages"].as_array().into_iter().flatten().collect();
+pub fn stages(report: &Report, plan: &Prediction) -> Vec<StageReport> {
     let last = report.segments.len().saturating_sub(1);
     let took = took(report);
-    report
-        .segments
-        .iter()
-        .zip(took)
-        .enumerate()
-        .map(|(at, (segment, ms))| {
-            let mut stage = json!({ "node": format!("{:?}", segment.node),
-                "start": segment.layers.start(), "end": segment.layers.end() });
-            if let Some(ms) = ms {
-                stage["ms"] = json!(ms);
-            }
-            let same =
-                |planned: &&&Value| ["node", "start", "end"].iter().all(|key| planned[*key] == stage[*key]);
-            if let Some(step_ms) = planned.iter().find(same).and_then(|planned| planned["step_ms"].as_f64()) {
-                let home = if at == last { plan["home_ms"].as_f64().unwrap_or(0.0) } else { 0.0 };
-                stage["predicted_ms"] = json!(step_ms + home);
-            }
-            stage
-        })
-        .collect()
+    let stage = |(at, (segment, ms)): (usize, (&Segment, Option<f64>))| {
+        let range = super::report::stage(segment);
+        let same = plan.stages.iter().find(|planned| planned.range() == range);
+        let home = if at == last { plan.home_ms } else { 0.0 };
+        let predicted_ms = same.and_then(|planned| planned.step_ms).map(|step_ms| step_ms + home);
+        StageReport { range, ms, predicted_ms, checked_by: None, checked_positions: None, near: None }
+    };
+    report.segments.iter().zip(took).enumerate().map(stage).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{LayerRange, cost::Cost};
+    use scheduler::cost::Cost;
 
     fn leg(node: u64, start: u32, end: u32, decode_ms: f64, hop_ms: f64) -> Leg {
         let layers = LayerRange::new(start, end).unwrap();
@@ -203,7 +201,11 @@ mod tests {
                 0.0
             }
         };
-        Expected { opening_ms: 3.0, prefill_ms: 95.0, ..Expected::new(&legs, back, 2.0) }
+        Expected {
+            opening_ms: 3.0,
+            prefill_ms: 95.0,
+            ..Expected::new(&legs, back, |layers| f64::from(layers.len()), 2.0)
+        }
     }
 
     fn report(stage_ms: &[f64], gap: f64) -> Report {
@@ -224,10 +226,10 @@ mod tests {
         let (two, three) = (NodeId::numbered(2), NodeId::numbered(3));
         let exact = expected().measured(&report(&[1.0, 24.0, 52.0, 0.0], 55.0));
         let me = NodeId::numbered(1);
-        assert_eq!(exact.visits, [(me, 1, 1.0), (two, 3, 3.0), (three, 3, 3.0)]);
+        assert_eq!(exact.visits, [(me, 1.0, 1.0), (two, 3.0, 3.0), (three, 3.0, 3.0)]);
         assert_eq!(exact.home_ms, Some(2.0));
         let slow = expected().measured(&report(&[1.0, 31.0, 59.0, 0.0], 64.0));
-        assert_eq!(slow.visits, [(me, 1, 1.0), (two, 3, 10.0), (three, 3, 3.0)]);
+        assert_eq!(slow.visits, [(me, 1.0, 1.0), (two, 3.0, 10.0), (three, 3.0, 3.0)]);
         assert_eq!(slow.home_ms, Some(4.0));
         let opened = Report { opened_ms: Some(47.0), ..report(&[1.0, 24.0, 52.0, 0.0], 55.0) };
         assert_eq!(expected().measured(&opened).opening_ms, Some(7.0));

@@ -15,7 +15,9 @@ use scheduler::{
     cost::{self, explain},
     route::{Comparison, NoRoute, Route, compare, route},
     session::Standbys,
+    snapshot::BadSnapshot,
     standby,
+    view::SwarmView,
 };
 use tokio::sync::oneshot;
 
@@ -174,7 +176,7 @@ impl Router<'_> {
         let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
         let request = self.request(model, session, shape, policy);
-        let found = self.snapshot(model).ok().and_then(|mut snapshot| {
+        let found = self.snapshot(model, shape).ok().and_then(|mut snapshot| {
             let seats = self.in_flight.get(&session);
             snapshot.assume_room(|host| seats.is_some_and(|nodes| nodes.contains(&host.id)));
             let roomy = route(&snapshot, &request);
@@ -206,14 +208,13 @@ impl Router<'_> {
         }
         let model = question.model;
         let request = self.request(model, question.session, question.shape, policy.clone());
-        let mut snapshot = self.snapshot(model)?;
+        let mut snapshot = self.snapshot(model, question.shape)?;
         // Whoever could compute in the place of one who owes a proof may check it, not replace it.
         let narrowed = question.prove.and_then(|node| {
             let first = &self.models.first;
             self.view.indispensable(node, first.id, first.ready.num_layers, self.now)
         });
-        let mut narrowed =
-            narrowed.and_then(|view| view.snapshot(model, snapshot.num_layers(), self.me).ok());
+        let mut narrowed = narrowed.and_then(|view| self.freeze(&view, model, question.shape).ok());
         let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
         if comparison.asked.is_err() {
             for known in narrowed.iter_mut().chain([&mut snapshot]) {
@@ -285,10 +286,21 @@ impl Router<'_> {
     }
 
     /// What is believed now, with what leases taught.
-    fn snapshot(&mut self, model: ModelId) -> Result<Snapshot, String> {
+    fn snapshot(&mut self, model: ModelId, shape: Shape) -> Result<Snapshot, String> {
         self.view.take_feedback(self.now);
-        let num_layers = self.models.get(model).map_or(0, |held| held.ready.num_layers);
-        self.view.swarm.snapshot(model, num_layers, self.me).map_err(|e| e.to_string())
+        self.freeze(&self.view.swarm, model, shape).map_err(|e| e.to_string())
+    }
+
+    /// `view` of a model, priced in the middle of an answer: there a row sees what most rows of it see.
+    fn freeze(&self, view: &SwarmView, model: ModelId, shape: Shape) -> Result<Snapshot, BadSnapshot> {
+        let ready = self.models.get(model).map(|held| &held.ready);
+        match ready.and_then(|ready| ready.costs.as_ref()) {
+            Some(costs) => {
+                let context = shape.prompt_tokens.saturating_add(shape.output_tokens / 2);
+                view.snapshot_of(model, costs, context, self.me)
+            }
+            None => view.snapshot(model, ready.map_or(0, |ready| ready.num_layers), self.me),
+        }
     }
 
     /// Who stands by for a pipeline, and where everybody is.
@@ -340,7 +352,8 @@ impl Router<'_> {
         let back_ms =
             |node| if node == self.me { 0.0 } else { self.gossip.rtt_ms(node).unwrap_or(0.0) / 2.0 };
         let prefill_factor = held.at_prefill.value().unwrap_or(1.0);
-        Expected { opening_ms, prefill_ms, prefill_factor, ..Expected::new(&legs, back_ms, home_ms) }
+        let weight = |layers| snapshot.weight_of(layers);
+        Expected { opening_ms, prefill_ms, prefill_factor, ..Expected::new(&legs, back_ms, weight, home_ms) }
     }
 
     fn step_ms(
@@ -361,7 +374,7 @@ impl Router<'_> {
 
 /// Takes everybody who says to be full to have room.
 fn ask_the_full(snapshot: &mut Snapshot) -> &Snapshot {
-    snapshot.assume_room(|host| host.kv_layer_positions == Some(0));
+    snapshot.assume_room(|host| host.kv_bytes == Some(0));
     snapshot
 }
 
@@ -389,7 +402,7 @@ mod tests {
             Host::new(NodeId::numbered(2), set(&[(1, 3)]), 1.0),
             Host::new(NodeId::numbered(3), set(&[(1, 3)]), 9.0),
         ];
-        hosts.iter_mut().skip(1).zip(rooms).for_each(|(host, room)| host.kv_layer_positions = Some(room));
+        hosts.iter_mut().skip(1).zip(rooms).for_each(|(host, room)| host.kv_bytes = Some(room));
         Snapshot::new(ModelId::default(), 4, None, hosts, &Links::Matrix(vec![1.0; 9])).unwrap()
     }
 

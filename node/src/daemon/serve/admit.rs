@@ -168,9 +168,9 @@ impl Serving {
     }
 
     fn queue(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
-        let position_bytes =
-            self.models.get(lease.model).map_or(0, |held| held.ready.kv_bytes_per_layer_position);
-        let per_position = u64::from(lease.layers.len()) * position_bytes;
+        let held = self.models.get(lease.model);
+        let kv_bytes =
+            held.map_or(0, |held| held.ready.state_bytes(lease.layers, u64::from(lease.positions)));
         let now = self.node.now();
         self.door.next_id += 1;
         let id = self.door.next_id;
@@ -178,7 +178,7 @@ impl Serving {
             id,
             requester: from,
             tier,
-            kv_bytes: u64::from(lease.positions).saturating_mul(per_position),
+            kv_bytes,
             deadline: Some(Millis(now.0 + WAIT_MS)),
             predicted_ms: 0.0,
         };

@@ -25,8 +25,8 @@ pub(crate) struct Figures {
     pub active: u32,
     /// Sessions served side by side at full speed.
     pub knee: u32,
-    /// Room for caches, layers x positions.
-    pub kv_room: u64,
+    /// Memory for caches that no session has reserved, bytes.
+    pub kv_bytes: u64,
     /// As many sessions of others run here as may.
     pub full: bool,
 }
@@ -38,7 +38,7 @@ impl Figures {
         moved(self.queue_ms, said.queue_ms, SMALL_MS)
             || moved(self.visit_ms, said.visit_ms, SMALL_MS)
             || moved(f64::from(self.active), f64::from(said.active), f64::from(self.knee.max(2) / 2))
-            || moved(self.kv_room as f64, said.kv_room as f64, said.kv_room as f64 / 8.0)
+            || moved(self.kv_bytes as f64, said.kv_bytes as f64, said.kv_bytes as f64 / 8.0)
             || moved(f64::from(self.knee), f64::from(said.knee), 1.0)
             || self.full != said.full
     }

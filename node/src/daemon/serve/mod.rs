@@ -308,14 +308,14 @@ impl Serving {
         self.waits.look(now, active);
         let (waited_ms, queue_ms) = self.waits.split(now);
         let full = self.is_full();
-        let kv_free = self.door.kv_free();
+        let kv_bytes = self.door.kv_free();
         let leading = self.models.leading();
         Figures {
             visit_ms: leading.ready.visit_ms.max(waited_ms),
             queue_ms,
             active,
             knee: self.knee(leading),
-            kv_room: kv_free / leading.ready.kv_bytes_per_layer_position.max(1),
+            kv_bytes,
             full,
         }
     }

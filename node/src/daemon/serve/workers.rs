@@ -122,11 +122,6 @@ impl Held {
         Ok((held, outputs))
     }
 
-    /// Layers of the model in memory.
-    pub(crate) fn num_loaded(&self) -> u32 {
-        self.loaded.iter().map(|range| range.len()).sum()
-    }
-
     /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
     pub(crate) fn home_ms(&self) -> f64 {
         self.at_home.value().unwrap_or(self.ready.head_ms)

@@ -59,7 +59,7 @@ impl Daemon {
             ..SwarmSnapshot::default()
         };
         let own = |held: &Held| {
-            let position_bytes = held.ready.kv_bytes_per_layer_position * u64::from(held.num_loaded());
+            let position_bytes: u64 = held.loaded.iter().map(|range| held.ready.state_bytes(*range, 1)).sum();
             json!({ "id": format!("{:?}", held.id), "about": held.about, "position_bytes": position_bytes,
                 "conducts": held.ready.has_ends() })
         };
@@ -103,14 +103,12 @@ impl Daemon {
         let link = peers.iter().find(|peer| peer.node == node);
         let capability = self.view.swarm.get(node);
         // Of the first model that both hold.
-        let common = self.serving.models.all().find_map(|own| Some((own, capability?.holding(own.id)?)));
-        let held = common.map(|(_, holding)| holding);
+        let held = self.serving.models.all().find_map(|own| capability?.holding(own.id));
         // For prompts about any of the models here.
         let figures = self.serving.models.all().filter_map(|own| self.trusting.figures(node, own.id));
         let (passed, failed) = figures.fold((0, 0), |(passed, failed), figures| {
             (passed + figures.requests_ok, failed + u64::from(figures.strikes))
         });
-        let position_bytes = common.map_or(0, |(own, _)| own.ready.kv_bytes_per_layer_position);
         Node {
             id: hex(node),
             name: node.to_string(),
@@ -120,7 +118,7 @@ impl Daemon {
             rtt_ms: self.announcing.gossip.rtt_ms(node),
             holdings: holdings(capability),
             layer_ms: held.map(|held| held.decode_ms),
-            kv_free_bytes: held.map_or(0, |held| held.kv_layer_positions.saturating_mul(position_bytes)),
+            kv_free_bytes: held.map_or(0, |held| held.kv_bytes),
             load: held
                 .map_or(0.0, |held| (f64::from(held.active) / f64::from(held.batch_knee.max(1))).min(1.0)),
             bytes_in: link.map_or(0, |peer| peer.bytes_in),

@@ -3,6 +3,7 @@
 mod api_view;
 mod reach;
 
+use scheduler::{LayerRange, LayerSet, NodeId, holders::bares};
 use serde_json::{Value, json};
 
 use super::{Daemon, serve::Held};
@@ -31,7 +32,7 @@ impl Daemon {
                 "batch_knee": figures.knee,
                 "queue_ms": figures.queue_ms,
                 "visit_ms": figures.visit_ms,
-                "kv_layer_positions": figures.kv_room,
+                "kv_bytes": figures.kv_bytes,
             },
             "announcements": {
                 "said": self.announcing.gossip.said_count,
@@ -75,17 +76,14 @@ impl Daemon {
     /// A model of this node.
     fn model_json(&self, held: &Held) -> Value {
         let ready = &held.ready;
-        let ranges = |ranges: &[scheduler::LayerRange]| -> Vec<String> {
-            ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
-        };
         json!({
             "name": if held.loaded.is_empty() { &held.about.name } else { &ready.name },
             "called": held.about.name,
             "id": (held.id != scheduler::ModelId::default()).then(|| format!("{:?}", held.id)),
             "num_layers": ready.num_layers,
-            "loaded": ranges(&held.loaded),
-            "serving": ranges(&held.served),
-            "offered": ranges(&self.serving.offered(held)),
+            "loaded": spans(&held.loaded),
+            "serving": spans(&held.served),
+            "offered": spans(&self.serving.offered(held)),
             "resident_bytes": ready.resident_bytes,
             "sandboxed": ready.sandboxed,
             "decode_ms_per_layer": ready.decode_ms,
@@ -95,7 +93,33 @@ impl Daemon {
             "load_ms": ready.load_ms,
             "worker_pid": held.worker.borrow().pid(),
             "fetching": held.fetching,
+            "bares": self.bares(held),
         })
+    }
+
+    /// The nodes without which a layer of a model has no holder. The first and the last layer do not count: every
+    /// requester holds those itself.
+    fn bares(&self, held: &Held) -> Vec<Value> {
+        let num_layers = held.ready.num_layers;
+        let between = LayerRange::new(1, num_layers.saturating_sub(1)).or(LayerRange::new(0, num_layers));
+        let inner = |ranges: &[LayerRange]| -> LayerSet {
+            ranges.iter().filter_map(|range| between.and_then(|between| range.intersect(between))).collect()
+        };
+        let others = self.view.facts.keys().filter_map(|node| {
+            let capability = self.view.swarm.get(*node).filter(|capability| !capability.claim().draining)?;
+            Some((*node, inner(&capability.holding(held.id)?.loaded)))
+        });
+        let known: Vec<(NodeId, LayerSet)> = others
+            .chain([(self.node.me, inner(&self.serving.offered(held)))])
+            .filter(|(_, set)| !set.is_empty())
+            .collect();
+        bares(&known)
+            .into_iter()
+            .map(|bares| {
+                json!({ "node": format!("{:?}", bares.node), "own": bares.node == self.node.me,
+                    "layers": spans(bares.layers.ranges()) })
+            })
+            .collect()
     }
 
     pub(super) async fn peers(&mut self) -> Value {
@@ -104,13 +128,11 @@ impl Daemon {
             let link = connected.iter().find(|peer| peer.node == *node);
             let load = self.view.swarm.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
                 json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
-                    "kv_layer_positions": holding.kv_layer_positions })
+                    "kv_bytes": holding.kv_bytes })
             });
             let holdings = self.view.swarm.get(*node).map_or_else(Vec::new, |capability| {
-                let layers = |holding: &scheduler::Holding| -> Vec<String> {
-                    holding.loaded.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
-                };
-                capability.claim().holdings.iter().map(|holding| (holding.model, layers(holding))).collect()
+                let holdings = capability.claim().holdings.iter();
+                holdings.map(|holding| (holding.model, spans(&holding.loaded))).collect()
             });
             let offers: Vec<Value> = facts
                 .offers
@@ -150,4 +172,9 @@ impl Daemon {
             "download_bytes_per_s": caps.download_bytes_per_s,
         })
     }
+}
+
+/// Ranges as users read them.
+fn spans(ranges: &[LayerRange]) -> Vec<String> {
+    ranges.iter().map(|range| format!("{}..{}", range.start(), range.end())).collect()
 }

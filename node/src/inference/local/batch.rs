@@ -26,7 +26,7 @@ use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprob, TokenLo
 use shard::{
     executor::{Capacity, Input, Item, Output, Workspace},
     sample::{Logprob, Sampler, SamplingParams},
-    state::{KvCache, PrefixCache},
+    state::{PrefixCache, SessionState},
     stop::StopStrings,
     tokenizer::{Detokenizer, Tokenizer},
 };
@@ -224,7 +224,7 @@ impl Room {
 /// One answer under way.
 struct Session<'m> {
     job: Job,
-    kv: KvCache,
+    state: SessionState,
     /// Prompt and generated tokens.
     ids: Vec<u32>,
     sampler: Sampler,
@@ -240,21 +240,21 @@ struct Session<'m> {
     prefill: Option<Duration>,
     first: Option<Instant>,
     over: bool,
-    /// For the log and traces, from here to the end; it is nobody's child.
+    /// For the log and traces, from here to the end; it has no parent.
     span: Span,
 }
 
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
 /// that begin like earlier ones.
 pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
-    let vocab = model.shard.blueprint().vocab;
+    let vocab = model.executor.blueprint().vocab;
     let items = (LOGIT_BYTES / (4 * vocab)).clamp(8, MAX_SESSIONS);
     let rows = CHUNK_ROWS.max(items);
     let capacity = Capacity { rows, items, logit_rows: items };
     let mut batch = Batch {
         model,
-        workspace: Workspace::new(&model.shard, capacity)?,
-        position_bytes: position_bytes(model)?,
+        workspace: Workspace::new(&*model.executor, capacity)?,
+        position_bytes: position_bytes(model),
         waiting: VecDeque::new(),
         sessions: Vec::new(),
         pooling: Pooling::default(),
@@ -273,12 +273,10 @@ pub fn run(model: &Model, inbox: &Inbox, kv_bytes: usize) -> Result<()> {
     }
 }
 
-/// Bytes that a position of a session costs.
-fn position_bytes(model: &Model) -> Result<usize> {
-    let mut kv = model.shard.new_kv();
+/// Bytes that a position of a session costs, with its share of what a session costs anyway.
+fn position_bytes(model: &Model) -> usize {
     let positions = model.ctx.min(256);
-    kv.reserve(positions)?;
-    Ok(kv.bytes().div_ceil(positions))
+    model.executor.state_bytes(model.executor.range(), positions).div_ceil(positions)
 }
 
 struct Batch<'m> {
@@ -338,7 +336,7 @@ impl<'m> Batch<'m> {
     }
 
     fn reading(&self) -> Reading {
-        let caches: usize = self.sessions.iter().map(|session| session.kv.bytes()).sum();
+        let caches: usize = self.sessions.iter().map(|session| session.state.bytes()).sum();
         let (used, kept) = (caches + self.pooling.used_bytes(), self.kept.bytes());
         Reading {
             sessions: self.sessions.len() as u64,
@@ -378,19 +376,19 @@ impl<'m> Batch<'m> {
         let tokenizer = &self.model.tokenizer;
         let sampler = Sampler::new(job.sampling.clone(), job.seed, self.logits.len())?;
         let stops = StopStrings::new(job.stop.clone())?;
-        let kv = self.kept.take(&job.prompt).unwrap_or_else(|| self.model.shard.new_kv());
+        let state = self.kept.take(&job.prompt).unwrap_or_else(|| self.model.executor.new_state());
         let mut ids = std::mem::take(&mut job.prompt);
         ids.reserve(room);
         let text = tokenizer.stream().show_special(job.show_special);
         job.prompt = ids.clone();
         let span = tracing::info_span!(
-            parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = kv.len(),
+            parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = state.len(),
             tokens = Empty, ttft_ms = Empty
         );
         Ok(Session {
-            reused: kv.len(),
+            reused: state.len(),
             job,
-            kv,
+            state,
             ids,
             sampler,
             stops,
@@ -408,7 +406,8 @@ impl<'m> Batch<'m> {
 
     /// One pass over the model, and what follows from it.
     fn pass(&mut self) {
-        // A session that decodes has one row to compute; decoding comes first, so that a long prompt delays nobody.
+        // A session that decodes has one row to compute; decoding comes first, so that a long prompt delays no other
+        // session.
         self.sessions.sort_by_key(|session| session.pending() > 1);
         let mut rows_left = self.workspace.capacity().rows;
         let mut prompt_rows = CHUNK_ROWS;
@@ -428,10 +427,10 @@ impl<'m> Batch<'m> {
             rows_left -= rows;
             prompt_rows -= if pending > 1 { rows } else { 0 };
             let last = rows == pending;
-            let start = session.kv.len();
+            let start = session.state.len();
             taken.push((index, last));
             items.push(Item {
-                kv: &mut session.kv,
+                state: &mut session.state,
                 input: Input::Tokens(&session.ids[start..start + rows]),
                 output: if last { Output::Last } else { Output::None },
             });
@@ -440,7 +439,7 @@ impl<'m> Batch<'m> {
             self.sweep();
             return;
         }
-        let outcome = self.model.shard.forward(&mut self.workspace, &mut items);
+        let outcome = self.model.executor.forward(&mut self.workspace, &mut items);
         drop(items);
         let mut row = 0;
         let turns = taken.len();
@@ -470,7 +469,7 @@ impl<'m> Batch<'m> {
             if session.over || session.job.events.is_closed() {
                 let session = self.sessions.remove(index);
                 session.report(session.over);
-                self.kept.put(session.ids, session.kv);
+                self.kept.put(session.ids, session.state);
             } else {
                 index += 1;
             }
@@ -481,7 +480,7 @@ impl<'m> Batch<'m> {
 impl Session<'_> {
     /// Rows that have to be computed before the next token can be chosen.
     fn pending(&self) -> usize {
-        self.ids.len() - self.kv.len()
+        self.ids.len() - self.state.len()
     }
 
     /// Whether the reader has so much to read that the session must wait.
@@ -496,7 +495,7 @@ impl Session<'_> {
 
     fn tell_prefill(&self) {
         let total = self.job.prompt.len() - self.reused;
-        self.tell(Event::Prefill { done: self.kv.len() - self.reused, total });
+        self.tell(Event::Prefill { done: self.state.len() - self.reused, total });
     }
 
     /// Ends its span; one whose reader has gone was not answered.

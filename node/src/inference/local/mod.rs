@@ -50,7 +50,7 @@ impl Alone {
     /// Begins to load the model of `args` on the thread that will compute. `kv_bytes` bounds the memory of all sessions.
     ///
     /// # Errors
-    /// When the thread cannot be started; what goes wrong on it is told to whoever asks.
+    /// When the thread cannot be started; what goes wrong on it is reported to callers.
     pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
         let state = Arc::new(OnceLock::new());
         let (jobs, work) = Jobs::new();
@@ -96,9 +96,9 @@ pub(crate) fn model_name(model: &str) -> String {
 
 fn load(args: &EngineArgs, name: String) -> Result<Ready> {
     let model = Model::load(args)?;
-    let vocab = model.shard.blueprint().vocab;
+    let vocab = model.executor.blueprint().vocab;
     let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
-    let info = info(&model.gguf, model.shard.blueprint(), model.ctx, name);
+    let info = info(&model.gguf, model.executor.blueprint(), model.ctx, name);
     let info = ModelInfo { embeddings: true, ..info };
     Ok(Ready { model, info, constraints })
 }
@@ -162,7 +162,7 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
             model.tokenizer.encode(text, how).map_err(wrong)?
         }
         Prompt::Tokens(ids) => {
-            let vocab = model.shard.blueprint().vocab;
+            let vocab = model.executor.blueprint().vocab;
             if ids.iter().any(|id| *id as usize >= vocab) {
                 return Err(Failure::invalid(field, format!("token ids must be below {vocab}")));
             }
@@ -228,7 +228,7 @@ impl Ready {
             Err(why) => return Err(Failure::invalid("response_format", why.as_str())),
         };
         let sampling = sampling(request)?;
-        let vocab = self.model.shard.blueprint().vocab;
+        let vocab = self.model.executor.blueprint().vocab;
         if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id as usize >= vocab) {
             let why = format!("token {id} does not exist; ids are below {vocab}");
             return Err(Failure::invalid("logit_bias", why));
@@ -362,7 +362,7 @@ impl Inference for Alone {
             models: info.map(model).into_iter().collect(),
             modes: vec![ModeInfo {
                 mode: Mode::Local,
-                sentence: "Nobody else: everything is computed on this machine.".into(),
+                sentence: "Only this machine: everything is computed here.".into(),
                 available: info.is_some(),
                 reason: None,
                 agreed: true,

@@ -1,7 +1,7 @@
 //! The life of a prompt, top to bottom: encode, prefill, decode until something ends it, keep the session.
 //!
 //! The caller gets text as it becomes certain (whole characters, never part of a stop string) and may stop at any
-//! token. The session's KV cache stays as it is at the end, so the next prompt that begins with the same tokens
+//! token. The session's state stays as it is at the end, so the next prompt that begins with the same tokens
 //! computes only what is new.
 //!
 //! Bounds: a session holds at most `ctx` positions; a prompt that does not fit is refused before anything is
@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use shard::{
     executor::{Input, Item, Output, Workspace},
     sample::{Logprob, Sampler, SamplingParams},
-    state::KvCache,
+    state::SessionState,
     stop::StopStrings,
     tokenizer::{
         Encode, Tokenizer,
@@ -124,7 +124,7 @@ impl Summary {
 
 /// One conversation's state on this machine: what was computed, and for which tokens.
 pub struct Session {
-    kv: KvCache,
+    state: SessionState,
     ids: Vec<u32>,
     workspace: Workspace,
     rounding: Vec<u32>,
@@ -139,12 +139,17 @@ impl Session {
     /// An empty session of `model` whose activations are rounded before the layers in `rounding`, as a session over wire
     /// `q8` does that is cut there; it gets the tokens that such a session gets.
     pub fn rounded(model: &Model, rounding: Vec<u32>) -> Result<Self> {
-        Ok(Self { kv: model.shard.new_kv(), ids: Vec::new(), workspace: model.workspace()?, rounding })
+        Ok(Self {
+            state: model.executor.new_state(),
+            ids: Vec::new(),
+            workspace: model.workspace()?,
+            rounding,
+        })
     }
 
-    /// Bytes of KV cache in use.
+    /// Bytes of state in memory.
     pub fn kv_bytes(&self) -> usize {
-        self.kv.bytes()
+        self.state.bytes()
     }
 
     /// Positions computed so far.
@@ -161,15 +166,14 @@ impl Session {
     /// computed to get logits.
     fn keep_common(&mut self, prompt: &[u32]) -> usize {
         let common = self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let kept = common.min(prompt.len() - 1);
+        let kept = self.state.rewind(common.min(prompt.len() - 1));
         self.ids.truncate(kept);
-        self.kv.truncate(kept);
         kept
     }
 
     fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
-        let item = Item { kv: &mut self.kv, input: Input::Tokens(ids), output };
-        model.shard.run(&mut self.workspace, model.shard.range(), &self.rounding, &mut [item])?;
+        let item = Item { state: &mut self.state, input: Input::Tokens(ids), output };
+        model.executor.run(&mut self.workspace, model.executor.range(), &self.rounding, &mut [item])?;
         self.ids.extend_from_slice(ids);
         Ok(())
     }
@@ -232,10 +236,10 @@ pub fn generate(
             "the prompt has {} tokens, the context holds {}; shorten it or raise --ctx (this model: at most {})",
             prompt.len(),
             model.ctx,
-            model.shard.blueprint().context
+            model.executor.blueprint().context
         )));
     }
-    let vocab = model.shard.blueprint().vocab;
+    let vocab = model.executor.blueprint().vocab;
     let mut sampler = Sampler::new(request.sampling.clone(), request.seed, vocab)?;
     let mut stops = StopStrings::new(request.stop.clone())?;
     let stop_ids = model.tokenizer.stop_ids();
@@ -251,7 +255,7 @@ pub fn generate(
         prefill: Duration::ZERO,
         steps: Vec::with_capacity(room),
     };
-    session.kv.reserve((prompt.len() + room).min(model.ctx))?;
+    session.state.reserve((prompt.len() + room).min(model.ctx))?;
 
     let started = Instant::now();
     let fresh = &prompt[reused_tokens..];

@@ -41,10 +41,10 @@ fn texts(inputs: Vec<Prompt>) -> EmbedRequest {
 /// The vector of a text, straight from a model of its own, one position at a time.
 fn direct(model: &Model, ids: &[u32]) -> Vec<f32> {
     let mut workspace = model.workspace().unwrap();
-    let (mut kv, mut mean) = (model.shard.new_kv(), Mean::new(model.shard.blueprint().hidden));
+    let (mut state, mut mean) = (model.executor.new_state(), Mean::new(model.executor.blueprint().hidden));
     for id in ids.chunks(1) {
-        let item = Item { kv: &mut kv, input: Input::Tokens(id), output: Output::All };
-        model.shard.states(&mut workspace, &mut [item]).unwrap();
+        let item = Item { state: &mut state, input: Input::Tokens(id), output: Output::All };
+        model.executor.states(&mut workspace, &mut [item]).unwrap();
         mean.add(workspace.states(0));
     }
     mean.unit()
@@ -130,7 +130,7 @@ async fn gauges_follow_an_answer() {
     };
     let mut answer = alone.generate(request).await.unwrap();
     while !matches!(answer.events.next().await, Some(Event::Token { .. })) {}
-    // Nobody reads on, so the session waits for its reader and stays.
+    // The reader stops, so the session waits for its reader and stays.
     let holds = async {
         while value(&alone.metrics(), "sessions") == 0.0 {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -6,7 +6,7 @@ use p2p::{
 };
 use scheduler::{LayerRange, rng::Rng};
 use shard::{
-    executor::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace},
+    executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     quant,
@@ -63,8 +63,8 @@ impl Model {
     /// The rows that leave `layers`, all positions in one pass.
     fn run(&self, layers: LayerRange, input: Input<'_>, rounding: &[u32]) -> Vec<f32> {
         let mut ws = Workspace::new(&self.0, Capacity::one_session(POSITIONS)).unwrap();
-        let mut kv = self.0.new_kv_of(layers).unwrap();
-        let item = Item { kv: &mut kv, input, output: Output::All };
+        let mut state = self.0.new_state_of(layers).unwrap();
+        let item = Item { state: &mut state, input, output: Output::All };
         self.0.run(&mut ws, layers, rounding, &mut [item]).unwrap();
         ws.activations(0).to_vec()
     }
@@ -156,7 +156,7 @@ impl Tiny {
     }
 }
 
-/// Whoever holds the layers can judge.
+/// A node that holds the layers can judge.
 pub(super) struct Judge<'a>(pub(super) &'a Tiny);
 
 impl Reexecute for Judge<'_> {

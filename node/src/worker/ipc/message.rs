@@ -136,6 +136,8 @@ pub struct Load {
     pub threads: Option<u32>,
     /// Instruction set.
     pub isa: Option<String>,
+    /// What computes, by name.
+    pub device: String,
     /// Room for caches.
     pub kv_bytes: u64,
     /// Whether threads stay on their processor.
@@ -165,8 +167,23 @@ pub struct Ready {
     pub head_ms: f64,
     pub load_ms: f64,
     pub layer_bytes: u64,
+    /// Runs of layers that cost the same.
+    pub costs: Vec<CostRun>,
     pub exact: bool,
     pub sandboxed: bool,
+}
+
+/// See [`scheduler::layer_cost::LayerCost`].
+#[derive(Clone, Debug, Encode, Decode)]
+#[allow(missing_docs)]
+pub struct CostRun {
+    pub layers: u32,
+    pub row_work: u64,
+    pub weight_bytes: u64,
+    pub seen_work: u32,
+    pub window: Option<u32>,
+    pub state_bytes: u32,
+    pub position_bytes: u32,
 }
 
 /// What a text to encode is.

@@ -22,7 +22,11 @@ use std::{
 };
 
 use bincode::{Decode, Encode, config};
-use scheduler::{LayerRange, SessionId};
+use scheduler::{
+    LayerRange, SessionId,
+    capability::MAX_LAYERS,
+    layer_cost::{LayerCost, LayerCosts},
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 pub use message::*;
@@ -42,6 +46,29 @@ pub fn pair(layers: LayerRange) -> (u32, u32) {
 /// A range that traveled.
 pub fn range((start, end): (u32, u32)) -> io::Result<LayerRange> {
     LayerRange::new(start, end).ok_or_else(|| malformed("a range without layers"))
+}
+
+/// Layers that cost the same, as they travel.
+pub fn cost_run((cost, layers): (LayerCost, u32)) -> CostRun {
+    let LayerCost { row_work, weight_bytes, seen_work, window, state_bytes, position_bytes } = cost;
+    CostRun { layers, row_work, weight_bytes, seen_work, window, state_bytes, position_bytes }
+}
+
+/// The costs of `num_layers` layers that traveled.
+///
+/// # Errors
+/// When they are of another number of layers, or cannot be.
+pub fn costs(runs: &[CostRun], num_layers: u32, hidden: u32) -> io::Result<LayerCosts> {
+    let total: u64 = runs.iter().map(|run| u64::from(run.layers)).sum();
+    if total != u64::from(num_layers) || num_layers > MAX_LAYERS {
+        return Err(malformed("costs of another number of layers"));
+    }
+    let layers = runs.iter().flat_map(|run| {
+        let &CostRun { layers, row_work, weight_bytes, seen_work, window, state_bytes, position_bytes } = run;
+        let cost = LayerCost { row_work, weight_bytes, seen_work, window, state_bytes, position_bytes };
+        std::iter::repeat_n(cost, layers as usize)
+    });
+    LayerCosts::new(layers.collect(), hidden).map_err(|_| malformed("costs of layers that cannot be"))
 }
 
 /// A session that traveled.

@@ -1,9 +1,9 @@
 //! Mixtures of experts: which rows each expert sees, and how its outputs come together.
 
 use super::{
+    buffers::{CpuBuffers, Routing},
     network::{Hidden, run_network},
     weights::ExpertWeights,
-    workspace::{Routing, Workspace},
 };
 use crate::{
     kernels::{Cpu, Target},
@@ -15,7 +15,7 @@ use crate::{
 /// Every row chooses its experts by its own probabilities, ties to the lower index. Each expert then computes the rows
 /// that chose it at once, and a row adds its experts' outputs in ascending expert order, the shared expert last: an
 /// order that does not depend on the other rows.
-pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut Workspace, rows: usize) {
+pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut CpuBuffers, rows: usize) {
     let hidden = ws.hidden;
     let size = rows * hidden;
     let (h, y) = (&ws.h[..size], &mut ws.y[..size]);

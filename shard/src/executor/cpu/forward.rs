@@ -4,45 +4,28 @@ use std::mem;
 
 use scheduler::LayerRange;
 
+use super::super::{
+    Input, Item, Pass,
+    batch::{Gave, refuse_non_finite, round_at},
+};
 use super::{
-    Embedding, HeadWeights, Input, Item, Output, Shard,
+    Embedding, HeadWeights, Shard,
+    buffers::{CpuBuffers, recycle},
     experts::mix,
     network::{Hidden, product, run_network},
     weights::{FeedForwardWeights, LayerWeights, NormWeights},
-    workspace::{Gave, Span, Workspace, recycle},
 };
 use crate::{
-    Error, Result,
-    kernels::{AttentionJob, Cpu, Target},
+    Result,
+    kernels::{AttentionJob, Cpu, KvShape, Target},
     models::{Attention, FeedForward, Norm, NormKind, Softmax},
-    round,
+    state::Paged,
 };
 
 /// Rows of the embedding table read between giving its pages in the file back.
 const MANY_ROWS: usize = 16;
-
-/// What one pass does besides its items.
-#[derive(Clone, Copy)]
-struct Pass<'a> {
-    layers: LayerRange,
-    rounding: &'a [u32],
-    /// The head, when it follows the layers.
-    head: Option<&'a HeadWeights>,
-    /// Whether the pass ends after the head's norm, before its matrix.
-    states: bool,
-}
-
-impl Pass<'_> {
-    /// Rounds the rows `x` that cross `boundary`, if the session rounds there.
-    fn round(&self, boundary: u32, x: &mut [f32]) -> Result<()> {
-        if self.rounding.contains(&boundary) {
-            // Rounding would turn NaN into a number that later checks accept.
-            refuse_non_finite(x, "activations to round")?;
-            round::q8(x);
-        }
-        Ok(())
-    }
-}
+/// States of other models and layers are not admitted, as their tags say.
+const OWN: &str = "the state was made by this executor";
 
 /// Where a layer is: in the model, and in the caches of a pass.
 #[derive(Clone, Copy)]
@@ -52,160 +35,30 @@ struct Place {
 }
 
 impl Shard {
-    /// Computes all rows of all items through all layers held; as [`Shard::run`] over them, without rounding.
-    ///
-    /// # Errors
-    /// Those of [`Shard::run`]; [`Error::Invalid`] for activations when the shard begins with the embedding.
-    pub fn forward(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
-        let rows_come_in = |item: &Item<'_>| matches!(item.input, Input::Activations(_));
-        if self.embedding.is_some() && items.iter().any(rows_come_in) {
-            ws.clear();
-            return Err(Error::invalid("activations for a shard that begins with the embedding"));
-        }
-        self.run(ws, self.range, &[], items)
-    }
-
-    /// Computes all rows of all items through `layers`, any of those held, and advances their caches (which are of
-    /// [`Shard::new_kv_of`] those layers); results are read from `ws` until the next pass.
-    ///
-    /// Activations are rounded as wire `q8` does at every boundary of `rounding` from the first layer's to the one
-    /// after the last; boundaries elsewhere do not matter. Each item gets the bits it would get alone, and the same in
-    /// one run as in several over adjacent layers. Allocates only pages of caches that were not reserved.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for layers that are not held; when an item does not belong to them, holds no row or a token
-    /// beyond the vocabulary; when the batch exceeds the workspace or a session its context; for rounding in a model
-    /// whose rows are no whole blocks; and when a value coming in, going out or being rounded is not finite. No cache is
-    /// advanced then.
-    pub fn run(
-        &self,
-        ws: &mut Workspace,
-        layers: LayerRange,
-        rounding: &[u32],
-        items: &mut [Item<'_>],
-    ) -> Result<()> {
-        let pass = Pass { layers, rounding, head: self.leaves_by(layers), states: false };
-        self.pass(ws, pass, items)
-    }
-
-    /// As [`Shard::forward`], up to the norm in front of the head: gives the hidden states that the head would read,
-    /// by [`Workspace::states`], and no logits. Any number of rows may be wanted.
-    ///
-    /// # Errors
-    /// Those of [`Shard::forward`]; [`Error::Invalid`] for a shard without the head.
-    pub fn states(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
-        let head = self.leaves_by(self.range);
-        if head.is_none() {
-            ws.clear();
-            return Err(Error::invalid("hidden states of a shard without the head"));
-        }
-        self.pass(ws, Pass { layers: self.range, rounding: &[], head, states: true }, items)
-    }
-
-    fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()> {
-        ws.clear();
-        let outcome = self.admit(ws, pass, items).and_then(|rows| self.compute(ws, pass, items, rows));
-        match outcome {
-            Ok(()) => items.iter_mut().zip(&ws.spans).for_each(|(item, span)| item.kv.advance(span.rows)),
-            Err(_) => ws.clear(),
-        }
-        outcome
-    }
-
     /// The head, if it follows `layers`.
     fn leaves_by(&self, layers: LayerRange) -> Option<&HeadWeights> {
         self.head.as_ref().filter(|_| layers.end() == self.range.end())
     }
 
-    /// Checks every item, makes room in its cache and notes its span; returns the number of rows.
-    fn admit(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<usize> {
-        let Pass { layers, rounding, head, states } = pass;
-        self.check_held(layers)?;
-        if ws.hidden != self.blueprint.hidden || ws.has_head != self.head.is_some() {
-            return Err(Error::invalid("the workspace belongs to another shard"));
-        }
-        if !rounding.is_empty() && !ws.hidden.is_multiple_of(round::BLOCK) {
-            let hidden = ws.hidden;
-            return Err(Error::invalid(format!("rows of {hidden} values cannot be rounded in blocks of 32")));
-        }
-        if items.len() > ws.capacity.items {
-            let most = ws.capacity.items;
-            return Err(Error::invalid(format!("{} items in a workspace for {most}", items.len())));
-        }
-        let tag = self.tag_of(layers);
-        let (mut rows, mut wanted) = (0, 0);
-        for item in items.iter() {
-            let n = self.rows_of(layers, item.input)?;
-            if item.kv.tag() != tag || item.kv.layers() != layers.len() as usize {
-                return Err(Error::invalid("the cache belongs to another model or other layers"));
-            }
-            let want = match item.output {
-                Output::None => 0,
-                Output::Last => 1,
-                Output::All => n,
-            };
-            let start = item.kv.len();
-            ws.spans.push(Span { first: rows, rows: n, wanted: want, first_wanted: wanted, start });
-            rows += n;
-            wanted += want;
-        }
-        if rows > ws.capacity.rows {
-            return Err(Error::invalid(format!("{rows} rows in a workspace for {}", ws.capacity.rows)));
-        }
-        if head.is_some() && !states && wanted > ws.capacity.logit_rows {
-            let most = ws.capacity.logit_rows;
-            return Err(Error::invalid(format!("logits of {wanted} rows in a workspace for {most}")));
-        }
-        for (item, span) in items.iter_mut().zip(&ws.spans) {
-            item.kv.reserve(span.start + span.rows)?;
-        }
-        ws.gave = match (head, states) {
-            (None, _) => Gave::Rows,
-            (Some(_), false) => Gave::Logits,
-            (Some(_), true) => Gave::States,
-        };
-        Ok(rows)
-    }
-
-    fn rows_of(&self, layers: LayerRange, input: Input<'_>) -> Result<usize> {
-        let hidden = self.blueprint.hidden;
-        let rows = match input {
-            Input::Tokens(_) if self.embedding.is_none() => {
-                return Err(Error::invalid("token ids for a shard without the embedding"));
-            }
-            Input::Tokens(_) if layers.start() != 0 => {
-                return Err(Error::invalid(format!("token ids for layers {layers}")));
-            }
-            Input::Tokens(tokens) => {
-                if let Some(id) = tokens.iter().find(|&&id| id as usize >= self.blueprint.vocab) {
-                    return Err(Error::invalid(format!("token {id} is beyond the vocabulary")));
-                }
-                tokens.len()
-            }
-            Input::Activations(x) => {
-                if !x.len().is_multiple_of(hidden) {
-                    return Err(Error::invalid(format!("activations are no rows of {hidden} values")));
-                }
-                refuse_non_finite(x, "incoming activations")?;
-                x.len() / hidden
-            }
-        };
-        if rows == 0 {
-            return Err(Error::invalid("an item without rows"));
-        }
-        Ok(rows)
-    }
-
-    fn compute(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>], rows: usize) -> Result<()> {
+    /// Computes the rows that were admitted.
+    pub(super) fn compute(
+        &self,
+        ws: &mut CpuBuffers,
+        pass: Pass<'_>,
+        items: &mut [Item<'_>],
+        rows: usize,
+    ) -> Result<()> {
+        ws.gave = Gave::by(self, pass);
         if rows == 0 {
             return Ok(());
         }
+        let head = self.leaves_by(pass.layers);
         self.enter(ws, items)?;
         self.fill_tables(ws);
         let mut rows = rows;
         for layer in pass.layers.start()..pass.layers.end() {
-            pass.round(layer, &mut ws.x[..rows * ws.hidden])?;
-            let last = pass.head.is_some() && layer + 1 == pass.layers.end();
+            round_at(pass.rounding, layer, &mut ws.x[..rows * ws.hidden])?;
+            let last = head.is_some() && layer + 1 == pass.layers.end();
             let place = Place { layer: layer as usize, cached: (layer - pass.layers.start()) as usize };
             let weights = &self.layers[(layer - self.range.start()) as usize];
             rows = self.attention(ws, items, (place, weights), rows, last);
@@ -214,8 +67,8 @@ impl Shard {
             }
             self.feed_forward(ws, (place, weights), rows);
         }
-        pass.round(pass.layers.end(), &mut ws.x[..rows * ws.hidden])?;
-        match pass.head {
+        round_at(pass.rounding, pass.layers.end(), &mut ws.x[..rows * ws.hidden])?;
+        match head {
             None => refuse_non_finite(&ws.x[..rows * ws.hidden], "outgoing activations"),
             Some(head) => {
                 let size = rows * ws.hidden;
@@ -229,7 +82,7 @@ impl Shard {
     }
 
     /// Puts the rows that enter the first layer into `ws.x`.
-    fn enter(&self, ws: &mut Workspace, items: &[Item<'_>]) -> Result<()> {
+    fn enter(&self, ws: &mut CpuBuffers, items: &[Item<'_>]) -> Result<()> {
         let hidden = ws.hidden;
         for (item, span) in items.iter().zip(&ws.spans) {
             let x = &mut ws.x[span.first * hidden..(span.first + span.rows) * hidden];
@@ -258,7 +111,7 @@ impl Shard {
     }
 
     /// Cosines and sines of every row, for each rotation in use.
-    fn fill_tables(&self, ws: &mut Workspace) {
+    fn fill_tables(&self, ws: &mut CpuBuffers) {
         for ((rope, frequencies), table) in
             self.blueprint.ropes.iter().zip(&self.frequencies).zip(&mut ws.tables)
         {
@@ -277,7 +130,7 @@ impl Shard {
     /// `x += attention(norm(x))`. Before the head only the wanted rows go on; returns how many rows do.
     fn attention(
         &self,
-        ws: &mut Workspace,
+        ws: &mut CpuBuffers,
         items: &mut [Item<'_>],
         (place, layer): (Place, &LayerWeights),
         rows: usize,
@@ -286,6 +139,7 @@ impl Shard {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let (hidden, q_width, kv_width) = (blueprint.hidden, blueprint.q_width(), blueprint.kv_width());
         let Attention::Softmax(spec) = blueprint.layers[place.layer].attention;
+        let shape = self.kv_shape();
         let h = &mut ws.h[..rows * hidden];
         norm(cpu, blueprint.norm, &layer.attention_norm, &ws.x[..rows * hidden], h);
         let q = &mut ws.q[..rows * q_width];
@@ -295,8 +149,8 @@ impl Shard {
         self.rotate(ws, layer, spec, rows);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
-            let pages = item.kv.pages_mut(place.cached);
-            cpu.store_kv(pages, self.kv_shape(), &ws.k[at.clone()], &ws.v[at], span.start);
+            let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
+            cpu.store_kv(paged.pages_mut(), shape, &ws.k[at.clone()], &ws.v[at], span.start);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows == 0 {
@@ -312,8 +166,12 @@ impl Shard {
         rows
     }
 
+    fn kv_shape(&self) -> KvShape {
+        KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim }
+    }
+
     /// Norms over heads and rotation of queries and keys.
-    fn rotate(&self, ws: &mut Workspace, layer: &LayerWeights, spec: Softmax, rows: usize) {
+    fn rotate(&self, ws: &mut CpuBuffers, layer: &LayerWeights, spec: Softmax, rows: usize) {
         let blueprint = &self.blueprint;
         let sides = [
             (&mut ws.q[..rows * blueprint.q_width()], blueprint.heads, &layer.q_norm),
@@ -333,8 +191,9 @@ impl Shard {
     }
 
     /// Softmax attention of every item over its own cache, into `ws.attended`.
-    fn attend(&self, ws: &mut Workspace, items: &[Item<'_>], spec: Softmax, cached: usize, last: bool) {
+    fn attend(&self, ws: &mut CpuBuffers, items: &[Item<'_>], spec: Softmax, cached: usize, last: bool) {
         let width = self.blueprint.q_width();
+        let shape = self.kv_shape();
         let mut jobs = recycle(mem::take(&mut ws.jobs));
         let mut out = &mut ws.attended[..];
         for (item, span) in items.iter().zip(&ws.spans) {
@@ -342,13 +201,14 @@ impl Shard {
             if n == 0 {
                 continue;
             }
+            let Some(paged) = item.state.layer::<Paged>(cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
             let (here, rest) = mem::take(&mut out).split_at_mut(n * width);
             out = rest;
             jobs.push(AttentionJob {
                 q: &ws.q[(span.first + skipped) * width..][..n * width],
-                pages: item.kv.pages(cached),
-                shape: self.kv_shape(),
+                pages: paged.pages(),
+                shape,
                 start: span.start + skipped,
                 n,
                 heads: self.blueprint.heads,
@@ -363,7 +223,7 @@ impl Shard {
     }
 
     /// `x += feed_forward(norm(x))`.
-    fn feed_forward(&self, ws: &mut Workspace, (place, layer): (Place, &LayerWeights), rows: usize) {
+    fn feed_forward(&self, ws: &mut CpuBuffers, (place, layer): (Place, &LayerWeights), rows: usize) {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let size = rows * blueprint.hidden;
         norm(cpu, blueprint.norm, &layer.feed_forward_norm, &ws.x[..size], &mut ws.h[..size]);
@@ -392,7 +252,7 @@ impl Shard {
     }
 
     /// Head, factor and softcap of the normed rows that are left.
-    fn leave(&self, ws: &mut Workspace, head: &HeadWeights, rows: usize) -> Result<()> {
+    fn leave(&self, ws: &mut CpuBuffers, head: &HeadWeights, rows: usize) -> Result<()> {
         let (cpu, size) = (&*self.cpu, rows * ws.hidden);
         let logits = &mut ws.logits[..rows * ws.vocab];
         let mut target = [Target { matrix: &head.matrix, out: logits }];
@@ -409,7 +269,7 @@ impl Shard {
 }
 
 /// Moves the wanted rows of the residual stream to the front, in order, and returns how many there are.
-fn keep_wanted(ws: &mut Workspace) -> usize {
+fn keep_wanted(ws: &mut CpuBuffers) -> usize {
     let mut kept = 0;
     for span in &ws.spans {
         let first = span.first + span.rows - span.wanted;
@@ -419,37 +279,12 @@ fn keep_wanted(ws: &mut Workspace) -> usize {
     kept
 }
 
-fn refuse_non_finite(values: &[f32], what: &str) -> Result<()> {
-    match values.iter().fold(true, |finite, v| finite & v.is_finite()) {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("{what} hold a value that is not finite"))),
-    }
-}
-
 fn norm(cpu: &Cpu, norm: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {
     let cols = weights.weight.len();
     match norm.kind {
         NormKind::Rms => cpu.rms_norm(x, cols, Some(&weights.weight), norm.eps, out),
         NormKind::Layer => {
             cpu.layer_norm(x, cols, Some(&weights.weight), weights.bias.as_deref(), norm.eps, out)
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rounding_does_not_make_numbers_of_what_is_none() {
-        let layers = LayerRange::new(1, 3).expect("not empty");
-        let pass = Pass { layers, rounding: &[2], head: None, states: false };
-        for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut x = [1.5; 2 * round::BLOCK];
-            x[40] = poison;
-            assert!(pass.round(2, &mut x).is_err());
-            assert!(pass.round(1, &mut x).is_ok(), "a boundary at which the session does not round");
-            assert_eq!(x[0].to_bits(), 1.5f32.to_bits());
         }
     }
 }

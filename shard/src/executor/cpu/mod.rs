@@ -1,96 +1,38 @@
-//! The executor: one pass over a range of layers, whatever the architecture.
+//! The executor of profile `d1`: kernels of our own, the same bits on every machine.
 //!
-//! A [`Shard`] holds the packed weights of some consecutive layers, and at the ends of the model the embedding table
-//! and the head. [`Shard::run`] takes some of those layers and a batch of [`Item`]s, one per session: token ids or the
-//! residual rows that the previous stage gave, and the session's [`KvCache`] for those layers. Prefill chunks, decode
-//! steps, verify windows and replays are this one call with other row counts. [`Shard::forward`] is the same over all
-//! layers held.
+//! A [`Shard`] holds packed weights. Why the same bits always come out: all rows of a batch go through every matrix together,
+//! yet each row's result depends on that row alone (see [`crate::kernels`]); attention runs per item; experts add their
+//! outputs to a row in ascending expert order, whatever else is in the batch. So chunk sizes, batches, thread counts and cuts
+//! do not matter.
 //!
-//! ```text
-//! tokens -> embedding -> [ x += attention(norm(x)); x += feed_forward(norm(x)) ] per layer -> norm -> head -> logits
-//!           ^ first shard only                    ^ activations cross shards here as raw f32 rows   ^ last shard only
-//! ```
+//! All buffers live in a workspace made once. After a first pass has sized the kernels' scratch memory, a pass allocates
+//! only the pages that a growing state needs (none after [`crate::state::SessionState::reserve`]).
 //!
-//! Why the same bits always come out: all rows of a batch go through every matrix together, yet each row's result
-//! depends on that row alone (see [`crate::kernels`]); attention runs per item; experts add their outputs to a row in
-//! ascending expert order, whoever else is in the batch. So chunk sizes, batches, thread counts and cuts do not matter.
-//!
-//! A session may fix layer boundaries at which its activations are rounded as wire `q8` rounds them ([`crate::round`]).
-//! Boundary `b` lies before layer `b` and, for `b` the number of layers, before the head; a pass rounds at every such
-//! boundary it touches, both its ends included, and rounding twice is rounding once. So two stages that meet at a
-//! boundary, and one that runs over it, compute the same bits.
-//!
-//! All buffers live in a [`Workspace`] made once. After a first pass has sized the kernels' scratch memory, a pass allocates
-//! only the pages that a growing cache needs (none after [`KvCache::reserve`]).
-//!
-//! NaN and infinity are refused, coming in and going out: a pass that returns an error has not advanced any session.
-//!
-//! Limits: whole model families only as [`crate::models`] describes them; one workspace serves one pass at a time.
+//! Limits: whole model families only as [`crate::models`] describes them.
 
-mod chain;
+mod buffers;
 mod experts;
 mod forward;
-mod mean;
 mod network;
-mod run;
 mod weights;
-mod workspace;
 
 use std::sync::Arc;
 
 use scheduler::LayerRange;
 
+use super::{
+    Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace, batch, read_bytes, tags::Tags,
+    whole_range,
+};
 use crate::{
     Error, Result,
-    gguf::{Ends, Gguf, Tensor},
-    kernels::{Cpu, KvShape, Matrix},
-    models::{Attention, Blueprint, FeedForward, Frequencies, Layer},
-    state::KvCache,
+    gguf::{Gguf, Tensor},
+    kernels::{Cpu, Matrix},
+    models::{Blueprint, FeedForward, Frequencies, Layer},
+    state::LayerState,
 };
-pub use chain::Chain;
-pub use mean::Mean;
-pub use run::{argmax, fingerprint};
+use buffers::CpuBuffers;
 use weights::{LayerWeights, NormWeights};
-pub use workspace::{Capacity, Workspace};
-
-/// What is decided at load.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
-    /// Positions a session may grow to; `None` for the context the model was trained with. It also chooses between the
-    /// short and the long frequency factors of models that have both, so all shards of a session must agree on it.
-    pub context: Option<usize>,
-}
-
-/// One session's part of a batch.
-pub struct Item<'a> {
-    /// The session's cache; the first row's position is its length, and the pass advances it.
-    pub kv: &'a mut KvCache,
-    /// The rows to compute.
-    pub input: Input<'a>,
-    /// Which rows' results are wanted.
-    pub output: Output,
-}
-
-/// The rows of an item, at least one.
-#[derive(Clone, Copy, Debug)]
-pub enum Input<'a> {
-    /// Token ids, for layers that begin with layer 0 of a shard with the embedding.
-    Tokens(&'a [u32]),
-    /// Residual rows, `[n][hidden]`, as the previous stage gave them; at layer 0, embedded tokens.
-    Activations(&'a [f32]),
-}
-
-/// Which rows' results are wanted: logits when the last layer is among those run and the shard has the head, residual
-/// rows otherwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// None: the caches are filled.
-    None,
-    /// The last row.
-    Last,
-    /// Every row.
-    All,
-}
 
 /// The packed weights of consecutive layers, ready to compute.
 pub struct Shard {
@@ -141,21 +83,7 @@ impl Shard {
         options: Options,
     ) -> Result<Self> {
         let blueprint = Blueprint::from_gguf(gguf)?;
-        let count = blueprint.layers.len();
-        if layers.end() as usize > count {
-            return Err(Error::invalid(format!("layers {layers} of a model with {count}")));
-        }
-        if ends.embedding && layers.start() != 0 {
-            return Err(Error::invalid(format!("layers {layers} do not begin with the embedding")));
-        }
-        if ends.head && (layers.end() as usize) != count {
-            return Err(Error::invalid(format!("layers {layers} do not end with the head")));
-        }
-        let context = options.context.unwrap_or(blueprint.context);
-        if context == 0 || context > blueprint.context {
-            let trained = blueprint.context;
-            return Err(Error::invalid(format!("a context of {context}: this model allows 1 to {trained}")));
-        }
+        let context = batch::check_load(&blueprint, layers, ends, options)?;
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         let loader = weights::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
         // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
@@ -166,7 +94,7 @@ impl Shard {
         let weights = (layers.start()..layers.end())
             .map(|index| loader.layer(index as usize))
             .collect::<Result<Vec<_>>>()?;
-        let tags = Tags::new(gguf, &blueprint, layers, &frequencies);
+        let tags = Tags::new(gguf, "", &blueprint, layers, &frequencies);
         // Reading maps a neighborhood around every touched page; what is needed again is mapped again.
         gguf.forget_range(0..gguf.file_len());
         let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
@@ -189,40 +117,39 @@ impl Shard {
         let range = whole_range(gguf)?;
         Self::load(gguf, cpu, range, Ends::BOTH, Options::default())
     }
+}
 
-    /// What the model is.
-    pub fn blueprint(&self) -> &Blueprint {
+impl Executor for Shard {
+    fn blueprint(&self) -> &Blueprint {
         &self.blueprint
     }
 
-    /// The layers held.
-    pub fn range(&self) -> LayerRange {
+    fn range(&self) -> LayerRange {
         self.range
     }
 
-    /// The ends held.
-    pub fn ends(&self) -> Ends {
+    fn ends(&self) -> Ends {
         Ends { embedding: self.embedding.is_some(), head: self.head.is_some() }
     }
 
-    /// Positions a session may grow to.
-    pub fn context(&self) -> usize {
+    fn context(&self) -> usize {
         self.context
     }
 
-    /// The processor that computes.
-    pub fn cpu(&self) -> &Arc<Cpu> {
-        &self.cpu
+    fn class(&self) -> Class {
+        Class::D1(self.cpu.isa())
     }
 
-    /// Bytes of all weights in memory.
-    pub fn resident_bytes(&self) -> usize {
+    fn device(&self) -> String {
+        format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.pool().threads())
+    }
+
+    fn resident_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(LayerWeights::resident_bytes).sum();
         layers + self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
     }
 
-    /// Bytes read from memory to compute one token at `position`: the weights it passes through, and the cache.
-    pub fn bytes_per_token(&self, position: usize) -> usize {
+    fn bytes_per_token(&self, position: usize) -> usize {
         let held = &self.blueprint.layers[self.range.start() as usize..self.range.end() as usize];
         let used = |layer: &Layer| match layer.feed_forward {
             FeedForward::Experts(experts) => experts.used,
@@ -230,104 +157,34 @@ impl Shard {
         };
         let layers: usize = self.layers.iter().zip(held).map(|(w, layer)| w.touched_bytes(used(layer))).sum();
         let head = self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes());
-        let cached = |layer: &Layer| match layer.attention {
-            Attention::Softmax(softmax) => softmax.window.unwrap_or(usize::MAX).min(position),
-        };
-        let positions: usize = held.iter().map(cached).sum();
-        layers + head + positions * 4 * self.blueprint.kv_width()
+        layers + head + read_bytes(&self.blueprint, self.range, position)
     }
 
-    /// What caches of this shard are marked with: a digest of the blueprint, the layers, the rotation and a sample of
-    /// every tensor's bytes. Equal for every machine that runs the same layers of the same file with the same context
-    /// choice, whatever else it holds.
-    pub fn kv_tag(&self) -> u64 {
-        self.tag
-    }
-
-    /// An empty cache for a new session over all layers held.
-    pub fn new_kv(&self) -> KvCache {
-        KvCache::new(self.tag, self.layers.len(), self.kv_shape(), self.context)
-    }
-
-    /// An empty cache for a new session over `layers`, for [`Shard::run`].
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for layers that are not held.
-    pub fn new_kv_of(&self, layers: LayerRange) -> Result<KvCache> {
-        self.check_held(layers)?;
-        Ok(KvCache::new(self.tag_of(layers), layers.len() as usize, self.kv_shape(), self.context))
-    }
-
-    fn check_held(&self, layers: LayerRange) -> Result<()> {
-        if self.range.covers(layers) {
-            return Ok(());
-        }
-        Err(Error::invalid(format!("layers {layers} of a shard that holds {}", self.range)))
-    }
-
-    /// The tag of caches of `layers`, which are held.
-    fn tag_of(&self, layers: LayerRange) -> u64 {
+    fn state_tag(&self, layers: LayerRange) -> u64 {
         if layers == self.range { self.tag } else { self.tags.of(self.range, layers) }
     }
 
-    fn kv_shape(&self) -> KvShape {
-        KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim }
+    fn new_layer_state(&self, layer: u32) -> Box<dyn LayerState> {
+        self.blueprint.state_kind(layer as usize).empty(self.context)
     }
-}
 
-/// All layers of the model in `gguf`.
-pub fn whole_range(gguf: &Gguf) -> Result<LayerRange> {
-    let layers = Blueprint::from_gguf(gguf)?.layers.len() as u32;
-    LayerRange::new(0, layers).ok_or_else(|| Error::malformed("block_count", "is zero"))
-}
+    fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {
+        Ok(Box::new(CpuBuffers::new(self, capacity)))
+    }
 
-/// Bytes of each tensor that enter the tag: enough that two quantizations or fine-tunes of a model never agree.
-const SAMPLE: usize = 256;
-
-/// What the tags of caches are made of.
-struct Tags {
-    /// Digest of the blueprint and the rotation.
-    model: [u8; blake3::OUT_LEN],
-    /// Digest of a sample of every tensor, per layer held.
-    layers: Vec<[u8; blake3::OUT_LEN]>,
-}
-
-impl Tags {
-    fn new(gguf: &Gguf, blueprint: &Blueprint, held: LayerRange, ropes: &[Frequencies]) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        // The debug form names every field of the blueprint: sizes, norms, windows, scales, softcaps, experts.
-        hasher.update(format!("{blueprint:?}").as_bytes());
-        for rope in ropes {
-            hasher.update(&rope.magnitude.to_bits().to_le_bytes());
-            rope.radians.iter().for_each(|r| {
-                hasher.update(&r.to_bits().to_le_bytes());
-            });
+    fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()> {
+        ws.clear();
+        let ws: &mut CpuBuffers = ws.buffers()?;
+        batch::check_held(self.range, pass.layers)?;
+        if ws.hidden != self.blueprint.hidden || ws.has_head != self.head.is_some() {
+            return Err(Error::invalid("the workspace belongs to another shard"));
         }
-        let model = *hasher.finalize().as_bytes();
-        let layer = |layer: u32| {
-            let prefix = format!("blk.{layer}.");
-            let mut hasher = blake3::Hasher::new();
-            for info in gguf.tensors().iter().filter(|info| info.name.starts_with(&prefix)) {
-                let Some(tensor) = gguf.tensor(&info.name) else { continue };
-                hasher.update(info.name.as_bytes()).update(&info.ggml_type.to_le_bytes());
-                let middle = tensor.bytes.len() / 2;
-                hasher.update(&tensor.bytes[middle..(middle + SAMPLE).min(tensor.bytes.len())]);
-            }
-            *hasher.finalize().as_bytes()
-        };
-        Self { model, layers: (held.start()..held.end()).map(layer).collect() }
-    }
-
-    /// The tag of `layers`, which lie inside the layers `held`.
-    fn of(&self, held: LayerRange, layers: LayerRange) -> u64 {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.model);
-        hasher.update(&layers.start().to_le_bytes()).update(&layers.end().to_le_bytes());
-        let first = (layers.start() - held.start()) as usize;
-        self.layers[first..first + layers.len() as usize].iter().for_each(|digest| {
-            hasher.update(digest);
-        });
-        let digest = *hasher.finalize().as_bytes();
-        u64::from_le_bytes(std::array::from_fn(|i| digest[i]))
+        let outcome = batch::admit(self, ws.capacity, pass, items, &mut ws.spans)
+            .and_then(|rows| self.compute(ws, pass, items, rows));
+        match outcome {
+            Ok(()) => items.iter_mut().zip(&ws.spans).for_each(|(item, span)| item.state.advance(span.rows)),
+            Err(_) => ws.clear(),
+        }
+        outcome
     }
 }

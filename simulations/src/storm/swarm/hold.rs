@@ -43,7 +43,7 @@ impl Swarm {
                 load_ms: 0.0,
                 active: (machine.stage.running() as f64 * machine.claims) as u32,
                 batch_knee: 4,
-                kv_layer_positions: machine.stage.kv_room() - machine.stage.reserved(),
+                kv_bytes: machine.stage.kv_room() - machine.stage.reserved(),
             }],
         };
         let Ok(capability) = Capability::try_from(claim) else { return };
@@ -125,7 +125,7 @@ impl Swarm {
     }
 }
 
-/// What machines hold at first: windows where the fewest hold, so that every layer has somebody; under boomerang the
+/// What machines hold at first: windows where the fewest hold, so that every layer has a holder; under boomerang the
 /// requesters hold the ends.
 pub(super) fn windows(options: &Options, draw: &mut Rng) -> Vec<LayerSet> {
     let n = options.layers as usize;

@@ -1,4 +1,5 @@
 use p2p::wire::announce::Class;
+use scheduler::layer_cost::{LayerCost, LayerCosts};
 
 use super::*;
 
@@ -25,7 +26,7 @@ fn a_busy_moment_does_not_move_a_peer_away() {
 fn flicker_is_damped_and_news_is_not() {
     let mut gossip = Announcer::new(0);
     gossip.reached(node(1), Path::Direct);
-    let base = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_room: 1_000, full: false };
+    let base = Figures { visit_ms: 0.2, queue_ms: 0.4, active: 1, knee: 4, kv_bytes: 1_000, full: false };
     let mut said = 0;
     for t in (0..3_600_000).step_by(250) {
         let now = Millis(t);
@@ -47,12 +48,26 @@ fn flicker_is_damped_and_news_is_not() {
     let later = |ms: u64| Millis(now.0 + ms);
     let busy = Figures { active: 9, queue_ms: 20.0, ..base };
     assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &busy) && gossip.due(later(LOAD_SPACING_MS), &busy));
-    let full = Figures { kv_room: 100, ..base };
+    let full = Figures { kv_bytes: 100, ..base };
     assert!(gossip.due(later(LOAD_SPACING_MS), &full));
     let taken = Figures { full: true, ..base };
     assert!(!gossip.due(later(LOAD_SPACING_MS - 1), &taken) && gossip.due(later(LOAD_SPACING_MS), &taken));
     gossip.tell();
     assert!(!gossip.due(later(SPACING_MS - 1), &base) && gossip.due(later(SPACING_MS), &base));
+}
+
+/// Twenty-eight layers of two kinds in ten runs.
+fn windowed() -> LayerCosts {
+    let all = LayerCost {
+        row_work: 1 << 25,
+        weight_bytes: 1 << 25,
+        seen_work: 4_096,
+        window: None,
+        state_bytes: 0,
+        position_bytes: 1_024,
+    };
+    let layer = |index| if index % 6 == 5 { all } else { LayerCost { window: Some(512), ..all } };
+    LayerCosts::new((0..28).map(layer).collect(), 2_048).unwrap()
 }
 
 /// What one of five idle nodes that all know each other costs another: every announcement crosses a connection at most
@@ -73,7 +88,7 @@ fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
         load_ms: 0.0,
         active: 0,
         batch_knee: 4,
-        kv_layer_positions: 1 << 20,
+        kv_bytes: 1 << 20,
     };
     let draft = Draft {
         claim: Claim {
@@ -95,6 +110,7 @@ fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
             hidden: 2_048,
             context: 4_096,
             file_bytes: 1 << 30,
+            costs: Some(windowed()),
         }],
         links: (1..=4).map(|n| Link { to: node(n), rtt_ms: 1.0 }).collect(),
         addresses: vec!["/ip4/192.0.2.100/udp/40000/quic-v1".to_owned(); 4],

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use api::inference::Failure;
 use shard::{
     executor::{Input, Item, Mean, Output, Workspace},
-    state::KvCache,
+    state::SessionState,
 };
 use tokio::sync::oneshot;
 
@@ -33,7 +33,7 @@ pub struct Texts {
 /// A text on its way through the model.
 struct Lane {
     input: usize,
-    kv: KvCache,
+    state: SessionState,
     mean: Mean,
 }
 
@@ -82,7 +82,7 @@ impl Pooling {
     /// Bytes that it fills.
     pub(super) fn used_bytes(&self) -> usize {
         let lanes = self.current.iter().flat_map(|current| &current.lanes);
-        lanes.map(|lane| lane.kv.bytes()).sum()
+        lanes.map(|lane| lane.state.bytes()).sum()
     }
 
     /// Begins with the next request if none is served and there is room for its caches. False when one waits for room:
@@ -117,7 +117,7 @@ impl Pooling {
             Ok(false) => {}
             Ok(true) => {
                 if let Some(Current { texts, vectors, .. }) = self.current.take() {
-                    // Whoever asked may have gone meanwhile.
+                    // The client may have gone meanwhile.
                     let _ = texts.reply.send(Ok(vectors));
                 }
             }
@@ -141,25 +141,29 @@ impl Current {
     /// One pass; true when all vectors are there.
     fn pass(&mut self, model: &Model, workspace: &mut Workspace) -> Result<bool, shard::Error> {
         let inputs = &self.texts.inputs;
-        let hidden = model.shard.blueprint().hidden;
+        let hidden = model.executor.blueprint().hidden;
         let most_lanes = LANES.min(workspace.capacity().items);
         while self.lanes.len() < most_lanes && self.next < inputs.len() {
-            self.lanes.push(Lane { input: self.next, kv: model.shard.new_kv(), mean: Mean::new(hidden) });
+            self.lanes.push(Lane {
+                input: self.next,
+                state: model.executor.new_state(),
+                mean: Mean::new(hidden),
+            });
             self.next += 1;
         }
         let mut rows_left = CHUNK_ROWS.min(workspace.capacity().rows);
         let mut items = Vec::with_capacity(self.lanes.len());
         for lane in &mut self.lanes {
-            let (ids, start) = (&inputs[lane.input], lane.kv.len());
+            let (ids, start) = (&inputs[lane.input], lane.state.len());
             let rows = (ids.len() - start).min(rows_left);
             if rows == 0 {
                 break;
             }
             rows_left -= rows;
             let input = Input::Tokens(&ids[start..start + rows]);
-            items.push(Item { kv: &mut lane.kv, input, output: Output::All });
+            items.push(Item { state: &mut lane.state, input, output: Output::All });
         }
-        model.shard.states(workspace, &mut items)?;
+        model.executor.states(workspace, &mut items)?;
         let taken = items.len();
         drop(items);
         for (index, lane) in self.lanes.iter_mut().take(taken).enumerate() {
@@ -167,7 +171,7 @@ impl Current {
         }
         let vectors = &mut self.vectors;
         self.lanes.retain(|lane| {
-            let done = lane.kv.len() == inputs[lane.input].len();
+            let done = lane.state.len() == inputs[lane.input].len();
             if done {
                 vectors[lane.input] = lane.mean.unit();
             }

@@ -14,6 +14,9 @@
     reason = "the oracle must not share elementary functions with the kernels"
 )]
 
+mod executor;
+mod state;
+
 use std::collections::HashMap;
 
 use half::f16;
@@ -27,6 +30,8 @@ use crate::{
     },
     quant::{self, QuantizedRow},
 };
+pub use executor::Reference;
+use state::Rows;
 
 /// Where values are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,11 +57,10 @@ struct Weights {
     values: Vec<f32>,
 }
 
-/// Keys and values of one session, `[layer][position][kv width]`.
+/// What one session remembers, layer by layer.
 #[derive(Clone, Default)]
 pub struct Session {
-    keys: Vec<Vec<Vec<f32>>>,
-    values: Vec<Vec<Vec<f32>>>,
+    layers: Vec<Rows>,
 }
 
 impl Model {
@@ -83,16 +87,20 @@ impl Model {
 
     /// A session without positions.
     pub fn session(&self) -> Session {
-        let layers = vec![Vec::new(); self.blueprint.layers.len()];
-        Session { keys: layers.clone(), values: layers }
+        Session { layers: vec![Rows::new(self.blueprint.kv_width()); self.blueprint.layers.len()] }
     }
 
     /// Feeds one token and returns the logits after it.
     pub fn step(&self, session: &mut Session, token: u32) -> Vec<f32> {
         let h = self.state(session, token);
+        self.head(&h)
+    }
+
+    /// Logits of a hidden state after the last norm.
+    fn head(&self, h: &[f32]) -> Vec<f32> {
         let b = &self.blueprint;
         let head = if b.head.tied { "token_embd" } else { "output" };
-        let mut logits = self.linear(head, &h);
+        let mut logits = self.linear(head, h);
         for logit in &mut logits {
             *logit *= b.head.scale;
             if let Some(cap) = b.head.softcap {
@@ -104,23 +112,34 @@ impl Model {
 
     /// Feeds one token and returns its hidden state after the last norm, in front of the head.
     pub fn state(&self, session: &mut Session, token: u32) -> Vec<f32> {
+        let mut x = self.embed(token);
+        for (index, rows) in session.layers.iter_mut().enumerate() {
+            self.layer(rows, index, &mut x);
+        }
+        self.norm("output_norm", &x)
+    }
+
+    /// The row of one token that enters layer 0.
+    fn embed(&self, token: u32) -> Vec<f32> {
         let b = &self.blueprint;
         let mut x = self.rows("token_embd.weight", token as usize, 1)[..b.hidden].to_vec();
         x.iter_mut().for_each(|x| *x *= b.embedding_scale);
-        for index in 0..b.layers.len() {
-            let h = self.norm(&layer_name(index, "attn_norm"), &x);
-            let mut y = self.attention(session, index, &h);
-            self.norm_after(&layer_name(index, "post_attention_norm.weight"), &mut y);
-            add(&mut x, &y, 1.0);
-            let h = self.norm(&layer_name(index, "ffn_norm"), &x);
-            let mut y = match &b.layers[index].feed_forward {
-                FeedForward::Dense(dense) => self.dense(index, dense.width, dense.activation, &h),
-                FeedForward::Experts(experts) => self.experts(index, experts, &h),
-            };
-            self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
-            add(&mut x, &y, 1.0);
-        }
-        self.norm("output_norm", &x)
+        x
+    }
+
+    /// One row through one layer, whose `rows` remember it.
+    fn layer(&self, rows: &mut Rows, index: usize, x: &mut [f32]) {
+        let h = self.norm(&layer_name(index, "attn_norm"), x);
+        let mut y = self.attention(rows, index, &h);
+        self.norm_after(&layer_name(index, "post_attention_norm.weight"), &mut y);
+        add(x, &y, 1.0);
+        let h = self.norm(&layer_name(index, "ffn_norm"), x);
+        let mut y = match &self.blueprint.layers[index].feed_forward {
+            FeedForward::Dense(dense) => self.dense(index, dense.width, dense.activation, &h),
+            FeedForward::Experts(experts) => self.experts(index, experts, &h),
+        };
+        self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
+        add(x, &y, 1.0);
     }
 
     /// Feeds `tokens` and returns the logits after the last one.
@@ -128,7 +147,7 @@ impl Model {
         tokens.iter().fold(Vec::new(), |_, &token| self.step(session, token))
     }
 
-    fn attention(&self, session: &mut Session, index: usize, h: &[f32]) -> Vec<f32> {
+    fn attention(&self, rows: &mut Rows, index: usize, h: &[f32]) -> Vec<f32> {
         let b = &self.blueprint;
         let Attention::Softmax(spec) = b.layers[index].attention;
         let (q_width, kv_width, dim) = (b.q_width(), b.kv_width(), b.head_dim);
@@ -140,7 +159,7 @@ impl Model {
             let part = |name| self.linear(&layer_name(index, name), h);
             (part("attn_q"), part("attn_k"), part("attn_v"))
         };
-        let position = session.keys[index].len();
+        let position = rows.keys.len();
         for (x, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
             for head in x.chunks_exact_mut(dim) {
                 self.norm_after(&layer_name(index, norm), head);
@@ -149,9 +168,9 @@ impl Model {
                 }
             }
         }
-        session.keys[index].push(self.stored(k));
-        session.values[index].push(self.stored(v));
-        let (keys, values) = (&session.keys[index], &session.values[index]);
+        rows.keys.push(self.stored(k));
+        rows.values.push(self.stored(v));
+        let (keys, values) = (&rows.keys, &rows.values);
         let mut out = vec![0.0; q_width];
         for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
             let kv_head = head / (b.heads / b.kv_heads);
@@ -262,14 +281,14 @@ impl Model {
     }
 
     /// Bytes and values of `count` rows from `first` on.
-    fn slice(&self, name: &str, first: usize, count: usize) -> (Rows<'_>, &[f32]) {
+    fn slice(&self, name: &str, first: usize, count: usize) -> (Slice<'_>, &[f32]) {
         let Weights { cols, format, bytes, values } = &self.tensors[name];
         let row = bytes.len() / (values.len() / cols);
-        let rows = Rows { format, bytes: &bytes[first * row..(first + count) * row], row };
+        let rows = Slice { format, bytes: &bytes[first * row..(first + count) * row], row };
         (rows, &values[first * cols..(first + count) * cols])
     }
 
-    fn product(&self, (rows, values): (Rows<'_>, &[f32]), x: &[f32]) -> Vec<f32> {
+    fn product(&self, (rows, values): (Slice<'_>, &[f32]), x: &[f32]) -> Vec<f32> {
         if self.arithmetic == Arithmetic::Float || !rows.format.integer {
             return values.chunks_exact(x.len()).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
         }
@@ -288,7 +307,7 @@ impl Model {
     }
 }
 
-struct Rows<'a> {
+struct Slice<'a> {
     format: &'static quant::Format,
     bytes: &'a [u8],
     row: usize,

@@ -1,14 +1,14 @@
-//! A model cut into shards that feed each other inside one process.
+//! A model cut into stages that feed each other inside one process.
 //!
-//! What a swarm does over the network, without one: each shard has its own weights, cache and buffers, and only f32
+//! What a swarm does over the network, without one: each stage has its own weights, state and buffers, and only f32
 //! rows pass between them. It shows that cuts do not change bits, and what a cut costs.
 
 use std::sync::Arc;
 
 use scheduler::LayerRange;
 
-use super::{Capacity, Ends, Input, Item, Options, Output, Shard, Workspace};
-use crate::{Error, Result, gguf::Gguf, kernels::Cpu, state::KvCache};
+use super::{Capacity, Device, Ends, Executor, Input, Item, Options, Output, Workspace, load};
+use crate::{Error, Result, gguf::Gguf, state::SessionState};
 
 /// Shards that together hold a whole model, and one session running through them.
 pub struct Chain {
@@ -19,8 +19,8 @@ pub struct Chain {
 }
 
 struct Stage {
-    shard: Shard,
-    kv: KvCache,
+    executor: Box<dyn Executor>,
+    state: SessionState,
     workspace: Workspace,
 }
 
@@ -28,10 +28,10 @@ impl Chain {
     /// Loads one shard per range; the ranges cover all layers in order. Passes carry at most `chunk` rows.
     ///
     /// # Errors
-    /// Those of [`Shard::load`] and [`Workspace::new`]; [`Error::Invalid`] for ranges with a gap.
+    /// Those of [`load`] and [`Workspace::new`]; [`Error::Invalid`] for ranges with a gap.
     pub fn load(
+        device: &Device,
         gguf: &Arc<Gguf>,
-        cpu: &Arc<Cpu>,
         ranges: &[LayerRange],
         options: Options,
         chunk: usize,
@@ -44,28 +44,28 @@ impl Chain {
         }
         let stage = |(index, &range): (usize, &LayerRange)| {
             let ends = Ends { embedding: index == 0, head: index + 1 == ranges.len() };
-            let shard = Shard::load(gguf, cpu.clone(), range, ends, options)?;
-            let workspace = Workspace::new(&shard, Capacity::one_session(chunk))?;
-            Ok(Stage { kv: shard.new_kv(), shard, workspace })
+            let executor = load(device, gguf, range, ends, options)?;
+            let workspace = Workspace::new(&*executor, Capacity::one_session(chunk))?;
+            Ok(Stage { state: executor.new_state(), executor, workspace })
         };
         let stages = ranges.iter().enumerate().map(stage).collect::<Result<_>>()?;
         Ok(Self { stages, rows: Vec::new(), chunk, rounding: Vec::new() })
     }
 
     /// From now on activations are rounded before the layers in `boundaries`, wherever the shards are cut; see
-    /// [`Shard::run`].
+    /// [`Executor::run`].
     pub fn round(&mut self, boundaries: Vec<u32>) {
         self.rounding = boundaries;
     }
 
     /// The layers of each shard.
     pub fn ranges(&self) -> impl Iterator<Item = LayerRange> {
-        self.stages.iter().map(|stage| stage.shard.range())
+        self.stages.iter().map(|stage| stage.executor.range())
     }
 
     /// Vocabulary entries, and so logits per row.
     pub fn vocab(&self) -> usize {
-        self.stages[0].shard.blueprint().vocab
+        self.stages[0].executor.blueprint().vocab
     }
 
     /// Appends `tokens` to the session and gives the logits after the last one.
@@ -87,8 +87,8 @@ impl Chain {
                 (true, true) => Output::Last,
                 (true, false) => Output::None,
             };
-            let items = &mut [Item { kv: &mut stage.kv, input, output }];
-            stage.shard.run(&mut stage.workspace, stage.shard.range(), &self.rounding, items)?;
+            let items = &mut [Item { state: &mut stage.state, input, output }];
+            stage.executor.run(&mut stage.workspace, stage.executor.range(), &self.rounding, items)?;
             self.rows.clear();
             self.rows.extend_from_slice(stage.workspace.activations(0));
         }

@@ -1,59 +1,18 @@
 //! The buffers of a forward pass, made once.
 
-use super::{Error, Result, Shard};
+use super::{
+    super::batch::{Gave, Span},
+    Buffers, Capacity, Shard,
+};
 use crate::{
     kernels::{Activations, AttentionJob},
-    models::{Attention, FeedForward},
+    models::FeedForward,
 };
-
-/// How much one forward pass may carry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
-    /// Rows of all items together: the largest prefill chunk, or the largest batch.
-    pub rows: usize,
-    /// Items of a batch.
-    pub items: usize,
-    /// Rows whose logits are wanted; each takes four bytes per vocabulary entry.
-    pub logit_rows: usize,
-}
-
-impl Capacity {
-    /// One session at a time: chunks of `rows`, the logits of one row.
-    pub fn one_session(rows: usize) -> Self {
-        Self { rows, items: 1, logit_rows: 1 }
-    }
-}
-
-/// What the last pass gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gave {
-    /// Residual rows, in `x`.
-    Rows,
-    /// Logits.
-    Logits,
-    /// Rows after the norm in front of the head, in `h`.
-    States,
-}
-
-/// Where one item's rows and results are.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Span {
-    /// First row in the batch.
-    pub first: usize,
-    /// Number of rows.
-    pub rows: usize,
-    /// The last rows that are wanted.
-    pub wanted: usize,
-    /// First wanted row among all wanted rows of the batch.
-    pub first_wanted: usize,
-    /// Absolute position of the first row.
-    pub start: usize,
-}
 
 /// The buffers of forward passes of one shard; holds the results of the last pass.
 ///
 /// The kernels' scratch memory inside grows with the first pass of a size; later passes that are no larger allocate nothing.
-pub struct Workspace {
+pub(super) struct CpuBuffers {
     pub(super) capacity: Capacity,
     pub(super) hidden: usize,
     pub(super) vocab: usize,
@@ -100,16 +59,10 @@ pub(super) struct Routing {
     pub shared: Vec<f32>,
 }
 
-impl Workspace {
+impl CpuBuffers {
     /// Buffers for passes of `shard` up to `capacity`.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a capacity of zero rows or items.
-    pub fn new(shard: &Shard, capacity: Capacity) -> Result<Self> {
+    pub fn new(shard: &Shard, capacity: Capacity) -> Self {
         let Capacity { rows, items, logit_rows } = capacity;
-        if rows == 0 || items == 0 {
-            return Err(Error::invalid("a workspace needs at least one row and one item"));
-        }
         let blueprint = &shard.blueprint;
         let hidden = blueprint.hidden;
         let logit_rows = if shard.head.is_some() { logit_rows.min(rows) } else { 0 };
@@ -117,12 +70,7 @@ impl Workspace {
         shard.cpu.reserve_attention(blueprint.head_dim);
         let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
-            .map(|index| {
-                held.iter().any(|layer| {
-                    let Attention::Softmax(attention) = layer.attention;
-                    attention.rope == Some(index)
-                })
-            })
+            .map(|index| held.iter().any(|layer| layer.attention.rope() == Some(index)))
             .collect();
         let table = |(rope, used): (&crate::models::Rope, &bool)| buffer(if *used { rope.dims } else { 0 });
         let experts = held.iter().filter_map(|layer| match layer.feed_forward {
@@ -141,7 +89,7 @@ impl Workspace {
                 shared: buffer(1),
             },
         };
-        Ok(Self {
+        Self {
             capacity: Capacity { rows, items, logit_rows },
             hidden,
             vocab: blueprint.vocab,
@@ -162,17 +110,16 @@ impl Workspace {
             routing,
             jobs: Vec::with_capacity(items),
             spans: Vec::with_capacity(items),
-        })
+        }
     }
+}
 
-    /// What one pass may carry.
-    pub fn capacity(&self) -> Capacity {
+impl Buffers for CpuBuffers {
+    fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty when the pass ended before the head or
-    /// none were wanted.
-    pub fn logits(&self, index: usize) -> &[f32] {
+    fn logits(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {
             Some(span) if self.gave == Gave::Logits => {
                 &self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
@@ -181,9 +128,7 @@ impl Workspace {
         }
     }
 
-    /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty when it went through the
-    /// head.
-    pub fn activations(&self, index: usize) -> &[f32] {
+    fn activations(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {
             Some(span) if self.gave == Gave::Rows => {
                 let first = span.first + span.rows - span.wanted;
@@ -193,9 +138,7 @@ impl Workspace {
         }
     }
 
-    /// Hidden states of item `index` after the norm in front of the head, `[wanted rows][hidden]`; empty unless the last
-    /// pass was [`Shard::states`].
-    pub fn states(&self, index: usize) -> &[f32] {
+    fn states(&self, index: usize) -> &[f32] {
         match self.spans.get(index) {
             Some(span) if self.gave == Gave::States => {
                 &self.h[span.first_wanted * self.hidden..][..span.wanted * self.hidden]
@@ -204,8 +147,7 @@ impl Workspace {
         }
     }
 
-    /// Forgets the results of the last pass, so that a failed one leaves none behind.
-    pub(super) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.spans.clear();
     }
 }

@@ -1,0 +1,204 @@
+//! Which device computes, by name, and the one place that chooses an executor.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use scheduler::LayerRange;
+
+#[cfg(feature = "candle")]
+use super::candle::{CandleShard, Keep};
+use super::{
+    Ends, Executor, Options,
+    cpu::Shard,
+    reference::{Arithmetic, Reference},
+};
+use crate::{Error, Result, gguf::Gguf, kernels::Cpu};
+
+/// A device as a user names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceName {
+    /// A GPU where this build and this machine have one, else the processor.
+    #[default]
+    Auto,
+    /// The processor, with kernels of our own: profile `d1`.
+    Cpu,
+    /// The processor, with candle's: class `approx`.
+    CandleCpu,
+    /// An NVIDIA GPU by its number, with candle.
+    Cuda(usize),
+    /// The GPU of an Apple machine, with candle.
+    Metal,
+}
+
+impl FromStr for DeviceName {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "candle-cpu" => Ok(Self::CandleCpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            "metal" => Ok(Self::Metal),
+            _ => {
+                name.strip_prefix("cuda:").and_then(|number| number.parse().ok()).map(Self::Cuda).ok_or_else(
+                    || {
+                        Error::invalid(format!(
+                            "there is no device \"{name}\"; choose auto, cpu, candle-cpu, cuda:0 or metal"
+                        ))
+                    },
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::CandleCpu => f.write_str("candle-cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+            Self::Metal => f.write_str("metal"),
+        }
+    }
+}
+
+/// What computes.
+#[derive(Clone)]
+pub enum Device {
+    /// Kernels of our own, with an instruction set and threads.
+    Cpu(Arc<Cpu>),
+    /// One of candle's devices.
+    #[cfg(feature = "candle")]
+    Candle(candle_core::Device),
+    /// The readable oracle.
+    Reference,
+}
+
+impl Device {
+    /// Opens the device called `name`; `cpu` makes the processor's threads, if it comes to that.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a device that this build or this machine does not have, with what to do about it; those of
+    /// `cpu`.
+    pub fn open<E: From<Error>>(
+        name: DeviceName,
+        cpu: impl FnOnce() -> Result<Arc<Cpu>, E>,
+    ) -> Result<Self, E> {
+        match name {
+            DeviceName::Cpu => Ok(Self::Cpu(cpu()?)),
+            DeviceName::Auto => match best_device() {
+                Some(device) => Ok(device),
+                None => Ok(Self::Cpu(cpu()?)),
+            },
+            DeviceName::CandleCpu | DeviceName::Cuda(_) | DeviceName::Metal => Ok(open_candle(name)?),
+        }
+    }
+
+    /// The processor's kernels, if those compute.
+    pub fn cpu(&self) -> Option<&Arc<Cpu>> {
+        match self {
+            Self::Cpu(cpu) => Some(cpu),
+            _ => None,
+        }
+    }
+}
+
+/// The GPU of this build and this machine, if both have one.
+#[cfg(any(feature = "cuda", feature = "metal"))]
+fn best_device() -> Option<Device> {
+    let cuda = candle_core::utils::cuda_is_available().then(|| candle_core::Device::new_cuda(0).ok());
+    let metal = || candle_core::utils::metal_is_available().then(|| candle_core::Device::new_metal(0).ok());
+    cuda.flatten().or_else(|| metal().flatten()).map(Device::Candle)
+}
+
+#[cfg(not(any(feature = "cuda", feature = "metal")))]
+fn best_device() -> Option<Device> {
+    None
+}
+
+#[cfg(feature = "candle")]
+fn open_candle(name: DeviceName) -> Result<Device> {
+    let missing = |feature: &str| {
+        Error::unsupported(format!("device {name} in this build; build with `--features {feature}`"))
+    };
+    let refused = |error: candle_core::Error| {
+        Error::unsupported(format!(
+            "device {name} on this machine ({error}); `--device cpu` works everywhere"
+        ))
+    };
+    let device = match name {
+        DeviceName::Cuda(_) if !cfg!(feature = "cuda") => return Err(missing("cuda")),
+        DeviceName::Metal if !cfg!(feature = "metal") => return Err(missing("metal")),
+        DeviceName::Cuda(number) => candle_core::Device::new_cuda(number).map_err(refused)?,
+        DeviceName::Metal => candle_core::Device::new_metal(0).map_err(refused)?,
+        _ => candle_core::Device::Cpu,
+    };
+    Ok(Device::Candle(device))
+}
+
+#[cfg(not(feature = "candle"))]
+fn open_candle(name: DeviceName) -> Result<Device> {
+    let feature = match name {
+        DeviceName::Cuda(_) => "cuda",
+        DeviceName::Metal => "metal",
+        _ => "candle",
+    };
+    Err(Error::unsupported(format!("device {name} in this build; build with `--features {feature}`")))
+}
+
+/// Loads `layers` and `ends` of the model in `gguf` on `device`; tensors of other layers are not touched, except by the oracle.
+///
+/// The only place that chooses an executor.
+///
+/// # Errors
+/// Those of [`crate::models::Blueprint::from_gguf`]; [`Error::Invalid`] for layers the model does not have, ends that do not
+/// belong to the layers, or a context of zero or beyond what the model was trained for.
+pub fn load(
+    device: &Device,
+    gguf: &Arc<Gguf>,
+    layers: LayerRange,
+    ends: Ends,
+    options: Options,
+) -> Result<Box<dyn Executor>> {
+    Ok(match device {
+        Device::Cpu(cpu) => Box::new(Shard::load(gguf, cpu.clone(), layers, ends, options)?),
+        #[cfg(feature = "candle")]
+        Device::Candle(device) => {
+            Box::new(CandleShard::load(gguf, device, layers, ends, options, Keep::Quantized)?)
+        }
+        Device::Reference => Box::new(Reference::load(gguf, layers, ends, options, Arithmetic::Rounded)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_names() {
+        for (name, device) in [
+            ("auto", DeviceName::Auto),
+            ("cpu", DeviceName::Cpu),
+            ("candle-cpu", DeviceName::CandleCpu),
+            ("cuda:3", DeviceName::Cuda(3)),
+            ("metal", DeviceName::Metal),
+        ] {
+            assert_eq!((name.parse::<DeviceName>().unwrap(), device.to_string().as_str()), (device, name));
+        }
+        assert_eq!("cuda".parse::<DeviceName>().unwrap(), DeviceName::Cuda(0));
+        for name in ["", "gpu", "cuda:", "cuda:-1", "CPU"] {
+            let error = name.parse::<DeviceName>().unwrap_err().to_string();
+            assert!(error.contains("choose auto, cpu"), "{error}");
+        }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn what_is_not_built_in_is_refused_with_what_to_do() {
+        let open = Device::open::<Error>(DeviceName::Cuda(1), || Err(Error::invalid("not asked for")));
+        let error = open.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("cuda:1") && error.contains("--features cuda"), "{error}");
+    }
+}

@@ -1,0 +1,133 @@
+//! The oracle as an [`Executor`]: so that whatever runs on the trait can be compared with it.
+
+use std::sync::Arc;
+
+use scheduler::LayerRange;
+
+use super::{Arithmetic, Model, Rows};
+use crate::{
+    Error, Result,
+    executor::{
+        Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
+        batch::{Gave, Span, check_load, round_at},
+        host::{HostBuffers, pass_each},
+        read_bytes,
+        tags::Tags,
+    },
+    gguf::Gguf,
+    models::Blueprint,
+    state::LayerState,
+};
+
+/// Some layers of a [`Model`]. The whole model is in memory all the same.
+pub struct Reference {
+    model: Model,
+    range: LayerRange,
+    ends: Ends,
+    context: usize,
+    tags: Tags,
+}
+
+impl Reference {
+    /// Reads the model in `gguf` to run `layers` and `ends` of it.
+    ///
+    /// # Errors
+    /// Those of [`crate::executor::load`].
+    pub fn load(
+        gguf: &Arc<Gguf>,
+        layers: LayerRange,
+        ends: Ends,
+        options: Options,
+        arithmetic: Arithmetic,
+    ) -> Result<Self> {
+        let context = check_load(&Blueprint::from_gguf(gguf)?, layers, ends, options)?;
+        let model = Model::load(gguf, context, arithmetic)?;
+        let tags = Tags::new(gguf, "reference", &model.blueprint, layers, &model.frequencies);
+        Ok(Self { model, range: layers, ends, context, tags })
+    }
+
+    fn compute(&self, pass: Pass<'_>, item: &mut Item<'_>, span: Span, gave: Gave) -> Result<Vec<f32>> {
+        let hidden = self.model.blueprint.hidden;
+        let mut out = Vec::new();
+        for row in 0..span.rows {
+            let mut x = match item.input {
+                Input::Tokens(tokens) => self.model.embed(tokens[row]),
+                Input::Activations(rows) => rows[row * hidden..(row + 1) * hidden].to_vec(),
+            };
+            for (at, layer) in (pass.layers.start()..pass.layers.end()).enumerate() {
+                round_at(pass.rounding, layer, &mut x)?;
+                let rows = item.state.layer_mut::<Rows>(at);
+                let rows = rows.ok_or_else(|| Error::invalid("the state is of another executor"))?;
+                if row == 0 {
+                    // What a pass that failed has left.
+                    rows.rewind(span.start);
+                }
+                self.model.layer(rows, layer as usize, &mut x);
+            }
+            round_at(pass.rounding, pass.layers.end(), &mut x)?;
+            if row + span.wanted >= span.rows {
+                out.extend(match gave {
+                    Gave::Rows => x,
+                    Gave::States => self.model.norm("output_norm", &x),
+                    Gave::Logits => self.model.head(&self.model.norm("output_norm", &x)),
+                });
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Executor for Reference {
+    fn blueprint(&self) -> &Blueprint {
+        &self.model.blueprint
+    }
+
+    fn range(&self) -> LayerRange {
+        self.range
+    }
+
+    fn ends(&self) -> Ends {
+        self.ends
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn class(&self) -> Class {
+        Class::Approx
+    }
+
+    fn device(&self) -> String {
+        "the reference".into()
+    }
+
+    fn resident_bytes(&self) -> usize {
+        self.model.tensors.values().map(|weights| weights.bytes.len() + 4 * weights.values.len()).sum()
+    }
+
+    fn bytes_per_token(&self, position: usize) -> usize {
+        // Keys and values are f32 here, twice what a page keeps.
+        self.resident_bytes() + 2 * read_bytes(self.blueprint(), self.range, position)
+    }
+
+    fn state_tag(&self, layers: LayerRange) -> u64 {
+        self.tags.of(self.range, layers)
+    }
+
+    fn new_layer_state(&self, _layer: u32) -> Box<dyn LayerState> {
+        Box::new(Rows::new(self.model.blueprint.kv_width()))
+    }
+
+    fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
+        layers.len() as usize * positions * 2 * size_of::<f32>() * self.model.blueprint.kv_width()
+    }
+
+    fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {
+        Ok(Box::new(HostBuffers::new(capacity)))
+    }
+
+    fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()> {
+        pass_each(self, ws, pass, items, |item, span, gave| self.compute(pass, item, span, gave))
+    }
+}

@@ -1,0 +1,99 @@
+//! Where passes compute and leave their results.
+
+use std::any::Any;
+
+use super::Executor;
+use crate::{Error, Result};
+
+/// How much one pass may carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Rows of all items together: the largest prefill chunk, or the largest batch.
+    pub rows: usize,
+    /// Items of a batch.
+    pub items: usize,
+    /// Rows whose logits are wanted; each takes four bytes per vocabulary entry.
+    pub logit_rows: usize,
+}
+
+impl Capacity {
+    /// One session at a time: chunks of `rows`, the logits of one row.
+    pub fn one_session(rows: usize) -> Self {
+        Self { rows, items: 1, logit_rows: 1 }
+    }
+}
+
+/// The memory of one executor's passes, and the results of the last one.
+pub trait Buffers: Any + Send {
+    /// What one pass may carry.
+    fn capacity(&self) -> Capacity;
+
+    /// Logits of item `index` of the last pass, `[wanted rows][vocab]`; empty when the pass ended before the head or
+    /// none were wanted.
+    fn logits(&self, index: usize) -> &[f32];
+
+    /// Residual rows of item `index` of the last pass, `[wanted rows][hidden]`; empty when it went through the head.
+    fn activations(&self, index: usize) -> &[f32];
+
+    /// Hidden states of item `index` after the norm in front of the head, `[wanted rows][hidden]`; empty unless the last
+    /// pass was [`Executor::states`].
+    fn states(&self, index: usize) -> &[f32];
+
+    /// Forgets the results of the last pass, so that a failed one leaves none behind.
+    fn clear(&mut self);
+}
+
+/// The buffers of one executor's passes, whichever it is; holds the results of the last pass.
+///
+/// The scratch memory inside may grow with the first pass of a size; later passes of [`super::cpu`] that are no larger
+/// allocate nothing.
+pub struct Workspace {
+    buffers: Box<dyn Buffers>,
+}
+
+impl Workspace {
+    /// Buffers for passes of `executor` up to `capacity`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a capacity of zero rows or items.
+    pub fn new(executor: &dyn Executor, capacity: Capacity) -> Result<Self> {
+        if capacity.rows == 0 || capacity.items == 0 {
+            return Err(Error::invalid("a workspace needs at least one row and one item"));
+        }
+        Ok(Self { buffers: executor.buffers(capacity)? })
+    }
+
+    /// See [`Buffers::capacity`].
+    pub fn capacity(&self) -> Capacity {
+        self.buffers.capacity()
+    }
+
+    /// See [`Buffers::logits`].
+    pub fn logits(&self, index: usize) -> &[f32] {
+        self.buffers.logits(index)
+    }
+
+    /// See [`Buffers::activations`].
+    pub fn activations(&self, index: usize) -> &[f32] {
+        self.buffers.activations(index)
+    }
+
+    /// See [`Buffers::states`].
+    pub fn states(&self, index: usize) -> &[f32] {
+        self.buffers.states(index)
+    }
+
+    /// See [`Buffers::clear`].
+    pub fn clear(&mut self) {
+        self.buffers.clear();
+    }
+
+    /// The buffers of an executor of one kind.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for those of another kind.
+    pub fn buffers<B: Buffers>(&mut self) -> Result<&mut B> {
+        let buffers: &mut dyn Any = &mut *self.buffers;
+        buffers.downcast_mut().ok_or_else(|| Error::invalid("the workspace belongs to another executor"))
+    }
+}

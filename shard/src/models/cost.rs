@@ -1,0 +1,58 @@
+//! What each layer of a model costs, read off its blueprint and the sizes of its tensors.
+//!
+//! A row reads every weight of its layer once, of a mixture only the experts it visits, and for each position that it
+//! sees a key and a value. Both are counted in bytes, and arithmetic on top as the bytes that could be read meanwhile:
+//! [`WEIGHTS_PER_BYTE`] and [`SCORES_PER_BYTE`]. Only ratios between layers count, so one pair of constants serves all
+//! machines.
+//!
+//! Limits: experts are taken to be alike; rows that share a pass read more experts than one row does.
+
+use scheduler::layer_cost::{LayerCost, LayerCosts};
+
+use super::{Attention, Blueprint, FeedForward, layer_name};
+use crate::{Error, Result, gguf::Gguf};
+
+/// Products of weights that take as long as reading one byte of weights.
+const WEIGHTS_PER_BYTE: u64 = 4;
+/// Products of queries with keys, and of scores with values, that take as long as reading one byte of weights.
+const SCORES_PER_BYTE: u64 = 1;
+/// Bytes of one number of a key or value: f16.
+const STATE_VALUE: u64 = 2;
+
+/// What the layers of `blueprint` cost, with the weights that `gguf` describes; its header is enough.
+///
+/// # Errors
+/// [`Error::Malformed`] for figures beyond the bounds of [`LayerCosts::new`].
+pub fn layer_costs(blueprint: &Blueprint, gguf: &Gguf) -> Result<LayerCosts> {
+    let layers = (0..blueprint.layers.len()).map(|index| one(blueprint, gguf, index));
+    LayerCosts::new(layers.collect(), u32::try_from(blueprint.hidden).unwrap_or(u32::MAX))
+        .map_err(|why| Error::malformed("tensors", why.to_string()))
+}
+
+fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
+    let layer = &blueprint.layers[index];
+    let (used, count) = match layer.feed_forward {
+        FeedForward::Dense(_) => (1, 1),
+        FeedForward::Experts(experts) => (experts.used as u64, experts.count.max(1) as u64),
+    };
+    let (mut whole, mut bytes, mut products) = (0, 0, 0);
+    for rule in &layer.tensors {
+        let Some(info) = gguf.info(&layer_name(index, rule.name)) else { continue };
+        let part = |whole: u64| if rule.name.contains("_exps.") { whole * used / count } else { whole };
+        whole += info.len;
+        bytes += part(info.len);
+        products += part(info.dims.iter().product());
+    }
+    let Attention::Softmax(softmax) = layer.attention;
+    let (queries, keys) = (blueprint.q_width() as u64, blueprint.kv_width() as u64);
+    let position_bytes = 2 * keys * STATE_VALUE;
+    let figure = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+    LayerCost {
+        row_work: bytes + products / WEIGHTS_PER_BYTE,
+        weight_bytes: whole,
+        seen_work: figure(position_bytes + 2 * queries / SCORES_PER_BYTE),
+        window: softmax.window.map(|window| figure(window as u64)),
+        state_bytes: 0,
+        position_bytes: figure(position_bytes),
+    }
+}
