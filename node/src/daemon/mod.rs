@@ -35,7 +35,7 @@ use p2p::{
     },
 };
 use scheduler::{Millis, NodeId, SessionId};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
     time::interval,
@@ -56,7 +56,7 @@ pub use self::{
 };
 use crate::{
     Error, Result,
-    control::{self, Call, Question},
+    control::{self, Call, Line, Question},
 };
 
 /// Looks at the clock this often: announces, expires.
@@ -76,7 +76,7 @@ struct Daemon {
     caps: Caps,
     notices: mpsc::Sender<Notice>,
     /// Since when the node is about to leave, and the caller to tell when it has.
-    leaving: Option<(Instant, mpsc::Sender<Value>)>,
+    leaving: Option<(Instant, mpsc::Sender<Line>)>,
 }
 
 /// Runs a node until it is told to leave or `stop` turns true.
@@ -251,7 +251,7 @@ impl Daemon {
                 let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
                 let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
                 let cancelled = session.is_some_and(|session| self.serving.cancel(session));
-                json!({ "cancelled": cancelled, "end": true })
+                json!({ "cancelled": cancelled, "end": true }).into()
             }
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
@@ -259,16 +259,16 @@ impl Daemon {
             }
             Question::Pull(ask) => return self.serving.pulls.answer(*ask, lines),
             Question::Leave => return self.leave(Some(lines)),
-            Question::Status => self.status().await,
-            Question::Peers => self.peers().await,
-            Question::View => self.page().await,
-            Question::Receipts => self.trusting.list_receipts(),
-            Question::Invite => self.announcing.invite_code().await,
-            Question::Why { session } => self.prompts.why(session.as_deref()),
+            Question::Status => self.status().await.into(),
+            Question::Peers => self.peers().await.into(),
+            Question::View => self.page().await.into(),
+            Question::Receipts => self.trusting.list_receipts().into(),
+            Question::Invite => self.announcing.invite_code().await.into(),
+            Question::Why { session } => self.prompts.why(session.as_deref()).into(),
             Question::Pause { paused } => {
                 self.serving.gate.paused = paused;
                 self.announcing.gossip.tell();
-                json!({ "paused": paused, "end": true })
+                json!({ "paused": paused, "end": true }).into()
             }
         };
         let _ = lines.try_send(line);
@@ -315,7 +315,7 @@ impl Daemon {
         }
         let scores = self.trusting.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
         scores.into_iter().for_each(|(node, score)| self.view.view.set_trust(node, score));
-        self.prompts.remember(over.session, over.line);
+        self.prompts.remember(over.session, over.report);
     }
 
     /// Challenges a node that owes a proof, when there is nothing else to do.
@@ -388,7 +388,7 @@ impl Daemon {
         self.serving.table.serving(self.node.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
     }
 
-    fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {
+    fn leave(&mut self, caller: Option<mpsc::Sender<Line>>) {
         self.serving.gate.draining.send_replace(true);
         self.announcing.gossip.drain();
         let nobody = mpsc::channel(1).0;
@@ -397,7 +397,7 @@ impl Daemon {
 
     async fn stop(&mut self) {
         if let Some((_, caller)) = self.leaving.take() {
-            let _ = caller.try_send(json!({ "left": true, "end": true }));
+            let _ = caller.try_send(json!({ "left": true, "end": true }).into());
         }
         self.serving.models.all().for_each(|held| held.worker.borrow().kill());
         self.node.network.shutdown().await;

@@ -17,7 +17,6 @@ use std::path::PathBuf;
 
 use p2p::wire::receipt::Receipt;
 use scheduler::{ModelId, NodeId, SessionId, trust::Outcome};
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 pub use self::prompt::PromptTask;
@@ -28,7 +27,8 @@ use self::{
 };
 use super::{serve::Serving, setup::Node, view::Viewing};
 use crate::{
-    control::{self, Ask},
+    control::{self, Line},
+    events::{PromptEvent, PromptReport, PromptRequest, Refusal},
     request::Reroute,
 };
 
@@ -40,7 +40,7 @@ pub struct Finished {
     pub(super) session: SessionId,
     pub(super) model: ModelId,
     /// What there is to say about it.
-    pub(super) line: Option<Value>,
+    pub(super) report: Option<PromptReport>,
     /// What it taught.
     pub(super) measured: Measured,
     /// What to remember of the nodes that took part.
@@ -53,9 +53,9 @@ pub struct Finished {
 
 impl Finished {
     /// Nothing to remember.
-    pub(super) fn new(session: SessionId, model: ModelId, line: Option<Value>) -> Self {
+    pub(super) fn new(session: SessionId, model: ModelId, report: Option<PromptReport>) -> Self {
         let (measured, outcomes, receipts, proofs) = Default::default();
-        Self { session, model, line, measured, outcomes, receipts, proofs }
+        Self { session, model, report, measured, outcomes, receipts, proofs }
     }
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Prompts {
     keeps: bool,
     /// Prompts that run and the peers they run on.
     pub(super) in_flight: BTreeMap<SessionId, Vec<NodeId>>,
-    history: VecDeque<Value>,
+    history: VecDeque<PromptReport>,
     routes: mpsc::Sender<RouteQuestion>,
     conductors: mpsc::Sender<ConductorQuestion>,
     reroutes: mpsc::Sender<Reroute>,
@@ -146,42 +146,38 @@ impl Prompts {
     }
 
     /// Answers a prompt; what a continuation needs is kept where the caller can ask for one.
-    pub(super) fn answer(&self, task: PromptTask, ask: Ask, lines: mpsc::Sender<Value>) {
+    pub(super) fn answer(&self, task: PromptTask, ask: PromptRequest, lines: mpsc::Sender<Line>) {
         let keeps = self.keeps && (ask.api.repeatable || !ask.api.over_http);
         let home = keeps.then(|| self.home.clone());
         tokio::spawn(task.answer_kept(home, ask, lines));
     }
 
     /// Continues an interrupted answer.
-    pub(super) fn resume(&self, task: PromptTask, session: Option<String>, lines: mpsc::Sender<Value>) {
+    pub(super) fn resume(&self, task: PromptTask, session: Option<String>, lines: mpsc::Sender<Line>) {
         let home = self.home.clone();
         tokio::spawn(async move { task.resume(&home, session, lines).await });
     }
 
-    /// A prompt is over; `line` is what `why` says of it.
-    pub(super) fn remember(&mut self, session: SessionId, line: Option<Value>) {
+    /// A prompt is over; `report` is what `why` says of it.
+    pub(super) fn remember(&mut self, session: SessionId, report: Option<PromptReport>) {
         self.in_flight.remove(&session);
-        let Some(line) = line else { return };
+        let Some(report) = report else { return };
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back(line);
+        self.history.push_back(report);
     }
 
     /// What happened to the prompt whose session begins so; to the last one without a name.
-    pub(super) fn why(&self, session: Option<&str>) -> Value {
-        let wanted = |line: &&Value| {
-            session.is_none_or(|prefix| line["session"].as_str().is_some_and(|name| name.starts_with(prefix)))
+    pub(super) fn why(&self, session: Option<&str>) -> PromptEvent {
+        let wanted = |report: &&PromptReport| {
+            session.is_none_or(|prefix| report.session.as_ref().is_some_and(|name| name.starts_with(prefix)))
         };
         match self.history.iter().rev().find(wanted) {
-            Some(line) => {
-                let mut line = line.clone();
-                line["end"] = json!(true);
-                line
-            }
-            None => {
-                json!({ "error": "no such prompt is remembered; `shoal run` one first (the last 64 are kept)" })
-            }
+            Some(report) => PromptEvent::Done(Box::new(report.clone())),
+            None => PromptEvent::Failed(Refusal::new(
+                "no such prompt is remembered; `shoal run` one first (the last 64 are kept)",
+            )),
         }
     }
 }

@@ -16,7 +16,10 @@ use std::time::{Duration, Instant};
 use scheduler::NodeId;
 use serde_json::{Value, json};
 
-use crate::control::{Ask, ForApi, Mode, Shadow, Verify};
+use crate::{
+    control::{Mode, Shadow, Verify},
+    events::{ForApi, PromptInput, PromptRequest, Sampling},
+};
 
 /// Least time between two challenges.
 const EVERY: Duration = Duration::from_secs(10);
@@ -97,17 +100,17 @@ pub(crate) fn is_proof(tokens: u64) -> bool {
 }
 
 /// A challenge with a question drawn by `chance`; the pipeline of its prompt must pass the node in question.
-pub(crate) fn ask(chance: [u8; 4]) -> Ask {
-    Ask {
+pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
+    PromptRequest {
         model: String::new(),
-        prompt: question(chance),
+        prompt: PromptInput::Messages(question(chance)),
         mode: Mode::Boomerang,
         may_stay_home: false,
         wire: "q8".to_owned(),
         trusted: Vec::new(),
         head: 1,
         tail: 1,
-        sampling: json!({ "temperature": 0.0 }),
+        sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
         seed: 0,
         max_tokens: TOKENS,
         stop: Vec::new(),
