@@ -125,7 +125,7 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
     let list = peers["peers"].as_array().cloned().unwrap_or_default();
     if list.is_empty() {
         say!(
-            "Nobody yet. `shoal invite` prints a code for a friend; nodes on this network find each other by themselves."
+            "No peers yet. `shoal invite` prints a code for a friend; nodes on this network find each other by themselves."
         );
         return Ok(());
     }
@@ -185,7 +185,7 @@ pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
     }
     match paused {
         true => say!(
-            "Paused: what runs goes on, nobody new is served, no model is sent. `shoal pause --off` ends it."
+            "Paused: what runs goes on, no new sessions are served, no model is sent. `shoal pause --off` ends it."
         ),
         false => say!("This node serves others again."),
     }
@@ -291,7 +291,7 @@ pub(in crate::commands) fn receipts(args: AskArgs) -> Result<()> {
     let short = |value: &Value| value.as_str().unwrap_or_default().get(..8).unwrap_or_default().to_owned();
     let receipts = list["receipts"].as_array().cloned().unwrap_or_default();
     if receipts.is_empty() {
-        say!("None yet. Whoever computes for somebody gets one, signed by both.");
+        say!("None yet. A node that computes for another one gets a receipt, signed by both.");
         return Ok(());
     }
     for receipt in &receipts {

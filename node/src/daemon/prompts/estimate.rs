@@ -21,7 +21,7 @@ use crate::{
 
 /// Fewer steps than this say little: the first ones open streams and fault pages in.
 const LEAST_STEPS: usize = 4;
-/// Nobody's figures are further off than this; what seems so was an accident.
+/// No node's figures are further off than this; a larger error is an outlier.
 const MOST_FACTOR: f64 = 8.0;
 
 /// One stage's share of a step.

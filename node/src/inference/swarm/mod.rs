@@ -201,7 +201,7 @@ impl Inference for Swarmed {
             ("upload_bytes_per_s", change.upload_bytes_per_s.is_some()),
         ];
         if let Some((field, _)) = fixed.into_iter().find(|(_, asked)| *asked) {
-            let why = "cannot change while the node runs: start it anew with another --memory or --threads";
+            let why = "cannot change while the node runs: restart it with another --memory or --threads";
             return Err(Failure::invalid(field, why));
         }
         let mut contribution = self.0.board.view()?.snapshot.contribution;
