@@ -24,7 +24,7 @@ impl Daemon {
             "addresses": addresses,
             "peers": self.node.network.peers().await.len(),
             "refused_versions": self.refused_versions().await,
-            "known_nodes": self.view.view.len().saturating_sub(1),
+            "known_nodes": self.view.swarm.len().saturating_sub(1),
             "model": model,
             "models": models,
             "sessions": { "serving": self.serving.strangers(), "served": self.serving.totals.sessions },
@@ -107,7 +107,7 @@ impl Daemon {
             ranges.iter().filter_map(|range| between.and_then(|between| range.intersect(between))).collect()
         };
         let others = self.view.facts.keys().filter_map(|node| {
-            let capability = self.view.view.get(*node).filter(|capability| !capability.claim().draining)?;
+            let capability = self.view.swarm.get(*node).filter(|capability| !capability.claim().draining)?;
             Some((*node, inner(&capability.holding(held.id)?.loaded)))
         });
         let known: Vec<(NodeId, LayerSet)> = others
@@ -127,7 +127,7 @@ impl Daemon {
         let connected = self.node.network.peers().await;
         let peer = |(node, facts): (&NodeId, &Facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
-            let capability = self.view.view.get(*node);
+            let capability = self.view.swarm.get(*node);
             let common = capability.and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id)));
             let load = common.map(|holding| PeerLoad {
                 active: holding.active,
