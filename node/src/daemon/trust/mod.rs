@@ -183,7 +183,7 @@ mod tests {
         for trusting in [trusting, Trusting::open(home.path(), me)] {
             assert_eq!(trusting.denied(), BTreeSet::from([other]));
             let standing = trusting.standing(other, [ModelId::numbered(8), model].into_iter());
-            assert_eq!((&standing["barred"], &standing["strikes"]), (&json!(true), &json!(1)));
+            assert_eq!((standing.barred, standing.strikes), (true, 1));
         }
     }
 
