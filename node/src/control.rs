@@ -25,6 +25,7 @@ use tokio::{
 use crate::{
     Error, Result,
     events::{PlanReport, PromptEvent, PromptRequest, Refusal},
+    reports::{PeersReport, View},
 };
 
 /// A prompt is text a person or a program wrote: 4 MiB is a thousand pages.
@@ -121,6 +122,10 @@ pub enum Line {
     Prompt(PromptEvent),
     /// What a prompt would take.
     Plan(Box<PlanReport>),
+    /// What the API shows.
+    View(Box<View>),
+    /// The nodes known.
+    Peers(PeersReport),
     /// A short answer that only commands print.
     Other(Value),
 }
@@ -140,6 +145,18 @@ impl From<Refusal> for Line {
 impl From<PlanReport> for Line {
     fn from(plan: PlanReport) -> Self {
         Self::Plan(Box::new(plan))
+    }
+}
+
+impl From<View> for Line {
+    fn from(view: View) -> Self {
+        Self::View(Box::new(view))
+    }
+}
+
+impl From<PeersReport> for Line {
+    fn from(peers: PeersReport) -> Self {
+        Self::Peers(peers)
     }
 }
 

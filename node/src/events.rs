@@ -386,7 +386,7 @@ impl PlannedStage {
 }
 
 /// The sums of a prediction.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Predicted {
     /// All of the answer.
     pub total_ms: f64,
@@ -505,7 +505,7 @@ pub struct Timing {
 }
 
 /// What the node that conducts knows of an answer.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Conducted {
     /// The model that answered, by its name.
     pub model: String,

@@ -26,6 +26,7 @@ pub mod output;
 pub mod privacy;
 pub mod receipts;
 mod redact;
+pub mod reports;
 pub mod request;
 pub mod score;
 pub mod sessions;

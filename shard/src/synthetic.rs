@@ -1,7 +1,7 @@
 //! Models with random weights, of any shape and format: for benchmarks before any download, golden hashes and tests.
 //!
-//! [`Shape`] says what the model is, [`Shape::write`] and [`Shape::to_bytes`] make a GGUF of the `llama` family that
-//! loads like any other. Weights are drawn block by block: random codes under a scale chosen so that a row of inputs
+//! [`Shape`] says what the model is, [`Shape::write`] and [`Shape::to_bytes`] make a GGUF of one [`Family`] that loads
+//! like any other. Weights are drawn block by block: random codes under a scale chosen so that a row of inputs
 //! of size one gives outputs of size about one. Matrices are copied at pseudo-random offsets from one pool of about a
 //! mebibyte of such blocks, which takes a second for a billion weights instead of a minute of quantization; speed does
 //! not depend on values. The same seed, shape and format give the same bytes on every machine.
@@ -24,9 +24,42 @@ use crate::{
 /// Bytes of the pool that matrices are copied from.
 const POOL: usize = 1 << 20;
 
-/// The sizes of a model of the `llama` family.
+/// Which family a file is of, and what only that family has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `llama`: all layers alike.
+    Llama,
+    /// `gemma3`: layers see a window, every `period`-th one everything.
+    Gemma3 {
+        /// Positions of the window.
+        window: usize,
+        /// Every how many layers one sees everything.
+        period: usize,
+    },
+    /// `qwen3moe` with experts behind a few dense layers. [`Shape::experts`] must be set.
+    Qwen3Moe {
+        /// First layers without experts.
+        dense: usize,
+        /// Width of their network.
+        width: usize,
+    },
+}
+
+impl Family {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Gemma3 { .. } => "gemma3",
+            Self::Qwen3Moe { .. } => "qwen3moe",
+        }
+    }
+}
+
+/// The sizes of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
+    /// Which family it is of.
+    pub family: Family,
     /// Decoder layers.
     pub layers: usize,
     /// Width of the residual stream.
@@ -56,6 +89,22 @@ pub static SHAPES: &[(&str, Shape)] = &[
     ("llama-8b", llama(32, 4096, (32, 8, 128), 14_336, 128_256, false)),
     ("qwen2-0.5b", llama(24, 896, (14, 2, 64), 4864, 151_936, true)),
     ("tiny", llama(4, 256, (4, 2, 64), 768, 512, false)),
+    (
+        "gemma3-1b",
+        Shape {
+            family: Family::Gemma3 { window: 512, period: 6 },
+            context: 32_768,
+            ..llama(26, 1152, (4, 1, 256), 6912, 262_144, true)
+        },
+    ),
+    (
+        "moe-dense-first",
+        Shape {
+            family: Family::Qwen3Moe { dense: 2, width: 6144 },
+            experts: Some((32, 2)),
+            ..llama(8, 2048, (32, 4, 128), 768, 32_768, false)
+        },
+    ),
 ];
 
 const fn llama(
@@ -67,7 +116,20 @@ const fn llama(
     tied: bool,
 ) -> Shape {
     let context = 8192;
-    Shape { layers, hidden, heads, kv_heads, head_dim, feed_forward, vocab, context, tied, experts: None }
+    let family = Family::Llama;
+    Shape {
+        family,
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        feed_forward,
+        vocab,
+        context,
+        tied,
+        experts: None,
+    }
 }
 
 /// The shape called `name`.
@@ -121,35 +183,49 @@ impl Shape {
     }
 
     fn plan(&self, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
-        let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward];
+        let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward, self.dense_width()];
         if let Some(width) = widths.iter().find(|width| !width.is_multiple_of(format.block_len)) {
             let name = format.name;
             return Err(Error::invalid(format!("rows of {width} weights are not whole blocks of {name}")));
         }
         let mut writer = Writer::new();
-        writer.add_str("general.architecture", "llama").add_str("general.name", "synthetic");
+        let family = self.family.name();
+        writer.add_str("general.architecture", family).add_str("general.name", "synthetic");
         // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
-        writer.add_str("tokenizer.ggml.model", "none").add_u32("llama.vocab_size", self.vocab as u32);
+        writer
+            .add_str("tokenizer.ggml.model", "none")
+            .add_u32(&format!("{family}.vocab_size"), self.vocab as u32);
         writer.add_u64("synthetic.seed", seed);
         for (key, value) in [
             ("context_length", self.context),
             ("embedding_length", self.hidden),
             ("block_count", self.layers),
-            ("feed_forward_length", self.feed_forward),
+            ("feed_forward_length", self.dense_width()),
             ("attention.head_count", self.heads),
             ("attention.head_count_kv", self.kv_heads),
             ("attention.key_length", self.head_dim),
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.head_dim),
         ] {
-            writer.add_u32(&format!("llama.{key}"), value as u32);
+            writer.add_u32(&format!("{family}.{key}"), value as u32);
         }
         if let Some((count, used)) = self.experts {
-            writer.add_u32("llama.expert_count", count as u32);
-            writer.add_u32("llama.expert_used_count", used as u32);
+            writer.add_u32(&format!("{family}.expert_count"), count as u32);
+            writer.add_u32(&format!("{family}.expert_used_count"), used as u32);
         }
-        writer.add_f32("llama.attention.layer_norm_rms_epsilon", 1e-5);
-        writer.add_f32("llama.rope.freq_base", 500_000.0);
+        match self.family {
+            Family::Llama => {}
+            Family::Gemma3 { window, period } => {
+                writer.add_u32("gemma3.attention.sliding_window", window as u32);
+                writer.add_u32("gemma3.attention.sliding_window_pattern", period as u32);
+            }
+            Family::Qwen3Moe { dense, .. } => {
+                writer.add_u32("qwen3moe.expert_feed_forward_length", self.feed_forward as u32);
+                writer.add_u32("qwen3moe.leading_dense_block_count", dense as u32);
+            }
+        }
+        writer.add_f32(&format!("{family}.attention.layer_norm_rms_epsilon"), 1e-5);
+        writer.add_f32(&format!("{family}.rope.freq_base"), 500_000.0);
         let tensors = self.tensors();
         for tensor in &tensors {
             let format = if let Fill::Matrix { .. } = tensor.fill { format } else { &quant::F32 };
@@ -158,13 +234,29 @@ impl Shape {
         Ok((writer, tensors))
     }
 
+    /// Width of the networks of layers without experts, or of the experts where there are no others.
+    fn dense_width(&self) -> usize {
+        match self.family {
+            Family::Qwen3Moe { width, .. } => width,
+            _ => self.feed_forward,
+        }
+    }
+
+    /// The experts of a layer, if it has any.
+    fn experts_of(&self, layer: usize) -> Option<(usize, usize)> {
+        match self.family {
+            Family::Qwen3Moe { dense, .. } if layer < dense => None,
+            _ => self.experts,
+        }
+    }
+
     fn tensors(&self) -> Vec<Planned> {
         let mut all = Vec::new();
         let mut add = |name: String, dims: &[usize], fill| {
             all.push(Planned { name, dims: dims.iter().map(|&d| d as u64).collect(), fill });
         };
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let (hidden, inner) = (self.hidden, self.feed_forward);
+        let (hidden, inner, wide) = (self.hidden, self.feed_forward, self.dense_width());
         let matrix = |gain| Fill::Matrix { gain };
         add("token_embd.weight".into(), &[hidden, self.vocab], matrix((hidden as f32).sqrt()));
         for layer in 0..self.layers {
@@ -174,12 +266,20 @@ impl Shape {
             add("attn_k.weight", &[hidden, kv], matrix(1.2));
             add("attn_v.weight", &[hidden, kv], matrix(1.0));
             add("attn_output.weight", &[q, hidden], matrix(0.7));
+            if self.family != Family::Llama {
+                add("attn_q_norm.weight", &[self.head_dim], Fill::Norm);
+                add("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
+            }
+            if let Family::Gemma3 { .. } = self.family {
+                add("post_attention_norm.weight", &[hidden], Fill::Norm);
+                add("post_ffw_norm.weight", &[hidden], Fill::Norm);
+            }
             add("ffn_norm.weight", &[hidden], Fill::Norm);
-            match self.experts {
+            match self.experts_of(layer) {
                 None => {
-                    add("ffn_gate.weight", &[hidden, inner], matrix(1.0));
-                    add("ffn_up.weight", &[hidden, inner], matrix(1.0));
-                    add("ffn_down.weight", &[inner, hidden], matrix(1.0));
+                    add("ffn_gate.weight", &[hidden, wide], matrix(1.0));
+                    add("ffn_up.weight", &[hidden, wide], matrix(1.0));
+                    add("ffn_down.weight", &[wide, hidden], matrix(1.0));
                 }
                 Some((count, _)) => {
                     add("ffn_gate_inp.weight", &[hidden, count], Fill::Router { gain: 1.5 });

@@ -83,13 +83,13 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     ended(summary.finish)
 }
 
-/// Whether a prompt that names no mode may leave this machine, where nobody can be asked.
+/// Whether a prompt that names no mode may leave this machine, where the user cannot be asked.
 fn may_leave(args: &RunArgs, home: &Result<std::path::PathBuf>) -> bool {
     let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, control::Mode::Boomerang));
     let stays = args.route.mode.is_none() && !agreed && !consent::can_ask(args.json);
     if stays {
         eprintln!(
-            "Computed in this process: nobody agreed yet that strangers may; `shoal consent boomerang` does."
+            "Computed in this process: you have not agreed yet that strangers may; `shoal consent boomerang` does."
         );
     }
     !stays

@@ -1,4 +1,4 @@
-//! What whoever starts a node says to it, and what it says back.
+//! The settings a node is started with, and the notices it sends back.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -159,14 +159,14 @@ pub enum Serve {
     Scarcest(u32),
 }
 
-/// What the node tells whoever started it.
+/// What the node tells its starter.
 #[derive(Clone, Debug)]
 pub enum Notice {
     /// It can be asked from now on.
     Ready(Value),
-    /// Somebody came.
+    /// A peer connected.
     Joined(NodeId),
-    /// Somebody went.
+    /// A peer disconnected.
     Left(NodeId),
     /// The model is on its way, and how far.
     Fetching(Value),

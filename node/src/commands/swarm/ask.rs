@@ -14,6 +14,7 @@ use crate::{
     control::{self, Mode, Question},
     events::{PlanReport, PromptEvent, PromptInput, Way},
     output::{self, human_bytes, say},
+    reports::{PeerModel, PeersReport},
 };
 
 /// Asks and returns the answer without its envelope.
@@ -118,36 +119,33 @@ fn bares(model: &Value) -> Vec<String> {
 }
 
 pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
-    let peers: Value = asked(&args.home.path()?, &Question::Peers)?;
+    let known: PeersReport = asked(&args.home.path()?, &Question::Peers)?;
     if args.json {
-        return output::json_line(&peers);
+        return output::json_line(&known);
     }
-    let list = peers["peers"].as_array().cloned().unwrap_or_default();
-    if list.is_empty() {
+    if known.peers.is_empty() {
         say!(
-            "Nobody yet. `shoal invite` prints a code for a friend; nodes on this network find each other by themselves."
+            "No peers yet. `shoal invite` prints a code for a friend; nodes on this network find each other by themselves."
         );
         return Ok(());
     }
     say!("{:10} {:9} {:>9}  {:8} layers", "node", "path", "rtt", "model");
-    for peer in &list {
-        let name = peer["node"].as_str().unwrap_or_default();
-        let path = peer["path"].as_str().unwrap_or("not here");
-        let rtt = peer["rtt_ms"].as_f64().map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
-        let models = peer["models"].as_array().cloned().unwrap_or_default();
-        let layers = |model: &Value| match model["layers"].as_array() {
-            Some(layers) if !layers.is_empty() => words(&model["layers"]),
+    for peer in &known.peers {
+        let path = peer.path.as_deref().unwrap_or("not here");
+        let rtt = peer.rtt_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
+        let layers = |model: &PeerModel| match &model.layers {
+            Some(layers) if !layers.is_empty() => layers.join(", "),
             _ => "shared as a file, not computed".to_owned(),
         };
-        let mut held = models.iter().map(|model| (look::word(&model["name"]), layers(model)));
+        let mut held = peer.models.iter().map(|model| (look::plain(&model.name), layers(model)));
         let (model, layers) = held.next().unwrap_or_else(|| ("-".to_owned(), "asks only".to_owned()));
-        let standing = match peer["trust"]["standing"].as_str() {
-            Some("quarantined") => "  quarantined: it gave a wrong result",
-            Some("must_prove") => "  out until it passes a challenge",
-            Some("banned") => "  banned: it gave wrong results",
+        let standing = match peer.trust.standing.as_str() {
+            "quarantined" => "  quarantined: it gave a wrong result",
+            "must_prove" => "  out until it passes a challenge",
+            "banned" => "  banned: it gave wrong results",
             _ => "",
         };
-        say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", name.get(..8).unwrap_or(name));
+        say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", remote::short(&peer.node));
         for (model, layers) in held {
             say!("{:10} {:9} {:>9}  {model:8} {layers}", "", "", "");
         }
@@ -185,7 +183,7 @@ pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
     }
     match paused {
         true => say!(
-            "Paused: what runs goes on, nobody new is served, no model is sent. `shoal pause --off` ends it."
+            "Paused: what runs goes on, no new sessions are served, no model is sent. `shoal pause --off` ends it."
         ),
         false => say!("This node serves others again."),
     }
@@ -291,7 +289,7 @@ pub(in crate::commands) fn receipts(args: AskArgs) -> Result<()> {
     let short = |value: &Value| value.as_str().unwrap_or_default().get(..8).unwrap_or_default().to_owned();
     let receipts = list["receipts"].as_array().cloned().unwrap_or_default();
     if receipts.is_empty() {
-        say!("None yet. Whoever computes for somebody gets one, signed by both.");
+        say!("None yet. A node that computes for another one gets a receipt, signed by both.");
         return Ok(());
     }
     for receipt in &receipts {

@@ -72,7 +72,7 @@ pub(in crate::commands) fn doctor(args: DoctorArgs, named: Option<OsString>) -> 
             }
         }
         if let Some(file) = &args.report {
-            say!("\nThe report is in {}; it names nobody and no place.", file.display());
+            say!("\nThe report is in {}; it holds no names, addresses or places.", file.display());
         }
     }
     match ill {
@@ -268,7 +268,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             what: "peers",
             well: peers > 0,
             found: format!("{peers} connected"),
-            advice: "nobody was found: ask a friend for `shoal invite` and join with the code",
+            advice: "no peer was found: ask a friend for `shoal invite` and join with the code",
         },
         Finding {
             what: "versions",
@@ -289,12 +289,12 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             found: if relayed > 0 && reachability == "private" {
                 "through a relay".into()
             } else if reachability == "unknown" {
-                status["reached"]["why"].as_str().unwrap_or("nobody has tried yet").to_owned()
+                status["reached"]["why"].as_str().unwrap_or("no peer has tried yet").to_owned()
             } else {
                 reachability
             },
             advice: "others cannot dial this machine and no relay was found: forward a port and name it with --listen, or \
-                     join with an invite of somebody who can be reached",
+                     join with an invite of a node that can be reached",
         },
         holders(&status),
         Finding {

@@ -10,11 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use shard::kernels::threads::Pool;
 use tempfile::TempDir;
 
-use crate::{Error, Result, cli::EngineArgs, control};
+use crate::{Error, Result, cli::EngineArgs, control, reports::PeersReport};
 
 /// A node loads a small model and opens sockets; a minute means that it hangs.
 const START_S: u64 = 60;
@@ -78,12 +78,9 @@ impl LocalSwarm {
         let started = Instant::now();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         loop {
-            let peers: Value = runtime.block_on(control::one(self.home(), &control::Question::Peers))?;
-            let with_models = peers["peers"].as_array().into_iter().flatten().filter(|peer| {
-                peer["connected"] == json!(true)
-                    && peer["models"].as_array().is_some_and(|models| !models.is_empty())
-            });
-            let met = with_models.count();
+            let known: PeersReport =
+                runtime.block_on(control::one(self.home(), &control::Question::Peers))?;
+            let met = known.peers.iter().filter(|peer| peer.connected && !peer.models.is_empty()).count();
             if met >= others {
                 return Ok(());
             }

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use serde_json::{Value, json};
 
+use crate::{events::PromptReport, reports::PeerReport};
+
 /// Looks remembered for the curve of the work done.
 pub(super) const CURVE: usize = 120;
 
@@ -15,9 +17,9 @@ pub(super) struct Look {
     /// The answer to `status`.
     pub status: Value,
     /// The list in the answer to `peers`.
-    pub peers: Vec<Value>,
+    pub peers: Vec<PeerReport>,
     /// The answer to `why`: the last prompt.
-    pub last: Option<Value>,
+    pub last: Option<Box<PromptReport>>,
     /// Memory of the daemon and of its worker, where the system says.
     pub resident_bytes: [Option<u64>; 2],
 }
@@ -89,8 +91,9 @@ impl Watched {
         line["bytes_out_per_s"] = json!(self.rates.bytes_out);
         line["memory_bytes"] = json!(self.memory());
         line["last_prompt"] = self.look.last.as_ref().map_or(Value::Null, |last| {
-            json!({ "session": last["session"], "tok_s": last["decode_tok_s"], "stages": last["stages"],
-                "faults": last["faults"] })
+            let own = last.timing.as_ref();
+            json!({ "session": last.session, "tok_s": own.map(|timing| timing.decode_tok_s),
+                "stages": own.map(|timing| &timing.stages), "faults": own.map(|timing| &timing.faults) })
         });
         line
     }
@@ -103,7 +106,12 @@ pub(super) fn number(value: &Value, name: &str) -> f64 {
 
 /// A string of a JSON object without control characters: names come from strangers.
 pub(super) fn word(value: &Value) -> String {
-    value.as_str().unwrap_or_default().chars().filter(|c| !c.is_control()).collect()
+    plain(value.as_str().unwrap_or_default())
+}
+
+/// Text without control characters.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 /// Seconds as a person says them.

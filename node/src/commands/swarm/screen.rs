@@ -9,8 +9,8 @@ use ratatui::{
 };
 use serde_json::{Value, json};
 
-use super::look::{Watched, ago, number, word};
-use crate::output::human_bytes;
+use super::look::{Watched, ago, number, plain, word};
+use crate::{control::Mode, output::human_bytes, reports::PeerReport};
 
 /// Below this width the two columns stand under each other.
 const WIDE: u16 = 90;
@@ -116,8 +116,13 @@ fn node(watched: &Watched) -> Paragraph<'static> {
 }
 
 fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
-    let list_of = |peer: &Value| match peer["models"].as_array().and_then(|models| models.first()) {
-        Some(model) => format!("{} {}", word(&model["name"]), list(&model["layers"])),
+    let list_of = |peer: &PeerReport| match peer.models.first() {
+        Some(model) => {
+            let layers = model.layers.as_deref().unwrap_or_default();
+            let layers: Vec<String> = layers.iter().map(|layers| plain(layers)).collect();
+            let layers = if layers.is_empty() { "nothing".into() } else { layers.join(", ") };
+            format!("{} {layers}", plain(&model.name))
+        }
         None => "asks only".to_owned(),
     };
     let room = usize::from(area.height.saturating_sub(3)).max(1);
@@ -126,10 +131,10 @@ fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
     let mut rows: Vec<Row<'_>> = known[..shown]
         .iter()
         .map(|peer| {
-            let name = word(&peer["node"]);
-            let rtt = peer["rtt_ms"].as_f64().map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
-            let here = peer["connected"] == json!(true);
-            let path = if here { word(&peer["path"]) } else { "not here".into() };
+            let name = plain(&peer.node);
+            let rtt = peer.rtt_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms"));
+            let here = peer.connected;
+            let path = if here { plain(peer.path.as_deref().unwrap_or_default()) } else { "not here".into() };
             let style = look.tint(if here { Color::Green } else { Color::DarkGray });
             Row::new([name.get(..8).unwrap_or(&name).to_owned(), path, rtt, list_of(peer)]).style(style)
         })
@@ -156,30 +161,31 @@ fn prompt(watched: &Watched, look: Look) -> Paragraph<'static> {
         return Paragraph::new(text).style(Style::new().add_modifier(Modifier::DIM)).block(block);
     };
     let mut chain = Vec::new();
-    for (index, stage) in last["stages"].as_array().into_iter().flatten().enumerate() {
-        let name = word(&stage["node"]);
+    let timing = last.timing.clone().unwrap_or_default();
+    for (index, stage) in timing.stages.iter().enumerate() {
+        let name = plain(&stage.range.node);
         let own = name == me;
         let name = if own { "home" } else { name.get(..8).unwrap_or(&name) };
         if index > 0 {
             chain.push(Span::raw(" → "));
         }
-        let ms = stage["ms"].as_f64().map_or_else(String::new, |ms| format!(" {ms:.1} ms"));
+        let ms = stage.ms.map_or_else(String::new, |ms| format!(" {ms:.1} ms"));
+        let (start, end) = (stage.range.start, stage.range.end);
         let style = if own { Style::new() } else { look.tint(Color::Cyan) };
-        chain.push(Span::styled(format!("{name} {}..{}{ms}", stage["start"], stage["end"]), style));
+        chain.push(Span::styled(format!("{name} {start}..{end}{ms}"), style));
     }
-    let faults = last["faults"].as_array().map_or(0, Vec::len);
-    let survived = match faults {
+    let survived = match timing.faults.len() {
         0 => String::new(),
         1 => ", survived a failure".to_owned(),
         n => format!(", survived {n} failures"),
     };
     let how = format!(
         "{:.1} tok/s (predicted {:.1}), first token after {:.0} ms, {} tokens, {} mode{survived}",
-        number(last, "decode_tok_s"),
-        number(&last["predicted"], "tok_s"),
-        number(last, "ttft_ms"),
-        number(last, "completion_tokens"),
-        word(&last["mode"]),
+        timing.decode_tok_s,
+        last.conducted.as_ref().map_or(0.0, |own| own.predicted.tok_s),
+        timing.ttft_ms,
+        last.completion_tokens,
+        last.mode.map_or("", Mode::name),
     );
     Paragraph::new(vec![Line::from(chain), Line::raw(how)]).wrap(Wrap { trim: false }).block(block)
 }
@@ -202,26 +208,64 @@ mod tests {
 
     use super::super::look::Look as Seen;
     use super::*;
+    use crate::{
+        events::{Conducted, Predicted, PromptReport, StageRange, StageReport, Stall, Timing},
+        reports::PeerModel,
+    };
 
     fn seen() -> Watched {
         let me = "aa".repeat(32);
         let peer = |name: &str, connected: bool| {
-            json!({ "node": name.repeat(32), "connected": connected, "path": "direct", "rtt_ms": 12.34,
-                "models": [{ "name": "minnow\u{1b}[31m", "layers": ["1..4", "6..7"] }] })
+            let models = vec![PeerModel {
+                name: "minnow\u{1b}[31m".into(),
+                layers: Some(vec!["1..4".into(), "6..7".into()]),
+                ..PeerModel::default()
+            }];
+            PeerReport {
+                node: name.repeat(32),
+                connected,
+                path: Some("direct".into()),
+                rtt_ms: Some(12.34),
+                models,
+                ..PeerReport::default()
+            }
         };
         let status = json!({ "node": me, "uptime_s": 3_700.0, "peers": 2, "prompts": 1, "paused": true,
             "reached": { "class": "direct" }, "served_positions": 1234, "bytes_in": 2048, "bytes_out": 4096,
             "sessions": { "serving": 3, "served": 9 },
             "model": { "name": "minnow", "num_layers": 8, "serving": ["1..5"], "resident_bytes": 5 << 20 } });
-        let last = json!({ "stages": [{ "node": me, "start": 0, "end": 1 },
-                { "node": "bb".repeat(32), "start": 1, "end": 7, "ms": 3.25 }, { "node": me, "start": 7, "end": 8 }],
-            "decode_tok_s": 31.4, "predicted": { "tok_s": 30.0 }, "ttft_ms": 81.0, "completion_tokens": 40,
-            "mode": "boomerang", "faults": [{ "node": "cc", "stall_ms": 3.0 }] });
+        let stage = |node: &str, start, end, ms| StageReport {
+            range: StageRange { node: node.to_owned(), start, end },
+            ms,
+            predicted_ms: None,
+            checked_by: None,
+            checked_positions: None,
+            near: None,
+        };
+        let timing = Timing {
+            ttft_ms: 81.0,
+            decode_tok_s: 31.4,
+            stages: vec![
+                stage(&me, 0, 1, None),
+                stage(&"bb".repeat(32), 1, 7, Some(3.25)),
+                stage(&me, 7, 8, None),
+            ],
+            faults: vec![Stall { node: "cc".into(), stall_ms: 3.0 }],
+            ..Timing::default()
+        };
+        let predicted = Predicted { tok_s: 30.0, ..Predicted::default() };
+        let last = PromptReport {
+            mode: Some(Mode::Boomerang),
+            completion_tokens: 40,
+            timing: Some(timing),
+            conducted: Some(Box::new(Conducted { predicted, ..Conducted::default() })),
+            ..PromptReport::default()
+        };
         let look = Seen {
             at_ms: 0.0,
             status,
             peers: vec![peer("bb", true), peer("cc", false)],
-            last: Some(last),
+            last: Some(Box::new(last)),
             resident_bytes: [Some(30 << 20), Some(70 << 20)],
         };
         let mut watched = Watched { look, ..Watched::default() };

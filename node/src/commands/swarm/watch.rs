@@ -7,6 +7,7 @@ use std::{
 };
 
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -18,8 +19,10 @@ use crate::{
     Result,
     cli::operate::StatusArgs,
     control::{self, Question},
+    events::PromptEvent,
     memory,
     output::{self, human_bytes, say},
+    reports::PeersReport,
 };
 
 /// A node on this machine answers in milliseconds; one that needs longer hangs, and the screen says so.
@@ -48,26 +51,24 @@ pub(super) fn run(args: &StatusArgs) -> Result<()> {
 }
 
 async fn look(home: &Path, began: Instant) -> Result<Look> {
-    let ask = async |question: Question| match tokio::time::timeout(
-        PATIENCE,
-        control::one::<Value>(home, &question),
-    )
-    .await
-    {
-        Ok(answer) => answer,
-        Err(_) => Err(crate::Error::Failed("the node does not answer".into())),
-    };
-    let mut status = ask(Question::Status).await?;
+    let mut status: Value = patiently(home, Question::Status).await?;
     status.as_object_mut().map(|status| status.remove("end"));
-    let mut peers = ask(Question::Peers).await?;
-    let peers = match peers["peers"].take() {
-        Value::Array(peers) => peers,
-        _ => Vec::new(),
-    };
+    let PeersReport { peers, .. } = patiently(home, Question::Peers).await?;
     // An error here means that no prompt was run yet.
-    let last = ask(Question::Why { session: None }).await.ok();
+    let last = match patiently(home, Question::Why { session: None }).await {
+        Ok(PromptEvent::Done(report)) => Some(report),
+        _ => None,
+    };
     let resident_bytes = ["pid", "worker_pid"].map(|name| status[name].as_u64().and_then(resident));
     Ok(Look { at_ms: began.elapsed().as_secs_f64() * 1e3, status, peers, last, resident_bytes })
+}
+
+/// Asks, and gives up on a node that does not answer.
+async fn patiently<T: DeserializeOwned>(home: &Path, question: Question) -> Result<T> {
+    match tokio::time::timeout(PATIENCE, control::one(home, &question)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(crate::Error::Failed("the node does not answer".into())),
+    }
 }
 
 fn resident(pid: u64) -> Option<u64> {

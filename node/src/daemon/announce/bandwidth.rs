@@ -1,6 +1,6 @@
 //! What this node's line carries: assumed at first, then as seen while it was busy.
 //!
-//! Routes price the bytes of a hop by what both ends say their lines carry. Nobody measures a line for its own sake: that
+//! Routes price the bytes of a hop by what both ends say their lines carry. No line is measured for its own sake: that
 //! costs what it measures. But models are handed out and fetched, and prompts cross in chunks of hundreds of kilobytes,
 //! so once a second while something runs the bytes of every peer's streams are looked at, and the greatest rates of late
 //! are what the line can do:
@@ -28,7 +28,7 @@ const RATES: [(Path, f64, f64); 3] =
     [(Path::Loopback, 1e6, 1e6), (Path::Lan, 1e5, 1e5), (Path::Direct, 2_500.0, 12_500.0)];
 /// Looks lie so far apart, ms: shorter and buffers are measured, longer and a short transfer is missed.
 const LOOK_MS: u64 = 1_000;
-/// A look later than this begins anew: something else held the node up.
+/// A reading later than this starts a new measurement: something else held the node up.
 const LATE_MS: u64 = 4 * LOOK_MS;
 /// Seconds of handing out after which they replace what was assumed.
 const ENOUGH: u32 = 3;
@@ -102,7 +102,7 @@ impl Line {
         }
         let mut sums: BTreeMap<Path, (u64, u64)> = BTreeMap::new();
         for crossed in look.crossed.values().filter(|crossed| crossed.path != Path::Loopback) {
-            // Over another path, or anew: what was counted before belongs elsewhere.
+            // Over another path, or reconnected: what was counted before belongs elsewhere.
             let Some(old) = before.crossed.get(&crossed.node).filter(|old| old.path == crossed.path) else {
                 continue;
             };

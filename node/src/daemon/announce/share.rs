@@ -5,7 +5,7 @@
 //! from [`HomeShelf`], which looks the list up for every request, so that `shoal model share --off` holds at once.
 //!
 //! Limits: [`MAX_UPLOADS`] streams at a time, [`MAX_UPLOADS_PER_PEER`] of one peer, beyond which a stream is closed and
-//! the puller asks somebody else; [`MAX_ANNOUNCED`] models in announcements, the rest is found by id only. Headers of
+//! the puller asks another node; [`MAX_ANNOUNCED`] models in announcements, the rest is found by id only. Headers of
 //! shared files are read in this process, by the parser that the engine reads every file with.
 
 use std::{
@@ -121,7 +121,7 @@ impl Uploads {
     }
 }
 
-/// What is shared, for as long as somebody listens: a new value whenever the list has changed.
+/// What is shared, for as long as a receiver lives: a new value whenever the list has changed.
 pub(crate) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
     let (sender, receiver) = watch::channel(Vec::new());
     tokio::spawn(async move {

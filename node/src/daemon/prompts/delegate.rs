@@ -64,12 +64,15 @@ impl PromptTask {
             faults: Vec::new(),
         };
         let mut reason =
-            "nobody who holds the model can be reached; `shoal peers` shows who holds what".to_owned();
+            "no node that holds the model can be reached; `shoal peers` shows who holds what".to_owned();
         for (peer, model) in peers {
             let conductor = format!("{peer:?}");
             let elsewhere = Elsewhere { conductor: conductor.clone(), stages: Vec::new() };
             let route = RouteEvent { mode: ask.mode, own: None, elsewhere: Some(elsewhere) };
-            lines.send(PromptEvent::Route(Box::new(route))).await.map_err(|_| "nobody listens".to_owned())?;
+            lines
+                .send(PromptEvent::Route(Box::new(route)))
+                .await
+                .map_err(|_| "the client is gone".to_owned())?;
             match self.ask_conductor(ask, peer, model, &mut answer, lines).await {
                 Ok(Event::Done { report, .. }) => return Ok(done(answer, ask, conductor, &report)),
                 // It said why it will not: the next one may be able to.
@@ -109,7 +112,7 @@ impl PromptTask {
                     answer.ids.push(id);
                     answer.text.push_str(&text);
                     if lines.send(PromptEvent::token(id, text)).await.is_err() {
-                        return Ok(Event::Failed { reason: "nobody listens".into() });
+                        return Ok(Event::Failed { reason: "the client is gone".into() });
                     }
                 }
                 ended => return Ok(ended),

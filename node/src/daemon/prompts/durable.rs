@@ -160,7 +160,7 @@ impl Tee {
         if let Some(given_back) = self.journal.take() {
             given_back.remove();
         }
-        // Two answers never share a session; one that somebody else conducts has none here.
+        // Two answers never share a session; one that another node drives has none here.
         let drawn = || format!("{:016x}", self.ask.seed ^ clock::unix_ms());
         self.name = route.session().map_or_else(drawn, str::to_owned);
         let cuts = route.stages().skip(1).map(|stage| stage.start).collect();

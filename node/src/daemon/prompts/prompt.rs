@@ -14,8 +14,9 @@ use tracing::{Instrument, field::Empty};
 
 use super::{
     Finished,
+    estimate::stage,
     params::{Trouble, only_here, sampling, token_ids, trusted},
-    report::{done, noticed, prediction, stage},
+    report::{done, noticed, prediction},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
 };
 use crate::{
@@ -34,7 +35,7 @@ use crate::{
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
-/// A prompt that nobody has room for waits this long.
+/// A prompt that no node has room for waits this long.
 const QUEUE: Duration = Duration::from_secs(60);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
@@ -57,7 +58,7 @@ pub struct PromptTask {
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<Finished>,
     pub(super) lessons: FeedbackQueue,
-    /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
+    /// Who is challenged by it: the pipeline must pass this node, and no client hears of the prompt.
     pub(super) prove: Option<NodeId>,
 }
 
@@ -134,7 +135,7 @@ impl PromptTask {
         ask.model.is_empty() || self.local.is_meant(&ask.model)
     }
 
-    /// This node does not hold the model: somebody else must conduct.
+    /// This node does not hold the model: another node must drive the request.
     async fn elsewhere(
         &self,
         mut ask: PromptRequest,
@@ -167,7 +168,7 @@ impl PromptTask {
         self.conductors.send(question).await.map_err(|_| "the node is stopping".to_owned())?;
         let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
         if peers.is_empty() {
-            let why = format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
+            let why = format!("no node here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
             return Err(Trouble::kind(RefusalKind::Unavailable, why));
         }
         let report = self.delegate(&ask, said.ids, peers, lines).await?;
@@ -425,7 +426,7 @@ impl PromptTask {
         loop {
             let piece = tokio::select! {
                 piece = news.recv() => piece,
-                // Whoever asked has gone, maybe while nothing came.
+                // The client has gone, maybe while nothing came.
                 () = lines.closed() => break,
             };
             let Some(piece) = piece else { break };
@@ -459,7 +460,7 @@ impl PromptTask {
                 Progress::Answered(_) if !ask.api.over_http => continue,
                 Progress::Answered(report) => {
                     told = true;
-                    // Nobody serves it any more: what goes on behind it burdens this node only.
+                    // No node serves it any more: what goes on behind it burdens this node only.
                     let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.rest);
                     let report = done(&report, ask.mode, &route, &whole);

@@ -6,9 +6,10 @@
 //! beginning, which takes longer and gives the same.
 //!
 //! Questions are the same when nothing that decides the tokens differs. Who may compute does not: the later request
-//! says that, and whoever computes it gives the same bits.
+//! says that, and every node gives the same bits.
 //!
-//! Limits: an answer that wants only its end is computed anew. Log-probabilities are not kept, so such answers never are.
+//! Limits: an answer that wants only its end is computed again. Log-probabilities are not kept, so such answers never
+//! are.
 
 use std::path::Path;
 

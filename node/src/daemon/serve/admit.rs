@@ -73,7 +73,7 @@ impl Door {
         (self.admission.running() + self.admission.waiting()) as u32
     }
 
-    /// Memory for caches that nobody has reserved.
+    /// Memory for caches that no session has reserved.
     pub fn kv_free(&mut self) -> u64 {
         self.kv_bytes.saturating_sub(self.admission.kv_used())
     }
@@ -152,7 +152,7 @@ impl Serving {
             return Some(Answer::not_held(served));
         }
         if self.gate.paused {
-            return Some(Answer::refused(Refusal::Draining, "this node serves nobody for now"));
+            return Some(Answer::refused(Refusal::Draining, "this node serves no requests for now"));
         }
         if self.table.get(lease.session).is_none() && self.is_full() {
             let text = "as many sessions of others run here as may (--sessions)";
@@ -193,7 +193,7 @@ impl Serving {
         self.admit();
     }
 
-    /// Starts whoever's turn it is and refuses whoever waited too long. Called whenever something changed.
+    /// Starts the asks whose turn it is and refuses those that waited too long. Called whenever something changed.
     pub(crate) fn admit(&mut self) {
         let now = self.node.now();
         while let Some((ask, slot)) = self.door.admission.next(now) {
@@ -283,7 +283,7 @@ mod tests {
         door.close(one, session(5), 3);
         door.close(one, session(5), 2);
         assert!(door.is_closed(one, session(5), 3) && !door.is_closed(one, session(5), 4));
-        assert!(!door.is_closed(other, session(5), 1), "nobody closes another's session");
+        assert!(!door.is_closed(other, session(5), 1), "no node closes another's session");
         (0..CLOSED as u64).for_each(|n| door.close(other, session(100 + n), 1));
         assert!(!door.is_closed(one, session(5), 3));
         assert_eq!(door.closed.len(), CLOSED);

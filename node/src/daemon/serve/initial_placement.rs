@@ -6,7 +6,7 @@ use p2p::{Event, Events};
 use scheduler::{LayerRange, LayerSet, ModelId, NodeId, place, view::SwarmView};
 use tokio::time::{Instant, timeout_at};
 
-/// A node that knows others hears from them within one round of gossip; one that knows nobody should not wait longer
+/// A node that knows others hears from them within one round of gossip; one that knows no peer should not wait longer
 /// than a person notices.
 const LISTEN_MS: u64 = 1_500;
 /// After the first announcement the others follow at once.
@@ -59,7 +59,7 @@ pub(crate) fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange
     LayerSet::new(serve.iter().copied().chain(ends(num_layers))).ranges().to_vec()
 }
 
-/// The first and the last layer: whoever asks holds them for himself, so they lack least where nobody offers them.
+/// The first and the last layer: a requester holds them for itself, so they lack least where no node offers them.
 fn ends(num_layers: u32) -> impl Iterator<Item = LayerRange> {
     let last = num_layers.saturating_sub(1);
     [LayerRange::new(0, 1), LayerRange::new(last, num_layers)].into_iter().flatten()

@@ -127,6 +127,6 @@ mod tests {
         (0..100).for_each(|t| waits.add(Millis(1_000 + t * 500), 8.5, 1.0));
         let (visit, queue) = waits.split(Millis(50_500));
         assert!(visit == 0.5 && (7.5..8.01).contains(&queue), "{visit} {queue}");
-        assert_eq!(waits.split(Millis(50_500 + 2 * LOAD_TAU_MS)).1, 0.0, "nobody waits in an empty house");
+        assert_eq!(waits.split(Millis(50_500 + 2 * LOAD_TAU_MS)).1, 0.0, "no ask waits in an idle node");
     }
 }

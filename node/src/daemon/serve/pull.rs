@@ -85,7 +85,7 @@ impl Pulls {
     /// The one model announced as `name`.
     ///
     /// # Errors
-    /// [`Error::Failed`] when nobody announces it within `patience`, or different models are called so.
+    /// [`Error::Failed`] when no node announces it within `patience`, or different models are called so.
     pub async fn resolve(&self, name: &str, patience: Duration) -> Result<ModelId> {
         let started = Instant::now();
         loop {
@@ -98,7 +98,7 @@ impl Pulls {
                 [] if started.elapsed() < patience => tokio::time::sleep(Duration::from_millis(250)).await,
                 [] => {
                     return Err(Error::Failed(format!(
-                        "nobody in the swarm announces a model called \"{name}\"; `shoal peers` shows what there is, \
+                        "no node of the swarm announces a model called \"{name}\"; `shoal peers` shows what there is, \
                          and its holder shares it with `shoal model share`"
                     )));
                 }

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use api::swarm::{Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot};
 use p2p::{PeerInfo, wire::announce::Class};
 use scheduler::{Capability, LayerRange, ModelId, NodeId};
-use serde_json::{Value, json};
 
 use super::reach::reach;
 use crate::{
     clock,
     daemon::{Daemon, serve::Held},
     memory,
+    reports::{Own, View},
 };
 
 /// Layers shown of a stranger's model: no model has as many.
@@ -39,7 +39,7 @@ fn layers(model: ModelId, range: LayerRange) -> Holding {
 
 impl Daemon {
     /// The answer to `View`: the snapshot, the own model, and what sessions cost.
-    pub(crate) async fn page(&mut self) -> Value {
+    pub(crate) async fn page(&mut self) -> View {
         let peers = self.node.network.peers().await;
         let addresses = self.node.network.addresses().await;
         let me = self.own_node();
@@ -60,23 +60,27 @@ impl Daemon {
         };
         let own = |held: &Held| {
             let position_bytes: u64 = held.loaded.iter().map(|range| held.ready.state_bytes(*range, 1)).sum();
-            json!({ "id": format!("{:?}", held.id), "about": held.about, "position_bytes": position_bytes,
-                "conducts": held.ready.has_ends() })
+            Own {
+                id: format!("{:?}", held.id),
+                about: held.about.clone(),
+                position_bytes,
+                conducts: held.ready.has_ends(),
+            }
         };
-        let beside: Vec<Value> =
-            self.serving.models.beside.iter().filter(|held| !held.loaded.is_empty()).map(own).collect();
+        let beside = self.serving.models.beside.iter().filter(|held| !held.loaded.is_empty());
         let sessions: usize = self.serving.models.all().map(|held| held.worker.borrow().held().0).sum();
         let pids = self.serving.models.all().map(|held| held.worker.borrow().pid()).filter(|pid| *pid > 0);
         let resident = pids.filter_map(memory::resident_bytes).reduce(|all, more| all + more);
-        let mut view = own(&self.serving.models.first);
-        view["snapshot"] = json!(snapshot);
-        view["beside"] = json!(beside);
-        view["kv_bytes"] = json!(self.serving.models.first.spec.kv_bytes);
-        view["kv_used_bytes"] = json!(self.serving.models.first.spec.room.taken_bytes());
-        view["sessions"] = json!(sessions);
-        view["worker_resident_bytes"] = json!(resident);
-        view["end"] = json!(true);
-        view
+        let first = &self.serving.models.first;
+        View {
+            snapshot,
+            own: own(first),
+            beside: beside.map(own).collect(),
+            kv_bytes: first.spec.kv_bytes,
+            kv_used_bytes: first.spec.room.taken_bytes(),
+            sessions: sessions as u64,
+            worker_resident_bytes: resident,
+        }
     }
 
     fn own_node(&self) -> Node {

@@ -3,10 +3,11 @@
 mod api_view;
 mod reach;
 
-use scheduler::{LayerRange, LayerSet, NodeId, holders::bares};
+use scheduler::{LayerRange, LayerSet, ModelId, NodeId, holders::bares};
 use serde_json::{Value, json};
 
-use super::{Daemon, serve::Held};
+use super::{Daemon, serve::Held, view::Facts};
+use crate::reports::{PeerLoad, PeerModel, PeerReport, PeersReport};
 
 impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
@@ -122,42 +123,42 @@ impl Daemon {
             .collect()
     }
 
-    pub(super) async fn peers(&mut self) -> Value {
+    pub(super) async fn peers(&mut self) -> PeersReport {
         let connected = self.node.network.peers().await;
-        let known = self.view.facts.iter().map(|(node, facts)| {
+        let peer = |(node, facts): (&NodeId, &Facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
-            let load = self.view.swarm.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
-                json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
-                    "kv_bytes": holding.kv_bytes })
+            let capability = self.view.swarm.get(*node);
+            let common = capability.and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id)));
+            let load = common.map(|holding| PeerLoad {
+                active: holding.active,
+                batch_knee: holding.batch_knee,
+                queue_ms: holding.queue_ms,
+                kv_bytes: holding.kv_bytes,
             });
-            let holdings = self.view.swarm.get(*node).map_or_else(Vec::new, |capability| {
-                let holdings = capability.claim().holdings.iter();
-                holdings.map(|holding| (holding.model, spans(&holding.loaded))).collect()
+            let layers = |model: ModelId| {
+                let holding = capability?.claim().holdings.iter().find(|holding| holding.model == model)?;
+                Some(spans(&holding.loaded))
+            };
+            let models = facts.offers.iter().map(|offer| PeerModel {
+                name: offer.name.clone(),
+                id: format!("{:?}", offer.model),
+                num_layers: offer.num_layers,
+                layers: layers(offer.model),
             });
-            let offers: Vec<Value> = facts
-                .offers
-                .iter()
-                .map(|offer| {
-                    let layers =
-                        holdings.iter().find(|(model, _)| *model == offer.model).map(|(_, layers)| layers);
-                    json!({ "name": offer.name, "id": format!("{:?}", offer.model),
-                        "num_layers": offer.num_layers, "layers": layers })
-                })
-                .collect();
-            json!({
-                "node": format!("{node:?}"),
-                "agent": facts.agent,
-                "trust": self.trusting.standing(*node, self.serving.models.all().map(|held| held.id)),
-                "class": format!("{:?}", facts.class).to_lowercase(),
-                "connected": link.is_some(),
-                "path": link.map(|peer| peer.path.to_string()),
-                "rtt_ms": self.announcing.gossip.rtt_ms(*node),
-                "addresses": facts.addresses,
-                "load": load,
-                "models": offers,
-            })
-        });
-        json!({ "peers": known.collect::<Vec<_>>(), "end": true })
+            PeerReport {
+                node: format!("{node:?}"),
+                agent: facts.agent.clone(),
+                trust: self.trusting.standing(*node, self.serving.models.all().map(|held| held.id)),
+                class: format!("{:?}", facts.class).to_lowercase(),
+                connected: link.is_some(),
+                path: link.map(|peer| peer.path.to_string()),
+                rtt_ms: self.announcing.gossip.rtt_ms(*node),
+                addresses: facts.addresses.clone(),
+                load,
+                models: models.collect(),
+            }
+        };
+        PeersReport { peers: self.view.facts.iter().map(peer).collect(), end: true }
     }
 
     /// What the node may take, for `status`.

@@ -13,20 +13,20 @@ pub(super) fn reach(found: Reachability, addresses: &[String]) -> Value {
         Reachability::Public => ("direct", "a node outside could dial this one"),
         Reachability::Private if has(Path::Relayed) => (
             "relayed",
-            "nobody outside can dial this node, so a peer with a public address passes connections on; where the routers \
+            "no node outside can dial this one, so a peer with a public address passes connections on; where the routers \
              between allow it they become direct",
         ),
         Reachability::Private => (
             "unreachable",
-            "nobody outside can dial this node and no peer it knows relays: it can ask but hardly serve; forward a UDP \
+            "no node outside can dial this one and no peer it knows relays: it can ask but hardly serve; forward a UDP \
              port of the router to it and say --listen /ip4/0.0.0.0/udp/PORT/quic-v1, or join through a node with a public \
              address",
         ),
         Reachability::Unknown if has(Path::Direct) => {
-            ("direct", "it has a public address; nobody outside has tried to dial it yet")
+            ("direct", "it has a public address; no node outside has tried to dial it yet")
         }
         Reachability::Unknown if has(Path::Lan) => {
-            ("lan", "it has addresses of a local network only, and nobody outside has tried to dial it yet")
+            ("lan", "it has addresses of a local network only, and no node outside has tried to dial it yet")
         }
         Reachability::Unknown => ("loopback", "it talks to nodes on this machine only"),
     };

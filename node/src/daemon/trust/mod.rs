@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 pub(super) use self::probation::ask as challenge;
 use self::probation::{Challenges, is_proof};
-use crate::{clock, receipts::Receipts, trust::Trust};
+use crate::{clock, receipts::Receipts, reports::TrustReport, trust::Trust};
 
 /// Proofs kept, the oldest goes first; one has at most 8 MiB.
 const MAX_PROOFS: usize = 32;
@@ -125,7 +125,7 @@ impl Trusting {
     }
 
     /// What is known of a node by prompts to `models`, for `peers`.
-    pub(super) fn standing(&self, node: NodeId, models: impl Iterator<Item = ModelId>) -> Value {
+    pub(super) fn standing(&self, node: NodeId, models: impl Iterator<Item = ModelId>) -> TrustReport {
         let tier = format!("{:?}", self.receipts.tier(node)).to_lowercase();
         // What it did for any of the models here.
         let figures = models.filter_map(|model| self.trust.figures(node, model));
@@ -136,16 +136,16 @@ impl Trusting {
             Standing::MustProve => "must_prove",
             Standing::Banned { .. } => "banned",
         };
-        json!({
-            "requests": figures.requests,
-            "verified": figures.requests_ok,
-            "failures": figures.failures,
-            "strikes": figures.strikes,
-            "must_prove": figures.must_prove,
-            "barred": self.denied().contains(&node),
-            "standing": standing,
-            "tier": tier,
-        })
+        TrustReport {
+            requests: figures.requests,
+            verified: figures.requests_ok,
+            failures: figures.failures,
+            strikes: figures.strikes,
+            must_prove: figures.must_prove,
+            barred: self.denied().contains(&node),
+            standing: standing.to_owned(),
+            tier,
+        }
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
         for trusting in [trusting, Trusting::open(home.path(), me)] {
             assert_eq!(trusting.denied(), BTreeSet::from([other]));
             let standing = trusting.standing(other, [ModelId::numbered(8), model].into_iter());
-            assert_eq!((&standing["barred"], &standing["strikes"]), (&json!(true), &json!(1)));
+            assert_eq!((standing.barred, standing.strikes), (true, 1));
         }
     }
 

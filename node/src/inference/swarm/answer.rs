@@ -28,11 +28,11 @@ use super::{
     Shared, UNIT_BYTES,
     door::{Events, RETRY_AFTER_S, unavailable},
     question::question,
-    view::View,
 };
 use crate::{
     control::Question,
     events::{FinishReason, PromptEvent, PromptReport, Refusal, RefusalKind, RouteEvent, StageRange, Token},
+    reports::View,
 };
 
 /// The page hears of progress this often.

@@ -44,7 +44,7 @@ use tokio::sync::{Semaphore, broadcast::error::RecvError};
 
 pub use self::door::Door;
 use self::view::Board;
-use crate::{consent, control::Question, inference::local, sessions};
+use crate::{consent, control::Question, inference::local, reports::Own, sessions};
 
 /// Prompts in flight; the node's table holds the sessions of others, too.
 const SESSIONS: usize = sessions::MAX_SESSIONS / 2;
@@ -119,7 +119,7 @@ impl Inference for Swarmed {
         let Ok(view) = self.0.board.view() else { return Vec::new() };
         let snapshot = self.0.board.snapshot(&self.0);
         let first = snapshot.models.first().map(|model| model.id.clone());
-        let own = |(at, own): (usize, &view::Own)| {
+        let own = |(at, own): (usize, &Own)| {
             let hash = if at == 0 { first.clone() } else { Some(own.id.clone()) };
             let model = snapshot.models.iter().find(|model| Some(&model.id) == hash.as_ref());
             let modes = view::modes(&snapshot, model, own.conducts, &self.0).into_iter();
@@ -201,7 +201,7 @@ impl Inference for Swarmed {
             ("upload_bytes_per_s", change.upload_bytes_per_s.is_some()),
         ];
         if let Some((field, _)) = fixed.into_iter().find(|(_, asked)| *asked) {
-            let why = "cannot change while the node runs: start it anew with another --memory or --threads";
+            let why = "cannot change while the node runs: restart it with another --memory or --threads";
             return Err(Failure::invalid(field, why));
         }
         let mut contribution = self.0.board.view()?.snapshot.contribution;

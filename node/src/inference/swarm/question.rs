@@ -2,14 +2,12 @@
 
 use api::inference::{Failure, GenerateRequest, Mode, Prompt};
 
-use super::{
-    Shared,
-    view::{View, holds_all},
-};
+use super::{Shared, view::holds_all};
 use crate::{
     consent,
     events::{ForApi, PromptInput, PromptRequest},
     inference::local,
+    reports::View,
 };
 
 /// The mode of a request; `None` leaves it to the node whether this machine alone is faster.

@@ -11,14 +11,13 @@ use std::{
 };
 
 use api::{
-    inference::{Failure, Mode, ModelInfo},
+    inference::{Failure, Mode},
     swarm::{ModeInfo, Node, NodeState, Pipeline, SwarmEvent, SwarmModel, SwarmSnapshot, Verdict},
 };
-use serde::Deserialize;
 use tokio::sync::broadcast;
 
 use super::{Shared, door::unavailable};
-use crate::{consent, control::Question};
+use crate::{consent, control::Question, reports::View};
 
 /// How old the view may be.
 const POLL: Duration = Duration::from_millis(400);
@@ -26,54 +25,6 @@ const POLL: Duration = Duration::from_millis(400);
 const EVENTS: usize = 512;
 /// Verdicts kept: a page shows no more answers that wait for theirs.
 const VERDICTS: usize = 64;
-
-/// The node's answer to `View`.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct View {
-    pub snapshot: SwarmSnapshot,
-    /// The model this node was started with.
-    #[serde(flatten)]
-    pub own: Own,
-    /// Those it holds beside it.
-    #[serde(default)]
-    pub beside: Vec<Own>,
-    /// Memory for all sessions.
-    pub kv_bytes: u64,
-    /// What of it the sessions open now were promised.
-    #[serde(default)]
-    pub kv_used_bytes: u64,
-    /// Sessions open now, other people's included.
-    #[serde(default)]
-    pub sessions: u64,
-    /// Memory of the process that holds the model, where the system says it.
-    #[serde(default)]
-    pub worker_resident_bytes: Option<u64>,
-}
-
-/// A model of the node.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct Own {
-    /// Its id in hex.
-    #[serde(default)]
-    pub id: String,
-    /// What clients are told of it.
-    pub about: ModelInfo,
-    /// What a position of a session costs here at most.
-    pub position_bytes: u64,
-    /// Whether the node holds its ends, so that prompts can begin here.
-    pub conducts: bool,
-}
-
-impl View {
-    /// The model of the node that a request names, its first one for `None`; `None` for one it does not hold.
-    pub(super) fn asked(&self, model: Option<&str>) -> Option<&Own> {
-        let mut own = std::iter::once(&self.own).chain(&self.beside);
-        match model {
-            None => own.next(),
-            Some(name) => own.find(|own| own.about.name == name),
-        }
-    }
-}
 
 /// The last view, the prompts in flight, and who wants to hear of both.
 pub(super) struct Board {
