@@ -18,6 +18,7 @@ use half::f16;
 use crate::{
     Error, Result,
     gguf::{TensorWriter, Writer},
+    models,
     quant::{self, Format},
 };
 
@@ -75,6 +76,30 @@ pub fn shape(name: &str) -> Option<&'static Shape> {
     SHAPES.iter().find(|(known, _)| *known == name).map(|(_, shape)| shape)
 }
 
+/// Which family a model is of.
+#[derive(Clone, Copy)]
+enum Family {
+    Llama,
+    /// The one of fixtures, with softmax attention in every `interval`-th layer.
+    Recurrent {
+        interval: usize,
+    },
+}
+
+impl Family {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Recurrent { .. } => models::FIXTURE,
+        }
+    }
+
+    /// Whether layer `layer` is a recurrence.
+    fn recurs(self, layer: usize) -> bool {
+        matches!(self, Self::Recurrent { interval } if !(layer + 1).is_multiple_of(interval.max(1)))
+    }
+}
+
 /// How a tensor is filled.
 #[derive(Clone, Copy)]
 enum Fill {
@@ -98,7 +123,7 @@ impl Shape {
     /// # Errors
     /// [`Error::Invalid`] when rows are not whole blocks of `format`; [`Error::Io`].
     pub fn write(&self, path: impl AsRef<Path>, format: &'static Format, seed: u64) -> Result<()> {
-        let (writer, tensors) = self.plan(format, seed)?;
+        let (writer, tensors) = self.plan(Family::Llama, format, seed)?;
         let mut out = writer.create(path)?;
         fill_all(&mut out, &tensors, format, seed)?;
         out.finish().map(drop)
@@ -109,7 +134,7 @@ impl Shape {
     /// # Errors
     /// As for [`Shape::write`].
     pub fn to_bytes(&self, format: &'static Format, seed: u64) -> Result<Vec<u8>> {
-        let (writer, tensors) = self.plan(format, seed)?;
+        let (writer, tensors) = self.plan(Family::Llama, format, seed)?;
         let mut out = writer.start(Cursor::new(Vec::new()))?;
         fill_all(&mut out, &tensors, format, seed)?;
         Ok(out.finish()?.into_inner())
@@ -117,19 +142,46 @@ impl Shape {
 
     /// Number of weights.
     pub fn weights(&self) -> u64 {
-        self.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum()
+        self.tensors(Family::Llama).iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum()
     }
 
-    fn plan(&self, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
+    /// A model of the family that only fixtures have ([`crate::models::FIXTURE`]): every `interval`-th layer is softmax
+    /// attention, the others are gated recurrences. `add` may add metadata, a tokenizer for one.
+    ///
+    /// # Errors
+    /// As for [`Shape::write`].
+    pub fn recurrent_to_bytes(
+        &self,
+        interval: usize,
+        format: &'static Format,
+        seed: u64,
+        add: &dyn Fn(&mut Writer),
+    ) -> Result<Vec<u8>> {
+        let (mut writer, tensors) = self.plan(Family::Recurrent { interval }, format, seed)?;
+        add(&mut writer);
+        let mut out = writer.start(Cursor::new(Vec::new()))?;
+        fill_all(&mut out, &tensors, format, seed)?;
+        Ok(out.finish()?.into_inner())
+    }
+
+    fn plan(&self, family: Family, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
         let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward];
         if let Some(width) = widths.iter().find(|width| !width.is_multiple_of(format.block_len)) {
             let name = format.name;
             return Err(Error::invalid(format!("rows of {width} weights are not whole blocks of {name}")));
         }
         let mut writer = Writer::new();
-        writer.add_str("general.architecture", "llama").add_str("general.name", "synthetic");
-        // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
-        writer.add_str("tokenizer.ggml.model", "none").add_u32("llama.vocab_size", self.vocab as u32);
+        let name = family.name();
+        writer.add_str("general.architecture", name).add_str("general.name", "synthetic");
+        match family {
+            // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
+            Family::Llama => {
+                writer.add_str("tokenizer.ggml.model", "none").add_u32("llama.vocab_size", self.vocab as u32);
+            }
+            Family::Recurrent { interval } => {
+                writer.add_u32(&format!("{name}.attention_interval"), interval as u32);
+            }
+        }
         writer.add_u64("synthetic.seed", seed);
         for (key, value) in [
             ("context_length", self.context),
@@ -142,15 +194,15 @@ impl Shape {
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.head_dim),
         ] {
-            writer.add_u32(&format!("llama.{key}"), value as u32);
+            writer.add_u32(&format!("{name}.{key}"), value as u32);
         }
         if let Some((count, used)) = self.experts {
             writer.add_u32("llama.expert_count", count as u32);
             writer.add_u32("llama.expert_used_count", used as u32);
         }
-        writer.add_f32("llama.attention.layer_norm_rms_epsilon", 1e-5);
-        writer.add_f32("llama.rope.freq_base", 500_000.0);
-        let tensors = self.tensors();
+        writer.add_f32(&format!("{name}.attention.layer_norm_rms_epsilon"), 1e-5);
+        writer.add_f32(&format!("{name}.rope.freq_base"), 500_000.0);
+        let tensors = self.tensors(family);
         for tensor in &tensors {
             let format = if let Fill::Matrix { .. } = tensor.fill { format } else { &quant::F32 };
             writer.add_tensor_info(&tensor.name, &tensor.dims, format);
@@ -158,7 +210,7 @@ impl Shape {
         Ok((writer, tensors))
     }
 
-    fn tensors(&self) -> Vec<Planned> {
+    fn tensors(&self, family: Family) -> Vec<Planned> {
         let mut all = Vec::new();
         let mut add = |name: String, dims: &[usize], fill| {
             all.push(Planned { name, dims: dims.iter().map(|&d| d as u64).collect(), fill });
@@ -170,9 +222,15 @@ impl Shape {
         for layer in 0..self.layers {
             let mut add = |name: &str, dims: &[usize], fill| add(format!("blk.{layer}.{name}"), dims, fill);
             add("attn_norm.weight", &[hidden], Fill::Norm);
-            add("attn_q.weight", &[hidden, q], matrix(1.2));
-            add("attn_k.weight", &[hidden, kv], matrix(1.2));
-            add("attn_v.weight", &[hidden, kv], matrix(1.0));
+            if family.recurs(layer) {
+                add("recurrence_gate.weight", &[hidden, q], matrix(1.2));
+                add("recurrence_gate.bias", &[q], Fill::Norm);
+                add("recurrence_input.weight", &[hidden, q], matrix(1.0));
+            } else {
+                add("attn_q.weight", &[hidden, q], matrix(1.2));
+                add("attn_k.weight", &[hidden, kv], matrix(1.2));
+                add("attn_v.weight", &[hidden, kv], matrix(1.0));
+            }
             add("attn_output.weight", &[q, hidden], matrix(0.7));
             add("ffn_norm.weight", &[hidden], Fill::Norm);
             match self.experts {
