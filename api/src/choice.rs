@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Nobody else: everything is computed on this machine.
+    /// Only this machine: everything is computed here.
     #[default]
     Local,
     /// Only nodes the user named; they can read what they compute on.

@@ -65,7 +65,7 @@ pub enum Command {
   shoal join shoal1abcd...                     with a code from `shoal invite`
   shoal join --layers 2..6 --memory 1024       serve four layers, 1 GiB for sessions
   shoal join --model 4f3c... --disk 20GB       fetch the layers of that model which the swarm lacks most, and serve them
-  shoal join --ask-only                        serve nobody")]
+  shoal join --ask-only                        serve nothing, only ask")]
     Join(Box<swarm::JoinArgs>),
     /// Run a swarm of several nodes on this machine
     #[command(after_help = "Examples:
@@ -75,7 +75,7 @@ pub enum Command {
     /// Let the running node finish what it serves, say good-bye and stop
     #[command(after_help = "Running sessions of others get 10 s to end; then they go on elsewhere.")]
     Leave(swarm::AskArgs),
-    /// Let the running node serve nobody and send no model, until `shoal pause --off`; it still asks
+    /// Let the running node serve no requests and send no model, until `shoal pause --off`; it still asks
     Pause(swarm::PauseArgs),
     /// Whether other people's machines may compute your prompts: say so before a program or the API asks, or take it back
     #[command(after_help = "Examples:
@@ -157,7 +157,7 @@ Examples:
     Bench(BenchArgs),
     /// Check that this machine computes the same bits as every other
     #[command(
-        after_help = "A machine that differs still computes; it is announced as class approx, and nobody takes its word \
+        after_help = "A machine that differs still computes; it is announced as class approx, and no node takes its word \
                             for exact results."
     )]
     Selftest(SelftestArgs),

@@ -1,4 +1,4 @@
-//! One file, the environment and the flags, resolved once: whoever runs a command gets its arguments, complete.
+//! One file, the environment and the flags, resolved once: a command gets its complete arguments.
 //!
 //! A flag wins over its environment variable, that over the file, the file over what is built in. The file is TOML:
 //! a key is a flag's name with underscores, a table is a command; keys outside of tables hold for every command that
@@ -74,7 +74,7 @@ pub struct Setting {
 /// Where a value comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// Nobody said anything.
+    /// Built in: no other source sets it.
     Default,
     /// The config file.
     File,

@@ -14,16 +14,18 @@ use std::{
 };
 
 pub use api::choice::{Mode, Shadow, Verify};
-use api::inference::Format;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{UnixListener, UnixStream, unix::OwnedReadHalf},
     sync::{Semaphore, mpsc},
 };
 
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    events::{PlanReport, PromptEvent, PromptRequest, Refusal},
+};
 
 /// A prompt is text a person or a program wrote: 4 MiB is a thousand pages.
 const MAX_LINE: u64 = 4 << 20;
@@ -33,70 +35,6 @@ const MAX_CALLERS: usize = 64;
 pub const LINES: usize = 64;
 /// Questions waiting for the node.
 pub const QUESTIONS: usize = 64;
-
-/// A prompt and how to answer it.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Ask {
-    /// The model, by name; the default one when empty.
-    #[serde(default)]
-    pub model: String,
-    /// Messages as `[{role, content}]`, a text to continue as it is, or `{"ids": [..]}` to continue token ids.
-    pub prompt: Value,
-    /// Who may compute.
-    pub mode: Mode,
-    /// Whether this machine may do it alone when that is faster.
-    #[serde(default)]
-    pub may_stay_home: bool,
-    /// `raw` or `q8`.
-    pub wire: String,
-    /// Peers that may compute in trusted mode, as hex.
-    #[serde(default)]
-    pub trusted: Vec<String>,
-    /// First and last layers that stay home.
-    pub head: u32,
-    /// Last layers that stay home.
-    pub tail: u32,
-    /// The sampling parameters.
-    pub sampling: Value,
-    /// The seed of every draw.
-    pub seed: u64,
-    /// Most tokens.
-    pub max_tokens: u32,
-    /// Generation ends before any of these.
-    #[serde(default)]
-    pub stop: Vec<String>,
-    /// How strangers are checked.
-    #[serde(default)]
-    pub verify: Verify,
-    /// What those do who stand by.
-    #[serde(default)]
-    pub shadow: Shadow,
-    /// What only the API asks for.
-    #[serde(default)]
-    pub api: ForApi,
-}
-
-/// The part of a prompt that only HTTP clients use.
-#[derive(Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ForApi {
-    /// What the answer must look like.
-    pub format: Format,
-    /// Descriptions of tools for the chat template, a JSON array.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tools: Option<Value>,
-    /// Further variables for the chat template.
-    #[serde(skip_serializing_if = "Map::is_empty")]
-    pub extra: Map<String, Value>,
-    /// Whether control tokens print their names, so that calls of tools marked by them can be found.
-    pub show_special: bool,
-    /// Asked over HTTP: names of control tokens in a text to continue are only text, and what is kept on disk goes when
-    /// the client does, since it asks again.
-    pub over_http: bool,
-    /// The client can ask for the very same answer again, since it chose the seed and wants nothing besides text: the
-    /// answer is kept on disk while it runs.
-    pub repeatable: bool,
-}
 
 /// A model to fetch from peers and mirrors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -125,9 +63,9 @@ pub struct PullAsk {
 #[serde(tag = "cmd", rename_all = "lowercase")]
 pub enum Question {
     /// Answer a prompt, token by token.
-    Generate(Box<Ask>),
+    Generate(Box<PromptRequest>),
     /// Predict what answering it would take.
-    Plan(Box<Ask>),
+    Plan(Box<PromptRequest>),
     /// What happened to a prompt: the given one, else the last.
     Why {
         /// Its session in hex, or a beginning of it.
@@ -167,12 +105,48 @@ pub enum Question {
 /// How long a stopping node waits until its last answers are written.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// A question with the way back to who asked it.
+/// A question with the way back to the caller.
 pub struct Call {
     /// What.
     pub question: Question,
     /// Where the lines of the answer go; closed when the caller went away.
-    pub lines: mpsc::Sender<Value>,
+    pub lines: mpsc::Sender<Line>,
+}
+
+/// A line of an answer. On the socket it is the JSON of what it holds; only this module turns one into the other.
+#[derive(Clone, Serialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// What happens to a prompt.
+    Prompt(PromptEvent),
+    /// What a prompt would take.
+    Plan(Box<PlanReport>),
+    /// A short answer that only commands print.
+    Other(Value),
+}
+
+impl From<PromptEvent> for Line {
+    fn from(event: PromptEvent) -> Self {
+        Self::Prompt(event)
+    }
+}
+
+impl From<Refusal> for Line {
+    fn from(refusal: Refusal) -> Self {
+        Self::Prompt(PromptEvent::Failed(refusal))
+    }
+}
+
+impl From<PlanReport> for Line {
+    fn from(plan: PlanReport) -> Self {
+        Self::Plan(Box::new(plan))
+    }
+}
+
+impl From<Value> for Line {
+    fn from(value: Value) -> Self {
+        Self::Other(value)
+    }
 }
 
 /// Where the socket of a node with this data folder is.
@@ -255,7 +229,7 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()>
             }
         }
         Err(e) => {
-            let _ = lines.send(json!({ "error": format!("not a question: {e}") })).await;
+            let _ = lines.send(Refusal::new(format!("not a question: {e}")).into()).await;
             drop(lines);
         }
     }
@@ -264,6 +238,8 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) -> io::Result<()>
         tokio::select! {
             line = answer.recv() => {
                 let Some(line) = line else { return Ok(()) };
+                // Through a value, so that numbers are written as `--json` prints them.
+                let line = serde_json::to_value(&line)?;
                 write.write_all(format!("{line}\n").as_bytes()).await?;
             }
             // The caller went away (or talks out of turn): dropping `answer` tells its sender.
@@ -294,24 +270,30 @@ impl Caller {
         Ok(Self { lines: BufReader::new(read).lines(), _write: write })
     }
 
-    /// The next line as it is, `None` after the last or when the node went away.
-    pub async fn line(&mut self) -> Option<Value> {
+    /// The next event of a prompt, a refusal included; `None` after the last or when the node went away.
+    pub async fn event(&mut self) -> Option<PromptEvent> {
         serde_json::from_str(&self.lines.next_line().await.ok()??).ok()
     }
 
     /// The next line of the answer, `None` after the last.
-    pub async fn next(&mut self) -> Result<Option<Value>> {
+    ///
+    /// # Errors
+    /// When the node refuses, or says what is not a `T`.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let Some(line) = self.lines.next_line().await? else { return Ok(None) };
         let line: Value = serde_json::from_str(&line)?;
-        match line["error"].as_str() {
+        match line.get("error").and_then(Value::as_str) {
             Some(why) => Err(Error::Failed(why.to_owned())),
-            None => Ok(Some(line)),
+            None => Ok(Some(serde_json::from_value(line)?)),
         }
     }
 }
 
 /// Asks and takes the one line of the answer.
-pub async fn one(home: &Path, question: &Question) -> Result<Value> {
+///
+/// # Errors
+/// When no node runs there, it refuses, it does not answer in time, or it says what is not a `T`.
+pub async fn one<T: DeserializeOwned>(home: &Path, question: &Question) -> Result<T> {
     let mut caller = Caller::ask(home, question).await?;
     let line = tokio::time::timeout(Duration::from_secs(30), caller.next()).await;
     match line {

@@ -32,7 +32,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, control::Ask};
+use crate::{Error, Result, events::PromptRequest};
 
 /// Longest file: a prompt of 4 MiB, and a million tokens.
 pub const MAX_BYTES: u64 = 32 << 20;
@@ -55,7 +55,7 @@ const TRIES: u32 = 5;
 pub struct Begun {
     version: u32,
     /// What was asked.
-    pub ask: Ask,
+    pub ask: PromptRequest,
     /// The model, by content in hex; by name when another node conducts.
     pub model: String,
     /// Boundaries at which activations are rounded; `None` when the session's cuts decide.
@@ -66,7 +66,7 @@ pub struct Begun {
 
 impl Begun {
     /// A question asked now.
-    pub fn now(ask: Ask, model: String, rounding: Option<Vec<u32>>) -> Self {
+    pub fn now(ask: PromptRequest, model: String, rounding: Option<Vec<u32>>) -> Self {
         let at_s = crate::clock::unix_s();
         Self { version: VERSION, ask, model, rounding, at_s }
     }
@@ -325,10 +325,10 @@ mod tests {
     use tempfile::TempDir;
 
     use super::{Begun, Journal, MOST, folder, forget, parse, unfinished};
-    use crate::control::Ask;
+    use crate::events::PromptRequest;
 
     fn begun() -> Begun {
-        let ask: Ask = serde_json::from_value(json!({
+        let ask: PromptRequest = serde_json::from_value(json!({
             "prompt": "a fox", "mode": "boomerang", "wire": "q8", "head": 1, "tail": 1, "sampling": {}, "seed": 7,
             "max_tokens": 9,
         }))

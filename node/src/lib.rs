@@ -14,6 +14,7 @@ pub mod content;
 pub mod control;
 pub mod daemon;
 pub mod error;
+pub mod events;
 pub mod feedback;
 pub mod inference;
 pub mod journal;

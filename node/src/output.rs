@@ -11,14 +11,16 @@ use std::{
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::{Error, Result};
 
 /// One JSON value on one line, flushed: a reader sees it at once.
-pub fn json_line(value: &Value) -> Result<()> {
+pub fn json_line(value: &impl Serialize) -> Result<()> {
+    // Through a value: numbers are written as everywhere else, whatever their type.
+    let value = serde_json::to_value(value)?;
     let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, value)?;
+    serde_json::to_writer(&mut out, &value)?;
     out.write_all(b"\n")?;
     out.flush()?;
     Ok(())

@@ -7,21 +7,78 @@
 use std::fmt::{Debug, Formatter, Result};
 
 use crate::{
-    control::Ask,
+    events::{PromptEvent, PromptInput, PromptReport, PromptRequest, Sampling, Token},
     inference::local::prompt::{Event, Request, Summary},
     request::{Progress, Report},
     telemetry::Hidden,
     worker::{Body, Conduct, JobInput, Prompt, TextKind, ipc},
 };
 
-impl Debug for Ask {
+impl Debug for PromptRequest {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        f.debug_struct("Ask")
+        f.debug_struct("PromptRequest")
             .field("model", &self.model)
-            .field("prompt", &Hidden::text(&self.prompt.to_string()))
+            .field("prompt", &self.prompt)
             .field("mode", &self.mode)
             .field("wire", &self.wire)
             .field("max_tokens", &self.max_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Debug for PromptInput {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Text(text) => f.debug_tuple("Text").field(&Hidden::text(text)).finish(),
+            Self::Tokens { ids } => f.debug_tuple("Tokens").field(&Hidden::ids(ids)).finish(),
+            Self::Messages(messages) => {
+                f.debug_tuple("Messages").field(&Hidden::text(&messages.to_string())).finish()
+            }
+        }
+    }
+}
+
+impl Debug for Sampling {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Sampling").field("temperature", &self.temperature).finish_non_exhaustive()
+    }
+}
+
+impl Debug for PromptEvent {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        match self {
+            Self::Resumed(resumed) => {
+                f.debug_tuple("Resumed").field(&Hidden::ids(&resumed.ids)).finish_non_exhaustive()
+            }
+            Self::Route(route) => f.debug_tuple("Route").field(&route.stages().collect::<Vec<_>>()).finish(),
+            Self::Token(token) => f.debug_tuple("Token").field(token).finish(),
+            Self::Pace { stage_ms } => f.debug_struct("Pace").field("stage_ms", stage_ms).finish(),
+            Self::Moved { failed, why, .. } => {
+                f.debug_struct("Moved").field("failed", failed).field("why", why).finish_non_exhaustive()
+            }
+            Self::Integrity { token, node, .. } => {
+                f.debug_struct("Integrity").field("token", token).field("node", node).finish_non_exhaustive()
+            }
+            Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
+            Self::Checked(report) => f.debug_tuple("Checked").field(report).finish(),
+            Self::Failed(refusal) => f.debug_tuple("Failed").field(refusal).finish(),
+        }
+    }
+}
+
+impl Debug for Token {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("Token").field("text", &Hidden::text(&self.text)).finish_non_exhaustive()
+    }
+}
+
+impl Debug for PromptReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        f.debug_struct("PromptReport")
+            .field("session", &self.session)
+            .field("finish_reason", &self.finish_reason)
+            .field("text", &Hidden::text(&self.text))
+            .field("ids", &Hidden::ids(&self.ids))
             .finish_non_exhaustive()
     }
 }
@@ -186,6 +243,7 @@ mod tests {
     use super::*;
     use crate::{
         control::{Mode, Question},
+        events::Resumed,
         inference::local::prompt::Finish,
     };
 
@@ -194,10 +252,10 @@ mod tests {
 
     #[test]
     fn nothing_that_carries_a_prompt_prints_it() {
-        let ask = Ask {
-            prompt: json!([{ "role": "user", "content": WORD }]),
+        let ask = PromptRequest {
+            prompt: PromptInput::Messages(json!([{ "role": "user", "content": WORD }])),
             stop: vec![WORD.into()],
-            sampling: json!({ "logit_bias": [[ID, 1.0]] }),
+            sampling: Sampling { logit_bias: vec![(ID, 1.0)], ..Sampling::default() },
             ..serde_json::from_value(
                 json!({ "prompt": "", "mode": "local", "wire": "raw", "head": 1, "tail": 1,
                 "sampling": {}, "seed": 0, "max_tokens": 1 }),
@@ -234,6 +292,9 @@ mod tests {
             prefill: std::time::Duration::ZERO,
             steps: Vec::new(),
         };
+        let resumed = Resumed { session: "00".into(), ids: vec![ID], text: WORD.into() };
+        let report =
+            PromptReport { text: WORD.into(), rest: WORD.into(), ids: vec![ID], ..PromptReport::default() };
         let tools = Prompt {
             text: WORD.into(),
             kind: TextKind::Chat { tools: Some(WORD.into()), extra: Some(WORD.into()) },
@@ -242,6 +303,11 @@ mod tests {
         let printed = [
             format!("{ask:?}"),
             format!("{:?}", Question::Generate(Box::new(ask.clone()))),
+            format!("{:?} {:?}", ask.sampling, PromptInput::Text(WORD.into())),
+            format!("{:?}", PromptInput::Tokens { ids: vec![ID] }),
+            format!("{:?}", PromptEvent::token(ID, WORD)),
+            format!("{:?}", PromptEvent::Resumed(resumed)),
+            format!("{:?}", PromptEvent::Done(Box::new(report))),
             format!("{tools:?}"),
             format!("{conduct:?}"),
             format!("{:?}", JobInput::Tokens(vec![ID])),

@@ -326,6 +326,42 @@ fn what_the_pages_name_exists() {
     assert!(commands > 40 && flags > 30, "{commands} commands, {flags} flags");
 }
 
+/// Where a path of the map may be: from the root, or short for a file of a crate.
+fn exists(path: &str) -> bool {
+    const CRATES: [&str; 6] = ["node", "scheduler", "shard", "p2p", "api", "simulations"];
+    // What a reader would add stands for its folder: `models/<family>.rs`.
+    let path = path.split_once('<').map_or(path, |(folder, _)| folder);
+    let mut places: Vec<PathBuf> = CRATES.iter().map(|name| root().join(name).join("src")).collect();
+    places.extend([root().to_path_buf(), root().join("tests/integration")]);
+    places.iter().any(|place| place.join(path).exists() || place.join(format!("{path}.rs")).is_file())
+}
+
+/// A newcomer finds what the map names, and to add one thing never takes more than three places.
+#[test]
+fn the_map_names_what_exists() {
+    const MAP: &str = "node/ARCHITECTURE.md";
+    let text = read(MAP);
+    let is_path = |span: &&String| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_./<>-".contains(c);
+        let named = span.contains('/') && !span.starts_with("HOME/") || span.ends_with(".rs");
+        named && span.chars().all(plain) && !span.starts_with(['/', '-', '~'])
+    };
+    let spans = spans(&text);
+    let paths: Vec<&String> = spans.iter().filter(is_path).collect();
+    for path in &paths {
+        assert!(exists(path), "{MAP}: `{path}` does not exist");
+    }
+    let rows =
+        text.split_once("## How to add").expect("the table").1.lines().filter(|line| line.starts_with("| a"));
+    let mut seen = 0;
+    for row in rows {
+        let files = self::spans(row).iter().filter(is_path).count();
+        assert!((1..=3).contains(&files), "{MAP}: {files} places: {row}");
+        seen += 1;
+    }
+    assert!(paths.len() > 60 && seen > 8, "{} paths, {seen} rows", paths.len());
+}
+
 #[test]
 fn every_link_of_the_pages_leads_somewhere() {
     let mut followed = 0;

@@ -9,7 +9,7 @@
 //! | 5 afterwards it can be asked, and says nothing about the person | [`afterwards_every_question_has_an_answer`] |
 //! | 6 alone, then together, frozen, killed and back from memory | [`alone_together_frozen_and_back`] |
 //! | 7 the truth about privacy, in a sentence | [`the_truth_is_told_before_anything_starts`] |
-//! | 8 nothing to configure behind a router | `lab.rs`; the advice is tested beside `node/src/daemon/reach.rs` |
+//! | 8 nothing to configure behind a router | `lab.rs`; the advice is tested beside `node/src/daemon/status/reach.rs` |
 //!
 //! Times that matter to a person (two seconds, ten seconds) are printed, not asserted: a busy machine is no fault.
 
@@ -160,7 +160,7 @@ fn the_first_prompt_of_a_fresh_node_needs_no_weights() {
 #[test]
 fn the_api_answers_before_there_is_anything_to_answer_with() {
     let folder = TempDir::new().unwrap();
-    let args = ["--model", "a-model-that-nobody-has", "--ask-only", "--api", "127.0.0.1:0"];
+    let args = ["--model", "a-model-without-holders", "--ask-only", "--api", "127.0.0.1:0"];
     let node = Node::start(&folder.path().join("a"), &args);
     let ask = serde_json::json!({ "messages": [{ "role": "user", "content": PROMPT }] });
     let answer = http::ask(&node, "POST", "/v1/chat/completions", &ask);

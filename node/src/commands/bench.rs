@@ -80,7 +80,7 @@ fn subject(args: &BenchArgs) -> Result<(String, Arc<Gguf>)> {
         return Ok((args.engine.model.clone(), Arc::new(library::open(&args.engine.model)?)));
     };
     let (wanted, format) = shape_and_format(shape, &args.format)?;
-    // A file, though nobody keeps it: weights are then in memory once, as with a real model.
+    // A file, though it is not kept: weights are then in memory once, as with a real model.
     let file = tempfile::NamedTempFile::new()?;
     wanted.write(file.path(), format, 1)?;
     let gguf = Gguf::open(file.path())?;

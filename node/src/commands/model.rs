@@ -53,7 +53,7 @@ fn list(json: bool) -> Result<()> {
             }
             all.push(value);
         }
-        return output::json_line(&all.into());
+        return output::json_line(&all);
     }
     say!("{:24} {:>11}  {:12}  FILE", "NAME", "SIZE", "ID");
     for entry in std::iter::once(&embedded).chain(library.entries()) {

@@ -141,7 +141,7 @@ async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Resul
     let mut caller = Caller::ask(home, &Question::Pull(Box::new(asked.clone()))).await?;
     loop {
         let line = tokio::select! {
-            line = caller.next() => line?,
+            line = caller.next::<Value>() => line?,
             () = interruption() => return Err(Error::Interrupted),
         };
         let Some(line) = line else {

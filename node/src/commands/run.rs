@@ -18,6 +18,7 @@ use crate::{
     Error, Result,
     cli::{RunArgs, swarm::Via},
     control,
+    events::{PromptEvent, PromptInput},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
     library,
     model::{self, Model},
@@ -96,7 +97,10 @@ fn may_leave(args: &RunArgs, home: &Result<std::path::PathBuf>) -> bool {
 
 /// The running node answers it, with others or, under `--via auto` and when that is faster, alone.
 fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
-    let prompt = if args.raw { json!(prompt) } else { messages(args.system.as_deref(), prompt) };
+    let prompt = match args.raw {
+        true => PromptInput::Text(prompt.to_owned()),
+        false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
+    };
     let mut ask =
         remote::question(prompt, &args.route, &args.wire.wire, &args.sampling, args.via == Via::Auto)?;
     if args.engine.model != library::DEFAULT_MODEL {
@@ -106,16 +110,16 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut waiting = Some(Waiting::start("asking the swarm"));
-    let last = runtime.block_on(remote::generate(home, ask, &mut |line| {
-        if line["event"] != "route" {
+    let last = runtime.block_on(remote::generate(home, ask, &mut |event| {
+        if !matches!(event, PromptEvent::Route(_)) {
             drop(waiting.take());
         }
         if args.json {
-            return output::json_line(line);
+            return output::json_line(event);
         }
-        match line["event"].as_str() {
-            Some("token") => output::text(line["text"].as_str().unwrap_or_default()),
-            Some("done") => output::text(&format!("{}\n", line["rest"].as_str().unwrap_or_default())),
+        match event {
+            PromptEvent::Token(token) => output::text(&token.text),
+            PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
             _ => Ok(()),
         }
     }))?;

@@ -1,316 +1,126 @@
-//! The running node: one loop that owns what it knows, and tasks for everything that takes time.
+//! The running node: five owners of state, a loop that routes events to them, and tasks for everything that takes time.
 //!
 //! ```text
-//!   network ──┐                         ┌── stage tasks (sessions of others)      table.rs, stage.rs
-//!   commands ─┤                         │
-//!   books ────┼──> [ Daemon::run ] ─────┼── prompt tasks (sessions of ours)       prompt.rs, generate/
-//!   routes ───┤     view, contacts,     │
-//!   clock ────┘     history, held       └── worker subprocess (weights, KV)       worker/
+//!   network ──┐                    ┌── prompts/   prompts of this node: tasks, routes, history
+//!   commands ─┤                    ├── serve/     models in memory, sessions of other nodes, placement
+//!   prompts ──┼──> [ Daemon::run ] ┼── announce/  what others are told, the line, models handed out
+//!   serving ──┤                    ├── trust/     verdicts, receipts, challenges
+//!   clock ────┘                    └── view       what is known of the swarm
 //! ```
 //!
-//! The loop never waits for a peer or the worker: whatever could take time is a task that sends its result back.
-//! Weights, text and activations never enter it. Bounds are at the channels: a full one makes its sender wait, and
-//! the network's events are the only ones that may be dropped (announcements, which come again).
+//! An owner is handed what it needs of another one as an argument, and what it finds for another one it returns; the loop
+//! carries it there. So the imports go one way: `status` reads all owners, `prompts`
+//! reads `announce`, `serve` and `view`, `announce` reads `serve` and `view`, `serve` reads `view`, and `trust`, `view` and
+//! `setup` read none.
+//!
+//! The loop never waits for a peer or the worker: whatever could take time is a task that sends its result back into the
+//! inbox of its owner. Weights, text and activations never enter the loop. Bounds are at the channels: a full one makes
+//! its sender wait, and the network's events are the only ones that may be dropped (announcements, which come again).
 
-mod acquire;
-mod admit;
-mod api_view;
-mod bandwidth;
-mod delegate;
-mod durable;
-mod estimate;
-mod gossip;
-mod initial_placement;
-mod params;
-mod place;
-mod probation;
-mod prompt;
-mod pull;
-mod reach;
-mod report;
-mod retry;
-mod route;
+mod announce;
+mod prompts;
+mod serve;
 mod setup;
-mod share;
 mod status;
-mod verdicts;
-mod workers;
+mod trust;
+mod view;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use p2p::{
-    Event, Identity, Network, Plane, Reachability, ReplyTo,
-    invite::Invite,
+    Event, Plane, ReplyTo,
     wire::{
+        announce::Announcement,
         control::{Answer, Ask as ControlAsk},
-        receipt::Receipt,
     },
 };
-use scheduler::{
-    Millis, ModelId, NodeId, SessionId,
-    trust::Outcome,
-    view::{Geography, SwarmView},
-};
-use serde_json::{Value, json};
+use scheduler::{Millis, NodeId, SessionId};
+use serde_json::json;
 use tokio::{
-    sync::{Semaphore, broadcast, mpsc, watch},
+    sync::{mpsc, watch},
     time::interval,
 };
 
-pub use self::{
-    acquire::{Absent, Where},
-    api_view::Front,
-    prompt::PromptTask,
-    setup::{Beside, Caps, Notice, Serve, Setup},
-    workers::MOST_BESIDE,
-};
 use self::{
-    acquire::{Acquire, News},
-    admit::Door,
-    estimate::Measured,
-    gossip::Facts,
-    place::{Moved, Placing},
-    probation::Challenges,
-    pull::Pulls,
-    route::{ConductorQuestion, RouteQuestion},
-    share::Uploads,
-    workers::{Held, Weights, pump},
+    announce::Announcing,
+    prompts::{Finished, PromptQuestion, Prompts, Router},
+    serve::{Arrived, Serving, ServingEvent, Wanted},
+    setup::Node,
+    trust::Trusting,
+    view::{Heard, Viewing},
+};
+pub use self::{
+    prompts::PromptTask,
+    serve::MOST_BESIDE,
+    setup::{Absent, Beside, Caps, Front, Notice, Serve, Setup, Where},
 };
 use crate::{
-    Error, Result, clock,
-    content::peers,
-    control::{self, Call, Question},
-    feedback::FeedbackQueue,
-    receipts::Receipts,
-    request::Reroute,
-    sessions::{Order, SessionTable},
-    stage::Served,
-    trust::Trust,
-    worker,
+    Error, Result,
+    control::{self, Call, Line, Question},
 };
 
-/// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
-/// is known to be near goes first.
-const UNMEASURED_MS: f64 = 50.0;
 /// Looks at the clock this often: announces, expires.
 const TICK_MS: u64 = 250;
-/// Prompts remembered for `why`.
-const HISTORY: usize = 64;
-/// Nodes whose loss is told to running prompts; a prompt that lags behind hears of the rest from its streams.
-const LOSSES: usize = 256;
-/// Entries in the books waiting to be added up.
-const BOOKS: usize = 1_024;
-/// Words about a model that is on its way; progress beyond is dropped.
-const NEWS: usize = 64;
 /// How long `leave` waits for what runs.
 const DRAIN_MS: u64 = 10_000;
 
-/// A prompt of this node is over.
-pub struct Finished {
-    session: SessionId,
-    model: ModelId,
-    /// What there is to say about it.
-    line: Option<Value>,
-    /// What it taught.
-    measured: Measured,
-    /// What to remember of whom.
-    outcomes: Vec<(NodeId, Outcome)>,
-    /// Work that was signed for.
-    receipts: Vec<[u8; Receipt::LEN]>,
-    /// Proofs against liars.
-    proofs: Vec<Vec<u8>>,
-}
-
-impl Finished {
-    /// Nothing to remember.
-    fn new(session: SessionId, model: ModelId, line: Option<Value>) -> Self {
-        let (measured, outcomes, receipts, proofs) = Default::default();
-        Self { session, model, line, measured, outcomes, receipts, proofs }
-    }
-}
-
-/// Sums since the node started.
-#[derive(Clone, Copy, Default)]
-struct Totals {
-    rows: u64,
-    layer_rows: u64,
-    bytes_in: u64,
-    bytes_out: u64,
-    sessions: u64,
-}
-
+/// A running node: the owners of its state, and what is about the node as a whole.
 struct Daemon {
-    me: NodeId,
+    node: Node,
+    prompts: Prompts,
+    serving: Serving,
+    announcing: Announcing,
+    trusting: Trusting,
+    view: Viewing,
     front: Front,
-    identity: Identity,
-    network: Network,
-    invite: Invite,
-    home: PathBuf,
-    keeps: bool,
-    started: Instant,
-    view: SwarmView,
-    facts: BTreeMap<NodeId, Facts>,
-    /// The model it was started with.
-    held: Held,
-    /// Models beside it.
-    beside: Vec<Held>,
-    trust: Trust,
-    receipts: Receipts,
-    table: SessionTable,
-    /// Where lazy shadows keep what they are sent.
-    room: Arc<Semaphore>,
-    gossip: gossip::Announcer,
-    line: bandwidth::Line,
-    /// Bytes of models fetched when it was looked last.
-    fetched_bytes: u64,
-    door: Door,
-    placing: Placing,
-    lessons: FeedbackQueue,
-    challenges: Challenges,
-    history: VecDeque<Value>,
-    totals: Totals,
-    draining: watch::Sender<bool>,
-    paused: bool,
-    reachability: Reachability,
-    leaving: Option<(Instant, mpsc::Sender<Value>)>,
-    notices: mpsc::Sender<Notice>,
-    lost: broadcast::Sender<NodeId>,
-    books: mpsc::Sender<Served>,
-    reroutes: mpsc::Sender<Reroute>,
-    routes: mpsc::Sender<RouteQuestion>,
-    conductors: mpsc::Sender<ConductorQuestion>,
-    finished: mpsc::Sender<Finished>,
-    /// Workers that died, by process number.
-    deaths: mpsc::Sender<u32>,
-    /// Prompts of this node and the peers they run on.
-    in_flight: BTreeMap<SessionId, Vec<NodeId>>,
     caps: Caps,
-    /// Prompts of other nodes being conducted here hold a clone.
-    guests: Arc<()>,
-    uploads: Uploads,
-    pulls: Pulls,
-    shared: watch::Receiver<Vec<p2p::wire::announce::Offer>>,
-    provided: BTreeSet<ModelId>,
-    news: mpsc::Sender<News>,
+    notices: mpsc::Sender<Notice>,
+    /// Since when the node is about to leave, and the caller to tell when it has.
+    leaving: Option<(Instant, mpsc::Sender<Line>)>,
 }
 
 /// Runs a node until it is told to leave or `stop` turns true.
+///
+/// # Errors
+/// When another node runs below the same folder, the network does not start, or the model cannot be loaded.
 pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::Receiver<bool>) -> Result<()> {
-    let started = Instant::now();
-    let listener = control::listen(&setup.home).await?;
-    let (network, mut events) = p2p::spawn(setup.network).await.map_err(|e| Error::Failed(e.to_string()))?;
-    let table = SessionTable::default();
-    let kv_bytes = setup.worker.kv_bytes;
-    // A model that is not on this disk is not loaded anew wherever others would like it.
-    let cap = match setup.serve {
-        Serve::Scarcest(cap) if setup.absent.is_none() => Some(cap),
-        _ => None,
+    let Setup { home, identity, network, file_bytes, worker, serve, model, num_layers, invite, .. } = setup;
+    let Setup { absent, beside, caps, front, keeps, .. } = setup;
+    let listener = control::listen(&home).await?;
+    let (network, mut events) = p2p::spawn(network).await.map_err(|e| Error::Failed(e.to_string()))?;
+    let node = Node::new(network, identity);
+    let (about, home_too, caps_too) = (front.about.clone(), home.clone(), caps.clone());
+    let wanted = Wanted {
+        home: home_too,
+        worker,
+        serve,
+        model,
+        num_layers,
+        file_bytes,
+        about,
+        absent,
+        beside,
+        caps: caps_too,
     };
-    let (deaths, mut died) = mpsc::channel(1);
-    let room = worker::Room::new(kv_bytes);
-    let spec = worker::Spec { model: Some(setup.model), room, ..setup.worker };
-    let weights = Weights::new(setup.caps.weights_bytes);
-    let beside = setup.beside.iter().map(|beside| {
-        let spec = worker::Spec { model: None, class: None, ..spec.clone() };
-        Held::absent(beside.place.id(), &beside.about.name, beside.about.clone(), spec)
-    });
-    let beside: Vec<Held> = beside.collect();
-    let about = setup.front.about.clone();
-    let (held, heard) = match (&setup.absent, &setup.serve) {
-        (Some(absent), _) => (Held::absent(absent.id, &absent.name, about, spec), Vec::new()),
-        (None, serve) => {
-            let (serve, heard) = match serve {
-                Serve::These(layers) => (layers.clone(), Vec::new()),
-                Serve::Scarcest(cap) => {
-                    let (range, heard) =
-                        initial_placement::choose(&mut events, setup.model, setup.num_layers, *cap).await;
-                    (range.into_iter().collect(), heard)
-                }
-            };
-            let (held, outputs) = Held::load(spec, serve, setup.num_layers, setup.file_bytes, about).await?;
-            let _ = weights.take(0, held.ready.resident_bytes);
-            let pid = held.worker.borrow().pid();
-            tokio::spawn(pump(outputs, pid, table.clone(), deaths.clone()));
-            (held, heard)
-        }
-    };
-
+    let (serving, mut served, heard) = Serving::start(node.clone(), wanted, &mut events).await?;
+    let (prompts, mut asked) = Prompts::new(node.clone(), home.clone(), keeps);
+    let announcing = Announcing::new(node.clone(), home.clone(), invite, &caps);
+    let mut shared = announcing.shared.clone();
     let (calls_in, mut calls) = mpsc::channel(control::QUESTIONS);
     let seats = control::Seats::default();
     tokio::spawn(control::serve(listener, calls_in.clone(), seats.clone()));
-    let (books, mut served) = mpsc::channel(BOOKS);
-    let (reroutes, mut reroute) = mpsc::channel(control::QUESTIONS);
-    let (routes, mut route) = mpsc::channel(control::QUESTIONS);
-    let (conductors, mut conductor) = mpsc::channel(control::QUESTIONS);
-    let (finished, mut done) = mpsc::channel(control::QUESTIONS);
-    let (born, mut newborn) = mpsc::channel(1);
-    let (moves, mut moved) = mpsc::channel(1);
-    let (questions, mut question) = mpsc::channel::<peers::Question>(control::QUESTIONS);
-    let (news, mut told) = mpsc::channel(NEWS);
-    let pulls = Pulls::new(setup.home.clone(), network.clone(), questions, &setup.caps);
-    let first = setup.absent.map(|absent| (0, absent.name.clone(), Where::Away(absent), setup.serve));
-    let beside_it = setup.beside.into_iter().zip(1..);
-    let beside_it = beside_it.map(|(beside, place)| (place, beside.about.name, beside.place, beside.serve));
-    for (place, name, from, serve) in first.into_iter().chain(beside_it) {
-        let (pulls, weights, news) = (pulls.clone(), weights.clone(), news.clone());
-        Acquire { pulls, place, name, from, serve, weights, news }.start();
-    }
-    let uploads = Uploads::new(setup.home.clone(), setup.caps.upload_bytes_per_s);
-    let shared = share::watch_list(setup.home.clone());
-    let me = network.me();
     let mut daemon = Daemon {
-        me,
-        front: setup.front,
-        identity: setup.identity,
-        network,
-        invite: setup.invite,
-        home: setup.home.clone(),
-        keeps: setup.keeps,
-        started,
-        view: SwarmView::new(Geography::around(UNMEASURED_MS)),
-        facts: BTreeMap::new(),
-        trust: Trust::open(&setup.home),
-        receipts: Receipts::open(&setup.home, me, clock::receipt_s()),
-        held,
-        beside,
-        table,
-        room: crate::stage::room(kv_bytes),
-        gossip: gossip::Announcer::new(clock::unix_ms()),
-        line: bandwidth::Line::default(),
-        fetched_bytes: 0,
-        door: Door::new(kv_bytes),
-        placing: Placing::new(cap),
-        lessons: FeedbackQueue::default(),
-        challenges: Challenges::default(),
-        history: VecDeque::new(),
-        totals: Totals::default(),
-        draining: watch::Sender::new(false),
-        paused: false,
-        reachability: Reachability::Unknown,
-        leaving: None,
+        trusting: Trusting::open(&home, node.me),
+        view: Viewing::new(node.me),
+        node,
+        prompts,
+        serving,
+        announcing,
+        front,
+        caps,
         notices,
-        lost: broadcast::Sender::new(LOSSES),
-        books,
-        reroutes,
-        routes,
-        conductors,
-        finished,
-        deaths,
-        in_flight: BTreeMap::new(),
-        caps: setup.caps,
-        guests: Arc::new(()),
-        uploads,
-        pulls,
-        shared: shared.clone(),
-        provided: BTreeSet::new(),
-        news,
+        leaving: None,
     };
-    let mut list = shared;
     for event in heard {
         daemon.event(event).await;
     }
@@ -325,172 +135,109 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
         tokio::select! {
             Some(event) = events.next() => daemon.event(event).await,
             Some(call) = calls.recv() => daemon.call(call).await,
-            Some(question) = reroute.recv() => daemon.reroute(question),
-            Some(question) = route.recv() => daemon.answer_route(question),
-            Some(question) = conductor.recv() => daemon.answer_conductors(question),
-            Some(entry) = served.recv() => daemon.book(entry),
-            Some(pid) = died.recv() => daemon.bear(pid, born.clone()),
-            Some(other) = moved.recv() => daemon.moved(other),
-            Some((place, worker)) = newborn.recv() => {
-                if let Some(held) = daemon.place_mut(place) {
-                    held.replace(worker);
-                }
+            Some(question) = asked.next() => daemon.prompt(question),
+            Some(event) = served.next() => daemon.serving(event).await,
+            Ok(()) = shared.changed() => {
+                daemon.announcing.shared_changed().await;
+                daemon.announce(true).await;
             }
-            Some(over) = done.recv() => daemon.remember(over),
-            Some(question) = question.recv() => daemon.answer_content(question),
-            Some(news) = told.recv() => daemon.arrived(news).await,
-            Ok(()) = list.changed() => daemon.shared_changed().await,
-            _ = clock.tick() => if daemon.tick(&moves).await { break },
+            _ = clock.tick() => if daemon.tick().await { break },
             _ = stop.changed() => daemon.leave(None),
         }
     }
     drop(calls);
     daemon.stop().await;
     seats.empty().await;
-    let _ = std::fs::remove_file(control::socket(&setup.home));
+    let _ = std::fs::remove_file(control::socket(&home));
     Ok(())
 }
 
 impl Daemon {
-    fn now(&self) -> Millis {
-        Millis(self.started.elapsed().as_millis() as u64)
-    }
+    // --- what the network says -----------------------------------------------------------------------------------
 
     async fn event(&mut self, event: Event) {
-        let now = self.now();
+        let now = self.node.now();
         match event {
-            Event::Announcement(announcement, _) => self.heard(*announcement, now).await,
+            Event::Announcement(announcement, _) => self.heard(*announcement, now),
             Event::Ask { from, ask, reply } => self.asked(from, ask, reply),
             Event::Incoming { from, plane: Plane::Data, stream } => {
                 let (reader, _writer) = stream.split();
-                tokio::spawn(self.table.clone().read(from, reader));
+                tokio::spawn(self.serving.table.clone().read(from, reader));
             }
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
-                let (task, guest) = (self.prompt_task(), self.guest());
+                let (task, guest) = (self.prompt_task(), self.serving.guest());
                 tokio::spawn(async move {
                     match &guest {
                         Some(_) => task.delegated(from, stream).await,
-                        None => delegate::decline(stream).await,
+                        None => prompts::decline(stream).await,
                     }
                 });
             }
-            // Closing the stream says enough: the puller asks somebody else.
-            Event::Incoming { plane: Plane::Blob, .. } if self.paused => {}
-            Event::Incoming { from, plane: Plane::Blob, stream } => self.uploads.answer(from, stream),
+            // Closing the stream says enough: the puller asks another holder.
+            Event::Incoming { plane: Plane::Blob, .. } if self.serving.gate.paused => {}
+            Event::Incoming { from, plane: Plane::Blob, stream } => {
+                self.announcing.uploads.answer(from, stream);
+            }
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
-                // Whoever failed to reach it failed before.
-                self.take_lessons();
-                self.view.reachable(self.me, node);
-                if !self.facts.contains_key(&node) {
-                    // Nobody who was met before: what was learned is about a process that is gone.
-                    self.lessons.forget(node);
-                }
-                self.gossip.reached(node, path);
+                self.view.connected(node, now);
+                self.announcing.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
-                self.take_lessons();
-                self.view.forget(node);
-                self.gossip.gone(node);
-                if self.facts.remove(&node).is_some() {
+                self.announcing.gossip.gone(node);
+                if self.view.disconnected(node, now) {
                     let _ = self.notices.try_send(Notice::Left(node));
                 }
-                let _ = self.lost.send(node);
             }
             Event::RoundTrip { node, ms } => {
-                let ms = self.gossip.measured(node, now, ms);
-                self.view.set_link(self.me, node, ms);
+                let ms = self.announcing.gossip.measured(node, now, ms);
+                self.view.measured(node, ms);
             }
             Event::Reachability { reachability } => {
-                self.reachability = reachability;
-                self.gossip.tell();
+                self.announcing.reachability = reachability;
+                self.announcing.gossip.tell();
             }
             Event::Listening { address } => {
                 tracing::info!(%address, "listening");
-                self.gossip.tell();
+                self.announcing.gossip.tell();
             }
             _ => {}
         }
     }
 
-    /// True when the node may stop.
-    async fn tick(&mut self, moves: &mpsc::Sender<Moved>) -> bool {
-        let now = self.now();
-        for node in self.view.expire(now) {
-            if node != self.me && self.facts.remove(&node).is_some() {
-                let _ = self.notices.try_send(Notice::Left(node));
-            }
+    /// Another node announced itself.
+    fn heard(&mut self, announcement: Announcement, now: Millis) {
+        let node = announcement.node();
+        let heard = self.view.heard(announcement, now, self.announcing.gossip.rtt_ms(node));
+        if heard != Heard::Nothing {
+            self.announcing.gossip.heard_count += 1;
         }
-        self.admit();
-        self.place(moves);
-        self.watch_line(now).await;
-        self.challenge();
-        self.announce(false).await;
-        let Some((since, _)) = &self.leaving else { return false };
-        self.table.serving(self.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
-    }
-
-    fn leave(&mut self, caller: Option<mpsc::Sender<Value>>) {
-        self.draining.send_replace(true);
-        self.gossip.drain();
-        let nobody = mpsc::channel(1).0;
-        self.leaving.get_or_insert_with(|| (Instant::now(), caller.unwrap_or(nobody)));
-    }
-
-    async fn stop(&mut self) {
-        if let Some((_, caller)) = self.leaving.take() {
-            let _ = caller.try_send(json!({ "left": true, "end": true }));
+        if heard == Heard::Joined {
+            let _ = self.notices.try_send(Notice::Joined(node));
         }
-        self.models().for_each(|held| held.worker.borrow().kill());
-        self.network.shutdown().await;
-        let _ = self.notices.send(Notice::Stopped).await;
     }
 
-    // --- what peers ask ------------------------------------------------------------------------------------------
-
+    /// What another node asks of this one.
     fn asked(&mut self, from: NodeId, ask: ControlAsk, reply: ReplyTo) {
         match ask {
-            ControlAsk::Lease(lease) => self.lease(from, lease, reply),
-            ControlAsk::Release { session, epoch } => self.released(from, session, epoch, reply),
-            ControlAsk::Settle { session, upto } => self.settle(from, session, upto, reply),
+            ControlAsk::Lease(lease) => {
+                let tier = self.trusting.tier(from);
+                self.serving.lease(from, lease, tier, reply);
+            }
+            ControlAsk::Release { session, epoch } => self.serving.released(from, session, epoch, reply),
+            ControlAsk::Settle { session, upto } => self.serving.settle(from, session, upto, reply),
             ControlAsk::Receipt(receipt) => {
-                self.keep_receipt(from, &receipt);
-                self.network.answer(reply, Answer::Released);
+                self.trusting.keep_receipt(from, &receipt);
+                self.node.network.answer(reply, Answer::Released);
             }
             // These are answered by the network itself.
             ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
         }
     }
 
-    /// Sessions and prompts of other nodes that run here.
-    fn strangers(&self) -> usize {
-        self.table.serving(self.me) + Arc::strong_count(&self.guests) - 1
-    }
-
-    /// A seat for another node's prompt, if there is one.
-    fn guest(&self) -> Option<Arc<()>> {
-        let open = !self.paused && self.leaving.is_none() && self.strangers() < self.caps.sessions;
-        open.then(|| self.guests.clone())
-    }
-
-    fn book(&mut self, entry: Served) {
-        match entry {
-            Served::Rows { rows, layers, bytes_in, bytes_out } => {
-                self.totals.rows += u64::from(rows);
-                self.totals.layer_rows += u64::from(rows) * u64::from(layers);
-                self.totals.bytes_in += bytes_in;
-                self.totals.bytes_out += bytes_out;
-            }
-            Served::Waited { ms, served_ms } => {
-                let now = self.now();
-                self.gossip.waited(now, ms, served_ms);
-            }
-            Served::Ended(session) => {
-                tracing::debug!(%session, "session over");
-                self.admit();
-            }
-        }
+    async fn announce(&mut self, urgent: bool) {
+        self.announcing.announce(urgent, &mut self.serving, &mut self.view).await;
     }
 
     // --- what commands ask ---------------------------------------------------------------------------------------
@@ -498,84 +245,162 @@ impl Daemon {
     async fn call(&mut self, call: Call) {
         let Call { question, lines } = call;
         let line = match question {
-            Question::Generate(ask) => {
-                let keeps = self.keeps && (ask.api.repeatable || !ask.api.over_http);
-                let home = keeps.then(|| self.home.clone());
-                tokio::spawn(self.prompt_task().answer_kept(home, *ask, lines));
-                return;
+            Question::Generate(ask) => return self.prompts.answer(self.prompt_task(), *ask, lines),
+            Question::Resume { session } => return self.prompts.resume(self.prompt_task(), session, lines),
+            Question::Cancel { session } => {
+                let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
+                let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
+                let cancelled = session.is_some_and(|session| self.serving.cancel(session));
+                json!({ "cancelled": cancelled, "end": true }).into()
             }
-            Question::Resume { session } => {
-                let (task, home) = (self.prompt_task(), self.home.clone());
-                tokio::spawn(async move { task.resume(&home, session, lines).await });
-                return;
-            }
-            Question::Cancel { session } => self.cancel(&session),
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
                 return;
             }
-            Question::Pull(ask) => return self.pulls.answer(*ask, lines),
+            Question::Pull(ask) => return self.serving.pulls.answer(*ask, lines),
             Question::Leave => return self.leave(Some(lines)),
-            Question::Status => self.status().await,
-            Question::Peers => self.peers().await,
-            Question::View => self.page().await,
-            Question::Receipts => self.list_receipts(),
-            Question::Invite => self.invite_code().await,
-            Question::Why { session } => self.why(session.as_deref()),
+            Question::Status => self.status().await.into(),
+            Question::Peers => self.peers().await.into(),
+            Question::View => self.page().await.into(),
+            Question::Receipts => self.trusting.list_receipts().into(),
+            Question::Invite => self.announcing.invite_code().await.into(),
+            Question::Why { session } => self.prompts.why(session.as_deref()).into(),
             Question::Pause { paused } => {
-                self.paused = paused;
-                self.gossip.tell();
-                json!({ "paused": paused, "end": true })
+                self.serving.gate.paused = paused;
+                self.announcing.gossip.tell();
+                json!({ "paused": paused, "end": true }).into()
             }
         };
         let _ = lines.try_send(line);
     }
 
-    /// Stops an answer of this node.
-    fn cancel(&self, session: &str) -> Value {
-        let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
-        let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
-        let own =
-            session.and_then(|session| self.table.get(session)).filter(|inlets| inlets.requester == self.me);
-        let cancelled = own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok());
-        json!({ "cancelled": cancelled, "end": true })
+    // --- what prompts ask ----------------------------------------------------------------------------------------
+
+    fn prompt(&mut self, question: PromptQuestion) {
+        match question {
+            PromptQuestion::Route(question) => self.router().answer(*question),
+            PromptQuestion::Conductors(question) => self.router().answer_conductors(question),
+            PromptQuestion::Reroute(question) => self.router().reroute(*question),
+            PromptQuestion::Finished(over) => self.finished(*over),
+        }
+    }
+
+    fn router(&mut self) -> Router<'_> {
+        Router {
+            me: self.node.me,
+            now: self.node.now(),
+            view: &mut self.view,
+            models: &self.serving.models,
+            gossip: &self.announcing.gossip,
+            in_flight: &mut self.prompts.in_flight,
+            denied: self.trusting.denied(),
+        }
     }
 
     fn prompt_task(&self) -> PromptTask {
-        PromptTask {
-            me: self.me,
-            network: self.network.clone(),
-            identity: self.identity.clone(),
-            local: self.local(&self.held),
-            beside: self.beside.iter().map(|held| self.local(held)).collect(),
-            approx: self.approx(),
-            table: self.table.clone(),
-            routes: self.routes.clone(),
-            conductors: self.conductors.clone(),
-            reroutes: self.reroutes.clone(),
-            lost: self.lost.clone(),
-            finished: self.finished.clone(),
-            lessons: self.lessons.clone(),
-            prove: None,
+        self.prompts.task(&self.serving, &self.view, |model| self.trusting.shares(model))
+    }
+
+    /// A prompt of this node is over: each owner keeps what it taught.
+    fn finished(&mut self, over: Finished) {
+        let now = self.node.now();
+        for (node, weight, ms) in &over.measured.visits {
+            self.view.view.observe_visit(*node, over.model, now, *weight, *ms);
+        }
+        if let Some(held) = self.serving.models.get_mut(over.model) {
+            let measured = &over.measured;
+            measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
+            measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
+            measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
+        }
+        let scores = self.trusting.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
+        scores.into_iter().for_each(|(node, score)| self.view.view.set_trust(node, score));
+        self.prompts.remember(over.session, over.report);
+    }
+
+    /// Challenges a node that owes a proof, when there is nothing else to do.
+    fn challenge(&mut self) {
+        let first = &self.serving.models.first;
+        let gate = &self.serving.gate;
+        let busy = !self.prompts.in_flight.is_empty() || gate.paused || gate.is_draining();
+        if busy || !first.ready.has_ends() {
+            return;
+        }
+        let able = |node| self.view.challenge_layer(node, first.id, first.ready.num_layers).is_some();
+        let Some(node) = self.trusting.next_challenge(able) else { return };
+        let mut chance = [0; 4];
+        if getrandom::fill(&mut chance).is_err() {
+            return;
+        }
+        tracing::info!(%node, "its quarantine is over: a challenge");
+        self.prompt_task().challenge(node, trust::challenge(chance));
+    }
+
+    // --- what serving tells --------------------------------------------------------------------------------------
+
+    async fn serving(&mut self, event: ServingEvent) {
+        match event {
+            ServingEvent::Served(entry) => self.serving.book(entry),
+            ServingEvent::Died(_) if self.serving.gate.is_draining() => {}
+            ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),
+            ServingEvent::Restarted(place, worker) => {
+                if let Some(held) = self.serving.models.place_mut(place) {
+                    held.replace(worker);
+                }
+            }
+            ServingEvent::Moved(moved) => {
+                if self.serving.moved(*moved) {
+                    self.announcing.gossip.tell();
+                }
+            }
+            ServingEvent::Content(question) => serve::answer(question, &self.view),
+            ServingEvent::News(news) => match self.serving.arrived(news) {
+                Arrived::Nothing => {}
+                Arrived::Told(line) => drop(self.notices.try_send(Notice::Fetching(line))),
+                Arrived::Serving(name) => {
+                    self.announcing.holds_anew(&mut self.serving, &mut self.view).await;
+                    let mut status = self.status().await;
+                    // Whose arrival it is: the first of the list is not always the one that came.
+                    status["arrived"] = json!(name);
+                    let _ = self.notices.try_send(Notice::Serving(status));
+                }
+            },
         }
     }
 
-    fn remember(&mut self, over: Finished) {
-        self.in_flight.remove(&over.session);
-        let now = self.now();
-        for (node, weight, ms) in over.measured.visits {
-            self.view.observe_visit(node, over.model, now, weight, ms);
+    // --- the clock, and the end ----------------------------------------------------------------------------------
+
+    /// True when the node may stop.
+    async fn tick(&mut self) -> bool {
+        let now = self.node.now();
+        for node in self.view.expire(now) {
+            let _ = self.notices.try_send(Notice::Left(node));
         }
-        if let Some(held) = self.model_mut(over.model) {
-            over.measured.home_ms.into_iter().for_each(|ms| held.at_home.add(now, ms));
-            over.measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
-            over.measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
+        self.serving.admit();
+        if self.serving.place(&self.view) {
+            self.announcing.gossip.tell();
         }
-        self.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
-        let Some(line) = over.line else { return };
-        if self.history.len() == HISTORY {
-            self.history.pop_front();
+        let (fetched, idle) = (self.serving.pulls.pace.taken_bytes(), self.serving.table.is_empty());
+        self.announcing.watch_line(now, fetched, idle).await;
+        self.challenge();
+        self.announce(false).await;
+        let Some((since, _)) = &self.leaving else { return false };
+        self.serving.table.serving(self.node.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)
+    }
+
+    fn leave(&mut self, caller: Option<mpsc::Sender<Line>>) {
+        self.serving.gate.draining.send_replace(true);
+        self.announcing.gossip.drain();
+        let nobody = mpsc::channel(1).0;
+        self.leaving.get_or_insert_with(|| (Instant::now(), caller.unwrap_or(nobody)));
+    }
+
+    async fn stop(&mut self) {
+        if let Some((_, caller)) = self.leaving.take() {
+            let _ = caller.try_send(json!({ "left": true, "end": true }).into());
         }
-        self.history.push_back(line);
+        self.serving.models.all().for_each(|held| held.worker.borrow().kill());
+        self.node.network.shutdown().await;
+        let _ = self.notices.send(Notice::Stopped).await;
     }
 }

@@ -1,17 +1,14 @@
 //! What whoever starts a node says to it, and what it says back.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Instant};
 
 use api::inference::ModelInfo;
-use p2p::{Identity, invite::Invite};
-use scheduler::{LayerRange, ModelId, NodeId};
+use p2p::{Identity, Network, invite::Invite};
+use scheduler::{LayerRange, Millis, ModelId, NodeId};
 use serde_json::Value;
+use tokio::sync::{mpsc, watch};
 
-use super::{
-    acquire::{Absent, Where},
-    api_view::Front,
-};
-use crate::worker;
+use crate::{control::Call, worker};
 
 /// What the user wants this node to be.
 pub struct Setup {
@@ -46,6 +43,31 @@ pub struct Setup {
     pub keeps: bool,
 }
 
+/// What all parts of a running node share; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Node {
+    /// Its name.
+    pub(super) me: NodeId,
+    /// The way to others.
+    pub(super) network: Network,
+    /// Its key.
+    pub(super) identity: Identity,
+    /// When it started.
+    pub(super) started: Instant,
+}
+
+impl Node {
+    /// A node that starts now.
+    pub(super) fn new(network: Network, identity: Identity) -> Self {
+        Self { me: network.me(), network, identity, started: Instant::now() }
+    }
+
+    /// Time since the start, which is the clock of everything this node measures.
+    pub(super) fn now(&self) -> Millis {
+        Millis(self.started.elapsed().as_millis() as u64)
+    }
+}
+
 /// A model held beside the first: loaded, or fetched, while the node runs.
 pub struct Beside {
     /// Where it is.
@@ -54,6 +76,53 @@ pub struct Beside {
     pub serve: Serve,
     /// For the API.
     pub about: ModelInfo,
+}
+
+/// A model that is not on this disk, or not whole.
+#[derive(Clone, Debug)]
+pub struct Absent {
+    /// Its id, where that is known.
+    pub id: Option<ModelId>,
+    /// What it is called: where it is not known, how it must be announced.
+    pub name: String,
+    /// Mirrors that have it too.
+    pub from: Vec<String>,
+    /// Whether the first and the last layer are fetched as well, so that own prompts can keep them at home.
+    pub ends: bool,
+}
+
+/// Where a model is that is not in memory yet.
+#[derive(Clone, Debug)]
+pub enum Where {
+    /// In a file of this machine, or in the binary.
+    Here {
+        /// Its id.
+        id: ModelId,
+        /// The file.
+        source: worker::Source,
+    },
+    /// Elsewhere, or not whole.
+    Away(Absent),
+}
+
+impl Where {
+    /// Its id, where that is known.
+    pub fn id(&self) -> Option<ModelId> {
+        match self {
+            Self::Here { id, .. } => Some(*id),
+            Self::Away(absent) => absent.id,
+        }
+    }
+}
+
+/// What the API needs to know of a node that the node itself has no use for.
+pub struct Front {
+    /// Its model, as its file describes it.
+    pub about: ModelInfo,
+    /// The swarm's name.
+    pub swarm: String,
+    /// Where the way to the running node is put once it takes questions, for an API in the same process.
+    pub door: Option<watch::Sender<Option<mpsc::Sender<Call>>>>,
 }
 
 /// What a node may take from its machine. Threads and memory for sessions are the worker's.

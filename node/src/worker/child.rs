@@ -48,7 +48,7 @@ impl Child {
             if unclaimed {
                 let _ = child.kill();
             }
-            // Waiting without reaping keeps the process number taken until nobody can signal it any more.
+            // Waiting without reaping keeps the process number taken until no code can signal it any more.
             while let Err(error) = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
                 if error != rustix::io::Errno::INTR {
                     break;

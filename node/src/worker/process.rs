@@ -2,7 +2,7 @@
 //!
 //! Its standard input is one end of a socket pair, in both directions. The first frame says what to load; after that a
 //! reader thread feeds a bounded queue, this thread computes (it is worker 0 of the kernels' pool), and a writer thread
-//! drains another bounded queue. A full queue stops whoever fills it: the reader, and with it the daemon's writer, or
+//! drains another bounded queue. A full queue stops its writer: the reader, and with it the daemon's writer, or
 //! the computing.
 //!
 //! The process ends when the daemon does, in whatever way: on Linux the kernel kills it, and everywhere the reader sees

@@ -227,7 +227,7 @@ impl<'m> Sessions<'m> {
         self.conductors.remove(&session);
     }
 
-    /// A frame for a range waits, so nobody has given it up.
+    /// A frame for a range waits, so its requester has not given it up.
     pub(super) fn touch(&mut self, key: Key, now: Instant) {
         if let Some(held) = self.held.get_mut(&key) {
             held.touched = now;

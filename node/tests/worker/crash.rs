@@ -20,7 +20,7 @@ use super::*;
 const SESSION: SessionId = SessionId::numbered(3);
 
 fn exists(pid: u32) -> bool {
-    // A process that is gone, or a zombie that nobody waited for, has no memory.
+    // A process that is gone, or a zombie that was not waited for, has no memory.
     std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.contains("VmRSS"))
 }
 

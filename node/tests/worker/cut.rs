@@ -174,7 +174,7 @@ async fn positions_and_epochs_are_kept_as_a_stage_promises() {
     assert_eq!(children[0].worker.open(again(3, 6)).await, Ok(6));
     children[0].worker.truncate(SESSION, 5).unwrap();
     assert_eq!(children[0].worker.open(again(4, 100)).await, Ok(5));
-    // Another cut of the same layers starts anew.
+    // Another cut of the same layers starts from the beginning.
     let other = OpenSession { epoch: 5, at: 100, ..open(SESSION, range(1, 3), None) };
     assert_eq!(children[0].worker.open(other).await, Ok(0));
     let gone = go(&mut children, 5..6, 5).await;

@@ -1,30 +1,31 @@
 //! Commands that ask the running node one question.
 
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{look, remote, runtime, watch};
 use crate::{
-    Result,
+    Error, Result,
     cli::{
         SamplingArgs,
         operate::StatusArgs,
         swarm::{AskArgs, PauseArgs, PlanArgs, WhyArgs},
     },
-    control::{self, Question},
+    control::{self, Mode, Question},
+    events::{PlanReport, PromptEvent, PromptInput, Way},
     output::{self, human_bytes, say},
 };
 
 /// Asks and returns the answer without its envelope.
-fn asked(home: &std::path::Path, question: &Question) -> Result<Value> {
-    let mut line = runtime()?.block_on(control::one(home, question))?;
+fn asked<T: DeserializeOwned>(home: &std::path::Path, question: &Question) -> Result<T> {
+    let mut line: Value = runtime()?.block_on(control::one(home, question))?;
     line.as_object_mut().map(|line| line.remove("end"));
-    Ok(line)
+    Ok(serde_json::from_value(line)?)
 }
 
 /// A node of a pipeline: `home`, or the beginning of its name.
-fn named(node: &Value, me: &Value) -> String {
-    let name = node.as_str().unwrap_or_default();
-    if node == me { "home".to_owned() } else { name.get(..8).unwrap_or(name).to_owned() }
+fn named<'a>(node: &'a str, me: &str) -> &'a str {
+    if node == me { "home" } else { remote::short(node) }
 }
 
 /// A list of strings as a person reads it.
@@ -37,7 +38,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     if args.watch {
         return watch::run(&args);
     }
-    let status = asked(&args.home.path()?, &Question::Status)?;
+    let status: Value = asked(&args.home.path()?, &Question::Status)?;
     if args.json {
         return output::json_line(&status);
     }
@@ -117,7 +118,7 @@ fn bares(model: &Value) -> Vec<String> {
 }
 
 pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
-    let peers = asked(&args.home.path()?, &Question::Peers)?;
+    let peers: Value = asked(&args.home.path()?, &Question::Peers)?;
     if args.json {
         return output::json_line(&peers);
     }
@@ -155,7 +156,7 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
 }
 
 pub(in crate::commands) fn invite(args: AskArgs) -> Result<()> {
-    let invite = asked(&args.home.path()?, &Question::Invite)?;
+    let invite: Value = asked(&args.home.path()?, &Question::Invite)?;
     if args.json {
         return output::json_line(&invite);
     }
@@ -168,7 +169,7 @@ pub(in crate::commands) fn invite(args: AskArgs) -> Result<()> {
 }
 
 pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
-    let left = asked(&args.home.path()?, &Question::Leave)?;
+    let left: Value = asked(&args.home.path()?, &Question::Leave)?;
     if args.json {
         return output::json_line(&left);
     }
@@ -178,7 +179,7 @@ pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
 
 pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
     let paused = !args.off;
-    let answer = asked(&args.home.path()?, &Question::Pause { paused })?;
+    let answer: Value = asked(&args.home.path()?, &Question::Pause { paused })?;
     if args.json {
         return output::json_line(&answer);
     }
@@ -244,53 +245,46 @@ fn content(status: &Value) -> Result<()> {
 pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
     let sampling = SamplingArgs::greedy(args.max_tokens as usize);
     let messages = json!([{ "role": "user", "content": args.prompt }]);
-    let mut ask = remote::question(messages, &args.route, &args.wire, &sampling, false)?;
+    let prompt = PromptInput::Messages(messages);
+    let mut ask = remote::question(prompt, &args.route, &args.wire, &sampling, false)?;
     ask.model = args.model.unwrap_or_default();
-    let plan = asked(&args.home.path()?, &Question::Plan(Box::new(ask)))?;
+    let asked: PlanReport = asked(&args.home.path()?, &Question::Plan(Box::new(ask)))?;
     if args.json {
-        return output::json_line(&plan);
+        return output::json_line(&asked);
     }
-    let speed = |way: &Value| match way["tok_s"].as_f64() {
-        Some(tok_s) => {
-            format!("{tok_s:.1} tok/s, {:.0} ms in all", way["total_ms"].as_f64().unwrap_or_default())
+    let plan = &asked.plan;
+    let speed = |way: &Way| match way {
+        Way::Possible { total_ms, tok_s } => {
+            format!("{:.1} tok/s, {total_ms:.0} ms in all", tok_s.unwrap_or_default())
         }
-        None => way["impossible"].as_str().unwrap_or_default().to_owned(),
+        Way::Impossible { impossible } => impossible.clone(),
     };
-    say!("{} prompt tokens and about {} to generate.", plan["prompt_tokens"], plan["expected_tokens"]);
-    for stage in plan["stages"].as_array().into_iter().flatten() {
-        let node = named(&stage["node"], &plan["me"]);
-        let terms = stage["terms"].as_object().into_iter().flatten();
+    say!("{} prompt tokens and about {} to generate.", plan.prompt_tokens, plan.expected_tokens);
+    for stage in &plan.stages {
+        let terms = stage.terms.iter();
         let terms: Vec<String> =
             terms.map(|(name, ms)| format!("{name} {:.1}", ms.as_f64().unwrap_or_default())).collect();
         say!(
             "  {} {}..{}  {:.2} ms a token; in all {:.1} ms = {}",
-            node,
-            stage["start"],
-            stage["end"],
-            stage["step_ms"].as_f64().unwrap_or_default(),
-            stage["ms"].as_f64().unwrap_or_default(),
+            named(&stage.node, &asked.me),
+            stage.start,
+            stage.end,
+            stage.step_ms.unwrap_or_default(),
+            stage.ms,
             terms.join(" + ")
         );
     }
-    say!("  head, sampling and text here  {:.2} ms a token", plan["home_ms"].as_f64().unwrap_or_default());
-    let ttft_ms = plan["predicted"]["ttft_ms"].as_f64().unwrap_or_default();
-    say!("first token    after {ttft_ms:.0} ms");
-    say!("as asked       {}", speed(&plan["as_asked"]));
-    say!("ends abroad    {}", speed(&plan["ends_abroad"]));
-    say!("here alone     {}", speed(&plan["local"]));
-    say!(
-        "{}",
-        if plan["local_wins"] == json!(true) {
-            "Doing it here alone is faster."
-        } else {
-            "The swarm is faster."
-        }
-    );
+    say!("  head, sampling and text here  {:.2} ms a token", plan.home_ms);
+    say!("first token    after {:.0} ms", plan.predicted.ttft_ms);
+    say!("as asked       {}", speed(&plan.as_asked));
+    say!("ends abroad    {}", speed(&plan.ends_abroad));
+    say!("here alone     {}", speed(&plan.local));
+    say!("{}", if plan.local_wins { "Doing it here alone is faster." } else { "The swarm is faster." });
     Ok(())
 }
 
 pub(in crate::commands) fn receipts(args: AskArgs) -> Result<()> {
-    let list = asked(&args.home.path()?, &Question::Receipts)?;
+    let list: Value = asked(&args.home.path()?, &Question::Receipts)?;
     if args.json {
         return output::json_line(&list);
     }
@@ -324,43 +318,46 @@ pub(in crate::commands) fn receipts(args: AskArgs) -> Result<()> {
 }
 
 pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
-    let why = asked(&args.home.path()?, &Question::Why { session: args.session })?;
+    let question = Question::Why { session: args.session };
+    let event: PromptEvent = runtime()?.block_on(control::one(&args.home.path()?, &question))?;
+    let PromptEvent::Done(report) = event else {
+        return Err(Error::Failed("the node speaks another version".into()));
+    };
     if args.json {
-        return output::json_line(&why);
+        let mut line = serde_json::to_value(PromptEvent::Done(report))?;
+        line.as_object_mut().map(|line| line.remove("end"));
+        return output::json_line(&line);
     }
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let how = [why["model"].as_str(), why["mode"].as_str(), why["wire"].as_str()];
+    let own = report.conducted.as_deref();
+    let me = own.map_or("", |own| own.me.as_str());
+    let how =
+        [own.map(|own| own.model.as_str()), report.mode.map(Mode::name), own.map(|own| own.wire.as_str())];
     let how: Vec<&str> = how.into_iter().flatten().collect();
-    match why["conductor"].as_str() {
+    match &report.conductor {
         // Its session is the other node's.
-        Some(conductor) => say!("answered by {}", conductor.get(..8).unwrap_or(conductor)),
-        None => say!("session   {}", text(&why["session"])),
+        Some(conductor) => say!("answered by {}", remote::short(conductor)),
+        None => say!("session   {}", report.session.as_deref().unwrap_or_default()),
     }
-    say!("          {}; ended by {}", how.join(", "), text(&why["finish_reason"]));
-    for stage in why["stages"].as_array().into_iter().flatten() {
-        let node = named(&stage["node"], &why["me"]);
-        let predicted =
-            stage["predicted_ms"].as_f64().map_or_else(String::new, |ms| format!(" (predicted {ms:.2})"));
-        let ms = stage["ms"]
-            .as_f64()
+    say!("          {}; ended by {}", how.join(", "), report.finish_reason.name());
+    for stage in report.timing.iter().flat_map(|timing| &timing.stages) {
+        let predicted = stage.predicted_ms.map_or_else(String::new, |ms| format!(" (predicted {ms:.2})"));
+        let ms = stage
+            .ms
             .map_or_else(String::new, |ms| format!("  {ms:.2} ms a token{predicted}, its hop included"));
-        say!("  {node} {}..{}{ms}", stage["start"], stage["end"]);
+        say!("  {} {}..{}{ms}", named(&stage.range.node, me), stage.range.start, stage.range.end);
     }
-    for fault in why["faults"].as_array().into_iter().flatten() {
-        say!(
-            "  survived the loss of {}: {:.0} ms until the next token",
-            text(&fault["node"]).get(..8).unwrap_or_default(),
-            fault["stall_ms"].as_f64().unwrap_or_default()
-        );
+    for fault in report.timing.iter().flat_map(|timing| &timing.faults) {
+        let lost = remote::short(&fault.node);
+        say!("  survived the loss of {lost}: {:.0} ms until the next token", fault.stall_ms);
     }
-    for hedge in why["hedged"].as_array().into_iter().flatten() {
+    for hedge in own.iter().flat_map(|own| &own.hedged) {
         say!(
             "  {} was late, its shadow answered first: {:.0} ms until the next token",
-            text(&hedge["node"]).get(..8).unwrap_or_default(),
-            hedge["stall_ms"].as_f64().unwrap_or_default()
+            remote::short(&hedge.node),
+            hedge.stall_ms
         );
     }
-    say!("checked   {}", remote::checked_text(&why));
-    say!("{}", remote::summary_text(&why));
+    say!("checked   {}", remote::checked_text(&report));
+    say!("{}", remote::summary_text(&report));
     Ok(())
 }

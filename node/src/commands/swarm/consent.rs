@@ -96,7 +96,7 @@ pub(in crate::commands) fn consent(args: ConsentArgs) -> Result<()> {
     }
     if args.json {
         let of = |mode: &Mode| (mode.name().to_owned(), json!(given(&home, *mode)));
-        return output::json_line(&MODES.iter().map(of).collect::<serde_json::Map<_, _>>().into());
+        return output::json_line(&MODES.iter().map(of).collect::<serde_json::Map<_, _>>());
     }
     for mode in MODES {
         let told = sentence(mode).unwrap_or_default();

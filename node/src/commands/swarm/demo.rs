@@ -13,6 +13,7 @@ use crate::{
     },
     commands::request,
     control::{Mode, Shadow, Verify},
+    events::{PromptEvent, PromptInput},
     inference::local::prompt::{self, Session},
     model::Model,
     output::{self, say},
@@ -42,23 +43,22 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         verify: Verify::default(),
         shadow: Shadow::default(),
     };
-    let ask = remote::question(messages, &route, "raw", &sampling, false)?;
+    let prompt = PromptInput::Messages(messages);
+    let ask = remote::question(prompt, &route, "raw", &sampling, false)?;
     let kill_at = (undisturbed.len() as f64 * KILL_AT) as usize;
     let mut seen = 0;
     let mut victim = None;
     let mut killed = None;
-    let last = runtime()?.block_on(remote::generate(&home, ask, &mut |line| {
-        match line["event"].as_str() {
-            Some("route") => {
-                let stages = line["stages"].as_array().cloned().unwrap_or_default();
-                let mut strangers =
-                    stages.iter().filter_map(|stage| stage["node"].as_str()).filter(|node| *node != me);
-                victim = strangers.next_back().map(str::to_owned);
+    let last = runtime()?.block_on(remote::generate(&home, ask, &mut |event| {
+        match event {
+            PromptEvent::Route(route) => {
+                let strangers = route.stages().filter(|stage| stage.node != me);
+                victim = strangers.last().map(|stage| stage.node);
             }
-            Some("token") => seen += 1,
+            PromptEvent::Token(_) => seen += 1,
             _ => {}
         }
-        up::show(line, &me, args.json)?;
+        up::show(event, &me, args.json)?;
         if !args.no_kill
             && killed.is_none()
             && seen > kill_at
@@ -72,12 +72,10 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         }
         Ok(())
     }))?;
-    let ids: Vec<u64> =
-        last["ids"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
-    let equal = ids.iter().copied().eq(undisturbed.iter().map(|id| u64::from(*id)));
-    let stalls =
-        last["faults"].as_array().into_iter().flatten().filter_map(|fault| fault["stall_ms"].as_f64());
-    let stall_ms = stalls.fold(0.0, f64::max);
+    let ids = &last.ids;
+    let equal = *ids == undisturbed;
+    let faults = last.timing.iter().flat_map(|timing| &timing.faults);
+    let stall_ms = faults.map(|fault| fault.stall_ms).fold(0.0, f64::max);
     if args.json {
         output::json_line(
             &json!({ "killed": killed, "equal": equal, "stall_ms": stall_ms, "tokens": ids.len() }),

@@ -240,7 +240,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     if !control::socket(home).exists() {
         return Ok(None);
     }
-    let status = match runtime()?.block_on(control::one(home, &Question::Status)) {
+    let status: Value = match runtime()?.block_on(control::one(home, &Question::Status)) {
         Ok(status) => status,
         // A file left behind by a node that was killed.
         Err(Error::Usage(_)) => return Ok(None),

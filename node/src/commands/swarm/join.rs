@@ -162,7 +162,8 @@ fn memory_bytes() -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
-/// Whether a person is asked before anything starts: not whoever only asks, since nothing happens before the first prompt.
+/// Whether the user is asked before anything starts: not with `--ask-only`, since nothing happens before the first
+/// prompt.
 fn asks(args: &JoinArgs, serve: &Serve) -> bool {
     let serves = match serve {
         Serve::These(ranges) => !ranges.is_empty(),
@@ -185,7 +186,7 @@ fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -
     };
     let bytes = model::layer_bytes(gguf) * u64::from(layers) / u64::from(num_layers);
     match layers {
-        0 => say!("Joining \"{}\" to ask only: this machine serves nobody.", args.swarm),
+        0 => say!("Joining \"{}\" to ask only: this machine serves nothing.", args.swarm),
         _ => say!(
             "Joining \"{}\": this machine serves {at_most}{layers} of {num_layers} layers of {} ({} in memory), and up to {} for \
              other people's sessions, at low priority.",
@@ -219,7 +220,7 @@ fn agree_beside(args: &JoinArgs) -> Result<()> {
     Ok(())
 }
 
-/// As [`agree`], for a model that is not here: how much comes is known when somebody who has it was found.
+/// As [`agree`], for a model that is not here: its size is known once a peer that has it was found.
 fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
     let caps = caps(&args.caps);
     let most = match serve {
@@ -268,7 +269,7 @@ fn confirm(args: &JoinArgs, serve: &Serve) -> Result<()> {
     }
 }
 
-/// The data folder, which only its owner may enter, whoever made it.
+/// The data folder, which only its owner may enter, also when another program made it.
 fn create_private_folder(home: &Path) -> Result<()> {
     use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
     let broken =

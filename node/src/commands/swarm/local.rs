@@ -78,7 +78,7 @@ impl LocalSwarm {
         let started = Instant::now();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         loop {
-            let peers = runtime.block_on(control::one(self.home(), &control::Question::Peers))?;
+            let peers: Value = runtime.block_on(control::one(self.home(), &control::Question::Peers))?;
             let with_models = peers["peers"].as_array().into_iter().flatten().filter(|peer| {
                 peer["connected"] == json!(true)
                     && peer["models"].as_array().is_some_and(|models| !models.is_empty())

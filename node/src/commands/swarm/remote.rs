@@ -2,27 +2,26 @@
 
 use std::{path::Path, time::Duration};
 
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
 
 use crate::{
     Error, Result,
     cli::{SamplingArgs, swarm::RouteArgs},
-    control::{self, Ask, Caller, ForApi, Mode, Question},
+    control::{self, Caller, Mode, Question},
+    events::{FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest, StageRange},
     journal, output,
 };
 
 /// The question for the node.
 pub fn question(
-    prompt: Value,
+    prompt: PromptInput,
     route: &RouteArgs,
     wire: &str,
     sampling: &SamplingArgs,
     may_stay_home: bool,
-) -> Result<Ask> {
+) -> Result<PromptRequest> {
     let request = crate::commands::request(vec![0], sampling)?;
-    let params = request.sampling;
-    let bias: Vec<Value> = params.logit_bias.iter().map(|(id, by)| json!([id, by])).collect();
-    Ok(Ask {
+    Ok(PromptRequest {
         model: String::new(),
         prompt,
         mode: route.mode.unwrap_or(Mode::Boomerang),
@@ -31,12 +30,7 @@ pub fn question(
         trusted: route.trust.clone(),
         head: route.head,
         tail: route.tail,
-        sampling: json!({
-            "temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p, "min_p": params.min_p,
-            "typical_p": params.typical_p, "repetition_penalty": params.repetition_penalty,
-            "presence_penalty": params.presence_penalty, "frequency_penalty": params.frequency_penalty,
-            "logit_bias": bias, "logprobs": params.logprobs, "top_logprobs": params.top_logprobs,
-        }),
+        sampling: (&request.sampling).into(),
         seed: request.seed,
         max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
         stop: request.stop,
@@ -49,50 +43,49 @@ pub fn question(
 /// A node that was told to cancel answers by then.
 const CANCELLING: Duration = Duration::from_secs(2);
 
-/// Asks the node and hands on every line of the answer; returns the last one. Ctrl-C cancels.
-pub async fn generate(home: &Path, ask: Ask, on_line: &mut dyn FnMut(&Value) -> Result<()>) -> Result<Value> {
-    follow(home, &Question::Generate(Box::new(ask)), on_line).await
+/// Asks the node and hands on every event of the answer; returns how it ended. Ctrl-C cancels.
+pub async fn generate(
+    home: &Path,
+    ask: PromptRequest,
+    on_event: &mut dyn FnMut(&PromptEvent) -> Result<()>,
+) -> Result<PromptReport> {
+    follow(home, &Question::Generate(Box::new(ask)), on_event).await
 }
 
 /// Asks the node anything that is answered by tokens. See [`generate`].
 pub async fn follow(
     home: &Path,
     question: &Question,
-    on_line: &mut dyn FnMut(&Value) -> Result<()>,
-) -> Result<Value> {
+    on_event: &mut dyn FnMut(&PromptEvent) -> Result<()>,
+) -> Result<PromptReport> {
     let mut caller = Caller::ask(home, question).await?;
     let mut session = None;
     loop {
-        let line = tokio::select! {
-            line = caller.next() => line?,
+        let event = tokio::select! {
+            event = caller.next::<PromptEvent>() => event?,
             () = interrupted() => {
                 cancel(home, &mut caller, session).await;
                 return Err(Error::Interrupted);
             }
         };
-        let Some(line) = line else {
+        let Some(event) = event else {
             let why = "the node stopped in the middle of the answer; start it again with `shoal join`, and `shoal resume` \
                        continues where it stopped";
             return Err(Error::Failed(why.into()));
         };
-        if line["event"] == "route" {
-            session = line["session"].as_str().map(str::to_owned);
+        if let PromptEvent::Route(route) = &event {
+            session = route.session().map(str::to_owned);
         }
-        on_line(&line)?;
-        if line["end"] == json!(true) {
-            return match line["finish_reason"].as_str() {
-                Some("failed") => Err(Error::Failed(format!(
-                    "the prompt was given up ({}); `shoal why` shows what happened, `shoal peers` who is left{}",
-                    line["gave_up"].as_str().unwrap_or("no reason"),
-                    if line["kept"].is_string() {
-                        ", `shoal resume` goes on when others are there"
-                    } else {
-                        ""
-                    }
-                ))),
-                _ => Ok(line),
-            };
+        on_event(&event)?;
+        let PromptEvent::Done(report) = event else { continue };
+        if report.finish_reason != FinishReason::Failed {
+            return Ok(*report);
         }
+        let why = report.conducted.as_ref().and_then(|own| own.gave_up.as_deref()).unwrap_or("no reason");
+        let kept = if report.kept.is_some() { ", `shoal resume` goes on when others are there" } else { "" };
+        return Err(Error::Failed(format!(
+            "the prompt was given up ({why}); `shoal why` shows what happened, `shoal peers` who is left{kept}"
+        )));
     }
 }
 
@@ -100,8 +93,11 @@ pub async fn follow(
 async fn cancel(home: &Path, caller: &mut Caller, session: Option<String>) {
     let Some(session) = session else { return };
     let ended = async {
-        let told = control::one(home, &Question::Cancel { session }).await;
-        while told.is_ok() && matches!(caller.next().await, Ok(Some(line)) if line["end"] != json!(true)) {}
+        let told = control::one::<IgnoredAny>(home, &Question::Cancel { session }).await;
+        let mut over = told.is_err();
+        while !over {
+            over = caller.event().await.is_none_or(|event| event.done().is_some());
+        }
     };
     let _ = tokio::time::timeout(CANCELLING, ended).await;
 }
@@ -124,76 +120,70 @@ async fn interrupted() {
 }
 
 /// The route in one line: `home 0..1 → 1f2e3d4c 1..5 → home 7..8`.
-pub fn route_text(line: &Value, me: &str) -> String {
-    let stage = |stage: &Value| {
-        let node = stage["node"].as_str().unwrap_or_default();
-        let name = if node == me { "home" } else { node.get(..8).unwrap_or(node) };
-        format!("{name} {}..{}", stage["start"], stage["end"])
+pub fn route_text(stages: impl IntoIterator<Item = StageRange>, me: &str) -> String {
+    let stage = |stage: StageRange| {
+        let name = if stage.node == me { "home" } else { short(&stage.node) };
+        format!("{name} {}..{}", stage.start, stage.end)
     };
-    line["stages"].as_array().into_iter().flatten().map(stage).collect::<Vec<_>>().join(" → ")
+    stages.into_iter().map(stage).collect::<Vec<_>>().join(" → ")
+}
+
+/// The beginning of a node's name, as people tell nodes apart.
+pub fn short(node: &str) -> &str {
+    node.get(..8).unwrap_or(node)
 }
 
 /// Who checked what strangers computed.
-pub fn checked_text(line: &Value) -> String {
-    let names = |value: &Value| -> Vec<String> {
-        let names = value.as_array().into_iter().flatten().filter_map(Value::as_str);
-        names.map(|name| name.get(..8).unwrap_or(name).to_owned()).collect()
-    };
-    let by = names(&line["checked_by"]);
-    let share = line["verified"].as_f64().unwrap_or_default() * 100.0;
-    let mut text = match by.is_empty() {
+pub fn checked_text(report: &PromptReport) -> String {
+    let Some(own) = &report.conducted else { return "by no node".to_owned() };
+    let names = |nodes: &[String]| nodes.iter().map(|node| short(node)).collect::<Vec<_>>().join(", ");
+    let share = own.verified * 100.0;
+    let mut text = match own.checked_by.is_empty() {
         true if share >= 100.0 => "no other node computed".to_owned(),
         true => "by no node".to_owned(),
-        false => format!("{share:.0} % of what others computed, by {}", by.join(", ")),
+        false => format!("{share:.0} % of what others computed, by {}", names(&own.checked_by)),
     };
-    for stage in line["stages"].as_array().into_iter().flatten().filter(|stage| stage["near"].is_object()) {
+    for stage in report.timing.iter().flat_map(|timing| &timing.stages) {
+        let Some(near) = &stage.near else { continue };
         text.push_str(&format!(
             "; {} computes other bits, {:.1} % off over {} positions",
-            names(&Value::Array(vec![stage["node"].clone()])).join(""),
-            stage["near"]["distance"].as_f64().unwrap_or_default() * 100.0,
-            stage["near"]["positions"],
+            short(&stage.range.node),
+            near.distance * 100.0,
+            near.positions,
         ));
     }
-    let liars = names(&line["convicted"]);
-    if !liars.is_empty() {
-        text.push_str(&format!("; caught lying: {}", liars.join(", ")));
+    if !own.convicted.is_empty() {
+        text.push_str(&format!("; caught lying: {}", names(&own.convicted)));
     }
-    if let Some(token) = line["integrity"].as_u64() {
+    if let Some(token) = own.integrity {
         text.push_str(&format!("; what was shown from token {token} on followed from a lie: run it again"));
     }
     text
 }
 
 /// One line about how it went.
-pub fn summary_text(line: &Value) -> String {
-    let number = |name: &str| line[name].as_f64().unwrap_or_default();
-    // Who hands the prompt to another node predicts nothing.
-    let predicted = |name: &str, digits: usize| {
-        let known = line["predicted"][name].as_f64();
-        known.map_or_else(String::new, |number| format!(" (predicted {number:.digits$})"))
+pub fn summary_text(report: &PromptReport) -> String {
+    let timing = report.timing.clone().unwrap_or_default();
+    let own = report.conducted.as_deref();
+    // A node that hands the prompt to another one predicts nothing.
+    let predicted = |number: Option<f64>, digits: usize| {
+        number.map_or_else(String::new, |number| format!(" (predicted {number:.digits$})"))
     };
-    let faults = line["faults"].as_array().map_or(0, Vec::len);
-    let survived = match faults {
+    let longest = timing.faults.iter().map(|fault| fault.stall_ms).fold(0.0, f64::max);
+    let survived = match timing.faults.len() {
         0 => String::new(),
-        n => {
-            let worst =
-                line["faults"].as_array().into_iter().flatten().filter_map(|f| f["stall_ms"].as_f64());
-            format!(
-                "; survived {n} failure{} (longest stall {:.0} ms)",
-                if n == 1 { "" } else { "s" },
-                worst.fold(0.0, f64::max)
-            )
-        }
+        1 => format!("; survived 1 failure (longest stall {longest:.0} ms)"),
+        n => format!("; survived {n} failures (longest stall {longest:.0} ms)"),
     };
     format!(
         "{} prompt tokens, {} generated; first token after {:.0} ms{}, {:.1} tok/s{}; {} out, {} in{survived}",
-        number("prompt_tokens"),
-        number("completion_tokens"),
-        number("ttft_ms"),
-        predicted("ttft_ms", 0),
-        number("decode_tok_s"),
-        predicted("tok_s", 1),
-        output::human_bytes(number("bytes_out") as u64),
-        output::human_bytes(number("bytes_in") as u64),
+        timing.prompt_tokens,
+        report.completion_tokens,
+        timing.ttft_ms,
+        predicted(own.map(|own| own.predicted.ttft_ms), 0),
+        timing.decode_tok_s,
+        predicted(own.map(|own| own.predicted.tok_s), 1),
+        output::human_bytes(own.map_or(0, |own| own.bytes_out)),
+        output::human_bytes(own.map_or(0, |own| own.bytes_in)),
     )
 }

@@ -9,6 +9,7 @@ use crate::{
     Result,
     cli::swarm::ResumeArgs,
     control::Question,
+    events::PromptEvent,
     journal,
     output::{self, say},
 };
@@ -33,13 +34,14 @@ pub(in crate::commands) fn resume(args: ResumeArgs) -> Result<()> {
     output::catch_interrupt()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let question = Question::Resume { session: args.session };
-    let last = runtime.block_on(remote::follow(&home, &question, &mut |line| {
+    let last = runtime.block_on(remote::follow(&home, &question, &mut |event| {
         if args.json {
-            return output::json_line(line);
+            return output::json_line(event);
         }
-        match line["event"].as_str() {
-            Some("resumed" | "token") => output::text(line["text"].as_str().unwrap_or_default()),
-            Some("done") => output::text(&format!("{}\n", line["rest"].as_str().unwrap_or_default())),
+        match event {
+            PromptEvent::Resumed(resumed) => output::text(&resumed.text),
+            PromptEvent::Token(token) => output::text(&token.text),
+            PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
             _ => Ok(()),
         }
     }))?;
@@ -61,12 +63,7 @@ fn list(args: &ResumeArgs, kept: &[journal::Kept]) -> Result<()> {
         say!("No answer was interrupted.");
     }
     for kept in kept {
-        let prompt = kept.begun.ask.prompt.to_string();
-        let text = match &kept.begun.ask.prompt {
-            serde_json::Value::String(text) => text,
-            messages => messages.as_array().and_then(|m| m.last()?["content"].as_str()).unwrap_or(&prompt),
-        };
-        let excerpt: String = text.chars().take(EXCERPT).collect();
+        let excerpt: String = kept.begun.ask.prompt.excerpt().chars().take(EXCERPT).collect();
         let name = kept.name.get(..8).unwrap_or(&kept.name);
         say!("{name}  {:>5} tokens  {}", kept.ids.len(), excerpt.replace('\n', " "));
     }

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use scheduler::LayerSet;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{local, remote, runtime};
 use crate::{
@@ -12,6 +12,7 @@ use crate::{
         EngineArgs,
         swarm::{Layers, UpArgs},
     },
+    events::{PromptEvent, PromptInput},
     library, model,
     output::{self, Waiting, say},
 };
@@ -42,11 +43,11 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         }
         return Ok(());
     };
-    let messages = json!([{ "role": "user", "content": prompt }]);
+    let messages = PromptInput::Messages(json!([{ "role": "user", "content": prompt }]));
     let ask = remote::question(messages, &args.route, &args.wire, &args.sampling, false)?;
     let me = swarm.nodes[0].name.clone();
     let last =
-        runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |line| show(line, &me, args.json)))?;
+        runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |event| show(event, &me, args.json)))?;
     if !args.json {
         eprintln!("\n{}", remote::summary_text(&last));
     }
@@ -95,23 +96,22 @@ fn merged(layers: &str) -> String {
     ranges.ranges().iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
 }
 
-/// Prints a line of the answer as it comes.
-pub(super) fn show(line: &Value, me: &str, json: bool) -> Result<()> {
+/// Prints an event of the answer as it comes.
+pub(super) fn show(event: &PromptEvent, me: &str, json: bool) -> Result<()> {
     if json {
-        return output::json_line(line);
+        return output::json_line(event);
     }
-    match line["event"].as_str() {
-        Some("route") => say!("route: {}\n", remote::route_text(line, me)),
-        Some("token") => output::text(line["text"].as_str().unwrap_or_default())?,
-        Some("moved") => {
-            let failed = line["failed"].as_str().unwrap_or_default();
+    match event {
+        PromptEvent::Route(route) => say!("route: {}\n", remote::route_text(route.stages(), me)),
+        PromptEvent::Token(token) => output::text(&token.text)?,
+        PromptEvent::Moved { failed, stages, .. } => {
             eprintln!(
                 "\n[{} is gone; on {}]",
-                failed.get(..8).unwrap_or(failed),
-                remote::route_text(line, me)
+                remote::short(failed),
+                remote::route_text(stages.iter().cloned(), me)
             );
         }
-        Some("done") => say!("{}", line["rest"].as_str().unwrap_or_default()),
+        PromptEvent::Done(report) => say!("{}", report.rest),
         _ => {}
     }
     Ok(())

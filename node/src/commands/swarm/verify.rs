@@ -1,4 +1,4 @@
-//! `shoal verify PROOF`: whether a node lied, for whoever holds the model.
+//! `shoal verify PROOF`: whether a node lied, for a machine that holds the model.
 
 use std::{fs, process};
 

@@ -48,8 +48,11 @@ pub(super) fn run(args: &StatusArgs) -> Result<()> {
 }
 
 async fn look(home: &Path, began: Instant) -> Result<Look> {
-    let ask = async |question: Question| match tokio::time::timeout(PATIENCE, control::one(home, &question))
-        .await
+    let ask = async |question: Question| match tokio::time::timeout(
+        PATIENCE,
+        control::one::<Value>(home, &question),
+    )
+    .await
     {
         Ok(answer) => answer,
         Err(_) => Err(crate::Error::Failed("the node does not answer".into())),
@@ -149,7 +152,7 @@ fn on_screen(
 fn pause(runtime: &Runtime, home: &Path, watched: &mut Watched) {
     let paused = watched.look.status["paused"] != json!(true);
     let asked = runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, control::one(home, &Question::Pause { paused })).await
+        tokio::time::timeout(PATIENCE, control::one::<Value>(home, &Question::Pause { paused })).await
     });
     match asked {
         Ok(Ok(answer)) => watched.look.status["paused"] = answer["paused"].clone(),

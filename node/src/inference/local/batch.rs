@@ -240,7 +240,7 @@ struct Session<'m> {
     prefill: Option<Duration>,
     first: Option<Instant>,
     over: bool,
-    /// For the log and traces, from here to the end; it is nobody's child.
+    /// For the log and traces, from here to the end; it has no parent.
     span: Span,
 }
 
@@ -406,7 +406,8 @@ impl<'m> Batch<'m> {
 
     /// One pass over the model, and what follows from it.
     fn pass(&mut self) {
-        // A session that decodes has one row to compute; decoding comes first, so that a long prompt delays nobody.
+        // A session that decodes has one row to compute; decoding comes first, so that a long prompt delays no other
+        // session.
         self.sessions.sort_by_key(|session| session.pending() > 1);
         let mut rows_left = self.workspace.capacity().rows;
         let mut prompt_rows = CHUNK_ROWS;

@@ -50,7 +50,7 @@ impl Alone {
     /// Begins to load the model of `args` on the thread that will compute. `kv_bytes` bounds the memory of all sessions.
     ///
     /// # Errors
-    /// When the thread cannot be started; what goes wrong on it is told to whoever asks.
+    /// When the thread cannot be started; what goes wrong on it is reported to callers.
     pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
         let state = Arc::new(OnceLock::new());
         let (jobs, work) = Jobs::new();
@@ -362,7 +362,7 @@ impl Inference for Alone {
             models: info.map(model).into_iter().collect(),
             modes: vec![ModeInfo {
                 mode: Mode::Local,
-                sentence: "Nobody else: everything is computed on this machine.".into(),
+                sentence: "Only this machine: everything is computed here.".into(),
                 available: info.is_some(),
                 reason: None,
                 agreed: true,

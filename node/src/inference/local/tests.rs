@@ -130,7 +130,7 @@ async fn gauges_follow_an_answer() {
     };
     let mut answer = alone.generate(request).await.unwrap();
     while !matches!(answer.events.next().await, Some(Event::Token { .. })) {}
-    // Nobody reads on, so the session waits for its reader and stays.
+    // The reader stops, so the session waits for its reader and stays.
     let holds = async {
         while value(&alone.metrics(), "sessions") == 0.0 {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -21,18 +21,19 @@ use api::{
     swarm::{Pipeline, Stage, SwarmEvent, Verdict},
 };
 use futures::{StreamExt, stream};
-use serde::Deserialize;
-use serde_json::{Value, json};
 use shard::kernels::PAGE;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Shared, UNIT_BYTES,
-    door::{Lines, RETRY_AFTER_S, unavailable},
+    door::{Events, RETRY_AFTER_S, unavailable},
     question::question,
     view::View,
 };
-use crate::control::Question;
+use crate::{
+    control::Question,
+    events::{FinishReason, PromptEvent, PromptReport, Refusal, RefusalKind, RouteEvent, StageRange, Token},
+};
 
 /// The page hears of progress this often.
 const PROGRESS: Duration = Duration::from_millis(250);
@@ -55,31 +56,29 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     let model = request.model.clone().unwrap_or_else(|| view.own.about.name.clone());
     let seat = shared.seat(&view, &request).await?;
     let (seed, mode) = (ask.seed, ask.mode);
-    let mut lines = shared.door.ask(Question::Generate(Box::new(ask))).await?;
+    let mut heard = shared.door.ask(Question::Generate(Box::new(ask))).await?;
     let route = loop {
-        let line = lines.next().await.ok_or_else(|| unavailable("the node stopped before it answered"))?;
-        if line["error"].is_string() {
-            return Err(failure(&line));
-        }
-        if line["event"] == "route" {
-            break line;
+        match heard.next().await.ok_or_else(|| unavailable("the node stopped before it answered"))? {
+            PromptEvent::Failed(refusal) => return Err(failure(refusal)),
+            PromptEvent::Route(route) => break route,
+            _ => {}
         }
     };
     let me = view.snapshot.me.clone();
-    let stages = stages(&route["stages"]);
+    let stages: Vec<Stage> = route.stages().map(stage).collect();
     let at_home = !stages.is_empty() && stages.iter().all(|stage| stage.node == me);
     let mode = if at_home { Mode::Local } else { mode };
     let mut story = Story {
         shared,
-        lines: Some(lines),
+        events: Some(heard),
         me,
-        session: route["session"].as_str().unwrap_or_default().to_owned(),
+        session: route.session().unwrap_or_default().to_owned(),
         began: Instant::now(),
         heard: Instant::now(),
         told: Instant::now(),
         first: None,
         tokens: 0,
-        prompt_tokens: count(&route["prompt_tokens"]),
+        prompt_tokens: route.own.as_ref().map_or(0, |own| own.plan.prompt_tokens as usize),
         computed_by: BTreeSet::new(),
         moves: Vec::new(),
         pipeline: Pipeline {
@@ -92,7 +91,7 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
         },
         _seat: seat,
     };
-    if let Some(conductor) = route["conductor"].as_str() {
+    if let Some(conductor) = route.conductor() {
         story.computed_by.insert(conductor.to_owned());
     }
     story.pipeline.session = story.session.clone();
@@ -101,14 +100,14 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     let named = |stage: &Stage| format!("{}:{}-{}", story.name(&stage.node), stage.start, stage.end);
     let mut plan_route: Vec<String> = stages.iter().map(named).collect();
     if plan_route.is_empty() {
-        plan_route.extend(route["conductor"].as_str().map(|conductor| story.name(conductor)));
+        plan_route.extend(route.conductor().map(|conductor| story.name(conductor)));
     }
     let plan = Plan {
         model,
         mode,
-        verify: verify(&route["verify"]),
+        verify: route.own.as_ref().map_or(Verify::Off, |own| own.verify),
         route: plan_route,
-        predicted_tok_s: route["predicted"]["tok_s"].as_f64(),
+        predicted_tok_s: route.own.as_ref().map(|own| own.plan.predicted.tok_s),
         seed,
         prompt_tokens: story.prompt_tokens,
     };
@@ -124,14 +123,8 @@ pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Resu
     Ok(Generation { plan, events: events.flatten().boxed() })
 }
 
-/// How it is checked, as the node says it.
-fn verify(word: &Value) -> Verify {
-    Verify::deserialize(word).unwrap_or(Verify::Off)
-}
-
-/// A line that says why not.
-fn failure(line: &Value) -> Failure {
-    let why = line["error"].as_str().unwrap_or_default().to_owned();
+/// Why not, as the API says it.
+fn failure(refusal: Refusal) -> Failure {
     const FIELDS: [&str; 10] = [
         "prompt",
         "messages",
@@ -144,36 +137,25 @@ fn failure(line: &Value) -> Failure {
         "logprobs",
         "chat_template_kwargs",
     ];
-    match line["kind"].as_str() {
-        Some("invalid") => {
-            let field = FIELDS.into_iter().find(|field| line["field"].as_str() == Some(field));
+    let Refusal { error: why, kind, field, tokens, context } = refusal;
+    match kind {
+        Some(RefusalKind::Invalid) => {
+            let field = FIELDS.into_iter().find(|known| field.as_deref() == Some(known));
             Failure::Invalid { field, why }
         }
-        Some("too_long") => {
-            Failure::TooLong { tokens: count(&line["tokens"]), context: count(&line["context"]) }
-        }
-        Some("unavailable") => Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S },
-        Some("busy") => Failure::Busy { retry_after_s: RETRY_AFTER_S },
-        Some("internal") => Failure::Internal { why },
-        _ => Failure::Invalid { field: None, why },
+        Some(RefusalKind::TooLong) => Failure::TooLong {
+            tokens: tokens.unwrap_or_default(),
+            context: context.unwrap_or_default() as usize,
+        },
+        Some(RefusalKind::Unavailable) => Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S },
+        Some(RefusalKind::Busy) => Failure::Busy { retry_after_s: RETRY_AFTER_S },
+        Some(RefusalKind::Internal) => Failure::Internal { why },
+        None => Failure::Invalid { field: None, why },
     }
 }
 
-fn count(value: &Value) -> usize {
-    value.as_u64().map_or(0, |n| n as usize)
-}
-
-fn stages(lines: &Value) -> Vec<Stage> {
-    let stage = |line: &Value| {
-        Some(Stage {
-            node: line["node"].as_str()?.to_owned(),
-            start: u32::try_from(line["start"].as_u64()?).ok()?,
-            end: u32::try_from(line["end"].as_u64()?).ok()?,
-            compute_ms: None,
-            hop_ms: None,
-        })
-    };
-    lines.as_array().into_iter().flatten().filter_map(stage).collect()
+fn stage(range: StageRange) -> Stage {
+    Stage { node: range.node, start: range.start, end: range.end, compute_ms: None, hop_ms: None }
 }
 
 /// A node's name in answers: 8 digits of it, or `me`.
@@ -181,26 +163,32 @@ fn name(me: &str, node: &str) -> String {
     if node == me { "me".into() } else { node.get(..8).unwrap_or(node).to_owned() }
 }
 
-fn names(me: &str, nodes: &Value) -> Vec<String> {
-    let nodes = nodes.as_array().into_iter().flatten().filter_map(Value::as_str);
-    nodes.map(|node| name(me, node)).collect()
+fn names(me: &str, nodes: &[String]) -> Vec<String> {
+    nodes.iter().map(|node| name(me, node)).collect()
 }
 
 /// Tokens of an answer all of whose rows were checked, in every stage that others ran.
-fn checked_tokens(me: &str, line: &Value) -> usize {
-    let stages = line["stages"].as_array().into_iter().flatten();
-    let abroad = stages.filter(|stage| stage["node"].as_str() != Some(me));
-    let rows = abroad.map(|stage| count(&stage["checked_positions"])).min().unwrap_or(0);
+fn checked_tokens(me: &str, report: &PromptReport) -> usize {
+    let Some(timing) = &report.timing else { return 0 };
+    let abroad = timing.stages.iter().filter(|stage| stage.range.node != me);
+    let rows = abroad.map(|stage| stage.checked_positions.unwrap_or(0)).min().unwrap_or(0) as usize;
     // A token follows from the row before it.
-    let tokens = (rows + 1).saturating_sub(count(&line["prompt_tokens"]));
-    if rows == 0 { 0 } else { tokens.min(count(&line["completion_tokens"])) }
+    let tokens = (rows + 1).saturating_sub(timing.prompt_tokens as usize);
+    if rows == 0 { 0 } else { tokens.min(report.completion_tokens) }
+}
+
+/// The nodes that recomputed parts of an answer, those caught lying, and the first token that followed from a lie.
+fn verdict(me: &str, report: &PromptReport) -> (Vec<String>, Vec<String>, Option<usize>) {
+    let Some(conducted) = &report.conducted else { return Default::default() };
+    let wrong_from = conducted.integrity.map(|token| token as usize);
+    (names(me, &conducted.checked_by), names(me, &conducted.convicted), wrong_from)
 }
 
 /// Who shadows which stage.
-fn standbys(route: &Value, stages: &[Stage]) -> Vec<Stage> {
-    let shadows = route["shadows"].as_array().into_iter().flatten();
-    let named = shadows.zip(stages).filter_map(|(shadow, stage)| Some((shadow.as_str()?, stage)));
-    named.map(|(shadow, stage)| Stage { node: shadow.to_owned(), ..stage.clone() }).collect()
+fn standbys(route: &RouteEvent, stages: &[Stage]) -> Vec<Stage> {
+    let shadows = route.own.iter().flat_map(|own| &own.plan.shadows);
+    let named = shadows.zip(stages).filter_map(|(shadow, stage)| Some((shadow.as_ref()?, stage)));
+    named.map(|(shadow, stage)| Stage { node: shadow.clone(), ..stage.clone() }).collect()
 }
 
 impl Shared {
@@ -255,7 +243,7 @@ impl Drop for Waits<'_> {
 struct Story {
     shared: Arc<Shared>,
     /// Until they end, or are read on behind the answer.
-    lines: Option<Lines>,
+    events: Option<Events>,
     me: String,
     session: String,
     began: Instant,
@@ -293,43 +281,35 @@ impl Story {
         self.computed_by.extend(self.pipeline.stages.iter().map(|stage| stage.node.clone()));
     }
 
-    /// What the next line of the node means; nothing for lines that only the page sees.
+    /// What the next event of the node means; nothing for those that only the page sees.
     async fn next(&mut self) -> Vec<Event> {
-        let line = match &mut self.lines {
-            Some(lines) => lines.next().await,
+        let event = match &mut self.events {
+            Some(events) => events.next().await,
             None => None,
         };
-        let Some(line) = line else {
-            return vec![Event::Failed(unavailable("the node stopped in the middle of the answer"))];
-        };
-        if line["error"].is_string() {
-            return vec![Event::Failed(failure(&line))];
-        }
-        match line["event"].as_str() {
-            Some("token") => self.token(&line),
-            // The nodes of the first route were crowded: this is another one, before anything was computed.
-            Some("route") => {
-                self.rerouted(&line);
+        match event {
+            None => vec![Event::Failed(unavailable("the node stopped in the middle of the answer"))],
+            Some(PromptEvent::Failed(refusal)) => vec![Event::Failed(failure(refusal))],
+            Some(PromptEvent::Token(token)) => self.token(token),
+            Some(PromptEvent::Done(report)) => self.done(&report),
+            Some(other) => {
+                match other {
+                    // The nodes of the first route were crowded: this is another one, before anything was computed.
+                    PromptEvent::Route(route) => self.rerouted(&route),
+                    PromptEvent::Moved { failed, why, stages } => self.moved(failed, why, stages),
+                    PromptEvent::Pace { stage_ms } => self.pace(&stage_ms),
+                    _ => {}
+                }
                 Vec::new()
             }
-            Some("moved") => {
-                self.moved(&line);
-                Vec::new()
-            }
-            Some("pace") => {
-                self.pace(&line);
-                Vec::new()
-            }
-            Some("done") => self.done(&line),
-            _ => Vec::new(),
         }
     }
 
-    fn rerouted(&mut self, line: &Value) {
+    fn rerouted(&mut self, route: &RouteEvent) {
         self.shared.board.ended(&self.session, "cancelled");
-        self.session = line["session"].as_str().unwrap_or_default().to_owned();
-        let now = stages(&line["stages"]);
-        self.pipeline.standbys = standbys(line, &now);
+        self.session = route.session().unwrap_or_default().to_owned();
+        let now: Vec<Stage> = route.stages().map(stage).collect();
+        self.pipeline.standbys = standbys(route, &now);
         (self.pipeline.session, self.pipeline.stages) = (self.session.clone(), now);
         self.computed_by.clear();
         self.note_stages();
@@ -343,7 +323,7 @@ impl Story {
         self.tokens.saturating_sub(1) as f64 / first.elapsed().as_secs_f64().max(1e-3)
     }
 
-    fn token(&mut self, line: &Value) -> Vec<Event> {
+    fn token(&mut self, token: Token) -> Vec<Event> {
         let mut events = self.failovers();
         self.heard = Instant::now();
         self.first.get_or_insert(self.heard);
@@ -351,21 +331,15 @@ impl Story {
         if self.told.elapsed() >= PROGRESS {
             self.progress(Vec::new());
         }
-        let logprobs = line["logprob"].as_f64().map(|logprob| {
-            let bytes = |value: &Value| {
-                value.as_array().into_iter().flatten().filter_map(|b| Some(b.as_u64()? as u8)).collect()
-            };
-            let top = line["top_logprobs"].as_array().into_iter().flatten().map(|top| TokenLogprob {
-                id: count(&top[0]) as u32,
-                logprob: top[1].as_f64().unwrap_or_default() as f32,
-                bytes: bytes(&top[2]),
-            });
-            let id = count(&line["id"]) as u32;
-            let chosen = TokenLogprob { id, bytes: bytes(&line["bytes"]), logprob: logprob as f32 };
-            TokenLogprobs { chosen, top: top.collect() }
+        let Token { id, text, logprobs } = token;
+        let logprobs = logprobs.map(|known| {
+            let top = known.top_logprobs.into_iter();
+            TokenLogprobs {
+                chosen: TokenLogprob { id, bytes: known.bytes, logprob: known.logprob },
+                top: top.map(|(id, logprob, bytes)| TokenLogprob { id, bytes, logprob }).collect(),
+            }
         });
-        let text = line["text"].as_str().unwrap_or_default().to_owned();
-        events.push(Event::Token { id: count(&line["id"]) as u32, text, logprobs });
+        events.push(Event::Token { id, text, logprobs });
         events
     }
 
@@ -380,14 +354,13 @@ impl Story {
 
     /// Where a step's time goes. What arrives is the time until each stage's output was here; computing is what the
     /// stage's node says it takes, and the rest is the way.
-    fn pace(&mut self, line: &Value) {
-        let at = line["stage_ms"].as_array().into_iter().flatten().map(|ms| ms.as_f64().unwrap_or_default());
+    fn pace(&mut self, stage_ms: &[f64]) {
         let view = self.shared.board.view().ok();
         let layer_ms =
             |node: &str| view.as_ref()?.snapshot.nodes.iter().find(|known| known.id == node)?.layer_ms;
         let mut before = 0.0;
         let mut pairs = Vec::new();
-        for (stage, at) in self.pipeline.stages.iter_mut().zip(at) {
+        for (stage, at) in self.pipeline.stages.iter_mut().zip(stage_ms.iter().copied()) {
             let took = (at > before).then_some(at - before);
             before = at.max(before);
             let said = layer_ms(&stage.node).map(|ms| ms * f64::from(stage.end - stage.start));
@@ -400,9 +373,8 @@ impl Story {
         self.progress(pairs);
     }
 
-    fn moved(&mut self, line: &Value) {
-        let lost = line["failed"].as_str().unwrap_or_default().to_owned();
-        let now = stages(&line["stages"]);
+    fn moved(&mut self, lost: String, why: String, stages: Vec<StageRange>) {
+        let now: Vec<Stage> = stages.into_iter().map(stage).collect();
         let was = self.pipeline.stages.iter().find(|stage| stage.node == lost);
         let layers = was.map_or((0, 0), |stage| (stage.start, stage.end));
         let takes = now.iter().find(|stage| stage.start <= layers.0 && layers.0 < stage.end);
@@ -413,7 +385,6 @@ impl Story {
         self.pipeline.faults_survived += 1;
         self.note_stages();
         self.shared.board.pipeline(self.pipeline.clone());
-        let why = line["why"].as_str().unwrap_or("closed").to_owned();
         self.moves.push(Moved { lost, replacement, layers, why });
     }
 
@@ -443,7 +414,7 @@ impl Story {
     }
 
     /// Reads on, behind the answer, until it is checked or cannot be any more; tells that before and after.
-    fn await_verdict(&self, mut lines: Lines) {
+    fn await_verdict(&self, mut events: Events) {
         let verdict = Verdict {
             session: self.session.clone(),
             request: self.pipeline.request.clone(),
@@ -455,33 +426,35 @@ impl Story {
         tokio::spawn(async move {
             let last = async {
                 loop {
-                    match lines.next().await {
-                        Some(line) if line["event"] == "checked" => break line,
+                    match events.next().await {
+                        Some(PromptEvent::Checked(report)) => break report,
                         Some(_) => {}
                         // The node stopped: it was not checked to its end.
-                        None => break Value::Null,
+                        None => break Box::default(),
                     }
                 }
             };
-            let line = tokio::time::timeout(VERDICT, last).await.unwrap_or_default();
+            let report = tokio::time::timeout(VERDICT, last).await.unwrap_or_default();
+            let (checked_by, convicted, wrong_from) = self::verdict(&me, &report);
             shared.board.judged(Verdict {
                 checking: false,
-                checked_by: names(&me, &line["checked_by"]),
-                checked_tokens: checked_tokens(&me, &line),
-                convicted: names(&me, &line["convicted"]),
-                wrong_from: line["integrity"].as_u64().map(|token| token as usize),
+                checked_by,
+                checked_tokens: checked_tokens(&me, &report),
+                convicted,
+                wrong_from,
                 ..verdict
             });
         });
     }
 
-    fn done(&mut self, line: &Value) -> Vec<Event> {
+    fn done(&mut self, said: &PromptReport) -> Vec<Event> {
         let mut events = self.failovers();
-        let finish = match line["finish_reason"].as_str() {
-            Some("stop") => Finish::Stop,
-            Some("length") => Finish::Length,
+        let conducted = said.conducted.as_deref();
+        let finish = match said.finish_reason {
+            FinishReason::Stop => Finish::Stop,
+            FinishReason::Length => Finish::Length,
             other => {
-                let why = line["gave_up"].as_str().or(other).unwrap_or("no reason given").to_owned();
+                let why = conducted.and_then(|own| own.gave_up.as_deref()).unwrap_or(other.name());
                 self.shared.board.ended(&self.session, "failed");
                 let why = format!(
                     "the answer was given up ({why}); `shoal why` says more, and it can be asked again"
@@ -490,36 +463,38 @@ impl Story {
                 return events;
             }
         };
-        if let Some(rest) = line["rest"].as_str().filter(|rest| !rest.is_empty()) {
-            events.push(Event::Text(rest.to_owned()));
+        if !said.rest.is_empty() {
+            events.push(Event::Text(said.rest.clone()));
         }
-        self.shared.board.ended(&self.session, line["finish_reason"].as_str().unwrap_or("stop"));
-        let ttft_ms = line["ttft_ms"].as_f64().unwrap_or_default();
+        self.shared.board.ended(&self.session, said.finish_reason.name());
+        let timing = said.timing.as_ref();
+        let ttft_ms = timing.map_or(0.0, |timing| timing.ttft_ms);
         let waited_ms = self.first.map_or(0.0, |first| (first - self.began).as_secs_f64() * 1e3);
+        let (checked_by, convicted, wrong_from) = verdict(&self.me, said);
         let report = Report {
             computed_by: self.computed_by.iter().map(|node| self.name(node)).collect(),
-            checked_by: names(&self.me, &line["checked_by"]),
-            checked_tokens: checked_tokens(&self.me, line),
-            checking: line["checking"] == json!(true),
-            convicted: names(&self.me, &line["convicted"]),
-            wrong_from: line["integrity"].as_u64().map(|token| token as usize),
-            faults_survived: line["faults"].as_array().map_or(0, Vec::len),
+            checked_by,
+            checked_tokens: checked_tokens(&self.me, said),
+            checking: said.checking,
+            convicted,
+            wrong_from,
+            faults_survived: timing.map_or(0, |timing| timing.faults.len()),
             ttft_ms: ttft_ms.max(waited_ms),
             prefill_ms: ttft_ms,
-            tok_s: line["decode_tok_s"].as_f64().unwrap_or_default(),
+            tok_s: timing.map_or(0.0, |timing| timing.decode_tok_s),
         };
         if report.checking
-            && let Some(lines) = self.lines.take()
+            && let Some(events) = self.events.take()
         {
-            self.await_verdict(lines);
+            self.await_verdict(events);
         }
-        let ended_turn = usize::from(line["ended_turn"] == json!(true));
+        let ended_turn = usize::from(conducted.is_some_and(|own| own.ended_turn));
         let usage = Usage {
-            prompt_tokens: count(&line["prompt_tokens"]),
+            prompt_tokens: timing.map_or(0, |timing| timing.prompt_tokens as usize),
             cached_tokens: 0,
-            completion_tokens: count(&line["completion_tokens"]) + ended_turn,
+            completion_tokens: said.completion_tokens + ended_turn,
         };
-        let stop = line["stop"].as_str().map(str::to_owned);
+        let stop = conducted.and_then(|own| own.stop.clone());
         events.push(Event::Done(Done { finish, stop, usage, report }));
         events
     }

@@ -1,7 +1,7 @@
 //! The API's other side on a node of a swarm: prompts become questions to the running node.
 //!
 //! ```text
-//! HTTP ── Swarmed::generate ── admission ── Question::Generate ──> daemon/prompt.rs ──> the swarm
+//! HTTP ── Swarmed::generate ── admission ── Question::Generate ──> daemon/prompts ──> the swarm
 //!            events  <── answer.rs <── lines: route, token, pace, moved, done
 //!            page    <── view.rs   <── Question::View, every 400 ms
 //! ```
@@ -39,6 +39,7 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
+use serde::de::IgnoredAny;
 use tokio::sync::{Semaphore, broadcast::error::RecvError};
 
 pub use self::door::Door;
@@ -208,7 +209,7 @@ impl Inference for Swarmed {
             let shared = self.0.clone();
             contribution.paused = paused;
             tokio::spawn(async move {
-                if let Err(why) = shared.door.one(Question::Pause { paused }).await {
+                if let Err(why) = shared.door.one::<IgnoredAny>(Question::Pause { paused }).await {
                     tracing::warn!(%why, "the node could not be paused");
                 }
                 shared.refresh().await;

@@ -1,7 +1,6 @@
 //! A request in the node's words, and whether it may go out.
 
 use api::inference::{Failure, GenerateRequest, Mode, Prompt};
-use serde_json::{Value, json};
 
 use super::{
     Shared,
@@ -9,7 +8,7 @@ use super::{
 };
 use crate::{
     consent,
-    control::{Ask, ForApi},
+    events::{ForApi, PromptInput, PromptRequest},
     inference::local,
 };
 
@@ -36,17 +35,22 @@ fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Op
 }
 
 /// The request in the node's words.
-pub(super) fn question(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Ask, Failure> {
+pub(super) fn question(
+    shared: &Shared,
+    view: &View,
+    request: &GenerateRequest,
+) -> Result<PromptRequest, Failure> {
     let sampling = local::sampling(request)?;
-    let bias: Vec<Value> = sampling.logit_bias.iter().map(|(id, by)| json!([id, by])).collect();
     let (prompt, tools, extra) = match &request.prompt {
-        Prompt::Text(text) => (json!(text), None, Default::default()),
-        Prompt::Tokens(ids) => (json!({ "ids": ids }), None, Default::default()),
-        Prompt::Messages { messages, tools, extra } => (messages.clone(), tools.clone(), extra.clone()),
+        Prompt::Text(text) => (PromptInput::Text(text.clone()), None, Default::default()),
+        Prompt::Tokens(ids) => (PromptInput::Tokens { ids: ids.clone() }, None, Default::default()),
+        Prompt::Messages { messages, tools, extra } => {
+            (PromptInput::Messages(messages.clone()), tools.clone(), extra.clone())
+        }
     };
     let own = request.model.as_ref().is_none_or(|model| *model == view.own.about.name);
     let mode = in_mode(shared, view, request)?;
-    Ok(Ask {
+    Ok(PromptRequest {
         model: if own { String::new() } else { request.model.clone().unwrap_or_default() },
         prompt,
         mode: mode.unwrap_or(Mode::Boomerang),
@@ -57,13 +61,7 @@ pub(super) fn question(shared: &Shared, view: &View, request: &GenerateRequest) 
         trusted: shared.trusted.iter().cloned().collect(),
         head: 1,
         tail: 1,
-        sampling: json!({
-            "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
-            "min_p": sampling.min_p, "typical_p": sampling.typical_p,
-            "repetition_penalty": sampling.repetition_penalty, "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty, "logit_bias": bias,
-            "logprobs": sampling.logprobs, "top_logprobs": sampling.top_logprobs,
-        }),
+        sampling: (&sampling).into(),
         seed: request.seed.map_or_else(local::draw_seed, Ok)?,
         max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),
         stop: request.stop.clone(),

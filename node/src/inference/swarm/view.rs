@@ -298,10 +298,6 @@ impl Shared {
     /// Asks the node for its view now.
     pub(super) async fn refresh(self: &Arc<Self>) {
         let view = self.door.one(Question::View).await;
-        let view = view.and_then(|line| {
-            serde_json::from_value::<View>(line)
-                .map_err(|error| unavailable(&format!("the node speaks another version: {error}")))
-        });
         self.board.take(view, self);
     }
 }

@@ -156,7 +156,7 @@ impl Tiny {
     }
 }
 
-/// Whoever holds the layers can judge.
+/// A node that holds the layers can judge.
 pub(super) struct Judge<'a>(pub(super) &'a Tiny);
 
 impl Reexecute for Judge<'_> {

@@ -125,7 +125,7 @@ impl Swarm {
     }
 }
 
-/// What machines hold at first: windows where the fewest hold, so that every layer has somebody; under boomerang the
+/// What machines hold at first: windows where the fewest hold, so that every layer has a holder; under boomerang the
 /// requesters hold the ends.
 pub(super) fn windows(options: &Options, draw: &mut Rng) -> Vec<LayerSet> {
     let n = options.layers as usize;

@@ -117,7 +117,7 @@ impl Pooling {
             Ok(false) => {}
             Ok(true) => {
                 if let Some(Current { texts, vectors, .. }) = self.current.take() {
-                    // Whoever asked may have gone meanwhile.
+                    // The client may have gone meanwhile.
                     let _ = texts.reply.send(Ok(vectors));
                 }
             }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! All of it happens beside the daemon's loop, on a thread of its own, while the node already answers prompts through
-//! peers (`delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
+//! peers (`prompts/delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
 //! goes on with the layers that are here before it asks for others: moving layers costs the swarm more than a hole that
 //! somebody else may fill.
 //!
@@ -34,9 +34,9 @@ use tokio::{
 };
 
 use super::{
-    Daemon, Notice, Serve,
+    initial_placement::lacking,
     pull::{Pulls, apart},
-    workers::Weights,
+    workers::{Models, Weights},
 };
 use crate::{
     Error, Result,
@@ -45,6 +45,10 @@ use crate::{
         self, hex,
         peers::Question,
         pull::{Ask, Found, Prepared, open, plan_json, report_json},
+    },
+    daemon::{
+        setup::{Absent, Serve, Where},
+        view::{Facts, Viewing},
     },
     inference::local,
     library, model,
@@ -64,51 +68,14 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// The layers others announce are heard of within this time after the first of them: gossip comes in one burst.
 const LISTEN: Duration = Duration::from_millis(1_000);
 
-/// A model that is not on this disk, or not whole.
-#[derive(Clone, Debug)]
-pub struct Absent {
-    /// Its id, where that is known.
-    pub id: Option<ModelId>,
-    /// What it is called: where it is not known, how it must be announced.
-    pub name: String,
-    /// Mirrors that have it too.
-    pub from: Vec<String>,
-    /// Whether the first and the last layer are fetched as well, so that own prompts can keep them at home.
-    pub ends: bool,
-}
-
-/// Where a model is that is not in memory yet.
-#[derive(Clone, Debug)]
-pub enum Where {
-    /// In a file of this machine, or in the binary.
-    Here {
-        /// Its id.
-        id: ModelId,
-        /// The file.
-        source: worker::Source,
-    },
-    /// Elsewhere, or not whole.
-    Away(Absent),
-}
-
-impl Where {
-    /// Its id, where that is known.
-    pub fn id(&self) -> Option<ModelId> {
-        match self {
-            Self::Here { id, .. } => Some(*id),
-            Self::Away(absent) => absent.id,
-        }
-    }
-}
-
 /// What happened on the way of the model at a place (0 is the first one).
-pub(super) struct News {
-    pub(super) place: usize,
-    pub(super) what: What,
+pub(crate) struct News {
+    pub(crate) place: usize,
+    pub(crate) what: What,
 }
 
 /// What happened.
-pub(super) enum What {
+pub(crate) enum What {
     /// A line about what is being done.
     Doing(Value),
     /// The layers are on the disk.
@@ -118,7 +85,7 @@ pub(super) enum What {
 }
 
 /// Layers on the disk.
-pub(super) struct Fetched {
+pub(crate) struct Fetched {
     source: worker::Source,
     model: ModelId,
     file_bytes: u64,
@@ -129,7 +96,7 @@ pub(super) struct Fetched {
 }
 
 /// Layers in memory.
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     fetched: Fetched,
     worker: Worker,
     ready: Ready,
@@ -138,7 +105,7 @@ pub(super) struct Arrival {
 }
 
 /// The task.
-pub(super) struct Acquire {
+pub(crate) struct Acquire {
     pub pulls: Pulls,
     /// Which of the node's models: 0 is the first.
     pub place: usize,
@@ -393,43 +360,47 @@ fn is_lasting(error: &Error) -> bool {
     )
 }
 
-impl Daemon {
-    /// Answers a task that moves models.
-    pub(super) fn answer_content(&self, question: Question) {
-        match question {
-            Question::Named { name, answer } => {
-                let mut named: Vec<Offer> = Vec::new();
-                let all = self.facts.values().flat_map(|facts| &facts.offers);
-                for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
-                    if !named.iter().any(|known| known.model == offer.model) {
-                        named.push(offer.clone());
-                    }
+/// Answers a task that moves models.
+pub(crate) fn answer(question: Question, view: &Viewing) {
+    match question {
+        Question::Named { name, answer } => {
+            let mut named: Vec<Offer> = Vec::new();
+            let all = view.facts.values().flat_map(|facts| &facts.offers);
+            for offer in all.filter(|offer| offer.name == name || hex(offer.model) == name) {
+                if !named.iter().any(|known| known.model == offer.model) {
+                    named.push(offer.clone());
                 }
-                let _ = answer.send(named);
             }
-            Question::Holders { model, answer } => {
-                let holders = self
-                    .facts
-                    .iter()
-                    .filter(|(_, facts)| facts.offers.iter().any(|offer| offer.model == model));
-                let contact = |(node, facts): (&scheduler::NodeId, &super::gossip::Facts)| {
-                    p2p::wire::control::Contact { node: *node, addresses: facts.addresses.clone() }
-                };
-                let _ = answer.send(holders.map(contact).collect());
-            }
-            Question::Lacking { model, num_layers, cap, answer } => {
-                let _ = answer
-                    .send(super::initial_placement::lacking(&self.view, self.me, model, num_layers, cap));
-            }
+            let _ = answer.send(named);
+        }
+        Question::Holders { model, answer } => {
+            let offers = |facts: &Facts| facts.offers.iter().any(|offer| offer.model == model);
+            let holders = view.facts.iter().filter(|(_, facts)| offers(facts));
+            let _ = answer.send(holders.map(|(node, _)| view.contact(*node)).collect());
+        }
+        Question::Lacking { model, num_layers, cap, answer } => {
+            let _ = answer.send(lacking(&view.view, view.me, model, num_layers, cap));
         }
     }
+}
 
-    /// A model is on its way.
-    pub(super) async fn arrived(&mut self, news: News) {
-        let (place, sender) = (news.place, self.news.clone());
+/// What the loop does about news of a model.
+pub(crate) enum Arrived {
+    /// Nothing: a task goes on.
+    Nothing,
+    /// This line is told.
+    Told(Value),
+    /// The model of this name is in memory and can be announced.
+    Serving(String),
+}
+
+impl Models {
+    /// A model is on its way; further news go to `sender`. A node that is `leaving` loads nothing more.
+    pub(crate) fn arrived(&mut self, news: News, sender: &mpsc::Sender<News>, leaving: bool) -> Arrived {
+        let place = news.place;
         // What another worker on this machine was found to be, this one is.
-        let class = self.models().find_map(|held| held.spec.class);
-        let Some(held) = self.place_mut(place) else { return };
+        let class = self.all().find_map(|held| held.spec.class);
+        let Some(held) = self.place_mut(place) else { return Arrived::Nothing };
         match news.what {
             What::Doing(line) => {
                 // The last word stays: what became of sources is told once.
@@ -441,7 +412,7 @@ impl Daemon {
                 if line["event"] != "dropped" {
                     held.fetching = Some(line.clone());
                 }
-                let _ = self.notices.try_send(Notice::Fetching(line));
+                Arrived::Told(line)
             }
             What::Fetched(fetched) => {
                 let spec = worker::Spec {
@@ -451,7 +422,7 @@ impl Daemon {
                     class: held.spec.class.or(class),
                     ..held.spec.clone()
                 };
-                let name = held.about.name.clone();
+                let (name, sender) = (held.about.name.clone(), sender.clone());
                 tokio::spawn(async move {
                     let what = match worker::spawn_rehearsed(spec.clone()).await {
                         Ok((worker, ready, outputs)) => {
@@ -463,20 +434,25 @@ impl Daemon {
                     };
                     let _ = sender.send(News { place, what }).await;
                 });
+                Arrived::Nothing
             }
-            What::Holds(arrival) => self.holds(place, *arrival).await,
+            What::Holds(arrival) if leaving => {
+                arrival.worker.kill();
+                Arrived::Nothing
+            }
+            What::Holds(arrival) => {
+                let name = self.hold(place, *arrival);
+                name.map_or(Arrived::Nothing, Arrived::Serving)
+            }
         }
     }
 
-    /// A model is in memory.
-    async fn holds(&mut self, place: usize, arrival: Arrival) {
+    /// The model at `place` is in memory; returns its name.
+    fn hold(&mut self, place: usize, arrival: Arrival) -> Option<String> {
         let Arrival { fetched, worker, ready, outputs, mut spec } = arrival;
-        if self.leaving.is_some() {
-            return worker.kill();
-        }
         spec.class = Some(ready.class);
         self.listen_to(outputs, worker.pid());
-        let Some(held) = self.place_mut(place) else { return };
+        let held = self.place_mut(place)?;
         let name = held.about.name.clone();
         held.about = ModelInfo { name: name.clone(), context: ready.context as usize, ..fetched.about };
         held.id = fetched.model;
@@ -488,10 +464,6 @@ impl Daemon {
         held.ready = ready;
         held.replace(worker);
         held.fetching = None;
-        self.holds_anew().await;
-        let mut status = self.status().await;
-        // Whose arrival it is: the first of the list is not always the one that came.
-        status["arrived"] = json!(name);
-        let _ = self.notices.try_send(Notice::Serving(status));
+        Some(name)
     }
 }

@@ -21,9 +21,6 @@ use std::collections::BTreeMap;
 
 use p2p::Path;
 use scheduler::{Millis, NodeId, latency::Window};
-use serde_json::{Value, json};
-
-use super::Daemon;
 
 /// What a line is taken to carry by the farthest path in use, bytes per ms up and down: memory, a gigabit, and an ordinary
 /// home line (20 and 100 Mbit/s).
@@ -45,7 +42,7 @@ const LOWERED: f64 = 8.0;
 
 /// Bytes that crossed the streams of one peer so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crossed {
+pub(crate) struct Crossed {
     pub node: NodeId,
     pub path: Path,
     pub bytes_in: u64,
@@ -71,7 +68,7 @@ impl Default for Seen {
 
 /// See the module's page.
 #[derive(Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     before: Option<Look>,
     seen: BTreeMap<Path, Seen>,
 }
@@ -126,6 +123,11 @@ impl Line {
         }
     }
 
+    /// Whether anything was seen over `path`.
+    pub fn is_measured(&self, path: Path) -> bool {
+        self.seen.contains_key(&path)
+    }
+
     /// What the line carries where `farthest` is the farthest path in use, bytes per ms up and down.
     pub fn rates(&self, farthest: Path, now: Millis) -> (f64, f64) {
         let row = RATES.iter().find(|row| farthest <= row.0).unwrap_or(&RATES[RATES.len() - 1]);
@@ -133,42 +135,6 @@ impl Line {
         let replaced = seen.full_up.max(now).filter(|_| seen.full >= ENOUGH);
         let up = replaced.map_or(row.1, |up| up.max(row.1 / LOWERED)).max(seen.up.max(now).unwrap_or(0.0));
         (up, row.2.max(seen.down.max(now).unwrap_or(0.0)))
-    }
-}
-
-impl Daemon {
-    /// Looks at what crosses, while something does.
-    pub(super) async fn watch_line(&mut self, now: Millis) {
-        let uploads = self.uploads.running() > 0;
-        let fetched = self.pulls.pace.taken_bytes();
-        let fetches = std::mem::replace(&mut self.fetched_bytes, fetched) != fetched;
-        if !uploads && !fetches && self.table.is_empty() {
-            return self.line.rest();
-        }
-        if !self.line.is_due(now) {
-            return;
-        }
-        let peers = self.network.peers().await;
-        let crossed = peers.into_iter().map(|peer| Crossed {
-            node: peer.node,
-            path: peer.path,
-            bytes_in: peer.bytes_in,
-            bytes_out: peer.bytes_out,
-        });
-        let handing_out = uploads && self.caps.upload_bytes_per_s.is_none();
-        self.line.look(now, handing_out, crossed);
-    }
-
-    /// What is said of the line, for `status`.
-    pub(super) fn line_json(&self) -> Value {
-        let farthest = self.gossip.farthest();
-        let (up, down) = self.line.rates(farthest, self.now());
-        json!({
-            "path": farthest.to_string(),
-            "up_bytes_per_s": up * 1e3,
-            "down_bytes_per_s": down * 1e3,
-            "measured": self.line.seen.contains_key(&farthest),
-        })
     }
 }
 

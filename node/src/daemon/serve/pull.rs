@@ -23,7 +23,6 @@ use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::Caps;
 use crate::{
     Error, Result,
     content::{
@@ -31,7 +30,9 @@ use crate::{
         peers::{Finder, Liars, Question},
         pull::{Ask, Found, Prepared, event_json, plan_json, prepare, report_json},
     },
-    control::PullAsk,
+    control::{Line, PullAsk},
+    daemon::setup::Caps,
+    events::Refusal,
 };
 
 /// Pulls at a time: more would only share the same line.
@@ -47,7 +48,7 @@ const GLANCE: Duration = Duration::from_secs(2);
 
 /// What every pull of this node shares.
 #[derive(Clone)]
-pub(super) struct Pulls {
+pub(crate) struct Pulls {
     pub home: std::path::PathBuf,
     pub network: Network,
     pub questions: mpsc::Sender<Question>,
@@ -114,12 +115,11 @@ impl Pulls {
     }
 
     /// Does what a command asks for, line by line.
-    pub fn answer(&self, ask: PullAsk, lines: mpsc::Sender<Value>) {
+    pub fn answer(&self, ask: PullAsk, lines: mpsc::Sender<Line>) {
         if self.running.fetch_add(1, Ordering::Relaxed) >= MAX_PULLS {
             self.running.fetch_sub(1, Ordering::Relaxed);
-            let _ = lines.try_send(
-                json!({ "error": "this node pulls as much as it does at a time; wait for one to end" }),
-            );
+            let why = "this node pulls as much as it does at a time; wait for one to end";
+            let _ = lines.try_send(Refusal::new(why).into());
             return;
         }
         let pulls = self.clone();
@@ -130,13 +130,13 @@ impl Pulls {
             };
             if let Err(error) = ended {
                 let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
-                let _ = lines.send(json!({ "error": format!("{error}{hint}") })).await;
+                let _ = lines.send(Refusal::new(format!("{error}{hint}")).into()).await;
             }
             pulls.running.fetch_sub(1, Ordering::Relaxed);
         });
     }
 
-    async fn pull(&self, asked: PullAsk, lines: &mpsc::Sender<Value>) -> Result<()> {
+    async fn pull(&self, asked: PullAsk, lines: &mpsc::Sender<Line>) -> Result<()> {
         let PullAsk { id, called, name, from, layers, disk_bytes, bytes_per_s, plan_only } = asked;
         let mut id = match id.as_deref().map(content::parse_id) {
             Some(None) => return Err(Error::usage("an id is 64 hex digits")),
@@ -170,13 +170,13 @@ impl Pulls {
             // Events first: the last line is the result.
             tokio::select! {
                 biased;
-                Some(line) = told.recv() => if lines.send(line).await.is_err() { return Err(Error::Interrupted) },
+                Some(line) = told.recv() => if lines.send(line.into()).await.is_err() { return Err(Error::Interrupted) },
                 ended = &mut work => {
                     let line = ended?;
                     while let Ok(line) = told.try_recv() {
-                        let _ = lines.send(line).await;
+                        let _ = lines.send(line.into()).await;
                     }
-                    let _ = lines.send(line).await;
+                    let _ = lines.send(line.into()).await;
                     return Ok(());
                 }
             }
@@ -189,7 +189,7 @@ impl Pulls {
         mut sources: Vec<Box<dyn Source>>,
         finder: Arc<OnceLock<Finder>>,
         plan_only: bool,
-        lines: &mpsc::Sender<Value>,
+        lines: &mpsc::Sender<Line>,
         mut hear: impl FnMut(Event) + Send,
     ) -> Result<Value> {
         let layers = ask.layers.clone();
@@ -210,7 +210,7 @@ impl Pulls {
             plan["end"] = json!(true);
             return Ok(plan);
         }
-        let _ = lines.send(plan).await;
+        let _ = lines.send(plan.into()).await;
         let guard = Saver(&mut prepared);
         // Known only from a mirror's tree: peers may have it too.
         let more = guard.0.entry().model().map(|id| finder.get_or_init(|| self.finder(id)).keep_looking());
@@ -252,7 +252,7 @@ fn listener(finder: Arc<OnceLock<Finder>>, events: mpsc::Sender<Value>) -> impl 
 }
 
 /// Runs what `work` makes on a thread of its own with its own runtime.
-pub(super) fn apart<F: Future<Output = ()>>(name: &str, work: impl FnOnce() -> F + Send + 'static) {
+pub(crate) fn apart<F: Future<Output = ()>>(name: &str, work: impl FnOnce() -> F + Send + 'static) {
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime.block_on(work()),

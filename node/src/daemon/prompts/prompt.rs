@@ -13,14 +13,19 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
+    Finished,
     params::{Trouble, only_here, sampling, token_ids, trusted},
-    report::{done_json, noticed, plan_json, stages},
+    report::{done, noticed, prediction, stage},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
-    workers::Local,
 };
 use crate::{
     content::hex,
-    control::{Ask, Mode, Verify},
+    control::{Line, Mode, Verify},
+    daemon::serve::Local,
+    events::{
+        Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind,
+        RouteEvent, Token,
+    },
     feedback::FeedbackQueue,
     request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     sessions::{Order, SessionTable},
@@ -50,7 +55,7 @@ pub struct PromptTask {
     pub(super) conductors: mpsc::Sender<ConductorQuestion>,
     pub(super) reroutes: mpsc::Sender<Reroute>,
     pub(super) lost: broadcast::Sender<NodeId>,
-    pub(super) finished: mpsc::Sender<super::Finished>,
+    pub(super) finished: mpsc::Sender<Finished>,
     pub(super) lessons: FeedbackQueue,
     /// Who is challenged by it: the pipeline must pass this node, and nobody is told of the prompt.
     pub(super) prove: Option<NodeId>,
@@ -88,7 +93,7 @@ struct Planned {
 
 impl PromptTask {
     /// Answers a prompt, line by line, going on after what was said before.
-    pub(super) async fn answer_after(self, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
+    pub(super) async fn answer_after(self, ask: PromptRequest, said: Said, lines: mpsc::Sender<PromptEvent>) {
         let task = self.about(&ask.model);
         let ended = if task.is_own(&ask) && task.local.ready.has_ends() {
             task.run(ask, said, &lines).await
@@ -96,8 +101,22 @@ impl PromptTask {
             task.elsewhere(ask, said, &lines).await
         };
         if let Err(trouble) = ended {
-            let _ = lines.send(trouble.0).await;
+            let _ = lines.send(PromptEvent::Failed(trouble.0)).await;
         }
+    }
+
+    /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
+    pub(crate) fn challenge(mut self, node: NodeId, ask: PromptRequest) {
+        self.prove = Some(node);
+        let (lines, mut answer) = mpsc::channel(NEWS);
+        tokio::spawn(self.answer_after(ask, Said::default(), lines));
+        tokio::spawn(async move {
+            while let Some(event) = answer.recv().await {
+                if let PromptEvent::Failed(why) = event {
+                    tracing::info!(%node, why = why.error, "no challenge was possible");
+                }
+            }
+        });
     }
 
     /// The same, about the model of this node that `asked` means; the first one where it means none.
@@ -111,12 +130,17 @@ impl PromptTask {
     }
 
     /// Whether the prompt is for the model that this is about.
-    fn is_own(&self, ask: &Ask) -> bool {
+    fn is_own(&self, ask: &PromptRequest) -> bool {
         ask.model.is_empty() || self.local.is_meant(&ask.model)
     }
 
     /// This node does not hold the model: somebody else must conduct.
-    async fn elsewhere(&self, mut ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+    async fn elsewhere(
+        &self,
+        mut ask: PromptRequest,
+        said: Said,
+        lines: &mpsc::Sender<PromptEvent>,
+    ) -> Result<(), Trouble> {
         let (own, ready) = (self.is_own(&ask), &self.local.ready);
         if own {
             ask.model.clone_from(&ready.name);
@@ -144,18 +168,18 @@ impl PromptTask {
         let peers = answered.await.map_err(|_| "the node is stopping".to_owned())?;
         if peers.is_empty() {
             let why = format!("nobody here holds \"{}\"; `shoal peers` shows who holds what", ask.model);
-            return Err(Trouble::kind("unavailable", why));
+            return Err(Trouble::kind(RefusalKind::Unavailable, why));
         }
-        let line = self.delegate(&ask, said.ids, peers, lines).await?;
-        let finished =
-            super::Finished::new(SessionId::new(random()?), ModelId::default(), Some(line.clone()));
+        let report = self.delegate(&ask, said.ids, peers, lines).await?;
+        let session = SessionId::new(random()?);
+        let finished = Finished::new(session, ModelId::default(), Some(report.clone()));
         let _ = self.finished.send(finished).await;
-        let _ = lines.send(line).await;
+        let _ = lines.send(PromptEvent::Done(Box::new(report))).await;
         Ok(())
     }
 
     /// The model that answers, as an interrupted answer remembers it.
-    pub(super) fn model_of(&self, ask: &Ask) -> String {
+    pub(super) fn model_of(&self, ask: &PromptRequest) -> String {
         if ask.model.is_empty() {
             return format!("{:?}", self.local.ready.model);
         }
@@ -164,22 +188,20 @@ impl PromptTask {
     }
 
     /// Says what answering it would take.
-    pub async fn plan(self, ask: Ask, lines: mpsc::Sender<Value>) {
-        let me = self.me;
+    pub async fn plan(self, ask: PromptRequest, lines: mpsc::Sender<Line>) {
+        let me = format!("{:?}", self.me);
         let line = match self.about(&ask.model).prepare(&ask, &[], false).await {
             Ok(planned) => {
-                let mut line = plan_json(&planned.routed, planned.prompt_tokens);
-                line["me"] = json!(format!("{:?}", me));
-                line["end"] = json!(true);
-                line
+                let plan = prediction(&planned.routed, planned.prompt_tokens);
+                PlanReport { plan, me, end: true }.into()
             }
-            Err(trouble) => trouble.0,
+            Err(trouble) => trouble.0.into(),
         };
         let _ = lines.send(line).await;
     }
 
     /// Encode, then ask who shall run it.
-    async fn prepare(&self, ask: &Ask, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
+    async fn prepare(&self, ask: &PromptRequest, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
         let Local { name, ready, .. } = &self.local;
         if !self.is_own(ask) {
             return Err(Trouble::from(format!(
@@ -252,22 +274,22 @@ impl PromptTask {
         self.routes.send(question).await.map_err(|_| stopped())?;
         let routed = answered.await.map_err(|_| stopped())?;
         let routed = routed.map_err(|why| match why {
-            NoWay::Full(why) => Trouble::kind("busy", why),
-            NoWay::None(why) => Trouble::kind("unavailable", why),
+            NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
+            NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, why),
         })?;
         Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
     }
 
-    async fn encode(&self, ask: &Ask, worker: &Worker) -> Result<Vec<u32>, Trouble> {
+    async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<Vec<u32>, Trouble> {
         let (prompt, field) = match &ask.prompt {
-            Value::Object(given) => return token_ids(given, self.local.ready.vocab),
+            PromptInput::Tokens { ids } => return token_ids(ids, self.local.ready.vocab),
             // Over HTTP a text is text: names of control tokens in it are not those tokens.
-            Value::String(text) if ask.api.over_http => {
+            PromptInput::Text(text) if ask.api.over_http => {
                 let kind = TextKind::Raw { bos: true, special: false };
                 (Prompt { text: text.clone(), kind }, "prompt")
             }
-            Value::String(text) => (Prompt::raw(text.clone()), "prompt"),
-            messages => {
+            PromptInput::Text(text) => (Prompt::raw(text.clone()), "prompt"),
+            PromptInput::Messages(messages) => {
                 let tools = ask.api.tools.as_ref().map(Value::to_string);
                 let extra = (!ask.api.extra.is_empty()).then(|| json!(ask.api.extra).to_string());
                 (Prompt { text: messages.to_string(), kind: TextKind::Chat { tools, extra } }, "messages")
@@ -276,7 +298,12 @@ impl PromptTask {
         worker.encode(prompt).await.map_err(|fault| Trouble::of(fault, field))
     }
 
-    async fn run(&self, ask: Ask, said: Said, lines: &mpsc::Sender<Value>) -> Result<(), Trouble> {
+    async fn run(
+        &self,
+        ask: PromptRequest,
+        said: Said,
+        lines: &mpsc::Sender<PromptEvent>,
+    ) -> Result<(), Trouble> {
         let until = Instant::now() + QUEUE;
         let mut looks = 0;
         loop {
@@ -287,7 +314,7 @@ impl PromptTask {
                 Looked::Full if Instant::now() < until => {}
                 Looked::Full => {
                     let why = "everybody who could compute it has been full for a minute; try again later";
-                    return Err(Trouble::kind("busy", why));
+                    return Err(Trouble::kind(RefusalKind::Busy, why));
                 }
                 Looked::Answered => return Ok(()),
             }
@@ -297,10 +324,10 @@ impl PromptTask {
     /// As [`PromptTask::prepare`]; while everybody is full it waits, until then at most.
     async fn prepare_when_free(
         &self,
-        ask: &Ask,
+        ask: &PromptRequest,
         emitted: &[u32],
         until: Instant,
-        lines: &mpsc::Sender<Value>,
+        lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Planned, Trouble> {
         loop {
             match self.prepare(ask, emitted, true).await {
@@ -318,28 +345,29 @@ impl PromptTask {
     async fn look(
         &self,
         planned: Planned,
-        ask: &Ask,
+        ask: &PromptRequest,
         said: &Said,
         looks: u32,
-        lines: &mpsc::Sender<Value>,
+        lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
-        let finished = |line| super::Finished::new(session, model, line);
+        let finished = |line| Finished::new(session, model, line);
         let Some((inlets, doors)) = self.table.enter(session, self.me) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
-            return Err(Trouble::kind("busy", why));
+            return Err(Trouble::kind(RefusalKind::Busy, why));
         };
-        let mut plan_line = plan_json(&routed, prompt_tokens);
-        plan_line["event"] = json!("route");
-        plan_line["model"] = json!(self.local.name);
-        plan_line["me"] = json!(format!("{:?}", self.me));
-        plan_line["verify"] = json!(ask.verify);
-        plan_line["session"] = json!(format!("{session:?}"));
-        plan_line["mode"] = json!(ask.mode.name());
-        plan_line["wire"] = json!(wire.name());
-        let _ = lines.send(plan_line.clone()).await;
+        let route = OwnRoute {
+            session: format!("{session:?}"),
+            model: self.local.name.clone(),
+            me: format!("{:?}", self.me),
+            verify: ask.verify,
+            wire: wire.name().to_owned(),
+            plan: prediction(&routed, prompt_tokens),
+        };
+        let event = RouteEvent { mode: ask.mode, own: Some(route.clone()), elsewhere: None };
+        let _ = lines.send(PromptEvent::Route(Box::new(event))).await;
 
         let expected = routed.expected.clone();
         let (progress, mut news) = mpsc::channel(NEWS);
@@ -401,29 +429,32 @@ impl PromptTask {
                 () = lines.closed() => break,
             };
             let Some(piece) = piece else { break };
-            let line = match piece {
+            let event = match piece {
                 Progress::Token { id, text: piece, bytes, logprob, top, .. } => {
                     text.push_str(&piece);
-                    let mut line = json!({ "event": "token", "id": id, "text": piece });
-                    if let Some(logprob) = logprob {
-                        line["logprob"] = json!(logprob);
-                        line["bytes"] = json!(bytes);
-                        line["top_logprobs"] =
-                            top.iter().map(|top| json!([top.id, top.logprob, top.bytes])).collect();
-                    }
-                    line
+                    let top = top.into_iter().map(|top| (top.id, top.logprob, top.bytes));
+                    let logprobs =
+                        logprob.map(|logprob| Logprobs { logprob, bytes, top_logprobs: top.collect() });
+                    PromptEvent::Token(Token { id, text: piece, logprobs })
                 }
-                Progress::Pace { stage_ms } => json!({ "event": "pace", "stage_ms": stage_ms }),
-                Progress::Moved { failed, why, segments } => json!({ "event": "moved",
-                    "failed": format!("{failed:?}"), "why": noticed(why), "stages": stages(&segments) }),
+                Progress::Pace { stage_ms } => PromptEvent::Pace { stage_ms },
+                Progress::Moved { failed, why, segments } => PromptEvent::Moved {
+                    failed: format!("{failed:?}"),
+                    why: noticed(why).to_owned(),
+                    stages: segments.iter().map(stage).collect(),
+                },
                 Progress::Crowded => {
                     self.table.leave(session);
                     let _ = self.finished.send(finished(None)).await;
                     return Ok(Looked::Crowded);
                 }
-                Progress::Integrity { position, node } => json!({ "event": "integrity",
-                    "token": position.saturating_sub(prompt_tokens), "node": format!("{node:?}"),
-                    "message": "a peer was caught lying after tokens that followed from it were shown; run it again" }),
+                Progress::Integrity { position, node } => PromptEvent::Integrity {
+                    token: position.saturating_sub(prompt_tokens),
+                    node: format!("{node:?}"),
+                    message:
+                        "a peer was caught lying after tokens that followed from it were shown; run it again"
+                            .to_owned(),
+                },
                 // The command line waits for the word of all checks; a client over HTTP has its answer.
                 Progress::Answered(_) if !ask.api.over_http => continue,
                 Progress::Answered(report) => {
@@ -431,9 +462,8 @@ impl PromptTask {
                     // Nobody serves it any more: what goes on behind it burdens this node only.
                     let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.rest);
-                    let mut line = done_json(&report, &plan_line, &whole, prompt_tokens);
-                    line["checking"] = json!(true);
-                    line
+                    let report = done(&report, ask.mode, &route, &whole);
+                    PromptEvent::Done(Box::new(PromptReport { checking: true, ..report }))
                 }
                 Progress::Done(report) => {
                     text.push_str(&report.rest);
@@ -441,7 +471,7 @@ impl PromptTask {
                     break;
                 }
             };
-            if lines.send(line).await.is_err() {
+            if lines.send(event).await.is_err() {
                 break;
             }
         }
@@ -458,7 +488,10 @@ impl PromptTask {
         self.table.leave(session);
         let Some(report) = ended else {
             let _ = self.finished.send(finished(None)).await;
-            return Err(Trouble::kind("internal", "the prompt was dropped; `shoal why` may say more"));
+            return Err(Trouble::kind(
+                RefusalKind::Internal,
+                "the prompt was dropped; `shoal why` may say more",
+            ));
         };
         if report.is_crowded_out() && !lines.is_closed() {
             let _ = self.finished.send(finished(None)).await;
@@ -467,24 +500,21 @@ impl PromptTask {
         span.record("tokens", report.ids.len()).record("faults", report.faults.len());
         span.record("ttft_ms", report.ttft_ms);
         span.in_scope(|| tracing::info!("answered"));
-        let line = done_json(&report, &plan_line, &text, prompt_tokens);
+        let said = done(&report, ask.mode, &route, &text);
         let measured = expected.measured(&report);
         let Report { outcomes, receipts, proofs, .. } = *report;
-        let over = super::Finished {
+        let over = Finished {
             session,
             model,
-            line: self.prove.is_none().then(|| line.clone()),
+            report: self.prove.is_none().then(|| said.clone()),
             measured,
             outcomes,
             receipts,
             proofs,
         };
         let _ = self.finished.send(over).await;
-        let mut line = line;
-        if told {
-            line["event"] = json!("checked");
-        }
-        let _ = lines.send(line).await;
+        let said = Box::new(said);
+        let _ = lines.send(if told { PromptEvent::Checked(said) } else { PromptEvent::Done(said) }).await;
         Ok(Looked::Answered)
     }
 }

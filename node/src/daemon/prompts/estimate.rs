@@ -13,9 +13,11 @@
 //! Limits: a prompt that was moved or rerouted teaches nothing; what hops were misjudged by is taken for the visit's.
 
 use scheduler::{LayerRange, NodeId, Segment, cost::Leg};
-use serde_json::{Value, json};
 
-use crate::request::Report;
+use crate::{
+    events::{Prediction, StageReport},
+    request::Report,
+};
 
 /// Fewer steps than this say little: the first ones open streams and fault pages in.
 const LEAST_STEPS: usize = 4;
@@ -158,30 +160,17 @@ fn took(report: &Report) -> Vec<Option<f64>> {
 }
 
 /// The stages of a finished prompt: who, what, ms a token, and the prediction where it was for the same segment.
-pub fn stages(report: &Report, plan: &Value) -> Vec<Value> {
-    let planned: Vec<&Value> = plan["stages"].as_array().into_iter().flatten().collect();
+pub fn stages(report: &Report, plan: &Prediction) -> Vec<StageReport> {
     let last = report.segments.len().saturating_sub(1);
     let took = took(report);
-    report
-        .segments
-        .iter()
-        .zip(took)
-        .enumerate()
-        .map(|(at, (segment, ms))| {
-            let mut stage = json!({ "node": format!("{:?}", segment.node),
-                "start": segment.layers.start(), "end": segment.layers.end() });
-            if let Some(ms) = ms {
-                stage["ms"] = json!(ms);
-            }
-            let same =
-                |planned: &&&Value| ["node", "start", "end"].iter().all(|key| planned[*key] == stage[*key]);
-            if let Some(step_ms) = planned.iter().find(same).and_then(|planned| planned["step_ms"].as_f64()) {
-                let home = if at == last { plan["home_ms"].as_f64().unwrap_or(0.0) } else { 0.0 };
-                stage["predicted_ms"] = json!(step_ms + home);
-            }
-            stage
-        })
-        .collect()
+    let stage = |(at, (segment, ms)): (usize, (&Segment, Option<f64>))| {
+        let range = super::report::stage(segment);
+        let same = plan.stages.iter().find(|planned| planned.range() == range);
+        let home = if at == last { plan.home_ms } else { 0.0 };
+        let predicted_ms = same.and_then(|planned| planned.step_ms).map(|step_ms| step_ms + home);
+        StageReport { range, ms, predicted_ms, checked_by: None, checked_positions: None, near: None }
+    };
+    report.segments.iter().zip(took).enumerate().map(stage).collect()
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
-    Boomerang, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
+    Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
     route::{Comparison, NoRoute, Route, compare, route},
     session::Standbys,
@@ -21,10 +21,10 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::{Daemon, estimate::Expected};
+use super::estimate::Expected;
 use crate::{
     control::{Mode, Shadow},
-    feedback::Feedback,
+    daemon::{announce::Announcer, serve::Models, view::Viewing},
     request::{MAX_WITNESSES, Reroute, Witness},
 };
 
@@ -114,8 +114,23 @@ fn seed(session: SessionId) -> u64 {
     session.as_bytes().iter().take(8).rev().fold(0, |seed, byte| seed << 8 | u64::from(*byte))
 }
 
-impl Daemon {
-    pub(super) fn answer_route(&mut self, question: RouteQuestion) {
+/// Answers questions of prompts: what the owners know, borrowed for one answer.
+pub(crate) struct Router<'a> {
+    pub(crate) me: NodeId,
+    pub(crate) now: Millis,
+    pub(crate) view: &'a mut Viewing,
+    pub(crate) models: &'a Models,
+    /// Measured distances.
+    pub(crate) gossip: &'a Announcer,
+    /// Prompts that run and the peers they run on.
+    pub(crate) in_flight: &'a mut BTreeMap<SessionId, Vec<NodeId>>,
+    /// Nodes that were proven wrong: no prompt goes through them.
+    pub(crate) denied: BTreeSet<NodeId>,
+}
+
+impl Router<'_> {
+    /// Answers who shall run a prompt.
+    pub(crate) fn answer(&mut self, question: RouteQuestion) {
         let found = self.find(&question);
         if let Ok(routed) = &found
             && question.commit
@@ -126,10 +141,12 @@ impl Daemon {
         let _ = question.answer.send(found);
     }
 
-    pub(super) fn answer_conductors(&self, question: ConductorQuestion) {
+    /// Answers who could conduct a prompt.
+    pub(crate) fn answer_conductors(&self, question: ConductorQuestion) {
         let ConductorQuestion { model, trusted, answer } = question;
         let trusted = |node: &NodeId| trusted.is_empty() || trusted.contains(node);
         let mut nodes: Vec<(f64, NodeId, ModelId)> = self
+            .view
             .facts
             .iter()
             .filter(|(node, _)| trusted(node))
@@ -148,15 +165,15 @@ impl Daemon {
             capability.holding(offer.model).is_some_and(|holding| !holding.loaded.is_empty())
         };
         (offer.name == model || crate::content::hex(offer.model) == model)
-            && self.view.get(node).is_some_and(holds)
+            && self.view.view.get(node).is_some_and(holds)
     }
 
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
     /// tokens are here.
-    pub(super) fn reroute(&mut self, question: Reroute) {
+    pub(crate) fn reroute(&mut self, question: Reroute) {
         let Reroute { model, mut policy, shape, deny, shadow, answer, session } = question;
         // Who was barred when it began stays so, and who was since.
-        let barred = deny.into_iter().chain(self.denied()).chain(policy.deny);
+        let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
         let request = self.request(model, session, shape, policy);
         let found = self.snapshot(model, shape).ok().and_then(|mut snapshot| {
@@ -182,9 +199,9 @@ impl Daemon {
             Mode::Trusted => policy.allow = Some(question.trusted.clone()),
             Mode::Boomerang | Mode::Open => {}
         }
-        policy.deny.extend(self.denied());
+        policy.deny.extend(self.denied.iter().copied());
         if question.exact {
-            policy.deny.extend(self.approx());
+            policy.deny.extend(self.view.approx());
         }
         if let Some(node) = question.prove {
             policy.deny.remove(&node);
@@ -193,7 +210,10 @@ impl Daemon {
         let request = self.request(model, question.session, question.shape, policy.clone());
         let mut snapshot = self.snapshot(model, question.shape)?;
         // Whoever could compute in the place of one who owes a proof may check it, not replace it.
-        let narrowed = question.prove.and_then(|node| self.indispensable(node));
+        let narrowed = question.prove.and_then(|node| {
+            let first = &self.models.first;
+            self.view.indispensable(node, first.id, first.ready.num_layers, self.now)
+        });
         let mut narrowed = narrowed.and_then(|view| self.freeze(&view, model, question.shape).ok());
         let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
         if comparison.asked.is_err() {
@@ -221,7 +241,7 @@ impl Daemon {
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
         Ok(Routed {
-            announced: nodes.map(|node| (node, self.announced_sessions(node, model))).collect(),
+            announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
             expected: self.expected(model, &snapshot, &request, &route.pipeline),
             steps_ms: [&comparison.asked, &comparison.plain, &comparison.local]
                 .map(|way| self.step_ms(model, &snapshot, &request, way)),
@@ -246,7 +266,7 @@ impl Daemon {
         let mut hosts: Vec<_> = snapshot.hosts().iter().filter(|host| admitted(host.id)).collect();
         hosts.sort_by(|a, b| b.trust.total_cmp(&a.trust).then(a.id.cmp(&b.id)));
         let witness = |host: &scheduler::snapshot::Host| Witness {
-            contact: self.contact(host.id),
+            contact: self.view.contact(host.id),
             operator: host.operator,
             holds: host.loaded.clone(),
         };
@@ -260,20 +280,20 @@ impl Daemon {
         others.flat_map(|(_, nodes)| nodes).for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
         let in_flight = in_flight.into_iter().collect();
         let mut request = Request { requester: Some(self.me), shape, policy, in_flight, seed: seed(session) };
-        self.lessons.amend(&mut request, |node| self.announced_sessions(node, model));
+        self.view.feedback.amend(&mut request, |node| self.view.announced_sessions(node, model));
         request.policy.deny.remove(&self.me);
         request
     }
 
     /// What is believed now, with what leases taught.
     fn snapshot(&mut self, model: ModelId, shape: Shape) -> Result<Snapshot, String> {
-        self.take_lessons();
-        self.freeze(&self.view, model, shape).map_err(|e| e.to_string())
+        self.view.take_feedback(self.now);
+        self.freeze(&self.view.view, model, shape).map_err(|e| e.to_string())
     }
 
     /// `view` of a model, priced in the middle of an answer: there a row sees what most rows of it see.
     fn freeze(&self, view: &SwarmView, model: ModelId, shape: Shape) -> Result<Snapshot, BadSnapshot> {
-        let ready = self.model(model).map(|held| &held.ready);
+        let ready = self.models.get(model).map(|held| &held.ready);
         match ready.and_then(|ready| ready.costs.as_ref()) {
             Some(costs) => {
                 let context = shape.prompt_tokens.saturating_add(shape.output_tokens / 2);
@@ -281,24 +301,6 @@ impl Daemon {
             }
             None => view.snapshot(model, ready.map_or(0, |ready| ready.num_layers), self.me),
         }
-    }
-
-    /// Corrects the view by what leases taught.
-    pub(super) fn take_lessons(&mut self) {
-        let now = self.now();
-        for lesson in self.lessons.take() {
-            match lesson {
-                Feedback::Holds(node, model, held) => {
-                    self.view.correct(node, model, held, now);
-                }
-                Feedback::Apart(one, other) => self.view.unreachable(one, other, now),
-            }
-        }
-    }
-
-    fn announced_sessions(&self, node: NodeId, model: ModelId) -> u32 {
-        let holding = self.view.get(node).and_then(|capability| capability.holding(model));
-        holding.map_or(0, |holding| holding.active)
     }
 
     /// Who stands by for a pipeline, and where everybody is.
@@ -328,12 +330,7 @@ impl Daemon {
         nodes.extend(
             standbys.covers.iter().flat_map(|cover| cover.segments.iter().map(|segment| segment.node)),
         );
-        nodes.into_iter().filter(|node| *node != self.me).map(|node| self.contact(node)).collect()
-    }
-
-    fn contact(&self, node: NodeId) -> Contact {
-        let addresses = self.facts.get(&node).map_or_else(Vec::new, |facts| facts.addresses.clone());
-        Contact { node, addresses }
+        nodes.into_iter().filter(|node| *node != self.me).map(|node| self.view.contact(node)).collect()
     }
 
     /// What a step of `pipeline` should take, part by part.
@@ -344,7 +341,7 @@ impl Daemon {
         request: &Request,
         pipeline: &Pipeline,
     ) -> Expected {
-        let held = self.model(model).unwrap_or(&self.held);
+        let held = self.models.get(model).unwrap_or(&self.models.first);
         let home_ms = held.home_ms();
         let legs = explain(snapshot, &one_step(request), pipeline).unwrap_or_default();
         let mut prompt = request.clone();
@@ -371,7 +368,7 @@ impl Daemon {
         // Other ways than the one asked for obey other rules.
         (request.policy.boomerang, request.policy.allow) = (None, None);
         let cost = cost::price(snapshot, &request, pipeline).ok()?;
-        Some(cost.total_ms() + self.model(model)?.home_ms())
+        Some(cost.total_ms() + self.models.get(model)?.home_ms())
     }
 }
 

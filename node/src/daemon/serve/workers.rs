@@ -1,11 +1,11 @@
-//! The models this node has workers for: how they are loaded, heard, and born anew when they die.
+//! The models this node has workers for: how they are loaded, heard, and restarted when they die.
 //!
 //! The first is the one the node was started with; those beside it (`--also`) come while it runs. Each has a worker of its
 //! own, and so threads of its own: the system divides the cores among those that have work. What all share is the memory
 //! for caches ([`worker::Room`]), the memory for weights ([`Weights`]) and the door for sessions of others (`admit.rs`).
 //!
 //! Limits: [`MOST_BESIDE`] models beside the first; a worker stays until the node ends, however idle its model; only the
-//! first model's layers are placed anew (`place.rs`) and only its holders are challenged (`challenge.rs`).
+//! first model's layers are moved (`place.rs`) and only its holders are challenged (`trust/probation.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use scheduler::{
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use super::{Daemon, initial_placement::with_ends};
+use super::initial_placement::with_ends;
 use crate::{
     Error, Result,
     audit::Auditor,
@@ -41,33 +41,33 @@ const MOST_YOUNG_DEATHS: u32 = 10;
 pub const MOST_BESIDE: usize = 8;
 
 /// A model this node has a worker for, or will have.
-pub(super) struct Held {
-    pub(super) id: ModelId,
+pub(crate) struct Held {
+    pub(crate) id: ModelId,
     /// As the API names it, and what its file says.
-    pub(super) about: ModelInfo,
-    pub(super) auditor: Option<Auditor>,
+    pub(crate) about: ModelInfo,
+    pub(crate) auditor: Option<Auditor>,
     /// What a step takes at home besides layers, ms.
-    pub(super) at_home: Ema,
+    pub(crate) at_home: Ema,
     /// What opening a session takes besides the way to the farthest node and back, ms.
-    pub(super) at_opening: Ema,
+    pub(crate) at_opening: Ema,
     /// What prompts take, in parts of what nodes' figures say.
-    pub(super) at_prefill: Ema,
+    pub(crate) at_prefill: Ema,
     /// Where it is on its way, while it is.
-    pub(super) fetching: Option<Value>,
-    pub(super) worker: watch::Sender<Worker>,
-    pub(super) spec: worker::Spec,
+    pub(crate) fetching: Option<Value>,
+    pub(crate) worker: watch::Sender<Worker>,
+    pub(crate) spec: worker::Spec,
     born: Instant,
     /// Workers in a row that died young.
     young_deaths: u32,
-    pub(super) ready: Ready,
-    pub(super) loaded: Vec<LayerRange>,
-    pub(super) served: Vec<LayerRange>,
-    pub(super) file_bytes: u64,
+    pub(crate) ready: Ready,
+    pub(crate) loaded: Vec<LayerRange>,
+    pub(crate) served: Vec<LayerRange>,
+    pub(crate) file_bytes: u64,
 }
 
 impl Held {
     /// Nothing yet of the model with this id, where that is known, and name.
-    pub(super) fn absent(id: Option<ModelId>, name: &str, about: ModelInfo, spec: worker::Spec) -> Self {
+    pub(crate) fn absent(id: Option<ModelId>, name: &str, about: ModelInfo, spec: worker::Spec) -> Self {
         let id = id.unwrap_or_default();
         Self {
             id,
@@ -89,7 +89,7 @@ impl Held {
     }
 
     /// What the machine's disk has of it, or the binary.
-    pub(super) async fn load(
+    pub(crate) async fn load(
         spec: worker::Spec,
         serve: Vec<LayerRange>,
         num_layers: u32,
@@ -123,12 +123,24 @@ impl Held {
     }
 
     /// What a step takes at home besides layers, ms: as measured, before that what the head was measured to take.
-    pub(super) fn home_ms(&self) -> f64 {
+    pub(crate) fn home_ms(&self) -> f64 {
         self.at_home.value().unwrap_or(self.ready.head_ms)
     }
 
+    /// The model as a prompt needs it; `shares` is what nodes contributed to it.
+    pub(crate) fn local(&self, shares: BTreeMap<NodeId, f64>) -> Local {
+        Local {
+            name: self.about.name.clone(),
+            auditor: self.auditor.clone(),
+            shares,
+            layer_bytes: self.file_bytes / u64::from(self.ready.num_layers.max(1)),
+            worker: self.worker.subscribe(),
+            ready: self.ready.clone(),
+        }
+    }
+
     /// Another worker of the same model has started.
-    pub(super) fn replace(&mut self, worker: Worker) {
+    pub(crate) fn replace(&mut self, worker: Worker) {
         self.born = Instant::now();
         self.worker.send_replace(worker);
     }
@@ -136,25 +148,25 @@ impl Held {
 
 /// A model that this node has a worker for, as a prompt needs it.
 #[derive(Clone)]
-pub(super) struct Local {
+pub(crate) struct Local {
     /// As people call it.
-    pub(super) name: String,
-    pub(super) auditor: Option<Auditor>,
-    pub(super) shares: BTreeMap<NodeId, f64>,
-    pub(super) layer_bytes: u64,
-    pub(super) worker: watch::Receiver<Worker>,
-    pub(super) ready: Ready,
+    pub(crate) name: String,
+    pub(crate) auditor: Option<Auditor>,
+    pub(crate) shares: BTreeMap<NodeId, f64>,
+    pub(crate) layer_bytes: u64,
+    pub(crate) worker: watch::Receiver<Worker>,
+    pub(crate) ready: Ready,
 }
 
 impl Local {
     /// Whether `asked` means this model.
-    pub(super) fn is_meant(&self, asked: &str) -> bool {
+    pub(crate) fn is_meant(&self, asked: &str) -> bool {
         is_called(asked, &self.name, &self.ready.name, self.ready.model)
     }
 }
 
 /// Carries the worker's outputs to their sessions, until it dies.
-pub(super) async fn pump(
+async fn pump(
     mut outputs: mpsc::Receiver<worker::Output>,
     pid: u32,
     table: SessionTable,
@@ -168,7 +180,7 @@ pub(super) async fn pump(
 
 /// Memory for the weights of all models of a node.
 #[derive(Clone, Debug)]
-pub(super) struct Weights {
+pub(crate) struct Weights {
     most_bytes: Option<u64>,
     /// By place among the models.
     taken: Arc<Mutex<BTreeMap<usize, u64>>>,
@@ -176,12 +188,12 @@ pub(super) struct Weights {
 
 impl Weights {
     /// So much in all; `None` for no bound.
-    pub(super) fn new(most_bytes: Option<u64>) -> Self {
+    pub(crate) fn new(most_bytes: Option<u64>) -> Self {
         Self { most_bytes, taken: Arc::default() }
     }
 
     /// What is left for the model at `place`, bytes; `None` for no bound.
-    pub(super) fn left_bytes(&self, place: usize) -> Option<u64> {
+    pub(crate) fn left_bytes(&self, place: usize) -> Option<u64> {
         self.left(&self.taken.lock().unwrap_or_else(PoisonError::into_inner), place)
     }
 
@@ -192,7 +204,7 @@ impl Weights {
 
     /// The model at `place` takes this much, whatever it took before; what is left for it, bytes, when that is less. The
     /// first model always takes it.
-    pub(super) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
+    pub(crate) fn take(&self, place: usize, bytes: u64) -> Result<(), u64> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.left(&taken, place).unwrap_or(u64::MAX);
         if place > 0 && bytes > left {
@@ -204,52 +216,65 @@ impl Weights {
     }
 }
 
-impl Daemon {
+/// All models of this node.
+pub(crate) struct Models {
+    /// The one it was started with.
+    pub(crate) first: Held,
+    /// Those beside it.
+    pub(crate) beside: Vec<Held>,
+    table: SessionTable,
+    /// Workers that died, by process number.
+    deaths: mpsc::Sender<u32>,
+    /// Workers that were started in their place, by place among the models.
+    restarts: mpsc::Sender<(usize, Worker)>,
+}
+
+impl Models {
+    /// These; what their workers say goes to the sessions in `table`, their ends to `deaths`.
+    pub(crate) fn new(
+        first: Held,
+        beside: Vec<Held>,
+        table: SessionTable,
+        deaths: mpsc::Sender<u32>,
+        restarts: mpsc::Sender<(usize, Worker)>,
+    ) -> Self {
+        Self { first, beside, table, deaths, restarts }
+    }
+
     /// All models, the first one first.
-    pub(super) fn models(&self) -> impl Iterator<Item = &Held> {
-        std::iter::once(&self.held).chain(&self.beside)
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Held> {
+        std::iter::once(&self.first).chain(&self.beside)
     }
 
     /// The model with this id.
-    pub(super) fn model(&self, id: ModelId) -> Option<&Held> {
-        self.models().find(|held| held.id == id)
+    pub(crate) fn get(&self, id: ModelId) -> Option<&Held> {
+        self.all().find(|held| held.id == id)
     }
 
-    pub(super) fn model_mut(&mut self, id: ModelId) -> Option<&mut Held> {
-        std::iter::once(&mut self.held).chain(&mut self.beside).find(|held| held.id == id)
+    /// The model with this id.
+    pub(crate) fn get_mut(&mut self, id: ModelId) -> Option<&mut Held> {
+        std::iter::once(&mut self.first).chain(&mut self.beside).find(|held| held.id == id)
     }
 
     /// The model at a place: 0 is the first.
-    pub(super) fn place_mut(&mut self, place: usize) -> Option<&mut Held> {
+    pub(crate) fn place_mut(&mut self, place: usize) -> Option<&mut Held> {
         match place.checked_sub(1) {
-            None => Some(&mut self.held),
+            None => Some(&mut self.first),
             Some(beside) => self.beside.get_mut(beside),
         }
     }
 
     /// The first model that is in memory; the first of all when none is.
-    pub(super) fn leading(&self) -> &Held {
-        self.models().find(|held| !held.loaded.is_empty()).unwrap_or(&self.held)
+    pub(crate) fn leading(&self) -> &Held {
+        self.all().find(|held| !held.loaded.is_empty()).unwrap_or(&self.first)
     }
 
-    /// A model as a prompt needs it.
-    pub(super) fn local(&self, held: &Held) -> Local {
-        Local {
-            name: held.about.name.clone(),
-            auditor: held.auditor.clone(),
-            shares: self.trust.shares(held.id),
-            layer_bytes: held.file_bytes / u64::from(held.ready.num_layers.max(1)),
-            worker: held.worker.subscribe(),
-            ready: held.ready.clone(),
-        }
-    }
-
-    /// A worker died: its sessions heard of it from their jobs, others may come. A worker that keeps dying is started
-    /// ever more rarely.
-    pub(super) fn bear(&mut self, pid: u32, born: mpsc::Sender<(usize, Worker)>) {
-        let Some(place) = self.models().position(|held| held.worker.borrow().pid() == pid) else { return };
-        let (deaths, table, leaving) = (self.deaths.clone(), self.table.clone(), self.leaving.is_some());
-        let Some(held) = self.place_mut(place).filter(|_| !leaving) else { return };
+    /// A worker died: its sessions heard of it from their jobs, and another worker starts. A worker that keeps dying is
+    /// started ever more rarely.
+    pub(crate) fn restart_worker(&mut self, pid: u32) {
+        let Some(place) = self.all().position(|held| held.worker.borrow().pid() == pid) else { return };
+        let (deaths, restarts, table) = (self.deaths.clone(), self.restarts.clone(), self.table.clone());
+        let Some(held) = self.place_mut(place) else { return };
         let young = held.born.elapsed() < GROWN_UP;
         held.young_deaths = if young { (held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
         let pause = Duration::from_millis(match held.young_deaths {
@@ -263,7 +288,7 @@ impl Daemon {
             match worker::spawn(spec).await {
                 Ok((worker, _, outputs)) => {
                     tokio::spawn(pump(outputs, worker.pid(), table, deaths));
-                    let _ = born.send((place, worker)).await;
+                    let _ = restarts.send((place, worker)).await;
                 }
                 Err(error) => {
                     tracing::error!(%error, "no worker");
@@ -274,13 +299,13 @@ impl Daemon {
     }
 
     /// Carries the outputs of another worker to their sessions.
-    pub(super) fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
+    pub(crate) fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
         tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()));
     }
 }
 
 /// Whether `asked` means the model that people call `name`, whose file calls itself `title`.
-pub(super) fn is_called(asked: &str, name: &str, title: &str, id: ModelId) -> bool {
+pub(crate) fn is_called(asked: &str, name: &str, title: &str, id: ModelId) -> bool {
     asked == name
         || asked == title
         || local::model_name(asked) == name

@@ -1,9 +1,9 @@
-//! Whoever was proven wrong once is asked again when its quarantine is over, and checked.
+//! A node that was proven wrong once is challenged when its quarantine is over.
 //!
 //! A single wrong row may be a broken memory cell. The challenge is a prompt of this node like any other: a question that
-//! nobody asked, through a pipeline that must pass the node in question, with every row checked by somebody else or
-//! computed again here. So its right answer is known, it is new every time, and nobody can tell it from a real prompt.
-//! Who passes serves again, and everything it computes is checked as a stranger's is; a second lie bans it for hours.
+//! no user asked, through a pipeline that must pass the node in question, with every row checked by another node or
+//! computed again here. So its right answer is known, it is new every time, and it looks like a real prompt. A node that
+//! passes serves again, and everything it computes is checked as a stranger's is; a second lie bans it for hours.
 //!
 //! Challenges run while no prompt of this node does, one at a time, at most one every [`EVERY`], and the same node not
 //! within [`AGAIN`].
@@ -13,14 +13,12 @@
 
 use std::time::{Duration, Instant};
 
-use scheduler::{LayerRange, LayerSet, Millis, NodeId, view::SwarmView};
+use scheduler::NodeId;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
-use super::{Daemon, prompt::Said};
 use crate::{
-    clock,
-    control::{Ask, ForApi, Mode, Shadow, Verify},
+    control::{Mode, Shadow, Verify},
+    events::{ForApi, PromptInput, PromptRequest, Sampling},
 };
 
 /// Least time between two challenges.
@@ -33,8 +31,6 @@ const TOKENS: u32 = 64;
 const PROOF: u64 = 32;
 /// Nodes challenged lately that are remembered; beyond, one may be asked again sooner.
 const REMEMBERED: usize = 256;
-/// Lines of an answer on their way to nobody.
-const LINES: usize = 16;
 
 /// What people ask.
 const ASKED: [&str; 8] = [
@@ -67,15 +63,15 @@ const ABOUT: [&str; 16] = [
     "the color blue",
 ];
 
-/// Who was challenged when.
+/// Nodes challenged lately, and when.
 #[derive(Default)]
-pub(super) struct Challenges {
+pub(crate) struct Challenges {
     tried: Vec<(NodeId, Instant)>,
 }
 
 impl Challenges {
-    /// Whom to challenge now: the first of `owing` that was not lately, unless somebody just was.
-    fn next(&mut self, now: Instant, owing: impl Iterator<Item = NodeId>) -> Option<NodeId> {
+    /// The node to challenge now: the first of `owing` that was not challenged lately, unless another one just was.
+    pub(crate) fn next(&mut self, now: Instant, owing: impl Iterator<Item = NodeId>) -> Option<NodeId> {
         self.tried.retain(|(_, then)| now.duration_since(*then) < AGAIN);
         if self.tried.iter().any(|(_, then)| now.duration_since(*then) < EVERY) {
             return None;
@@ -90,7 +86,7 @@ impl Challenges {
     }
 }
 
-/// A conversation that nobody began, by chance.
+/// A conversation drawn by chance.
 fn question(chance: [u8; 4]) -> Value {
     let [first, about, then, also] = chance.map(usize::from);
     let asked =
@@ -99,79 +95,28 @@ fn question(chance: [u8; 4]) -> Value {
 }
 
 /// Whether a check of so many positions proves that a node works again.
-pub(super) fn is_proof(tokens: u64) -> bool {
+pub(crate) fn is_proof(tokens: u64) -> bool {
     tokens >= PROOF
 }
 
-impl Daemon {
-    /// Challenges somebody who owes a proof, when there is nothing else to do.
-    pub(super) fn challenge(&mut self) {
-        if !self.in_flight.is_empty() || self.paused || self.leaving.is_some() || !self.held.ready.has_ends()
-        {
-            return;
-        }
-        let owing = self.trust.owing(Millis(clock::unix_ms()));
-        let able: Vec<NodeId> =
-            owing.into_iter().filter(|node| self.challenge_layer(*node).is_some()).collect();
-        let Some(node) = self.challenges.next(Instant::now(), able.into_iter()) else { return };
-        let mut chance = [0; 4];
-        if getrandom::fill(&mut chance).is_err() {
-            return;
-        }
-        tracing::info!(%node, "its quarantine is over: a challenge");
-        let mut task = self.prompt_task();
-        task.prove = Some(node);
-        let ask = Ask {
-            model: String::new(),
-            prompt: question(chance),
-            mode: Mode::Boomerang,
-            may_stay_home: false,
-            wire: "q8".to_owned(),
-            trusted: Vec::new(),
-            head: 1,
-            tail: 1,
-            sampling: json!({ "temperature": 0.0 }),
-            seed: 0,
-            max_tokens: TOKENS,
-            stop: Vec::new(),
-            verify: Verify::Strict,
-            shadow: Shadow::All,
-            api: ForApi::default(),
-        };
-        let (lines, mut answer) = mpsc::channel(LINES);
-        tokio::spawn(task.answer_after(ask, Said::default(), lines));
-        tokio::spawn(async move {
-            while let Some(line) = answer.recv().await {
-                if let Some(why) = line["error"].as_str() {
-                    tracing::info!(%node, why, "no challenge was possible");
-                }
-            }
-        });
-    }
-
-    /// The view as it would be if `node` alone had one of its layers, so that a pipeline must pass it; `None` when this
-    /// node computes all of them itself, or `node` is not there.
-    pub(super) fn indispensable(&self, node: NodeId) -> Option<SwarmView> {
-        let layer = self.challenge_layer(node)?;
-        let (mut view, now, model) = (self.view.clone(), self.now(), self.held.id);
-        for other in self.facts.keys().filter(|other| **other != node) {
-            if let Some(loaded) = self.loaded(*other).filter(|loaded| loaded.covers(layer)) {
-                view.correct(*other, model, loaded.without(layer), now);
-            }
-        }
-        Some(view)
-    }
-
-    /// A layer that `node` has in memory and this node has not.
-    fn challenge_layer(&self, node: NodeId) -> Option<LayerRange> {
-        let (its, mine) = (self.loaded(node)?, self.loaded(self.me).unwrap_or_default());
-        let layers = (0..self.held.ready.num_layers).filter_map(|layer| LayerRange::new(layer, layer + 1));
-        layers.into_iter().find(|layer| its.covers(*layer) && !mine.covers(*layer))
-    }
-
-    fn loaded(&self, node: NodeId) -> Option<LayerSet> {
-        let holding = self.view.get(node)?.holding(self.held.id)?;
-        Some(holding.loaded_set())
+/// A challenge with a question drawn by `chance`; the pipeline of its prompt must pass the node in question.
+pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
+    PromptRequest {
+        model: String::new(),
+        prompt: PromptInput::Messages(question(chance)),
+        mode: Mode::Boomerang,
+        may_stay_home: false,
+        wire: "q8".to_owned(),
+        trusted: Vec::new(),
+        head: 1,
+        tail: 1,
+        sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
+        seed: 0,
+        max_tokens: TOKENS,
+        stop: Vec::new(),
+        verify: Verify::Strict,
+        shadow: Shadow::All,
+        api: ForApi::default(),
     }
 }
 

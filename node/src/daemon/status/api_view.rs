@@ -5,30 +5,20 @@
 
 use std::collections::BTreeMap;
 
-use api::{
-    inference::ModelInfo,
-    swarm::{Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot},
-};
+use api::swarm::{Contribution, Holding, Node, NodeState, SwarmModel, SwarmSnapshot};
 use p2p::{PeerInfo, wire::announce::Class};
 use scheduler::{Capability, LayerRange, ModelId, NodeId};
 use serde_json::{Value, json};
-use tokio::sync::{mpsc, watch};
 
-use super::{Daemon, reach::reach, workers::Held};
-use crate::{clock, control::Call, memory};
+use super::reach::reach;
+use crate::{
+    clock,
+    daemon::{Daemon, serve::Held},
+    memory,
+};
 
 /// Layers shown of a stranger's model: no model has as many.
 const MAX_LAYERS: u32 = 4_096;
-
-/// What the API needs to know of a node that the node itself has no use for.
-pub struct Front {
-    /// Its model, as its file describes it.
-    pub about: ModelInfo,
-    /// The swarm's name.
-    pub swarm: String,
-    /// Where the way to the running node is put once it takes questions, for an API in the same process.
-    pub door: Option<watch::Sender<Option<mpsc::Sender<Call>>>>,
-}
 
 fn hex(node: NodeId) -> String {
     format!("{node:?}")
@@ -49,19 +39,20 @@ fn layers(model: ModelId, range: LayerRange) -> Holding {
 
 impl Daemon {
     /// The answer to `View`: the snapshot, the own model, and what sessions cost.
-    pub(super) async fn page(&mut self) -> Value {
-        let peers = self.network.peers().await;
-        let addresses = self.network.addresses().await;
+    pub(crate) async fn page(&mut self) -> Value {
+        let peers = self.node.network.peers().await;
+        let addresses = self.node.network.addresses().await;
         let me = self.own_node();
         let mut nodes = vec![me];
-        nodes.extend(self.facts.keys().map(|node| self.node(*node, &peers)));
+        nodes.extend(self.view.facts.keys().map(|node| self.node(*node, &peers)));
         let snapshot = SwarmSnapshot {
             at_ms: clock::unix_ms(),
             version: env!("CARGO_PKG_VERSION").into(),
-            me: hex(self.me),
+            me: hex(self.node.me),
             swarm: self.front.swarm.clone(),
             state: NodeState::Ready,
-            reachability: serde_json::from_value(reach(self.reachability, &addresses)).unwrap_or_default(),
+            reachability: serde_json::from_value(reach(self.announcing.reachability, &addresses))
+                .unwrap_or_default(),
             nodes,
             models: self.swarm_models(),
             contribution: self.contribution(&peers),
@@ -72,15 +63,16 @@ impl Daemon {
             json!({ "id": format!("{:?}", held.id), "about": held.about, "position_bytes": position_bytes,
                 "conducts": held.ready.has_ends() })
         };
-        let beside: Vec<Value> = self.beside.iter().filter(|held| !held.loaded.is_empty()).map(own).collect();
-        let sessions: usize = self.models().map(|held| held.worker.borrow().held().0).sum();
-        let pids = self.models().map(|held| held.worker.borrow().pid()).filter(|pid| *pid > 0);
+        let beside: Vec<Value> =
+            self.serving.models.beside.iter().filter(|held| !held.loaded.is_empty()).map(own).collect();
+        let sessions: usize = self.serving.models.all().map(|held| held.worker.borrow().held().0).sum();
+        let pids = self.serving.models.all().map(|held| held.worker.borrow().pid()).filter(|pid| *pid > 0);
         let resident = pids.filter_map(memory::resident_bytes).reduce(|all, more| all + more);
-        let mut view = own(&self.held);
+        let mut view = own(&self.serving.models.first);
         view["snapshot"] = json!(snapshot);
         view["beside"] = json!(beside);
-        view["kv_bytes"] = json!(self.held.spec.kv_bytes);
-        view["kv_used_bytes"] = json!(self.held.spec.room.taken_bytes());
+        view["kv_bytes"] = json!(self.serving.models.first.spec.kv_bytes);
+        view["kv_used_bytes"] = json!(self.serving.models.first.spec.room.taken_bytes());
         view["sessions"] = json!(sessions);
         view["worker_resident_bytes"] = json!(resident);
         view["end"] = json!(true);
@@ -88,32 +80,32 @@ impl Daemon {
     }
 
     fn own_node(&self) -> Node {
-        let state = if self.paused { "paused" } else { "up" };
-        let ready = &self.leading().ready;
-        let resident_bytes: u64 = self.models().map(|held| held.ready.resident_bytes).sum();
+        let state = if self.serving.gate.paused { "paused" } else { "up" };
+        let ready = &self.serving.models.leading().ready;
+        let resident_bytes: u64 = self.serving.models.all().map(|held| held.ready.resident_bytes).sum();
         Node {
-            id: hex(self.me),
+            id: hex(self.node.me),
             name: "this machine".into(),
             me: true,
             trusted: true,
             state: state.into(),
             class: class(ready.class),
             path: "self".into(),
-            holdings: holdings(self.view.get(self.me)),
+            holdings: holdings(self.view.view.get(self.node.me)),
             layer_ms: Some(ready.decode_ms),
-            memory_bytes: resident_bytes + self.held.spec.kv_bytes,
-            kv_free_bytes: self.held.spec.kv_bytes,
+            memory_bytes: resident_bytes + self.serving.models.first.spec.kv_bytes,
+            kv_free_bytes: self.serving.models.first.spec.kv_bytes,
             ..Node::default()
         }
     }
 
     fn node(&self, node: NodeId, peers: &[PeerInfo]) -> Node {
         let link = peers.iter().find(|peer| peer.node == node);
-        let capability = self.view.get(node);
+        let capability = self.view.view.get(node);
         // Of the first model that both hold.
-        let held = self.models().find_map(|own| capability?.holding(own.id));
+        let held = self.serving.models.all().find_map(|own| capability?.holding(own.id));
         // For prompts about any of the models here.
-        let figures = self.models().filter_map(|own| self.trust.figures(node, own.id));
+        let figures = self.serving.models.all().filter_map(|own| self.trusting.figures(node, own.id));
         let (passed, failed) = figures.fold((0, 0), |(passed, failed), figures| {
             (passed + figures.requests_ok, failed + u64::from(figures.strikes))
         });
@@ -121,9 +113,9 @@ impl Daemon {
             id: hex(node),
             name: node.to_string(),
             state: if link.is_some() { "up" } else { "suspect" }.into(),
-            class: self.facts.get(&node).map(|facts| class(facts.class)).unwrap_or_default(),
+            class: self.view.facts.get(&node).map(|facts| class(facts.class)).unwrap_or_default(),
             path: link.map_or_else(|| "none".into(), |peer| peer.path.to_string()),
-            rtt_ms: self.gossip.rtt_ms(node),
+            rtt_ms: self.announcing.gossip.rtt_ms(node),
             holdings: holdings(capability),
             layer_ms: held.map(|held| held.decode_ms),
             kv_free_bytes: held.map_or(0, |held| held.kv_bytes),
@@ -140,12 +132,12 @@ impl Daemon {
     /// The own models first, then those others offer.
     fn swarm_models(&self) -> Vec<SwarmModel> {
         let mut known: BTreeMap<ModelId, (String, u32, u64)> = BTreeMap::new();
-        for offer in self.facts.values().flat_map(|facts| &facts.offers) {
+        for offer in self.view.facts.values().flat_map(|facts| &facts.offers) {
             let layers = offer.num_layers.min(MAX_LAYERS);
             known.entry(offer.model).or_insert((offer.name.clone(), layers, offer.file_bytes));
         }
         let mut own: Vec<(ModelId, (String, u32, u64))> = Vec::new();
-        for held in self.models() {
+        for held in self.serving.models.all() {
             if own.iter().any(|(id, _)| *id == held.id) {
                 continue;
             }
@@ -162,8 +154,8 @@ impl Daemon {
 
     fn swarm_model(&self, id: ModelId, (name, num_layers, file_bytes): (String, u32, u64)) -> SwarmModel {
         let mut holders = vec![0; num_layers as usize];
-        for node in self.facts.keys().chain([&self.me]) {
-            let holding = self.view.get(*node).and_then(|capability| capability.holding(id));
+        for node in self.view.facts.keys().chain([&self.node.me]) {
+            let holding = self.view.view.get(*node).and_then(|capability| capability.holding(id));
             let loaded = holding.into_iter().flat_map(|holding| &holding.loaded);
             for layer in loaded.flat_map(|range| range.start()..range.end().min(num_layers)) {
                 holders[layer as usize] += 1;
@@ -182,16 +174,18 @@ impl Daemon {
 
     fn contribution(&self, peers: &[PeerInfo]) -> Contribution {
         Contribution {
-            paused: self.paused,
+            paused: self.serving.gate.paused,
             layers: self
-                .models()
+                .serving
+                .models
+                .all()
                 .flat_map(|held| held.served.iter().map(|range| layers(held.id, *range)))
                 .collect(),
-            memory_bytes: Some(self.held.spec.kv_bytes),
-            threads: self.held.spec.threads.map(|threads| threads as u32),
+            memory_bytes: Some(self.serving.models.first.spec.kv_bytes),
+            threads: self.serving.models.first.spec.threads.map(|threads| threads as u32),
             upload_bytes_per_s: None,
-            served_layer_tokens: self.totals.layer_rows,
-            served_sessions: self.totals.sessions,
+            served_layer_tokens: self.serving.totals.layer_rows,
+            served_sessions: self.serving.totals.sessions,
             bytes_in: peers.iter().map(|peer| peer.bytes_in).sum(),
             bytes_out: peers.iter().map(|peer| peer.bytes_out).sum(),
         }

@@ -15,12 +15,12 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::{
-    control::Ask,
+    events::{PromptEvent, PromptRequest},
     journal::{Journal, Kept},
 };
 
 /// The interrupted answer of `model` to `ask` that `home` has, if `ask` came over HTTP.
-pub(super) fn interrupted(home: &Path, model: &str, ask: &Ask) -> Option<(Journal, Kept)> {
+pub(super) fn interrupted(home: &Path, model: &str, ask: &PromptRequest) -> Option<(Journal, Kept)> {
     if !ask.api.over_http {
         return None;
     }
@@ -34,7 +34,7 @@ pub(super) fn interrupted(home: &Path, model: &str, ask: &Ask) -> Option<(Journa
 }
 
 /// What decides the tokens, as a journal gives it back: numbers too have been written and read.
-fn question(ask: &Ask) -> Value {
+fn question(ask: &PromptRequest) -> Value {
     let question = json!({
         "prompt": ask.prompt, "wire": ask.wire, "sampling": ask.sampling, "seed": ask.seed,
         "max_tokens": ask.max_tokens, "stop": ask.stop, "api": ask.api,
@@ -43,25 +43,25 @@ fn question(ask: &Ask) -> Value {
 }
 
 /// What the caller is told of the tokens that were said before.
-pub(super) fn lines(kept: &Kept) -> Vec<Value> {
-    let tokens = kept.ids.iter().zip(&kept.pieces);
-    tokens.map(|(id, text)| json!({ "event": "token", "id": id, "text": text })).collect()
+pub(super) fn events(kept: &Kept) -> Vec<PromptEvent> {
+    kept.ids.iter().zip(&kept.pieces).map(|(id, text)| PromptEvent::token(*id, text)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
-    use super::{interrupted, lines};
+    use super::{events, interrupted};
     use crate::{
-        control::{Ask, ForApi, Mode, Shadow, Verify},
+        control::{Mode, Shadow, Verify},
+        events::{ForApi, PromptInput, PromptRequest, Sampling},
         journal::{Begun, Journal, unfinished},
     };
 
-    fn ask(seed: u64) -> Ask {
-        Ask {
+    fn ask(seed: u64) -> PromptRequest {
+        PromptRequest {
             model: String::new(),
-            prompt: json!([{ "role": "user", "content": "Name a fish." }]),
+            prompt: PromptInput::Messages(json!([{ "role": "user", "content": "Name a fish." }])),
             mode: Mode::Open,
             may_stay_home: false,
             wire: "raw".into(),
@@ -69,7 +69,7 @@ mod tests {
             head: 1,
             tail: 1,
             // Not the shortest way to write them: a journal may give back their neighbors.
-            sampling: json!({ "temperature": 0.7f32, "top_p": 0.1f64 + 0.2 }),
+            sampling: Sampling { temperature: Some(0.7), top_p: Some(0.1 + 0.2), ..Sampling::default() },
             seed,
             max_tokens: 4,
             stop: Vec::new(),
@@ -91,14 +91,14 @@ mod tests {
 
         assert!(interrupted(home, "m", &ask(2)).is_none());
         assert!(interrupted(home, "another", &ask(1)).is_none());
-        let on_the_command_line = Ask { api: ForApi::default(), ..ask(1) };
+        let on_the_command_line = PromptRequest { api: ForApi::default(), ..ask(1) };
         assert!(interrupted(home, "m", &on_the_command_line).is_none());
         assert!(Journal::resume(home, None).is_err(), "`shoal resume` leaves it to who asked");
 
-        let by_others = Ask { mode: Mode::Local, verify: Verify::Strict, ..ask(1) };
+        let by_others = PromptRequest { mode: Mode::Local, verify: Verify::Strict, ..ask(1) };
         let (mut journal, kept) = interrupted(home, "m", &by_others).unwrap();
-        let said = lines(&kept);
-        assert_eq!(said[0], json!({ "event": "token", "id": 7, "text": "A " }));
+        let said = events(&kept);
+        assert_eq!(json!(said[0]), json!({ "event": "token", "id": 7, "text": "A " }));
         assert_eq!((said.len(), kept.ids.as_slice(), kept.text.as_str()), (2, &[7, 8][..], "A cod"));
         journal.token(9, ".");
         journal.token(10, " Or");

@@ -4,11 +4,10 @@
 //! [`journal`](crate::journal) before it is shown, and the file is gone when the answer's end is. A caller that goes away
 //! without a word (it was killed) leaves the file behind; one that cancels ([`Question::Cancel`](crate::control::Question))
 //! does not, and neither does an answer that could not begin. A client over HTTP leaves none either: only the end of this
-//! node does, and when the client asks the same of the next one the answer goes on (`again.rs`).
+//! node does, and when the client asks the same of the next one the answer goes on (`retry.rs`).
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{
@@ -17,7 +16,8 @@ use super::{
 };
 use crate::{
     clock,
-    control::{Ask, LINES},
+    control::{LINES, Line},
+    events::{FinishReason, PromptEvent, PromptReport, PromptRequest, Refusal, Resumed, RouteEvent},
     journal::{Begun, Journal, Kept},
 };
 
@@ -25,7 +25,7 @@ use crate::{
 struct Tee {
     /// Where answers are kept; `None` when they are not.
     home: Option<PathBuf>,
-    ask: Ask,
+    ask: PromptRequest,
     model: String,
     name: String,
     journal: Option<Journal>,
@@ -33,16 +33,21 @@ struct Tee {
     text: String,
     resumed: usize,
     /// What the caller is told once more, after the route.
-    replay: Vec<Value>,
+    replay: Vec<PromptEvent>,
 }
 
 impl PromptTask {
     /// Answers a prompt, line by line, and keeps what a continuation needs in `home`.
-    pub(super) async fn answer_kept(self, home: Option<PathBuf>, ask: Ask, lines: mpsc::Sender<Value>) {
+    pub(super) async fn answer_kept(
+        self,
+        home: Option<PathBuf>,
+        ask: PromptRequest,
+        lines: mpsc::Sender<Line>,
+    ) {
         let model = self.model_of(&ask);
         let interrupted = home.as_deref().and_then(|home| retry::interrupted(home, &model, &ask));
         if let Some((journal, kept)) = interrupted {
-            let replay = retry::lines(&kept);
+            let replay = retry::events(&kept);
             let Kept { name, begun, ids, text, .. } = kept;
             let said = Said { ids: ids.clone(), rounding: begun.rounding };
             let (resumed, ask_too, journal) = (ids.len(), ask.clone(), Some(journal));
@@ -64,27 +69,35 @@ impl PromptTask {
     }
 
     /// Continues an interrupted answer.
-    pub(super) async fn resume(self, home: &Path, name: Option<String>, lines: mpsc::Sender<Value>) {
+    pub(super) async fn resume(self, home: &Path, name: Option<String>, lines: mpsc::Sender<Line>) {
         let (journal, kept) = match Journal::resume(home, name.as_deref()) {
             Ok(found) => found,
-            Err(why) => return drop(lines.send(json!({ "error": why.to_string() })).await),
+            Err(why) => return drop(lines.send(Refusal::new(why.to_string()).into()).await),
         };
         let Kept { name, begun: Begun { ask, model, rounding, .. }, ids, text, .. } = kept;
         if model != self.model_of(&ask) {
             let why = "this answer was begun with another model; start the node with that one, or say \
                        `shoal resume --forget`";
-            return drop(lines.send(json!({ "error": why })).await);
+            return drop(lines.send(Refusal::new(why).into()).await);
         }
-        let line = json!({ "event": "resumed", "session": name, "ids": ids, "text": text });
-        if lines.send(line).await.is_err() {
+        let resumed = Resumed { session: name.clone(), ids: ids.clone(), text: text.clone() };
+        if lines.send(PromptEvent::Resumed(resumed).into()).await.is_err() {
             return;
         }
         if ids.len() as u64 >= u64::from(ask.max_tokens) {
             // Only its end was missing.
             journal.remove();
-            let line = json!({ "event": "done", "finish_reason": "length", "session": name, "text": text, "rest": "",
-                "completion_tokens": ids.len(), "resumed_tokens": ids.len(), "ids": ids, "end": true });
-            return drop(lines.send(line).await);
+            let report = PromptReport {
+                session: Some(name),
+                finish_reason: FinishReason::Length,
+                text,
+                completion_tokens: ids.len(),
+                resumed_tokens: Some(ids.len()),
+                ids,
+                end: true,
+                ..PromptReport::default()
+            };
+            return drop(lines.send(PromptEvent::Done(Box::new(report)).into()).await);
         }
         let said = Said { ids: ids.clone(), rounding };
         let (resumed, home, replay) = (ids.len(), None, Vec::new());
@@ -93,20 +106,21 @@ impl PromptTask {
         self.through(tee, ask, said, lines).await;
     }
 
-    async fn through(self, mut tee: Tee, ask: Ask, said: Said, lines: mpsc::Sender<Value>) {
+    async fn through(self, mut tee: Tee, ask: PromptRequest, said: Said, lines: mpsc::Sender<Line>) {
         let (inner, mut pieces) = mpsc::channel(LINES);
         tokio::spawn(self.answer_after(ask, said, inner));
         loop {
-            let line = tokio::select! {
-                line = pieces.recv() => line,
+            let event = tokio::select! {
+                event = pieces.recv() => event,
                 // The caller went away while nothing came.
                 () = lines.closed() => return tee.left(),
             };
-            let Some(mut line) = line else { return };
-            tee.pass(&mut line);
-            let before = if line["event"] == "route" { std::mem::take(&mut tee.replay) } else { Vec::new() };
-            for line in std::iter::once(line).chain(before) {
-                if lines.send(line).await.is_err() {
+            let Some(mut event) = event else { return };
+            tee.pass(&mut event);
+            let routed = matches!(event, PromptEvent::Route(_));
+            let after = if routed { std::mem::take(&mut tee.replay) } else { Vec::new() };
+            for event in std::iter::once(event).chain(after) {
+                if lines.send(event.into()).await.is_err() {
                     // Closing `pieces` cancels the prompt.
                     return tee.left();
                 }
@@ -116,22 +130,20 @@ impl PromptTask {
 }
 
 impl Tee {
-    fn pass(&mut self, line: &mut Value) {
-        match line["event"].as_str() {
+    fn pass(&mut self, event: &mut PromptEvent) {
+        match event {
             // A second route before the first token replaces the first: its nodes were crowded.
-            Some("route") if self.journal.is_none() || self.ids.is_empty() => self.begin(line),
-            Some("token") => {
-                let id = line["id"].as_u64().and_then(|id| u32::try_from(id).ok()).unwrap_or_default();
-                let text = line["text"].as_str().unwrap_or_default();
+            PromptEvent::Route(route) if self.journal.is_none() || self.ids.is_empty() => self.begin(route),
+            PromptEvent::Token(token) => {
                 if let Some(journal) = &mut self.journal {
-                    journal.token(id, text);
+                    journal.token(token.id, &token.text);
                 }
-                self.ids.push(id);
-                self.text.push_str(text);
+                self.ids.push(token.id);
+                self.text.push_str(&token.text);
             }
-            Some("done") => self.end(line),
+            PromptEvent::Done(report) => self.end(report),
             // What came of checking it, after its end.
-            Some("checked") if self.resumed > 0 => line["completion_tokens"] = json!(self.ids.len()),
+            PromptEvent::Checked(report) if self.resumed > 0 => report.completion_tokens = self.ids.len(),
             _ => {}
         }
     }
@@ -143,17 +155,16 @@ impl Tee {
         }
     }
 
-    fn begin(&mut self, route: &Value) {
+    fn begin(&mut self, route: &RouteEvent) {
         let Some(home) = &self.home else { return };
         if let Some(given_back) = self.journal.take() {
             given_back.remove();
         }
         // Two answers never share a session; one that somebody else conducts has none here.
         let drawn = || format!("{:016x}", self.ask.seed ^ clock::unix_ms());
-        self.name = route["session"].as_str().map_or_else(drawn, str::to_owned);
-        let cuts = route["stages"].as_array().into_iter().flatten().skip(1);
-        let cuts = cuts.filter_map(|stage| stage["start"].as_u64().map(|start| start as u32)).collect();
-        let rounding = (self.ask.wire == "q8" && route["session"].is_string()).then_some(cuts);
+        self.name = route.session().map_or_else(drawn, str::to_owned);
+        let cuts = route.stages().skip(1).map(|stage| stage.start).collect();
+        let rounding = (self.ask.wire == "q8" && route.own.is_some()).then_some(cuts);
         let begun = Begun::now(self.ask.clone(), self.model.clone(), rounding);
         match Journal::create(home, &self.name, &begun) {
             Ok(journal) => self.journal = Some(journal),
@@ -161,22 +172,22 @@ impl Tee {
         }
     }
 
-    fn end(&mut self, line: &mut Value) {
-        if line["finish_reason"] == "failed" {
+    fn end(&mut self, report: &mut PromptReport) {
+        if report.finish_reason == FinishReason::Failed {
             // Nothing is lost: it can be asked for again when others are there.
             if self.journal.is_some() {
-                line["kept"] = json!(self.name);
+                report.kept = Some(self.name.clone());
             }
         } else if let Some(journal) = self.journal.take() {
             journal.remove();
         }
         if self.resumed > 0 {
-            self.text.push_str(line["rest"].as_str().unwrap_or_default());
-            line["session"] = json!(self.name);
-            line["completion_tokens"] = json!(self.ids.len());
-            line["resumed_tokens"] = json!(self.resumed);
-            line["ids"] = json!(self.ids);
-            line["text"] = json!(self.text);
+            self.text.push_str(&report.rest);
+            report.session = Some(self.name.clone());
+            report.completion_tokens = self.ids.len();
+            report.resumed_tokens = Some(self.resumed);
+            report.ids.clone_from(&self.ids);
+            report.text.clone_from(&self.text);
         }
     }
 }

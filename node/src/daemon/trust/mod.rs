@@ -1,56 +1,74 @@
 //! What is remembered of other nodes: whether they were right, and what was signed for.
 
-use std::{collections::BTreeSet, fs, io, os::unix::fs::PermissionsExt, path::Path, time::Duration};
+mod probation;
 
-use p2p::{
-    ReplyTo,
-    wire::{
-        announce::Class,
-        control::{Answer, Refusal},
-        receipt::Receipt,
-    },
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Instant,
 };
+
+use p2p::wire::receipt::Receipt;
 use scheduler::{
-    Millis, ModelId, NodeId, SessionId,
-    trust::{Outcome, Record, Standing},
+    Millis, ModelId, NodeId,
+    trust::{Figures, Outcome, Record, Standing},
 };
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 
-use super::{Daemon, probation::is_proof};
-use crate::{clock, sessions::Order};
+pub(super) use self::probation::ask as challenge;
+use self::probation::{Challenges, is_proof};
+use crate::{clock, receipts::Receipts, trust::Trust};
 
 /// Proofs kept, the oldest goes first; one has at most 8 MiB.
 const MAX_PROOFS: usize = 32;
-/// A stage that has not answered by then has ended.
-const PATIENCE: Duration = Duration::from_secs(2);
 
-impl Daemon {
-    /// Nodes whose results cannot be compared by their bits.
-    pub(super) fn approx(&self) -> BTreeSet<NodeId> {
-        self.facts.iter().filter(|(_, facts)| facts.class != Class::D1).map(|(node, _)| *node).collect()
+/// What this node holds of others: verdicts, receipts, and who has to prove itself again.
+pub(super) struct Trusting {
+    /// The folder of proofs against liars.
+    proofs: PathBuf,
+    trust: Trust,
+    receipts: Receipts,
+    challenges: Challenges,
+}
+
+impl Trusting {
+    /// What was remembered below `home` by the node `me`.
+    pub(super) fn open(home: &Path, me: NodeId) -> Self {
+        Self {
+            proofs: home.join("proofs"),
+            trust: Trust::open(home),
+            receipts: Receipts::open(home, me, clock::receipt_s()),
+            challenges: Challenges::default(),
+        }
+    }
+
+    /// How a requester stands here, by the work that was signed for.
+    pub(super) fn tier(&self, from: NodeId) -> usize {
+        self.receipts.tier(from) as usize
+    }
+
+    /// What the nodes that have computed `model` contributed to it, see [`Trust::shares`].
+    pub(super) fn shares(&self, model: ModelId) -> BTreeMap<NodeId, f64> {
+        self.trust.shares(model)
+    }
+
+    /// What is remembered of `node` in prompts to `model`.
+    pub(super) fn figures(&self, node: NodeId, model: ModelId) -> Option<Figures> {
+        self.trust.figures(node, model)
+    }
+
+    /// The node to challenge now, of those that owe a proof and that `able` says can be challenged.
+    pub(super) fn next_challenge(&mut self, able: impl Fn(NodeId) -> bool) -> Option<NodeId> {
+        let owing = self.trust.owing(Millis(clock::unix_ms()));
+        let able: Vec<NodeId> = owing.into_iter().filter(|node| able(*node)).collect();
+        self.challenges.next(Instant::now(), able.into_iter())
     }
 
     /// Nodes that were proven wrong: no prompt goes through them.
     pub(super) fn denied(&self) -> BTreeSet<NodeId> {
         self.trust.denied(Millis(clock::unix_ms()))
-    }
-
-    /// A requester wants the bill.
-    pub(super) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
-        let network = self.network.clone();
-        let gone = || Answer::refused(Refusal::Failed, "no such session");
-        let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) else {
-            return network.answer(reply, gone());
-        };
-        let (answer, answered) = oneshot::channel();
-        if inlets.orders.try_send(Order::Settle { upto, answer }).is_err() {
-            return network.answer(reply, gone());
-        }
-        tokio::spawn(async move {
-            let settled = tokio::time::timeout(PATIENCE, answered).await.ok().and_then(Result::ok);
-            network.answer(reply, settled.unwrap_or_else(gone));
-        });
     }
 
     /// A requester signed for our work.
@@ -59,42 +77,44 @@ impl Daemon {
         tracing::debug!(%from, ?entry, "a receipt came");
     }
 
-    /// Remembers how everybody did in a prompt.
+    /// Remembers how the nodes did in a prompt; returns how far each is trusted from now on.
     pub(super) fn learn(
         &mut self,
         model: ModelId,
         outcomes: Vec<(NodeId, Outcome)>,
         receipts: &[[u8; Receipt::LEN]],
         proofs: &[Vec<u8>],
-    ) {
+    ) -> Vec<(NodeId, f64)> {
         for receipt in receipts {
             self.receipts.enter(receipt, clock::receipt_s());
         }
         for proof in proofs {
-            if let Err(error) = keep_proof(&self.home.join("proofs"), proof) {
+            if let Err(error) = keep_proof(&self.proofs, proof) {
                 tracing::warn!(%error, "a proof could not be kept");
             }
         }
         if outcomes.is_empty() {
-            return;
+            return Vec::new();
         }
         let now = Millis(clock::unix_ms());
+        let mut scores = Vec::with_capacity(outcomes.len());
         for (node, outcome) in outcomes {
             if matches!(outcome, Outcome::Mismatch | Outcome::Equivocated) {
                 tracing::warn!(%node, "proven wrong: no prompt goes through it for a while");
             }
             self.trust.note(now, node, model, outcome);
-            // Nothing but a challenge is asked of whoever owes a proof.
+            // A node that owes a proof is asked nothing but challenges.
             if let Outcome::Verified { tokens } = outcome
                 && is_proof(tokens)
             {
                 self.trust.proved(now, node);
             }
-            self.view.set_trust(node, self.trust.score(node, model));
+            scores.push((node, self.trust.score(node, model)));
         }
         if let Err(error) = self.trust.save() {
             tracing::warn!(%error, "what was learned of others could not be written");
         }
+        scores
     }
 
     /// Receipts and balances.
@@ -104,11 +124,11 @@ impl Daemon {
         list
     }
 
-    /// What is known of a node, for `peers`.
-    pub(super) fn standing(&self, node: NodeId) -> Value {
+    /// What is known of a node by prompts to `models`, for `peers`.
+    pub(super) fn standing(&self, node: NodeId, models: impl Iterator<Item = ModelId>) -> Value {
         let tier = format!("{:?}", self.receipts.tier(node)).to_lowercase();
         // What it did for any of the models here.
-        let figures = self.models().filter_map(|held| self.trust.figures(node, held.id));
+        let figures = models.filter_map(|model| self.trust.figures(node, model));
         let figures = figures.reduce(|a, b| if b.requests > a.requests { b } else { a }).unwrap_or_default();
         let standing = match Record::from(figures).standing(Millis(clock::unix_ms())) {
             Standing::Good => "good",

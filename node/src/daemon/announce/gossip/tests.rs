@@ -1,3 +1,4 @@
+use p2p::wire::announce::Class;
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 
 use super::*;
@@ -119,16 +120,4 @@ fn five_idle_nodes_cost_each_other_less_than_two_kilobits_a_second() {
     let bytes = seal(&draft, &identity).unwrap().len();
     let bits_per_s = (5 * 2 * bytes * 8) as f64 / (REFRESH_MS as f64 / 1e3);
     assert!(bits_per_s < 2_000.0, "{bytes} bytes an announcement, {bits_per_s} bit/s");
-}
-
-#[test]
-fn waiting_is_told_from_what_every_visit_waits() {
-    let mut waits = Waits::new();
-    assert_eq!(waits.split(Millis(0)), (0.0, 0.0));
-    (0..10).for_each(|t| waits.add(Millis(t * 100), 0.5, 1.0));
-    assert_eq!(waits.split(Millis(1_000)), (0.5, 0.0));
-    (0..100).for_each(|t| waits.add(Millis(1_000 + t * 500), 8.5, 1.0));
-    let (visit, queue) = waits.split(Millis(50_500));
-    assert!(visit == 0.5 && (7.5..8.01).contains(&queue), "{visit} {queue}");
-    assert_eq!(waits.split(Millis(50_500 + 2 * LOAD_TAU_MS)).1, 0.0, "nobody waits in an empty house");
 }

@@ -24,8 +24,11 @@ use scheduler::{
 };
 use tokio::sync::mpsc;
 
-use super::{Daemon, gossip::TTL_MS, initial_placement::with_ends};
-use crate::worker::{self, Output, Ready, Worker};
+use super::{Serving, initial_placement::with_ends};
+use crate::{
+    daemon::view::{TTL_MS, Viewing},
+    worker::{self, Output, Ready, Worker},
+};
 
 /// How often it is looked.
 const TICK_MS: u64 = 2_000;
@@ -37,14 +40,14 @@ const HURRY: u64 = 12;
 const PATIENCE_MS: u64 = 20_000;
 
 /// A worker with other layers.
-pub(super) struct Moved {
+pub(crate) struct Moved {
     pub layers: LayerRange,
     /// The worker, what it holds, what it will say; or why there is none.
     pub worker: Result<(Worker, Ready, mpsc::Receiver<Output>), String>,
 }
 
 /// What this node does about its layers.
-pub(super) struct Placing {
+pub(crate) struct Placing {
     /// Layers it may hold; `None` when the user said which.
     cap: Option<u32>,
     keeper: Keeper,
@@ -137,27 +140,29 @@ fn leaves_bare(own: &LayerSet, target: LayerRange, holders: &[u32]) -> bool {
         .any(|layer| holders.get(layer as usize).is_none_or(|held| *held == 0))
 }
 
-impl Daemon {
+impl Serving {
     /// What is served of the layers between the ends: nobody needs the ends from somebody else.
     fn between_ends(&self) -> LayerSet {
-        let between = LayerRange::new(1, self.held.ready.num_layers.saturating_sub(1));
-        self.held.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
+        let between = LayerRange::new(1, self.models.first.ready.num_layers.saturating_sub(1));
+        self.models.first.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
     }
 
-    /// Looks whether other layers would serve the swarm better.
-    pub(super) fn place(&mut self, moved: &mpsc::Sender<Moved>) {
-        let now = self.now();
-        self.switch_when_quiet(now);
-        let num_layers = self.held.ready.num_layers;
+    /// Looks whether other layers would serve the swarm better; returns whether others should hear of a change.
+    pub(crate) fn place(&mut self, view: &Viewing) -> bool {
+        let now = self.node.now();
+        let switched = self.switch_when_quiet(now, view);
+        let num_layers = self.models.first.ready.num_layers;
         let since = now.since(self.placing.looked);
-        let Some(cap) = self.placing.cap.filter(|cap| *cap > 0 && num_layers > 2) else { return };
-        if since < TICK_MS || self.leaving.is_some() || self.placing.loading || self.placing.waiting.is_some()
-        {
-            return;
+        let Some(cap) = self.placing.cap.filter(|cap| *cap > 0 && num_layers > 2) else {
+            return switched;
+        };
+        let busy = self.placing.loading || self.placing.waiting.is_some();
+        if since < TICK_MS || self.gate.is_draining() || busy {
+            return switched;
         }
-        let others = self.others();
+        let others = self.others(view);
         let own = self.between_ends();
-        let own_ms = self.held.ready.decode_ms;
+        let own_ms = self.models.first.ready.decode_ms;
         let (advised, present_tps, advised_tps) = advise(num_layers, cap, &own, own_ms, &others);
         let holders = holders(num_layers, &others);
         let movers = self.movers(&own, &others, &holders);
@@ -166,7 +171,7 @@ impl Daemon {
         placing.ticks += 1;
         placing.clock = Millis(placing.clock.0 + since * if present_tps == 0.0 { HURRY } else { 1 });
         let choice = Move {
-            node: self.me,
+            node: self.node.me,
             held: &own,
             advised,
             present_tps,
@@ -180,23 +185,25 @@ impl Daemon {
             Advice::Stay => None,
             Advice::Withdraw(layers) | Advice::Hold(layers) => Some(layers),
         };
-        if placing.withdrawn != withdrawn {
+        let reconsidered = placing.withdrawn != withdrawn;
+        if reconsidered {
             tracing::info!(?advice, present_tps, advised_tps, "layers reconsidered");
             placing.withdrawn = withdrawn;
-            self.gossip.tell();
         }
         if let Advice::Hold(layers) = advice {
-            self.load(layers, moved.clone());
+            self.load(layers);
         }
+        switched || reconsidered
     }
 
-    fn others(&self) -> Vec<Other> {
+    fn others(&self, view: &Viewing) -> Vec<Other> {
         let of = |node: &NodeId| {
-            let capability = self.view.get(*node)?;
-            let holding = capability.holding(self.held.id).filter(|_| !capability.claim().draining)?;
+            let capability = view.view.get(*node)?;
+            let holding =
+                capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
             Some(Other { node: *node, held: holding.loaded_set(), layer_ms: holding.decode_ms })
         };
-        self.facts.keys().filter_map(of).collect()
+        view.facts.keys().filter_map(of).collect()
     }
 
     /// Nodes that could leave all they hold without baring a layer, and this one.
@@ -208,61 +215,67 @@ impl Daemon {
             layers.all(|layer| count(layer) > 1)
         };
         let mut movers: Vec<NodeId> = others.iter().filter(spare).map(|other| other.node).collect();
-        movers.push(self.me);
+        movers.push(self.node.me);
         movers
     }
 
-    fn load(&mut self, layers: LayerRange, moved: mpsc::Sender<Moved>) {
+    fn load(&mut self, layers: LayerRange) {
         self.placing.loading = true;
-        let num_layers = self.held.ready.num_layers;
-        let spec = worker::Spec { layers: with_ends(&[layers], num_layers), ..self.held.spec.clone() };
+        let moved = self.moves.clone();
+        let num_layers = self.models.first.ready.num_layers;
+        let spec =
+            worker::Spec { layers: with_ends(&[layers], num_layers), ..self.models.first.spec.clone() };
         tokio::spawn(async move {
             let worker = worker::spawn_rehearsed(spec).await.map_err(|fault| fault.to_string());
             let _ = moved.send(Moved { layers, worker }).await;
         });
     }
 
-    /// A worker with other layers is ready, or is not.
-    pub(super) fn moved(&mut self, moved: Moved) {
+    /// A worker with other layers is ready, or is not; returns whether others should hear of a change.
+    pub(crate) fn moved(&mut self, moved: Moved) -> bool {
         self.placing.loading = false;
         match &moved.worker {
-            Ok(_) => self.placing.waiting = Some((moved, self.now())),
+            Ok(_) => {
+                self.placing.waiting = Some((moved, self.node.now()));
+                false
+            }
             Err(why) => {
                 tracing::warn!(layers = %moved.layers, why, "other layers cannot be loaded; these stay");
                 self.placing.withdrawn = None;
-                self.gossip.tell();
+                true
             }
         }
     }
 
-    fn switch_when_quiet(&mut self, now: Millis) {
+    /// Returns whether others should hear of a change.
+    fn switch_when_quiet(&mut self, now: Millis, view: &Viewing) -> bool {
         let quiet = self.table.is_empty();
         let due = |since: &Millis| quiet || now.since(*since) >= PATIENCE_MS;
         if !self.placing.waiting.as_ref().is_some_and(|(_, since)| due(since)) {
-            return;
+            return false;
         }
         let Some((Moved { layers, worker: Ok((worker, ready, outputs)) }, _)) = self.placing.waiting.take()
         else {
-            return;
+            return false;
         };
-        let holders = holders(self.held.ready.num_layers, &self.others());
+        let holders = holders(self.models.first.ready.num_layers, &self.others(view));
         if leaves_bare(&self.between_ends(), layers, &holders) {
             tracing::info!(%layers, "nobody else holds what this node would leave any more: it stays");
             worker.kill();
             self.placing.withdrawn = None;
-            return self.gossip.tell();
+            return true;
         }
         tracing::info!(%layers, "other layers are served from now on");
-        self.listen_to(outputs, worker.pid());
-        let old = self.held.worker.borrow().clone();
-        self.held.spec.layers = ready.layers.clone();
-        self.held.loaded = ready.layers.clone();
-        self.held.served = vec![layers];
-        self.held.ready = ready;
-        self.held.replace(worker);
+        self.models.listen_to(outputs, worker.pid());
+        let old = self.models.first.worker.borrow().clone();
+        self.models.first.spec.layers = ready.layers.clone();
+        self.models.first.loaded = ready.layers.clone();
+        self.models.first.served = vec![layers];
+        self.models.first.ready = ready;
+        self.models.first.replace(worker);
         old.kill();
         self.placing.withdrawn = None;
-        self.gossip.tell();
+        true
     }
 }
 

@@ -11,7 +11,10 @@
 //! [`CLOSED`] sessions given back are remembered, so that a lease which its own release overtook is not granted after
 //! it; beyond, the oldest is forgotten and such a lease would live until its time is over.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use p2p::{
     ReplyTo,
@@ -24,7 +27,7 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::Daemon;
+use super::Serving;
 use crate::{
     sessions::{Inlets, Order},
     stage::Stage,
@@ -32,11 +35,13 @@ use crate::{
 
 /// Sessions of others served at once; far beyond what runs at full speed, since most of them are elsewhere at any
 /// moment. Higher and everybody is slow; lower and a rush is refused that could have been served.
-pub(super) const SLOTS: u32 = 64;
+pub(crate) const SLOTS: u32 = 64;
 /// Leases that wait for a slot.
 const WAITING: usize = 64;
 /// A requester gives a lease up after two seconds: this leaves the answer half a second to arrive.
 const WAIT_MS: u64 = 1_500;
+/// A stage that has not answered a request for the bill by then has ended.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Sessions given back that are remembered.
 const CLOSED: usize = 1_024;
 
@@ -47,7 +52,7 @@ struct Waiting {
 }
 
 /// See the module's page.
-pub(super) struct Door {
+pub(crate) struct Door {
     admission: Admission,
     waiting: BTreeMap<u64, Waiting>,
     next_id: u64,
@@ -90,9 +95,9 @@ impl Door {
     }
 }
 
-impl Daemon {
+impl Serving {
     /// A requester needs a session no more.
-    pub(super) fn released(&mut self, from: NodeId, session: SessionId, epoch: u32, reply: ReplyTo) {
+    pub(crate) fn released(&mut self, from: NodeId, session: SessionId, epoch: u32, reply: ReplyTo) {
         if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
             let _ = inlets.orders.try_send(Order::Release { epoch });
         }
@@ -105,38 +110,55 @@ impl Daemon {
             self.door.waiting.remove(&id);
         }
         self.door.close(from, session, epoch);
-        self.network.answer(reply, Answer::Released);
+        self.node.network.answer(reply, Answer::Released);
     }
 
-    /// A requester wants a stage.
-    pub(super) fn lease(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
+    /// A requester wants a stage; by the work that was signed for it is of `tier`.
+    pub(crate) fn lease(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
         if let Some(refusal) = self.refusal(from, &lease) {
-            return self.network.answer(reply, refusal);
+            return self.node.network.answer(reply, refusal);
         }
         match self.table.get(lease.session) {
             Some(inlets) if inlets.requester == from => self.order(&inlets, lease, reply),
             Some(_) => {
                 let text = "another node's session";
-                self.network.answer(reply, Answer::refused(Refusal::NotTrusted, text));
+                self.node.network.answer(reply, Answer::refused(Refusal::NotTrusted, text));
             }
-            None => self.queue(from, lease, reply),
+            None => self.queue(from, lease, tier, reply),
         }
+    }
+
+    /// A requester wants the bill.
+    pub(crate) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
+        let network = self.node.network.clone();
+        let gone = || Answer::refused(Refusal::Failed, "no such session");
+        let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) else {
+            return network.answer(reply, gone());
+        };
+        let (answer, answered) = oneshot::channel();
+        if inlets.orders.try_send(Order::Settle { upto, answer }).is_err() {
+            return network.answer(reply, gone());
+        }
+        tokio::spawn(async move {
+            let settled = tokio::time::timeout(PATIENCE, answered).await.ok().and_then(Result::ok);
+            network.answer(reply, settled.unwrap_or_else(gone));
+        });
     }
 
     /// Why a lease cannot be granted, if that is plain.
     fn refusal(&self, from: NodeId, lease: &Lease) -> Option<Answer> {
-        let served = self.model(lease.model).map_or(&[][..], |held| &held.served);
+        let served = self.models.get(lease.model).map_or(&[][..], |held| &held.served);
         if !served.iter().any(|range| range.covers(lease.layers)) {
             return Some(Answer::not_held(served));
         }
-        if self.paused {
+        if self.gate.paused {
             return Some(Answer::refused(Refusal::Draining, "this node serves nobody for now"));
         }
-        if self.table.get(lease.session).is_none() && self.strangers() >= self.caps.sessions {
+        if self.table.get(lease.session).is_none() && self.is_full() {
             let text = "as many sessions of others run here as may (--sessions)";
             return Some(Answer::refused(Refusal::Busy, text));
         }
-        if *self.draining.borrow() && self.table.get(lease.session).is_none() {
+        if self.gate.is_draining() && self.table.get(lease.session).is_none() {
             return Some(Answer::refused(Refusal::Draining, "this node is about to leave"));
         }
         self.door.is_closed(from, lease.session, lease.epoch).then(|| {
@@ -145,22 +167,17 @@ impl Daemon {
         })
     }
 
-    /// How a requester stands here, by the work that was signed for.
-    fn tier(&self, from: NodeId) -> usize {
-        self.receipts.tier(from) as usize
-    }
-
-    fn queue(&mut self, from: NodeId, lease: Lease, reply: ReplyTo) {
-        let held = self.model(lease.model);
+    fn queue(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
+        let held = self.models.get(lease.model);
         let kv_bytes =
             held.map_or(0, |held| held.ready.state_bytes(lease.layers, u64::from(lease.positions)));
-        let now = self.now();
+        let now = self.node.now();
         self.door.next_id += 1;
         let id = self.door.next_id;
         let ask = admit::Ask {
             id,
             requester: from,
-            tier: self.tier(from),
+            tier,
             kv_bytes,
             deadline: Some(Millis(now.0 + WAIT_MS)),
             predicted_ms: 0.0,
@@ -170,18 +187,18 @@ impl Daemon {
                 admit::Refusal::TooBig => Answer::refused(Refusal::NoRoom, "its caches would not fit"),
                 _ => Answer::refused(Refusal::Busy, "too many wait here already"),
             };
-            return self.network.answer(reply, answer);
+            return self.node.network.answer(reply, answer);
         }
         self.door.waiting.insert(id, Waiting { from, lease, reply });
         self.admit();
     }
 
     /// Starts whoever's turn it is and refuses whoever waited too long. Called whenever something changed.
-    pub(super) fn admit(&mut self) {
-        let now = self.now();
+    pub(crate) fn admit(&mut self) {
+        let now = self.node.now();
         while let Some((ask, slot)) = self.door.admission.next(now) {
             if let Some(waiting) = self.door.waiting.remove(&ask.id) {
-                self.start(waiting, slot);
+                self.start_stage(waiting, slot);
             }
         }
         if self.door.admission.waiting() < self.door.waiting.len() {
@@ -191,36 +208,38 @@ impl Daemon {
                 door.waiting.keys().copied().filter(|id| !door.admission.waits(*id)).collect();
             for waiting in late.into_iter().filter_map(|id| door.waiting.remove(&id)) {
                 let busy = Answer::refused(Refusal::Busy, "all slots are taken");
-                self.network.answer(waiting.reply, busy);
+                self.node.network.answer(waiting.reply, busy);
             }
         }
     }
 
-    fn start(&mut self, waiting: Waiting, slot: SlotGuard) {
+    fn start_stage(&mut self, waiting: Waiting, slot: SlotGuard) {
         let Waiting { from, lease, reply } = waiting;
         let session = lease.session;
         // Its model was here when it asked.
-        let Some(held) = self.model(lease.model) else {
-            return self.network.answer(reply, Answer::not_held(&[]));
+        let Some(held) = self.models.get(lease.model) else {
+            return self.node.network.answer(reply, Answer::not_held(&[]));
         };
         let Some((inlets, doors)) = self.table.enter(session, from) else {
             // A second lease of one session waited beside the first.
             return match self.table.get(session).filter(|inlets| inlets.requester == from) {
                 Some(inlets) => self.order(&inlets, lease, reply),
-                None => self.network.answer(reply, Answer::refused(Refusal::Busy, "no more sessions here")),
+                None => {
+                    self.node.network.answer(reply, Answer::refused(Refusal::Busy, "no more sessions here"))
+                }
             };
         };
         let stage = Stage {
             session,
             requester: from,
-            network: self.network.clone(),
-            identity: self.identity.clone(),
+            network: self.node.network.clone(),
+            identity: self.node.identity.clone(),
             hidden: held.ready.hidden,
             class: held.ready.class,
             worker: held.worker.subscribe(),
             table: self.table.clone(),
             books: self.books.clone(),
-            draining: self.draining.subscribe(),
+            draining: self.gate.draining.subscribe(),
             slot,
             room: self.room.clone(),
         };
@@ -231,14 +250,14 @@ impl Daemon {
 
     /// Hands a lease to the session's task and its answer to the requester.
     fn order(&mut self, inlets: &Inlets, lease: Lease, reply: ReplyTo) {
-        let knee = self.knee(self.model(lease.model).unwrap_or(&self.held));
+        let knee = self.knee(self.models.get(lease.model).unwrap_or(&self.models.first));
         let (answer, answered) = oneshot::channel();
         let order = Order::Lease { lease: Box::new(lease), answer };
         if inlets.orders.try_send(order).is_err() {
             let busy = Answer::refused(Refusal::Busy, "this session has too much to do");
-            return self.network.answer(reply, busy);
+            return self.node.network.answer(reply, busy);
         }
-        let network = self.network.clone();
+        let network = self.node.network.clone();
         let others = self.door.sessions().saturating_sub(1);
         tokio::spawn(async move {
             let answer = match answered.await {

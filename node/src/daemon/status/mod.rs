@@ -1,28 +1,32 @@
 //! What `status`, `peers`, `invite` and `why` print, as JSON; the commands turn it into text.
 
+mod api_view;
+mod reach;
+
 use scheduler::{LayerRange, LayerSet, NodeId, holders::bares};
 use serde_json::{Value, json};
 
-use super::{Daemon, workers::Held};
+use super::{Daemon, serve::Held};
 
 impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
-        let now = self.now();
-        let figures = self.figures(now);
-        let addresses = self.network.addresses().await;
-        let models: Vec<Value> = self.models().map(|held| self.model_json(held)).collect();
+        let now = self.node.now();
+        let figures = self.serving.figures(now);
+        let addresses = self.node.network.addresses().await;
+        let models: Vec<Value> = self.serving.models.all().map(|held| self.model_json(held)).collect();
         let model = models.first().cloned().unwrap_or_default();
-        let fetching: Vec<&Value> = self.models().filter_map(|held| held.fetching.as_ref()).collect();
+        let fetching: Vec<&Value> =
+            self.serving.models.all().filter_map(|held| held.fetching.as_ref()).collect();
         json!({
-            "node": format!("{:?}", self.me),
-            "reached": super::reach::reach(self.reachability, &addresses),
+            "node": format!("{:?}", self.node.me),
+            "reached": reach::reach(self.announcing.reachability, &addresses),
             "addresses": addresses,
-            "peers": self.network.peers().await.len(),
+            "peers": self.node.network.peers().await.len(),
             "refused_versions": self.refused_versions().await,
-            "known_nodes": self.view.len().saturating_sub(1),
+            "known_nodes": self.view.view.len().saturating_sub(1),
             "model": model,
             "models": models,
-            "sessions": { "serving": self.strangers(), "served": self.totals.sessions },
+            "sessions": { "serving": self.serving.strangers(), "served": self.serving.totals.sessions },
             "load": {
                 "active": figures.active,
                 "batch_knee": figures.knee,
@@ -31,26 +35,26 @@ impl Daemon {
                 "kv_bytes": figures.kv_bytes,
             },
             "announcements": {
-                "said": self.gossip.said_count,
-                "said_bytes": self.gossip.said_bytes,
-                "heard": self.gossip.heard_count,
+                "said": self.announcing.gossip.said_count,
+                "said_bytes": self.announcing.gossip.said_bytes,
+                "heard": self.announcing.gossip.heard_count,
             },
-            "prompts": self.in_flight.len(),
-            "served_positions": self.totals.rows,
-            "bytes_in": self.totals.bytes_in,
-            "bytes_out": self.totals.bytes_out,
-            "paused": self.paused,
+            "prompts": self.prompts.in_flight.len(),
+            "served_positions": self.serving.totals.rows,
+            "bytes_in": self.serving.totals.bytes_in,
+            "bytes_out": self.serving.totals.bytes_out,
+            "paused": self.serving.gate.paused,
             "fetching": fetching.first(),
             "fetches": fetching,
-            "line": self.line_json(),
-            "content": self.content_json(),
+            "line": self.announcing.line_json(),
+            "content": self.announcing.content_json(&self.serving.pulls),
             "caps": self.caps_json(),
-            "kv_bytes": self.held.spec.kv_bytes,
+            "kv_bytes": self.serving.models.first.spec.kv_bytes,
             "pid": std::process::id(),
-            "worker_pid": self.held.worker.borrow().pid(),
-            "draining": *self.draining.borrow(),
-            "reachability": format!("{:?}", self.reachability).to_lowercase(),
-            "uptime_s": self.started.elapsed().as_secs_f64(),
+            "worker_pid": self.serving.models.first.worker.borrow().pid(),
+            "draining": self.serving.gate.is_draining(),
+            "reachability": format!("{:?}", self.announcing.reachability).to_lowercase(),
+            "uptime_s": self.node.started.elapsed().as_secs_f64(),
             "end": true,
         })
     }
@@ -66,7 +70,7 @@ impl Daemon {
             );
             json!({ "node": format!("{:?}", peer.node), "version": peer.version, "why": why })
         };
-        self.network.refused().await.into_iter().map(say).collect()
+        self.node.network.refused().await.into_iter().map(say).collect()
     }
 
     /// A model of this node.
@@ -79,7 +83,7 @@ impl Daemon {
             "num_layers": ready.num_layers,
             "loaded": spans(&held.loaded),
             "serving": spans(&held.served),
-            "offered": spans(&self.offered(held)),
+            "offered": spans(&self.serving.offered(held)),
             "resident_bytes": ready.resident_bytes,
             "sandboxed": ready.sandboxed,
             "decode_ms_per_layer": ready.decode_ms,
@@ -101,32 +105,32 @@ impl Daemon {
         let inner = |ranges: &[LayerRange]| -> LayerSet {
             ranges.iter().filter_map(|range| between.and_then(|between| range.intersect(between))).collect()
         };
-        let others = self.facts.keys().filter_map(|node| {
-            let capability = self.view.get(*node).filter(|capability| !capability.claim().draining)?;
+        let others = self.view.facts.keys().filter_map(|node| {
+            let capability = self.view.view.get(*node).filter(|capability| !capability.claim().draining)?;
             Some((*node, inner(&capability.holding(held.id)?.loaded)))
         });
         let known: Vec<(NodeId, LayerSet)> = others
-            .chain([(self.me, inner(&self.offered(held)))])
+            .chain([(self.node.me, inner(&self.serving.offered(held)))])
             .filter(|(_, set)| !set.is_empty())
             .collect();
         bares(&known)
             .into_iter()
             .map(|bares| {
-                json!({ "node": format!("{:?}", bares.node), "own": bares.node == self.me,
+                json!({ "node": format!("{:?}", bares.node), "own": bares.node == self.node.me,
                     "layers": spans(bares.layers.ranges()) })
             })
             .collect()
     }
 
     pub(super) async fn peers(&mut self) -> Value {
-        let connected = self.network.peers().await;
-        let known = self.facts.iter().map(|(node, facts)| {
+        let connected = self.node.network.peers().await;
+        let known = self.view.facts.iter().map(|(node, facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
-            let load = self.view.get(*node).and_then(|c| self.models().find_map(|own| c.holding(own.id))).map(|holding| {
+            let load = self.view.view.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
                 json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
                     "kv_bytes": holding.kv_bytes })
             });
-            let holdings = self.view.get(*node).map_or_else(Vec::new, |capability| {
+            let holdings = self.view.view.get(*node).map_or_else(Vec::new, |capability| {
                 let holdings = capability.claim().holdings.iter();
                 holdings.map(|holding| (holding.model, spans(&holding.loaded))).collect()
             });
@@ -143,11 +147,11 @@ impl Daemon {
             json!({
                 "node": format!("{node:?}"),
                 "agent": facts.agent,
-                "trust": self.standing(*node),
+                "trust": self.trusting.standing(*node, self.serving.models.all().map(|held| held.id)),
                 "class": format!("{:?}", facts.class).to_lowercase(),
                 "connected": link.is_some(),
                 "path": link.map(|peer| peer.path.to_string()),
-                "rtt_ms": self.gossip.rtt_ms(*node),
+                "rtt_ms": self.announcing.gossip.rtt_ms(*node),
                 "addresses": facts.addresses,
                 "load": load,
                 "models": offers,
@@ -156,29 +160,17 @@ impl Daemon {
         json!({ "peers": known.collect::<Vec<_>>(), "end": true })
     }
 
-    pub(super) async fn invite_code(&mut self) -> Value {
-        let addresses = self.network.addresses().await;
-        let mut invite = self.invite.clone();
-        invite
-            .contacts
-            .insert(0, p2p::wire::control::Contact { node: self.me, addresses: addresses.clone() });
-        json!({ "code": invite.code(), "addresses": addresses, "end": true })
-    }
-
-    pub(super) fn why(&self, session: Option<&str>) -> Value {
-        let wanted = |line: &&Value| {
-            session.is_none_or(|prefix| line["session"].as_str().is_some_and(|name| name.starts_with(prefix)))
-        };
-        match self.history.iter().rev().find(wanted) {
-            Some(line) => {
-                let mut line = line.clone();
-                line["end"] = json!(true);
-                line
-            }
-            None => {
-                json!({ "error": "no such prompt is remembered; `shoal run` one first (the last 64 are kept)" })
-            }
-        }
+    /// What the node may take, for `status`.
+    pub(super) fn caps_json(&self) -> Value {
+        let caps = &self.caps;
+        json!({
+            "sessions": caps.sessions,
+            "kv_bytes": self.serving.models.first.spec.kv_bytes,
+            "disk_bytes": caps.disk_bytes,
+            "weights_bytes": caps.weights_bytes,
+            "upload_bytes_per_s": caps.upload_bytes_per_s,
+            "download_bytes_per_s": caps.download_bytes_per_s,
+        })
     }
 }
 

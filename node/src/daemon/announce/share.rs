@@ -34,9 +34,10 @@ use shard::{
 };
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
-use super::Daemon;
+use super::Announcing;
 use crate::{
     content::{self, HomeShelf},
+    daemon::serve::Pulls,
     library::Entry,
 };
 
@@ -51,7 +52,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The uploads under way.
 #[derive(Clone)]
-pub(super) struct Uploads {
+pub(crate) struct Uploads {
     shelf: Arc<HomeShelf>,
     limits: Arc<Limits>,
     seats: Arc<Mutex<HashMap<NodeId, usize>>>,
@@ -121,7 +122,7 @@ impl Uploads {
 }
 
 /// What is shared, for as long as somebody listens: a new value whenever the list has changed.
-pub(super) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
+pub(crate) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
     let (sender, receiver) = watch::channel(Vec::new());
     tokio::spawn(async move {
         let mut seen: Option<SystemTime> = None;
@@ -179,28 +180,24 @@ fn offer(model: ModelId, entry: &Entry) -> Option<Offer> {
     Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes, costs })
 }
 
-impl Daemon {
+impl Announcing {
     /// The list has changed: provides what is new on it, takes back what is gone.
-    pub(super) async fn shared_changed(&mut self) {
+    pub(crate) async fn shared_changed(&mut self) {
         let offers = self.shared.borrow_and_update().clone();
         let now: BTreeSet<ModelId> = offers.iter().map(|offer| offer.model).collect();
         let before = std::mem::replace(&mut self.provided, now.clone());
         for model in before.difference(&now) {
-            self.network.withdraw(*model).await;
+            self.node.network.withdraw(*model).await;
         }
         for model in now.difference(&before) {
-            if let Err(error) = self.network.provide(*model).await {
+            if let Err(error) = self.node.network.provide(*model).await {
                 tracing::warn!(%model, %error, "others will not find this node as its holder");
             }
         }
-        self.announce(true).await;
     }
 
     /// Adds what is shared to what is announced. A model that is served is named already.
-    pub(super) fn name_shared(&self, holdings: &mut Vec<Holding>, offers: &mut Vec<Offer>) {
-        if self.paused {
-            return;
-        }
+    pub(crate) fn name_shared(&self, holdings: &mut Vec<Holding>, offers: &mut Vec<Offer>) {
         for offer in self.shared.borrow().iter().take(MAX_ANNOUNCED) {
             if holdings.iter().any(|holding| holding.model == offer.model) {
                 continue;
@@ -224,7 +221,7 @@ impl Daemon {
     }
 
     /// What is handed out and fetched, for `status`.
-    pub(super) fn content_json(&self) -> Value {
+    pub(crate) fn content_json(&self, pulls: &Pulls) -> Value {
         let shared = self.shared.borrow().iter().map(|offer| {
             json!({ "name": offer.name, "id": content::hex(offer.model), "bytes": offer.file_bytes })
         }).collect::<Vec<_>>();
@@ -232,22 +229,9 @@ impl Daemon {
             "shared": shared,
             "uploads": self.uploads.running(),
             "uploaded_bytes": self.uploads.sent_bytes(),
-            "pulls": self.pulls.running(),
-            "downloaded_bytes": self.pulls.pace.taken_bytes(),
-            "liars": self.pulls.liars.count(),
-        })
-    }
-
-    /// What the node may take, for `status`.
-    pub(super) fn caps_json(&self) -> Value {
-        let caps = &self.caps;
-        json!({
-            "sessions": caps.sessions,
-            "kv_bytes": self.held.spec.kv_bytes,
-            "disk_bytes": caps.disk_bytes,
-            "weights_bytes": caps.weights_bytes,
-            "upload_bytes_per_s": caps.upload_bytes_per_s,
-            "download_bytes_per_s": caps.download_bytes_per_s,
+            "pulls": pulls.running(),
+            "downloaded_bytes": pulls.pace.taken_bytes(),
+            "liars": pulls.liars.count(),
         })
     }
 }

@@ -16,7 +16,7 @@ const MAX_HEARD: usize = 4_096;
 
 /// Listens to what others hold of `model` and says what to hold, at most `cap` layers of `num_layers`; and what was heard
 /// meanwhile.
-pub(super) async fn choose(
+pub(crate) async fn choose(
     events: &mut Events,
     model: ModelId,
     num_layers: u32,
@@ -40,7 +40,7 @@ pub(super) async fn choose(
 }
 
 /// Which layers of `model` a node should hold, at most `cap` of `num_layers`, by what `view` knows of everybody but `me`.
-pub(super) fn lacking(
+pub(crate) fn lacking(
     view: &SwarmView,
     me: NodeId,
     model: ModelId,
@@ -55,7 +55,7 @@ pub(super) fn lacking(
 }
 
 /// What to load: what is served, and both ends, so that own prompts can be conducted.
-pub(super) fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
+pub(crate) fn with_ends(serve: &[LayerRange], num_layers: u32) -> Vec<LayerRange> {
     LayerSet::new(serve.iter().copied().chain(ends(num_layers))).ranges().to_vec()
 }
 

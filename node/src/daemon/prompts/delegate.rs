@@ -15,13 +15,17 @@ use p2p::{
     },
 };
 use scheduler::{ModelId, NodeId};
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::prompt::{PromptTask, Said};
 use crate::{
     content::hex,
-    control::{Ask, ForApi, LINES, Mode, Shadow, Verify},
+    control::{LINES, Mode, Shadow, Verify},
+    events::{
+        Elsewhere, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest, RouteEvent,
+        Sampling, StageReport, Stall, Timing,
+    },
     telemetry::Requester,
 };
 
@@ -45,11 +49,11 @@ impl PromptTask {
     /// Has `peers`, the best first, answer the prompt; each continues where the one before it stopped.
     pub(super) async fn delegate(
         &self,
-        ask: &Ask,
+        ask: &PromptRequest,
         said: Vec<u32>,
         peers: Vec<(NodeId, ModelId)>,
-        lines: &mpsc::Sender<Value>,
-    ) -> Result<Value, String> {
+        lines: &mpsc::Sender<PromptEvent>,
+    ) -> Result<PromptReport, String> {
         let now = Instant::now();
         let mut answer = Answer {
             began: now,
@@ -63,11 +67,11 @@ impl PromptTask {
             "nobody who holds the model can be reached; `shoal peers` shows who holds what".to_owned();
         for (peer, model) in peers {
             let conductor = format!("{peer:?}");
-            let route =
-                json!({ "event": "route", "mode": ask.mode.name(), "conductor": conductor, "stages": [] });
-            lines.send(route).await.map_err(|_| "nobody listens".to_owned())?;
+            let elsewhere = Elsewhere { conductor: conductor.clone(), stages: Vec::new() };
+            let route = RouteEvent { mode: ask.mode, own: None, elsewhere: Some(elsewhere) };
+            lines.send(PromptEvent::Route(Box::new(route))).await.map_err(|_| "nobody listens".to_owned())?;
             match self.ask_conductor(ask, peer, model, &mut answer, lines).await {
-                Ok(Event::Done { report, .. }) => return Ok(done(&answer, ask, &conductor, &report)),
+                Ok(Event::Done { report, .. }) => return Ok(done(answer, ask, conductor, &report)),
                 // It said why it will not: the next one may be able to.
                 Ok(Event::Failed { reason: why }) => reason = why,
                 Ok(Event::Token { .. }) => {}
@@ -81,11 +85,11 @@ impl PromptTask {
     /// One conductor: returns the event that ended it.
     async fn ask_conductor(
         &self,
-        ask: &Ask,
+        ask: &PromptRequest,
         peer: NodeId,
         model: ModelId,
         answer: &mut Answer,
-        lines: &mpsc::Sender<Value>,
+        lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Event, HopError> {
         // Heard of through others, maybe never met; where it is, the network heard too.
         let _ = self.network.connect(&Contact { node: peer, addresses: Vec::new() }).await;
@@ -104,8 +108,7 @@ impl PromptTask {
                     answer.heard = Instant::now();
                     answer.ids.push(id);
                     answer.text.push_str(&text);
-                    let line = json!({ "event": "token", "id": id, "text": text });
-                    if lines.send(line).await.is_err() {
+                    if lines.send(PromptEvent::token(id, text)).await.is_err() {
                         return Ok(Event::Failed { reason: "nobody listens".into() });
                     }
                 }
@@ -115,7 +118,7 @@ impl PromptTask {
     }
 
     /// Conducts a prompt for a peer.
-    pub(super) async fn delegated(self, from: NodeId, mut stream: Stream) {
+    pub(crate) async fn delegated(self, from: NodeId, mut stream: Stream) {
         let asked = timeout(ASKING, read_request(&mut stream)).await.unwrap_or(Err(HopError::Timeout));
         let Ok(request) = asked else { return };
         tracing::info!(requester = %Requester(from), max_tokens = request.max_tokens, "conducting for a peer");
@@ -129,8 +132,8 @@ impl PromptTask {
             }
         };
         let task = tokio::spawn(async move { self.answer_after(ask, said, lines).await });
-        while let Some(line) = answer.recv().await {
-            let Some(event) = to_event(&line) else { continue };
+        while let Some(event) = answer.recv().await {
+            let Some(event) = to_event(event) else { continue };
             let (prefix, body) = event.encode();
             if stream.send(&prefix, &body).await.is_err() {
                 // Dropping the receiver cancels the prompt.
@@ -144,7 +147,7 @@ impl PromptTask {
 }
 
 /// Tells a peer that its prompt is not conducted here.
-pub(super) async fn decline(mut stream: Stream) {
+pub(crate) async fn decline(mut stream: Stream) {
     let reason = "this node takes no more prompts of others for now".to_owned();
     let (prefix, body) = Event::Failed { reason }.encode();
     let declined = async {
@@ -156,16 +159,18 @@ pub(super) async fn decline(mut stream: Stream) {
     let _ = timeout(ASKING, declined).await;
 }
 
-fn request(ask: &Ask, model: ModelId, emitted: Vec<u32>) -> Request {
+fn request(ask: &PromptRequest, model: ModelId, emitted: Vec<u32>) -> Request {
     let (messages, raw) = match &ask.prompt {
-        Value::String(text) => (text.clone(), true),
-        messages => (messages.to_string(), false),
+        PromptInput::Text(text) => (text.clone(), true),
+        PromptInput::Messages(messages) => (messages.to_string(), false),
+        // Refused before: a peer could not be told of them.
+        PromptInput::Tokens { .. } => (String::new(), true),
     };
     Request {
         model: Some(model),
         messages,
         raw,
-        sampling: ask.sampling.to_string().into_bytes(),
+        sampling: serde_json::to_vec(&ask.sampling).unwrap_or_default(),
         seed: ask.seed,
         max_tokens: ask.max_tokens,
         stop: ask.stop.clone(),
@@ -174,16 +179,17 @@ fn request(ask: &Ask, model: ModelId, emitted: Vec<u32>) -> Request {
 }
 
 /// A peer's request as this node would ask it: with its own ends, alone when that is faster.
-fn ask(request: &Request) -> Result<Ask, String> {
+fn ask(request: &Request) -> Result<PromptRequest, String> {
     let prompt = match request.raw {
-        true => json!(request.messages),
+        true => PromptInput::Text(request.messages.clone()),
         false => {
-            serde_json::from_str(&request.messages).map_err(|e| format!("the messages are not JSON: {e}"))?
+            let messages = serde_json::from_str(&request.messages);
+            PromptInput::Messages(messages.map_err(|e| format!("the messages are not JSON: {e}"))?)
         }
     };
-    let sampling =
-        serde_json::from_slice(&request.sampling).map_err(|e| format!("the sampling is not JSON: {e}"))?;
-    Ok(Ask {
+    let sampling: Sampling =
+        serde_json::from_slice(&request.sampling).map_err(|e| format!("the sampling cannot be read: {e}"))?;
+    Ok(PromptRequest {
         model: request.model.map(hex).unwrap_or_default(),
         prompt,
         mode: Mode::Boomerang,
@@ -224,52 +230,63 @@ async fn read_request(stream: &mut Stream) -> Result<Request, HopError> {
     Request::decode(&body).map_err(|_| HopError::Corrupt)
 }
 
-/// A line of an answer as the peer that asked hears it.
-fn to_event(line: &Value) -> Option<Event> {
-    if let Some(reason) = line["error"].as_str() {
-        return Some(Event::Failed { reason: reason.to_owned() });
-    }
-    match line["event"].as_str()? {
-        "token" => {
-            let id = u32::try_from(line["id"].as_u64()?).ok()?;
-            Some(Event::Token { id, text: line["text"].as_str()?.to_owned() })
-        }
-        "done" if line["finish_reason"] == "failed" => {
+/// What the conductor says of an answer at its end, JSON in [`Event::Done`].
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Ending {
+    finish_reason: FinishReason,
+    rest: String,
+    stages: Vec<StageReport>,
+    prompt_tokens: u32,
+}
+
+/// An event as the peer that asked hears it.
+fn to_event(event: PromptEvent) -> Option<Event> {
+    match event {
+        PromptEvent::Failed(refusal) => Some(Event::Failed { reason: refusal.error }),
+        PromptEvent::Token(token) => Some(Event::Token { id: token.id, text: token.text }),
+        PromptEvent::Done(report) if report.finish_reason == FinishReason::Failed => {
             Some(Event::Failed { reason: "the prompt was given up there".into() })
         }
-        "done" => {
-            let report = json!({ "finish_reason": line["finish_reason"], "rest": line["rest"],
-                "stages": line["stages"], "prompt_tokens": line["prompt_tokens"] });
-            Some(Event::Done { finish: 0, report: report.to_string() })
+        PromptEvent::Done(report) => {
+            let timing = report.timing.unwrap_or_default();
+            let ending = Ending {
+                finish_reason: report.finish_reason,
+                rest: report.rest,
+                stages: timing.stages,
+                prompt_tokens: timing.prompt_tokens,
+            };
+            Some(Event::Done { finish: 0, report: serde_json::to_string(&ending).unwrap_or_default() })
         }
         _ => None,
     }
 }
 
-fn done(answer: &Answer, ask: &Ask, conductor: &str, report: &str) -> Value {
-    let report: Value = serde_json::from_str(report).unwrap_or_default();
-    let rest = report["rest"].as_str().unwrap_or_default();
+/// The end of an answer that `conductor` gave. What it says of itself is taken as it is, or left out when it cannot be read.
+fn done(answer: Answer, ask: &PromptRequest, conductor: String, report: &str) -> PromptReport {
+    let ending: Ending = serde_json::from_str(report).unwrap_or_default();
     let decoding = answer.began.elapsed().as_secs_f64() - answer.ttft_ms / 1e3;
     let steps = answer.ids.len().saturating_sub(1);
-    let faults: Vec<Value> = answer
-        .faults
-        .iter()
-        .map(|(node, stall_ms)| json!({ "node": format!("{node:?}"), "stall_ms": stall_ms.unwrap_or(0.0) }))
-        .collect();
-    json!({
-        "event": "done",
-        "mode": ask.mode.name(),
-        "conductor": conductor,
-        "finish_reason": report["finish_reason"].as_str().unwrap_or("stop"),
-        "text": format!("{}{rest}", answer.text),
-        "rest": rest,
-        "ids": answer.ids,
-        "prompt_tokens": report["prompt_tokens"].as_u64().unwrap_or(0),
-        "completion_tokens": answer.ids.len(),
-        "ttft_ms": answer.ttft_ms,
-        "decode_tok_s": if steps == 0 { 0.0 } else { steps as f64 / decoding.max(1e-9) },
-        "stages": report["stages"],
-        "faults": faults,
-        "end": true,
-    })
+    let faults = answer.faults.iter();
+    let faults =
+        faults.map(|(node, stall_ms)| Stall { node: format!("{node:?}"), stall_ms: stall_ms.unwrap_or(0.0) });
+    let timing = Timing {
+        prompt_tokens: ending.prompt_tokens,
+        ttft_ms: answer.ttft_ms,
+        decode_tok_s: if steps == 0 { 0.0 } else { steps as f64 / decoding.max(1e-9) },
+        stages: ending.stages,
+        faults: faults.collect(),
+    };
+    PromptReport {
+        mode: Some(ask.mode),
+        conductor: Some(conductor),
+        finish_reason: ending.finish_reason,
+        text: answer.text + &ending.rest,
+        rest: ending.rest,
+        completion_tokens: answer.ids.len(),
+        ids: answer.ids,
+        timing: Some(timing),
+        end: true,
+        ..PromptReport::default()
+    }
 }

@@ -1,0 +1,310 @@
+//! What this node says of itself, and what it makes of what others say.
+//!
+//! An announcement is said again when it is about to be forgotten ([`REFRESH_MS`]) and when there is news, and news is
+//! damped: layers that come or go are told at once, load when it changed by half, distances when they did, each not oftener
+//! than its spacing. So a swarm at rest costs each of its members little, and a busy one not much more.
+//!
+//! Distances are the least round trip of the last minute: what is above it was waiting, in this node's own queues as
+//! often as not. A peer on the same host is never taken to be further away than [`LOOPBACK_MS`].
+
+use std::collections::BTreeMap;
+
+use p2p::{
+    Path,
+    path::unnamed,
+    wire::announce::{Draft, Link, MAX_LINKS, Offer, is_describable, own_operator, seal},
+};
+use scheduler::{
+    Capability, Claim, Holding, LayerRange, LayerSet, Millis, NodeId,
+    latency::{RoundTrip, Window},
+};
+
+use super::Announcing;
+use crate::daemon::{
+    serve::{Figures, Held, Serving},
+    view::{TTL_MS, Viewing},
+};
+
+/// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
+/// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
+const REFRESH_MS: u64 = 30_000;
+/// Layers that come or go, and newcomers: at once, but not oftener than this.
+const SPACING_MS: u64 = 500;
+/// News about load: leases tell the truth in between.
+const LOAD_SPACING_MS: u64 = 2_000;
+/// News about distances, which rarely change.
+const LINK_SPACING_MS: u64 = 10_000;
+/// A change of a distance that is not worth a word, ms.
+const SMALL_MS: f64 = 1.0;
+/// Addresses said of ourselves.
+const ADDRESSES: usize = 8;
+/// A round trip counts this long.
+const RECENT_MS: u64 = 60_000;
+/// What a round trip on one host takes at most, ms; a ping that took longer met a busy processor.
+const LOOPBACK_MS: f64 = 2.0;
+/// Round trips to one peer.
+#[derive(Clone, Debug)]
+struct Trips {
+    recent: Window,
+    smooth: RoundTrip,
+    /// The distance, ms.
+    ms: f64,
+}
+
+struct Said {
+    at: Millis,
+    figures: Figures,
+    links: Vec<Link>,
+}
+
+/// When to speak, and what was said last.
+pub(crate) struct Announcer {
+    sequence: u64,
+    said: Option<Said>,
+    /// Something changed that is told at once.
+    changed: bool,
+    draining: bool,
+    trips: BTreeMap<NodeId, Trips>,
+    paths: BTreeMap<NodeId, Path>,
+    /// Announcements made and their bytes, for `status`.
+    pub said_count: u64,
+    pub said_bytes: u64,
+    /// Announcements heard, news only.
+    pub heard_count: u64,
+}
+
+impl Announcer {
+    /// Sequence numbers go on from the clock, so a restarted node is newer than it was.
+    pub fn new(unix_ms: u64) -> Self {
+        Self {
+            sequence: unix_ms,
+            said: None,
+            changed: true,
+            draining: false,
+            trips: BTreeMap::new(),
+            paths: BTreeMap::new(),
+            said_count: 0,
+            said_bytes: 0,
+            heard_count: 0,
+        }
+    }
+
+    /// Notes over what a peer is reached.
+    pub fn reached(&mut self, node: NodeId, path: Path) {
+        self.paths.insert(node, path);
+        if let Some(trips) = self.trips.get_mut(&node) {
+            trips.ms = nearer(trips.ms, path);
+        }
+    }
+
+    /// The longest way any peer is reached over.
+    pub fn farthest(&self) -> Path {
+        self.paths.values().max().copied().unwrap_or(Path::Loopback)
+    }
+
+    /// Notes a measured round trip and says what the distance is now, ms.
+    pub fn measured(&mut self, node: NodeId, now: Millis, ms: f64) -> f64 {
+        let fresh = || Trips { recent: Window::new(RECENT_MS), smooth: RoundTrip::default(), ms };
+        let trips = self.trips.entry(node).or_insert_with(fresh);
+        trips.recent.add(now, ms);
+        trips.smooth.add(ms);
+        let least = trips.recent.min(now).unwrap_or(ms);
+        trips.ms = self.paths.get(&node).map_or(least, |path| nearer(least, *path));
+        trips.ms
+    }
+
+    /// Forgets a peer that is gone.
+    pub fn gone(&mut self, node: NodeId) {
+        self.trips.remove(&node);
+        self.paths.remove(&node);
+    }
+
+    /// The distance to a node, there and back, if measured.
+    pub fn rtt_ms(&self, node: NodeId) -> Option<f64> {
+        self.trips.get(&node).map(|trips| trips.ms)
+    }
+
+    /// What a slow round trip to a node takes: twice the mean.
+    pub fn slow_rtt_ms(&self, node: NodeId) -> Option<f64> {
+        self.trips.get(&node).and_then(|trips| trips.smooth.mean_ms()).map(|ms| 2.0 * ms)
+    }
+
+    /// Something changed that others should hear of at once.
+    pub fn tell(&mut self) {
+        self.changed = true;
+    }
+
+    /// From now on nothing new is taken.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        self.said = None;
+    }
+
+    fn due(&self, now: Millis, figures: &Figures) -> bool {
+        let Some(said) = &self.said else { return true };
+        let age = now.since(said.at);
+        age >= REFRESH_MS
+            || (age >= SPACING_MS && self.changed)
+            || (age >= LOAD_SPACING_MS && figures.is_news_after(&said.figures))
+            || (age >= LINK_SPACING_MS && self.links_are_news_after(&said.links))
+    }
+
+    fn links_are_news_after(&self, said: &[Link]) -> bool {
+        let links = self.links();
+        let known = |link: &Link| said.iter().find(|old| old.to == link.to);
+        let moved = |link: &Link| {
+            known(link).is_none_or(|old| (link.rtt_ms - old.rtt_ms).abs() > (0.5 * old.rtt_ms).max(SMALL_MS))
+        };
+        links.iter().any(moved)
+    }
+
+    /// The nearest nodes, as measured.
+    fn links(&self) -> Vec<Link> {
+        let mut links: Vec<Link> =
+            self.trips.iter().map(|(to, trips)| Link { to: *to, rtt_ms: trips.ms }).collect();
+        links.sort_by(|a, b| a.rtt_ms.total_cmp(&b.rtt_ms));
+        links.truncate(MAX_LINKS);
+        links
+    }
+}
+
+fn nearer(ms: f64, path: Path) -> f64 {
+    if path == Path::Loopback { ms.min(LOOPBACK_MS) } else { ms }
+}
+
+impl Announcing {
+    /// Says what changed, or that nothing did when it was said long ago.
+    pub(crate) async fn announce(&mut self, urgent: bool, serving: &mut Serving, view: &mut Viewing) {
+        let now = self.node.now();
+        self.gossip.changed |= urgent;
+        let figures = serving.figures(now);
+        if !self.gossip.due(now, &figures) {
+            return;
+        }
+        let mut addresses = self.node.network.addresses().await;
+        addresses.truncate(ADDRESSES);
+        // Whose they are, the announcement says once.
+        addresses.iter_mut().for_each(|address| *address = unnamed(address, self.node.me).to_owned());
+        self.gossip.sequence = self.gossip.sequence.saturating_add(1);
+        let draft = self.draft(serving, &figures, addresses);
+        merge_own(&draft, serving, &figures, view, now);
+        match seal(&draft, &self.node.identity) {
+            Ok(sealed) => {
+                self.gossip.said_count += 1;
+                self.gossip.said_bytes += sealed.len() as u64;
+                // Nobody to tell yet is not an error: a newcomer asks.
+                let _ = self.node.network.publish(sealed).await;
+            }
+            Err(why) => tracing::warn!(%why, "own announcement refused"),
+        }
+        self.gossip.changed = false;
+        self.gossip.said = Some(Said { at: now, figures, links: draft.links });
+    }
+
+    fn draft(&self, serving: &Serving, figures: &Figures, addresses: Vec<String>) -> Draft {
+        let (mut holdings, mut offers) = (Vec::new(), Vec::new());
+        for held in serving.models.all().filter(|_| !serving.gate.paused) {
+            let (ready, offered) = (&held.ready, serving.offered(held));
+            // A model named twice on the command line is said once.
+            let said = offers.iter().any(|offer: &Offer| offer.model == held.id);
+            if offered.is_empty() || said {
+                continue;
+            }
+            let mut holding = holding(serving, held, figures, offered);
+            if figures.full {
+                // There is memory, but none for another session.
+                holding.kv_bytes = 0;
+            }
+            holdings.push(holding);
+            // The name under which its owner shares it is the one others were told.
+            let shared = self.shared.borrow().iter().find(|offer| offer.model == held.id).cloned();
+            offers.push(Offer {
+                model: held.id,
+                name: shared.map_or_else(|| ready.name.clone(), |offer| offer.name),
+                num_layers: ready.num_layers,
+                hidden: ready.hidden,
+                context: ready.context,
+                file_bytes: held.file_bytes,
+                costs: ready.costs.clone().filter(is_describable),
+            });
+        }
+        if !serving.gate.paused {
+            self.name_shared(&mut holdings, &mut offers);
+        }
+        let (up_bytes_per_ms, down_bytes_per_ms) = self.line.rates(self.gossip.farthest(), self.node.now());
+        let claim = Claim {
+            node: self.node.me,
+            operator: own_operator(self.node.me),
+            sequence: self.gossip.sequence,
+            region: 0,
+            access_ms: 0.0,
+            up_bytes_per_ms,
+            down_bytes_per_ms,
+            draining: self.gossip.draining,
+            holdings,
+        };
+        Draft {
+            claim,
+            class: serving.models.leading().ready.class,
+            offers,
+            links: self.gossip.links(),
+            addresses,
+            ttl_ms: TTL_MS,
+            agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+
+    /// Other layers are in memory: own prompts may use them now, whenever others are told.
+    pub(crate) async fn holds_anew(&mut self, serving: &mut Serving, view: &mut Viewing) {
+        let now = self.node.now();
+        let figures = serving.figures(now);
+        self.gossip.sequence = self.gossip.sequence.saturating_add(1);
+        let draft = self.draft(serving, &figures, Vec::new());
+        merge_own(&draft, serving, &figures, view, now);
+        self.announce(true, serving, view).await;
+    }
+}
+
+/// What is said of a model: the sessions, the waiting and the memory for caches are the node's, the rest its own.
+fn holding(serving: &Serving, held: &Held, figures: &Figures, loaded: Vec<LayerRange>) -> Holding {
+    let leading = &serving.models.leading().ready;
+    let ready = &held.ready;
+    // What visits wait here beyond what the first model's visits take, those of another wait too.
+    let waited_ms = (figures.visit_ms - leading.visit_ms).max(0.0);
+    Holding {
+        model: held.id,
+        loaded,
+        on_disk: Vec::new(),
+        decode_ms: ready.decode_ms,
+        prefill_ms: ready.prefill_ms,
+        visit_ms: ready.visit_ms + waited_ms,
+        queue_ms: figures.queue_ms,
+        load_ms: 0.0,
+        active: figures.active,
+        batch_knee: serving.knee(held),
+        kv_bytes: figures.kv_bytes,
+    }
+}
+
+/// The own view counts everything loaded, the ends that only serve own prompts included.
+fn merge_own(draft: &Draft, serving: &Serving, figures: &Figures, view: &mut Viewing, now: Millis) {
+    let mut claim = draft.claim.clone();
+    let mut holdings: Vec<Holding> = Vec::new();
+    for held in serving.models.all().filter(|held| !held.loaded.is_empty()) {
+        let loaded = LayerSet::new(held.loaded.iter().copied()).ranges().to_vec();
+        if holdings.iter().all(|known| known.model != held.id) {
+            holdings.push(holding(serving, held, figures, loaded));
+        }
+    }
+    claim.holdings = holdings;
+    claim.draining = false;
+    match Capability::try_from(claim) {
+        Ok(own) => {
+            view.view.merge_for(own, now, u64::from(TTL_MS));
+        }
+        Err(why) => tracing::warn!(%why, "own figures refused"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! The prompts of this node: those that run, those that are remembered, and what their tasks ask.
+//!
+//! A prompt is a task (`prompt.rs`) that owns everything about its answer. It asks the loop who shall compute
+//! (`route.rs`) and tells it when it is over ([`Finished`]); both come in by [`Inbox`].
+
+mod delegate;
+mod durable;
+mod estimate;
+mod params;
+mod prompt;
+mod report;
+mod retry;
+mod route;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+
+use p2p::wire::receipt::Receipt;
+use scheduler::{ModelId, NodeId, SessionId, trust::Outcome};
+use tokio::sync::mpsc;
+
+pub use self::prompt::PromptTask;
+pub(super) use self::{delegate::decline, route::Router};
+use self::{
+    estimate::Measured,
+    route::{ConductorQuestion, RouteQuestion},
+};
+use super::{serve::Serving, setup::Node, view::Viewing};
+use crate::{
+    control::{self, Line},
+    events::{PromptEvent, PromptReport, PromptRequest, Refusal},
+    request::Reroute,
+};
+
+/// Prompts remembered for `why`.
+const HISTORY: usize = 64;
+
+/// A prompt of this node is over.
+pub struct Finished {
+    pub(super) session: SessionId,
+    pub(super) model: ModelId,
+    /// What there is to say about it.
+    pub(super) report: Option<PromptReport>,
+    /// What it taught.
+    pub(super) measured: Measured,
+    /// What to remember of the nodes that took part.
+    pub(super) outcomes: Vec<(NodeId, Outcome)>,
+    /// Work that was signed for.
+    pub(super) receipts: Vec<[u8; Receipt::LEN]>,
+    /// Proofs against liars.
+    pub(super) proofs: Vec<Vec<u8>>,
+}
+
+impl Finished {
+    /// Nothing to remember.
+    pub(super) fn new(session: SessionId, model: ModelId, report: Option<PromptReport>) -> Self {
+        let (measured, outcomes, receipts, proofs) = Default::default();
+        Self { session, model, report, measured, outcomes, receipts, proofs }
+    }
+}
+
+/// What the tasks of prompts ask and tell.
+pub(super) enum PromptQuestion {
+    /// A prompt wants a pipeline.
+    Route(Box<RouteQuestion>),
+    /// A prompt wants another node to conduct it.
+    Conductors(ConductorQuestion),
+    /// A running prompt wants another pipeline.
+    Reroute(Box<Reroute>),
+    /// A prompt is over.
+    Finished(Box<Finished>),
+}
+
+/// Where the questions of prompts come in.
+pub(super) struct Inbox {
+    routes: mpsc::Receiver<RouteQuestion>,
+    conductors: mpsc::Receiver<ConductorQuestion>,
+    reroutes: mpsc::Receiver<Reroute>,
+    finished: mpsc::Receiver<Finished>,
+}
+
+impl Inbox {
+    /// The next question; a call that is dropped loses none.
+    pub(super) async fn next(&mut self) -> Option<PromptQuestion> {
+        tokio::select! {
+            Some(question) = self.routes.recv() => Some(PromptQuestion::Route(Box::new(question))),
+            Some(question) = self.conductors.recv() => Some(PromptQuestion::Conductors(question)),
+            Some(question) = self.reroutes.recv() => Some(PromptQuestion::Reroute(Box::new(question))),
+            Some(over) = self.finished.recv() => Some(PromptQuestion::Finished(Box::new(over))),
+            else => None,
+        }
+    }
+}
+
+/// See the module's page.
+pub(super) struct Prompts {
+    node: Node,
+    home: PathBuf,
+    /// Whether running answers are kept on disk.
+    keeps: bool,
+    /// Prompts that run and the peers they run on.
+    pub(super) in_flight: BTreeMap<SessionId, Vec<NodeId>>,
+    history: VecDeque<PromptReport>,
+    routes: mpsc::Sender<RouteQuestion>,
+    conductors: mpsc::Sender<ConductorQuestion>,
+    reroutes: mpsc::Sender<Reroute>,
+    finished: mpsc::Sender<Finished>,
+}
+
+impl Prompts {
+    /// No prompt yet; answers are kept below `home` if `keeps`.
+    pub(super) fn new(node: Node, home: PathBuf, keeps: bool) -> (Self, Inbox) {
+        let (routes, route) = mpsc::channel(control::QUESTIONS);
+        let (conductors, conductor) = mpsc::channel(control::QUESTIONS);
+        let (reroutes, reroute) = mpsc::channel(control::QUESTIONS);
+        let (finished, over) = mpsc::channel(control::QUESTIONS);
+        let inbox = Inbox { routes: route, conductors: conductor, reroutes: reroute, finished: over };
+        let (in_flight, history) = (BTreeMap::new(), VecDeque::new());
+        (Self { node, home, keeps, in_flight, history, routes, conductors, reroutes, finished }, inbox)
+    }
+
+    /// A task for one prompt. `shares` says what nodes contributed to a model.
+    pub(super) fn task(
+        &self,
+        serving: &Serving,
+        view: &Viewing,
+        shares: impl Fn(ModelId) -> BTreeMap<NodeId, f64>,
+    ) -> PromptTask {
+        let models = &serving.models;
+        PromptTask {
+            me: self.node.me,
+            network: self.node.network.clone(),
+            identity: self.node.identity.clone(),
+            local: models.first.local(shares(models.first.id)),
+            beside: models.beside.iter().map(|held| held.local(shares(held.id))).collect(),
+            approx: view.approx(),
+            table: serving.table.clone(),
+            routes: self.routes.clone(),
+            conductors: self.conductors.clone(),
+            reroutes: self.reroutes.clone(),
+            lost: view.lost.clone(),
+            finished: self.finished.clone(),
+            lessons: view.feedback.clone(),
+            prove: None,
+        }
+    }
+
+    /// Answers a prompt; what a continuation needs is kept where the caller can ask for one.
+    pub(super) fn answer(&self, task: PromptTask, ask: PromptRequest, lines: mpsc::Sender<Line>) {
+        let keeps = self.keeps && (ask.api.repeatable || !ask.api.over_http);
+        let home = keeps.then(|| self.home.clone());
+        tokio::spawn(task.answer_kept(home, ask, lines));
+    }
+
+    /// Continues an interrupted answer.
+    pub(super) fn resume(&self, task: PromptTask, session: Option<String>, lines: mpsc::Sender<Line>) {
+        let home = self.home.clone();
+        tokio::spawn(async move { task.resume(&home, session, lines).await });
+    }
+
+    /// A prompt is over; `report` is what `why` says of it.
+    pub(super) fn remember(&mut self, session: SessionId, report: Option<PromptReport>) {
+        self.in_flight.remove(&session);
+        let Some(report) = report else { return };
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        self.history.push_back(report);
+    }
+
+    /// What happened to the prompt whose session begins so; to the last one without a name.
+    pub(super) fn why(&self, session: Option<&str>) -> PromptEvent {
+        let wanted = |report: &&PromptReport| {
+            session.is_none_or(|prefix| report.session.as_ref().is_some_and(|name| name.starts_with(prefix)))
+        };
+        match self.history.iter().rev().find(wanted) {
+            Some(report) => PromptEvent::Done(Box::new(report.clone())),
+            None => PromptEvent::Failed(Refusal::new(
+                "no such prompt is remembered; `shoal run` one first (the last 64 are kept)",
+            )),
+        }
+    }
+}

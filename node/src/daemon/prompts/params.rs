@@ -1,0 +1,115 @@
+//! What a caller asks, checked: parameters as the command line and the API write them, and why a prompt is refused.
+
+use std::collections::BTreeSet;
+
+use api::inference::Format;
+use scheduler::NodeId;
+use shard::sample::SamplingParams;
+
+use crate::{
+    control::Mode,
+    events::{PromptInput, PromptRequest, Refusal, RefusalKind, Sampling},
+    worker::Fault,
+};
+
+/// Why a prompt is not answered, as the caller is told.
+pub(super) struct Trouble(pub(super) Refusal);
+
+impl Trouble {
+    /// One of `kind`.
+    pub(super) fn kind(kind: RefusalKind, why: impl Into<String>) -> Self {
+        Self(Refusal::kind(kind, why))
+    }
+
+    /// Whether it is only for now.
+    pub(super) fn is_busy(&self) -> bool {
+        self.0.kind == Some(RefusalKind::Busy)
+    }
+
+    /// A field has a value that cannot be meant.
+    pub(super) fn invalid(field: &str, why: impl Into<String>) -> Self {
+        Self(Refusal { field: Some(field.to_owned()), ..Refusal::kind(RefusalKind::Invalid, why) })
+    }
+
+    /// More tokens than the model can hold.
+    pub(super) fn too_long(tokens: usize, context: u32) -> Self {
+        let why = format!("the prompt has {tokens} tokens, the context holds {context}; shorten it");
+        let refusal = Refusal::kind(RefusalKind::TooLong, why);
+        Self(Refusal { tokens: Some(tokens), context: Some(context), ..refusal })
+    }
+
+    /// The worker would not: the request's fault when it read it, else its own.
+    pub(super) fn of(fault: Fault, field: &str) -> Self {
+        match fault {
+            Fault::Refused(why) => Self::invalid(field, why),
+            Fault::Busy | Fault::NoRoom { .. } => Self::kind(RefusalKind::Busy, fault.to_string()),
+            Fault::Poison | Fault::Dead(_) => Self::kind(RefusalKind::Unavailable, fault.to_string()),
+        }
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(why: String) -> Self {
+        Self(Refusal::new(why))
+    }
+}
+
+/// The parameters that a request leaves open are the engine's.
+pub(super) fn sampling(given: &Sampling) -> Result<SamplingParams, String> {
+    let default = SamplingParams::default();
+    let sampling = SamplingParams {
+        temperature: given.temperature.unwrap_or(default.temperature),
+        top_k: given.top_k.unwrap_or(0),
+        top_p: given.top_p.unwrap_or(1.0),
+        min_p: given.min_p.unwrap_or(0.0),
+        typical_p: given.typical_p.unwrap_or(1.0),
+        repetition_penalty: given.repetition_penalty.unwrap_or(1.0),
+        presence_penalty: given.presence_penalty.unwrap_or(0.0),
+        frequency_penalty: given.frequency_penalty.unwrap_or(0.0),
+        logit_bias: given.logit_bias.clone(),
+        logprobs: given.logprobs,
+        top_logprobs: given.top_logprobs,
+        ..default
+    };
+    sampling.validate().map_err(|e| e.to_string())?;
+    Ok(sampling)
+}
+
+/// A prompt of token ids.
+pub(super) fn token_ids(ids: &[u32], vocab: u32) -> Result<Vec<u32>, Trouble> {
+    match ids.iter().all(|id| *id < vocab) {
+        true => Ok(ids.to_vec()),
+        false => Err(Trouble::invalid("prompt", format!("token ids must be below {vocab}"))),
+    }
+}
+
+/// The first field that a peer who conducts for us could not be told of.
+pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
+    let asked = [
+        ("response_format", ask.api.format != Format::Text),
+        ("tools", ask.api.tools.is_some() || ask.api.show_special),
+        ("chat_template_kwargs", !ask.api.extra.is_empty()),
+        ("logprobs", ask.sampling.logprobs),
+        ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
+    ];
+    asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)
+}
+
+/// The peers that the caller named as trusted.
+pub(super) fn trusted(ask: &PromptRequest) -> Result<BTreeSet<NodeId>, String> {
+    if ask.mode == Mode::Trusted && ask.trusted.is_empty() {
+        let why = "trusted mode needs to know whom you trust: name them with --trust; `shoal peers --json` shows full names";
+        return Err(why.to_owned());
+    }
+    ask.trusted.iter().map(|name| node(name)).collect()
+}
+
+fn node(name: &str) -> Result<NodeId, String> {
+    let bytes = data_encoding::HEXLOWER_PERMISSIVE
+        .decode(name.as_bytes())
+        .ok()
+        .and_then(|b| <[u8; 32]>::try_from(b).ok());
+    bytes
+        .map(NodeId::new)
+        .ok_or_else(|| format!("\"{name}\" is no node's full name; `shoal peers --json` shows it"))
+}

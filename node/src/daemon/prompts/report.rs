@@ -1,0 +1,162 @@
+//! What a caller is told of a prompt: the plan and the end of an answer. `status` tells of the node.
+
+use std::collections::BTreeSet;
+
+use scheduler::{
+    NodeId, Segment,
+    cost::Cost,
+    recover::Failure,
+    route::{NoRoute, Route},
+    session::End,
+};
+use serde_json::{Map, json};
+
+use super::{estimate, route::Routed};
+use crate::{
+    control::Mode,
+    events::{
+        Conducted, FinishReason, Near, OwnRoute, PlannedStage, Predicted, Prediction, PromptReport,
+        StageRange, StageReport, Stall, Timing, Way,
+    },
+    request::Report,
+};
+
+/// A failure in one word.
+pub(super) fn noticed(why: Option<Failure>) -> &'static str {
+    match why {
+        Some(Failure::Closed | Failure::Crashed) => "closed",
+        Some(Failure::Refused) => "refused",
+        Some(Failure::Corrupt) => "wrong",
+        _ => "timeout",
+    }
+}
+
+/// The prediction, part by part.
+pub(super) fn prediction(routed: &Routed, prompt_tokens: u32) -> Prediction {
+    let way = |found: &Result<Route, NoRoute>, step_ms: Option<f64>| match found {
+        Ok(route) => Way::Possible {
+            total_ms: whole_ms(routed, &route.cost),
+            tok_s: step_ms.map(|ms| 1e3 / ms.max(1e-6)),
+        },
+        Err(why) => Way::Impossible { impossible: why.to_string() },
+    };
+    let expected = &routed.expected;
+    let legs = routed.route.legs.iter().enumerate().map(|(at, leg)| {
+        let terms = leg.cost.terms().into_iter().filter(|term| term.1 > 0.0);
+        let terms: Map<_, _> = terms.map(|(name, ms)| (name.into(), json!(ms))).collect();
+        PlannedStage {
+            node: format!("{:?}", leg.segment.node),
+            start: leg.segment.layers.start(),
+            end: leg.segment.layers.end(),
+            ms: leg.cost.total_ms(),
+            step_ms: expected.parts.get(at).map(|part| part.ms),
+            terms,
+        }
+    });
+    let shadows = routed.standbys.shadows.iter();
+    let comparison = &routed.comparison;
+    Prediction {
+        prompt_tokens,
+        expected_tokens: routed.shape.output_tokens,
+        stages: legs.collect(),
+        home_ms: expected.home_ms,
+        shadows: shadows.map(|shadow| shadow.map(|node| format!("{node:?}"))).collect(),
+        predicted: Predicted {
+            total_ms: whole_ms(routed, &routed.route.cost),
+            ttft_ms: expected.ttft_ms(),
+            opened_ms: expected.lease_ms + expected.opening_ms,
+            prefill_ms: expected.prompt_ms(),
+            step_ms: expected.step_ms(),
+            tok_s: expected.tok_s(),
+        },
+        as_asked: way(&comparison.asked, routed.steps_ms[0]),
+        ends_abroad: way(&comparison.plain, routed.steps_ms[1]),
+        local: way(&comparison.local, routed.steps_ms[2]),
+        local_wins: comparison.local_wins(),
+    }
+}
+
+/// All of an answer, with what every token takes at home besides layers, ms.
+fn whole_ms(routed: &Routed, cost: &Cost) -> f64 {
+    cost.total_ms() + routed.expected.home_ms * f64::from(routed.shape.output_tokens)
+}
+
+/// Who runs a segment.
+pub(super) fn stage(segment: &Segment) -> StageRange {
+    let layers = segment.layers;
+    StageRange { node: format!("{:?}", segment.node), start: layers.start(), end: layers.end() }
+}
+
+/// The stages, and of those that others ran who checked them up to where.
+fn checked_stages(report: &Report, plan: &Prediction) -> Vec<StageReport> {
+    let mut stages = estimate::stages(report, plan);
+    for (layers, by, upto) in &report.checks {
+        if let Some(stage) = stages.iter_mut().find(|stage| stage.range.start == layers.start()) {
+            stage.checked_by = Some(by.iter().map(|node| format!("{node:?}")).collect());
+            stage.checked_positions = Some(*upto);
+        }
+    }
+    for (layers, rows, median) in &report.near {
+        if let Some(stage) = stages.iter_mut().find(|stage| stage.range.start == layers.start()) {
+            stage.near = Some(Near { positions: *rows, distance: *median });
+        }
+    }
+    stages
+}
+
+/// What is said of an answer that is over; `why` remembers it.
+pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) -> PromptReport {
+    let prompt_tokens = route.plan.prompt_tokens;
+    let mean = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
+    let stalls = |of: &[(NodeId, f64)]| -> Vec<Stall> {
+        of.iter().map(|(node, ms)| Stall { node: format!("{node:?}"), stall_ms: *ms }).collect()
+    };
+    let checkers: BTreeSet<String> =
+        report.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
+    let (finish_reason, gave_up) = match report.end {
+        End::Stop => (FinishReason::Stop, None),
+        End::Length => (FinishReason::Length, None),
+        End::Cancelled => (FinishReason::Cancelled, None),
+        End::GaveUp(why) => (FinishReason::Failed, Some(format!("{why:?}").to_lowercase())),
+    };
+    let timing = Timing {
+        prompt_tokens,
+        ttft_ms: report.ttft_ms,
+        decode_tok_s: if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
+        stages: checked_stages(report, &route.plan),
+        faults: stalls(&report.faults),
+    };
+    let conducted = Conducted {
+        model: route.model.clone(),
+        me: route.me.clone(),
+        wire: route.wire.clone(),
+        gave_up,
+        stop: report.met.clone(),
+        ended_turn: report.ended_turn,
+        opened_ms: report.opened_ms,
+        predicted: route.plan.predicted.clone(),
+        verified: report.verified,
+        settled_by_thirds: report.thirds,
+        checked_by: checkers.into_iter().collect(),
+        convicted: report.convicted.iter().map(|node| format!("{node:?}")).collect(),
+        integrity: report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
+        receipts: report.receipts.len(),
+        hedged: stalls(&report.hedged),
+        differing_answers: report.evidence,
+        bytes_out: report.wire_bytes.0,
+        bytes_in: report.wire_bytes.1,
+    };
+    PromptReport {
+        session: Some(route.session.clone()),
+        mode: Some(mode),
+        finish_reason,
+        text: text.to_owned(),
+        rest: report.rest.clone(),
+        ids: report.ids.clone(),
+        completion_tokens: report.ids.len(),
+        timing: Some(timing),
+        conducted: Some(Box::new(conducted)),
+        end: true,
+        ..PromptReport::default()
+    }
+}

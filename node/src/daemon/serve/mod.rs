@@ -1,0 +1,327 @@
+//! What this node does for others: the models in memory, the sessions of other nodes, and how busy both keep it.
+//!
+//! [`Serving`] owns the workers of all models (`workers.rs`), the door for sessions of others (`admit.rs`), the choice of
+//! layers (`place.rs`) and the models on their way (`acquire.rs`). Whatever takes time is a task; what tasks send back
+//! comes in by [`Inbox`] as a [`ServingEvent`]. Where others should hear of a change, a method says so to its caller.
+
+mod acquire;
+mod admit;
+mod initial_placement;
+mod load;
+mod place;
+mod pull;
+mod workers;
+
+use std::{path::PathBuf, sync::Arc};
+
+use api::inference::ModelInfo;
+use p2p::Events;
+use scheduler::{LayerRange, Millis, ModelId, SessionId};
+use tokio::sync::{Semaphore, mpsc, watch};
+
+pub use self::workers::MOST_BESIDE;
+use self::{
+    acquire::{Acquire, News},
+    admit::Door,
+    load::Waits,
+    place::{Moved, Placing},
+    workers::Weights,
+};
+pub(super) use self::{
+    acquire::{Arrived, answer},
+    load::Figures,
+    pull::Pulls,
+    workers::{Held, Local, Models},
+};
+use super::setup::{Absent, Beside, Caps, Node, Serve, Where};
+use crate::{
+    Result,
+    content::peers,
+    control,
+    sessions::{Order, SessionTable},
+    stage::{self, Served},
+    worker::{self, Worker},
+};
+
+/// Entries in the books waiting to be added up.
+const BOOKS: usize = 1_024;
+/// News of models that are on their way; progress beyond is dropped.
+const NEWS: usize = 64;
+/// Rows that share a pass for the price of one, at most: what a worker computes together.
+const MOST_LANES: f64 = 16.0;
+
+/// Sums since the node started.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Totals {
+    pub(super) rows: u64,
+    pub(super) layer_rows: u64,
+    pub(super) bytes_in: u64,
+    pub(super) bytes_out: u64,
+    pub(super) sessions: u64,
+}
+
+/// Whether sessions and prompts of other nodes are taken, and how many at a time.
+pub(super) struct Gate {
+    /// Whether the user paused serving.
+    pub(super) paused: bool,
+    /// True once the node is about to leave.
+    pub(super) draining: watch::Sender<bool>,
+    /// Prompts of other nodes being conducted here hold a clone.
+    guests: Arc<()>,
+    /// Sessions and prompts of others at a time.
+    most: usize,
+}
+
+impl Gate {
+    fn new(most: usize) -> Self {
+        Self { paused: false, draining: watch::Sender::new(false), guests: Arc::new(()), most }
+    }
+
+    /// Whether the node is about to leave.
+    pub(super) fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+}
+
+/// What the node was told to serve.
+pub(super) struct Wanted {
+    /// The data folder.
+    pub(super) home: PathBuf,
+    /// How to run the first model's worker.
+    pub(super) worker: worker::Spec,
+    /// Layers of the first model to offer.
+    pub(super) serve: Serve,
+    /// The first model.
+    pub(super) model: ModelId,
+    /// Its layers.
+    pub(super) num_layers: u32,
+    /// The length of its file.
+    pub(super) file_bytes: u64,
+    /// As the API shows it.
+    pub(super) about: ModelInfo,
+    /// Set when it is not whole on this disk.
+    pub(super) absent: Option<Absent>,
+    /// Models beside the first.
+    pub(super) beside: Vec<Beside>,
+    /// What may be taken from this machine.
+    pub(super) caps: Caps,
+}
+
+/// What the tasks of [`Serving`] send back.
+pub(super) enum ServingEvent {
+    /// A stage served something.
+    Served(Served),
+    /// A worker died, by process number.
+    Died(u32),
+    /// The model at this place has another worker.
+    Restarted(usize, Worker),
+    /// A worker with other layers is ready, or is not.
+    Moved(Box<Moved>),
+    /// A task that moves models asks who holds what.
+    Content(peers::Question),
+    /// A model is on its way.
+    News(News),
+}
+
+/// Where the events of [`Serving`] come in.
+pub(super) struct Inbox {
+    served: mpsc::Receiver<Served>,
+    died: mpsc::Receiver<u32>,
+    restarted: mpsc::Receiver<(usize, Worker)>,
+    moved: mpsc::Receiver<Moved>,
+    content: mpsc::Receiver<peers::Question>,
+    news: mpsc::Receiver<News>,
+}
+
+impl Inbox {
+    /// The next event; a call that is dropped loses none.
+    pub(super) async fn next(&mut self) -> Option<ServingEvent> {
+        tokio::select! {
+            Some(entry) = self.served.recv() => Some(ServingEvent::Served(entry)),
+            Some(pid) = self.died.recv() => Some(ServingEvent::Died(pid)),
+            Some((place, worker)) = self.restarted.recv() => Some(ServingEvent::Restarted(place, worker)),
+            Some(moved) = self.moved.recv() => Some(ServingEvent::Moved(Box::new(moved))),
+            Some(question) = self.content.recv() => Some(ServingEvent::Content(question)),
+            Some(news) = self.news.recv() => Some(ServingEvent::News(news)),
+            else => None,
+        }
+    }
+}
+
+/// See the module's page.
+pub(super) struct Serving {
+    pub(super) node: Node,
+    pub(super) models: Models,
+    pub(super) table: SessionTable,
+    /// Where lazy shadows keep what they are sent.
+    pub(super) room: Arc<Semaphore>,
+    pub(super) door: Door,
+    pub(super) gate: Gate,
+    pub(super) placing: Placing,
+    waits: Waits,
+    pub(super) totals: Totals,
+    pub(super) pulls: Pulls,
+    pub(super) books: mpsc::Sender<Served>,
+    pub(super) moves: mpsc::Sender<Moved>,
+    news: mpsc::Sender<News>,
+}
+
+impl Serving {
+    /// Loads the first model and starts fetching what is not here. Returns what was heard of the swarm meanwhile, too.
+    ///
+    /// # Errors
+    /// Those of a worker that cannot load the first model.
+    pub(super) async fn start(
+        node: Node,
+        wanted: Wanted,
+        events: &mut Events,
+    ) -> Result<(Self, Inbox, Vec<p2p::Event>)> {
+        let Wanted { home, worker, serve, model, num_layers, file_bytes, about, absent, beside, caps } =
+            wanted;
+        let kv_bytes = worker.kv_bytes;
+        // A model that is not on this disk is not loaded again wherever others would like it.
+        let cap = match serve {
+            Serve::Scarcest(cap) if absent.is_none() => Some(cap),
+            _ => None,
+        };
+        let (books, served) = mpsc::channel(BOOKS);
+        let (deaths, died) = mpsc::channel(1);
+        let (restarts, restarted) = mpsc::channel(1);
+        let (moves, moved) = mpsc::channel(1);
+        let (questions, content) = mpsc::channel(control::QUESTIONS);
+        let (news, told) = mpsc::channel(NEWS);
+        let inbox = Inbox { served, died, restarted, moved, content, news: told };
+        let table = SessionTable::default();
+        let spec = worker::Spec { model: Some(model), room: worker::Room::new(kv_bytes), ..worker };
+        let weights = Weights::new(caps.weights_bytes);
+        let beside_it = beside.iter().map(|beside| {
+            let spec = worker::Spec { model: None, class: None, ..spec.clone() };
+            Held::absent(beside.place.id(), &beside.about.name, beside.about.clone(), spec)
+        });
+        let beside_it: Vec<Held> = beside_it.collect();
+        let mut heard = Vec::new();
+        let mut outputs = None;
+        let first = match &absent {
+            Some(absent) => Held::absent(absent.id, &absent.name, about, spec),
+            None => {
+                let layers = match &serve {
+                    Serve::These(layers) => layers.clone(),
+                    Serve::Scarcest(cap) => {
+                        let (range, meanwhile) =
+                            initial_placement::choose(events, model, num_layers, *cap).await;
+                        heard = meanwhile;
+                        range.into_iter().collect()
+                    }
+                };
+                let (held, said) = Held::load(spec, layers, num_layers, file_bytes, about).await?;
+                let _ = weights.take(0, held.ready.resident_bytes);
+                outputs = Some(said);
+                held
+            }
+        };
+        let models = Models::new(first, beside_it, table.clone(), deaths, restarts);
+        if let Some(outputs) = outputs {
+            models.listen_to(outputs, models.first.worker.borrow().pid());
+        }
+        let pulls = Pulls::new(home, node.network.clone(), questions, &caps);
+        let first = absent.map(|absent| (0, absent.name.clone(), Where::Away(absent), serve));
+        let others = beside.into_iter().zip(1..);
+        let others = others.map(|(beside, place)| (place, beside.about.name, beside.place, beside.serve));
+        for (place, name, from, serve) in first.into_iter().chain(others) {
+            let (pulls, weights, news) = (pulls.clone(), weights.clone(), news.clone());
+            Acquire { pulls, place, name, from, serve, weights, news }.start();
+        }
+        let serving = Self {
+            node,
+            models,
+            table,
+            room: stage::room(kv_bytes),
+            door: Door::new(kv_bytes),
+            gate: Gate::new(caps.sessions),
+            placing: Placing::new(cap),
+            waits: Waits::new(),
+            totals: Totals::default(),
+            pulls,
+            books,
+            moves,
+            news,
+        };
+        Ok((serving, inbox, heard))
+    }
+
+    /// Adds up what a stage did.
+    pub(super) fn book(&mut self, entry: Served) {
+        match entry {
+            Served::Rows { rows, layers, bytes_in, bytes_out } => {
+                self.totals.rows += u64::from(rows);
+                self.totals.layer_rows += u64::from(rows) * u64::from(layers);
+                self.totals.bytes_in += bytes_in;
+                self.totals.bytes_out += bytes_out;
+            }
+            Served::Waited { ms, served_ms } => self.waits.add(self.node.now(), ms, served_ms),
+            Served::Ended(session) => {
+                tracing::debug!(%session, "session over");
+                self.admit();
+            }
+        }
+    }
+
+    /// A model is on its way.
+    pub(super) fn arrived(&mut self, news: News) -> Arrived {
+        let leaving = self.gate.is_draining();
+        self.models.arrived(news, &self.news, leaving)
+    }
+
+    /// Sessions and prompts of other nodes that run here.
+    pub(super) fn strangers(&self) -> usize {
+        self.table.serving(self.node.me) + Arc::strong_count(&self.gate.guests) - 1
+    }
+
+    /// Whether as many sessions and prompts of others run here as may.
+    pub(super) fn is_full(&self) -> bool {
+        self.strangers() >= self.gate.most
+    }
+
+    /// A seat for another node's prompt, if there is one.
+    pub(super) fn guest(&self) -> Option<Arc<()>> {
+        let open = !self.gate.paused && !self.gate.is_draining() && !self.is_full();
+        open.then(|| self.gate.guests.clone())
+    }
+
+    /// Stops the answer of this node with this session; returns whether there is one.
+    pub(super) fn cancel(&self, session: SessionId) -> bool {
+        let own = self.table.get(session).filter(|inlets| inlets.requester == self.node.me);
+        own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok())
+    }
+
+    /// Sessions of `held` served side by side at full speed: as many rows as are computed in the time that reading the
+    /// weights takes, times the share of their time that sessions spend elsewhere.
+    pub(super) fn knee(&self, held: &Held) -> u32 {
+        let ready = &held.ready;
+        let lanes = (ready.decode_ms / ready.prefill_ms.max(1e-9)).round().clamp(1.0, MOST_LANES);
+        self.waits.knee(lanes as u32).max(1)
+    }
+
+    /// How busy this node is now.
+    pub(super) fn figures(&mut self, now: Millis) -> Figures {
+        let active = self.door.sessions();
+        self.waits.look(now, active);
+        let (waited_ms, queue_ms) = self.waits.split(now);
+        let full = self.is_full();
+        let kv_bytes = self.door.kv_free();
+        let leading = self.models.leading();
+        Figures {
+            visit_ms: leading.ready.visit_ms.max(waited_ms),
+            queue_ms,
+            active,
+            knee: self.knee(leading),
+            kv_bytes,
+            full,
+        }
+    }
+
+    /// The layers of a model that others are told of.
+    pub(super) fn offered(&self, held: &Held) -> Vec<LayerRange> {
+        if held.id == self.models.first.id { self.placing.offered(&held.served) } else { held.served.clone() }
+    }
+}
