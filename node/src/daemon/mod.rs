@@ -305,7 +305,7 @@ impl Daemon {
     fn finished(&mut self, over: Finished) {
         let now = self.node.now();
         for (node, weight, ms) in &over.measured.visits {
-            self.view.view.observe_visit(*node, over.model, now, *weight, *ms);
+            self.view.swarm.observe_visit(*node, over.model, now, *weight, *ms);
         }
         if let Some(held) = self.serving.models.get_mut(over.model) {
             let measured = &over.measured;
@@ -314,7 +314,7 @@ impl Daemon {
             measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
         }
         let scores = self.trusting.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
-        scores.into_iter().for_each(|(node, score)| self.view.view.set_trust(node, score));
+        scores.into_iter().for_each(|(node, score)| self.view.swarm.set_trust(node, score));
         self.prompts.remember(over.session, over.report);
     }
 

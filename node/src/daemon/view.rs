@@ -51,7 +51,7 @@ pub(super) enum Heard {
 /// The swarm as this node sees it.
 pub(super) struct Viewing {
     pub(super) me: NodeId,
-    pub(super) view: SwarmView,
+    pub(super) swarm: SwarmView,
     pub(super) facts: BTreeMap<NodeId, Facts>,
     /// What leases and streams teach, until it is taken into the view.
     pub(super) feedback: FeedbackQueue,
@@ -64,7 +64,7 @@ impl Viewing {
     pub(super) fn new(me: NodeId) -> Self {
         Self {
             me,
-            view: SwarmView::new(Geography::around(UNMEASURED_MS)),
+            swarm: SwarmView::new(Geography::around(UNMEASURED_MS)),
             facts: BTreeMap::new(),
             feedback: FeedbackQueue::default(),
             lost: broadcast::Sender::new(LOSSES),
@@ -75,7 +75,7 @@ impl Viewing {
     pub(super) fn connected(&mut self, node: NodeId, now: Millis) {
         // Feedback about failures to reach it is older than the connection.
         self.take_feedback(now);
-        self.view.reachable(self.me, node);
+        self.swarm.reachable(self.me, node);
         if !self.facts.contains_key(&node) {
             // A new process: what was learned is about one that is gone.
             self.feedback.forget(node);
@@ -85,7 +85,7 @@ impl Viewing {
     /// The last connection to a node is gone; returns whether it was known.
     pub(super) fn disconnected(&mut self, node: NodeId, now: Millis) -> bool {
         self.take_feedback(now);
-        self.view.forget(node);
+        self.swarm.forget(node);
         let known = self.facts.remove(&node).is_some();
         let _ = self.lost.send(node);
         known
@@ -93,14 +93,14 @@ impl Viewing {
 
     /// Forgets the nodes that were not heard of for too long and returns those that were known.
     pub(super) fn expire(&mut self, now: Millis) -> Vec<NodeId> {
-        let expired = self.view.expire(now);
+        let expired = self.swarm.expire(now);
         let me = self.me;
         expired.into_iter().filter(|node| *node != me && self.facts.remove(node).is_some()).collect()
     }
 
     /// The distance to a node was measured.
     pub(super) fn measured(&mut self, node: NodeId, ms: f64) {
-        self.view.set_link(self.me, node, ms);
+        self.swarm.set_link(self.me, node, ms);
     }
 
     /// Takes in what another node says; `rtt_ms` is the measured distance to it.
@@ -110,7 +110,7 @@ impl Viewing {
             return Heard::Nothing;
         }
         let Announcement { capability, class, offers, links, addresses, agent, ttl_ms, .. } = announcement;
-        match self.view.merge_for(capability, now, u64::from(ttl_ms)) {
+        match self.swarm.merge_for(capability, now, u64::from(ttl_ms)) {
             Merged::Fresh => {}
             Merged::Equivocation => {
                 tracing::warn!(%node, "two different announcements under one number");
@@ -121,7 +121,7 @@ impl Viewing {
         for link in links {
             // Own measurements are never replaced by another node's word.
             if link.to != self.me {
-                self.view.set_link(node, link.to, link.rtt_ms);
+                self.swarm.set_link(node, link.to, link.rtt_ms);
             }
         }
         let addresses = addresses.iter().map(|address| named(address, node)).collect();
@@ -131,7 +131,7 @@ impl Viewing {
         }
         // Its round trip was often measured before it was heard of.
         if let Some(ms) = rtt_ms {
-            self.view.set_link(self.me, node, ms);
+            self.swarm.set_link(self.me, node, ms);
         }
         Heard::Joined
     }
@@ -141,9 +141,9 @@ impl Viewing {
         for feedback in self.feedback.take() {
             match feedback {
                 Feedback::Holds(node, model, held) => {
-                    self.view.correct(node, model, held, now);
+                    self.swarm.correct(node, model, held, now);
                 }
-                Feedback::Apart(one, other) => self.view.unreachable(one, other, now),
+                Feedback::Apart(one, other) => self.swarm.unreachable(one, other, now),
             }
         }
     }
@@ -155,7 +155,7 @@ impl Viewing {
 
     /// Sessions that `node` announced to serve, if it holds `model`.
     pub(super) fn announced_sessions(&self, node: NodeId, model: ModelId) -> u32 {
-        let holding = self.view.get(node).and_then(|capability| capability.holding(model));
+        let holding = self.swarm.get(node).and_then(|capability| capability.holding(model));
         holding.map_or(0, |holding| holding.active)
     }
 
@@ -175,7 +175,7 @@ impl Viewing {
         now: Millis,
     ) -> Option<SwarmView> {
         let layer = self.challenge_layer(node, model, num_layers)?;
-        let mut view = self.view.clone();
+        let mut view = self.swarm.clone();
         for other in self.facts.keys().filter(|other| **other != node) {
             if let Some(loaded) = self.loaded(*other, model).filter(|loaded| loaded.covers(layer)) {
                 view.correct(*other, model, loaded.without(layer), now);
@@ -197,7 +197,7 @@ impl Viewing {
     }
 
     fn loaded(&self, node: NodeId, model: ModelId) -> Option<LayerSet> {
-        let holding = self.view.get(node)?.holding(model)?;
+        let holding = self.swarm.get(node)?.holding(model)?;
         Some(holding.loaded_set())
     }
 }
@@ -241,7 +241,7 @@ mod tests {
                 holdings: vec![holding],
             };
             let capability = Capability::try_from(claim).unwrap();
-            view.view.merge_for(capability, Millis(0), u64::from(TTL_MS));
+            view.swarm.merge_for(capability, Millis(0), u64::from(TTL_MS));
             if n > 1 {
                 let class = if n == 2 { Class::D1 } else { Class::Approx };
                 let (addresses, offers) = (vec![format!("/memory/{n}")], Vec::new());
@@ -289,7 +289,7 @@ mod tests {
             let hosts = snapshot.hosts().iter().filter(|host| host.loaded.contains(layer));
             hosts.map(|host| host.id).collect()
         };
-        assert_eq!(holders(&view.view, 2), [node(2), node(3)]);
+        assert_eq!(holders(&view.swarm, 2), [node(2), node(3)]);
         assert_eq!(holders(&narrowed, 2), [node(2)]);
         assert_eq!(holders(&narrowed, 3), [node(2), node(3)], "of the other layers it is one of many");
     }

@@ -300,7 +300,7 @@ fn merge_own(draft: &Draft, serving: &Serving, figures: &Figures, view: &mut Vie
     claim.draining = false;
     match Capability::try_from(claim) {
         Ok(own) => {
-            view.view.merge_for(own, now, u64::from(TTL_MS));
+            view.swarm.merge_for(own, now, u64::from(TTL_MS));
         }
         Err(why) => tracing::warn!(%why, "own figures refused"),
     }

@@ -165,7 +165,7 @@ impl Router<'_> {
             capability.holding(offer.model).is_some_and(|holding| !holding.loaded.is_empty())
         };
         (offer.name == model || crate::content::hex(offer.model) == model)
-            && self.view.view.get(node).is_some_and(holds)
+            && self.view.swarm.get(node).is_some_and(holds)
     }
 
     /// Another pipeline for a prompt whose nodes failed. It keeps the ends at home whatever the mode: the prompt's
@@ -288,7 +288,7 @@ impl Router<'_> {
     /// What is believed now, with what leases taught.
     fn snapshot(&mut self, model: ModelId, shape: Shape) -> Result<Snapshot, String> {
         self.view.take_feedback(self.now);
-        self.freeze(&self.view.view, model, shape).map_err(|e| e.to_string())
+        self.freeze(&self.view.swarm, model, shape).map_err(|e| e.to_string())
     }
 
     /// `view` of a model, priced in the middle of an answer: there a row sees what most rows of it see.

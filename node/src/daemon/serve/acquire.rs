@@ -379,7 +379,7 @@ pub(crate) fn answer(question: Question, view: &Viewing) {
             let _ = answer.send(holders.map(|(node, _)| view.contact(*node)).collect());
         }
         Question::Lacking { model, num_layers, cap, answer } => {
-            let _ = answer.send(lacking(&view.view, view.me, model, num_layers, cap));
+            let _ = answer.send(lacking(&view.swarm, view.me, model, num_layers, cap));
         }
     }
 }

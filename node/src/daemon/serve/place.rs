@@ -198,7 +198,7 @@ impl Serving {
 
     fn others(&self, view: &Viewing) -> Vec<Other> {
         let of = |node: &NodeId| {
-            let capability = view.view.get(*node)?;
+            let capability = view.swarm.get(*node)?;
             let holding =
                 capability.holding(self.models.first.id).filter(|_| !capability.claim().draining)?;
             Some(Other { node: *node, held: holding.loaded_set(), layer_ms: holding.decode_ms })

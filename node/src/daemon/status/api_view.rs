@@ -91,7 +91,7 @@ impl Daemon {
             state: state.into(),
             class: class(ready.class),
             path: "self".into(),
-            holdings: holdings(self.view.view.get(self.node.me)),
+            holdings: holdings(self.view.swarm.get(self.node.me)),
             layer_ms: Some(ready.decode_ms),
             memory_bytes: resident_bytes + self.serving.models.first.spec.kv_bytes,
             kv_free_bytes: self.serving.models.first.spec.kv_bytes,
@@ -101,7 +101,7 @@ impl Daemon {
 
     fn node(&self, node: NodeId, peers: &[PeerInfo]) -> Node {
         let link = peers.iter().find(|peer| peer.node == node);
-        let capability = self.view.view.get(node);
+        let capability = self.view.swarm.get(node);
         // Of the first model that both hold.
         let held = self.serving.models.all().find_map(|own| capability?.holding(own.id));
         // For prompts about any of the models here.
@@ -155,7 +155,7 @@ impl Daemon {
     fn swarm_model(&self, id: ModelId, (name, num_layers, file_bytes): (String, u32, u64)) -> SwarmModel {
         let mut holders = vec![0; num_layers as usize];
         for node in self.view.facts.keys().chain([&self.node.me]) {
-            let holding = self.view.view.get(*node).and_then(|capability| capability.holding(id));
+            let holding = self.view.swarm.get(*node).and_then(|capability| capability.holding(id));
             let loaded = holding.into_iter().flat_map(|holding| &holding.loaded);
             for layer in loaded.flat_map(|range| range.start()..range.end().min(num_layers)) {
                 holders[layer as usize] += 1;

@@ -23,7 +23,7 @@ impl Daemon {
             "addresses": addresses,
             "peers": self.node.network.peers().await.len(),
             "refused_versions": self.refused_versions().await,
-            "known_nodes": self.view.view.len().saturating_sub(1),
+            "known_nodes": self.view.swarm.len().saturating_sub(1),
             "model": model,
             "models": models,
             "sessions": { "serving": self.serving.strangers(), "served": self.serving.totals.sessions },
@@ -106,7 +106,7 @@ impl Daemon {
             ranges.iter().filter_map(|range| between.and_then(|between| range.intersect(between))).collect()
         };
         let others = self.view.facts.keys().filter_map(|node| {
-            let capability = self.view.view.get(*node).filter(|capability| !capability.claim().draining)?;
+            let capability = self.view.swarm.get(*node).filter(|capability| !capability.claim().draining)?;
             Some((*node, inner(&capability.holding(held.id)?.loaded)))
         });
         let known: Vec<(NodeId, LayerSet)> = others
@@ -126,11 +126,11 @@ impl Daemon {
         let connected = self.node.network.peers().await;
         let known = self.view.facts.iter().map(|(node, facts)| {
             let link = connected.iter().find(|peer| peer.node == *node);
-            let load = self.view.view.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
+            let load = self.view.swarm.get(*node).and_then(|c| self.serving.models.all().find_map(|own| c.holding(own.id))).map(|holding| {
                 json!({ "active": holding.active, "batch_knee": holding.batch_knee, "queue_ms": holding.queue_ms,
                     "kv_bytes": holding.kv_bytes })
             });
-            let holdings = self.view.view.get(*node).map_or_else(Vec::new, |capability| {
+            let holdings = self.view.swarm.get(*node).map_or_else(Vec::new, |capability| {
                 let holdings = capability.claim().holdings.iter();
                 holdings.map(|holding| (holding.model, spans(&holding.loaded))).collect()
             });

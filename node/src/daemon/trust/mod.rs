@@ -164,3 +164,38 @@ fn keep_proof(folder: &Path, proof: &[u8]) -> io::Result<()> {
     let name = blake3::hash(proof).to_hex();
     fs::write(folder.join(format!("{}.proof", &name[..16])), proof)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_proven_wrong_is_denied_now_and_after_a_restart() {
+        let home = tempfile::tempdir().unwrap();
+        let (me, other, model) = (NodeId::numbered(1), NodeId::numbered(2), ModelId::numbered(7));
+        let mut trusting = Trusting::open(home.path(), me);
+        let mut learn = |outcome| trusting.learn(model, vec![(other, outcome)], &[], &[]);
+        let good = learn(Outcome::Verified { tokens: 64 });
+        let bad = learn(Outcome::Mismatch);
+        assert_eq!((good[0].0, bad[0].0), (other, other));
+        assert!(bad[0].1 < good[0].1, "{bad:?} after {good:?}");
+        assert_eq!(trusting.next_challenge(|_| true), None, "its quarantine is not over");
+        for trusting in [trusting, Trusting::open(home.path(), me)] {
+            assert_eq!(trusting.denied(), BTreeSet::from([other]));
+            let standing = trusting.standing(other, [ModelId::numbered(8), model].into_iter());
+            assert_eq!((&standing["barred"], &standing["strikes"]), (&json!(true), &json!(1)));
+        }
+    }
+
+    #[test]
+    fn proofs_are_private_and_bounded() {
+        let home = tempfile::tempdir().unwrap();
+        let mut trusting = Trusting::open(home.path(), NodeId::numbered(1));
+        for n in 0..MAX_PROOFS as u8 + 3 {
+            trusting.learn(ModelId::numbered(7), Vec::new(), &[], &[vec![n; 8]]);
+        }
+        let folder = home.path().join("proofs");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), MAX_PROOFS);
+        assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+}
