@@ -179,6 +179,7 @@ mod tests {
     #[test]
     fn windows_and_passes_do_not_change_a_score_and_cuts_do() {
         let shape = Shape {
+            family: shard::synthetic::Family::Llama,
             layers: 4,
             hidden: 64,
             heads: 2,

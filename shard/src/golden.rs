@@ -24,7 +24,7 @@ use crate::{
     quant::{self, Format},
     round,
     sample::{Sampler, SamplingParams},
-    synthetic::{Random, Shape},
+    synthetic::{Family, Random, Shape},
 };
 
 static EXPECTED: &str = include_str!("golden.txt");
@@ -207,6 +207,7 @@ fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>) -> Str
 }
 
 const TINY: Shape = Shape {
+    family: Family::Llama,
     layers: 3,
     hidden: 256,
     heads: 4,

@@ -1,7 +1,7 @@
 //! Models with random weights, of any shape and format: for benchmarks before any download, golden hashes and tests.
 //!
-//! [`Shape`] says what the model is, [`Shape::write`] and [`Shape::to_bytes`] make a GGUF of the `llama` family that
-//! loads like any other. Weights are drawn block by block: random codes under a scale chosen so that a row of inputs
+//! [`Shape`] says what the model is, [`Shape::write`] and [`Shape::to_bytes`] make a GGUF of one [`Family`] that loads
+//! like any other. Weights are drawn block by block: random codes under a scale chosen so that a row of inputs
 //! of size one gives outputs of size about one. Matrices are copied at pseudo-random offsets from one pool of about a
 //! mebibyte of such blocks, which takes a second for a billion weights instead of a minute of quantization; speed does
 //! not depend on values. The same seed, shape and format give the same bytes on every machine.
@@ -25,9 +25,58 @@ use crate::{
 /// Bytes of the pool that matrices are copied from.
 const POOL: usize = 1 << 20;
 
-/// The sizes of a model of the `llama` family.
+/// Which family a file is of, and what only that family has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `llama`: all layers alike.
+    Llama,
+    /// `gemma3`: layers see a window, every `period`-th one everything.
+    Gemma3 {
+        /// Positions of the window.
+        window: usize,
+        /// Every how many layers one sees everything.
+        period: usize,
+    },
+    /// `qwen3moe` with experts behind a few dense layers. [`Shape::experts`] must be set.
+    Qwen3Moe {
+        /// First layers without experts.
+        dense: usize,
+        /// Width of their network.
+        width: usize,
+    },
+    /// The family that only fixtures have ([`models::FIXTURE`]): gated recurrences, every `interval`-th layer softmax attention.
+    Recurrent {
+        /// Every how many layers one is attention.
+        interval: usize,
+    },
+}
+
+impl Family {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Gemma3 { .. } => "gemma3",
+            Self::Qwen3Moe { .. } => "qwen3moe",
+            Self::Recurrent { .. } => models::FIXTURE,
+        }
+    }
+
+    /// Whether layer `layer` is a recurrence.
+    fn recurs(self, layer: usize) -> bool {
+        matches!(self, Self::Recurrent { interval } if !(layer + 1).is_multiple_of(interval.max(1)))
+    }
+
+    /// Whether queries and keys are normed.
+    fn norms_heads(self) -> bool {
+        matches!(self, Self::Gemma3 { .. } | Self::Qwen3Moe { .. })
+    }
+}
+
+/// The sizes of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
+    /// Which family it is of.
+    pub family: Family,
     /// Decoder layers.
     pub layers: usize,
     /// Width of the residual stream.
@@ -57,6 +106,22 @@ pub static SHAPES: &[(&str, Shape)] = &[
     ("llama-8b", llama(32, 4096, (32, 8, 128), 14_336, 128_256, false)),
     ("qwen2-0.5b", llama(24, 896, (14, 2, 64), 4864, 151_936, true)),
     ("tiny", llama(4, 256, (4, 2, 64), 768, 512, false)),
+    (
+        "gemma3-1b",
+        Shape {
+            family: Family::Gemma3 { window: 512, period: 6 },
+            context: 32_768,
+            ..llama(26, 1152, (4, 1, 256), 6912, 262_144, true)
+        },
+    ),
+    (
+        "moe-dense-first",
+        Shape {
+            family: Family::Qwen3Moe { dense: 2, width: 6144 },
+            experts: Some((32, 2)),
+            ..llama(8, 2048, (32, 4, 128), 768, 32_768, false)
+        },
+    ),
 ];
 
 const fn llama(
@@ -68,36 +133,25 @@ const fn llama(
     tied: bool,
 ) -> Shape {
     let context = 8192;
-    Shape { layers, hidden, heads, kv_heads, head_dim, feed_forward, vocab, context, tied, experts: None }
+    let family = Family::Llama;
+    Shape {
+        family,
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        feed_forward,
+        vocab,
+        context,
+        tied,
+        experts: None,
+    }
 }
 
 /// The shape called `name`.
 pub fn shape(name: &str) -> Option<&'static Shape> {
     SHAPES.iter().find(|(known, _)| *known == name).map(|(_, shape)| shape)
-}
-
-/// Which family a model is of.
-#[derive(Clone, Copy)]
-enum Family {
-    Llama,
-    /// The one of fixtures, with softmax attention in every `interval`-th layer.
-    Recurrent {
-        interval: usize,
-    },
-}
-
-impl Family {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Recurrent { .. } => models::FIXTURE,
-        }
-    }
-
-    /// Whether layer `layer` is a recurrence.
-    fn recurs(self, layer: usize) -> bool {
-        matches!(self, Self::Recurrent { interval } if !(layer + 1).is_multiple_of(interval.max(1)))
-    }
 }
 
 /// How a tensor is filled.
@@ -123,7 +177,7 @@ impl Shape {
     /// # Errors
     /// [`Error::Invalid`] when rows are not whole blocks of `format`; [`Error::Io`].
     pub fn write(&self, path: impl AsRef<Path>, format: &'static Format, seed: u64) -> Result<()> {
-        let (writer, tensors) = self.plan(Family::Llama, format, seed)?;
+        let (writer, tensors) = self.plan(format, seed)?;
         let mut out = writer.create(path)?;
         fill_all(&mut out, &tensors, format, seed)?;
         out.finish().map(drop)
@@ -134,7 +188,7 @@ impl Shape {
     /// # Errors
     /// As for [`Shape::write`].
     pub fn to_bytes(&self, format: &'static Format, seed: u64) -> Result<Vec<u8>> {
-        let (writer, tensors) = self.plan(Family::Llama, format, seed)?;
+        let (writer, tensors) = self.plan(format, seed)?;
         let mut out = writer.start(Cursor::new(Vec::new()))?;
         fill_all(&mut out, &tensors, format, seed)?;
         Ok(out.finish()?.into_inner())
@@ -142,67 +196,57 @@ impl Shape {
 
     /// Number of weights.
     pub fn weights(&self) -> u64 {
-        self.tensors(Family::Llama).iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum()
+        self.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum()
     }
 
-    /// A model of the family that only fixtures have ([`crate::models::FIXTURE`]): every `interval`-th layer is softmax
-    /// attention, the others are gated recurrences. `add` may add metadata, a tokenizer for one.
-    ///
-    /// # Errors
-    /// As for [`Shape::write`].
-    pub fn recurrent_to_bytes(
-        &self,
-        interval: usize,
-        format: &'static Format,
-        seed: u64,
-        add: &dyn Fn(&mut Writer),
-    ) -> Result<Vec<u8>> {
-        let (mut writer, tensors) = self.plan(Family::Recurrent { interval }, format, seed)?;
-        add(&mut writer);
-        let mut out = writer.start(Cursor::new(Vec::new()))?;
-        fill_all(&mut out, &tensors, format, seed)?;
-        Ok(out.finish()?.into_inner())
-    }
-
-    fn plan(&self, family: Family, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
-        let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward];
+    fn plan(&self, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
+        let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward, self.dense_width()];
         if let Some(width) = widths.iter().find(|width| !width.is_multiple_of(format.block_len)) {
             let name = format.name;
             return Err(Error::invalid(format!("rows of {width} weights are not whole blocks of {name}")));
         }
         let mut writer = Writer::new();
-        let name = family.name();
-        writer.add_str("general.architecture", name).add_str("general.name", "synthetic");
-        match family {
-            // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
-            Family::Llama => {
-                writer.add_str("tokenizer.ggml.model", "none").add_u32("llama.vocab_size", self.vocab as u32);
-            }
-            Family::Recurrent { interval } => {
-                writer.add_u32(&format!("{name}.attention_interval"), interval as u32);
-            }
-        }
+        let family = self.family.name();
+        writer.add_str("general.architecture", family).add_str("general.name", "synthetic");
+        // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
+        writer
+            .add_str("tokenizer.ggml.model", "none")
+            .add_u32(&format!("{family}.vocab_size"), self.vocab as u32);
         writer.add_u64("synthetic.seed", seed);
         for (key, value) in [
             ("context_length", self.context),
             ("embedding_length", self.hidden),
             ("block_count", self.layers),
-            ("feed_forward_length", self.feed_forward),
+            ("feed_forward_length", self.dense_width()),
             ("attention.head_count", self.heads),
             ("attention.head_count_kv", self.kv_heads),
             ("attention.key_length", self.head_dim),
             ("attention.value_length", self.head_dim),
             ("rope.dimension_count", self.head_dim),
         ] {
-            writer.add_u32(&format!("{name}.{key}"), value as u32);
+            writer.add_u32(&format!("{family}.{key}"), value as u32);
         }
         if let Some((count, used)) = self.experts {
-            writer.add_u32("llama.expert_count", count as u32);
-            writer.add_u32("llama.expert_used_count", used as u32);
+            writer.add_u32(&format!("{family}.expert_count"), count as u32);
+            writer.add_u32(&format!("{family}.expert_used_count"), used as u32);
         }
-        writer.add_f32(&format!("{name}.attention.layer_norm_rms_epsilon"), 1e-5);
-        writer.add_f32(&format!("{name}.rope.freq_base"), 500_000.0);
-        let tensors = self.tensors(family);
+        match self.family {
+            Family::Llama => {}
+            Family::Recurrent { interval } => {
+                writer.add_u32(&format!("{family}.attention_interval"), interval as u32);
+            }
+            Family::Gemma3 { window, period } => {
+                writer.add_u32("gemma3.attention.sliding_window", window as u32);
+                writer.add_u32("gemma3.attention.sliding_window_pattern", period as u32);
+            }
+            Family::Qwen3Moe { dense, .. } => {
+                writer.add_u32("qwen3moe.expert_feed_forward_length", self.feed_forward as u32);
+                writer.add_u32("qwen3moe.leading_dense_block_count", dense as u32);
+            }
+        }
+        writer.add_f32(&format!("{family}.attention.layer_norm_rms_epsilon"), 1e-5);
+        writer.add_f32(&format!("{family}.rope.freq_base"), 500_000.0);
+        let tensors = self.tensors();
         for tensor in &tensors {
             let format = if let Fill::Matrix { .. } = tensor.fill { format } else { &quant::F32 };
             writer.add_tensor_info(&tensor.name, &tensor.dims, format);
@@ -210,19 +254,35 @@ impl Shape {
         Ok((writer, tensors))
     }
 
-    fn tensors(&self, family: Family) -> Vec<Planned> {
+    /// Width of the networks of layers without experts, or of the experts where there are no others.
+    fn dense_width(&self) -> usize {
+        match self.family {
+            Family::Qwen3Moe { width, .. } => width,
+            _ => self.feed_forward,
+        }
+    }
+
+    /// The experts of a layer, if it has any.
+    fn experts_of(&self, layer: usize) -> Option<(usize, usize)> {
+        match self.family {
+            Family::Qwen3Moe { dense, .. } if layer < dense => None,
+            _ => self.experts,
+        }
+    }
+
+    fn tensors(&self) -> Vec<Planned> {
         let mut all = Vec::new();
         let mut add = |name: String, dims: &[usize], fill| {
             all.push(Planned { name, dims: dims.iter().map(|&d| d as u64).collect(), fill });
         };
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let (hidden, inner) = (self.hidden, self.feed_forward);
+        let (hidden, inner, wide) = (self.hidden, self.feed_forward, self.dense_width());
         let matrix = |gain| Fill::Matrix { gain };
         add("token_embd.weight".into(), &[hidden, self.vocab], matrix((hidden as f32).sqrt()));
         for layer in 0..self.layers {
             let mut add = |name: &str, dims: &[usize], fill| add(format!("blk.{layer}.{name}"), dims, fill);
             add("attn_norm.weight", &[hidden], Fill::Norm);
-            if family.recurs(layer) {
+            if self.family.recurs(layer) {
                 add("recurrence_gate.weight", &[hidden, q], matrix(1.2));
                 add("recurrence_gate.bias", &[q], Fill::Norm);
                 add("recurrence_input.weight", &[hidden, q], matrix(1.0));
@@ -232,12 +292,20 @@ impl Shape {
                 add("attn_v.weight", &[hidden, kv], matrix(1.0));
             }
             add("attn_output.weight", &[q, hidden], matrix(0.7));
+            if self.family.norms_heads() {
+                add("attn_q_norm.weight", &[self.head_dim], Fill::Norm);
+                add("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
+            }
+            if let Family::Gemma3 { .. } = self.family {
+                add("post_attention_norm.weight", &[hidden], Fill::Norm);
+                add("post_ffw_norm.weight", &[hidden], Fill::Norm);
+            }
             add("ffn_norm.weight", &[hidden], Fill::Norm);
-            match self.experts {
+            match self.experts_of(layer) {
                 None => {
-                    add("ffn_gate.weight", &[hidden, inner], matrix(1.0));
-                    add("ffn_up.weight", &[hidden, inner], matrix(1.0));
-                    add("ffn_down.weight", &[inner, hidden], matrix(1.0));
+                    add("ffn_gate.weight", &[hidden, wide], matrix(1.0));
+                    add("ffn_up.weight", &[hidden, wide], matrix(1.0));
+                    add("ffn_down.weight", &[wide, hidden], matrix(1.0));
                 }
                 Some((count, _)) => {
                     add("ffn_gate_inp.weight", &[hidden, count], Fill::Router { gain: 1.5 });

@@ -16,7 +16,7 @@ use shard::{
     kernels::Isa,
     quant,
     state::recurrent::CHECKPOINT,
-    synthetic::Shape,
+    synthetic::{Family, Shape},
 };
 
 /// Recurrences in layers 0, 1, 3 and 4, softmax attention in layers 2 and 5.
@@ -25,6 +25,7 @@ const CONTEXT: usize = 1024;
 
 fn model() -> Arc<Gguf> {
     let shape = Shape {
+        family: Family::Recurrent { interval: 3 },
         layers: LAYERS as usize,
         hidden: 64,
         heads: 4,
@@ -36,7 +37,7 @@ fn model() -> Arc<Gguf> {
         tied: true,
         experts: None,
     };
-    bytes(shape.recurrent_to_bytes(3, &quant::Q8_0, 5, &|_| {}).unwrap())
+    bytes(shape.to_bytes(&quant::Q8_0, 5).unwrap())
 }
 
 fn whole(gguf: &Arc<Gguf>) -> Shard {

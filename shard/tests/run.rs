@@ -11,7 +11,7 @@ use shard::{
     kernels::Isa,
     quant, round,
     state::SessionState,
-    synthetic::Shape,
+    synthetic::{Family, Shape},
 };
 
 fn range(start: u32, end: u32) -> LayerRange {
@@ -111,6 +111,7 @@ fn every_cut_of_a_loaded_shard_gives_the_bits_of_forward() {
 }
 
 const DEEP: Shape = Shape {
+    family: Family::Llama,
     layers: 6,
     hidden: 96,
     heads: 3,

@@ -266,7 +266,10 @@ fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, 
 #[cfg(test)]
 mod tests {
     use scheduler::SessionId;
-    use shard::{quant, synthetic::Shape};
+    use shard::{
+        quant,
+        synthetic::{Family, Shape},
+    };
 
     use super::*;
     use crate::worker::ipc::{Load, Open};
@@ -378,6 +381,7 @@ mod tests {
     fn a_state_that_cannot_go_back_all_the_way_asks_for_what_it_lacks() {
         const HIDDEN: usize = 64;
         let shape = Shape {
+            family: Family::Recurrent { interval: 2 },
             layers: 4,
             hidden: HIDDEN,
             heads: 4,
@@ -390,7 +394,7 @@ mod tests {
             experts: None,
         };
         let file = tempfile::NamedTempFile::new().unwrap();
-        let contents = shape.recurrent_to_bytes(2, &quant::Q8_0, 9, &|_| {}).unwrap();
+        let contents = shape.to_bytes(&quant::Q8_0, 9).unwrap();
         std::fs::write(file.path(), contents).unwrap();
         let path = Some(file.path().as_os_str().as_encoded_bytes().to_vec());
         let model = Loaded::load(&Load { path, ..asked((1, 3)) }).unwrap();

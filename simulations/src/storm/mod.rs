@@ -22,7 +22,6 @@
 //! Limits: one model of a few layers, frames carry hashes instead of tensors; requesters do not crash (their journal is
 //! not the scheduler's business); machines that lie about results are the subject of [`crate::byzantine`].
 
-mod asker;
 pub mod checks;
 pub mod net;
 pub mod options;

@@ -15,7 +15,7 @@
 use scheduler::{LayerRange, NodeId, Segment, cost::Leg};
 
 use crate::{
-    events::{Prediction, StageReport},
+    events::{Prediction, StageRange, StageReport},
     request::Report,
 };
 
@@ -159,12 +159,18 @@ fn took(report: &Report) -> Vec<Option<f64>> {
     .collect()
 }
 
+/// Who runs a segment.
+pub(super) fn stage(segment: &Segment) -> StageRange {
+    let layers = segment.layers;
+    StageRange { node: format!("{:?}", segment.node), start: layers.start(), end: layers.end() }
+}
+
 /// The stages of a finished prompt: who, what, ms a token, and the prediction where it was for the same segment.
 pub fn stages(report: &Report, plan: &Prediction) -> Vec<StageReport> {
     let last = report.segments.len().saturating_sub(1);
     let took = took(report);
     let stage = |(at, (segment, ms)): (usize, (&Segment, Option<f64>))| {
-        let range = super::report::stage(segment);
+        let range = self::stage(segment);
         let same = plan.stages.iter().find(|planned| planned.range() == range);
         let home = if at == last { plan.home_ms } else { 0.0 };
         let predicted_ms = same.and_then(|planned| planned.step_ms).map(|step_ms| step_ms + home);

@@ -14,8 +14,9 @@ use tracing::{Instrument, field::Empty};
 
 use super::{
     Finished,
+    estimate::stage,
     params::{Trouble, only_here, sampling, token_ids, trusted},
-    report::{done, noticed, prediction, stage},
+    report::{done, noticed, prediction},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
 };
 use crate::{

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use scheduler::{
-    NodeId, Segment,
+    NodeId,
     cost::Cost,
     recover::Failure,
     route::{NoRoute, Route},
@@ -16,7 +16,7 @@ use crate::{
     control::Mode,
     events::{
         Conducted, FinishReason, Near, OwnRoute, PlannedStage, Predicted, Prediction, PromptReport,
-        StageRange, StageReport, Stall, Timing, Way,
+        StageReport, Stall, Timing, Way,
     },
     request::Report,
 };
@@ -79,12 +79,6 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32) -> Prediction {
 /// All of an answer, with what every token takes at home besides layers, ms.
 fn whole_ms(routed: &Routed, cost: &Cost) -> f64 {
     cost.total_ms() + routed.expected.home_ms * f64::from(routed.shape.output_tokens)
-}
-
-/// Who runs a segment.
-pub(super) fn stage(segment: &Segment) -> StageRange {
-    let layers = segment.layers;
-    StageRange { node: format!("{:?}", segment.node), start: layers.start(), end: layers.end() }
 }
 
 /// The stages, and of those that others ran who checked them up to where.

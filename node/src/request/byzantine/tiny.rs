@@ -43,6 +43,7 @@ struct Model(Shard);
 impl Model {
     fn new(format: &'static quant::Format, seed: u64) -> Self {
         let shape = Shape {
+            family: shard::synthetic::Family::Llama,
             layers: LAYERS,
             hidden: HIDDEN,
             heads: 4,

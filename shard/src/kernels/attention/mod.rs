@@ -28,6 +28,7 @@
 //! Limits: keys and values have the same head_dim; one unit is one thread's, so decoding one short prompt cannot use more threads than
 //! query heads.
 
+mod registers;
 mod tile;
 
 #[cfg(test)]

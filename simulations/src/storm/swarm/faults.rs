@@ -1,8 +1,8 @@
 //! What goes wrong, and how it ends: faults, healing, and the last request of everybody.
 
 use super::{ASKS, BOUND_MS, Body, Fault, Happening, Machine, SWEEP_MS, Swarm, id};
-use crate::storm::asker::Turn;
 use crate::storm::stage::{KEEP_MS, Stage};
+use crate::storm::swarm::asker::Turn;
 
 impl Swarm {
     pub(super) fn fault(&mut self, fault: Fault) {

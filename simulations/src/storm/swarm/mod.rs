@@ -1,5 +1,6 @@
 //! The event loop of a storm: machines, clocks, announcements, faults, healing.
 
+pub(super) mod asker;
 mod faults;
 mod hold;
 mod serve;
@@ -17,11 +18,11 @@ use scheduler::{Capability, LayerRange, LayerSet, Millis, NodeId, Pipeline, Sess
 
 use crate::scale::REGIONS_MS;
 use crate::storm::Report;
-use crate::storm::asker::{Asker, Turn};
 use crate::storm::checks::Checks;
 use crate::storm::net::Net;
 use crate::storm::options::Options;
 use crate::storm::stage::{Lease, Stage};
+use crate::storm::swarm::asker::{Asker, Turn};
 pub(super) use crate::world::{id, index};
 
 /// A machine speaks this often, ms.

@@ -15,8 +15,8 @@ use scheduler::trust::{Outcome, Record};
 use scheduler::{LayerRange, Millis, NodeId, Pipeline, Segment, SessionId};
 
 use self::log::Shadow;
-use super::stage::{Kv, Lease, token_of};
-use super::swarm::{Body, Happening, Swarm, index};
+use crate::storm::stage::{Kv, Lease, token_of};
+use crate::storm::swarm::{Body, Happening, Swarm, index};
 
 /// Wait before looking for a route again, ms.
 const AGAIN_MS: u64 = 1_000;
@@ -313,7 +313,7 @@ impl Swarm {
     pub fn node_failed(&mut self, at: usize, id: Option<SessionId>, node: NodeId, failure: Failure) {
         let now = self.local(at);
         let outcome = if failure == Failure::Refused { Outcome::Aborted } else { Outcome::Stalled };
-        if node != super::swarm::id(at) && failure != Failure::Misrouted {
+        if node != crate::storm::swarm::id(at) && failure != Failure::Misrouted {
             self.experience(at, node, now, outcome);
         }
         if failure == Failure::Refused {

@@ -1,0 +1,135 @@
+//! Commands that look into models and texts: tokenize, template, eval, privacy, convert.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::{EngineArgs, WireArgs};
+
+/// `shoal tokenize`
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    /// The text (or ids with --decode); nothing reads standard input
+    #[arg(allow_hyphen_values = true)]
+    pub text: Option<String>,
+    /// A .gguf file (a vocabulary alone is enough) or a name from `shoal model list`
+    #[arg(short, long, default_value = crate::library::DEFAULT_MODEL, env = "SHOAL_MODEL")]
+    pub model: String,
+    /// Ids to text
+    #[arg(long)]
+    pub decode: bool,
+    /// Do not put the beginning-of-sequence token in front
+    #[arg(long)]
+    pub no_bos: bool,
+    /// Text that looks like a special token stays text
+    #[arg(long)]
+    pub plain: bool,
+    /// Standard input is a JSON list; the output is a list of the results
+    #[arg(long)]
+    pub batch: bool,
+    /// Ids as a JSON list, text as a JSON string
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal template`
+#[derive(Debug, Args)]
+pub struct TemplateArgs {
+    /// Take the template of this model [default: the embedded model]
+    #[arg(short, long)]
+    pub model: Option<String>,
+    /// Take the template from this file instead
+    #[arg(long, conflicts_with = "model")]
+    pub template: Option<PathBuf>,
+    /// JSON with the messages; `-` reads standard input
+    #[arg(long)]
+    pub input: PathBuf,
+    /// The text inside a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal eval`
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: WireArgs,
+    /// Token ids, separated by spaces or commas; `-` reads standard input
+    #[arg(long, required_unless_present = "text")]
+    pub tokens: Option<String>,
+    /// Report how well this text is predicted (perplexity; with --wire q8 also what the rounding changes); `-` reads
+    /// standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "greedy", "logits", "layers"])]
+    pub text: Option<PathBuf>,
+    /// Generate this many tokens greedily
+    #[arg(long, default_value_t = 0)]
+    pub greedy: usize,
+    /// Write the f32 logits of the last given token as .npy
+    #[arg(long)]
+    pub logits: Option<PathBuf>,
+    /// Cut the model there: layers before, inside and after a..b run as separate shards
+    #[arg(long, value_name = "A..B")]
+    pub layers: Option<String>,
+    /// Tokens per forward pass of the prompt [default: 96]
+    #[arg(long)]
+    pub chunk: Option<usize>,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal privacy ...`
+#[derive(Debug, Subcommand)]
+pub enum PrivacyCommand {
+    /// Reconstruct a text from the activations that leave the first layers, as a stranger in a boomerang session could
+    #[command(after_help = "Examples:
+  shoal privacy audit --head 2
+  shoal privacy audit --model llama.gguf --head 4 --text letter.txt --json")]
+    Audit(AuditArgs),
+}
+
+/// `shoal privacy audit`
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    /// Layers that stay on your machine before a stranger sees activations
+    #[arg(long, default_value_t = 1)]
+    pub head: u32,
+    /// The text to reconstruct; `-` reads standard input [default: a few sentences of our own]
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
+    /// Most tokens of the text to use; the effort grows with each
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub tokens: u32,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal convert`
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// Folder with config.json, *.safetensors and tokenizer.json
+    pub source: PathBuf,
+    /// The file to write [default: FOLDER-FORMAT.gguf]
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k and others
+    #[arg(short, long, default_value = "q8_0")]
+    pub format: String,
+    /// Threads that quantize [default: physical cores]
+    #[arg(short, long)]
+    pub threads: Option<u16>,
+    /// Replace the output file if it exists
+    #[arg(long)]
+    pub force: bool,
+    /// The result as one JSON object on the last line
+    #[arg(long)]
+    pub json: bool,
+}
