@@ -18,6 +18,7 @@ use half::f16;
 use crate::{
     Error, Result,
     gguf::{TensorWriter, Writer},
+    models,
     quant::{self, Format},
 };
 
@@ -43,6 +44,11 @@ pub enum Family {
         /// Width of their network.
         width: usize,
     },
+    /// The family that only fixtures have ([`models::FIXTURE`]): gated recurrences, every `interval`-th layer softmax attention.
+    Recurrent {
+        /// Every how many layers one is attention.
+        interval: usize,
+    },
 }
 
 impl Family {
@@ -51,7 +57,18 @@ impl Family {
             Self::Llama => "llama",
             Self::Gemma3 { .. } => "gemma3",
             Self::Qwen3Moe { .. } => "qwen3moe",
+            Self::Recurrent { .. } => models::FIXTURE,
         }
+    }
+
+    /// Whether layer `layer` is a recurrence.
+    fn recurs(self, layer: usize) -> bool {
+        matches!(self, Self::Recurrent { interval } if !(layer + 1).is_multiple_of(interval.max(1)))
+    }
+
+    /// Whether queries and keys are normed.
+    fn norms_heads(self) -> bool {
+        matches!(self, Self::Gemma3 { .. } | Self::Qwen3Moe { .. })
     }
 }
 
@@ -215,6 +232,9 @@ impl Shape {
         }
         match self.family {
             Family::Llama => {}
+            Family::Recurrent { interval } => {
+                writer.add_u32(&format!("{family}.attention_interval"), interval as u32);
+            }
             Family::Gemma3 { window, period } => {
                 writer.add_u32("gemma3.attention.sliding_window", window as u32);
                 writer.add_u32("gemma3.attention.sliding_window_pattern", period as u32);
@@ -262,11 +282,17 @@ impl Shape {
         for layer in 0..self.layers {
             let mut add = |name: &str, dims: &[usize], fill| add(format!("blk.{layer}.{name}"), dims, fill);
             add("attn_norm.weight", &[hidden], Fill::Norm);
-            add("attn_q.weight", &[hidden, q], matrix(1.2));
-            add("attn_k.weight", &[hidden, kv], matrix(1.2));
-            add("attn_v.weight", &[hidden, kv], matrix(1.0));
+            if self.family.recurs(layer) {
+                add("recurrence_gate.weight", &[hidden, q], matrix(1.2));
+                add("recurrence_gate.bias", &[q], Fill::Norm);
+                add("recurrence_input.weight", &[hidden, q], matrix(1.0));
+            } else {
+                add("attn_q.weight", &[hidden, q], matrix(1.2));
+                add("attn_k.weight", &[hidden, kv], matrix(1.2));
+                add("attn_v.weight", &[hidden, kv], matrix(1.0));
+            }
             add("attn_output.weight", &[q, hidden], matrix(0.7));
-            if self.family != Family::Llama {
+            if self.family.norms_heads() {
                 add("attn_q_norm.weight", &[self.head_dim], Fill::Norm);
                 add("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
             }

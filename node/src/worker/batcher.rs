@@ -293,12 +293,20 @@ fn told(run: &Run, layers: (u32, u32), body: Body, (compute_us, batched): (u64, 
 #[cfg(test)]
 mod tests {
     use scheduler::SessionId;
+    use shard::{
+        quant,
+        synthetic::{Family, Shape},
+    };
 
     use super::*;
     use crate::worker::ipc::{DraftIds, Load, Open};
 
     fn load(layers: (u32, u32)) -> Loaded {
-        let load = Load {
+        Loaded::load(&asked(layers)).unwrap()
+    }
+
+    fn asked(layers: (u32, u32)) -> Load {
+        Load {
             path: None,
             model: Some([1; 32]),
             exact: Some(true),
@@ -311,8 +319,7 @@ mod tests {
             pin: false,
             nice: false,
             measure: true,
-        };
-        Loaded::load(&load).unwrap()
+        }
     }
 
     fn bytes(session: u64) -> [u8; 16] {
@@ -395,6 +402,58 @@ mod tests {
         let jobs = (0..sessions).map(|session| job(session, session, 0, 1)).collect();
         let sizes: Vec<usize> = passes(&mut engine, jobs).iter().map(Vec::len).collect();
         assert_eq!(sizes, [MAX_ITEMS, 3]);
+    }
+
+    /// A session whose state is a recurrence goes back to its checkpoint, says so, and gives the same rows from there.
+    #[test]
+    fn a_state_that_cannot_go_back_all_the_way_asks_for_what_it_lacks() {
+        const HIDDEN: usize = 64;
+        let shape = Shape {
+            family: Family::Recurrent { interval: 2 },
+            layers: 4,
+            hidden: HIDDEN,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            feed_forward: 96,
+            vocab: 101,
+            context: 512,
+            tied: true,
+            experts: None,
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let contents = shape.to_bytes(&quant::Q8_0, 9).unwrap();
+        std::fs::write(file.path(), contents).unwrap();
+        let path = Some(file.path().as_os_str().as_encoded_bytes().to_vec());
+        let model = Loaded::load(&Load { path, ..asked((1, 3)) }).unwrap();
+        let mut engine = Batcher::new(&model, u64::MAX).unwrap();
+        open(&mut engine, 1, (1, 3), &[]);
+        let mut rows = |from: u32, rows: u32| {
+            let value = |i: u32| ((from * HIDDEN as u32 + i) * 37 % 101) as f32 / 50.0 - 1.0;
+            let values: Vec<f32> = (0..rows * HIDDEN as u32).map(value).collect();
+            let mut payload = Vec::new();
+            codec::encode(Wire::Raw, HIDDEN, &values, &mut payload).unwrap();
+            let (session, wire) = (bytes(1), Some(Wire::Raw as u8));
+            let run = Run { job: 0, session, epoch: 1, layer: 1, from, rows, wire, want: Want::Activations };
+            let mut given = None;
+            engine.run(vec![(run, payload)], &mut |tell, payload| given = Some((tell, payload)));
+            match given {
+                Some((Tell::Output(Told { body: Body::Activations(_), .. }), payload)) => Ok(payload),
+                Some((Tell::Output(Told { body: Body::NeedReplay { have }, .. }), _)) => Err(have),
+                other => panic!("{other:?}"),
+            }
+        };
+        rows(0, 200).unwrap();
+        rows(200, 100).unwrap();
+        let (expected, row) = (rows(300, 20).unwrap(), HIDDEN * size_of::<f32>());
+        assert_eq!(rows(310, 10), Err(256), "behind the end and beyond the checkpoint");
+        assert_eq!(rows(310, 10), Err(256), "nothing more is lost by asking again");
+        rows(256, 44).unwrap();
+        assert!(rows(300, 20).unwrap() == expected);
+        assert_eq!(rows(255, 1), Err(0));
+        rows(0, 256).unwrap();
+        rows(256, 54).unwrap();
+        assert!(rows(310, 10).unwrap() == expected[10 * row..]);
     }
 
     #[test]

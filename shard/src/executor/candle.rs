@@ -90,6 +90,9 @@ impl CandleShard {
     ) -> Result<Self> {
         let blueprint = Blueprint::from_gguf(gguf)?;
         let context = check_load(&blueprint, layers, ends, options)?;
+        if blueprint.layers.iter().any(|layer| !matches!(layer.attention, Attention::Softmax(_))) {
+            return Err(Error::unsupported("recurrent layers on this device; `--device cpu` computes them"));
+        }
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         let mut shard = Self {
             range: layers,
@@ -235,7 +238,9 @@ impl CandleShard {
 
     fn attention(&self, index: usize, cached: &mut Cached, start: usize, h: &Tensor) -> Result<Tensor> {
         let b = &self.blueprint;
-        let Attention::Softmax(spec) = b.layers[index].attention;
+        let Attention::Softmax(spec) = b.layers[index].attention else {
+            return Err(Error::unsupported("recurrent layers"));
+        };
         let n = h.dim(0)?;
         let [q, k, v] = if self.matrices.contains_key(&layer_name(index, "attn_qkv.weight")) {
             let all = self.linear(&layer_name(index, "attn_qkv"), h)?;

@@ -296,6 +296,7 @@ fn read_bytes(blueprint: &Blueprint, layers: LayerRange, position: usize) -> usi
                 let seen = blueprint.layers[layer].attention.window().unwrap_or(usize::MAX).min(position);
                 seen * 2 * size_of::<u16>() * shape.kv_heads * shape.head_dim
             }
+            Kind::Recurrent { width } => width * size_of::<f32>(),
         })
         .sum()
 }

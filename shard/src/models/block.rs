@@ -68,6 +68,16 @@ impl Block {
             .bias(out_bias, "attn_output.bias", hidden)
     }
 
+    /// A gated linear recurrence.
+    pub fn recurrence(self) -> Self {
+        let Sizes { hidden, heads, head_dim, .. } = self.sizes;
+        let width = heads * head_dim;
+        self.add("recurrence_gate.weight", &[hidden, width])
+            .add("recurrence_gate.bias", &[width])
+            .add("recurrence_input.weight", &[hidden, width])
+            .add("attn_output.weight", &[width, hidden])
+    }
+
     /// Attention whose q, k and v are the rows of one matrix, in this order.
     pub fn attention_fused(self, qkv_bias: Bias) -> Self {
         let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
@@ -127,7 +137,7 @@ impl Block {
     }
 
     /// The finished layer.
-    pub fn layer(self, attention: super::Softmax, feed_forward: FeedForward) -> super::Layer {
+    pub fn layer(self, attention: impl Into<super::Attention>, feed_forward: FeedForward) -> super::Layer {
         super::Layer { attention: attention.into(), feed_forward, tensors: self.rules }
     }
 }

@@ -75,6 +75,8 @@ pub struct Layer {
 pub enum Attention {
     /// Grouped-query attention with a softmax over cached keys.
     Softmax(Softmax),
+    /// A gated linear recurrence.
+    Recurrence(Recurrence),
 }
 
 impl Attention {
@@ -82,6 +84,7 @@ impl Attention {
     pub fn rope(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.rope,
+            Self::Recurrence(_) => None,
         }
     }
 
@@ -89,8 +92,17 @@ impl Attention {
     pub fn window(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.window,
+            Self::Recurrence(_) => None,
         }
     }
+}
+
+/// The numbers of a gated linear recurrence: `state = input + sigmoid(gate) * (state - input)` at every position, value by
+/// value, and the state is what the layer reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recurrence {
+    /// Values of the state; as wide as all query heads together.
+    pub width: usize,
 }
 
 /// The numbers of softmax attention.
@@ -175,6 +187,7 @@ impl Blueprint {
             Attention::Softmax(_) => {
                 Kind::Paged(KvShape { kv_heads: self.kv_heads, head_dim: self.head_dim })
             }
+            Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
         }
     }
 

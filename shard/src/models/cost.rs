@@ -59,16 +59,22 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
         bytes += part(info.len);
         products += part(info.dims.iter().product());
     }
-    let Attention::Softmax(softmax) = layer.attention;
     let (queries, keys) = (blueprint.q_width() as u64, blueprint.kv_width() as u64);
-    let position_bytes = 2 * keys * STATE_VALUE;
+    // What a position costs to look back at and to keep, and what the state takes however long the session is.
+    let (seen_work, position_bytes, state_bytes) = match layer.attention {
+        Attention::Softmax(_) => {
+            let position_bytes = 2 * keys * STATE_VALUE;
+            (position_bytes + 2 * queries / SCORES_PER_BYTE, position_bytes, 0)
+        }
+        Attention::Recurrence(_) => (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64),
+    };
     let figure = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
     LayerCost {
         row_work: bytes + products / WEIGHTS_PER_BYTE,
         weight_bytes: whole,
-        seen_work: figure(position_bytes + 2 * queries / SCORES_PER_BYTE),
-        window: softmax.window.map(|window| figure(window as u64)),
-        state_bytes: 0,
+        seen_work: figure(seen_work),
+        window: layer.attention.window().map(|window| figure(window as u64)),
+        state_bytes: figure(state_bytes),
         position_bytes: figure(position_bytes),
     }
 }

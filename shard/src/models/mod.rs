@@ -13,6 +13,7 @@
 mod block;
 mod blueprint;
 mod cost;
+mod fixture;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -29,7 +30,8 @@ mod starcoder2;
 mod tensors;
 
 pub use blueprint::{
-    Activation, Attention, Blueprint, Dense, Experts, FeedForward, Head, Layer, Norm, NormKind, Softmax,
+    Activation, Attention, Blueprint, Dense, Experts, FeedForward, Head, Layer, Norm, NormKind, Recurrence,
+    Softmax,
 };
 pub use cost::layer_costs;
 pub use rope::{Frequencies, Rope, Scaling};
@@ -47,6 +49,9 @@ pub struct Architecture {
     read: fn(&Reader<'_>) -> Result<Blueprint>,
 }
 
+/// The family that only fixtures have; see `fixture.rs`.
+pub const FIXTURE: &str = "shoal-recurrent";
+
 /// Every family this build computes.
 pub static ALL: &[Architecture] = &[
     Architecture {
@@ -63,6 +68,7 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "glm4", covers: "GLM 4 (0414)", read: glm4::read },
     Architecture { name: "qwen2moe", covers: "Qwen 1.5 MoE, Qwen 2 MoE", read: qwen2moe::read },
     Architecture { name: "qwen3moe", covers: "Qwen 3 MoE", read: qwen3moe::read },
+    Architecture { name: FIXTURE, covers: "no published model: fixtures of tests", read: fixture::read },
 ];
 
 impl Blueprint {

@@ -1,7 +1,7 @@
 //! What a session remembers between passes.
 //!
 //! A [`SessionState`] belongs to one session and to one executor's layers; it is made of one [`LayerState`] per layer. What a
-//! layer remembers is a property of the layer ([`Kind`]): [`paged`] holds keys and values of every position in pages. A
+//! layer remembers is a property of the layer ([`Kind`]): [`paged`] holds keys and values of every position in pages, [`recurrent`] one vector. A
 //! session that goes back (rejected speculation, a shared prefix, an edited chat) asks for a position and is told which one
 //! it got: pages keep any, a state without a history keeps only its checkpoints, so what lies behind them has to be computed
 //! again from there.
@@ -20,12 +20,14 @@
 
 pub mod paged;
 pub mod prefix;
+pub mod recurrent;
 
 use std::any::Any;
 
 use crate::{Error, Result, kernels::KvShape};
 pub use paged::Paged;
 pub use prefix::PrefixCache;
+pub use recurrent::Recurrent;
 
 /// Bytes of a snapshot before the layers.
 const HEADER: usize = 4 + 8 + 4 + 8 + 8;
@@ -36,6 +38,11 @@ const MAGIC: &[u8; 4] = b"SST1";
 pub enum Kind {
     /// Keys and values of every position.
     Paged(KvShape),
+    /// One vector.
+    Recurrent {
+        /// Its values.
+        width: usize,
+    },
 }
 
 impl Kind {
@@ -43,6 +50,7 @@ impl Kind {
     pub fn bytes(self, positions: usize) -> usize {
         match self {
             Self::Paged(shape) => Paged::bytes_for(shape, positions),
+            Self::Recurrent { width } => Recurrent::bytes_for(width, positions),
         }
     }
 
@@ -50,6 +58,7 @@ impl Kind {
     pub fn position_bytes(self) -> usize {
         match self {
             Self::Paged(shape) => 2 * size_of::<u16>() * shape.kv_heads * shape.head_dim,
+            Self::Recurrent { .. } => 0,
         }
     }
 
@@ -57,6 +66,7 @@ impl Kind {
     pub fn empty(self, limit: usize) -> Box<dyn LayerState> {
         match self {
             Self::Paged(shape) => Box::new(Paged::new(shape, limit)),
+            Self::Recurrent { width } => Box::new(Recurrent::new(width)),
         }
     }
 }

@@ -13,13 +13,13 @@ use super::{
     buffers::{CpuBuffers, recycle},
     experts::mix,
     network::{Hidden, product, run_network},
-    weights::{FeedForwardWeights, LayerWeights, NormWeights},
+    weights::{FeedForwardWeights, LayerWeights, Linear, Mixer, NormWeights, SoftmaxWeights},
 };
 use crate::{
     Result,
     kernels::{AttentionJob, Cpu, KvShape, Target},
     models::{Attention, FeedForward, Norm, NormKind, Softmax},
-    state::Paged,
+    state::{Paged, Recurrent},
 };
 
 /// Rows of the embedding table read between giving its pages in the file back.
@@ -137,28 +137,24 @@ impl Shard {
         last: bool,
     ) -> usize {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
-        let (hidden, q_width, kv_width) = (blueprint.hidden, blueprint.q_width(), blueprint.kv_width());
-        let Attention::Softmax(spec) = blueprint.layers[place.layer].attention;
-        let shape = self.kv_shape();
+        let hidden = blueprint.hidden;
         let h = &mut ws.h[..rows * hidden];
         norm(cpu, blueprint.norm, &layer.attention_norm, &ws.x[..rows * hidden], h);
-        let q = &mut ws.q[..rows * q_width];
-        let k = &mut ws.k[..rows * kv_width];
-        let v = &mut ws.v[..rows * kv_width];
-        product(cpu, &mut ws.scratch, h, rows, [(&layer.q, q), (&layer.k, k), (&layer.v, v)]);
-        self.rotate(ws, layer, spec, rows);
-        for (item, span) in items.iter_mut().zip(&ws.spans) {
-            let at = span.first * kv_width..(span.first + span.rows) * kv_width;
-            let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
-            cpu.store_kv(paged.pages_mut(), shape, &ws.k[at.clone()], &ws.v[at], span.start);
-        }
-        let rows = if last { keep_wanted(ws) } else { rows };
+        let rows = match (&layer.mixer, blueprint.layers[place.layer].attention) {
+            (Mixer::Softmax(weights), Attention::Softmax(spec)) => {
+                self.look_back(ws, items, (weights, spec, place.cached), rows, last)
+            }
+            (Mixer::Recurrence { gate, input }, Attention::Recurrence(_)) => {
+                self.recur(ws, items, (gate, input, place.cached), rows, last)
+            }
+            _ => unreachable!("weights are loaded as the blueprint says"),
+        };
         if rows == 0 {
             return 0;
         }
-        self.attend(ws, items, spec, place.cached, last);
         let y = &mut ws.y[..rows * hidden];
-        product(cpu, &mut ws.scratch, &ws.attended[..rows * q_width], rows, [(&layer.out, y)]);
+        let mixed = &ws.attended[..rows * blueprint.q_width()];
+        product(cpu, &mut ws.scratch, mixed, rows, [(&layer.out, y)]);
         if let Some(weight) = &layer.attention_norm_after {
             cpu.rms_norm_in_place(&mut ws.y[..rows * hidden], hidden, Some(weight), blueprint.norm.eps);
         }
@@ -166,16 +162,80 @@ impl Shard {
         rows
     }
 
+    /// Softmax attention of the normed rows, into `ws.attended`; returns how many rows go on.
+    fn look_back(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &mut [Item<'_>],
+        (weights, spec, cached): (&SoftmaxWeights, Softmax, usize),
+        rows: usize,
+        last: bool,
+    ) -> usize {
+        let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
+        let (q_width, kv_width) = (blueprint.q_width(), blueprint.kv_width());
+        let q = &mut ws.q[..rows * q_width];
+        let k = &mut ws.k[..rows * kv_width];
+        let v = &mut ws.v[..rows * kv_width];
+        let h = &ws.h[..rows * blueprint.hidden];
+        product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q), (&weights.k, k), (&weights.v, v)]);
+        self.rotate(ws, weights, spec, rows);
+        for (item, span) in items.iter_mut().zip(&ws.spans) {
+            let at = span.first * kv_width..(span.first + span.rows) * kv_width;
+            let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
+            cpu.store_kv(paged.pages_mut(), self.kv_shape(), &ws.k[at.clone()], &ws.v[at], span.start);
+        }
+        let rows = if last { keep_wanted(ws) } else { rows };
+        if rows > 0 {
+            self.attend(ws, items, spec, cached, last);
+        }
+        rows
+    }
+
+    /// A gated linear recurrence over the normed rows, positions ascending, into `ws.attended`; returns how many rows go on.
+    fn recur(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &mut [Item<'_>],
+        (gate, input, cached): (&Linear, &Linear, usize),
+        rows: usize,
+        last: bool,
+    ) -> usize {
+        let (cpu, width) = (&*self.cpu, self.blueprint.q_width());
+        let (gates, inputs) = (&mut ws.q[..rows * width], &mut ws.attended[..rows * width]);
+        let h = &ws.h[..rows * self.blueprint.hidden];
+        product(cpu, &mut ws.scratch, h, rows, [(gate, &mut *gates), (input, inputs)]);
+        cpu.sigmoid(gates);
+        for (item, span) in items.iter_mut().zip(&ws.spans) {
+            let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
+            state.begin();
+            for row in 0..span.rows {
+                let at = (span.first + row) * width..(span.first + row + 1) * width;
+                let (gate, x) = (&ws.q[at.clone()], &mut ws.attended[at]);
+                state.step(span.start + row, |state| blend(state, gate, x));
+            }
+        }
+        if !last {
+            return rows;
+        }
+        let mut kept = 0;
+        for span in &ws.spans {
+            let first = span.first + span.rows - span.wanted;
+            ws.attended.copy_within(first * width..(first + span.wanted) * width, kept * width);
+            kept += span.wanted;
+        }
+        keep_wanted(ws)
+    }
+
     fn kv_shape(&self) -> KvShape {
         KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim }
     }
 
     /// Norms over heads and rotation of queries and keys.
-    fn rotate(&self, ws: &mut CpuBuffers, layer: &LayerWeights, spec: Softmax, rows: usize) {
+    fn rotate(&self, ws: &mut CpuBuffers, weights: &SoftmaxWeights, spec: Softmax, rows: usize) {
         let blueprint = &self.blueprint;
         let sides = [
-            (&mut ws.q[..rows * blueprint.q_width()], blueprint.heads, &layer.q_norm),
-            (&mut ws.k[..rows * blueprint.kv_width()], blueprint.kv_heads, &layer.k_norm),
+            (&mut ws.q[..rows * blueprint.q_width()], blueprint.heads, &weights.q_norm),
+            (&mut ws.k[..rows * blueprint.kv_width()], blueprint.kv_heads, &weights.k_norm),
         ];
         let dim = blueprint.head_dim;
         for (x, heads, norm) in sides {
@@ -265,6 +325,14 @@ impl Shard {
             cpu.softcap(logits, cap);
         }
         refuse_non_finite(logits, "logits")
+    }
+}
+
+/// One position of a recurrence: `state = x + gate * (state - x)`, one fma per value; `x` becomes the state.
+fn blend(state: &mut [f32], gate: &[f32], x: &mut [f32]) {
+    for ((state, gate), x) in state.iter_mut().zip(gate).zip(x) {
+        *state = gate.mul_add(*state - *x, *x);
+        *x = *state;
     }
 }
 

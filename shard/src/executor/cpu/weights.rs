@@ -6,7 +6,7 @@ use crate::{
     Error, Result,
     gguf::Gguf,
     kernels::{Cpu, Matrix},
-    models::{Blueprint, Experts, FeedForward, layer_name},
+    models::{Attention, Blueprint, Experts, FeedForward, layer_name},
 };
 
 /// A matrix and what is added to its products.
@@ -41,15 +41,26 @@ pub(super) enum FeedForwardWeights {
     Experts(ExpertWeights),
 }
 
-/// Everything one layer computes with.
-pub(super) struct LayerWeights {
-    pub attention_norm: NormWeights,
+/// The projections of softmax attention.
+pub(super) struct SoftmaxWeights {
     pub q: Linear,
     pub k: Linear,
     pub v: Linear,
-    pub out: Linear,
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
+}
+
+/// What mixes positions.
+pub(super) enum Mixer {
+    Softmax(SoftmaxWeights),
+    Recurrence { gate: Linear, input: Linear },
+}
+
+/// Everything one layer computes with.
+pub(super) struct LayerWeights {
+    pub attention_norm: NormWeights,
+    pub mixer: Mixer,
+    pub out: Linear,
     pub attention_norm_after: Option<Vec<f32>>,
     pub feed_forward_norm: NormWeights,
     pub feed_forward: FeedForwardWeights,
@@ -72,8 +83,11 @@ impl Network {
 impl LayerWeights {
     /// Bytes of the layer's matrices in memory.
     pub fn resident_bytes(&self) -> usize {
-        let attention: usize =
-            [&self.q, &self.k, &self.v, &self.out].iter().map(|m| m.resident_bytes()).sum();
+        let mixer: usize = match &self.mixer {
+            Mixer::Softmax(w) => [&w.q, &w.k, &w.v].iter().map(|m| m.resident_bytes()).sum(),
+            Mixer::Recurrence { gate, input } => gate.resident_bytes() + input.resident_bytes(),
+        };
+        let attention = mixer + self.out.resident_bytes();
         let feed_forward = match &self.feed_forward {
             FeedForwardWeights::Dense(network) => network.resident_bytes(),
             FeedForwardWeights::Experts(experts) => {
@@ -117,6 +131,31 @@ impl Loader<'_> {
     /// Layer `index` of the model.
     pub fn layer(&self, index: usize) -> Result<LayerWeights> {
         let name = |suffix: &str| layer_name(index, suffix);
+        let mixer = match self.blueprint.layers[index].attention {
+            Attention::Softmax(_) => Mixer::Softmax(self.softmax(index)?),
+            Attention::Recurrence(_) => Mixer::Recurrence {
+                gate: self.linear(&name("recurrence_gate"))?,
+                input: self.linear(&name("recurrence_input"))?,
+            },
+        };
+        let feed_forward = match &self.blueprint.layers[index].feed_forward {
+            FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense.width)?),
+            FeedForward::Experts(experts) => FeedForwardWeights::Experts(self.experts(index, experts)?),
+        };
+        Ok(LayerWeights {
+            attention_norm: self.norm(&name("attn_norm"))?,
+            mixer,
+            out: self.linear(&name("attn_output"))?,
+            attention_norm_after: self.vector(&name("post_attention_norm.weight")),
+            feed_forward_norm: self.norm(&name("ffn_norm"))?,
+            feed_forward,
+            feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
+        })
+    }
+
+    /// Queries, keys and values, which may be the rows of one matrix.
+    fn softmax(&self, index: usize) -> Result<SoftmaxWeights> {
+        let name = |suffix: &str| layer_name(index, suffix);
         let (q, kv) = (self.blueprint.q_width(), self.blueprint.kv_width());
         let fused = name("attn_qkv");
         let [q, k, v] = match self.gguf.info(&format!("{fused}.weight")) {
@@ -130,23 +169,9 @@ impl Loader<'_> {
             ],
         };
         self.gguf.forget(&format!("{fused}.weight"));
-        let feed_forward = match &self.blueprint.layers[index].feed_forward {
-            FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense.width)?),
-            FeedForward::Experts(experts) => FeedForwardWeights::Experts(self.experts(index, experts)?),
-        };
-        Ok(LayerWeights {
-            attention_norm: self.norm(&name("attn_norm"))?,
-            q,
-            k,
-            v,
-            out: self.linear(&name("attn_output"))?,
-            q_norm: self.vector(&name("attn_q_norm.weight")),
-            k_norm: self.vector(&name("attn_k_norm.weight")),
-            attention_norm_after: self.vector(&name("post_attention_norm.weight")),
-            feed_forward_norm: self.norm(&name("ffn_norm"))?,
-            feed_forward,
-            feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
-        })
+        let (q_norm, k_norm) =
+            (self.vector(&name("attn_q_norm.weight")), self.vector(&name("attn_k_norm.weight")));
+        Ok(SoftmaxWeights { q, k, v, q_norm, k_norm })
     }
 
     /// The dense network; gate and up may be the halves of one matrix.

@@ -115,12 +115,13 @@ impl Executor for Reference {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, _layer: u32) -> Box<dyn LayerState> {
-        Box::new(Rows::new(self.model.blueprint.kv_width()))
+    fn new_layer_state(&self, layer: u32) -> Box<dyn LayerState> {
+        Box::new(Rows::of(&self.model.blueprint, layer as usize))
     }
 
     fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
-        layers.len() as usize * positions * 2 * size_of::<f32>() * self.model.blueprint.kv_width()
+        let row = |layer: u32| Rows::of(&self.model.blueprint, layer as usize).row_bytes();
+        (layers.start()..layers.end()).map(row).sum::<usize>() * positions
     }
 
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {

@@ -87,7 +87,9 @@ impl Model {
 
     /// A session without positions.
     pub fn session(&self) -> Session {
-        Session { layers: vec![Rows::new(self.blueprint.kv_width()); self.blueprint.layers.len()] }
+        Session {
+            layers: (0..self.blueprint.layers.len()).map(|layer| Rows::of(&self.blueprint, layer)).collect(),
+        }
     }
 
     /// Feeds one token and returns the logits after it.
@@ -130,7 +132,10 @@ impl Model {
     /// One row through one layer, whose `rows` remember it.
     fn layer(&self, rows: &mut Rows, index: usize, x: &mut [f32]) {
         let h = self.norm(&layer_name(index, "attn_norm"), x);
-        let mut y = self.attention(rows, index, &h);
+        let mut y = match self.blueprint.layers[index].attention {
+            Attention::Softmax(spec) => self.attention(rows, index, spec, &h),
+            Attention::Recurrence(_) => self.recurrence(rows, index, &h),
+        };
         self.norm_after(&layer_name(index, "post_attention_norm.weight"), &mut y);
         add(x, &y, 1.0);
         let h = self.norm(&layer_name(index, "ffn_norm"), x);
@@ -147,9 +152,20 @@ impl Model {
         tokens.iter().fold(Vec::new(), |_, &token| self.step(session, token))
     }
 
-    fn attention(&self, rows: &mut Rows, index: usize, h: &[f32]) -> Vec<f32> {
+    fn recurrence(&self, rows: &mut Rows, index: usize, h: &[f32]) -> Vec<f32> {
+        let gates = self.linear(&layer_name(index, "recurrence_gate"), h);
+        let mut state = self.linear(&layer_name(index, "recurrence_input"), h);
+        for (at, (x, gate)) in state.iter_mut().zip(gates).enumerate() {
+            let before = rows.values.last().map_or(0.0, |before| before[at]);
+            *x += (before - *x) / (1.0 + (-gate).exp());
+        }
+        rows.keys.push(Vec::new());
+        rows.values.push(state.clone());
+        self.linear(&layer_name(index, "attn_output"), &state)
+    }
+
+    fn attention(&self, rows: &mut Rows, index: usize, spec: Softmax, h: &[f32]) -> Vec<f32> {
         let b = &self.blueprint;
-        let Attention::Softmax(spec) = b.layers[index].attention;
         let (q_width, kv_width, dim) = (b.q_width(), b.kv_width(), b.head_dim);
         let (mut q, mut k, v) = if self.tensors.contains_key(&layer_name(index, "attn_qkv.weight")) {
             let all = self.linear(&layer_name(index, "attn_qkv"), h);

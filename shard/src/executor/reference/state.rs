@@ -1,29 +1,43 @@
-//! What the oracle remembers of a layer: a key and a value per position, as they were computed.
+//! What the oracle remembers of a layer: a key and a value per position, as they were computed; of a recurrence, the state
+//! after every position.
 
-use crate::{Error, Result, state::LayerState};
+use crate::{
+    Error, Result,
+    models::{Attention, Blueprint},
+    state::LayerState,
+};
 
-/// Keys and values, `[position][kv width]`.
+/// Keys and values, `[position][width]`; the states of a recurrence count as values, and their keys are empty.
 #[derive(Clone, Default)]
 pub(super) struct Rows {
-    width: usize,
+    widths: [usize; 2],
     pub keys: Vec<Vec<f32>>,
     pub values: Vec<Vec<f32>>,
 }
 
 impl Rows {
-    /// None yet, `width` values each.
-    pub fn new(width: usize) -> Self {
-        Self { width, keys: Vec::new(), values: Vec::new() }
+    /// None yet, of layer `layer`.
+    pub fn of(blueprint: &Blueprint, layer: usize) -> Self {
+        let widths = match blueprint.layers[layer].attention {
+            Attention::Softmax(_) => [blueprint.kv_width(); 2],
+            Attention::Recurrence(recurrence) => [0, recurrence.width],
+        };
+        Self { widths, keys: Vec::new(), values: Vec::new() }
+    }
+
+    /// Bytes of one position.
+    pub fn row_bytes(&self) -> usize {
+        self.widths.iter().sum::<usize>() * size_of::<f32>()
     }
 }
 
 impl LayerState for Rows {
     fn kind(&self) -> String {
-        format!("rows f32 {}", self.width)
+        format!("rows f32 {:?}", self.widths)
     }
 
     fn bytes(&self) -> usize {
-        (self.keys.len() + self.values.len()) * self.width * size_of::<f32>()
+        self.values.len() * self.row_bytes()
     }
 
     fn reserve(&mut self, _positions: usize) {}
@@ -36,7 +50,7 @@ impl LayerState for Rows {
     fn advance(&mut self, _len: usize) {}
 
     fn snapshot_len(&self, len: usize) -> usize {
-        2 * len * self.width * size_of::<f32>()
+        len * self.row_bytes()
     }
 
     fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
@@ -52,8 +66,11 @@ impl LayerState for Rows {
         if values.iter().any(|value| !value.is_finite()) {
             return Err(Error::malformed("snapshot: value", "is not finite"));
         }
-        for row in 0..len {
-            let [key, value] = [2 * row, 2 * row + 1].map(|at| &values[at * self.width..][..self.width]);
+        let mut rest = &values[..];
+        for _ in 0..len {
+            let (key, after) = rest.split_at(self.widths[0]);
+            let (value, after) = after.split_at(self.widths[1]);
+            rest = after;
             self.keys.push(key.to_vec());
             self.values.push(value.to_vec());
         }
