@@ -433,8 +433,19 @@ mod tests {
             let values: Vec<f32> = (0..rows * HIDDEN as u32).map(value).collect();
             let mut payload = Vec::new();
             codec::encode(Wire::Raw, HIDDEN, &values, &mut payload).unwrap();
-            let (session, wire) = (bytes(1), Some(Wire::Raw as u8));
-            let run = Run { job: 0, session, epoch: 1, layer: 1, from, rows, wire, want: Want::Activations };
+            let (session, wire, draft) = (bytes(1), Some(Wire::Raw as u8), DraftIds::default());
+            let run = Run {
+                job: 0,
+                session,
+                epoch: 1,
+                attempt: 0,
+                layer: 1,
+                from,
+                rows,
+                wire,
+                want: Want::Activations,
+                draft,
+            };
             let mut given = None;
             engine.run(vec![(run, payload)], &mut |tell, payload| given = Some((tell, payload)));
             match given {
