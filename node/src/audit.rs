@@ -1,7 +1,7 @@
 //! Computing again what another node claims to have computed: the word that outweighs everybody's.
 //!
 //! An audit starts a worker of its own with just the layers in question, takes the logged inputs through them from
-//! position 0 on as one prompt, and compares bytes. It needs nobody's help and believes nobody, so it settles what two
+//! position 0 on as one prompt, and compares bytes. It needs no other node's help and trusts none, so it settles what two
 //! disagreeing nodes cannot.
 //!
 //! Limits: the model's file must be whole here and the machine of class `d1`; one audit at a time, the others wait. It

@@ -1,6 +1,6 @@
 //! What carries text, token ids or logits does not print them: `Debug` of each such type says how much it carries.
 //!
-//! A log line, a panic message or a trace that names one of these values is harmless by construction, whoever writes it.
+//! A log line, a panic message or a trace that names one of these values is harmless by construction, whichever code writes it.
 //! The implementations are collected here so that one look shows what is covered; a new type that carries a prompt
 //! belongs here and into the test below.
 

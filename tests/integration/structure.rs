@@ -18,12 +18,41 @@ const MAX_IMPL_FILES: usize = 3;
 /// A longer file tells more than one thing.
 const MAX_LINES: usize = 600;
 
-/// Records: what a file, a message, a screen or a command line holds. Their fields are used one by one, nothing is hidden.
-const RECORDS: &[&str] = &[];
-/// Types whose methods stand beside the topic they are about.
-const SPREAD: &[&str] = &[];
-/// Tables.
-const LONG: &[&str] = &[];
+/// What is allowed beyond a rule, and why.
+type Exceptions = &'static [(&'static str, &'static str)];
+
+const RECORDS: Exceptions = &[
+    ("api/src/swarm.rs Node", "what the page shows of a node, as JSON"),
+    ("node/src/cli/swarm.rs JoinArgs", "a command line"),
+    ("node/src/events/report.rs Conducted", "a report, as JSON"),
+    ("node/src/request/mod.rs RequestDriver", "to be parted into leases, log, checks and timing"),
+    ("node/src/request/plan.rs Plan", "what a prompt starts with"),
+    ("node/src/request/plan.rs Report", "what a prompt says when it is over"),
+    ("node/src/worker/ipc/message.rs Ready", "a message"),
+    ("node/src/worker/mod.rs Ready", "what a worker says of itself, once"),
+    ("p2p/src/config.rs Config", "settings"),
+    ("scheduler/src/session/mod.rs Session", "to be parted into stages, attempts and patience"),
+    ("scheduler/src/snapshot.rs Host", "a row of a snapshot"),
+    ("shard/src/executor/cpu/buffers.rs CpuBuffers", "one buffer for each step of a layer"),
+    ("shard/src/tokenizer/definition.rs Definition", "what a file says of its tokenizer"),
+    ("simulations/src/run/mod.rs Live", "a request of a simulated world"),
+    ("simulations/src/run/mod.rs Run", "a simulated world"),
+    ("simulations/src/scenario.rs Scenario", "a scenario's file"),
+    ("simulations/src/storm/options.rs Options", "what a storm draws"),
+    ("simulations/src/storm/swarm/asker/mod.rs Live", "a request of a simulated world"),
+    ("simulations/src/storm/swarm/mod.rs Machine", "a machine of a simulated world"),
+    ("simulations/src/storm/swarm/mod.rs Swarm", "a simulated world"),
+    ("simulations/src/world.rs Machine", "a machine of a simulated world"),
+];
+const SPREAD: Exceptions = &[
+    ("node RequestDriver", "to be parted into leases, log, checks and timing"),
+    ("scheduler Session", "to be parted into stages, attempts and patience"),
+    ("scheduler SwarmView", "each kind of knowledge has its file"),
+    ("shard Cpu", "an entry stands with its kernel"),
+    ("simulations Run", "a simulated world: each kind of event has its file"),
+    ("simulations Swarm", "a simulated world: each kind of event has its file"),
+];
+const LONG: Exceptions = &[];
 
 fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
     let mut entries: Vec<PathBuf> =
@@ -47,15 +76,15 @@ fn all_sources() -> Vec<(String, String)> {
 }
 
 /// What breaks a rule and is not allowed to, and what is allowed and keeps the rule.
-fn hold(rule: &str, broken: &BTreeMap<String, String>, allowed: &[&str]) {
-    let allowed: BTreeSet<&str> = allowed.iter().copied().collect();
+fn hold(rule: &str, broken: &BTreeMap<String, String>, allowed: Exceptions) {
+    let allowed: BTreeSet<&str> = allowed.iter().map(|(name, _)| *name).collect();
     let new: Vec<String> = broken
         .iter()
         .filter(|(name, _)| !allowed.contains(name.as_str()))
         .map(|(name, what)| format!("{name}: {what}"))
         .collect();
     assert!(new.is_empty(), "{rule}:\n{}", new.join("\n"));
-    let stale: Vec<&&str> = allowed.iter().filter(|name| !broken.contains_key(**name)).collect();
+    let stale: Vec<_> = allowed.iter().filter(|name| !broken.contains_key(**name)).collect();
     assert!(stale.is_empty(), "{rule}: no exception is needed any more for {stale:?}");
 }
 

@@ -391,8 +391,8 @@ impl Daemon {
     fn leave(&mut self, caller: Option<mpsc::Sender<Line>>) {
         self.serving.gate.draining.send_replace(true);
         self.announcing.gossip.drain();
-        let nobody = mpsc::channel(1).0;
-        self.leaving.get_or_insert_with(|| (Instant::now(), caller.unwrap_or(nobody)));
+        let unread = mpsc::channel(1).0;
+        self.leaving.get_or_insert_with(|| (Instant::now(), caller.unwrap_or(unread)));
     }
 
     async fn stop(&mut self) {

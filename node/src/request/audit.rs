@@ -1,7 +1,7 @@
 //! The last look at what others computed: what is audited when an answer has ended, and what is said and remembered of it.
 //!
 //! Audited is what two disagree about, what is drawn (a share of all that a node does, everything of one that is not known
-//! yet) and, under [`Verify::Strict`], whatever nobody checked to its end. What was only drawn does not delay the answer:
+//! yet) and, under [`Verify::Strict`], whatever was not checked to its end. What was only drawn does not delay the answer:
 //! its caller is told that it is complete and still being checked ([`Progress::Answered`]), and the audit goes on behind it.
 //!
 //! Bounds: an audit at the end takes [`AUDIT`] at most for a segment, one after the other; as many go on behind their
@@ -29,7 +29,7 @@ const MAX_AUDIT_BYTES: u64 = 256 << 20;
 enum Look {
     /// Nothing: all is checked, or it need not be.
     Settled,
-    /// It was drawn, and nobody checked it to its end.
+    /// It was drawn, and was not checked to its end.
     Open,
     /// Two do not agree.
     Disputed,
@@ -172,7 +172,7 @@ impl RequestDriver {
         }
         self.tally(strangers);
         let judged: BTreeSet<NodeId> = self.checks.outcomes.iter().map(|(node, _)| *node).collect();
-        // Whoever says that it is full does no wrong.
+        // A node that says that it is full does no wrong.
         let stalled = self.report.faults.iter().map(|(node, _)| *node);
         let stalled: BTreeSet<NodeId> = stalled.filter(|node| !self.report.refusals.contains(node)).collect();
         let mut met: BTreeSet<NodeId> = strangers.iter().map(|segment| segment.node).collect();

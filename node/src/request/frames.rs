@@ -55,7 +55,7 @@ impl RequestDriver {
             if !self.fed.contains_key(&(node, segment.layers.start())) {
                 return;
             }
-            // A hedge: whoever follows must first have all that came before.
+            // A hedge: the follower must first have all that came before.
             self.feed(node, segment.layers.start(), epoch, from);
         }
         let mut at = from;
@@ -79,7 +79,7 @@ impl RequestDriver {
         }
     }
 
-    /// Gives inputs to whoever runs `layers`.
+    /// Gives inputs to the node that runs `layers`.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn give(
         &mut self,
@@ -267,7 +267,7 @@ impl RequestDriver {
     }
 
     /// A stage says that what the one before it sent is garbled, and what that one sent here is sound: one of the two lies,
-    /// and which one nobody can tell. The session goes on without both.
+    /// and which one cannot be told. The session goes on without both.
     fn contradicted(&mut self, stage: usize) -> Vec<Event> {
         let Some(here) = self.segment(stage) else { return Vec::new() };
         let said = self.garbled.get(&here.layers.start()).copied();

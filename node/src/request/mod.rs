@@ -228,7 +228,7 @@ impl RequestDriver {
             match action {
                 Action::Open { stage, epoch, segment, next, at } => {
                     tracing::debug!(stage, epoch, node = %segment.node, layers = %segment.layers, "asks for a promise");
-                    // Stages are opened from the first on, each followed by its follower: whoever followed before may
+                    // Stages are opened from the first on, each followed by its follower: an earlier follower may
                     // run a stage now, or follow another.
                     if stage == 0 {
                         self.shadows.clear();
@@ -327,7 +327,7 @@ impl RequestDriver {
         for said in std::mem::take(&mut self.checks.news) {
             self.report.read += u32::from(matches!(said, Progress::Token { .. }));
             if self.means.progress.send(said).await.is_err() {
-                // Nobody listens any more.
+                // The client is gone.
                 let _ = self.orders.try_send(Order::Cancel);
             }
         }

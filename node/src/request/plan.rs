@@ -107,7 +107,7 @@ pub enum Progress {
         /// Milliseconds of a decode step until the output of each segment arrived, means.
         stage_ms: Vec<f64>,
     },
-    /// Somebody failed and somebody else goes on.
+    /// A node failed and another one goes on.
     Moved {
         /// Who failed.
         failed: NodeId,
@@ -173,7 +173,7 @@ pub struct Report {
     /// Segments of nodes that compute other bits which were found near enough: the layers, rows compared, and the median of
     /// their distances ([`shard::tolerance`]).
     pub near: Vec<(LayerRange, u32, f64)>,
-    /// Share of what others computed that was checked bit for bit; 1 when nobody else computed.
+    /// Share of what others computed that was checked bit for bit; 1 when no other node computed.
     pub verified: f64,
     /// The first token that was read and followed from a lie.
     pub integrity: Option<u32>,

@@ -9,8 +9,8 @@
 //!                       │
 //!         log is right ─┴─ log is wrong from position p on
 //!              │                     │
-//!   whoever signed otherwise    whoever gave that row: proof, strike; everybody forgets what follows from it,
-//!   from the same inputs        another stage goes on; tokens nobody has read are generated again
+//!   who signed otherwise        who gave that row: proof, strike; all stages forget what follows from it,
+//!   from the same inputs        another stage goes on; tokens not shown yet are generated again
 //! ```
 //!
 //! A strike needs the liar's signature over what the log has, or, for one who was fed from the log, over something else.
@@ -19,11 +19,11 @@
 //! things in one place is struck at once, whatever is true.
 //!
 //! With [`Verify::Strict`] a token is shown once all that it follows from is checked, so what is shown is right; a range
-//! nobody follows is audited at the end. With [`Verify::Sample`] tokens are shown as they come: a lie may be read before
+//! has no follower is audited at the end. With [`Verify::Sample`] tokens are shown as they come: a lie may be read before
 //! it is found, at most a few frames later, and the answer then says so. What is drawn to be audited at its end is audited
 //! behind it: the answer ends before, says that it is still being checked, and `why` has what came of it.
 //!
-//! Limits: an audit needs the model's file ([`crate::audit`]); where nobody follows and nobody can audit, nothing is
+//! Limits: an audit needs the model's file ([`crate::audit`]); where no node follows and none can audit, nothing is
 //! checked and the answer says that. Nodes of class `approx` are not compared by bits: a segment that one runs is drawn like
 //! any other, and its rows must be near what its layers give ([`shard::tolerance`]). They never serve a strict answer.
 
@@ -187,7 +187,7 @@ impl RequestDriver {
         }
     }
 
-    /// Compares what can be compared; the segments that two disagree about and nobody looks into yet.
+    /// Compares what can be compared; the segments that two disagree about and that are not looked into yet.
     fn disputed(&mut self) -> Vec<LayerRange> {
         let logs = &self.logs;
         let open = |book: &Book| book.audit.is_none() && book.third.is_none() && !book.undecided;
@@ -288,7 +288,7 @@ impl RequestDriver {
     pub(super) fn convict(&mut self, layers: LayerRange, at: u32, upto: Option<u32>) -> Vec<Event> {
         let Some(node) = self.logs.author(layers.end(), at) else { return Vec::new() };
         if self.plan.approx.contains(&node) {
-            // Its rows are others than those of whoever took over from it, and no lie.
+            // Its rows are others than those of the node that took over from it, and no lie.
             self.book(layers).undecided = true;
             return Vec::new();
         }
@@ -316,7 +316,7 @@ impl RequestDriver {
         let known = self.tokens.len() as u32;
         let stays = known.min(at + 1).max(prompt + read).max(prompt);
         if stays > at + 1 && self.report.integrity.is_none() {
-            // Somebody has read what follows from it.
+            // What follows from it was shown already.
             self.report.integrity = Some(at + 1);
             self.checks.news.push(Progress::Integrity { position: at + 1, node });
         }
@@ -337,7 +337,7 @@ impl RequestDriver {
         vec![Event::Convicted { node, layer: layers.end(), from: at, known: stays }]
     }
 
-    /// Strikes whoever signed for the wrong row; who has not may still do so with its bill.
+    /// Strikes the nodes that signed for the wrong row; one that has not may still do so with its bill.
     fn accuse(&mut self, suspect: Suspect) {
         let Suspect { node, at, upto, ref book, ref logs, .. } = suspect;
         match (book.proof(logs, node, at), upto) {
@@ -373,7 +373,7 @@ impl RequestDriver {
         Vec::new()
     }
 
-    /// Gives whoever follows a stage all there is.
+    /// Gives the follower of a stage all there is.
     pub(super) fn feed_rest(&mut self, stage: usize) {
         if let (Some(shadow), Some(segment)) = (self.shadows.get(&stage).copied(), self.segment(stage)) {
             let boundary = segment.layers.start();
@@ -449,7 +449,7 @@ impl RequestDriver {
                 }
                 if attempt < RELEASES {
                     tokio::time::sleep(patience * attempt / RELEASES).await;
-                    // It may have been too busy to hear, or is reached anew.
+                    // It may have been too busy to hear, or was reconnected.
                     let _ = network.connect(&there).await;
                 }
             }
@@ -468,7 +468,7 @@ impl RequestDriver {
             };
             self.suspected(node, one.layers, &commit);
             if self.is_approx(one.layers) {
-                // Nobody's word is compared there; what its rows add up to is.
+                // No signatures are compared there; what its rows add up to is.
                 self.book(one.layers);
             }
             let follows =
@@ -526,14 +526,14 @@ impl RequestDriver {
         involved.extend(self.shadows.values());
         let until = tokio::time::Instant::now() + SETTLE;
         loop {
-            // Where nobody can be asked it is computed again in the last look.
+            // Where no third holder can be asked it is computed again in the last look.
             for layers in self.disputed() {
                 self.ask_third(layers);
             }
             self.hear_thirds();
             let asked = self.checks.books.iter().filter_map(|book| Some(book.third?.asked)).max();
             let third = asked.is_some();
-            // Whoever was asked about a dispute has the time it was given, also at the end.
+            // A third holder asked about a dispute has the time it was given, also at the end.
             let until = asked.map_or(until, |asked| until.max((asked + arbiter::PATIENCE).into()));
             if !third && !self.checks.unsettled.iter().any(|node| involved.contains(node)) {
                 break;

@@ -1,10 +1,10 @@
-//! The log that a lazy shadow keeps: inputs of a segment that somebody else runs, computed only when that one has failed.
+//! The log that a lazy shadow keeps: inputs of a segment that another node runs, computed only when that one has failed.
 //!
-//! LazyLog are the frames as they came, one after the other, from where the cache ends. Whoever takes over replays them from
+//! A [`LazyLog`] is the frames as they came, one after the other, from where the cache ends. The node that takes over replays them from
 //! memory: they need not cross the network again, and until then nothing is computed.
 //!
 //! Bounds: [`MAX_BYTES`] for a segment, and the room that all sessions of a node share ([`room`]). What does not fit is
-//! not kept, nor is anything after it: the requester sends it when it is needed, as it does where nobody stands by.
+//! not kept, nor is anything after it: the requester sends it when it is needed, as it does where no node stands by.
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -1,6 +1,6 @@
 //! The serving side: a frame in, the worker, a frame out.
 //!
-//! One task per session of somebody else. It knows the leases the requester took out for the session, gives each
+//! One task per session of another node. It knows the leases the requester took out for the session, gives each
 //! frame to the worker and sends what comes back to the next stage, and to the requester when the lease asks for the
 //! copy that replays live on. While it computes it says so every [`BEACON_MS`], because silence is how the requester
 //! tells a frozen machine from a slow one. It never retries anything: recovery is the requester's.
@@ -9,7 +9,7 @@
 //! asks for it. One who follows computes outputs too, to sign for them, and sends none; a lazy one keeps what it is sent
 //! (`stage/kept.rs`) and computes it when it is asked to run the segment.
 //!
-//! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session nobody sends frames
+//! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session that gets no frames
 //! for, for as long as its lease says, is closed and its KV freed.
 
 mod commitment_chain;
@@ -180,7 +180,7 @@ impl Stage {
         let worker = stage.worker.borrow().clone();
         worker.close(stage.session);
         let Stage { session, books, slot, .. } = stage;
-        // Whoever waits for the slot is looked for when the books say that it is free.
+        // The next waiting ask is admitted when the books say that the slot is free.
         drop(slot);
         let _ = books.send(Served::Ended(session)).await;
     }
@@ -278,7 +278,7 @@ impl Running {
                 let have = self.stand_by(&lease, have);
                 self.inputs.insert(lease.layers.start(), Inputs::from(have.min(lease.at)));
                 self.leases.insert(lease.layers.start(), lease);
-                // How busy the node is, whoever carries the answer away knows.
+                // How busy the node is, the carrier of the answer adds.
                 Answer::Accepted { have, sessions: 0, lanes: 1 }
             }
             Err(error) => refused(Refusal::NoRoom, &error.to_string()),
@@ -333,7 +333,7 @@ impl Running {
         while self.jobs < JOBS_AHEAD
             && let Some(Frame { header, payload, .. }) = self.replay.pop_front()
         {
-            // Whoever waits for it has the outputs: from the node that failed. Its bytes were counted when they came.
+            // The next stage has the outputs already: from the node that failed. Its bytes were counted when they came.
             self.compute(header, payload, true, 0);
         }
     }
@@ -368,7 +368,7 @@ impl Running {
         // Nor does what comes from anybody but the requester and, for what flows down the chain, the stage before.
         let before = header.kind == Kind::Activations && lease.previous == Some(from);
         if from != self.stage.requester && !before {
-            tracing::debug!(%from, session = %self.stage.session, "a frame of somebody else's is dropped");
+            tracing::debug!(%from, session = %self.stage.session, "a frame of another session is dropped");
             return;
         }
         self.idle_since = Instant::now();
@@ -401,7 +401,7 @@ impl Running {
         self.compute(header, payload, header.kind == Kind::Feed, bytes_in);
     }
 
-    /// Gives a frame to the worker; `quietly`: nobody waits for its output. `bytes_in` is what crossed the network for it.
+    /// Gives a frame to the worker; `quietly`: no stage waits for its output. `bytes_in` is what crossed the network for it.
     fn compute(&mut self, header: Header, payload: Vec<u8>, quietly: bool, bytes_in: u64) {
         let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
             return;

@@ -62,7 +62,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let (ours, theirs) = StdStream::pair().map_err(dead)?;
     ours.set_nonblocking(true).map_err(dead)?;
     let (read, mut write) = UnixStream::from_std(ours).map_err(dead)?.into_split();
-    // From here on whoever gives up waiting for the model ends the child: its stream ends.
+    // From here on a caller that stops waiting for the model ends the child: its stream ends.
     let child = Child::start(program, theirs.into()).await.map_err(dead)?;
     let mut read = BufReader::with_capacity(READ_BUFFER, read);
     let frame = Frame::new(&Ask::Load(load), Vec::new()).map_err(dead)?;

@@ -62,7 +62,7 @@ pub const OUTPUTS: usize = 1024;
 pub const MAX_REPLIES: usize = 1024;
 /// Ranges of sessions that may be open in one worker.
 pub const MAX_SESSIONS: usize = 256;
-/// A range without a frame for this long is closed: whoever needed it has gone.
+/// A range without a frame for this long is closed: its requester has gone.
 pub const IDLE: Duration = Duration::from_secs(60);
 
 /// Where the weights are.
@@ -103,7 +103,7 @@ pub struct Spec {
     pub pin: bool,
     /// Whether the worker gives way to other programs.
     pub nice: bool,
-    /// Whether it measures its speed at load. One that nobody is told about need not: it is most of what starting one
+    /// Whether it measures its speed at load. One that is not announced need not: it is most of what starting one
     /// with few layers takes.
     pub measure: bool,
     /// The program to start as `PROGRAM worker`; `None` for this one.

@@ -7,7 +7,7 @@
 //! through the head took beyond the visit is the head, sampling and text included. Medians count, and only where they are
 //! more than what the tight loop found: less is noise, from a machine that was busier then.
 //!
-//! Limits: caches are short and nobody else computes here yet; [`RUNS`] runs of each, none begun after [`BUDGET`]. A worker
+//! Limits: caches are short and no session computes here yet; [`RUNS`] runs of each, none begun after [`BUDGET`]. A worker
 //! that does not take the rehearsal (a tokenizer that cannot be used, say), or is not back with a row after [`PATIENCE`], keeps
 //! what was measured before.
 
@@ -35,7 +35,7 @@ const BUDGET: Duration = Duration::from_millis(150);
 /// A row that is not back after this is not waited for, and nothing more is rehearsed: a machine so busy would teach
 /// nothing, and a node should start.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Nobody else has this name while a worker is new.
+/// No session has this name while a worker is new.
 const SESSION: SessionId = SessionId::new([0xff; 16]);
 
 /// What the rehearsal of a worker found, ms; `None` where the layers for it are not here, or it was not taken.
@@ -65,10 +65,10 @@ pub async fn spawn_rehearsed(spec: Spec) -> Result<(Worker, Ready, mpsc::Receive
     Ok((worker, ready, outputs))
 }
 
-/// Rehearses a worker that nobody else uses yet.
+/// Rehearses a worker that no session uses yet.
 ///
 /// # Errors
-/// [`Fault::Dead`] when it dies of it, [`Fault::Busy`] when somebody uses it.
+/// [`Fault::Dead`] when it dies of it, [`Fault::Busy`] when a session uses it.
 pub async fn rehearse(
     worker: &Worker,
     ready: &Ready,

@@ -107,7 +107,7 @@ impl<'m> SampleLoop<'m> {
         }
         self.truncate(position)?;
         if self.stops.hit() {
-            return Err(Error::usage("the text has ended at a stop string: open the session anew to go on"));
+            return Err(Error::usage("the text has ended at a stop string: open a new session to go on"));
         }
         if let Some(constraint) = &mut self.constraint {
             constraint.mask(logits).map_err(|error| Error::usage(error.to_string()))?;

@@ -201,7 +201,7 @@ impl Session {
         } else {
             self.replays = 0;
             self.step_began = now;
-            // Whoever has not come back since its shadow took over, for as long as it took to suspect it, is left.
+            // A stage that has not come back since its shadow took over, for as long as it took to suspect it, is left.
             let silence = self.silence_ms();
             if let Some((stage, _)) = self.suspect.filter(|suspect| now.since(suspect.1) >= silence) {
                 return self.recover(now, stage, Failure::Silent, actions);

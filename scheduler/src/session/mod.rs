@@ -128,14 +128,14 @@ pub struct Session {
     blame: BTreeMap<NodeId, u32>,
     /// No route is left without those who failed; the least to blame are forgiven when the wait is over.
     forgiving: bool,
-    /// Times somebody was, less what tokens have earned since.
+    /// Times a node was, less what tokens have earned since.
     forgiven: u32,
-    /// Times somebody was since the last token: who begins to wait asks sooner than who has waited long.
+    /// Times a node was since the last token: a session that begins to wait asks sooner than one that has waited long.
     waits: u32,
-    /// The last promise that did not come was owed by somebody who is there or refused: it has no room, or others wait as we
+    /// The last promise that did not come was owed by a node that answers or refused: it has no room, or others wait as we
     /// do.
     crowded: bool,
-    /// Caches computed from a lie: from here on nobody keeps his.
+    /// Caches computed from a lie: from here on no stage keeps its own.
     tainted: u32,
     rtt_p99_ms: f64,
 }

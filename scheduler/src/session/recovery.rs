@@ -1,7 +1,7 @@
 //! After a failure: a shadow, a cover, another route, or the end.
 //!
 //! [`recover`](crate::recover) decides and this part carries it out. Whatever changes who serves raises the epoch, so that
-//! nothing said before has any effect after it, and every stage promises anew and says how much it holds.
+//! nothing said before has any effect after it, and every stage promises again and says how much it holds.
 
 use super::suspicion::LOOK_MS;
 use super::{Action, End, Phase, Session, Stage, Standbys};
@@ -9,10 +9,10 @@ use crate::recover::{Failure, GiveUp, Options, Recovery};
 use crate::rng::{Rng, mix};
 use crate::{Millis, NodeId, Pipeline, Segment};
 
-/// When nobody but those who failed is left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
+/// When only nodes that failed are left, they are asked again after this, doubling each time: 0.5 to 4 s, about what a
 /// restart takes, a quarter more or less ([`Session::forgive_ms`]).
 const FORGIVE_MS: u64 = 500;
-/// Times somebody is forgiven, of which each token earns some back: about 32 s of waiting without one, after which the
+/// Times a node is forgiven, of which each token earns some back: about 32 s of waiting without one, after which the
 /// request is given up.
 const MOST_FORGIVEN: u32 = 10;
 /// Times that a token earns back: three tokens make up for a restart. A whole new patience for every token let a request
@@ -125,7 +125,7 @@ impl Session {
     }
 
     /// Who else is to be replaced when the stage `at` is: one whose shadow has answered for it since it fell silent. It
-    /// would be waited for in vain before it can promise anew.
+    /// would be waited for in vain before it can promise again.
     fn silent_beside(&mut self, now: Millis, at: usize) -> Option<(usize, Vec<Segment>, bool)> {
         let (other, since) = self.suspect?;
         if other == at || now.since(since) < self.silence_ms() {
@@ -172,17 +172,17 @@ impl Session {
         found: Option<(Pipeline, Standbys)>,
         actions: &mut Vec<Action>,
     ) {
-        // A router that answers late has found somebody all the same.
+        // A router that answers late has found a node all the same.
         if self.phase != Phase::Asking || (self.forgiving && found.is_none()) {
             return;
         }
         match found {
-            // Nobody else is left: those who failed may be back by then, or others with the same layers.
+            // No other node is left: those that failed may be back by then, or others with the same layers.
             None if self.forgiven < MOST_FORGIVEN => {
                 self.forgiving = true;
                 self.budget.spare_search();
                 self.due = now + self.forgive_ms();
-                // Whoever does not let this session in may be full of others who wait for what it holds elsewhere.
+                // A node that does not admit this session may be full of others that wait for what it holds elsewhere.
                 if std::mem::take(&mut self.crowded) {
                     self.release(actions);
                 }

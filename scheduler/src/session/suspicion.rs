@@ -15,7 +15,7 @@ use crate::recover::{COLD_STEP_MS, Detector, Failure, SILENCE_MS};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
 const STALLING: u64 = 8;
-/// Whoever is waited for and says nothing for so long is asked whether it is there, and again as often.
+/// A node that is waited for and says nothing for so long is asked whether it is there, and again as often.
 pub(super) const LOOK_MS: u64 = 100;
 /// Silence before a promise counts for this much longer than in a step: there may be a connection to be made first.
 const CONNECT_MS: u64 = 250;
@@ -40,7 +40,7 @@ impl Session {
             Phase::Opening => self.look_for_promises(now, actions),
             Phase::Stepping => self.look_for_progress(now, actions),
             Phase::Asking if self.forgiving => self.forgive(now, actions),
-            // The own router is busy: it is asked again as if it had found nobody.
+            // The own router is busy: it is asked again as if it had found no node.
             Phase::Asking => self.rerouted(now, None, actions),
             Phase::Over => {}
         }
@@ -77,7 +77,7 @@ impl Session {
                     self.given_again = Some(now);
                     self.send_again(stage, actions);
                 }
-                // What is sent to it is lost again, whoever sends it. A shadow that was asked has its time first.
+                // What is sent to it is lost again, whichever node sends it. A shadow that was asked has its time first.
                 Some(again)
                     if (self.stages[stage].heard > again || now.since(again) >= silence)
                         && self.hedged.is_none_or(|since| now.since(since) >= silence) =>
@@ -136,7 +136,7 @@ impl Session {
         self.suspect = self.suspect.filter(|suspect| suspect.0 != stage);
     }
 
-    /// How long whoever is waited for may say nothing at all.
+    /// How long a node that is waited for may say nothing at all.
     pub(super) fn silence_ms(&self) -> u64 {
         SILENCE_MS + self.rtt_p99_ms as u64
     }

@@ -85,7 +85,7 @@ fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
             _ => None,
         })
         .collect();
-    assert_eq!(opened, [(1, 5), (9, 5), (3, 5)], "nobody keeps what was computed from it");
+    assert_eq!(opened, [(1, 5), (9, 5), (3, 5)], "no stage keeps what was computed from it");
     assert!(actions.contains(&Action::Close { node: liar, epoch: 1 }));
     session.step(Millis(5), Event::Opened { stage: 0, epoch: 2, have: 5 });
     session.step(Millis(5), Event::Opened { stage: 2, epoch: 2, have: 5 });
@@ -102,7 +102,7 @@ fn what_the_log_lacks_is_computed_again_upstream() {
     assert_eq!(replaced(0), [(0, 0, 7)]);
 }
 
-/// What a session does once nobody is left because the middle stage has not promised, after it `answered` or not, and
+/// What a session does once no node is left because the middle stage has not promised, after it `answered` or not, and
 /// when it asks again.
 fn not_let_in(answered: bool, name: u64) -> (Vec<Action>, u64) {
     let (mut session, _) =
@@ -142,7 +142,7 @@ fn who_is_kept_waiting_keeps_nobody_else_waiting() {
         })
         .collect();
     assert_eq!(closed, [1, 2, 3]);
-    // What others hold for it is worth keeping when somebody is gone and may come back.
+    // What others hold for it is worth keeping when a node is gone and may come back.
     let (kept, _) = not_let_in(false, 1);
     assert_eq!(kept, []);
     // And those who failed together come back one by one.
@@ -186,7 +186,7 @@ fn a_router_that_takes_its_time_is_waited_for() {
     let found = Some((pipeline(), Standbys::default()));
     let actions = session.step(now, Event::Rerouted(found.clone()));
     assert_eq!(actions.iter().filter(|action| matches!(action, Action::Open { .. })).count(), 3);
-    // That to the second comes when nobody asks any more.
+    // That to the second comes when the session asks no more.
     assert_eq!(session.step(now, Event::Rerouted(found)), []);
     // One that never answers is given up in the end.
     let mut session = asking();

@@ -192,7 +192,7 @@ impl Announcing {
             Ok(sealed) => {
                 self.gossip.said_count += 1;
                 self.gossip.said_bytes += sealed.len() as u64;
-                // Nobody to tell yet is not an error: a newcomer asks.
+                // Having no peers yet is not an error: a newcomer asks.
                 let _ = self.node.network.publish(sealed).await;
             }
             Err(why) => tracing::warn!(%why, "own announcement refused"),

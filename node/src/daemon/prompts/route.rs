@@ -1,10 +1,10 @@
 //! Answers "who runs what" from the view: what the scheduler decides, with where to find everybody.
 //!
-//! A first route and a later one (somebody failed) ask the same: the view with what leases taught since, this node's own
+//! A first route and a later one (after a failure) ask the same: the view with what leases taught since, this node's own
 //! running prompts as load, then the pipeline, who stands by and where they are.
 //!
-//! Who says that it is full is passed by while others have room, and asked when nobody has: the word is seconds old, and
-//! a lease that is refused costs less than an answer that is not given. A session that is cut anew keeps its seats: where
+//! A node that says that it is full is passed by while others have room, and asked when none has: its word is seconds old, and
+//! a lease that is refused costs less than an answer that is not given. A session with new cuts keeps its seats: where
 //! it runs already, being full does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,11 +59,11 @@ pub struct RouteQuestion {
     pub answer: oneshot::Sender<Result<Routed, NoWay>>,
 }
 
-/// Why nobody runs it, as a sentence.
+/// Why no node runs it, as a sentence.
 pub enum NoWay {
     /// Everybody who could refused a moment ago for want of room: it may be asked again.
     Full(String),
-    /// Nobody could.
+    /// No node could.
     None(String),
 }
 
@@ -209,7 +209,7 @@ impl Router<'_> {
         let model = question.model;
         let request = self.request(model, question.session, question.shape, policy.clone());
         let mut snapshot = self.snapshot(model, question.shape)?;
-        // Whoever could compute in the place of one who owes a proof may check it, not replace it.
+        // A node that could compute in the place of one that owes a proof may check it, not replace it.
         let narrowed = question.prove.and_then(|node| {
             let first = &self.models.first;
             self.view.indispensable(node, first.id, first.ready.num_layers, self.now)
@@ -236,7 +236,7 @@ impl Router<'_> {
                 question.mode.name()
             ))
         })?;
-        // Somebody to fall back on must not be left out because it is slower.
+        // A node to fall back on must not be left out because it is slower.
         let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline, question.shadow);
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();

@@ -9,14 +9,14 @@
 //! All of it happens beside the daemon's loop, on a thread of its own, while the node already answers prompts through
 //! peers (`prompts/delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
 //! goes on with the layers that are here before it asks for others: moving layers costs the swarm more than a hole that
-//! somebody else may fill.
+//! another node may fill.
 //!
 //! The layers are those the swarm lacks most, as many as fit the offered memory and disk. What is on the disk already is
 //! read and checked again before it is loaded.
 //!
 //! Limits: an attempt that fails is repeated after rests of [`FIRST_REST`] to [`LONGEST_REST`], without end, because
 //! holders come and go; what waiting cannot cure (too little disk, a header this build does not know) ends it. A worker
-//! that does not start is not tried again, and what was put aside for its weights stays so until the node is started anew.
+//! that does not start is not tried again, and what was put aside for its weights stays so until the node restarts.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ use crate::{
 /// Rest after the first attempt that failed; doubles up to [`LONGEST_REST`].
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(30);
-/// How long one attempt waits for somebody who has the model.
+/// How long one attempt waits for a peer that has the model.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// With everything on the disk already, peers are waited for this long only.
 const GLANCE: Duration = Duration::from_secs(1);
@@ -205,8 +205,11 @@ impl Acquire {
             Found::Pull(prepared) => prepared,
             Found::Here(entry) => return self.load(id, worker::Source::File(entry.path)).await,
             Found::NoTree(why) => {
-                let why =
-                    if why.is_empty() { "nobody who has it is there".to_owned() } else { why.join("; ") };
+                let why = if why.is_empty() {
+                    "no peer that has it is reachable".to_owned()
+                } else {
+                    why.join("; ")
+                };
                 return Err(Error::Failed(format!("{name} cannot be fetched yet: {why}")));
             }
         };
@@ -285,7 +288,7 @@ impl Acquire {
         fetched
     }
 
-    /// Whether `name` is nobody's on this machine, or this very model's.
+    /// Whether `name` is free on this machine, or this very model's.
     fn is_free(&self, name: &str, id: ModelId) -> bool {
         library::Library::load(&self.pulls.home)
             .is_ok_and(|library| library.get(name).is_none_or(|entry| entry.model() == Some(id)))

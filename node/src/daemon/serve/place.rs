@@ -2,17 +2,17 @@
 //!
 //! A node that may choose (`Serve::Scarcest`) looks every [`TICK_MS`] whether the swarm would answer faster if it held other
 //! layers. The measure is what the scarcest layer of the model can give, tokens per second, since no prompt is answered
-//! faster than that: a node that decodes a layer in d ms and holds n gives each of them 1000 / (d n). A layer nobody
+//! faster than that: a node that decodes a layer in d ms and holds n gives each of them 1000 / (d n). A layer no node
 //! holds gives nothing.
 //!
 //! Moving is [`Keeper`]'s decision: never for a little, never before it was advised a few times, one mover at a time, never
 //! when a layer would be left without a holder; first withdrawn, then, when everything said before counts no more
-//! ([`TTL_MS`], and as much again for what was late), moved. While a layer is bare nobody is served at all, so haste risks
+//! ([`TTL_MS`], and as much again for what was late), moved. While a layer is bare no prompt is served at all, so haste risks
 //! only what is lost already: the keeper's clock then runs [`HURRY`] times faster.
 //!
 //! To move is to start a second worker with the new layers, and to let the first one go when the new one is ready and
 //! no session needs the old one, at the latest after [`PATIENCE_MS`]. Loading takes a while, so it is looked once more then:
-//! a layer that somebody else held when it was decided, and nobody holds any more, keeps this node where it is. A worker
+//! a layer that another node held when it was decided, and none holds any more, keeps this node where it is. A worker
 //! that cannot load leaves everything as it was too.
 //!
 //! Limits: the ends (first and last layer) are everybody's own and not placed; memory holds both workers for a moment; who
@@ -141,7 +141,7 @@ fn leaves_bare(own: &LayerSet, target: LayerRange, holders: &[u32]) -> bool {
 }
 
 impl Serving {
-    /// What is served of the layers between the ends: nobody needs the ends from somebody else.
+    /// What is served of the layers between the ends: no requester needs the ends from another node.
     fn between_ends(&self) -> LayerSet {
         let between = LayerRange::new(1, self.models.first.ready.num_layers.saturating_sub(1));
         self.models.first.served.iter().filter_map(|range| between.and_then(|b| range.intersect(b))).collect()
@@ -260,7 +260,7 @@ impl Serving {
         };
         let holders = holders(self.models.first.ready.num_layers, &self.others(view));
         if leaves_bare(&self.between_ends(), layers, &holders) {
-            tracing::info!(%layers, "nobody else holds what this node would leave any more: it stays");
+            tracing::info!(%layers, "no other node holds what this node would leave any more: it stays");
             worker.kill();
             self.placing.withdrawn = None;
             return true;
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn a_bare_layer_is_worth_moving_for_and_the_ends_are_not_placed() {
         let others = [other(1, 1, 4), other(2, 4, 6)];
-        // Layer 6 of 0..8 is held by nobody; this node doubles 1..4.
+        // Layer 6 of 0..8 has no holder; this node doubles 1..4.
         let (to, present, advised) = advise(8, 3, &set(1, 4), 1.0, &others);
         assert_eq!((to, present), (LayerRange::new(4, 7), 0.0));
         assert!(advised > 0.0);

@@ -25,7 +25,7 @@ use shard::kernels::PAGE;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
-    Shared, UNIT_BYTES,
+    SwarmState, UNIT_BYTES,
     door::{Events, RETRY_AFTER_S, unavailable},
     question::question,
 };
@@ -50,7 +50,7 @@ struct Seat {
 }
 
 /// Starts the answer; returns when the node has said who computes it.
-pub(super) async fn begin(shared: Arc<Shared>, request: GenerateRequest) -> Result<Generation, Failure> {
+pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> Result<Generation, Failure> {
     let view = shared.board.view()?;
     let ask = question(&shared, &view, &request)?;
     let model = request.model.clone().unwrap_or_else(|| view.own.about.name.clone());
@@ -191,7 +191,7 @@ fn standbys(route: &RouteEvent, stages: &[Stage]) -> Vec<Stage> {
     named.map(|(shadow, stage)| Stage { node: shadow.clone(), ..stage.clone() }).collect()
 }
 
-impl Shared {
+impl SwarmState {
     /// Waits until there is room for the request's session.
     async fn seat(&self, view: &View, request: &GenerateRequest) -> Result<Seat, Failure> {
         let (room, units) = self.room.get_or_init(|| {
@@ -241,7 +241,7 @@ impl Drop for Waits<'_> {
 
 /// An answer under way; dropping it cancels.
 struct Story {
-    shared: Arc<Shared>,
+    shared: Arc<SwarmState>,
     /// Until they end, or are read on behind the answer.
     events: Option<Events>,
     me: String,

@@ -63,9 +63,9 @@ pub struct Preferences {
 }
 
 /// A node of a swarm, as the API asks it.
-pub struct Swarmed(Arc<Shared>);
+pub struct Swarmed(Arc<SwarmState>);
 
-pub(crate) struct Shared {
+pub(crate) struct SwarmState {
     door: Door,
     board: Board,
     trusted: BTreeSet<String>,
@@ -78,7 +78,7 @@ pub(crate) struct Shared {
     waiting: AtomicU64,
 }
 
-impl Shared {
+impl SwarmState {
     /// What a request that names no mode gets: nothing goes to strangers that can stay here before it was agreed to.
     fn default_mode(&self, snapshot: &SwarmSnapshot) -> Mode {
         let can = |wanted: Mode| snapshot.modes.iter().find(|info| info.mode == wanted && info.available);
@@ -90,7 +90,7 @@ impl Shared {
 impl Swarmed {
     /// Asks the node behind `door` from now on. Call it inside a tokio runtime.
     pub fn start(door: Door, preferences: Preferences) -> Arc<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SwarmState {
             door,
             board: Board::new(),
             trusted: preferences.trusted,

@@ -2,7 +2,7 @@
 
 use api::inference::{Failure, GenerateRequest, Mode, Prompt};
 
-use super::{Shared, view::holds_all};
+use super::{SwarmState, view::holds_all};
 use crate::{
     consent,
     events::{ForApi, PromptInput, PromptRequest},
@@ -14,7 +14,7 @@ use crate::{
 ///
 /// # Errors
 /// [`Failure::NotAgreed`] when strangers would compute it and the owner has not agreed to that.
-fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Option<Mode>, Failure> {
+fn in_mode(shared: &SwarmState, view: &View, request: &GenerateRequest) -> Result<Option<Mode>, Failure> {
     let mode = request.mode.or(shared.mode);
     let goes = mode.unwrap_or(Mode::Boomerang);
     let Some(sentence) = consent::sentence(goes) else { return Ok(mode) };
@@ -34,7 +34,7 @@ fn in_mode(shared: &Shared, view: &View, request: &GenerateRequest) -> Result<Op
 
 /// The request in the node's words.
 pub(super) fn question(
-    shared: &Shared,
+    shared: &SwarmState,
     view: &View,
     request: &GenerateRequest,
 ) -> Result<PromptRequest, Failure> {

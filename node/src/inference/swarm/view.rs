@@ -16,7 +16,7 @@ use api::{
 };
 use tokio::sync::broadcast;
 
-use super::{Shared, door::unavailable};
+use super::{SwarmState, door::unavailable};
 use crate::{consent, control::Question, reports::View};
 
 /// How old the view may be.
@@ -100,7 +100,7 @@ impl Board {
     }
 
     /// Everything, as the page wants it.
-    pub(super) fn snapshot(&self, shared: &Shared) -> SwarmSnapshot {
+    pub(super) fn snapshot(&self, shared: &SwarmState) -> SwarmSnapshot {
         let (mut snapshot, conducts) = match self.view() {
             Ok(view) => (view.snapshot, view.own.conducts),
             Err(failure) => {
@@ -122,14 +122,14 @@ impl Board {
     }
 
     /// Sends a full snapshot.
-    pub(super) fn tell_everything(&self, shared: &Shared) {
+    pub(super) fn tell_everything(&self, shared: &SwarmState) {
         let snapshot = self.snapshot(shared);
         lock(&self.modes).clone_from(&snapshot.modes);
         self.tell(SwarmEvent::Snapshot { snapshot: Box::new(snapshot) });
     }
 
     /// Takes a view in and tells what is new in it.
-    fn take(&self, next: Result<View, Failure>, shared: &Shared) {
+    fn take(&self, next: Result<View, Failure>, shared: &SwarmState) {
         let before = self.snapshot(shared);
         *lock(&self.seen) = next;
         let after = self.snapshot(shared);
@@ -195,7 +195,7 @@ pub(super) fn modes(
     snapshot: &SwarmSnapshot,
     model: Option<&SwarmModel>,
     conducts: bool,
-    shared: &Shared,
+    shared: &SwarmState,
 ) -> Vec<ModeInfo> {
     let others = snapshot
         .nodes
@@ -235,7 +235,7 @@ pub(super) fn modes(
 }
 
 /// Asks for the view until no reader needs it any more.
-pub(super) async fn follow(shared: Weak<Shared>) {
+pub(super) async fn follow(shared: Weak<SwarmState>) {
     let mut clock = tokio::time::interval(POLL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -245,7 +245,7 @@ pub(super) async fn follow(shared: Weak<Shared>) {
     }
 }
 
-impl Shared {
+impl SwarmState {
     /// Asks the node for its view now.
     pub(super) async fn refresh(self: &Arc<Self>) {
         let view = self.door.one(Question::View).await;
