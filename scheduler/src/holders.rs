@@ -28,7 +28,7 @@ use crate::{LayerRange, LayerSet, NodeId};
 pub struct Bares {
     /// The only holder.
     pub node: NodeId,
-    /// What nobody holds when it leaves.
+    /// Layers without a holder when it leaves.
     pub layers: LayerSet,
 }
 

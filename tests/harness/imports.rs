@@ -56,19 +56,15 @@ impl Imports {
             }
         }
         for via in 0..modules.len() {
-            for from in 0..modules.len() {
-                if reach[from][via] {
-                    for to in 0..modules.len() {
-                        reach[from][to] |= reach[via][to];
-                    }
-                }
+            let onward = reach[via].clone();
+            for row in reach.iter_mut().filter(|row| row[via]) {
+                row.iter_mut().zip(&onward).for_each(|(to, far)| *to |= far);
             }
         }
         let mut seen = BTreeSet::new();
         let mut circles = Vec::new();
-        for from in 0..modules.len() {
-            let circle: Vec<usize> =
-                (0..modules.len()).filter(|&to| reach[from][to] && reach[to][from]).collect();
+        for (from, row) in reach.iter().enumerate() {
+            let circle: Vec<usize> = (0..modules.len()).filter(|&to| row[to] && reach[to][from]).collect();
             if circle.len() > 1 && seen.insert(circle.clone()) {
                 circles.push(circle.into_iter().map(|i| modules[i].join("::")).collect());
             }

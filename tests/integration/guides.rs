@@ -83,8 +83,8 @@ fn simple(line: &str) -> Vec<Vec<String>> {
     let mut commands = vec![Vec::new()];
     let (mut word, mut begun, mut redirected) = (String::new(), false, false);
     let mut quote = None;
-    let mut chars = line.chars().chain(['\n']).peekable();
-    while let Some(c) = chars.next() {
+    let chars = line.chars().chain(['\n']);
+    for c in chars {
         match (quote, c) {
             (Some(open), _) if c == open => quote = None,
             (Some(_), _) => word.push(c),

@@ -7,7 +7,7 @@ use super::Mode;
 pub enum Failure {
     /// The request is wrong; the field is named where one is to blame.
     Invalid {
-        /// The field of [`GenerateRequest`] in OpenAI's words, such as `max_tokens`.
+        /// The field of [`GenerateRequest`](super::GenerateRequest) in OpenAI's words, such as `max_tokens`.
         field: Option<&'static str>,
         /// What to change.
         why: String,

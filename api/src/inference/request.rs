@@ -10,7 +10,7 @@ use crate::choice::{Mode, Shadow, Verify};
 pub struct GenerateRequest {
     /// Name of this request in answers and traces.
     pub id: String,
-    /// The model's name; `None` takes the first of [`Inference::models`].
+    /// The model's name; `None` takes the first of [`Inference::models`](super::Inference::models).
     pub model: Option<String>,
     /// What to answer.
     pub prompt: Prompt,
@@ -99,7 +99,7 @@ pub enum Format {
 /// Texts to embed.
 #[derive(Clone, Debug)]
 pub struct EmbedRequest {
-    /// The model's name; `None` takes the first of [`Inference::models`].
+    /// The model's name; `None` takes the first of [`Inference::models`](super::Inference::models).
     pub model: Option<String>,
     /// Text or token ids.
     pub inputs: Vec<Prompt>,

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 type Word<T> = (T, &'static str, Option<&'static str>, &'static str);
 
 const MODES: [Word<Mode>; 4] = [
-    (Mode::Local, "local", None, "Nobody but this machine"),
+    (Mode::Local, "local", None, "This machine alone"),
     (Mode::Trusted, "trusted", None, "The named peers, who can read what they compute on"),
     (
         Mode::Boomerang,

@@ -4,8 +4,8 @@
 //! with, and one more ([`scheduler::session`]). A draw depends on the seed and the position alone, so the tokens are those of
 //! an answer without drafts, whatever is proposed.
 //!
-//! What follows from a draft is tentative until the draws have decided: it is not compared, not audited, given to nobody who
-//! follows, and no evidence. What was rejected leaves the logs.
+//! What follows from a draft is tentative until the draws have decided: it is not compared, not audited, not fed to a
+//! follower, and no evidence. What was rejected leaves the logs.
 
 use std::collections::VecDeque;
 

@@ -3,7 +3,7 @@
 //! The same position may come twice: from the stage before and, when that one was hedged or its frame got lost, from the
 //! requester. What the stage before sends after that must not be computed: the session may have gone on, and computing an old
 //! position cuts the cache back. What the requester sends always is: it knows what it lacks. Frames of an abandoned attempt are
-//! not computed, whoever sends them.
+//! not computed, from either sender.
 
 use p2p::wire::frame::Header;
 use scheduler::session::{Attempts, Rows, Taken};

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Costs of layers are a table of the kinds of layers and the runs of layers of one kind, in the order of the layers:
-//! 40 bytes a kind and 3 a run, some 150 bytes for a Gemma of 26 layers.
+//! 32 bytes a kind and 3 a run, some 150 bytes for a Gemma of 26 layers.
 //!
 //! The signature covers everything before it, under the domain `shoal/announce/2`. A node that forwards an announcement
 //! forwards these bytes, so it means the same to all who hear it. A replay is recognized by its sequence number,

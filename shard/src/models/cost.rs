@@ -5,7 +5,7 @@
 //! [`WEIGHTS_PER_BYTE`] and [`SCORES_PER_BYTE`]. Only ratios between layers count, so one pair of constants serves all
 //! machines.
 //!
-//! Predicted against measured, as shares of the mean layer (`cargo run --release -p shoal-shard --example layer_costs`, one
+//! Predicted against measured, as shares of the mean layer (`cargo run -p shoal-shard --example layer_costs`, one
 //! thread of an x86-64 with AVX-512, least of 40 rounds, other programs running):
 //!
 //! | shape, format | positions before | layers | predicted | measured |

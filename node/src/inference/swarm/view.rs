@@ -203,13 +203,13 @@ pub(super) fn modes(
         .any(|node| !node.me && model.is_some_and(|own| node.holdings.iter().any(|h| h.model == own.id)));
     let alone = (!holds_all(snapshot, model))
         .then(|| "this node does not hold every layer; `shoal join --layers` can make it".to_owned());
-    let nobody = (!others).then(|| "no other node holds a part of the model now".to_owned());
+    let unshared = (!others).then(|| "no other node holds a part of the model now".to_owned());
     let headless = (!conducts).then(|| {
         "this node does not hold both ends of the model; `shoal join --ends` fetches them".to_owned()
     });
-    let trusted = match (shared.trusted.is_empty(), &nobody) {
+    let trusted = match (shared.trusted.is_empty(), &unshared) {
         (true, _) => Some("no node is trusted; name some with --trust".to_owned()),
-        (false, nobody) => nobody.clone(),
+        (false, unshared) => unshared.clone(),
     };
     let mode = |mode: Mode, sentence: &str, reason: Option<String>| ModeInfo {
         mode,
@@ -228,9 +228,9 @@ pub(super) fn modes(
         mode(
             Mode::Boomerang,
             "Strangers compute the middle layers: they get neither text nor token ids, but can reconstruct much from activations.",
-            headless.or_else(|| nobody.clone()),
+            headless.or_else(|| unshared.clone()),
         ),
-        mode(Mode::Open, "Any node may read the prompt and the answer.", nobody),
+        mode(Mode::Open, "Any node may read the prompt and the answer.", unshared),
     ]
 }
 
