@@ -99,7 +99,7 @@ fn costs() -> LayerCosts {
     };
     let layer = |index: u32| match index {
         0..3 => LayerCost { row_work: 30_000_000, weight_bytes: 30_000_000, ..experts },
-        _ if index % 5 == 0 => LayerCost { window: None, ..experts },
+        _ if index.is_multiple_of(5) => LayerCost { window: None, ..experts },
         _ => experts,
     };
     LayerCosts::new((0..28).map(layer).collect(), 2_048).unwrap()
