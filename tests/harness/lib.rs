@@ -55,8 +55,9 @@ pub fn binary() -> &'static Path {
             }
         }
         let built = build
-            // With the second executor, as the tests themselves: its devices are tested too, and `shard` is compiled once.
-            .args(["build", "--quiet", "--package", "shoal-node", "--features", "candle"])
+            // Of the whole workspace and with its examples: `cargo test --workspace` has resolved the same features of every
+            // library then, and nothing is compiled twice. The tests' own features add the second executor and traces.
+            .args(["build", "--quiet", "--workspace", "--bin", "shoal", "--examples"])
             .args(["--message-format", "json"])
             .current_dir(root())
             .stderr(Stdio::inherit())
@@ -66,7 +67,8 @@ pub fn binary() -> &'static Path {
         let messages = String::from_utf8(built.stdout).expect("cargo prints UTF-8");
         let mut executable = messages.lines().filter_map(|line| {
             let message: Value = serde_json::from_str(line).ok()?;
-            message["executable"].as_str().map(PathBuf::from)
+            let of_shoal = message["target"]["name"] == "shoal";
+            message["executable"].as_str().filter(|_| of_shoal).map(PathBuf::from)
         });
         executable.next_back().expect("cargo names the binary")
     })
