@@ -184,8 +184,8 @@ async fn a_flood_of_announcements_is_cut_off() {
         _ => None,
     })
     .await;
-    // Eight at once and one a second, at the most.
-    let allowed = 9 + started.elapsed().as_secs();
+    // Eight at once and one a second, at the most, and what each of the two others had when it was asked to catch up.
+    let allowed = 10 + started.elapsed().as_secs();
     assert!(heard <= allowed, "{heard} of 200 announcements came through");
     honest.publish(announcement(&identity(3), 1)).await.unwrap();
     announced(&mut of_victim, honest.me(), 1).await;
