@@ -295,6 +295,8 @@ fn what_the_pages_name_exists() {
         OTHERS.contains(&page)
             || !span.starts_with("shoal") && !span.starts_with("--")
             || span.starts_with("--uninstall")
+            // Cargo's.
+            || span.starts_with("--features")
     };
     let (mut flags, mut commands) = (0, 0);
     for page in pages() {
