@@ -2,7 +2,8 @@
 //! and the code that decides in a running node (`Logs`, `Book`, `Signatures`, [`Record`], [`FraudProof`]).
 //!
 //! One seed is one request: a stage of some experience with us answers it in one of [`WAYS`], the draw says whether it is
-//! checked, by whom, and who settles what is disputed. 300 seeds; `SHOAL_SEEDS` for more. Positions computed are counted
+//! checked, by whom, and who settles what is disputed. In half of them steps carry drafted rows, of which any beginning is
+//! right: rejected rows must leave no trace. 300 seeds; `SHOAL_SEEDS` for more. Positions computed are counted
 //! and compared with what the shares of checked requests predict.
 //!
 //! Limits: network and timing are not here (`tests/integration/verify.rs` has them); the draw of a long acquaintance is
@@ -22,7 +23,8 @@ use p2p::{
 };
 use scheduler::{
     Millis, ModelId, NodeId, OperatorId, SessionId,
-    rng::Rng,
+    rng::{Rng, mix},
+    session::MAX_DRAFT,
     trust::{BAN_MS, Outcome, QUARANTINE_MS, Record, Standing},
 };
 
@@ -210,15 +212,38 @@ impl<'a> Case<'a> {
         let terms = terms(seed, of.wire);
         let (layers, cast) = (segment(), cast());
         let mut logs = Logs::new(HIDDEN);
-        let mut add = |layer, rows: &Rows, by| {
-            let (prompt, rest) = rows.split_at(PROMPT as usize);
-            logs.add(layer, 0, PROMPT, of.wire, &prompt.concat(), by).unwrap();
-            for (at, row) in (PROMPT..).zip(rest) {
-                logs.add(layer, at, 1, of.wire, row, by).unwrap();
+        let mut steps = Rng::new(mix(seed));
+        let drafts = steps.happens(0.5);
+        let mut at = 0;
+        while at < POSITIONS {
+            // The prompt, or a row and those drafted behind it, of which `right` are right.
+            let (rows, drafted) = match at {
+                0 => (PROMPT as usize, 0),
+                _ => (1, if drafts { steps.below(MAX_DRAFT as usize + 1) } else { 0 }),
+            };
+            let right = steps.below(drafted + 1).min(POSITIONS - at - rows);
+            let kept = at + rows + right;
+            logs.set_tentative((drafted > 0).then_some((at + rows) as u32));
+            for (layer, truth, by) in
+                [(layers.start(), &of.inputs, cast.requester.node()), (layers.end(), said, cast.stage.node())]
+            {
+                // What follows from a wrong draft are rows of other positions: evidence against anyone if they stayed.
+                let wrong =
+                    (kept..at + rows + drafted).map(|position| &truth[(position * 7 + 3) % POSITIONS]);
+                let given: Vec<u8> = truth[at..kept].iter().chain(wrong).flatten().copied().collect();
+                let count = (rows + drafted) as u32;
+                logs.add(layer, at as u32, count, of.wire, &given, by).unwrap();
+                assert_eq!(
+                    logs.settled(layer),
+                    (at + rows) as u32,
+                    "drafted rows are settled by draws alone"
+                );
+                assert!(drafted == 0 || logs.row(layer, (at + rows) as u32).is_none());
             }
-        };
-        add(layers.start(), &of.inputs, cast.requester.node());
-        add(layers.end(), said, cast.stage.node());
+            logs.cut(kept as u32);
+            logs.set_tentative(None);
+            at = kept;
+        }
         let book = Book::new(terms.clone(), N);
         let seen = Seen { lied: *said != of.truth, ..Seen::default() };
         Self { tiny, of, terms, logs, book, seen, noted: Vec::new() }
