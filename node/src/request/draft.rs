@@ -7,8 +7,6 @@
 //! What follows from a draft is tentative until the draws have decided: it is not compared, not audited, not fed to a
 //! follower, and no evidence. What was rejected leaves the logs.
 
-use std::collections::VecDeque;
-
 use scheduler::{LayerRange, NodeId, session::MAX_DRAFT};
 
 /// Proposes tokens.
@@ -103,11 +101,14 @@ pub(super) fn chosen(session: scheduler::SessionId) -> Option<Box<dyn Drafter>> 
 /// The drafter of tests. Not part of a release build.
 #[cfg(any(test, debug_assertions))]
 pub(super) mod oracle {
-    use std::sync::{Mutex, OnceLock, PoisonError};
+    use std::{
+        collections::VecDeque,
+        sync::{Mutex, OnceLock, PoisonError},
+    };
 
     use scheduler::rng::mix;
 
-    use super::{Drafter, VecDeque};
+    use super::Drafter;
 
     /// Answers that are remembered; beyond, the oldest are forgotten.
     const MAX_ANSWERS: usize = 16;
