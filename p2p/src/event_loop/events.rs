@@ -30,6 +30,9 @@ const DEAF_FOR: Duration = Duration::from_secs(60);
 const MAX_MISSED: u32 = 2;
 /// Holders returned by one look-up.
 const MAX_HOLDERS: usize = 64;
+/// Peers that must have dialed an address of a router before it is believed: full-cone routers and forwarded ports let in
+/// all of them, restricted ones soon do not.
+const CONFIRMATIONS: usize = 3;
 /// Relays used at once when this node cannot be reached directly: one may go.
 const MAX_RELAYS: usize = 2;
 
@@ -213,8 +216,16 @@ impl EventLoop {
             }) => {
                 tracing::info!(relay = %relay_peer_id, "reachable through a relay");
             }
-            BehaviourEvent::AutonatClient(autonat::v2::client::Event { result, .. }) => match result {
-                Ok(()) => self.judge(Reachability::Public),
+            BehaviourEvent::AutonatClient(autonat::v2::client::Event {
+                tested_addr, server, result, ..
+            }) => match result {
+                Ok(()) if self.is_confirmed(&tested_addr, server) => self.judge(Reachability::Public),
+                Ok(()) => {
+                    tracing::debug!(%tested_addr, %server, "dialed by a peer that this node has talked to");
+                    self.swarm.remove_external_address(&tested_addr);
+                    self.judge(Reachability::Private);
+                    self.seek_relays();
+                }
                 // An address that failed is not probed again, and a node behind a router has just one: the first word
                 // counts. A liar among the probers costs a reservation that was not needed.
                 Err(error) => {
@@ -231,6 +242,22 @@ impl EventLoop {
             },
             _ => {}
         }
+    }
+
+    /// Whether `server` having dialed `address` says that others can too. A router lets in whom this node has talked to, so
+    /// an address that no interface here has counts after [`CONFIRMATIONS`] peers.
+    fn is_confirmed(&mut self, address: &Multiaddr, server: PeerId) -> bool {
+        let ip = |address: &Multiaddr| {
+            address
+                .iter()
+                .find(|part| matches!(part, Protocol::Ip4(_) | Protocol::Ip6(_)))
+                .map(|part| part.acquire())
+        };
+        let own = self.swarm.listeners().any(|own| ip(own) == ip(address));
+        if !own && self.dialing.confirmed.len() < CONFIRMATIONS {
+            self.dialing.confirmed.insert(server);
+        }
+        own || self.dialing.confirmed.len() >= CONFIRMATIONS
     }
 
     fn on_incoming(&mut self, Incoming { lane, stream }: Incoming) {

@@ -127,6 +127,8 @@ struct Local {
 /// Connections on their way, and who waits for them.
 #[derive(Default)]
 struct Dialing {
+    /// Peers that dialed this node at an address of its router; at most as many as are needed.
+    confirmed: HashSet<PeerId>,
     /// Peers of another version, the latest last; at most [`MAX_REFUSED`].
     refused: VecDeque<RefusedPeer>,
     /// Dials under way, at most [`commands::MAX_DIALS`] for a peer.
