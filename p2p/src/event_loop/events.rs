@@ -10,7 +10,7 @@ use libp2p::kad::{self, GetProvidersOk, QueryResult};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay};
+use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay, upnp};
 
 use super::{Dial, EventLoop, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::{BehaviourEvent, split_life};
@@ -223,19 +223,22 @@ impl EventLoop {
                 Ok(()) => {
                     tracing::debug!(%tested_addr, %server, "dialed by a peer that this node has talked to");
                     self.swarm.remove_external_address(&tested_addr);
-                    self.judge(Reachability::Private);
-                    self.seek_relays();
+                    self.undialable();
                 }
                 // An address that failed is not probed again, and a node behind a router has just one: the first word
                 // counts. A liar among the probers costs a reservation that was not needed.
                 Err(error) => {
                     tracing::debug!(%error, "others cannot dial this node");
-                    if self.swarm.external_addresses().next().is_none() {
-                        self.judge(Reachability::Private);
-                        self.seek_relays();
-                    }
+                    self.undialable();
                 }
             },
+            BehaviourEvent::Upnp(upnp::Event::NewExternalAddr { external_addr, .. }) => {
+                self.local.external.retain(|known| *known != external_addr);
+                self.local.external.push(external_addr);
+            }
+            BehaviourEvent::Upnp(upnp::Event::ExpiredExternalAddr { external_addr, .. }) => {
+                self.local.external.retain(|known| *known != external_addr);
+            }
             BehaviourEvent::Dcutr(event) => match event.result {
                 Ok(_) => self.tell_path(&event.remote_peer_id),
                 Err(error) => tracing::debug!(peer = %event.remote_peer_id, %error, "no direct path"),
@@ -244,8 +247,16 @@ impl EventLoop {
         }
     }
 
+    /// An address of this node is not believed in. Without another one it is private and seeks relays.
+    fn undialable(&mut self) {
+        if self.swarm.external_addresses().next().is_none() {
+            self.judge(Reachability::Private);
+            self.seek_relays();
+        }
+    }
+
     /// Whether `server` having dialed `address` says that others can too. A router lets in whom this node has talked to, so
-    /// an address that no interface here has counts after [`CONFIRMATIONS`] peers.
+    /// an address that no interface here has and neither the user nor the router's UPnP named counts after [`CONFIRMATIONS`] peers.
     fn is_confirmed(&mut self, address: &Multiaddr, server: PeerId) -> bool {
         let ip = |address: &Multiaddr| {
             address
@@ -253,7 +264,8 @@ impl EventLoop {
                 .find(|part| matches!(part, Protocol::Ip4(_) | Protocol::Ip6(_)))
                 .map(|part| part.acquire())
         };
-        let own = self.swarm.listeners().any(|own| ip(own) == ip(address));
+        let given = self.local.external.contains(address);
+        let own = given || self.swarm.listeners().any(|own| ip(own) == ip(address));
         if !own && self.dialing.confirmed.len() < CONFIRMATIONS {
             self.dialing.confirmed.insert(server);
         }

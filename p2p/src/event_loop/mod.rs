@@ -120,6 +120,8 @@ struct Local {
     /// Whether this node relays for others.
     relays: bool,
     outgoing_limit: usize,
+    /// Addresses that reach this node by the word of the user, or of its router over UPnP.
+    external: Vec<Multiaddr>,
     /// The file of known peers.
     cache: Option<PathBuf>,
 }
@@ -240,6 +242,7 @@ fn build(
             loopback_only: config.loopback_only,
             relays: config.relay,
             outgoing_limit: config.limits.outgoing as usize,
+            external: Vec::new(),
             cache: config.cache.clone(),
         },
         commands,
@@ -302,7 +305,9 @@ fn know(event_loop: &mut EventLoop, config: &Config) -> Result<()> {
         event_loop.book.add(peer, address, Source::Bootstrap, now);
     }
     for text in &config.external {
-        event_loop.swarm.add_external_address(split_peer(address(text, event_loop.local.loopback_only)?).0);
+        let external = split_peer(address(text, event_loop.local.loopback_only)?).0;
+        event_loop.swarm.add_external_address(external.clone());
+        event_loop.local.external.push(external);
     }
     for text in &config.relays {
         let relay = address(text, event_loop.local.loopback_only)?;
