@@ -62,6 +62,7 @@ pub mod place;
 
 pub mod account;
 pub mod admit;
+pub mod door;
 pub mod lease;
 pub mod recover;
 pub mod session;
