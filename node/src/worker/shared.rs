@@ -11,6 +11,7 @@ use std::{
 
 use p2p::codec::Wire;
 use scheduler::{LayerRange, SessionId, layer_cost::LayerCosts};
+use shard::kernels::Cores;
 use tokio::{
     io::{AsyncWriteExt, BufReader},
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -28,6 +29,8 @@ use super::{
 pub(super) struct Shared {
     /// `None` for a worker that never was.
     pub(super) child: Option<Child>,
+    /// What the child's threads are bound to; claimed for as long as this is there.
+    pub(super) _cores: Option<Cores>,
     pub(super) guard: PoisonGuard,
     pub(super) room: Room,
     /// What each layer costs; `None` for a worker that never was.
