@@ -62,6 +62,7 @@ pub(crate) struct App {
     pub hosts: guard::Hosts,
     pub access: guard::Access,
     pub queue: queue::Queue,
+    pub held: body::Held,
     pub counters: Arc<metrics::Counters>,
 }
 

@@ -28,6 +28,9 @@ use crate::{
 const MAX_CALL_BYTES: usize = 1 << 20;
 /// OpenAI's own bound.
 const MAX_TOOLS: usize = 128;
+/// Values in all tools together: a hundred tools with a dozen described parameters each. Templates print them all, and a
+/// million-token context is full long before.
+const MAX_TOOL_VALUES: usize = 1 << 14;
 /// OpenAI's own bound on names.
 const MAX_NAME_BYTES: usize = 64;
 
@@ -119,6 +122,10 @@ impl Offer {
 
     /// Puts tools and choice together; `field` is what a refusal of the choice names.
     pub(crate) fn new(tools: Vec<Value>, choice: Choice, field: &str) -> Result<Self, ApiError> {
+        if tools.iter().map(values).sum::<usize>() > MAX_TOOL_VALUES {
+            let why = format_args!("may have at most {MAX_TOOL_VALUES} values; offer fewer or simpler tools");
+            return Err(ApiError::field("tools", why));
+        }
         let name = |tool: &Value| tool["function"]["name"].as_str().unwrap_or_default().to_owned();
         let names: Vec<String> = tools.iter().map(name).collect();
         let demanded = |tool: &&Value| match &choice {
@@ -152,6 +159,15 @@ pub(crate) enum Choice {
     None,
     Required,
     Named(String),
+}
+
+/// How many values are in `value`, itself among them. Bodies are no deeper than [`crate::body::MAX_DEPTH`].
+fn values(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(values).sum::<usize>(),
+        Value::Object(members) => 1 + members.values().map(values).sum::<usize>(),
+        _ => 1,
+    }
 }
 
 /// What a demanded call looks like: a bare object, which the parser takes for a call whatever the model. It will stand at

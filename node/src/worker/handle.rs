@@ -20,7 +20,7 @@ use std::{
 use api::inference::Format;
 use p2p::wire::announce::Class;
 use scheduler::{ModelId, SessionId};
-use shard::kernels::PAGE;
+use shard::kernels::{Cores, PAGE, threads::Pool};
 use tokio::{
     io::BufReader,
     net::UnixStream,
@@ -61,7 +61,10 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         Some(program) => program.clone(),
         None => std::env::current_exe().map_err(dead)?,
     };
-    let load = load(&spec).map_err(dead)?;
+    let threads = spec.threads.unwrap_or_else(Pool::physical_cores);
+    // The child may open no file: what it computes on is claimed here, and given back when the worker is dropped.
+    let cores = spec.pin.then(|| Cores::claim(threads)).flatten();
+    let load = load(&spec, threads, cores.as_ref()).map_err(dead)?;
     let (ours, theirs) = StdStream::pair().map_err(dead)?;
     ours.set_nonblocking(true).map_err(dead)?;
     let (read, mut write) = UnixStream::from_std(ours).map_err(dead)?.into_split();
@@ -82,6 +85,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let shared = Arc::new(Shared {
         child: Some(child),
         program,
+        _cores: cores,
         guard: spec.guard,
         room: spec.room,
         costs: ready.costs.clone(),
@@ -107,7 +111,8 @@ fn form(format: &Format) -> Result<Option<String>, Fault> {
     }
 }
 
-fn load(spec: &Spec) -> io::Result<ipc::Load> {
+fn load(spec: &Spec, threads: usize, cores: Option<&Cores>) -> io::Result<ipc::Load> {
+    let processors = cores.map_or(&[][..], Cores::processors);
     let path = match &spec.source {
         Source::Embedded => None,
         Source::File(path) => Some(std::path::absolute(path)?.as_os_str().as_bytes().to_vec()),
@@ -118,11 +123,11 @@ fn load(spec: &Spec) -> io::Result<ipc::Load> {
         exact: spec.class.map(|class| class == Class::D1),
         layers: spec.layers.iter().copied().map(ipc::pair).collect(),
         context: spec.context as u64,
-        threads: spec.threads.map(|threads| threads as u32),
+        threads: Some(threads as u32),
         isa: spec.isa.clone(),
         device: spec.device.to_string(),
         kv_bytes: spec.kv_bytes,
-        pin: spec.pin,
+        processors: processors.iter().map(|processor| *processor as u32).collect(),
         nice: spec.nice,
         measure: spec.measure,
     })
@@ -167,6 +172,7 @@ impl Worker {
         let shared = Shared {
             child: None,
             program: Default::default(),
+            _cores: None,
             guard: PoisonGuard::default(),
             room: Room::default(),
             costs: None,

@@ -12,6 +12,7 @@ use std::{
 
 use p2p::codec::Wire;
 use scheduler::{LayerRange, SessionId, layer_cost::LayerCosts};
+use shard::kernels::Cores;
 use tokio::{
     io::{AsyncWriteExt, BufReader},
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
@@ -31,6 +32,8 @@ pub(super) struct Shared {
     pub(super) child: Option<Child>,
     /// What it was started from; other processes of this node are started from it too.
     pub(super) program: PathBuf,
+    /// What the child's threads are bound to; claimed for as long as this is there.
+    pub(super) _cores: Option<Cores>,
     pub(super) guard: PoisonGuard,
     pub(super) room: Room,
     /// What each layer costs; `None` for a worker that never was.

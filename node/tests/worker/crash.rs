@@ -155,7 +155,7 @@ fn load() -> Frame {
         isa: None,
         device: "cpu".into(),
         kv_bytes: 1 << 20,
-        pin: false,
+        processors: Vec::new(),
         nice: true,
         measure: true,
     };
