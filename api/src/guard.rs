@@ -28,7 +28,7 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
     App,
-    body::JsonBody,
+    body::{Authorized, TicketBody},
     error::{ApiError, Kind},
     fields::{Fields, required},
     names,
@@ -137,13 +137,16 @@ pub(crate) async fn places(
     Ok(next.run(request).await)
 }
 
-/// Around the routes that want the token.
+/// Around the routes that want the token. It is checked before the body is read.
 pub(crate) async fn access(
     State(app): State<Arc<App>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
     app.access.check(request.headers())?;
+    if app.access.token.is_some() {
+        request.extensions_mut().insert(Authorized);
+    }
     Ok(next.run(request).await)
 }
 
@@ -213,7 +216,7 @@ fn keep(list: &mut Vec<String>, secret: String) {
 /// `POST /session`: `{"ticket": "..."}` becomes `{"token": "..."}`, once.
 pub(crate) async fn session(
     State(app): State<Arc<App>>,
-    JsonBody(body): JsonBody,
+    TicketBody(body): TicketBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::new(&body)?;
     let ticket = required(&fields, "ticket", fields.text("ticket")?)?;

@@ -40,6 +40,7 @@ mod openai;
 mod openapi;
 mod queue;
 mod router;
+mod schema_refs;
 mod server;
 mod sse;
 pub mod swarm;
@@ -61,6 +62,7 @@ pub(crate) struct App {
     pub hosts: guard::Hosts,
     pub access: guard::Access,
     pub queue: queue::Queue,
+    pub held: body::Held,
     pub counters: Arc<metrics::Counters>,
 }
 

@@ -4,15 +4,13 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, State},
+    extract::State,
     middleware::{from_fn, from_fn_with_state},
     routing::{get, post},
 };
 use serde_json::{Value, json};
 
-use crate::{
-    App, anthropic, body::MAX_BODY_BYTES, error, guard, metrics, ollama, openai, openapi, swarm_routes, web,
-};
+use crate::{App, anthropic, error, guard, metrics, ollama, openai, openapi, swarm_routes, web};
 
 /// The router over `app`.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -42,7 +40,6 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     open.merge(closed)
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::wrong_method)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(from_fn_with_state(app.clone(), guard::places))
         .layer(from_fn_with_state(app.clone(), metrics::count))
         .layer(from_fn(error::dialect))

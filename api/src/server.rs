@@ -72,6 +72,7 @@ impl Server {
             hosts: guard::Hosts::new(address, &config.hosts),
             access: guard::Access::new(config.token),
             queue: queue::Queue::new(config.answers),
+            held: crate::body::Held::default(),
             counters: Arc::new(metrics::Counters::default()),
         };
         Ok(Self { app: Arc::new(app), listener, address })

@@ -21,12 +21,16 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::Format,
+    schema_refs,
 };
 
 /// Longer calls are text. The longest arguments in practice are whole source files.
 const MAX_CALL_BYTES: usize = 1 << 20;
 /// OpenAI's own bound.
 const MAX_TOOLS: usize = 128;
+/// Values in all tools together: a hundred tools with a dozen described parameters each. Templates print them all, and a
+/// million-token context is full long before.
+const MAX_TOOL_VALUES: usize = 1 << 14;
 /// OpenAI's own bound on names.
 const MAX_NAME_BYTES: usize = 64;
 
@@ -118,6 +122,10 @@ impl Offer {
 
     /// Puts tools and choice together; `field` is what a refusal of the choice names.
     pub(crate) fn new(tools: Vec<Value>, choice: Choice, field: &str) -> Result<Self, ApiError> {
+        if tools.iter().map(values).sum::<usize>() > MAX_TOOL_VALUES {
+            let why = format_args!("may have at most {MAX_TOOL_VALUES} values; offer fewer or simpler tools");
+            return Err(ApiError::field("tools", why));
+        }
         let name = |tool: &Value| tool["function"]["name"].as_str().unwrap_or_default().to_owned();
         let names: Vec<String> = tools.iter().map(name).collect();
         let demanded = |tool: &&Value| match &choice {
@@ -125,7 +133,10 @@ impl Offer {
             Choice::Named(wanted) => name(tool) == *wanted,
             Choice::Auto | Choice::None => false,
         };
-        let schemas: Vec<Value> = tools.iter().filter(demanded).map(call_schema).collect();
+        let demanded: Vec<&Value> = tools.iter().filter(demanded).collect();
+        let place = |at: usize| if demanded.len() == 1 { String::new() } else { format!("/anyOf/{at}") };
+        let schemas: Vec<Value> =
+            demanded.iter().enumerate().map(|(at, tool)| call_schema(tool, &place(at))).collect();
         let forces = matches!(choice, Choice::Required | Choice::Named(_));
         if forces && schemas.is_empty() {
             return Err(ApiError::field(field, "demands a tool that is not in `tools`"));
@@ -150,12 +161,23 @@ pub(crate) enum Choice {
     Named(String),
 }
 
-/// What a demanded call looks like: a bare object, which the parser takes for a call whatever the model.
-fn call_schema(tool: &Value) -> Value {
+/// How many values are in `value`, itself among them. Bodies are no deeper than [`crate::body::MAX_DEPTH`].
+fn values(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(values).sum::<usize>(),
+        Value::Object(members) => 1 + members.values().map(values).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+/// What a demanded call looks like: a bare object, which the parser takes for a call whatever the model. It will stand at
+/// `place` of a larger schema.
+fn call_schema(tool: &Value, place: &str) -> Value {
     let function = &tool["function"];
+    let arguments = schema_refs::moved(&function["parameters"], &format!("{place}/properties/arguments"));
     json!({
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": function["parameters"]},
+        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": false
     })

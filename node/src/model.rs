@@ -89,13 +89,13 @@ pub fn layer_bytes(gguf: &Gguf) -> u64 {
 /// # Errors
 /// A device that this build or this machine does not have.
 pub fn device(args: &EngineArgs) -> Result<Device> {
-    Device::open(args.device, || cpu(args.isa.as_deref(), args.threads.map(usize::from), !args.no_pin))
+    let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
+    Device::open(args.device, || cpu(args.isa.as_deref(), Pool::new(threads, !args.no_pin)))
 }
 
-/// The processor with an instruction set by name, compute threads, and whether they stay on their processors.
-pub fn cpu(name: Option<&str>, threads: Option<usize>, pin: bool) -> Result<Arc<Cpu>> {
+/// The processor with an instruction set by name and compute threads. The calling thread is one of them.
+pub fn cpu(name: Option<&str>, pool: Pool) -> Result<Arc<Cpu>> {
     let isa = name.map_or(Ok(Isa::detect()), isa)?;
-    let pool = Pool::new(threads.unwrap_or_else(Pool::physical_cores), pin);
     // This thread loads, computes and prints: it is worker 0.
     pool.pin_caller();
     Ok(Arc::new(Cpu::new(isa, pool)))

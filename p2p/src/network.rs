@@ -19,6 +19,7 @@ use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
 use crate::event::{Command, Event, PeerInfo, RefusedPeer};
 use crate::event_loop;
+use crate::governor::Governor;
 use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
 use crate::wire::control::{Answer, Ask, Contact};
 
@@ -40,6 +41,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Network {
     me: NodeId,
     commands: mpsc::Sender<Command>,
+    governor: Governor,
 }
 
 /// What happens, in order of its happening.
@@ -64,14 +66,20 @@ pub async fn spawn(config: Config) -> Result<(Network, Events)> {
     let (commands, inbox) = mpsc::channel(MAX_COMMANDS);
     let (outbox, receiver) = mpsc::channel(MAX_EVENTS);
     let me = config.identity.node();
-    event_loop::start(config, inbox, outbox).await?;
-    Ok((Network { me, commands }, Events { receiver }))
+    let governor = Governor::new(config.limits.others);
+    event_loop::start(config, governor.clone(), inbox, outbox).await?;
+    Ok((Network { me, commands, governor }, Events { receiver }))
 }
 
 impl Network {
     /// Who this node is.
     pub fn me(&self) -> NodeId {
         self.me
+    }
+
+    /// What others hold of this node and may still take; every door asks it.
+    pub fn governor(&self) -> &Governor {
+        &self.governor
     }
 
     /// Where this node can be reached, with `/p2p/`, those that reach furthest first. Empty after shutdown.

@@ -22,6 +22,7 @@ mod operate;
 mod packaging;
 mod privacy;
 mod pull;
+mod recurrent;
 mod repo;
 mod routes;
 mod soak;

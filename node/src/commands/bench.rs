@@ -27,7 +27,14 @@ use crate::{
 pub(super) fn run(args: BenchArgs) -> Result<()> {
     if let (Some(path), Some(shape)) = (&args.save, &args.shape) {
         let (shape, format) = shape_and_format(shape, &args.format)?;
-        return Ok(shape.write(path, format, 1)?);
+        let minnow = library::open(library::DEFAULT_MODEL)?;
+        // With a tokenizer the file answers prompts too; shapes of fewer ids than minnow has tokens cannot.
+        return Ok(match minnow.metadata().strings("tokenizer.ggml.tokens") {
+            Some(tokens) if tokens.len() <= shape.vocab => {
+                shape.write_speaking(path, format, 1, minnow.metadata())?;
+            }
+            _ => shape.write(path, format, 1)?,
+        });
     }
     let (prompt, decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
     let device = model::device(&args.engine)?;

@@ -316,7 +316,7 @@ mod tests {
             isa: None,
             device: "cpu".into(),
             kv_bytes: u64::MAX,
-            pin: false,
+            processors: Vec::new(),
             nice: false,
             measure: true,
         }

@@ -13,6 +13,7 @@ use serde_json::Value;
 use shard::{
     executor::{self, Device, DeviceName, Ends, Executor, Options},
     gguf::Gguf,
+    kernels::threads::Pool,
     models::{Blueprint, layer_costs},
     tokenizer::{Encode, Tokenizer, chat::Template},
 };
@@ -63,9 +64,10 @@ impl Loaded {
         ));
         let asked = usize::try_from(load.context).unwrap_or(usize::MAX);
         let context = model::context(&gguf, Some(asked))?;
-        let threads = load.threads.map(|threads| threads as usize);
+        let threads = load.threads.map_or_else(Pool::physical_cores, |threads| threads as usize);
+        let processors = load.processors.iter().map(|processor| *processor as usize).collect();
         let wanted: DeviceName = load.device.parse()?;
-        let device = Device::open(wanted, || model::cpu(load.isa.as_deref(), threads, load.pin))?;
+        let device = Device::open(wanted, || model::cpu(load.isa.as_deref(), Pool::on(threads, processors)))?;
         let stages = set
             .ranges()
             .iter()

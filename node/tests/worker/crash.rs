@@ -7,10 +7,12 @@ use std::{
     time::Instant,
 };
 
-use node::worker::{
-    Fault, JobInput, PoisonGuard, Prompt, Want,
-    ipc::{self, Ask, Frame, Load, Tell},
-    sandbox,
+use node::{
+    confine as sandbox,
+    worker::{
+        Fault, JobInput, PoisonGuard, Prompt, Want,
+        ipc::{self, Ask, Frame, Load, Tell},
+    },
 };
 use scheduler::SessionId;
 use tempfile::NamedTempFile;
@@ -153,7 +155,7 @@ fn load() -> Frame {
         isa: None,
         device: "cpu".into(),
         kv_bytes: 1 << 20,
-        pin: false,
+        processors: Vec::new(),
         nice: true,
         measure: true,
     };

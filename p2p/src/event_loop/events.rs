@@ -281,12 +281,9 @@ impl EventLoop {
                 }
             }
             Lane::Control => {
-                let Ok(permit) = self.listening.clone().try_acquire_owned() else { return };
                 let reporter = self.reporter.clone();
                 tokio::spawn(async move {
-                    let heard = control::listen(stream).await;
-                    drop(permit);
-                    if let Ok((ask, reply)) = heard {
+                    if let Ok((ask, reply)) = control::listen(stream).await {
                         // A loop that has stopped does not answer.
                         let _ = reporter.send(Report::Asked(from, Box::new((ask, reply)))).await;
                     }

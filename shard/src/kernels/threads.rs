@@ -8,8 +8,9 @@
 //! is up to the closure (usually an atomic counter), and kernels are written so that the division never shows in the bits.
 //!
 //! With `pin`, worker `i` is bound to one processor: one per physical core, the fastest cores first, inside the
-//! affinity mask the process started with. Cores in use by other pools of the process are taken last. The caller's
-//! thread belongs to the caller and is not bound unless it asks ([`Pool::pin_caller`]).
+//! affinity mask the process started with, and only cores that no other pool of this user has ([`Cores`]): where there are
+//! too few, no worker is bound and the system places them. The caller's thread belongs to the caller and is not bound
+//! unless it asks ([`Pool::pin_caller`]).
 //!
 //! Limits: pinning and core detection are for Linux (elsewhere the scheduler decides, and
 //! [`Pool::physical_cores`] is the parallelism the standard library reports). A run inside a run of the same pool deadlocks.
@@ -25,6 +26,8 @@ use std::{
     thread::{self, JoinHandle, Thread},
     time::{Duration, Instant},
 };
+
+use super::processors::{self, Cores};
 
 /// How long a thread without work spins before it parks. The gap between two kernels of a token is a few
 /// microseconds and between two tokens (sampling, detokenizing) some tens; shorter, and every kernel pays
@@ -42,6 +45,9 @@ pub struct Pool {
     turn: Mutex<()>,
     /// Processor of each worker when pinned, else empty.
     processors: Vec<usize>,
+    /// The cores behind them, where this pool took them for itself.
+    #[allow(dead_code)] // Held, not read.
+    cores: Option<Cores>,
 }
 
 /// What caller and workers share.
@@ -69,12 +75,26 @@ unsafe impl Send for Shared {}
 
 impl Pool {
     /// A pool of `threads` workers (at least one, the caller included). With `pin`, each is bound to its own processor
-    /// when there are enough of them.
+    /// when there are enough that no other pool has.
     ///
     /// If the system refuses a thread the pool is smaller than asked; [`Pool::threads`] tells.
     pub fn new(threads: usize, pin: bool) -> Self {
+        let cores = pin.then(|| Cores::claim(threads.max(1))).flatten();
+        let processors = cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
+        let mut pool = Self::on(threads, processors);
+        pool.cores = cores;
+        pool
+    }
+
+    /// A pool of `threads` workers, bound to `processors` that the caller has claimed for as long as the pool is there.
+    /// With fewer processors than workers none is bound.
+    ///
+    /// If the system refuses a thread the pool is smaller than asked; [`Pool::threads`] tells.
+    pub fn on(threads: usize, mut processors: Vec<usize>) -> Self {
         let threads = threads.max(1);
-        let mut processors = if pin { processors::claim(threads) } else { Vec::new() };
+        if processors.len() < threads {
+            processors.clear();
+        }
         let shared = Arc::new(Shared {
             work: UnsafeCell::new(None),
             runs: AtomicUsize::new(0),
@@ -104,10 +124,8 @@ impl Pool {
         }
         let started = handles.len() + 1;
         shared.workers.store(started, SeqCst);
-        if started < processors.len() {
-            processors::release(&processors.split_off(started));
-        }
-        Self { shared, handles, turn: Mutex::new(()), processors }
+        processors.truncate(started);
+        Self { shared, handles, turn: Mutex::new(()), processors, cores: None }
     }
 
     /// Number of workers.
@@ -171,7 +189,6 @@ impl Drop for Pool {
             // A worker catches every panic of its work, so there is none to report here.
             let _ = handle.join();
         }
-        processors::release(&self.processors);
     }
 }
 
@@ -272,140 +289,6 @@ fn assert_ieee() {
         // Rounding mode, flush to zero, flush inputs to zero, alternate handling, default NaN.
         assert_eq!(fpcr & 0x03c0_0003, 0, "this thread does not compute in IEEE mode (FPCR {fpcr:#x})");
     }
-}
-
-#[cfg(target_os = "linux")]
-mod processors {
-    //! Which processors exist, which are fast, and who uses them.
-
-    use std::{
-        fs, mem,
-        path::Path,
-        sync::{Mutex, OnceLock},
-    };
-
-    use super::lock;
-
-    /// A processor of the system as the kernel numbers it.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    pub(super) struct Processor {
-        pub(super) id: usize,
-        /// Smallest processor number on the same physical core.
-        pub(super) core: usize,
-        /// Relative speed: (capacity, maximum frequency), zero when unknown.
-        pub(super) speed: (u64, u64),
-    }
-
-    /// Processors in order of preference with the number of workers bound to each by this process.
-    static IN_USE: OnceLock<Mutex<Vec<(Processor, usize)>>> = OnceLock::new();
-
-    fn in_use() -> &'static Mutex<Vec<(Processor, usize)>> {
-        // Read once, before any thread of ours is bound, because a bound thread sees only its own processor.
-        IN_USE.get_or_init(|| {
-            let found = preference(topology(Path::new("/sys/devices/system/cpu"), &allowed()));
-            Mutex::new(found.into_iter().map(|processor| (processor, 0)).collect())
-        })
-    }
-
-    /// Distinct physical cores of the affinity mask.
-    pub(super) fn cores() -> Option<usize> {
-        let processors = lock(in_use());
-        let firsts = processors.iter().map(|(p, _)| p.core).collect::<std::collections::BTreeSet<_>>();
-        (!firsts.is_empty()).then_some(firsts.len())
-    }
-
-    /// Processors for `count` workers, least used first, then in order of preference. Empty when there are too few.
-    pub(super) fn claim(count: usize) -> Vec<usize> {
-        let mut processors = lock(in_use());
-        if processors.len() < count {
-            return Vec::new();
-        }
-        let mut order = (0..processors.len()).collect::<Vec<_>>();
-        order.sort_by_key(|&at| processors[at].1);
-        order.truncate(count);
-        order.sort_unstable();
-        order
-            .into_iter()
-            .map(|at| {
-                processors[at].1 += 1;
-                processors[at].0.id
-            })
-            .collect()
-    }
-
-    /// Gives claimed processors back.
-    pub(super) fn release(claimed: &[usize]) {
-        for (processor, users) in lock(in_use()).iter_mut() {
-            *users -= claimed.iter().filter(|&&id| id == processor.id).count();
-        }
-    }
-
-    /// Binds the calling thread to a processor; a refusal is harmless and only logged.
-    pub(super) fn bind(processor: usize) {
-        // SAFETY: an all-zero cpu_set_t is the empty set; CPU_SET checks its index; the kernel reads the set's size.
-        let failed = unsafe {
-            let mut set = mem::zeroed::<libc::cpu_set_t>();
-            libc::CPU_SET(processor, &mut set);
-            libc::sched_setaffinity(0, size_of_val(&set), &set) != 0
-        };
-        if failed {
-            tracing::debug!(processor, "cannot bind a compute thread");
-        }
-    }
-
-    /// Processors this thread may run on.
-    fn allowed() -> Vec<usize> {
-        // SAFETY: the kernel writes at most the set's size; CPU_ISSET only reads it.
-        unsafe {
-            let mut set = mem::zeroed::<libc::cpu_set_t>();
-            if libc::sched_getaffinity(0, size_of_val(&set), &mut set) != 0 {
-                return Vec::new();
-            }
-            (0..libc::CPU_SETSIZE as usize).filter(|&id| libc::CPU_ISSET(id, &set)).collect()
-        }
-    }
-
-    /// The allowed processors as described under `root` (the kernel's `/sys/devices/system/cpu`).
-    pub(super) fn topology(root: &Path, allowed: &[usize]) -> Vec<Processor> {
-        let describe = |&id: &usize| {
-            let read = |name: &str| fs::read_to_string(root.join(format!("cpu{id}")).join(name)).ok();
-            let number = |name: &str| read(name).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-            let siblings = read("topology/core_cpus_list").or_else(|| read("topology/thread_siblings_list"));
-            // A list such as "0,8" or "0-1": its first number names the core.
-            let core = siblings.and_then(|list| {
-                list.split(|c: char| !c.is_ascii_digit()).find_map(|first| first.parse().ok())
-            });
-            let speed = (number("cpu_capacity"), number("cpufreq/cpuinfo_max_freq"));
-            Processor { id, core: core.unwrap_or(id), speed }
-        };
-        allowed.iter().map(describe).collect()
-    }
-
-    /// One processor per physical core, fastest first; then the second thread of each core, and so on.
-    pub(super) fn preference(mut processors: Vec<Processor>) -> Vec<Processor> {
-        processors.sort_by_key(|p| p.id);
-        let ranks = processors
-            .iter()
-            .map(|p| processors.iter().filter(|other| other.core == p.core && other.id < p.id).count())
-            .collect::<Vec<_>>();
-        let mut ranked = ranks.into_iter().zip(processors).collect::<Vec<_>>();
-        ranked.sort_by_key(|(rank, p)| (*rank, std::cmp::Reverse(p.speed), p.id));
-        ranked.into_iter().map(|(_, p)| p).collect()
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod processors {
-    //! No binding here: the system's scheduler places the threads.
-
-    pub(super) fn cores() -> Option<usize> {
-        None
-    }
-    pub(super) fn claim(_count: usize) -> Vec<usize> {
-        Vec::new()
-    }
-    pub(super) fn release(_claimed: &[usize]) {}
-    pub(super) fn bind(_processor: usize) {}
 }
 
 #[cfg(test)]
@@ -517,34 +400,5 @@ mod tests {
             outcome.is_err()
         });
         assert!(outcome.join().expect("the thread ends"));
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn fast_cores_come_first() {
-        use std::fs;
-        let root = tempfile::tempdir().expect("a folder");
-        // Two slow single-thread cores (0, 1), then two fast cores of two threads (2+4, 3+5).
-        for (id, siblings, frequency) in [
-            (0, "0", 3_900_000),
-            (1, "1", 3_900_000),
-            (2, "2,4", 5_100_000),
-            (3, "3,5", 5_300_000),
-            (4, "2,4", 5_100_000),
-            (5, "3,5", 5_300_000),
-        ] {
-            let folder = root.path().join(format!("cpu{id}"));
-            fs::create_dir_all(folder.join("topology")).expect("a folder");
-            fs::create_dir_all(folder.join("cpufreq")).expect("a folder");
-            fs::write(folder.join("topology/core_cpus_list"), format!("{siblings}\n")).expect("a file");
-            fs::write(folder.join("cpufreq/cpuinfo_max_freq"), format!("{frequency}\n")).expect("a file");
-        }
-        let order = |allowed: &[usize]| {
-            let all = processors::preference(processors::topology(root.path(), allowed));
-            all.into_iter().map(|p| p.id).collect::<Vec<_>>()
-        };
-        assert_eq!(order(&[0, 1, 2, 3, 4, 5]), [3, 2, 0, 1, 5, 4]);
-        assert_eq!(order(&[0, 4, 5]), [5, 4, 0]);
-        assert_eq!(order(&[7]), [7]);
     }
 }

@@ -133,12 +133,11 @@ fn start_node(
     }
     // All their sessions are the same person's.
     command.args(["--sessions", "64"]);
-    // The stages of a prompt take turns, so each may have the whole machine; threads that are bound to their cores wake
-    // fastest. Nodes with fewer threads would all be bound to the same cores: theirs are free to move.
-    let cores = Pool::physical_cores();
-    let threads = engine.threads.map_or(cores, usize::from);
+    // The stages of a prompt take turns, so each may have the whole machine. The node that comes first has its cores for
+    // itself, the threads of the others are free to move.
+    let threads = engine.threads.map_or_else(Pool::physical_cores, usize::from);
     command.args(["--threads", &threads.to_string()]);
-    if threads < cores || engine.no_pin {
+    if engine.no_pin {
         command.arg("--no-pin");
     }
     if let Some(isa) = &engine.isa {

@@ -140,8 +140,8 @@ pub struct Load {
     pub device: String,
     /// Room for caches.
     pub kv_bytes: u64,
-    /// Whether threads stay on their processor.
-    pub pin: bool,
+    /// The processor of each thread, claimed by the daemon; none to let the system place them.
+    pub processors: Vec<u32>,
     /// Whether others go first.
     pub nice: bool,
     /// Whether to measure speed before saying [`Ready`].

@@ -1,0 +1,302 @@
+//! Which processors exist, which are fast, and who has them.
+//!
+//! Two pools whose threads are bound to one core halve each other while another core may idle: threads that wait for each
+//! other many thousand times a second wait for the slowest. So a core belongs to one pool at a time, whichever process
+//! the pool is in: a *claim* holds a lock (`flock`) on one file for each physical core, in a folder of this user, and the
+//! system gives the locks back when the claim is dropped or its process dies, however it dies. A pool that does not get as
+//! many processors as it has threads binds none: the system moves its threads to where there is room.
+//!
+//! Nor is a core claimed while other programs keep the machine busy: a thread that may not move shares its core with
+//! whatever is put there.
+//!
+//! Limits: Linux; other users' processes are seen as load only; a machine that becomes busy later keeps its claims.
+
+#[cfg(target_os = "linux")]
+pub use linux::Cores;
+#[cfg(target_os = "linux")]
+pub(super) use linux::{bind, cores};
+
+#[cfg(not(target_os = "linux"))]
+pub use elsewhere::Cores;
+#[cfg(not(target_os = "linux"))]
+pub(super) use elsewhere::{bind, cores};
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::{
+        collections::{BTreeMap, BTreeSet},
+        env,
+        fs::{self, DirBuilder, File, OpenOptions},
+        io, mem,
+        os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+        path::{Path, PathBuf},
+        sync::OnceLock,
+        thread,
+        time::Duration,
+    };
+
+    /// Looks at how many threads run, and the time between two: the least counts, so that one that is about to sleep is
+    /// no load. Half a tick of the system's scheduler.
+    const LOOKS: usize = 3;
+    const BETWEEN: Duration = Duration::from_millis(2);
+
+    /// A processor of the system as the kernel numbers it.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(super) struct Processor {
+        pub(super) id: usize,
+        /// Smallest processor number on the same physical core.
+        pub(super) core: usize,
+        /// Relative speed: (capacity, maximum frequency), zero when unknown.
+        pub(super) speed: (u64, u64),
+    }
+
+    /// Processors that no other pool of this user is bound to while this is there.
+    #[derive(Debug)]
+    pub struct Cores {
+        processors: Vec<usize>,
+        /// One per physical core.
+        _locks: Vec<File>,
+    }
+
+    impl Cores {
+        /// Processors for `threads` threads, the fastest first, on cores that are not claimed yet. `None` where there are too
+        /// few, where the machine is busy, and where no folder is to be had for the locks.
+        pub fn claim(threads: usize) -> Option<Self> {
+            let idle = (0..LOOKS).any(|look| {
+                if look > 0 {
+                    thread::sleep(BETWEEN);
+                }
+                leaves_room(&fs::read_to_string("/proc/stat").unwrap_or_default(), threads)
+            });
+            if !idle {
+                return None;
+            }
+            let folder =
+                folder().inspect_err(|error| tracing::debug!(%error, "no cores can be claimed")).ok()?;
+            Self::claim_in(&folder, all(), threads)
+        }
+
+        pub(super) fn claim_in(folder: &Path, preferred: &[Processor], threads: usize) -> Option<Self> {
+            let cores: BTreeSet<usize> = preferred.iter().map(|processor| processor.core).collect();
+            let mut locks = BTreeMap::new();
+            for Processor { core, .. } in preferred {
+                if locks.len() < threads.min(cores.len())
+                    && !locks.contains_key(core)
+                    && let Some(lock) = lock(folder, *core)
+                {
+                    locks.insert(*core, lock);
+                }
+            }
+            let ours = preferred.iter().filter(|processor| locks.contains_key(&processor.core));
+            let processors: Vec<usize> = ours.map(|processor| processor.id).take(threads).collect();
+            let enough = processors.len() == threads;
+            enough.then(|| Self { processors, _locks: locks.into_values().collect() })
+        }
+
+        /// One for each thread.
+        pub fn processors(&self) -> &[usize] {
+            &self.processors
+        }
+    }
+
+    /// Takes a core, unless another has it.
+    fn lock(folder: &Path, core: usize) -> Option<File> {
+        let path = folder.join(format!("core-{core}"));
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path).ok()?;
+        file.try_lock().ok()?;
+        Some(file)
+    }
+
+    /// The folder of this user's locks: where the system keeps what lives as long as a login, else below the folder for
+    /// temporary files. One that another user made is not used.
+    fn folder() -> io::Result<PathBuf> {
+        let me = fs::metadata("/proc/self")?.uid();
+        let folder = match env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
+            Some(runtime) => PathBuf::from(runtime).join("shoal-cores"),
+            None => env::temp_dir().join(format!("shoal-cores-{me}")),
+        };
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let made = fs::symlink_metadata(&folder)?;
+        if made.is_dir() && made.uid() == me && made.mode() & 0o022 == 0 {
+            return Ok(folder);
+        }
+        Err(io::Error::other(format!("{} is not this user's alone, remove it", folder.display())))
+    }
+
+    /// Whether `threads` more threads fit beside those that run, by the kernel's `/proc/stat`. One of those that run reads
+    /// this. What cannot be read is no reason against it.
+    pub(super) fn leaves_room(stat: &str, threads: usize) -> bool {
+        let numbered = |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| !rest.starts_with(' '));
+        let processors = stat.lines().filter(numbered).count();
+        let running = stat.lines().find_map(|line| line.strip_prefix("procs_running "));
+        let running = running.and_then(|number| number.trim().parse::<usize>().ok()).unwrap_or(1);
+        processors == 0 || running.saturating_sub(1) + threads <= processors
+    }
+
+    /// The processors this process may use, in order of preference.
+    fn all() -> &'static [Processor] {
+        static ALL: OnceLock<Vec<Processor>> = OnceLock::new();
+        // Read once, before any thread of ours is bound, because a bound thread sees only its own processor.
+        ALL.get_or_init(|| preference(topology(Path::new("/sys/devices/system/cpu"), &allowed())))
+    }
+
+    /// Distinct physical cores of the affinity mask.
+    pub(crate) fn cores() -> Option<usize> {
+        let firsts = all().iter().map(|p| p.core).collect::<BTreeSet<_>>();
+        (!firsts.is_empty()).then_some(firsts.len())
+    }
+
+    /// Binds the calling thread to a processor; a refusal is harmless and only logged.
+    pub(crate) fn bind(processor: usize) {
+        // SAFETY: an all-zero cpu_set_t is the empty set; CPU_SET checks its index; the kernel reads the set's size.
+        let failed = unsafe {
+            let mut set = mem::zeroed::<libc::cpu_set_t>();
+            libc::CPU_SET(processor, &mut set);
+            libc::sched_setaffinity(0, size_of_val(&set), &set) != 0
+        };
+        if failed {
+            tracing::debug!(processor, "cannot bind a compute thread");
+        }
+    }
+
+    /// Processors this thread may run on.
+    fn allowed() -> Vec<usize> {
+        // SAFETY: the kernel writes at most the set's size; CPU_ISSET only reads it.
+        unsafe {
+            let mut set = mem::zeroed::<libc::cpu_set_t>();
+            if libc::sched_getaffinity(0, size_of_val(&set), &mut set) != 0 {
+                return Vec::new();
+            }
+            (0..libc::CPU_SETSIZE as usize).filter(|&id| libc::CPU_ISSET(id, &set)).collect()
+        }
+    }
+
+    /// The allowed processors as described under `root` (the kernel's `/sys/devices/system/cpu`).
+    pub(super) fn topology(root: &Path, allowed: &[usize]) -> Vec<Processor> {
+        let describe = |&id: &usize| {
+            let read = |name: &str| fs::read_to_string(root.join(format!("cpu{id}")).join(name)).ok();
+            let number = |name: &str| read(name).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+            let siblings = read("topology/core_cpus_list").or_else(|| read("topology/thread_siblings_list"));
+            // A list such as "0,8" or "0-1": its first number names the core.
+            let core = siblings.and_then(|list| {
+                list.split(|c: char| !c.is_ascii_digit()).find_map(|first| first.parse().ok())
+            });
+            let speed = (number("cpu_capacity"), number("cpufreq/cpuinfo_max_freq"));
+            Processor { id, core: core.unwrap_or(id), speed }
+        };
+        allowed.iter().map(describe).collect()
+    }
+
+    /// One processor per physical core, fastest first; then the second thread of each core, and so on.
+    pub(super) fn preference(mut processors: Vec<Processor>) -> Vec<Processor> {
+        processors.sort_by_key(|p| p.id);
+        let ranks = processors
+            .iter()
+            .map(|p| processors.iter().filter(|other| other.core == p.core && other.id < p.id).count())
+            .collect::<Vec<_>>();
+        let mut ranked = ranks.into_iter().zip(processors).collect::<Vec<_>>();
+        ranked.sort_by_key(|(rank, p)| (*rank, std::cmp::Reverse(p.speed), p.id));
+        ranked.into_iter().map(|(_, p)| p).collect()
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod elsewhere {
+    //! No binding here: the system's scheduler places the threads.
+
+    /// Processors for one pool alone; there are none to be had here.
+    #[derive(Debug)]
+    pub struct Cores(std::convert::Infallible);
+
+    impl Cores {
+        /// None.
+        pub fn claim(_threads: usize) -> Option<Self> {
+            None
+        }
+
+        /// One for each thread.
+        pub fn processors(&self) -> &[usize] {
+            match self.0 {}
+        }
+    }
+
+    pub(crate) fn cores() -> Option<usize> {
+        None
+    }
+    pub(crate) fn bind(_processor: usize) {}
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::fs;
+
+    use super::linux::{Cores, Processor, leaves_room, preference, topology};
+
+    #[test]
+    fn fast_cores_come_first() {
+        let root = tempfile::tempdir().expect("a folder");
+        // Two slow single-thread cores (0, 1), then two fast cores of two threads (2+4, 3+5).
+        for (id, siblings, frequency) in [
+            (0, "0", 3_900_000),
+            (1, "1", 3_900_000),
+            (2, "2,4", 5_100_000),
+            (3, "3,5", 5_300_000),
+            (4, "2,4", 5_100_000),
+            (5, "3,5", 5_300_000),
+        ] {
+            let folder = root.path().join(format!("cpu{id}"));
+            fs::create_dir_all(folder.join("topology")).expect("a folder");
+            fs::create_dir_all(folder.join("cpufreq")).expect("a folder");
+            fs::write(folder.join("topology/core_cpus_list"), format!("{siblings}\n")).expect("a file");
+            fs::write(folder.join("cpufreq/cpuinfo_max_freq"), format!("{frequency}\n")).expect("a file");
+        }
+        let order = |allowed: &[usize]| {
+            let all = preference(topology(root.path(), allowed));
+            all.into_iter().map(|p| p.id).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&[0, 1, 2, 3, 4, 5]), [3, 2, 0, 1, 5, 4]);
+        assert_eq!(order(&[0, 4, 5]), [5, 4, 0]);
+        assert_eq!(order(&[7]), [7]);
+    }
+
+    /// Two cores of two threads each: 0 and 2, 1 and 3.
+    fn machine() -> Vec<Processor> {
+        preference((0..4).map(|id| Processor { id, core: id % 2, speed: (0, 0) }).collect())
+    }
+
+    fn claim(folder: &std::path::Path, threads: usize) -> Option<Cores> {
+        Cores::claim_in(folder, &machine(), threads)
+    }
+
+    #[test]
+    fn a_core_belongs_to_one_pool() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let one = claim(folder.path(), 1).expect("all are free");
+        let other = claim(folder.path(), 1).expect("one is free");
+        assert_eq!((one.processors(), other.processors()), (&[0][..], &[1][..]));
+        assert!(
+            claim(folder.path(), 1).is_none(),
+            "the second thread of a core that is taken is no free core"
+        );
+        drop(one);
+        assert!(claim(folder.path(), 3).is_none(), "too few for one each");
+        let again = claim(folder.path(), 2).expect("two threads of one core");
+        assert_eq!(again.processors(), [0, 2]);
+        drop((again, other));
+        assert_eq!(claim(folder.path(), 2).expect("all are free").processors(), [0, 1]);
+        assert_eq!(claim(folder.path(), 3).expect("all are free").processors(), [0, 1, 2]);
+        assert!(claim(folder.path(), 5).is_none());
+    }
+
+    #[test]
+    fn a_busy_machine_is_left_to_its_scheduler() {
+        let stat =
+            |running: usize| format!("cpu  9 9\ncpu0 1 2\ncpu1 1 2\nintr 5\nprocs_running {running}\n");
+        assert!(leaves_room(&stat(1), 2) && leaves_room(&stat(2), 1));
+        assert!(!leaves_room(&stat(2), 2) && !leaves_room(&stat(3), 1));
+        assert!(leaves_room("", 64), "nothing is known");
+    }
+}
