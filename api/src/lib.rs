@@ -40,6 +40,7 @@ mod openai;
 mod openapi;
 mod queue;
 mod router;
+mod schema_refs;
 mod server;
 mod sse;
 pub mod swarm;

@@ -21,6 +21,7 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::Format,
+    schema_refs,
 };
 
 /// Longer calls are text. The longest arguments in practice are whole source files.
@@ -132,7 +133,10 @@ impl Offer {
             Choice::Named(wanted) => name(tool) == *wanted,
             Choice::Auto | Choice::None => false,
         };
-        let schemas: Vec<Value> = tools.iter().filter(demanded).map(call_schema).collect();
+        let demanded: Vec<&Value> = tools.iter().filter(demanded).collect();
+        let place = |at: usize| if demanded.len() == 1 { String::new() } else { format!("/anyOf/{at}") };
+        let schemas: Vec<Value> =
+            demanded.iter().enumerate().map(|(at, tool)| call_schema(tool, &place(at))).collect();
         let forces = matches!(choice, Choice::Required | Choice::Named(_));
         if forces && schemas.is_empty() {
             return Err(ApiError::field(field, "demands a tool that is not in `tools`"));
@@ -166,12 +170,14 @@ fn values(value: &Value) -> usize {
     }
 }
 
-/// What a demanded call looks like: a bare object, which the parser takes for a call whatever the model.
-fn call_schema(tool: &Value) -> Value {
+/// What a demanded call looks like: a bare object, which the parser takes for a call whatever the model. It will stand at
+/// `place` of a larger schema.
+fn call_schema(tool: &Value, place: &str) -> Value {
     let function = &tool["function"];
+    let arguments = schema_refs::moved(&function["parameters"], &format!("{place}/properties/arguments"));
     json!({
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": function["parameters"]},
+        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": false
     })

@@ -207,9 +207,17 @@ Example:
     #[command(after_help = "Example:
   shoal man ~/.local/share/man/man1 && man shoal-join")]
     Man(ManArgs),
-    /// Compute for the daemon that started this process
+    /// Compute for the process that started this one
     #[command(hide = true)]
-    Worker,
+    Worker(WorkerArgs),
+}
+
+/// What a confined process is for.
+#[derive(Debug, Clone, Args)]
+pub struct WorkerArgs {
+    /// Compile one form of an answer, say whether that works, and end
+    #[arg(long)]
+    pub form: bool,
 }
 
 /// Which model, and how this machine runs it.

@@ -183,11 +183,13 @@ impl Daemon {
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
                 self.view.connected(node, now);
+                self.serving.back(node);
                 self.announcing.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
                 self.announcing.gossip.gone(node);
+                self.serving.gone(node);
                 if self.view.disconnected(node, now) {
                     let _ = self.notices.try_send(Notice::Left(node));
                 }
@@ -378,6 +380,7 @@ impl Daemon {
         for node in self.view.expire(now) {
             let _ = self.notices.try_send(Notice::Left(node));
         }
+        self.serving.keep_for(self.trusting.contributors());
         self.serving.admit();
         if self.serving.place(&self.view) {
             self.announcing.gossip.tell();

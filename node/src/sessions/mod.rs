@@ -1,5 +1,9 @@
 //! The sessions this node takes part in, as requester or as a stage, and the channels their news arrives on.
 //!
+//! A session's name is chosen by its requester, so it says nothing without that: two requesters may choose the same,
+//! by mistake or to keep each other out. Here, at the worker and on streams a session goes by its [`place`], a
+//! digest of both.
+//!
 //! Every session is one task that owns its state; what happens to it arrives on three bounded channels. Streams from
 //! neighbors are read by one task each, which looks the session up here per frame: the map is the only thing that
 //! readers, worker and daemon share.
@@ -76,20 +80,30 @@ pub struct Outlets {
     pub orders: mpsc::Receiver<Order>,
 }
 
-/// All sessions of this node.
+/// What a session is called here, at the worker and on the streams between its nodes: a digest of whose it is and of
+/// the name that its requester gave it.
+pub fn place(requester: NodeId, session: SessionId) -> SessionId {
+    let mut hasher = blake3::Hasher::new_derive_key("shoal 2026 a session's place");
+    hasher.update(requester.as_bytes()).update(session.as_bytes());
+    let mut place = [0; 16];
+    hasher.finalize_xof().fill(&mut place);
+    SessionId::new(place)
+}
+
+/// All sessions of this node, by [`place`].
 #[derive(Clone, Debug, Default)]
 pub struct SessionTable(Arc<DashMap<SessionId, Inlets>>);
 
 impl SessionTable {
-    /// Enters a session. `None` when the node has as many as it takes or the name is in use.
-    pub fn enter(&self, session: SessionId, requester: NodeId) -> Option<(Inlets, Outlets)> {
+    /// Enters a session. `None` when the node has as many as it takes or the requester runs it here already.
+    pub fn enter(&self, requester: NodeId, session: SessionId) -> Option<(Inlets, Outlets)> {
         if self.0.len() >= MAX_SESSIONS {
             return None;
         }
         let (frames, frames_out) = mpsc::channel(FRAMES);
         let (outputs, outputs_out) = mpsc::channel(OUTPUTS);
         let (orders, orders_out) = mpsc::channel(ORDERS);
-        match self.0.entry(session) {
+        match self.0.entry(place(requester, session)) {
             Entry::Occupied(_) => None,
             Entry::Vacant(vacant) => {
                 let inlets = Inlets { frames, outputs, orders, requester, reading: Arc::default() };
@@ -99,14 +113,19 @@ impl SessionTable {
         }
     }
 
-    /// The doors of a session.
-    pub fn get(&self, session: SessionId) -> Option<Inlets> {
-        self.0.get(&session).map(|inlets| inlets.clone())
+    /// The doors of a requester's session.
+    pub fn get(&self, requester: NodeId, session: SessionId) -> Option<Inlets> {
+        self.at(place(requester, session))
+    }
+
+    /// The doors of the session in this [`place`].
+    pub fn at(&self, place: SessionId) -> Option<Inlets> {
+        self.0.get(&place).map(|inlets| inlets.clone())
     }
 
     /// Forgets a session.
-    pub fn leave(&self, session: SessionId) {
-        self.0.remove(&session);
+    pub fn leave(&self, requester: NodeId, session: SessionId) {
+        self.0.remove(&place(requester, session));
     }
 
     /// Whether no session runs here.
@@ -121,8 +140,28 @@ impl SessionTable {
 
     /// Hands an output of the worker to its session; dropped when that is over.
     pub async fn deliver(&self, output: Output) {
-        if let Some(inlets) = self.get(output.session) {
+        if let Some(inlets) = self.at(output.session) {
             let _ = inlets.outputs.send(output).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_another_requester_took_stands_in_no_way() {
+        let table = SessionTable::default();
+        let (one, other) = (NodeId::numbered(1), NodeId::numbered(2));
+        let session = SessionId::numbered(7);
+        let (_its, _) = table.enter(other, session).unwrap();
+        let (_ours, _) = table.enter(one, session).unwrap();
+        assert!(table.enter(one, session).is_none(), "it runs here");
+        assert_eq!(table.get(one, session).unwrap().requester, one);
+        assert_eq!(table.at(place(other, session)).unwrap().requester, other);
+        assert!(table.at(session).is_none(), "the name alone leads nowhere");
+        table.leave(other, session);
+        assert!(table.get(one, session).is_some() && table.get(other, session).is_none());
     }
 }

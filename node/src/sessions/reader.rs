@@ -56,7 +56,7 @@ async fn read_within(
         return;
     }
     let Ok(hello) = Hello::read(&hello) else { return };
-    let Some(inlets) = table.get(hello.session) else { return };
+    let Some(inlets) = table.at(hello.session) else { return };
     let mut seat = inlets.reading.enter(from);
     loop {
         tokio::select! {
@@ -113,7 +113,7 @@ mod tests {
     use scheduler::{SessionId, governor::Scope};
 
     use super::*;
-    use crate::sessions::Outlets;
+    use crate::sessions::{Outlets, place};
 
     /// Longer than anything here takes on a loaded machine.
     const SOON: Duration = Duration::from_secs(60);
@@ -141,7 +141,7 @@ mod tests {
         let ((node, events), (neighbor, of_neighbor)) = (network(1).await, network(2).await);
         neighbor.dial(&node.addresses().await[0]).await.unwrap();
         let table = SessionTable::default();
-        let (inlets, outlets) = table.enter(SESSION, neighbor.me()).unwrap();
+        let (inlets, outlets) = table.enter(neighbor.me(), SESSION).unwrap();
         inlets.reading.expect(WIDTH as u32);
         (Pair { node, events, neighbor, _of_neighbor: of_neighbor, table, inlets }, outlets)
     }
@@ -152,7 +152,10 @@ mod tests {
         /// A stream of the neighbor that has said hello, and is read here.
         async fn stream(&mut self, grace: Duration) -> (Stream, tokio::task::JoinHandle<()>) {
             let mut stream = self.neighbor.open(self.node.me(), Plane::Data).await.unwrap();
-            stream.send(&Hello { session: SESSION, epoch: 1 }.write(), &[]).await.unwrap();
+            stream
+                .send(&Hello { session: place(self.neighbor.me(), SESSION), epoch: 1 }.write(), &[])
+                .await
+                .unwrap();
             let opened = async {
                 loop {
                     if let Event::Incoming { stream, from, .. } = self.events.next().await.unwrap() {
@@ -207,7 +210,7 @@ mod tests {
         assert!(pair.held(peer) <= limit.min(4 * MAX_FRAME as u64), "{} bytes are held", pair.held(peer));
         let reading = held.iter().filter(|(_, read)| !read.is_finished()).count();
         assert!(reading <= 4, "{reading} streams of one neighbor are read");
-        pair.table.leave(SESSION);
+        pair.table.leave(pair.neighbor.me(), SESSION);
         drop(outlets);
         pair.until("the bytes of a session that is over are given back", |pair| pair.held(Scope::Node) == 0)
             .await;

@@ -521,7 +521,9 @@ impl Session<'_> {
         if let Some(constraint) = &mut self.job.constraint
             && let Err(error) = constraint.mask(logits)
         {
-            return self.fail(&error);
+            // The request is to blame: its form leads where the engine's limits are.
+            self.over = true;
+            return self.tell(Event::Failed(Failure::invalid("response_format", error.to_string())));
         }
         let choice = match self.sampler.sample(logits, &self.ids, self.ids.len() as u64) {
             Ok(choice) => choice,
