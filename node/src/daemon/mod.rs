@@ -57,6 +57,7 @@ pub use self::{
 use crate::{
     Error, Result,
     control::{self, Call, Line, Question},
+    sessions::reader,
 };
 
 /// Looks at the clock this often: announces, expires.
@@ -165,7 +166,8 @@ impl Daemon {
             Event::Ask { from, ask, reply } => self.asked(from, ask, reply),
             Event::Incoming { from, plane: Plane::Data, stream } => {
                 let (reader, _writer) = stream.split();
-                tokio::spawn(self.serving.table.clone().read(from, reader));
+                let (table, governor) = (self.serving.table.clone(), self.node.network.governor().clone());
+                tokio::spawn(reader::read(table, governor, from, reader));
             }
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
                 let (task, guest) = (self.prompt_task(), self.serving.guest());

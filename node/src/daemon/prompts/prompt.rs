@@ -366,6 +366,7 @@ impl PromptTask {
             let why = "this node runs as many prompts as it takes; try again in a moment";
             return Err(Trouble::kind(RefusalKind::Busy, why));
         };
+        inlets.reading.expect(self.local.ready.hidden);
         let route = OwnRoute {
             session: format!("{session:?}"),
             model: self.local.name.clone(),
