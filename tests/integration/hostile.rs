@@ -5,7 +5,12 @@
 //! counts is that every honest answer is right and that the memory of the daemon and of its worker stays bounded; both
 //! are printed. Garbage gossip is in `p2p/tests/hostile.rs`, where the raw protocols are at hand.
 //!
+//! Leases that are not used are in `hostile/leases.rs`, made-up identities in `hostile/sybils.rs`.
+//!
 //! `SHOAL_HOSTILE=full` opens 10,000 connections and asks 40 times; without it the same in small.
+
+mod leases;
+mod sybils;
 
 use std::{
     fs,

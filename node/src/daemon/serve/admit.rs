@@ -23,6 +23,7 @@ use scheduler::{
     account::Tier,
     admit::{self, Guards, Limits, SlotGuard},
     door::{self, Decision, Ending, Key, Refused},
+    governor::Resource,
 };
 use tokio::sync::oneshot;
 
@@ -237,6 +238,7 @@ impl Serving {
             }
             Decision::Refuse(ask, why) => {
                 if let Some((_, reply)) = self.door.asks.remove(&ask.id) {
+                    self.node.network.governor().refuse(Resource::Leases);
                     self.node.network.answer(reply, refused(why));
                 }
             }
@@ -264,7 +266,9 @@ impl Serving {
         let Some(held) = self.models.get(lease.model) else {
             return self.node.network.answer(reply, Answer::not_held(&[]));
         };
-        let Some((inlets, doors)) = self.table.enter(requester, session) else {
+        let permit = self.node.network.governor().take_for(requester, Resource::Leases, 1).ok();
+        let entered = permit.and_then(|permit| Some((self.table.enter(requester, session)?, permit)));
+        let Some(((inlets, doors), permit)) = entered else {
             let busy = Answer::refused(Refusal::Busy, "no more sessions here");
             return self.node.network.answer(reply, busy);
         };
@@ -280,6 +284,7 @@ impl Serving {
             books: self.books.clone(),
             draining: self.gate.draining.subscribe(),
             slot,
+            permit,
             room: self.room.clone(),
         };
         self.totals.sessions += 1;
