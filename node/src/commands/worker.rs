@@ -4,6 +4,10 @@ use crate::{Result, cli::WorkerArgs};
 
 #[cfg(unix)]
 pub(super) fn run(args: &WorkerArgs) -> Result<()> {
+    #[cfg(all(debug_assertions, target_os = "linux"))]
+    if args.probe {
+        return crate::confine::probe::run();
+    }
     if args.form { crate::constrain::trial::run() } else { crate::worker::process::run() }
 }
 
