@@ -14,7 +14,7 @@ use shard::{
 use crate::{
     Error, Result,
     cli::{EngineArgs, WireArgs},
-    library,
+    library::{self, Located},
     output::Waiting,
 };
 
@@ -42,13 +42,24 @@ pub struct Model {
 
 impl Model {
     /// Opens and loads the model named by `args`.
+    ///
+    /// # Errors
+    /// Those of [`library::locate`], and of the engine for a file that is not sound.
     pub fn load(args: &EngineArgs) -> Result<Self> {
         let _waiting = Waiting::start("loading the model");
-        let gguf = Arc::new(library::open(&args.model)?);
+        Self::of(library::locate(&args.model)?.as_ref(), args, device(args)?)
+    }
+
+    /// Loads a file that is open already, for `device`; `None` is the embedded model.
+    ///
+    /// # Errors
+    /// Those of the engine for a file that is not sound.
+    pub fn of(located: Option<&Located>, args: &EngineArgs, device: Device) -> Result<Self> {
+        let gguf = Arc::new(library::parse(located)?);
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
         let template = Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string());
         let ctx = context(&gguf, args.ctx)?;
-        let executor = load_whole(&gguf, &device(args)?, ctx)?;
+        let executor = load_whole(&gguf, &device, ctx)?;
         Ok(Self { name: args.model.clone(), gguf, tokenizer, template, executor, ctx })
     }
 

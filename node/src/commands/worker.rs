@@ -8,7 +8,11 @@ pub(super) fn run(args: &WorkerArgs) -> Result<()> {
     if args.probe {
         return crate::confine::probe::run();
     }
-    if args.form { crate::constrain::trial::run() } else { crate::worker::process::run() }
+    match (args.form, args.engine) {
+        (true, _) => crate::constrain::trial::run(),
+        (_, true) => crate::inference::local::engine::run(),
+        _ => crate::worker::process::run(),
+    }
 }
 
 #[cfg(not(unix))]

@@ -182,6 +182,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         costs: Some(ipc::costs(&ready.costs, ready.num_layers, ready.hidden)?),
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
         sandboxed: ready.sandboxed,
+        landlocked: ready.landlocked,
     })
 }
 

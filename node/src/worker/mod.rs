@@ -176,6 +176,8 @@ pub struct Ready {
     pub class: Class,
     /// Whether the system lets the worker give up network, writing and starting programs.
     pub sandboxed: bool,
+    /// Whether the kernel has Landlock, too.
+    pub landlocked: bool,
 }
 
 impl Ready {
@@ -200,6 +202,7 @@ impl Ready {
             costs: None,
             class: Class::Approx,
             sandboxed: false,
+            landlocked: false,
         }
     }
 

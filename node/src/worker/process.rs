@@ -113,6 +113,7 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: probe::is_exact(loaded, load.exact)?,
         sandboxed: confinement.filtered,
+        landlocked: confinement.landlocked,
     })
 }
 

@@ -23,6 +23,7 @@ use std::{
 };
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprob, TokenLogprobs, Usage};
+use serde::{Deserialize, Serialize};
 use shard::{
     executor::{Capacity, Input, Item, Output, Workspace},
     sample::{Logprob, Sampler, SamplingParams},
@@ -111,7 +112,7 @@ pub struct Gauges {
 }
 
 /// A reading of [`Gauges`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
     /// Answers computed now.
     pub sessions: u64,

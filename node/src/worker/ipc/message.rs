@@ -175,6 +175,7 @@ pub struct Ready {
     pub costs: Vec<CostRun>,
     pub exact: bool,
     pub sandboxed: bool,
+    pub landlocked: bool,
 }
 
 /// See [`scheduler::layer_cost::LayerCost`].
