@@ -93,7 +93,7 @@ pub fn run() -> Result<()> {
         Model::of(located.as_ref(), &args, device)
     };
     let alone = Alone::of(load, name, kv_bytes)?;
-    runtime.block_on(serve(alone, UnixStream::from_std(stream)?))
+    runtime.block_on(async { serve(alone, UnixStream::from_std(stream)?).await })
 }
 
 async fn serve(alone: Arc<Alone>, stream: UnixStream) -> Result<()> {
