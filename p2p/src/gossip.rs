@@ -249,6 +249,13 @@ impl Ledger {
         live.into_iter().map(|entry| entry.bytes.clone()).collect()
     }
 
+    /// Where `node` says that it is, by its last announcement that holds.
+    pub fn addresses(&self, node: NodeId, now: Instant) -> Vec<String> {
+        let entry = self.entries.get(&node).filter(|entry| entry.void > now);
+        let announcement = entry.and_then(|entry| announce::open(&entry.bytes).ok());
+        announcement.map(|announcement| announcement.addresses).unwrap_or_default()
+    }
+
     /// Whether something of `node` is known and holds.
     pub fn knows(&self, node: NodeId, now: Instant) -> bool {
         self.entries.get(&node).is_some_and(|entry| entry.void > now)

@@ -57,6 +57,7 @@ pub use self::{
 use crate::{
     Error, Result,
     control::{self, Call, Line, Question},
+    sessions::reader,
 };
 
 /// Looks at the clock this often: announces, expires.
@@ -162,7 +163,8 @@ impl Daemon {
             Event::Ask { from, ask, reply } => self.asked(from, ask, reply),
             Event::Incoming { from, plane: Plane::Data, stream } => {
                 let (reader, _writer) = stream.split();
-                tokio::spawn(self.serving.table.clone().read(from, reader));
+                let (table, governor) = (self.serving.table.clone(), self.node.network.governor().clone());
+                tokio::spawn(reader::read(table, governor, from, reader));
             }
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
                 let (task, guest) = (self.prompt_task(), self.serving.guest());
@@ -181,11 +183,13 @@ impl Daemon {
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
                 self.view.connected(node, now);
+                self.serving.back(node);
                 self.announcing.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
                 self.announcing.gossip.gone(node);
+                self.serving.gone(node);
                 if self.view.disconnected(node, now) {
                     let _ = self.notices.try_send(Notice::Left(node));
                 }
@@ -376,6 +380,7 @@ impl Daemon {
         for node in self.view.expire(now) {
             let _ = self.notices.try_send(Notice::Left(node));
         }
+        self.serving.keep_for(self.trusting.contributors());
         self.serving.admit();
         if self.serving.place(&self.view) {
             self.announcing.gossip.tell();

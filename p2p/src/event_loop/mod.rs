@@ -165,6 +165,7 @@ impl News {
 
 struct EventLoop {
     swarm: Swarm<Behaviour>,
+    governor: Governor,
     local: Local,
     commands: mpsc::Receiver<Command>,
     reports: mpsc::Receiver<Report>,
@@ -233,6 +234,7 @@ fn build(
     let (reporter, reports) = mpsc::channel(MAX_REPORTS);
     Ok(EventLoop {
         swarm: Swarm::new(transport, behaviour, me, settings),
+        governor,
         local: Local {
             me,
             node,

@@ -354,11 +354,12 @@ impl PromptTask {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
-        let Some((inlets, doors)) = self.table.enter(session, self.me) else {
+        let Some((inlets, doors)) = self.table.enter(self.me, session) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
             return Err(Trouble::kind(RefusalKind::Busy, why));
         };
+        inlets.reading.expect(self.local.ready.hidden);
         let route = OwnRoute {
             session: format!("{session:?}"),
             model: self.local.name.clone(),
@@ -445,7 +446,7 @@ impl PromptTask {
                     stages: segments.iter().map(stage).collect(),
                 },
                 Progress::Crowded => {
-                    self.table.leave(session);
+                    self.table.leave(self.me, session);
                     let _ = self.finished.send(finished(None)).await;
                     return Ok(Looked::Crowded);
                 }
@@ -486,7 +487,7 @@ impl PromptTask {
                 }
             }
         }
-        self.table.leave(session);
+        self.table.leave(self.me, session);
         let Some(report) = ended else {
             let _ = self.finished.send(finished(None)).await;
             return Err(Trouble::kind(
