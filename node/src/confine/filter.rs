@@ -139,7 +139,10 @@ fn allowed(purpose: Purpose, pid: u32) -> Result<Rules, String> {
         (c::SYS_prctl, one_of(0, &[c::PR_SET_NAME as u64, c::PR_GET_NAME as u64, PR_SET_VMA])?),
         (
             c::SYS_fcntl,
-            one_of(1, &[c::F_GETFD, c::F_SETFD, c::F_GETFL, c::F_DUPFD_CLOEXEC].map(|flag| flag as u64))?,
+            one_of(
+                1,
+                &[c::F_GETFD, c::F_SETFD, c::F_GETFL, c::F_SETFL, c::F_DUPFD_CLOEXEC].map(|flag| flag as u64),
+            )?,
         ),
     ]);
     #[cfg(target_arch = "x86_64")]

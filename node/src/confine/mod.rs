@@ -26,6 +26,11 @@ mod filter;
 #[cfg(all(debug_assertions, target_os = "linux"))]
 pub mod probe;
 
+use std::sync::{
+    Once,
+    atomic::{AtomicBool, Ordering},
+};
+
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
 /// Open files of a confined child: standard streams, the socket twice, the model, what a runtime waits with.
@@ -68,6 +73,25 @@ pub fn begin_child() {
     lower(Resource::Nofile, MAX_FILES);
 }
 
+/// Whether traces leave this process, which needs its network.
+static SENDS: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`command`] leaves this process its network: traces go to a collector.
+pub fn keep_network() {
+    SENDS.store(true, Ordering::Relaxed);
+}
+
+/// Confines this process, a command that has opened what it was told to and will compute on `device`, unless its traces go
+/// to a collector. Later calls change nothing.
+pub fn command(device: &str) {
+    static ONCE: Once = Once::new();
+    if computes_on_processors(device) && !SENDS.load(Ordering::Relaxed) {
+        ONCE.call_once(|| {
+            enter(Purpose::Command);
+        });
+    }
+}
+
 /// Gives up what can be given up, for good. Call it with one thread; what cannot be given up is told on standard error.
 pub fn enter(purpose: Purpose) -> Confinement {
     lower(Resource::Core, 0);
@@ -76,7 +100,8 @@ pub fn enter(purpose: Purpose) -> Confinement {
 
 /// Whether what computes needs no driver, whose files and calls no filter here knows.
 pub fn computes_on_processors(device: &str) -> bool {
-    !(device.starts_with("cuda") || device.starts_with("metal"))
+    let chosen_later = cfg!(any(feature = "cuda", feature = "metal"));
+    matches!(device, "cpu" | "candle-cpu") || device == "auto" && !chosen_later
 }
 
 /// Address space for a model of `file_bytes` and caches of `kv_bytes`: mapped, packed, and as much again. A header that asks

@@ -24,7 +24,7 @@ use shard::{
     gguf::{Gguf, byte_ranges},
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, confine};
 
 /// The name of the model inside the binary.
 pub const DEFAULT_MODEL: &str = "minnow";
@@ -85,6 +85,16 @@ pub fn home() -> Result<PathBuf> {
 /// [`Error::Usage`] for an unknown name, and for a model of which only some layers are here.
 pub fn open(model: &str) -> Result<Gguf> {
     parse(locate(model)?.as_ref())
+}
+
+/// As [`open`], in a process that gives up everything but computing before it looks into the file.
+///
+/// # Errors
+/// As for [`open`].
+pub fn open_confined(model: &str) -> Result<Gguf> {
+    let located = locate(model)?;
+    confine::command("cpu");
+    parse(located.as_ref())
 }
 
 /// A model's file, open and not looked into.
