@@ -68,6 +68,8 @@ mod gate;
 #[cfg(feature = "net")]
 mod gossip;
 #[cfg(feature = "net")]
+mod named;
+#[cfg(feature = "net")]
 mod peers;
 #[cfg(feature = "net")]
 mod relay;

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use p2p::wire::control::{Answer, Ask};
+use p2p::wire::control::{Answer, Ask, Contact};
 use p2p::{Config, Event, HopError, Plane};
 use scheduler::SessionId;
 use scheduler::governor::Resource;
@@ -306,6 +306,32 @@ async fn a_flood_of_garbage_gossip_is_shut_out() {
     assert!(sent > 100, "the flood was {sent} messages");
     println!("{sent} pieces of garbage");
     assert_growth(before, "garbage gossip");
+}
+
+/// A lease that names a node with addresses of the requester's choosing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_does_not_choose_what_is_dialed() {
+    let (victim, mut of_victim) = node(config(1, TCP)).await;
+    let (meant, _of_meant) = node(config(3, TCP)).await;
+    let stranger = identity(9).node();
+    let target = tokio::net::TcpListener::bind("127.9.0.1:0").await.unwrap();
+    let at_target = format!("/ip4/127.9.0.1/tcp/{}", target.local_addr().unwrap().port());
+    let named = Contact { node: meant.me(), addresses: vec![at_target, address(&meant).await] };
+    for _ in 0..3 {
+        let reached = victim.reach_named(&named, stranger, Duration::from_secs(1)).await;
+        let said = reached.expect_err("neither address is known to be that node's").to_string();
+        assert!(said.contains("announced"), "{said}");
+    }
+    // What the node says of itself is heard by way of another.
+    let (between, _of_between) = node(config(4, TCP)).await;
+    between.dial(&address(&victim).await).await.unwrap();
+    meant.dial(&address(&between).await).await.unwrap();
+    let own = meant.addresses().await;
+    meant.publish(announcement_at(&identity(3), 1, own)).await.unwrap();
+    announced(&mut of_victim, meant.me(), 1).await;
+    assert!(victim.reach_named(&named, stranger, PATIENCE).await.unwrap(), "it is where it said");
+    let dialed = tokio::time::timeout(Duration::from_millis(500), target.accept()).await;
+    assert!(dialed.is_err(), "the stranger's target was dialed");
 }
 
 mod raw {

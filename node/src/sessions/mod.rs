@@ -10,22 +10,20 @@
 
 mod order;
 pub mod peer_streams;
+pub mod reader;
+pub mod reading;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use dashmap::{DashMap, mapref::entry::Entry};
-use p2p::{
-    link::Reader,
-    wire::frame::{HEADER_LEN, Header, Hello, Kind, MAX_FRAME},
-};
+use p2p::wire::frame::Header;
 use scheduler::{NodeId, SessionId};
 use tokio::sync::mpsc;
 
 pub use self::order::{Loss, Order};
+use self::reading::{Payload, Reading};
 use crate::worker::Output;
 
-/// A neighbor that opened a stream says at once what for.
-const HELLO: Duration = Duration::from_secs(10);
 /// Frames waiting for one session; when they are full the stream they came from is read no further.
 const FRAMES: usize = 32;
 /// Outputs of the worker waiting for one session. A session has at most [`JOBS_AHEAD`] jobs out, so it never fills.
@@ -46,8 +44,8 @@ pub enum Arrival {
         from: NodeId,
         /// What it is.
         header: Header,
-        /// Its bytes.
-        payload: Vec<u8>,
+        /// Its bytes; none where the header promised others than the session's rows have.
+        payload: Payload,
     },
     /// The stream ended.
     Ended {
@@ -67,6 +65,8 @@ pub struct Inlets {
     pub orders: mpsc::Sender<Order>,
     /// Whose prompt it is.
     pub requester: NodeId,
+    /// What the readers of its streams share.
+    pub reading: Arc<Reading>,
 }
 
 /// The other side of the doors.
@@ -106,7 +106,7 @@ impl SessionTable {
         match self.0.entry(place(requester, session)) {
             Entry::Occupied(_) => None,
             Entry::Vacant(vacant) => {
-                let inlets = Inlets { frames, outputs, orders, requester };
+                let inlets = Inlets { frames, outputs, orders, requester, reading: Arc::default() };
                 vacant.insert(inlets.clone());
                 Some((inlets, Outlets { frames: frames_out, outputs: outputs_out, orders: orders_out }))
             }
@@ -143,31 +143,6 @@ impl SessionTable {
         if let Some(inlets) = self.at(output.session) {
             let _ = inlets.outputs.send(output).await;
         }
-    }
-
-    /// Reads a neighbor's stream until it ends, frame by frame, into the session it names. A frame that cannot be read
-    /// ends the stream.
-    pub async fn read(self, from: NodeId, mut stream: Reader) {
-        let mut hello = [0; Hello::LEN];
-        if stream.recv_exact_within(&mut hello, HELLO).await.is_err() {
-            return;
-        }
-        let Ok(hello) = Hello::read(&hello) else { return };
-        let Some(inlets) = self.at(hello.session) else { return };
-        let mut head = [0; HEADER_LEN];
-        while stream.recv_exact(&mut head).await.is_ok() {
-            let Ok(header) = Header::read(&head) else { break };
-            let mut payload = Vec::new();
-            if stream.recv_payload(header.len as usize, MAX_FRAME, &mut payload).await.is_err() {
-                break;
-            }
-            if inlets.frames.send(Arrival::Frame { from, header, payload }).await.is_err()
-                || header.kind == Kind::Bye
-            {
-                break;
-            }
-        }
-        let _ = inlets.frames.send(Arrival::Ended { from }).await;
     }
 }
 

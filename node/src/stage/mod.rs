@@ -18,6 +18,7 @@
 mod commitment_chain;
 mod inputs;
 mod lazy_log;
+mod served;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -27,7 +28,7 @@ use std::{
 
 use bytes::Bytes;
 use p2p::{
-    Identity, Network, codec,
+    Identity, Network, Permit, codec,
     wire::{
         announce::Class,
         control::{Answer, Contact, Lease, MAX_SETTLED, Refusal, Role},
@@ -47,6 +48,7 @@ use tokio::{
 use tracing::Instrument;
 
 pub(crate) use self::lazy_log::room;
+pub use self::served::{Served, Sign};
 use self::{
     commitment_chain::CommitmentChain,
     inputs::Inputs,
@@ -54,8 +56,8 @@ use self::{
 };
 use crate::{
     clock,
-    sessions::peer_streams::PeerStreams,
     sessions::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, SessionTable, place},
+    sessions::{peer_streams::PeerStreams, reading::Payload},
     telemetry::{Hops, Requester},
     worker::{Body, DraftIds, Job, JobInput, OpenSession, Output, Want, Worker},
 };
@@ -68,44 +70,6 @@ const REACH: Duration = Duration::from_millis(300);
 const SIGN: Duration = Duration::from_secs(1);
 /// Who settles waits this long for what it was fed and has not computed yet.
 const SETTLE_MS: u64 = 1_000;
-
-/// What a stage did, for the daemon's books.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Served {
-    /// Rows computed and bytes that crossed the network for them.
-    Rows {
-        /// Positions computed.
-        rows: u32,
-        /// Layers each went through.
-        layers: u32,
-        /// Bytes received.
-        bytes_in: u64,
-        /// Bytes sent.
-        bytes_out: u64,
-    },
-    /// A frame's output left.
-    Waited {
-        /// From the frame's arrival, computing not counted.
-        ms: f64,
-        /// Its share of the pass that computed it.
-        served_ms: f64,
-    },
-    /// A lease is used.
-    Sign(Key, Sign),
-    /// A session ended.
-    Ended(SessionId),
-}
-
-/// How a lease is used, as far as the door wants to know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sign {
-    /// It was granted: from now on it must be used.
-    Granted,
-    /// The requester's beacon came: it waits for rows of its own.
-    Beacon,
-    /// Rows came; told at most every [`SIGN`].
-    Rows,
-}
 
 /// One session served for `requester`.
 pub struct Stage {
@@ -152,8 +116,8 @@ struct Running {
     /// The latest epoch leased, and its jobs at the worker.
     epoch: u32,
     jobs: usize,
-    /// When the frames came whose outputs are awaited, the oldest first; at most [`JOBS_AHEAD`].
-    came: VecDeque<Instant>,
+    /// When the frames came whose outputs are awaited, and what counts their bytes, the oldest first; at most [`JOBS_AHEAD`].
+    came: VecDeque<(Instant, Option<Permit>)>,
     idle_since: Instant,
     /// What the door last heard of its use, and when.
     signed: Option<(Sign, Instant)>,
@@ -174,6 +138,7 @@ impl Stage {
     }
 
     async fn serve(self, inlets: Inlets, mut doors: Outlets) {
+        inlets.reading.expect(self.hidden);
         let mut beacon = interval(Duration::from_millis(BEACON_MS));
         beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut running = Running {
@@ -301,8 +266,9 @@ impl Running {
                 let have = self.go_on(&lease, have);
                 if let Some(next) = &lease.next {
                     let (network, next) = (self.stage.network.clone(), next.clone());
+                    let by = self.stage.requester;
                     // The first frame to it should not wait for a handshake, nor be lost.
-                    tokio::spawn(async move { network.reach(&next, REACH).await });
+                    tokio::spawn(async move { network.reach_named(&next, by, REACH).await });
                 }
                 self.idle_since = Instant::now();
                 if lease.epoch > self.epoch {
@@ -376,7 +342,7 @@ impl Running {
             && let Some(Frame { header, payload, .. }) = self.replay.pop_front()
         {
             // The next stage has the outputs already: from the node that failed. Its bytes were counted when they came.
-            self.compute(header, payload, true, 0);
+            self.compute(header, payload.into(), true, 0);
         }
     }
 
@@ -451,7 +417,7 @@ impl Running {
         if role == Role::LazyShadow {
             let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in, bytes_out: 0 });
             if let Some(kept) = self.kept.get_mut(&header.layer) {
-                kept.keep(header, payload, &self.stage.room);
+                kept.keep(header, payload.into_parts().0, &self.stage.room);
             }
             return;
         }
@@ -459,7 +425,8 @@ impl Running {
     }
 
     /// Gives a frame to the worker; `quietly`: no stage waits for its output. `bytes_in` is what crossed the network for it.
-    fn compute(&mut self, header: Header, payload: Vec<u8>, quietly: bool, bytes_in: u64) {
+    fn compute(&mut self, header: Header, payload: Payload, quietly: bool, bytes_in: u64) {
+        let (payload, permit) = payload.into_parts();
         let Some(lease) = self.leases.of(header.layer, header.epoch) else { return };
         let (rows, layers) = (header.rows, lease.layers);
         if let Some(word) = self.words.get_mut(&header.layer) {
@@ -480,7 +447,7 @@ impl Running {
         let worker = self.stage.worker.borrow().clone();
         if worker.run(job).is_ok() {
             self.jobs += 1;
-            self.came.push_back(self.idle_since);
+            self.came.push_back((self.idle_since, permit));
             let layers = layers.len();
             let _ = self.stage.books.try_send(Served::Rows { rows, layers, bytes_in, bytes_out: 0 });
             self.hops.began(header.layer, header.from, || {
@@ -501,7 +468,7 @@ impl Running {
     async fn output(&mut self, output: Output) {
         if output.epoch == self.epoch {
             self.jobs = self.jobs.saturating_sub(1);
-            if let Some(came) = self.came.pop_front() {
+            if let Some((came, _)) = self.came.pop_front() {
                 let pass_ms = output.compute_us as f64 / 1e3;
                 let ms = (came.elapsed().as_secs_f64() * 1e3 - pass_ms).max(0.0);
                 let served_ms = pass_ms / f64::from(output.batched.max(1));
@@ -589,12 +556,9 @@ impl Running {
     }
 
     fn send(&mut self, node: NodeId, header: Header, payload: Bytes) {
-        let leases = self.leases.all();
-        let contact = || {
-            let next = leases.filter_map(|lease| lease.next.as_ref()).find(|next| next.node == node);
-            // The requester asked over a connection that is there.
-            next.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
-        };
+        // The requester asked over a connection that is there, and where the next stage may be dialed was decided when the
+        // lease named it.
+        let contact = || Contact { node, addresses: Vec::new() };
         self.outboxes.send(node, contact, header, payload);
     }
 }

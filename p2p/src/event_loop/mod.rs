@@ -50,7 +50,7 @@ const MAX_REPORTS: usize = 256;
 /// What helper tasks bring back.
 enum Report {
     Asked(NodeId, Box<(Ask, ReplyTo)>),
-    CaughtUp { announcements: Vec<Vec<u8>> },
+    CaughtUp { from: PeerId, announcements: Vec<Vec<u8>> },
 }
 
 /// A peer with at least one connection.
@@ -165,6 +165,7 @@ impl News {
 
 struct EventLoop {
     swarm: Swarm<Behaviour>,
+    governor: Governor,
     local: Local,
     commands: mpsc::Receiver<Command>,
     reports: mpsc::Receiver<Report>,
@@ -233,6 +234,7 @@ fn build(
     let (reporter, reports) = mpsc::channel(MAX_REPORTS);
     Ok(EventLoop {
         swarm: Swarm::new(transport, behaviour, me, settings),
+        governor,
         local: Local {
             me,
             node,

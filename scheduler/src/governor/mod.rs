@@ -142,10 +142,10 @@ pub const TABLE: [Limit; Resource::ALL.len()] = [
     Limit {
         resource: Resource::Dials,
         measure: Measure::Spent { within_ms: 60_000 },
-        node: 120,
-        prefix: 24,
-        peer: 24,
-        why: "a requester's next stages are a handful a minute; a stranger's list of targets is no more than that",
+        node: 384,
+        prefix: 96,
+        peer: 96,
+        why: "a node has four addresses: two dozen next stages a minute for a requester, too few to trouble any target",
     },
 ];
 
