@@ -1,6 +1,6 @@
 //! Closes the objects of a JSON schema, so that a model bound to it invents no members.
 //!
-//! JSON Schema lets an object have members that it does not list. Nobody means that who writes a function's parameters: a
+//! JSON Schema lets an object have members that it does not list. The parameters of a function are not meant so: a
 //! model that adds a member makes `f(**arguments)` fail. So an object that lists `properties` and says nothing of others
 //! gets `additionalProperties: false`, as OpenAI's strict mode demands anyway.
 //!
