@@ -53,7 +53,7 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
     "prompt",
     "messages",
     "model",
@@ -68,6 +68,7 @@ const FIELDS: [&str; 14] = [
     "max_tokens",
     "stop",
     "seed",
+    "echo",
 ];
 
 /// A failure as it travels between processes: a field that no request has is none there.

@@ -149,8 +149,12 @@ fn allowed(purpose: Purpose, pid: u32) -> Result<Rules, String> {
     rules.push((c::SYS_arch_prctl, one_of(0, &ARCH_XCOMP)?));
     if purpose == Purpose::Command {
         // How wide the terminal is, and how its keys are read; not what is typed into it.
-        let asks = [c::TCGETS, c::TCSETS, c::TCSETSW, c::TCSETSF, c::TIOCGWINSZ].map(u64::from);
+        let asks = [c::TCGETS, c::TCSETS, c::TCSETSW, c::TCSETSF, c::TIOCGWINSZ, c::FIONBIO].map(u64::from);
         rules.push((c::SYS_ioctl, one_of(1, &asks)?));
+        // What wakes the reader of keys when the window changes: two ends in this process.
+        rules.push((c::SYS_socketpair, one_of(0, &[c::AF_UNIX as u64])?));
+        // Ctrl-Z, which the terminal would send to the same processes.
+        rules.push((c::SYS_kill, vec![rule(&[(0, Dword, Eq, 0), (1, Dword, Eq, c::SIGTSTP as u64)])?]));
     }
     Ok(rules)
 }
@@ -238,7 +242,8 @@ mod tests {
             for call in 0..700 {
                 let says = verdict(&program, call as u32, asked, ARCH) == ALLOWED;
                 passed += usize::from(says);
-                let named = most.contains(&call) || call == c::SYS_clone3;
+                let pair = purpose == Purpose::Command && call == c::SYS_socketpair;
+                let named = most.contains(&call) || call == c::SYS_clone3 || pair;
                 #[cfg(target_arch = "x86_64")]
                 let named = named || [c::SYS_poll, c::SYS_epoll_wait, c::SYS_select].contains(&call);
                 assert!(named || !says, "{purpose:?} lets call {call} pass");
@@ -274,6 +279,9 @@ mod tests {
         }
         assert!(allows(Purpose::Command, c::SYS_ioctl, [0, c::TCGETS, 0, 0, 0, 0]));
         assert!(!allows(Purpose::Command, c::SYS_ioctl, [0, c::TIOCSTI, 0, 0, 0, 0]));
+        assert!(allows(Purpose::Command, c::SYS_kill, [0, c::SIGTSTP as u64, 0, 0, 0, 0]));
+        assert!(!allows(Purpose::Command, c::SYS_kill, [0, c::SIGKILL as u64, 0, 0, 0, 0]));
+        assert!(!allows(Purpose::Command, c::SYS_kill, [other, c::SIGTSTP as u64, 0, 0, 0, 0]));
         assert!(!compute(c::SYS_ioctl, [0, c::TCGETS, 0, 0, 0, 0]));
     }
 

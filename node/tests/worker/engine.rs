@@ -50,6 +50,7 @@ fn request(format: Format, max_tokens: usize) -> GenerateRequest {
         agreed: false,
         shadow: None,
         show_special: false,
+        echo: false,
     }
 }
 
@@ -64,7 +65,7 @@ async fn answer(confined: &Confined, request: GenerateRequest) -> Result<(String
                 text += &piece;
             }
             Event::Text(piece) => text += &piece,
-            Event::Prefill { .. } | Event::Failover { .. } => {}
+            Event::Prefill { .. } | Event::Prompt(_) | Event::Failover { .. } => {}
             last => break last,
         }
     };
@@ -85,6 +86,8 @@ async fn answers_are_those_of_a_model_in_this_process() {
     let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let direct = expected(&model, &ids, &greedy, &[], 24);
     assert_eq!(text, direct.text);
+
+    assert_eq!(confined.count(request(Format::Text, 1)).await, Ok(ids.len()));
 
     let texts = EmbedRequest { model: None, inputs: vec![Asked::Text("a fox".into())], truncate: false };
     let embeddings = confined.embed(texts).await.unwrap();

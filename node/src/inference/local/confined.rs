@@ -96,6 +96,7 @@ struct State {
 enum Running {
     Answer { begun: Option<oneshot::Sender<Result<Plan, Failure>>>, events: mpsc::Sender<Event> },
     Texts { vectors: Vec<Vec<f32>>, done: oneshot::Sender<Result<Embeddings, Failure>> },
+    Count(oneshot::Sender<Result<usize, Failure>>),
 }
 
 fn lost() -> Failure {
@@ -110,6 +111,7 @@ impl Running {
             // Its channel has a place for the end.
             Self::Answer { begun: None, events } => drop(events.try_send(Event::Failed(failure))),
             Self::Texts { done, .. } => drop(done.send(Err(failure))),
+            Self::Count(done) => drop(done.send(Err(failure))),
         }
     }
 }
@@ -277,6 +279,11 @@ async fn listen(shared: &Shared, read: &mut OwnedReadHalf) -> io::Result<()> {
                     state.running.remove(&id);
                 }
             }
+            FromEngine::Counted { id, tokens } => {
+                if let Some(Running::Count(done)) = state.running.remove(&id) {
+                    let _ = done.send(Ok(tokens));
+                }
+            }
             FromEngine::Vector { id, values } => {
                 if let Some(Running::Texts { vectors, .. }) = state.running.get_mut(&id) {
                     vectors.push(values);
@@ -377,6 +384,20 @@ impl Inference for Confined {
                 Some((event, (events, ticket)))
             });
             Ok(Generation { plan, events: events.boxed() })
+        }
+        .boxed()
+    }
+
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        let shared = self.shared.clone();
+        async move {
+            shared.info()?;
+            let id = shared.id();
+            let (done, counted) = oneshot::channel();
+            let _ticket = Ticket { shared: shared.clone(), id, read: 0 };
+            let message = ToEngine::Count { id, request: Box::new(request) };
+            shared.begin(id, &message, Running::Count(done))?;
+            counted.await.map_err(|_| lost())?
         }
         .boxed()
     }

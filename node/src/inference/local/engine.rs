@@ -14,7 +14,7 @@ use std::{
 
 use api::{
     Inference,
-    inference::{EmbedRequest, Event, GenerateRequest},
+    inference::{EmbedRequest, Event, GenerateRequest, TokenLogprobs},
 };
 use futures::StreamExt;
 use shard::{executor::Device, kernels::threads::Pool};
@@ -118,6 +118,10 @@ async fn serve(alone: Arc<Alone>, stream: UnixStream) -> Result<()> {
                 let task = tokio::spawn(answer(alone.clone(), id, *request, window.clone(), said.clone()));
                 running.insert(id, (task.abort_handle(), window));
             }
+            ToEngine::Count { id, request } => {
+                let task = tokio::spawn(count(alone.clone(), id, *request, said.clone()));
+                running.insert(id, (task.abort_handle(), Arc::new(Semaphore::new(0))));
+            }
             ToEngine::Embed { id, request } => {
                 let task = tokio::spawn(embed(alone.clone(), id, request, said.clone()));
                 running.insert(id, (task.abort_handle(), Arc::new(Semaphore::new(0))));
@@ -196,11 +200,15 @@ async fn answer(
 
 /// JSON has no word for what is no number.
 fn make_finite(event: &mut Event) {
+    let clamp = |logprobs: &mut TokenLogprobs| {
+        for logprob in logprobs.top.iter_mut().chain([&mut logprobs.chosen]) {
+            logprob.logprob = logprob.logprob.clamp(f32::MIN, f32::MAX);
+        }
+    };
     match event {
-        Event::Token { logprobs: Some(logprobs), .. } => {
-            for logprob in logprobs.top.iter_mut().chain([&mut logprobs.chosen]) {
-                logprob.logprob = logprob.logprob.clamp(f32::MIN, f32::MAX);
-            }
+        Event::Token { logprobs: Some(logprobs), .. } => clamp(logprobs),
+        Event::Prompt(tokens) => {
+            tokens.iter_mut().filter_map(|token| token.logprobs.as_mut()).for_each(clamp)
         }
         Event::Done(done) => {
             let report = &mut done.report;
@@ -210,6 +218,15 @@ fn make_finite(event: &mut Event) {
         }
         _ => {}
     }
+}
+
+async fn count(alone: Arc<Alone>, id: u64, request: GenerateRequest, to: mpsc::Sender<Vec<u8>>) {
+    let counted = alone.count(request).await;
+    let said = counted.map_or_else(
+        |failure| FromEngine::Refused { id, failure },
+        |tokens| FromEngine::Counted { id, tokens },
+    );
+    say(&to, &said).await;
 }
 
 async fn embed(alone: Arc<Alone>, id: u64, request: EmbedRequest, to: mpsc::Sender<Vec<u8>>) {

@@ -53,6 +53,8 @@ pub(super) enum ToEngine {
     Start(EngineSpec),
     /// An answer to compute.
     Generate { id: u64, request: Box<GenerateRequest> },
+    /// A prompt whose tokens are to be counted.
+    Count { id: u64, request: Box<GenerateRequest> },
     /// Texts whose vectors are wanted.
     Embed { id: u64, request: EmbedRequest },
     /// So many more events of an answer were read.
@@ -72,6 +74,8 @@ pub(super) enum FromEngine {
     Refused { id: u64, failure: Failure },
     /// What happened in it.
     Event { id: u64, event: Event },
+    /// So many tokens a prompt has.
+    Counted { id: u64, tokens: usize },
     /// One of the vectors, in order.
     Vector { id: u64, values: Vec<f32> },
     /// They were all of them.
