@@ -62,6 +62,9 @@ use crate::{
 
 /// Looks at the clock this often: announces, expires.
 const TICK_MS: u64 = 250;
+/// A node of which nothing is known but its word is looked up this often, ms: a crowd of made-up ones costs a dial a
+/// second, and a newcomer is met within a minute in a swarm of dozens.
+const INTRODUCE_MS: u64 = 1_000;
 /// How long `leave` waits for what runs.
 const DRAIN_MS: u64 = 10_000;
 
@@ -340,6 +343,23 @@ impl Daemon {
         self.prompt_task().challenge(node, trust::challenge(chance));
     }
 
+    /// Looks one stranger up, so that routes may use it.
+    fn introduce(&self, now: Millis) {
+        let mut chance = [0; 8];
+        if now.0 % INTRODUCE_MS >= TICK_MS || getrandom::fill(&mut chance).is_err() {
+            return;
+        }
+        let stranger = self.view.swarm.introduce(self.node.me, u64::from_le_bytes(chance));
+        let contact = stranger.map(|node| self.view.contact(node));
+        let Some(contact) = contact.filter(|contact| !contact.addresses.is_empty()) else { return };
+        let (network, lessons) = (self.node.network.clone(), self.view.feedback.clone());
+        tokio::spawn(async move {
+            if network.connect(&contact).await.is_err() {
+                lessons.silent(contact.node);
+            }
+        });
+    }
+
     // --- what serving tells --------------------------------------------------------------------------------------
 
     async fn serving(&mut self, event: ServingEvent) {
@@ -388,6 +408,7 @@ impl Daemon {
         let (fetched, idle) = (self.serving.pulls.pace.taken_bytes(), self.serving.table.is_empty());
         self.announcing.watch_line(now, fetched, idle).await;
         self.challenge();
+        self.introduce(now);
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.serving.table.serving(self.node.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)

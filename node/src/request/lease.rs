@@ -107,6 +107,7 @@ impl RequestDriver {
             let asked = async {
                 if network.connect(&there).await.is_err() {
                     lessons.apart(me, node);
+                    lessons.silent(node);
                     return Err(HopError::Closed);
                 }
                 network.ask(node, &Ask::Lease(lease), Duration::from_millis(LEASE_MS)).await
@@ -126,6 +127,7 @@ impl RequestDriver {
                 Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),
                 Err(HopError::Refused(_)) => Err(Failure::Refused),
                 Err(HopError::Timeout) => {
+                    lessons.silent(node);
                     lessons.refused(node, model, Refusal::Busy, &[]);
                     Err(Failure::Late)
                 }

@@ -50,7 +50,7 @@ const MAX_REPORTS: usize = 256;
 /// What helper tasks bring back.
 enum Report {
     Asked(NodeId, Box<(Ask, ReplyTo)>),
-    CaughtUp { announcements: Vec<Vec<u8>> },
+    CaughtUp { from: PeerId, announcements: Vec<Vec<u8>> },
 }
 
 /// A peer with at least one connection.

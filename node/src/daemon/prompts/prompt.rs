@@ -13,7 +13,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    Finished,
+    Finished, dials,
     estimate::stage,
     params::{Trouble, only_here, sampling, token_ids, trusted},
     report::{done, noticed, prediction},
@@ -354,6 +354,13 @@ impl PromptTask {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
+        if let Some(dials) = &routed.dials
+            && looks + 1 < LOOKS
+            && !dials::reaches(&self.network, &self.lessons, self.me, dials).await
+        {
+            let _ = self.finished.send(finished(None)).await;
+            return Ok(Looked::Crowded);
+        }
         let Some((inlets, doors)) = self.table.enter(self.me, session) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
