@@ -23,6 +23,7 @@ use scheduler::{
     account::Tier,
     admit::{self, Guards, Limits, SlotGuard},
     door::{self, Decision, Ending, Key, Refused},
+    governor::Resource,
 };
 use tokio::sync::oneshot;
 
@@ -264,6 +265,13 @@ impl Serving {
         let Some(held) = self.models.get(lease.model) else {
             return self.node.network.answer(reply, Answer::not_held(&[]));
         };
+        let permit = match self.node.network.governor().take_for(requester, Resource::Leases, 1) {
+            Ok(permit) => permit,
+            Err(refused) => {
+                let busy = Answer::refused(Refusal::Busy, &refused.to_string());
+                return self.node.network.answer(reply, busy);
+            }
+        };
         let Some((inlets, doors)) = self.table.enter(requester, session) else {
             let busy = Answer::refused(Refusal::Busy, "no more sessions here");
             return self.node.network.answer(reply, busy);
@@ -280,6 +288,7 @@ impl Serving {
             books: self.books.clone(),
             draining: self.gate.draining.subscribe(),
             slot,
+            permit,
             room: self.room.clone(),
         };
         self.totals.sessions += 1;
