@@ -95,7 +95,7 @@ pub struct Stage {
     pub draining: watch::Receiver<bool>,
     /// Its place here, given back when it ends, however it ends.
     pub slot: SlotGuard,
-    /// What it takes of the node's limits.
+    /// Counts it for its requester among what others hold of this node.
     pub permit: Permit,
     /// Where lazy shadows keep what they are sent, shared by all sessions.
     pub room: Arc<Semaphore>,

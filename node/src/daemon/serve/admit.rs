@@ -266,9 +266,14 @@ impl Serving {
         let Some(held) = self.models.get(lease.model) else {
             return self.node.network.answer(reply, Answer::not_held(&[]));
         };
-        let permit = self.node.network.governor().take_for(requester, Resource::Leases, 1).ok();
-        let entered = permit.and_then(|permit| Some((self.table.enter(requester, session)?, permit)));
-        let Some(((inlets, doors), permit)) = entered else {
+        let permit = match self.node.network.governor().take_for(requester, Resource::Leases, 1) {
+            Ok(permit) => permit,
+            Err(refused) => {
+                let busy = Answer::refused(Refusal::Busy, &refused.to_string());
+                return self.node.network.answer(reply, busy);
+            }
+        };
+        let Some((inlets, doors)) = self.table.enter(requester, session) else {
             let busy = Answer::refused(Refusal::Busy, "no more sessions here");
             return self.node.network.answer(reply, busy);
         };

@@ -168,6 +168,10 @@ impl Inference for Swarmed {
         answer::begin(self.0.clone(), request).boxed()
     }
 
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        answer::count(self.0.clone(), request).boxed()
+    }
+
     fn embed(&self, _: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
         let why =
             "a swarm gives no embeddings; `shoal serve --via local` computes them on this machine alone";
