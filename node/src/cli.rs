@@ -103,9 +103,12 @@ pub enum Command {
                             is 2, 3, 4 and 5."
     )]
     Peers(swarm::AskArgs),
-    /// Predict the speed of a prompt: here, and through the swarm
-    #[command(after_help = "Example:
-  shoal plan --mode boomerang \"Tell me a story\"")]
+    /// Predict the speed of a prompt: here, and through the swarm of the running node
+    #[command(after_help = "Without a running node it measures this machine.
+
+Examples:
+  shoal plan --mode boomerang \"Tell me a story\"
+  shoal plan --model llama.gguf \"Tell me a story\"")]
     Plan(swarm::PlanArgs),
     /// Continue an answer that a crash interrupted, with the very tokens it would have had
     #[command(

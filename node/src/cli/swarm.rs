@@ -297,7 +297,8 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub route: RouteArgs,
-    /// Which of the node's models [default: the one it was started with]
+    /// Which of the node's models, or without a node a .gguf file or a name from `shoal model list` [default: the one the
+    /// node was started with]
     #[arg(short, long)]
     pub model: Option<String>,
     /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
