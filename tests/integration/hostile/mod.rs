@@ -7,11 +7,15 @@
 //! counts is that every honest answer is right and that the memory of the daemon and of its worker stays bounded; both
 //! are printed. Garbage gossip is in `p2p/tests/hostile.rs`, where the raw protocols are at hand.
 //!
+//! Leases that are not used are in `leases.rs`, made-up identities in `sybils.rs`.
+//!
 //! Attackers and honest nodes are in different networks of loopback, which count as different prefixes of addresses.
 //! `SHOAL_HOSTILE=full` opens 10,000 connections and asks 40 times; without it the same in small.
 
 mod bytes;
+mod leases;
 mod silent;
+mod sybils;
 
 use std::{
     fs,
