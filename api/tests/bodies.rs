@@ -22,6 +22,9 @@ const CLOSED: &[&str] = &[
     "/api/chat",
     "/api/embed",
     "/api/show",
+    "/api/embeddings",
+    "/api/pull",
+    "/v1/messages/count_tokens",
     "/swarm/contribution",
     "/swarm/consent",
 ];

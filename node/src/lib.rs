@@ -8,6 +8,7 @@ pub mod cli;
 mod clock;
 pub mod commands;
 pub mod config;
+pub mod confine;
 pub mod consent;
 pub mod constrain;
 pub mod content;

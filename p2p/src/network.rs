@@ -17,8 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Config;
 use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
-use crate::event::{Command, Event, PeerInfo, RefusedPeer};
+use crate::event::{Command, Event, NamedBy, PeerInfo, RefusedPeer};
 use crate::event_loop;
+use crate::governor::Governor;
 use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
 use crate::wire::control::{Answer, Ask, Contact};
 
@@ -40,6 +41,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Network {
     me: NodeId,
     commands: mpsc::Sender<Command>,
+    governor: Governor,
 }
 
 /// What happens, in order of its happening.
@@ -64,14 +66,20 @@ pub async fn spawn(config: Config) -> Result<(Network, Events)> {
     let (commands, inbox) = mpsc::channel(MAX_COMMANDS);
     let (outbox, receiver) = mpsc::channel(MAX_EVENTS);
     let me = config.identity.node();
-    event_loop::start(config, inbox, outbox).await?;
-    Ok((Network { me, commands }, Events { receiver }))
+    let governor = Governor::new(config.limits.others);
+    event_loop::start(config, governor.clone(), inbox, outbox).await?;
+    Ok((Network { me, commands, governor }, Events { receiver }))
 }
 
 impl Network {
     /// Who this node is.
     pub fn me(&self) -> NodeId {
         self.me
+    }
+
+    /// What others hold of this node and may still take; every door asks it.
+    pub fn governor(&self) -> &Governor {
+        &self.governor
     }
 
     /// Where this node can be reached, with `/p2p/`, those that reach furthest first. Empty after shutdown.
@@ -92,7 +100,7 @@ impl Network {
     /// [`Error::Address`] for what is no address, this node's own or not allowed; [`Error::Unreachable`] when no node of
     /// this swarm answers there.
     pub async fn dial(&self, address: &str) -> Result<NodeId> {
-        self.dial_all(vec![address.to_owned()], None).await
+        self.dial_all(vec![address.to_owned()], None, None).await
     }
 
     /// Connects to `contact`; at once if it is connected already.
@@ -100,7 +108,7 @@ impl Network {
     /// # Errors
     /// As [`Network::dial`].
     pub async fn connect(&self, contact: &Contact) -> Result<()> {
-        self.dial_all(contact.addresses.clone(), Some(contact.node)).await.map(drop)
+        self.connect_named(contact, None).await
     }
 
     /// As [`Network::connect`], and makes sure that `contact` is there: where a process has died its QUIC connections say
@@ -111,14 +119,31 @@ impl Network {
     /// # Errors
     /// As [`Network::dial`].
     pub async fn reach(&self, contact: &Contact, patience: Duration) -> Result<bool> {
+        self.reach_by(contact, None, patience).await
+    }
+
+    /// As [`Network::reach`], for a contact that the node `by` named. Only addresses that the contact announced itself or
+    /// that this node knows it by are dialed, and only so many for one who names them.
+    ///
+    /// # Errors
+    /// As [`Network::dial`]; [`Error::Unreachable`] also when no address may be dialed.
+    pub async fn reach_named(&self, contact: &Contact, by: NodeId, patience: Duration) -> Result<bool> {
+        self.reach_by(contact, Some(by), patience).await
+    }
+
+    async fn connect_named(&self, contact: &Contact, by: NamedBy) -> Result<()> {
+        self.dial_all(contact.addresses.clone(), Some(contact.node), by).await.map(drop)
+    }
+
+    async fn reach_by(&self, contact: &Contact, by: NamedBy, patience: Duration) -> Result<bool> {
         for _ in 0..REACHES {
-            self.connect(contact).await?;
+            self.connect_named(contact, by).await?;
             match self.ask(contact.node, &Ask::Ping, patience).await {
                 // Of another version, and there.
                 Ok(_) | Err(HopError::Corrupt) => return Ok(true),
                 Err(HopError::Timeout) => {
                     tracing::debug!(node = %contact.node, "connected and silent, dialed once more");
-                    let beside = Command::DialBeside { contact: contact.clone() };
+                    let beside = Command::DialBeside { contact: contact.clone(), by };
                     self.commands.send(beside).await.map_err(|_| Error::Closed)?;
                 }
                 // What there was is closed now.
@@ -128,8 +153,8 @@ impl Network {
         Ok(false)
     }
 
-    async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>) -> Result<NodeId> {
-        let dialed = self.told(|reply| Command::Dial { addresses, peer, reply });
+    async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>, by: NamedBy) -> Result<NodeId> {
+        let dialed = self.told(|reply| Command::Dial { addresses, peer, by, reply });
         match tokio::time::timeout(DIAL_DEADLINE, dialed).await {
             Ok(dialed) => dialed.ok_or(Error::Closed)?,
             Err(_) => Err(Error::Unreachable("no answer in time".into())),

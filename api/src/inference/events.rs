@@ -34,6 +34,8 @@ pub enum Event {
         /// Tokens to compute.
         total: usize,
     },
+    /// The next tokens of the prompt, where the request wants to see them; all of them come before the first token.
+    Prompt(Vec<PromptToken>),
     /// A token was chosen.
     Token {
         /// Its id.
@@ -78,6 +80,17 @@ pub struct TokenLogprobs {
     pub chosen: TokenLogprob,
     /// The likeliest tokens, best first, as many as asked for.
     pub top: Vec<TokenLogprob>,
+}
+
+/// A token of the prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptToken {
+    /// Its id.
+    pub id: u32,
+    /// What it prints; need not be whole characters.
+    pub bytes: Vec<u8>,
+    /// Its log-probability behind the tokens before it, when asked for; `None` where none is before it.
+    pub logprobs: Option<TokenLogprobs>,
 }
 
 /// How an answer ended.

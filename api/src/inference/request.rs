@@ -36,6 +36,9 @@ pub struct GenerateRequest {
     pub shadow: Option<Shadow>,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
     pub show_special: bool,
+    /// Whether the prompt's tokens come first ([`Event::Prompt`](super::Event::Prompt)), with log-probabilities where
+    /// `logprobs` asks for them. Then `max_tokens` may be 0.
+    pub echo: bool,
 }
 
 /// What to answer.

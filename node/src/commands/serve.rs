@@ -97,7 +97,13 @@ impl Front {
         let listener = tokio::net::TcpListener::bind(address).await.map_err(|error| {
             Error::usage(format!("the API cannot listen on {address}: {error}; choose another address"))
         })?;
-        let config = api::Config { token, hosts: args.allow_host.clone(), answers: args.answers };
+        let config = api::Config {
+            token,
+            hosts: args.allow_host.clone(),
+            origins: args.allow_origin.clone(),
+            aliases: args.alias.clone(),
+            answers: args.answers,
+        };
         Ok(Self { listener, config, file })
     }
 

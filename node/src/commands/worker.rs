@@ -1,9 +1,13 @@
-//! `shoal worker`: not for people; see [`crate::worker`].
+//! `shoal worker`: not for people; see [`crate::worker`] and [`crate::confine`].
+
+use crate::{Result, cli::WorkerArgs};
 
 #[cfg(unix)]
-pub(super) use crate::worker::process::run;
+pub(super) fn run(args: &WorkerArgs) -> Result<()> {
+    if args.form { crate::constrain::trial::run() } else { crate::worker::process::run() }
+}
 
 #[cfg(not(unix))]
-pub(super) fn run() -> crate::Result<()> {
+pub(super) fn run(_: &WorkerArgs) -> Result<()> {
     Err(crate::Error::usage("workers need a Unix system"))
 }

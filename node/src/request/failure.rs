@@ -34,8 +34,9 @@ impl RequestDriver {
     }
 
     pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
-        if let Order::Opened { node, answer: Ok(_), .. } = &order {
+        if let Order::Opened { node, epoch, layers, answer: Ok(_), .. } = &order {
             self.seats.insert(*node);
+            self.claim(*node, *epoch, *layers);
         }
         match order {
             Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
@@ -89,7 +90,9 @@ impl RequestDriver {
                 Vec::new()
             }
             Order::Audited { layers, round, found } => self.audited(layers, round, found),
-            Order::Lease { .. } | Order::Release { .. } | Order::Settle { .. } => Vec::new(),
+            Order::Lease { .. } | Order::Release { .. } | Order::End { .. } | Order::Settle { .. } => {
+                Vec::new()
+            }
         }
     }
 

@@ -30,9 +30,12 @@ use tokio::{
 use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
     PoisonGuard, Prompt, Ready, Room, Source, Spec,
-    child::{Child, lock},
     ipc::{self, Ask, Frame, Tell},
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
+};
+use crate::{
+    confine::child::{Child, lock},
+    constrain::trial::{self, Untried},
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -66,7 +69,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     ours.set_nonblocking(true).map_err(dead)?;
     let (read, mut write) = UnixStream::from_std(ours).map_err(dead)?.into_split();
     // From here on a caller that stops waiting for the model ends the child: its stream ends.
-    let child = Child::start(program, theirs.into()).await.map_err(dead)?;
+    let child = Child::start(program.clone(), &["worker"], theirs.into()).await.map_err(dead)?;
     let mut read = BufReader::with_capacity(READ_BUFFER, read);
     let frame = Frame::new(&Ask::Load(load), Vec::new()).map_err(dead)?;
     // A child that dies at once breaks the pipe; what it said before, if anything, says more.
@@ -81,6 +84,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let mut ready = ready.inspect_err(|_| child.kill())?;
     let shared = Arc::new(Shared {
         child: Some(child),
+        program,
         _cores: cores,
         guard: spec.guard,
         room: spec.room,
@@ -167,6 +171,7 @@ impl Worker {
         let state = State { dead: Some("no weights are here yet".into()), ..State::default() };
         let shared = Shared {
             child: None,
+            program: Default::default(),
             _cores: None,
             guard: PoisonGuard::default(),
             room: Room::default(),
@@ -230,13 +235,19 @@ impl Worker {
         Ok(reply.have)
     }
 
-    /// Whether answers can be made to have this form.
+    /// Whether answers can be made to have this form: measured, tried in a process that may die of it, and then compiled by
+    /// the worker.
     ///
     /// # Errors
     /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`], [`Fault::Dead`].
     pub async fn check(&self, format: &Format) -> Result<(), Fault> {
-        let Some(format) = form(format)? else { return Ok(()) };
-        self.ask(|id| Ask::Check { id }, format.into_bytes()).await.map(drop)
+        let Some(text) = form(format)? else { return Ok(()) };
+        trial::attempt(&self.shared.program, format).await.map_err(|untried| match untried {
+            Untried::Form(why) => Fault::Refused(why),
+            Untried::Busy => Fault::Busy,
+            Untried::Failed(why) => Fault::Dead(why),
+        })?;
+        self.ask(|id| Ask::Check { id }, text.into_bytes()).await.map(drop)
     }
 
     /// Queues a job; its output comes on the receiver.

@@ -138,13 +138,14 @@ impl Loaded {
         match kind {
             TextKind::Raw { bos, special } => {
                 let text = std::str::from_utf8(text).map_err(|_| Error::usage("the text is not UTF-8"))?;
+                let text = tokenizer.beginning(text, self.context);
                 Ok(tokenizer.encode(text, Encode { bos: *bos, special: *special })?)
             }
             TextKind::Chat { tools, extra } => {
                 let messages: Value = serde_json::from_slice(text)?;
                 let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
                 let extra = extra.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default();
-                prompt::encode_messages(tokenizer, &self.template, &messages, tools, extra)
+                prompt::encode_messages(tokenizer, &self.template, &messages, tools, extra, self.context)
             }
         }
     }

@@ -25,7 +25,6 @@
 //! measured after loading, not by a promise of the model's size. Unix only.
 
 mod batcher;
-mod child;
 mod handle;
 pub mod ipc;
 mod load;
@@ -35,7 +34,6 @@ pub mod process;
 mod rehearse;
 mod room;
 mod sample_loop;
-pub mod sandbox;
 mod session;
 mod shared;
 

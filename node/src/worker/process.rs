@@ -24,9 +24,8 @@ use super::{
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell},
     load::Loaded,
     probe::{self, Times},
-    sandbox,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, confine as sandbox};
 
 /// Frames between two threads.
 const QUEUE: usize = 64;

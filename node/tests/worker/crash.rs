@@ -7,10 +7,12 @@ use std::{
     time::Instant,
 };
 
-use node::worker::{
-    Fault, JobInput, PoisonGuard, Prompt, Want,
-    ipc::{self, Ask, Frame, Load, Tell},
-    sandbox,
+use node::{
+    confine as sandbox,
+    worker::{
+        Fault, JobInput, PoisonGuard, Prompt, Want,
+        ipc::{self, Ask, Frame, Load, Tell},
+    },
 };
 use scheduler::SessionId;
 use tempfile::NamedTempFile;

@@ -5,6 +5,7 @@
 mod crash;
 mod cut;
 mod fold;
+mod forms;
 mod whole;
 
 use std::{ops::ControlFlow, time::Duration};

@@ -281,12 +281,9 @@ impl EventLoop {
                 }
             }
             Lane::Control => {
-                let Ok(permit) = self.listening.clone().try_acquire_owned() else { return };
                 let reporter = self.reporter.clone();
                 tokio::spawn(async move {
-                    let heard = control::listen(stream).await;
-                    drop(permit);
-                    if let Ok((ask, reply)) = heard {
+                    if let Ok((ask, reply)) = control::listen(stream).await {
                         // A loop that has stopped does not answer.
                         let _ = reporter.send(Report::Asked(from, Box::new((ask, reply)))).await;
                     }
@@ -299,7 +296,7 @@ impl EventLoop {
         let gossipsub::Event::Message { propagation_source, message_id, message } = event else { return };
         let now = Instant::now();
         let accept = match self.patience(&propagation_source, now) {
-            Patience::Listen => match self.news.ledger.hear(&message.data, now) {
+            Patience::Listen => match self.weigh(&message.data, &propagation_source, now) {
                 Verdict::Fresh(announcement) if announcement.node() == self.local.node => {
                     MessageAcceptance::Ignore
                 }
@@ -323,6 +320,14 @@ impl EventLoop {
 
     /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which no node but
     /// itself knows of. It signed for the addresses, and what answers there must prove that it is that node.
+    /// What an announcement is that `via` brought.
+    pub(super) fn weigh(&mut self, bytes: &[u8], via: &PeerId, now: Instant) -> Verdict {
+        let met = &self.met;
+        let told = |peer| met.get(&peer).is_some_and(|met| met.told.is_some());
+        let connected = |node| peer_id(node).is_some_and(told);
+        self.news.ledger.hear(bytes, now, *via, connected)
+    }
+
     pub(super) fn hear_of(&mut self, announcement: &Announcement, now: Instant) {
         let Some(peer) = peer_id(announcement.node()) else { return };
         // Who was not met says nothing about a network that is ours too: the local one has other ways to find it.
@@ -372,6 +377,7 @@ impl EventLoop {
         if met.told != Some(path) {
             met.told = Some(path);
             self.due.save = self.due.save.min(now + upkeep::SAVE_SOON);
+            self.news.ledger.prove(node);
             self.outbox.must(Event::Connected { node, path });
             // Often the first ping was faster than the introduction.
             if let Some(ms) = met.rtt_ms {

@@ -25,7 +25,7 @@ use futures::{
 };
 use shard::{gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
-use self::batch::{Ask, Jobs};
+use self::batch::{Ask, Echo, Jobs};
 use crate::{Result, cli::EngineArgs, constrain::Constraints, memory, model::Model};
 
 /// How a node alone names itself.
@@ -153,12 +153,14 @@ fn format_name(gguf: &Gguf) -> String {
     format.map(|format| format.name.to_string()).unwrap_or_default()
 }
 
-/// A request's prompt as token ids; `field` is where the request has it.
+/// A request's prompt as token ids; `field` is where the request has it. Of what cannot fit the context only so much is
+/// looked at that it does not.
 fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32>, Failure> {
     let wrong = |error: shard::Error| Failure::invalid(field, error.to_string());
     let ids = match prompt {
         Prompt::Text(text) => {
             let how = Encode { bos: true, special: false };
+            let text = model.tokenizer.beginning(text, model.ctx);
             model.tokenizer.encode(text, how).map_err(wrong)?
         }
         Prompt::Tokens(ids) => {
@@ -175,8 +177,15 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
             }
             Ok(_) => {
                 let (tokenizer, template) = (&model.tokenizer, &model.template);
-                prompt::encode_messages(tokenizer, template, messages, tools.clone(), extra.clone())
-                    .map_err(|error| Failure::invalid("messages", error.to_string()))?
+                prompt::encode_messages(
+                    tokenizer,
+                    template,
+                    messages,
+                    tools.clone(),
+                    extra.clone(),
+                    model.ctx,
+                )
+                .map_err(|error| Failure::invalid("messages", error.to_string()))?
             }
         },
     };
@@ -246,6 +255,12 @@ impl Ready {
             seed: request.seed.map_or_else(draw_seed, Ok)?,
             prompt_tokens: prompt.len(),
         };
+        // What the model wants in front of a text is none of the client's.
+        let tokenizer = &self.model.tokenizer;
+        let added = matches!(request.prompt, Prompt::Text(_))
+            && tokenizer.adds_bos()
+            && prompt.first().copied() == tokenizer.bos();
+        let echo = request.echo.then_some(Echo { from: usize::from(added) });
         let ask = Ask {
             prompt,
             sampling,
@@ -254,6 +269,7 @@ impl Ready {
             stop: request.stop.clone(),
             show_special: request.show_special,
             constraint,
+            echo,
         };
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });
@@ -292,6 +308,17 @@ impl Inference for Alone {
         // Rendering a template and encoding a long prompt take their time: not on the threads that serve connections.
         let work = tokio::task::spawn_blocking(move || match (state.get(), loading) {
             (Some(Ok(ready)), None) => ready.begin(&jobs, &request),
+            (_, failure) => Err(failure.unwrap_or_else(|| Failure::Internal { why: "no model".into() })),
+        });
+        work.map(|done| done.unwrap_or_else(|error| Err(Failure::Internal { why: error.to_string() })))
+            .boxed()
+    }
+
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        let state = self.state.clone();
+        let loading = self.ready().err();
+        let work = tokio::task::spawn_blocking(move || match (state.get(), loading) {
+            (Some(Ok(ready)), None) => encode(&ready.model, &request.prompt, "prompt").map(|ids| ids.len()),
             (_, failure) => Err(failure.unwrap_or_else(|| Failure::Internal { why: "no model".into() })),
         });
         work.map(|done| done.unwrap_or_else(|error| Err(Failure::Internal { why: error.to_string() })))

@@ -8,7 +8,9 @@
 //! Once the model is loaded, [`seal`] denies opening files at all: what can be read then is what is mapped.
 //!
 //! Limits: the filter is a list of what is denied, so the worker can read files until it has loaded; outside Linux only
-//! the resource limits hold. A system without filters is reported, not refused: see [`super::Ready::sandboxed`].
+//! the resource limits hold. A system without filters is reported, not refused: see [`crate::worker::Ready::sandboxed`].
+
+pub mod child;
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
@@ -40,14 +42,26 @@ pub fn seal() {
 }
 
 /// Lets `bytes` more than is used now be taken, and some slack; `for_good` if nothing may raise that again.
-pub(super) fn limit_memory(bytes: u64, for_good: bool) {
+pub fn limit_memory(bytes: u64, for_good: bool) {
     if let Some(used) = address_space() {
         lower(Resource::As, used.saturating_add(bytes).saturating_add(SLACK_BYTES), for_good);
     }
 }
 
+/// Lets this process use `seconds` of processor time and no more.
+pub fn limit_time(seconds: u64) {
+    lower(Resource::Cpu, seconds, true);
+}
+
+/// Lets `bytes` more than is used now be taken, and no slack; nothing may raise that again.
+pub fn limit_memory_closely(bytes: u64) {
+    if let Some(used) = address_space() {
+        lower(Resource::As, used.saturating_add(bytes), true);
+    }
+}
+
 /// Lets other programs go first.
-pub(super) fn give_way() {
+pub fn give_way() {
     if let Err(error) = nice(NICENESS) {
         eprintln!("warning: worker: {error} when giving way to others");
     }
