@@ -236,11 +236,6 @@ impl Contact {
 }
 
 impl Lease {
-    /// The form of outputs.
-    pub fn output(&self) -> Wire {
-        self.rounding.form_at(self.layers.end())
-    }
-
     fn write(&self, to: &mut Writer) {
         to.bytes(self.session.as_bytes()).u32(self.epoch).bytes(self.model.as_bytes());
         write_range(self.layers, to);
