@@ -222,6 +222,13 @@ pub struct WorkerArgs {
     /// Compile one form of an answer, say whether that works, and end
     #[arg(long)]
     pub form: bool,
+    /// Compute for `shoal serve`
+    #[arg(long)]
+    pub engine: bool,
+    /// Try what must not be possible, and say what was
+    #[cfg(debug_assertions)]
+    #[arg(long)]
+    pub probe: bool,
 }
 
 /// Which model, and how this machine runs it.

@@ -25,6 +25,7 @@ pub mod model;
 pub mod npy;
 pub mod output;
 pub mod privacy;
+mod private_folder;
 pub mod receipts;
 mod redact;
 pub mod reports;

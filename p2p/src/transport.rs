@@ -29,6 +29,11 @@ const QUIC_IDLE_MS: u32 = 4_000;
 /// How often silence is broken, so that only death is silent.
 const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
+/// Bytes of a QUIC stream, and of all streams of a connection, that wait to be read: 40 MB/s at a round trip of 100 ms, and
+/// what a peer that is not read makes this node hold.
+const QUIC_STREAM_BYTES: u32 = 4 << 20;
+const QUIC_CONNECTION_BYTES: u32 = 6 << 20;
+
 /// Every transport of `config` in one, and the relay client that belongs to it.
 ///
 /// # Errors
@@ -52,6 +57,7 @@ pub(crate) fn build(
     quic.handshake_timeout = HANDSHAKE;
     quic.max_idle_timeout = QUIC_IDLE_MS;
     quic.keep_alive_interval = QUIC_KEEP_ALIVE;
+    (quic.max_stream_data, quic.max_connection_data) = (QUIC_STREAM_BYTES, QUIC_CONNECTION_BYTES);
     let quic = quic::tokio::Transport::new(quic).map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
     let wires = quic.or_transport(tcp).map(|either, _| either.into_inner());
     // Names mean nothing to a node that speaks to its own host only, and need files that a sandbox may not have.

@@ -308,6 +308,30 @@ async fn a_flood_of_garbage_gossip_is_shut_out() {
     assert_growth(before, "garbage gossip");
 }
 
+/// Asks in a loop: beyond its share of the processor a peer gets no answers, and another one does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn asks_without_end_leave_time_for_others() {
+    let others = p2p::config::Limits::default().others.set(Resource::Cpu, [1_000_000, 600_000, 5_000]);
+    let limits = p2p::config::Limits { others, ..Default::default() };
+    let (victim, events) = node(Config { limits, ..config(1, TCP) }).await;
+    let at = address(&victim).await;
+    let serving = serve(victim.clone(), events);
+    let (greedy, _of_greedy) = node(config(2, TCP)).await;
+    let peer = greedy.dial(&at).await.unwrap();
+    let asks = (0..200).map(|_| greedy.ask(peer, &Ask::Ping, PATIENCE));
+    let answered = futures::future::join_all(asks).await.into_iter().filter(Result::is_ok).count();
+    let row =
+        |resource| victim.governor().usage().into_iter().find(|row| row.limit.resource == resource).unwrap();
+    println!("{answered} of 200 asks were answered: {:?}", row(Resource::Cpu));
+    assert!(
+        row(Resource::Cpu).refused > 0 && answered < 200,
+        "200 asks cost forty times its share of a second"
+    );
+    assert_serves(&at, 3).await;
+    victim.shutdown().await;
+    serving.await.unwrap();
+}
+
 /// A lease that names a node with addresses of the requester's choosing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stranger_does_not_choose_what_is_dialed() {

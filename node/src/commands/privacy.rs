@@ -17,7 +17,7 @@ const SMALL: [Rule; 2] = [Rule::C8, Rule::Q8];
 
 pub(super) fn audit(args: AuditArgs) -> Result<()> {
     let text = args.text.as_deref().map(file_text).transpose()?;
-    let model = Model::load(&args.engine)?;
+    let model = Model::load_confined(&args.engine)?;
     let text = text.as_deref().unwrap_or(privacy::TEXT);
     let known = model.tokenizer.encode("", Encode { bos: true, special: false })?;
     let known = known.get(..1).filter(|first| first.first().copied() == model.tokenizer.bos()).unwrap_or(&[]);

@@ -4,7 +4,15 @@ use crate::{Result, cli::WorkerArgs};
 
 #[cfg(unix)]
 pub(super) fn run(args: &WorkerArgs) -> Result<()> {
-    if args.form { crate::constrain::trial::run() } else { crate::worker::process::run() }
+    #[cfg(all(debug_assertions, target_os = "linux"))]
+    if args.probe {
+        return crate::confine::probe::run();
+    }
+    match (args.form, args.engine) {
+        (true, _) => crate::constrain::trial::run(),
+        (_, true) => crate::inference::local::engine::run(),
+        _ => crate::worker::process::run(),
+    }
 }
 
 #[cfg(not(unix))]

@@ -1,63 +1,125 @@
-//! What a worker gives up before it looks at a stranger's file.
+//! What a process gives up before it looks at a stranger's bytes.
 //!
-//! On Linux a system call filter answers "operation not permitted" to the network, to starting programs and processes, to
-//! looking into other processes, and to opening files for writing or changing the file system; no privilege can be
-//! gained; and the kernel kills the process when the daemon's thread that started it ends. Everywhere, resource limits forbid core dumps
-//! (they would hold prompts) and bound memory and open files.
+//! Model files, templates, vocabularies and forms of answers are written by strangers. A process that parses them holds no
+//! token and no identity, and before the first byte is looked at, with one thread, it gives up everything that parsing and
+//! computing do not need:
 //!
-//! Once the model is loaded, [`seal`] denies opening files at all: what can be read then is what is mapped.
+//! | what | how |
+//! |---|---|
+//! | system calls but some forty | `filter`: no path is opened or looked at, nothing is started, signaled or connected |
+//! | files, sockets, signals to others | Landlock without a single path, where the kernel has it |
+//! | privileges | empty sets of capabilities, and none can be gained |
+//! | memory for others to read | no core dumps, no debugger, no `/proc/PID/mem` |
+//! | memory and files without end | resource limits |
 //!
-//! Limits: the filter is a list of what is denied, so the worker can read files until it has loaded; outside Linux only
-//! the resource limits hold. A system without filters is reported, not refused: see [`crate::worker::Ready::sandboxed`].
+//! What such a process works with is open already: the process that starts it opens the files and sends their descriptors
+//! ([`descriptors`]), or, for a command that confines itself, the command opened them. Limits are set once, as high as the
+//! work may need, since the filter forbids setting them.
+//!
+//! Limits: outside Linux only resource limits hold. What the kernel lacks is said in [`Confinement`], and is no error.
+//! Computing on a graphics card needs its driver's files: there is no filter then.
 
 pub mod child;
+pub mod descriptors;
+#[cfg(target_os = "linux")]
+mod filter;
+#[cfg(all(debug_assertions, target_os = "linux"))]
+pub mod probe;
+
+use std::sync::{
+    Once,
+    atomic::{AtomicBool, Ordering},
+};
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
-/// Open files of a worker: standard streams, the socket twice, the model, what thread creation looks at.
+/// Open files of a confined child: standard streams, the socket twice, the model, what a runtime waits with.
 const MAX_FILES: u64 = 64;
 /// Address space beyond what was counted: stacks, the allocator's arenas (64 MiB each), scratch memory of passes.
-const SLACK_BYTES: u64 = 6 << 30;
+pub const SLACK_BYTES: u64 = 6 << 30;
 /// How much a worker gives way to other programs, of 19.
 const NICENESS: i32 = 10;
 
-/// Gives up what can be given up; call it first, with one thread. Returns whether the filter is in force.
-pub fn enter() -> bool {
-    lower(Resource::Core, 0, true);
-    lower(Resource::Nofile, MAX_FILES, true);
-    match confine() {
-        Ok(confined) => confined,
-        Err(why) => {
-            eprintln!("warning: worker: no sandbox: {why}");
-            false
+/// What a process is confined for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It computes for the process at the other end of its socket.
+    Compute,
+    /// It answers requests of the process at the other end of its socket, with tasks that wait.
+    Engine,
+    /// It is a command, and shows what it finds at a terminal.
+    Command,
+}
+
+/// What is in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// Whether system calls are filtered.
+    pub filtered: bool,
+    /// Whether the kernel has Landlock, which the filter does not depend on.
+    pub landlocked: bool,
+}
+
+/// What a child does first: it dies with the thread that started it, leaves no core, opens few files.
+pub fn begin_child() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+            eprintln!("warning: worker: {error} when tying its life to its parent's");
         }
     }
+    lower(Resource::Core, 0);
+    lower(Resource::Nofile, MAX_FILES);
 }
 
-/// Denies opening files from now on, in all threads. Call it when everything is loaded.
-pub fn seal() {
-    if let Err(why) = close_files() {
-        eprintln!("warning: worker: files can still be opened: {why}");
+/// Whether traces leave this process, which needs its network.
+static SENDS: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`command`] leaves this process its network: traces go to a collector.
+pub fn keep_network() {
+    SENDS.store(true, Ordering::Relaxed);
+}
+
+/// Confines this process, a command that has opened what it was told to and will compute on `device`, unless its traces go
+/// to a collector. Later calls change nothing.
+pub fn command(device: &str) {
+    static ONCE: Once = Once::new();
+    if computes_on_processors(device) && !SENDS.load(Ordering::Relaxed) {
+        ONCE.call_once(|| {
+            enter(Purpose::Command);
+        });
     }
 }
 
-/// Lets `bytes` more than is used now be taken, and some slack; `for_good` if nothing may raise that again.
-pub fn limit_memory(bytes: u64, for_good: bool) {
+/// Gives up what can be given up, for good. Call it with one thread; what cannot be given up is told on standard error.
+pub fn enter(purpose: Purpose) -> Confinement {
+    lower(Resource::Core, 0);
+    confine(purpose)
+}
+
+/// Whether what computes needs no driver, whose files and calls no filter here knows.
+pub fn computes_on_processors(device: &str) -> bool {
+    let chosen_later = cfg!(any(feature = "cuda", feature = "metal"));
+    matches!(device, "cpu" | "candle-cpu") || device == "auto" && !chosen_later
+}
+
+/// Address space for a model of `file_bytes` and caches of `kv_bytes`: mapped, packed, and as much again. A header that asks
+/// for more is hostile.
+pub fn for_model(file_bytes: u64, kv_bytes: u64) -> u64 {
+    file_bytes.saturating_mul(3).saturating_add(kv_bytes).saturating_add(SLACK_BYTES)
+}
+
+/// Lets `bytes` more of address space than is used now be taken; nothing may raise that again.
+pub fn limit_memory(bytes: u64) {
     if let Some(used) = address_space() {
-        lower(Resource::As, used.saturating_add(bytes).saturating_add(SLACK_BYTES), for_good);
+        lower(Resource::As, used.saturating_add(bytes));
     }
 }
 
 /// Lets this process use `seconds` of processor time and no more.
 pub fn limit_time(seconds: u64) {
-    lower(Resource::Cpu, seconds, true);
-}
-
-/// Lets `bytes` more than is used now be taken, and no slack; nothing may raise that again.
-pub fn limit_memory_closely(bytes: u64) {
-    if let Some(used) = address_space() {
-        lower(Resource::As, used.saturating_add(bytes), true);
-    }
+    lower(Resource::Cpu, seconds);
 }
 
 /// Lets other programs go first.
@@ -67,12 +129,11 @@ pub fn give_way() {
     }
 }
 
-/// Sets the soft limit, never above the hard one; `for_good` sets that too.
-fn lower(resource: Resource, to: u64, for_good: bool) {
+/// Sets both limits, never above the hard one.
+fn lower(resource: Resource, to: u64) {
     let most = getrlimit(resource).maximum;
-    let current = Some(most.map_or(to, |most| most.min(to)));
-    let maximum = if for_good { current } else { most };
-    if let Err(error) = setrlimit(resource, Rlimit { current, maximum }) {
+    let limit = Some(most.map_or(to, |most| most.min(to)));
+    if let Err(error) = setrlimit(resource, Rlimit { current: limit, maximum: limit }) {
         eprintln!("warning: worker: {error} when limiting {resource:?}");
     }
 }
@@ -91,152 +152,58 @@ fn address_space() -> Option<u64> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn confine() -> Result<bool, String> {
-    Ok(false)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn close_files() -> Result<(), String> {
-    Ok(())
+fn confine(_: Purpose) -> Confinement {
+    Confinement::default()
 }
 
 #[cfg(target_os = "linux")]
-fn close_files() -> Result<(), String> {
-    let mut calls = vec![(libc::SYS_openat, Vec::new())];
-    #[cfg(target_arch = "x86_64")]
-    calls.push((libc::SYS_open, Vec::new()));
-    let program = compile(seccompiler::SeccompAction::Errno(libc::EPERM as u32), calls)?;
-    seccompiler::apply_filter_all_threads(&program).map_err(|error| error.to_string())
+fn confine(purpose: Purpose) -> Confinement {
+    let warn = |what: &str, why: String| eprintln!("warning: {what}: {why}");
+    if let Err(error) = give_up_privileges() {
+        warn("privileges could not be given up", error.to_string());
+    }
+    let landlocked = landlock().unwrap_or_else(|why| {
+        warn("no Landlock", why);
+        false
+    });
+    let filtered = filter::install(purpose).map_err(|why| warn("no sandbox", why)).is_ok();
+    Confinement { filtered, landlocked }
 }
 
+/// No capability, none to gain, and no other process of this user may look inside.
 #[cfg(target_os = "linux")]
-fn confine() -> Result<bool, String> {
-    use rustix::process::{Signal, set_parent_process_death_signal};
-    use seccompiler::SeccompAction::Errno;
-
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| error.to_string())?;
-    // The C library falls back to `clone`, whose flags a filter can see, only if `clone3` does not exist.
-    install(Errno(libc::ENOSYS as u32), [(libc::SYS_clone3, Vec::new())])?;
-    install(Errno(libc::EPERM as u32), denied()?)?;
-    Ok(true)
-}
-
-#[cfg(target_os = "linux")]
-fn install(
-    answer: seccompiler::SeccompAction,
-    rules: impl IntoIterator<Item = (i64, Vec<seccompiler::SeccompRule>)>,
-) -> Result<(), String> {
-    seccompiler::apply_filter(&compile(answer, rules)?).map_err(|error| error.to_string())
-}
-
-/// A filter that gives `answer` where a rule matches and allows the rest.
-#[cfg(target_os = "linux")]
-fn compile(
-    answer: seccompiler::SeccompAction,
-    rules: impl IntoIterator<Item = (i64, Vec<seccompiler::SeccompRule>)>,
-) -> Result<seccompiler::BpfProgram, String> {
-    let machine = std::env::consts::ARCH.try_into().map_err(|error| format!("{error}"))?;
-    let allow = seccompiler::SeccompAction::Allow;
-    seccompiler::SeccompFilter::new(rules.into_iter().collect(), allow, answer, machine)
-        .and_then(TryInto::try_into)
-        .map_err(|error| error.to_string())
-}
-
-/// What a worker never needs.
-#[cfg(target_os = "linux")]
-fn denied() -> Result<Vec<(i64, Vec<seccompiler::SeccompRule>)>, String> {
-    use libc as c;
-    use seccompiler::{SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq, SeccompCondition, SeccompRule};
-
-    let mut rules: Vec<_> = [
-        c::SYS_socket,
-        c::SYS_socketpair,
-        c::SYS_connect,
-        c::SYS_bind,
-        c::SYS_listen,
-        c::SYS_accept,
-        c::SYS_accept4,
-        c::SYS_execve,
-        c::SYS_execveat,
-        c::SYS_ptrace,
-        c::SYS_process_vm_readv,
-        c::SYS_process_vm_writev,
-        c::SYS_kill,
-        c::SYS_tkill,
-        c::SYS_pidfd_open,
-        c::SYS_pidfd_getfd,
-        c::SYS_pidfd_send_signal,
-        c::SYS_unshare,
-        c::SYS_setns,
-        c::SYS_mount,
-        c::SYS_umount2,
-        c::SYS_pivot_root,
-        c::SYS_chroot,
-        c::SYS_bpf,
-        c::SYS_perf_event_open,
-        c::SYS_userfaultfd,
-        c::SYS_io_uring_setup,
-        c::SYS_keyctl,
-        c::SYS_add_key,
-        c::SYS_request_key,
-        c::SYS_init_module,
-        c::SYS_finit_module,
-        c::SYS_kexec_load,
-        c::SYS_open_by_handle_at,
-        c::SYS_openat2,
-        c::SYS_unlinkat,
-        c::SYS_renameat,
-        c::SYS_renameat2,
-        c::SYS_linkat,
-        c::SYS_symlinkat,
-        c::SYS_mkdirat,
-        c::SYS_mknodat,
-        c::SYS_fchmod,
-        c::SYS_fchmodat,
-        c::SYS_fchown,
-        c::SYS_fchownat,
-        c::SYS_truncate,
-        c::SYS_setuid,
-        c::SYS_setgid,
-    ]
-    .into_iter()
-    .map(|call| (call, Vec::new()))
-    .collect();
-    #[cfg(target_arch = "x86_64")]
-    rules.extend(
-        [
-            c::SYS_fork,
-            c::SYS_vfork,
-            c::SYS_creat,
-            c::SYS_unlink,
-            c::SYS_rename,
-            c::SYS_link,
-            c::SYS_symlink,
-            c::SYS_mkdir,
-            c::SYS_rmdir,
-            c::SYS_mknod,
-            c::SYS_chmod,
-            c::SYS_chown,
-            c::SYS_lchown,
-        ]
-        .map(|call| (call, Vec::new())),
-    );
-    let bits = |argument: u8, mask: i32, value: i32| {
-        let condition = SeccompCondition::new(argument, Dword, MaskedEq(mask as u64), value as u64);
-        condition.and_then(|condition| SeccompRule::new(vec![condition])).map_err(|error| error.to_string())
+fn give_up_privileges() -> rustix::io::Result<()> {
+    use rustix::{
+        process::{DumpableBehavior, set_dumpable_behavior},
+        thread::{
+            CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities,
+            set_no_new_privs,
+        },
     };
-    let writing = |argument: u8| -> Result<Vec<SeccompRule>, String> {
-        Ok(vec![
-            bits(argument, c::O_ACCMODE, c::O_WRONLY)?,
-            bits(argument, c::O_ACCMODE, c::O_RDWR)?,
-            bits(argument, c::O_CREAT, c::O_CREAT)?,
-            bits(argument, c::O_TRUNC, c::O_TRUNC)?,
-        ])
-    };
-    rules.push((c::SYS_openat, writing(2)?));
-    #[cfg(target_arch = "x86_64")]
-    rules.push((c::SYS_open, writing(1)?));
-    // A new process, as opposed to a thread of this one.
-    rules.push((c::SYS_clone, vec![bits(0, c::CLONE_THREAD, 0)?]));
-    Ok(rules)
+
+    set_no_new_privs(true)?;
+    for capability in CapabilitySet::all().iter() {
+        // Without privileges there is nothing to remove, and the kernel says so.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+}
+
+/// Forbids every path, every port and signals to processes outside; whether the kernel knows how.
+#[cfg(target_os = "linux")]
+fn landlock() -> Result<bool, String> {
+    use landlock::{ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetStatus, Scope};
+
+    // Rights that later kernels know are unknown to this list, and the filter has no call that would use them.
+    const KNOWN: ABI = ABI::V6;
+    let rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(KNOWN))
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(KNOWN)))
+        .and_then(|rules| rules.scope(Scope::from_all(KNOWN)))
+        .and_then(Ruleset::create)
+        .and_then(|rules| rules.restrict_self());
+    let status = rules.map_err(|error| error.to_string())?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
 }

@@ -37,7 +37,7 @@ use super::Constraints;
 use crate::{
     Error, Result,
     confine::{
-        self,
+        self, Purpose,
         child::{Child, lock},
     },
 };
@@ -165,9 +165,10 @@ pub fn run() -> Result<()> {
             "`shoal worker` is started by the daemon: standard input must be its socket",
         ));
     }
-    confine::enter();
+    confine::begin_child();
     confine::limit_time(CPU_SECONDS);
-    confine::limit_memory_closely(MEMORY_BYTES);
+    confine::limit_memory(MEMORY_BYTES);
+    confine::enter(Purpose::Compute);
     let mut text = Vec::new();
     (&stream).take(MAX_BYTES).read_to_end(&mut text)?;
     let format = serde_json::from_slice(&text)?;

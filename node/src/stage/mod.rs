@@ -95,6 +95,8 @@ pub struct Stage {
     pub draining: watch::Receiver<bool>,
     /// Its place here, given back when it ends, however it ends.
     pub slot: SlotGuard,
+    /// Counts it for its requester among what others hold of this node.
+    pub permit: Permit,
     /// Where lazy shadows keep what they are sent, shared by all sessions.
     pub room: Arc<Semaphore>,
 }
@@ -174,9 +176,9 @@ impl Stage {
         stage.table.leave(stage.requester, stage.session);
         let worker = stage.worker.borrow().clone();
         worker.close(stage.place());
-        let Stage { session, books, slot, .. } = stage;
+        let Stage { session, books, slot, permit, .. } = stage;
         // The next waiting ask is admitted when the books say that the slot is free.
-        drop(slot);
+        drop((permit, slot));
         let _ = books.send(Served::Ended(session)).await;
     }
 }

@@ -21,11 +21,13 @@
 //! the worker waits); [`MAX_REPLIES`] questions unanswered; caches within [`Spec::kv_bytes`] (an opening beyond it is refused with what
 //! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame.
 //!
-//! Limits: until its model is loaded a worker may read any file its user may read; memory beyond caches is bounded by the address space
-//! measured after loading, not by a promise of the model's size. Unix only.
+//! A worker is confined ([`crate::confine`]) before it looks at its file, which the daemon opens for it.
+//!
+//! Limits: memory beyond caches is bounded by three times the file's size, not by a promise of the model. Unix only.
 
 mod batcher;
 mod handle;
+mod identity;
 pub mod ipc;
 mod load;
 mod poison;
@@ -181,6 +183,8 @@ pub struct Ready {
     pub class: Class,
     /// Whether the system lets the worker give up network, writing and starting programs.
     pub sandboxed: bool,
+    /// Whether the kernel has Landlock, too.
+    pub landlocked: bool,
 }
 
 impl Ready {
@@ -205,6 +209,7 @@ impl Ready {
             costs: None,
             class: Class::Approx,
             sandboxed: false,
+            landlocked: false,
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod crash;
 mod cut;
+mod engine;
 mod fold;
 mod forms;
 mod whole;

@@ -11,6 +11,7 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay, upnp};
+use scheduler::governor::Resource;
 
 use super::{Dial, EventLoop, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::{BehaviourEvent, split_life};
@@ -18,6 +19,7 @@ use crate::control;
 use crate::error::Error;
 use crate::event::{Event, Reachability};
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
+use crate::governor::{ANNOUNCEMENT_US, ASK_US};
 use crate::identity::{node_id, peer_id};
 use crate::link::{Lane, behaviour::Incoming};
 use crate::path::{self, Path, plausible};
@@ -281,6 +283,12 @@ impl EventLoop {
                 }
             }
             Lane::Control => {
+                let holder = self.governor.holder(from);
+                if let Err(refused) = self.governor.spend(holder, Resource::Cpu, ASK_US) {
+                    // Dropping the stream resets it.
+                    tracing::debug!(node = %from, %refused, "an ask is refused");
+                    return;
+                }
                 let reporter = self.reporter.clone();
                 tokio::spawn(async move {
                     if let Ok((ask, reply)) = control::listen(stream).await {
@@ -348,6 +356,12 @@ impl EventLoop {
     fn patience(&mut self, source: &PeerId, now: Instant) -> Patience {
         let Some(met) = self.met.get_mut(source) else { return Patience::Drop };
         let patience = met.forwarder.hear(now);
+        let holder = self.governor.holder(met.node);
+        if patience == Patience::Listen
+            && self.governor.spend(holder, Resource::Cpu, ANNOUNCEMENT_US).is_err()
+        {
+            return Patience::Drop;
+        }
         if patience == Patience::Deafen {
             met.deaf_until = Some(now + DEAF_FOR);
         }

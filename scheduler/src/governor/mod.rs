@@ -41,13 +41,16 @@ pub enum Resource {
     Bytes,
     /// Leases of others: a place for a session.
     Leases,
+    /// Work that asks and announcements make before anything else decides on them, microseconds at fixed prices: what a clock
+    /// measures on a busy machine would shut out the wrong ones.
+    Cpu,
     /// Dials to addresses that another node named. The prefix is that of the address, the peer the one who named it.
     Dials,
 }
 
 impl Resource {
     /// Every resource, in the order of [`TABLE`].
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Handshakes,
         Self::QuicHandshakes,
         Self::Connections,
@@ -55,6 +58,7 @@ impl Resource {
         Self::Asks,
         Self::Bytes,
         Self::Leases,
+        Self::Cpu,
         Self::Dials,
     ];
 
@@ -68,6 +72,7 @@ impl Resource {
             Self::Asks => "asks",
             Self::Bytes => "bytes",
             Self::Leases => "leases",
+            Self::Cpu => "cpu_us",
             Self::Dials => "dials",
         }
     }
@@ -139,6 +144,14 @@ pub const TABLE: [Limit; Resource::ALL.len()] = [
         "six of the longest frames for a peer; with a daemon's own memory less than 512 MiB",
     ),
     row(Resource::Leases, [64, 64, 64], "the places of a node; see the door of leases for who gets them"),
+    Limit {
+        resource: Resource::Cpu,
+        measure: Measure::Spent { within_ms: 1_000 },
+        node: 2_000_000,
+        prefix: 1_000_000,
+        peer: 500_000,
+        why: "half a core for a peer, two for all: five hundred asks a second, or the news of some thousand nodes at once",
+    },
     Limit {
         resource: Resource::Dials,
         measure: Measure::Spent { within_ms: 60_000 },

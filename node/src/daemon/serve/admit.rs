@@ -23,6 +23,7 @@ use scheduler::{
     account::Tier,
     admit::{self, Guards, Limits, SlotGuard},
     door::{self, Decision, Ending, Key, Refused},
+    governor::Resource,
 };
 use tokio::sync::oneshot;
 
@@ -237,6 +238,7 @@ impl Serving {
             }
             Decision::Refuse(ask, why) => {
                 if let Some((_, reply)) = self.door.asks.remove(&ask.id) {
+                    self.node.network.governor().refuse(Resource::Leases);
                     self.node.network.answer(reply, refused(why));
                 }
             }
@@ -264,6 +266,13 @@ impl Serving {
         let Some(held) = self.models.get(lease.model) else {
             return self.node.network.answer(reply, Answer::not_held(&[]));
         };
+        let permit = match self.node.network.governor().take_for(requester, Resource::Leases, 1) {
+            Ok(permit) => permit,
+            Err(refused) => {
+                let busy = Answer::refused(Refusal::Busy, &refused.to_string());
+                return self.node.network.answer(reply, busy);
+            }
+        };
         let Some((inlets, doors)) = self.table.enter(requester, session) else {
             let busy = Answer::refused(Refusal::Busy, "no more sessions here");
             return self.node.network.answer(reply, busy);
@@ -280,6 +289,7 @@ impl Serving {
             books: self.books.clone(),
             draining: self.gate.draining.subscribe(),
             slot,
+            permit,
             room: self.room.clone(),
         };
         self.totals.sessions += 1;

@@ -88,6 +88,7 @@ impl Daemon {
             "offered": spans(&self.serving.offered(held)),
             "resident_bytes": ready.resident_bytes,
             "sandboxed": ready.sandboxed,
+            "landlocked": ready.landlocked,
             "decode_ms_per_layer": ready.decode_ms,
             "prefill_ms_per_layer": ready.prefill_ms,
             "visit_ms": ready.visit_ms,

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 /// How much is under way, as the compute thread last said.
 #[derive(Debug, Default)]
 pub struct Gauges {
@@ -13,7 +15,7 @@ pub struct Gauges {
 }
 
 /// A reading of [`Gauges`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
     /// Answers computed now.
     pub sessions: u64,
