@@ -28,6 +28,11 @@ fn ranges(cuts: &[u32], layers: u32) -> Vec<LayerRange> {
     edges.windows(2).map(|pair| range(pair[0], pair[1])).collect()
 }
 
+/// Rounding before layer 2.
+fn two() -> Rounding {
+    Rounding { boundaries: vec![2], ..Rounding::NONE }
+}
+
 /// A session over one shard, a cache per range; what crosses a cut is only what a stage gave.
 struct Session<'a> {
     shard: &'a Shard,
@@ -204,11 +209,11 @@ fn a_batch_over_a_sub_range_gives_each_session_its_own_bits() {
     let mut alone = |prompt: &[u32]| {
         let mut kv = shard.new_state_of(head).unwrap();
         let item = Item { state: &mut kv, input: Input::Tokens(prompt), output: Output::All };
-        shard.run(&mut ws, head, &[2], &mut [item]).unwrap();
+        shard.run(&mut ws, head, &two(), &mut [item]).unwrap();
         let entering = ws.activations(0).to_vec();
         let mut kv = shard.new_state_of(middle).unwrap();
         let item = Item { state: &mut kv, input: Input::Activations(&entering), output: Output::Last };
-        shard.run(&mut ws, middle, &[2], &mut [item]).unwrap();
+        shard.run(&mut ws, middle, &two(), &mut [item]).unwrap();
         (entering, bits(ws.activations(0)), kv.snapshot().unwrap())
     };
     let one: Vec<_> = prompts.iter().map(|prompt| alone(prompt)).collect();
@@ -222,7 +227,7 @@ fn a_batch_over_a_sub_range_gives_each_session_its_own_bits() {
             output: Output::Last,
         })
         .collect();
-    shard.run(&mut ws, middle, &[2], &mut items).unwrap();
+    shard.run(&mut ws, middle, &two(), &mut items).unwrap();
     for (index, ((_, given, state), kv)) in one.iter().zip(&caches).enumerate() {
         assert!(bits(ws.activations(index)) == *given && kv.snapshot().unwrap() == *state, "session {index}");
     }
@@ -307,7 +312,12 @@ fn rows_may_enter_at_layer_0() {
     let mut run = |input| {
         let mut kv = shard.new_state();
         shard
-            .run(&mut ws, range(0, 6), &[], &mut [Item { state: &mut kv, input, output: Output::Last }])
+            .run(
+                &mut ws,
+                range(0, 6),
+                &Rounding::NONE,
+                &mut [Item { state: &mut kv, input, output: Output::Last }],
+            )
             .unwrap();
         bits(ws.logits(0))
     };

@@ -17,7 +17,7 @@ use super::fields::{
 };
 use super::frame::COMMIT_LEN;
 use super::receipt::{Receipt, Work};
-use crate::codec::{Rounding, Wire};
+use crate::codec::Rounding;
 
 /// Longest ask, bytes. A longer one is refused unread.
 pub const MAX_ASK: usize = 16 << 10;
