@@ -178,7 +178,7 @@ impl Stage {
         worker.close(stage.place());
         let Stage { session, books, slot, permit, .. } = stage;
         // The next waiting ask is admitted when the books say that the slot is free.
-        drop((slot, permit));
+        drop((permit, slot));
         let _ = books.send(Served::Ended(session)).await;
     }
 }
@@ -253,7 +253,6 @@ impl Running {
             layers: lease.layers,
             positions: lease.positions,
             at: lease.at,
-            wire: lease.wire,
             rounding: lease.rounding.clone(),
             conduct: None,
         };

@@ -6,9 +6,10 @@
 //! 1. *A lease is used or lost.* Without a frame or a beacon within [`FIRST_SIGN_MS`] of its grant the place is taken
 //!    back. A standby waits for rows as long as its lease says, but the requester's beacon must come as well.
 //! 2. *A place ends with its requester's last connection*, [`GRACE_MS`] later, so that one that reconnects goes on.
-//! 3. *One place while others wait.* A requester of the lowest tier that has several places loses the idlest one without
-//!    rows for [`IDLE_MS`] when an ask of a requester with fewer waits; its only one, when it was idle for [`LONG_IDLE_MS`]
-//!    or a contributor waits. A place that works is never taken.
+//! 3. *One place while others wait.* A requester of the lowest tier that has several places loses the idlest one when an ask
+//!    of a requester with fewer waits: after [`SPARE_MS`] where no rows have come yet, after [`IDLE_MS`] without rows
+//!    otherwise. It loses its only one when that was idle for [`LONG_IDLE_MS`] or a contributor waits. A place that works
+//!    is never taken.
 //! 4. *What was given back stays so.* [`CLOSED`] sessions are remembered with the epoch they were given back under, so
 //!    that a lease which its own release overtook is not granted after it; beyond, the oldest is forgotten and such a
 //!    lease is lost by the first rule.
@@ -31,6 +32,8 @@ pub const FIRST_SIGN_MS: u64 = 3_000;
 pub const GRACE_MS: u64 = 3_000;
 /// A place without rows for this long is idle, ms; well above what a step of an ordinary pipeline takes.
 pub const IDLE_MS: u64 = 3_000;
+/// A place beyond a stranger's first that no rows have come to is idle after this, ms: an ask waits longer than this.
+pub const SPARE_MS: u64 = 1_000;
 /// The only place of a stranger is idle after this, ms: a stage may wait as long for the first chunk of a long prompt.
 pub const LONG_IDLE_MS: u64 = 10_000;
 /// Sessions given back that are remembered.
@@ -113,6 +116,8 @@ struct Place {
     granted: bool,
     /// Whether any sign of use came.
     shown: bool,
+    /// Whether rows came.
+    used: bool,
     /// The last rows, or the grant.
     worked: Millis,
     /// Whether it was told to end.
@@ -241,7 +246,7 @@ impl Door {
     /// Rows came. A standby takes its memory now, and ends where there is none.
     pub fn rows(&mut self, now: Millis, key: Key) -> Option<Decision> {
         let place = self.places.get_mut(&key)?;
-        (place.shown, place.worked) = (true, now);
+        (place.shown, place.used, place.worked) = (true, true, now);
         let id = place.ask;
         (!self.queue.claim(id)).then(|| self.end(key, Ending::NoRoom)).flatten()
     }
@@ -281,8 +286,15 @@ impl Door {
                 decisions.push(self.forward(ask));
                 continue;
             }
-            let place =
-                Place { ask: ask.id, since: now, granted: false, shown: false, worked: now, ending: false };
+            let place = Place {
+                ask: ask.id,
+                since: now,
+                granted: false,
+                shown: false,
+                used: false,
+                worked: now,
+                ending: false,
+            };
             self.places.insert(ask.key, place);
             decisions.push(Decision::Start(ask));
         }
@@ -320,7 +332,11 @@ impl Door {
             let yields = |(key, place): &(&Key, &Place)| {
                 let others = self.queue.places(key.requester);
                 let several = head.tier > 0 || others > its + 1;
-                let idle_ms = if several { IDLE_MS } else { LONG_IDLE_MS };
+                let idle_ms = match (several, place.used) {
+                    (true, false) => SPARE_MS,
+                    (true, true) => IDLE_MS,
+                    (false, _) => LONG_IDLE_MS,
+                };
                 self.queue.tier(place.ask) == Some(0)
                     && !place.ending
                     && now.since(place.worked) >= idle_ms

@@ -94,10 +94,23 @@ fn a_stranger_with_several_idle_places_yields_one_and_one_that_works_does_not() 
 }
 
 #[test]
+fn hoarded_places_make_room_while_the_next_ask_still_waits() {
+    let mut door = door(4);
+    (1..5).for_each(|id| enters(&mut door, 0, ask(id, 1)));
+    (1..5).for_each(|id| door.beacon(key(1, id)));
+    assert_eq!(door.lease(Millis(10), ask(8, 2)), None);
+    assert_eq!(door.turn(Millis(SPARE_MS - 1)), []);
+    assert_eq!(door.turn(Millis(SPARE_MS)), [Decision::End(key(1, 1), Ending::Yields)]);
+    door.ended(1);
+    assert_eq!(door.turn(Millis(SPARE_MS + 1)), [Decision::Start(ask(8, 2))]);
+}
+
+#[test]
 fn an_idle_stranger_makes_room_for_a_contributor() {
     let mut door = door(1);
     enters(&mut door, 0, ask(1, 1));
     door.beacon(key(1, 1));
+    assert_eq!(door.rows(Millis(0), key(1, 1)), None);
     assert_eq!(door.lease(Millis(IDLE_MS), ask(2, 2)), None);
     assert_eq!(door.turn(Millis(IDLE_MS)), [], "it has one place, as any stranger may");
     let contributor = Ask { tier: 1, ..ask(3, 3) };

@@ -238,6 +238,7 @@ impl Serving {
             }
             Decision::Refuse(ask, why) => {
                 if let Some((_, reply)) = self.door.asks.remove(&ask.id) {
+                    self.node.network.governor().refuse(Resource::Leases);
                     self.node.network.answer(reply, refused(why));
                 }
             }
