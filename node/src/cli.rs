@@ -270,10 +270,11 @@ impl EngineArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Wire")]
 pub struct WireArgs {
-    /// raw: activations stay exact; q8: they are rounded to 8 bits at --cuts, as a swarm session over that wire does
-    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    /// raw: activations stay exact; c10, c8, c7, q8, bf16, f16: they are rounded at --cuts, as a swarm session over that
+    /// wire does
+    #[arg(long, default_value = "raw", value_parser = p2p::codec::Wire::ALL.map(p2p::codec::Wire::name))]
     pub wire: String,
-    /// Layers before which a q8 session is cut, in ascending order
+    /// Layers before which such a session is cut, in ascending order
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub cuts: Vec<u32>,
 }
