@@ -37,7 +37,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<PlanReport> {
         )));
     }
     let model = args.model.clone().unwrap_or_else(|| library::DEFAULT_MODEL.to_owned());
-    let model = Model::load(&EngineArgs { model, ..EngineArgs::default_model() })?;
+    let model = Model::load_confined(&EngineArgs { model, ..EngineArgs::default_model() })?;
     let ids = prompt::encode_chat(&model, &json!([{ "role": "user", "content": args.prompt }]))?;
     let layers = model.executor.range().end();
     let measured = measure(&model, &ids)?;
