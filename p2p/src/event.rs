@@ -1,5 +1,6 @@
 //! The events that the event loop reports and the commands it takes from [`crate::Network`].
 
+use libp2p::swarm::ConnectionId;
 use scheduler::{ModelId, NodeId};
 use tokio::sync::oneshot;
 
@@ -111,7 +112,7 @@ pub struct PeerInfo {
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),
     Dial { addresses: Vec<String>, peer: Option<NodeId>, reply: oneshot::Sender<Result<NodeId>> },
-    DialBeside { contact: Contact },
+    Doubt { contact: Contact, connection: ConnectionId },
     Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
     Open { node: NodeId, lane: Lane, reply: Opened },
     Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },

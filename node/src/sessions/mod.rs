@@ -36,6 +36,13 @@ pub const MAX_SESSIONS: usize = 256;
 /// What a neighbor's stream brought.
 #[derive(Debug)]
 pub enum Arrival {
+    /// A neighbor opened a stream, which its frames under this epoch come by from now on.
+    Began {
+        /// Who.
+        from: NodeId,
+        /// Under which epoch.
+        epoch: u32,
+    },
     /// A frame, its header checked.
     Frame {
         /// Who sent it.
@@ -135,6 +142,9 @@ impl SessionTable {
         }
         let Ok(hello) = Hello::read(&hello) else { return };
         let Some(inlets) = self.get(hello.session) else { return };
+        if inlets.frames.send(Arrival::Began { from, epoch: hello.epoch }).await.is_err() {
+            return;
+        }
         let mut head = [0; HEADER_LEN];
         while stream.recv_exact(&mut head).await.is_ok() {
             let Ok(header) = Header::read(&head) else { break };

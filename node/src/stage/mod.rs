@@ -15,6 +15,7 @@
 mod commitment_chain;
 mod inputs;
 mod lazy_log;
+mod neighbors;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -43,6 +44,7 @@ use self::{
     commitment_chain::CommitmentChain,
     inputs::Inputs,
     lazy_log::{Frame, LazyLog},
+    neighbors::Neighbors,
 };
 use crate::{
     clock,
@@ -126,6 +128,7 @@ struct Running {
     inputs: BTreeMap<u32, Inputs>,
     /// Who waits for the bill, and until how many positions, and until when.
     settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
+    neighbors: Neighbors,
     outboxes: PeerStreams,
     /// The latest epoch leased, and its jobs at the worker.
     epoch: u32,
@@ -145,8 +148,11 @@ impl Stage {
     }
 
     async fn serve(self, inlets: Inlets, mut doors: Outlets) {
-        let mut beacon = interval(Duration::from_millis(BEACON_MS));
-        beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let [mut beacon, mut look] = [BEACON_MS, neighbors::LOOK_MS].map(|ms| {
+            let mut ticks = interval(Duration::from_millis(ms));
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ticks
+        });
         let mut running = Running {
             leases: BTreeMap::new(),
             words: BTreeMap::new(),
@@ -154,6 +160,7 @@ impl Stage {
             replay: VecDeque::new(),
             inputs: BTreeMap::new(),
             settling: None,
+            neighbors: Neighbors::new(self.network.clone(), inlets.orders.clone()),
             outboxes: PeerStreams::new(self.network.clone(), self.session, inlets.orders),
             epoch: 0,
             jobs: 0,
@@ -170,6 +177,7 @@ impl Stage {
                 Some(order) = doors.orders.recv() => if running.order(order).await { break },
                 Some(arrival) = doors.frames.recv(), if running.is_ready() => running.arrival(arrival).await,
                 _ = beacon.tick(), if running.jobs > 0 || running.settling.is_some() => running.beacon(),
+                _ = look.tick(), if running.jobs == 0 => running.neighbors.look(running.idle_since, running.stage.requester, &running.leases),
                 () = sleep_until(expires) => break,
             }
             running.go_through();
@@ -225,6 +233,10 @@ impl Running {
                     self.send(self.stage.requester, header, Bytes::new());
                 }
                 node == self.stage.requester
+            }
+            Order::Detoured(node) => {
+                self.outboxes.turn(node);
+                false
             }
             _ => false,
         }
@@ -357,7 +369,11 @@ impl Running {
     }
 
     async fn arrival(&mut self, arrival: Arrival) {
-        let Arrival::Frame { from, header, payload } = arrival else { return };
+        let (from, header, payload) = match arrival {
+            Arrival::Frame { from, header, payload } => (from, header, payload),
+            Arrival::Began { from, epoch } => return self.outboxes.began(from, epoch),
+            Arrival::Ended { .. } => return,
+        };
         if !header.kind.carries() {
             return;
         }

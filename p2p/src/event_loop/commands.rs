@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use libp2p::kad::RecordKey;
 use libp2p::multiaddr::Protocol;
+use libp2p::swarm::ConnectionId;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId};
 use scheduler::{ModelId, NodeId};
@@ -34,7 +35,7 @@ impl EventLoop {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
             Command::Dial { addresses, peer, reply } => self.dial(&addresses, peer, reply),
-            Command::DialBeside { contact } => self.dial_beside(&contact),
+            Command::Doubt { contact, connection } => self.doubt(&contact, connection),
             Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
             Command::Open { node, lane, reply } => match peer_id(node) {
                 Some(peer) => self.swarm.behaviour_mut().link.open(peer, lane, reply),
@@ -131,7 +132,11 @@ impl EventLoop {
         };
         addresses.iter().for_each(|address| self.book.add(peer, address.clone(), Source::Found, now));
         if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
-            return drop(reply.send(Ok(met.node)));
+            // A connection that is doubted will do only where the one that is being made beside it fails.
+            if !self.swarm.behaviour().link.is_doubted(&peer) || !self.dialing.dials.contains_key(&peer) {
+                return drop(reply.send(Ok(met.node)));
+            }
+            return self.dialing.waiting.entry(peer).or_default().push(reply);
         }
         self.dialing.waiting.entry(peer).or_default().push(reply);
         let all = self.and_known(&peer, addresses);
@@ -146,19 +151,27 @@ impl EventLoop {
         addresses
     }
 
-    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by
-    /// may lead to a process that has died. Only QUIC says nothing then; a peer met over TCP is alive. The new
-    /// connection introduces the process that is there now ([`EventLoop::meet_restarted`]).
-    fn dial_beside(&mut self, contact: &Contact) {
+    /// A peer does not answer over a connection: it is used no more until it does. Where there is no better one, the peer is
+    /// dialed beside it.
+    fn doubt(&mut self, contact: &Contact, connection: ConnectionId) {
         let Ok((Some(peer), addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
             return;
         };
+        self.swarm.behaviour_mut().link.doubt(&peer, connection);
+        if self.swarm.behaviour().link.is_doubted(&peer) {
+            self.dial_beside(peer, addresses);
+        }
+    }
+
+    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by
+    /// may lead to a process that has died, or carry one way only, and says nothing of it. The new
+    /// connection introduces the process that is there now ([`EventLoop::meet_restarted`]).
+    pub(super) fn dial_beside(&mut self, peer: PeerId, addresses: Vec<Multiaddr>) {
         let addresses = self.and_known(&peer, addresses);
         if !self.met.contains_key(&peer) {
             return self.dial_peer(peer, addresses);
         }
-        let quic_only = self.swarm.behaviour().link.is_quic_only(&peer);
-        if self.dialing.dials.contains_key(&peer) || addresses.is_empty() || !quic_only {
+        if self.dialing.dials.contains_key(&peer) || addresses.is_empty() {
             return;
         }
         if !self.book.may_dial_beside(&peer, Instant::now()) {

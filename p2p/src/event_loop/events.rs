@@ -110,6 +110,10 @@ impl EventLoop {
             _ => None,
         };
         self.book.connected(peer, dialed, unix_now(), now);
+        if self.met.get(&peer).is_some_and(|met| met.told.is_some()) {
+            let waiting = self.dialing.waiting.remove(&peer);
+            waiting.into_iter().flatten().for_each(|reply| drop(reply.send(Ok(node))));
+        }
         self.met.entry(peer).or_insert_with(|| Met {
             node,
             since: now,
@@ -164,6 +168,18 @@ impl EventLoop {
         }
         tracing::debug!(%peer, %error, "a dial failed");
         let ended = self.dial_ended(&peer, connection);
+        if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
+            // It was dialed beside a connection that is doubted, and that is what there is.
+            let node = met.node;
+            if !self.dialing.dials.contains_key(&peer) {
+                self.dialing
+                    .waiting
+                    .remove(&peer)
+                    .into_iter()
+                    .flatten()
+                    .for_each(|reply| drop(reply.send(Ok(node))));
+            }
+        }
         let under_way = self.dialing.dials.contains_key(&peer) || self.met.contains_key(&peer);
         if under_way || matches!(error, DialError::DialPeerConditionFalse(_)) {
             return;
@@ -445,6 +461,9 @@ impl EventLoop {
                 let ms = elapsed.as_secs_f64() * 1e3;
                 met.rtt_ms = Some(ms);
                 met.missed.remove(&event.connection);
+                if self.swarm.behaviour_mut().link.trust(&event.peer, event.connection) {
+                    self.book.doubted_in_vain(&event.peer);
+                }
                 if met.told.is_some() {
                     self.outbox.may(Event::RoundTrip { node: met.node, ms });
                 }
@@ -453,7 +472,13 @@ impl EventLoop {
             Err(error) => {
                 let missed = met.missed.entry(event.connection).or_default();
                 *missed += 1;
-                if *missed >= MAX_MISSED {
+                let missed = *missed;
+                self.swarm.behaviour_mut().link.doubt(&event.peer, event.connection);
+                if missed < MAX_MISSED && self.swarm.behaviour().link.is_doubted(&event.peer) {
+                    self.dial_beside(event.peer, Vec::new());
+                }
+                let Some(met) = self.met.get(&event.peer) else { return };
+                if missed >= MAX_MISSED {
                     tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
                     self.swarm.close_connection(event.connection);
                 }

@@ -22,7 +22,8 @@
 //! Detection. Who is waited for and says nothing (no output, no beacon, no promise) is asked whether it is there, ten
 //! times a second. No answer for [`SILENCE_MS`](crate::recover::SILENCE_MS) and the network's part makes it *suspect*: its shadow gets the frame, and
 //! every later one until it speaks again. As long again and it is left. A node that answers is slow, not gone: it has
-//! until its patience ends; one that has no past, answers and does not say that it computes is sent its frame again. A look that comes late proves that this machine slept and nothing else.
+//! until its patience ends; one that has no past, answers and does not say that it computes is sent its frame again. One that
+//! is reached another way than before ([`Event::Detoured`]) is asked and sent again at once what it owes. A look that comes late proves that this machine slept and nothing else.
 //!
 //! What a stage promises (the other end of this machine): a frame names session, epoch, attempt and positions `[from, to)`.
 //! A lower epoch is dropped, a higher one adopted; a lower attempt of the epoch is dropped. `from` beyond its KV is answered with `NeedReplay { have }`;
@@ -286,6 +287,7 @@ impl Session {
                     stage.alive = now;
                 }
             }
+            Event::Detoured { node } => self.detoured(now, node, &mut actions),
             Event::Tokens { epoch, attempt, position, tokens, stop, draft } => {
                 if epoch == self.epoch {
                     self.sampled(now, attempt, position, &tokens, (stop, draft), &mut actions);

@@ -10,8 +10,8 @@
 //! ```
 
 use super::{Action, Phase, Session};
-use crate::Millis;
 use crate::recover::{COLD_STEP_MS, Detector, Failure, SILENCE_MS};
+use crate::{Millis, NodeId};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
 const STALLING: u64 = 8;
@@ -112,6 +112,31 @@ impl Session {
         let (node, from) = (self.stages[stage].segment.node, self.stages[stage].done.min(self.known() - 1));
         let to = self.logged(stage).min(self.reach());
         actions.push(self.send(stage, node, from, to));
+    }
+
+    /// A node is reached another way than before. What it owes it may never have been asked for: it is asked again for its
+    /// promise, or given its frame once more, unless it says meanwhile that it computes.
+    pub(super) fn detoured(&mut self, now: Millis, node: NodeId, actions: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Opening => {
+                for at in 0..self.stages.len() {
+                    if self.stages[at].segment.node == node && self.stages[at].have.is_none() {
+                        self.stages[at].alive = now;
+                        actions.push(self.ask_promise(at));
+                    }
+                }
+            }
+            Phase::Stepping => {
+                let reach = self.reach();
+                let Some(at) = self.stages.iter().position(|stage| stage.done < reach) else { return };
+                let stage = &mut self.stages[at];
+                if stage.segment.node == node && now.since(stage.heard) >= LOOK_MS {
+                    stage.alive = now;
+                    self.send_again(at, actions);
+                }
+            }
+            Phase::Asking | Phase::Over => {}
+        }
     }
 
     fn ping(&self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
