@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use libp2p::swarm::ConnectionId;
 use scheduler::{ModelId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
@@ -115,8 +116,8 @@ impl Network {
         for _ in 0..REACHES {
             self.connect(contact).await?;
             match self.ping_once(contact, patience).await {
-                Some(true) => return Ok(true),
-                Some(false) => {}
+                Some((_, true)) => return Ok(true),
+                Some((_, false)) => {}
                 // What there was is closed now.
                 None => tokio::time::sleep(PAUSE).await,
             }
@@ -126,33 +127,36 @@ impl Network {
 
     /// Asks `contact` whether it is there, and again over whatever connection there is then each time that it has not
     /// answered for `patience`; see [`Network::reach`]. Each of the later tries waits twice as long. Says whether it answered
-    /// the first time; `None` when it did not at all.
+    /// over the connection that was the best at first, early or late; `None` when it did not at all.
     pub async fn ping(&self, contact: &Contact, patience: Duration) -> Option<bool> {
+        let mut first = None;
         for attempt in 0..REACHES {
             self.connect(contact).await.ok()?;
             match self.ping_once(contact, patience * (1 << attempt)).await {
-                Some(true) => return Some(attempt == 0),
-                Some(false) => {}
+                Some((connection, true)) => return Some(*first.get_or_insert(connection) == connection),
+                Some((connection, false)) => {
+                    first.get_or_insert(connection);
+                }
                 None => tokio::time::sleep(PAUSE).await,
             }
         }
         None
     }
 
-    /// Whether there is an answer over the best connection; one without is doubted. `None` where it closed.
-    async fn ping_once(&self, contact: &Contact, patience: Duration) -> Option<bool> {
+    /// Over which connection it was asked, and whether there is an answer; one without is doubted. `None` where it closed.
+    async fn ping_once(&self, contact: &Contact, patience: Duration) -> Option<(ConnectionId, bool)> {
         let stream = self.open_lane(contact.node, Lane::Control).await.ok()?;
         let connection = stream.connection();
         match tokio::time::timeout(patience, control::call(stream, &Ask::Ping)).await {
             // Of another version, and there.
-            Ok(Ok(_) | Err(HopError::Corrupt)) => Some(true),
+            Ok(Ok(_) | Err(HopError::Corrupt)) => Some((connection, true)),
             Ok(Err(_)) => None,
             Err(_) => {
                 tracing::debug!(node = %contact.node, "connected and silent, dialed once more");
                 let doubt = Command::Doubt { contact: contact.clone(), connection };
                 // A network that has stopped reaches no node.
                 self.commands.send(doubt).await.ok()?;
-                Some(false)
+                Some((connection, false))
             }
         }
     }

@@ -302,8 +302,11 @@ impl Daemon {
     }
 
     /// A prompt of this node is over: each owner keeps what it taught.
-    fn finished(&mut self, over: Finished) {
+    fn finished(&mut self, mut over: Finished) {
         let now = self.node.now();
+        if !self.prompts.was_calm(over.session) {
+            over.measured = Default::default();
+        }
         for (node, weight, ms) in &over.measured.visits {
             self.view.swarm.observe_visit(*node, over.model, now, *weight, *ms);
         }

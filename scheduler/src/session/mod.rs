@@ -55,7 +55,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub use attempts::{Attempts, Rows, Taken};
 pub use protocol::{Action, End, Event, Standbys};
 
-use crate::recover::{Budget, Detector};
+use crate::latency::RoundTrip;
+use crate::recover::{Budget, Detector, Liveness};
 use crate::{Millis, NodeId, Pipeline, Segment, SessionId};
 
 #[derive(Clone, Debug)]
@@ -122,8 +123,14 @@ pub struct Session {
     /// When a stage was first sent something again that it did not seem to have got, in this epoch and lately.
     given_again: Option<Millis>,
     replays: u32,
+    /// Times that the running step was given longer because the one it waits for answers and none could take its place.
+    stretches: u32,
     budget: Budget,
     detectors: BTreeMap<NodeId, Detector>,
+    /// How long nodes take to say that they are there.
+    liveness: BTreeMap<NodeId, Liveness>,
+    /// How late this machine looks, ms: what it is late by, others are not silent.
+    lag: RoundTrip,
     failed: BTreeSet<NodeId>,
     /// How often each failed, forgiven or not.
     blame: BTreeMap<NodeId, u32>,
@@ -175,8 +182,11 @@ impl Session {
             suspect: None,
             given_again: None,
             replays: 0,
+            stretches: 0,
             budget: Budget::default(),
             detectors: BTreeMap::new(),
+            liveness: BTreeMap::new(),
+            lag: RoundTrip::default(),
             failed: BTreeSet::new(),
             blame: BTreeMap::new(),
             forgiving: false,
@@ -283,6 +293,7 @@ impl Session {
                 }
             }
             Event::Pong { node } => {
+                self.liveness.entry(node).or_default().answered(now);
                 for stage in self.stages.iter_mut().filter(|stage| stage.segment.node == node) {
                     stage.alive = now;
                 }
