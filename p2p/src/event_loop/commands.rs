@@ -1,6 +1,6 @@
 //! What the node wants.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use libp2p::kad::RecordKey;
 use libp2p::multiaddr::Protocol;
@@ -21,6 +21,10 @@ use crate::wire::control::Contact;
 
 /// Attempts to reach one peer at once; a caller that names more addresses meanwhile waits for those under way.
 pub(super) const MAX_DIALS: usize = 2;
+
+/// A connection that is made beside a doubted one is waited for so long: a handshake takes three round trips, and one that takes
+/// longer leads nowhere more often than not.
+const BESIDE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Where the holders of a model are looked up.
 pub(super) fn model_key(model: ModelId) -> RecordKey {
@@ -67,7 +71,9 @@ impl EventLoop {
     fn addresses(&self) -> Vec<String> {
         let mut all: Vec<Multiaddr> = self.swarm.external_addresses().cloned().collect();
         all.extend(self.swarm.listeners().cloned());
-        all.retain(|address| path::plausible(address, path::Path::Loopback));
+        // Nor is a circuit through a circuit of use: a dialer pays two relays, and either may go.
+        let hops = |address: &Multiaddr| address.iter().filter(|part| *part == Protocol::P2pCircuit).count();
+        all.retain(|address| path::plausible(address, path::Path::Loopback) && hops(address) <= 1);
         // Public, then relayed, then local: who is near finds the near ones by mDNS too.
         all.sort_by_key(|address| match path::of_address(address) {
             path::Path::Direct => 0,
@@ -133,7 +139,9 @@ impl EventLoop {
         addresses.iter().for_each(|address| self.book.add(peer, address.clone(), Source::Found, now));
         if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
             // A connection that is doubted will do only where the one that is being made beside it fails.
-            if !self.swarm.behaviour().link.is_doubted(&peer) || !self.dialing.dials.contains_key(&peer) {
+            let link = &self.swarm.behaviour().link;
+            let under_way = link.is_doubted(&peer) && self.dialing.dials.contains_key(&peer);
+            if !under_way && !link.is_fresh(&peer, BESIDE_PATIENCE) {
                 return drop(reply.send(Ok(met.node)));
             }
             return self.dialing.waiting.entry(peer).or_default().push(reply);
@@ -141,6 +149,25 @@ impl EventLoop {
         self.dialing.waiting.entry(peer).or_default().push(reply);
         let all = self.and_known(&peer, addresses);
         self.dial_peer(peer, all);
+    }
+
+    /// Callers that wait for a connection beside a doubted one have waited long enough: that is what there is.
+    pub(super) fn settle_for_doubted(&mut self, now: Instant) {
+        let met = |peer: &PeerId| self.met.get(peer).is_some_and(|met| met.told.is_some());
+        let under_way = |peer: &PeerId| {
+            let dials = self.dialing.dials.get(peer).map_or(&[][..], Vec::as_slice);
+            dials.iter().any(|dial| now.saturating_duration_since(dial.began) < BESIDE_PATIENCE)
+        };
+        let done = |peer: &PeerId| {
+            let link = &self.swarm.behaviour().link;
+            met(peer) && !link.is_fresh(peer, BESIDE_PATIENCE) && !(link.is_doubted(peer) && under_way(peer))
+        };
+        let settled: Vec<PeerId> = self.dialing.waiting.keys().filter(|peer| done(peer)).copied().collect();
+        for peer in settled {
+            let Some(node) = self.met.get(&peer).map(|met| met.node) else { continue };
+            let waiting = self.dialing.waiting.remove(&peer);
+            waiting.into_iter().flatten().for_each(|reply| drop(reply.send(Ok(node))));
+        }
     }
 
     /// `addresses`, and after them the others that are known of a peer.
@@ -183,6 +210,7 @@ impl EventLoop {
         match self.swarm.dial(options) {
             Ok(()) => self.dialing.dials.entry(peer).or_default().push(Dial {
                 connection,
+                began: Instant::now(),
                 tried: addresses,
                 follows: true,
             }),
@@ -223,7 +251,12 @@ impl EventLoop {
         match self.swarm.dial(options) {
             Ok(()) => {
                 self.book.dialing(&peer);
-                self.dialing.dials.entry(peer).or_default().push(Dial { connection, tried, follows });
+                self.dialing.dials.entry(peer).or_default().push(Dial {
+                    connection,
+                    began: Instant::now(),
+                    tried,
+                    follows,
+                });
             }
             Err(libp2p::swarm::DialError::DialPeerConditionFalse(_)) => {}
             Err(e) => self.dial_failed(&peer, &e.to_string()),

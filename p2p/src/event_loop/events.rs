@@ -110,10 +110,6 @@ impl EventLoop {
             _ => None,
         };
         self.book.connected(peer, dialed, unix_now(), now);
-        if self.met.get(&peer).is_some_and(|met| met.told.is_some()) {
-            let waiting = self.dialing.waiting.remove(&peer);
-            waiting.into_iter().flatten().for_each(|reply| drop(reply.send(Ok(node))));
-        }
         self.met.entry(peer).or_insert_with(|| Met {
             node,
             since: now,
@@ -382,6 +378,7 @@ impl EventLoop {
         }
         met.life = life;
         met.introduced.insert(connection);
+        self.swarm.behaviour_mut().link.introduce(&peer, connection);
         met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
         met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
         let fresh = met.told.is_none();

@@ -16,6 +16,7 @@ use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use libp2p::core::transport::PortUse;
 use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
@@ -94,6 +95,8 @@ struct Connection {
     dialed: bool,
     /// What was asked over it was not answered, and no ping since.
     doubted: bool,
+    /// When it was made, until the peer has introduced itself on it: another process of it may be found there.
+    fresh: Option<Instant>,
     /// The number of the last stream that the peer opened on it, counted over all its connections.
     opened: u64,
     /// Streams on it.
@@ -177,6 +180,19 @@ impl Behaviour {
         found.is_some_and(|c| std::mem::take(&mut c.doubted))
     }
 
+    /// The peer has introduced itself on this connection.
+    pub fn introduce(&mut self, peer: &PeerId, connection: ConnectionId) {
+        let remote = self.remotes.get_mut(peer);
+        let found = remote.and_then(|remote| remote.connections.iter_mut().find(|c| c.id == connection));
+        found.into_iter().for_each(|c| c.fresh = None);
+    }
+
+    /// Whether streams to `peer` would take a connection that it has not introduced itself on, and was to for no longer than `patience`.
+    pub fn is_fresh(&self, peer: &PeerId, patience: Duration) -> bool {
+        let best = self.remotes.get(peer).and_then(Remote::best);
+        best.and_then(|best| best.fresh).is_some_and(|since| since.elapsed() < patience)
+    }
+
     /// Whether no connection to `peer` is known to carry both ways.
     pub fn is_doubted(&self, peer: &PeerId) -> bool {
         self.remotes.get(peer).and_then(Remote::best).is_some_and(|best| best.doubted)
@@ -250,6 +266,7 @@ impl Behaviour {
             quic,
             dialed,
             doubted: false,
+            fresh: Some(Instant::now()),
             opened: 0,
             live: Arc::default(),
         });
