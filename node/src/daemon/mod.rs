@@ -263,7 +263,7 @@ impl Daemon {
             Question::Peers => self.peers().await.into(),
             Question::View => self.page().await.into(),
             Question::Receipts => self.trusting.list_receipts().into(),
-            Question::Invite => self.announcing.invite_code().await.into(),
+            Question::Invite => self.announcing.invite_code(self.serving.models.first.id).await.into(),
             Question::Why { session } => self.prompts.why(session.as_deref()).into(),
             Question::Pause { paused } => {
                 self.serving.gate.paused = paused;
