@@ -88,6 +88,11 @@ fn base32() -> Encoding {
     alphabet.encoding().expect("32 distinct symbols")
 }
 
+/// Whether a node is reached through relays only.
+fn is_hidden(contact: &Contact) -> bool {
+    contact.addresses.iter().all(|address| path_of(address) == Path::Relayed)
+}
+
 /// Relays on the way to an address.
 fn hops(address: &str) -> usize {
     let parsed = address.parse::<Multiaddr>().ok();
@@ -130,6 +135,10 @@ impl Invite {
                 (0..invite.contacts.len()).find(|at| invite.contacts[*at].addresses.len() > least(*at));
             match fullest {
                 Some(at) => drop(invite.contacts[at].addresses.pop()),
+                // A relay's name makes a circuit long: whom others lead to needs none.
+                None if invite.contacts.len() > 2 && is_hidden(&invite.contacts[0]) => {
+                    drop(invite.contacts.remove(0))
+                }
                 None if invite.contacts.len() > 1 => drop(invite.contacts.pop()),
                 None if invite.contacts[0].addresses.len() > 1 => drop(invite.contacts[0].addresses.pop()),
                 None => break,
@@ -315,8 +324,10 @@ mod tests {
         let offer = full.offer(hidden.clone(), others.clone());
         assert!(offer.code().len() <= SHORT_CODE, "{}", offer.code().len());
         assert_eq!(offer.code().parse::<Invite>().unwrap(), offer);
-        assert_eq!(offer.contacts[0].addresses, [named(&circuit, hidden.node)], "one hop, no home");
-        assert!(offer.contacts.len() > 1, "it outlives its inviter");
+        assert_eq!(offer.contacts.len(), OTHERS, "two others say more than one circuit");
+        let open = invite(None, 0).offer(hidden.clone(), others.clone());
+        assert_eq!(open.contacts[0].addresses, [named(&circuit, hidden.node)], "one hop, no home");
+        assert!(open.code().len() <= SHORT_CODE && open.contacts.len() > 1, "it outlives its inviter");
         let all: Vec<&String> = offer.contacts.iter().flat_map(|contact| &contact.addresses).collect();
         assert!(all.iter().all(|address| path_of(address) >= Path::Direct), "{all:?}");
         // A swarm that has nothing but one host, or one network, is found there.
