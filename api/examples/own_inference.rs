@@ -85,6 +85,10 @@ impl Inference for Counter {
         async move { Ok(Generation { plan, events }) }.boxed()
     }
 
+    fn count(&self, _: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        async { Err(unavailable("counting")) }.boxed()
+    }
+
     fn embed(&self, _: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
         async { Err(unavailable("embeddings")) }.boxed()
     }

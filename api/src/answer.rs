@@ -17,25 +17,44 @@ use serde_json::{Value, json};
 
 use crate::{
     App,
+    calls::{Parsed, Parser, ToolCall},
     error::ApiError,
-    inference::{Done, Event, Failure, Finish, GenerateRequest, Plan, Report, TokenLogprobs, Usage},
+    inference::{
+        Done, Event, Failure, Finish, GenerateRequest, Generation, Plan, PromptToken, Report, TokenLogprobs,
+        Usage,
+    },
     queue::Place,
-    tools::{Offer, Parsed, Parser, ToolCall},
+    tools::Offer,
 };
 
 /// A step of an answer, calls of tools taken out of the text.
 #[derive(Clone, Debug)]
 pub(crate) enum Piece {
-    /// A token: the text that is certain with it, possibly empty.
-    Token { text: String, logprobs: Option<TokenLogprobs> },
-    /// A call of a tool.
-    Call(ToolCall),
+    /// Tokens of the prompt, in their order, before anything else.
+    Prompt(Vec<PromptToken>),
+    /// A token: the text that is certain with it, possibly empty. Text that comes without one is not `counted`.
+    Token { text: String, logprobs: Option<TokenLogprobs>, counted: bool },
+    /// A call of a tool begins.
+    Call { id: String, name: String },
+    /// More of its arguments.
+    Arguments(String),
+    /// It is complete, or was cut.
+    CallEnd,
     /// A stage was replaced.
     Failover { lost: String, replacement: String, stall_ms: f64 },
     /// The end of this choice.
-    Done(Done, Ended),
+    Done(Box<Ending>),
     /// It cannot go on.
     Failed(Failure),
+}
+
+/// How a choice ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub done: Done,
+    pub ended: Ended,
+    /// What was decided about this choice.
+    pub plan: Plan,
 }
 
 /// Why a choice ended, calls included.
@@ -50,43 +69,71 @@ pub(crate) enum Ended {
 pub(crate) struct Answer {
     pub id: String,
     pub created_s: u64,
-    pub plans: Vec<Plan>,
+    /// What was decided about the first choice.
+    pub plan: Plan,
+    /// How many choices there are: those of the first request, then those of the next.
+    pub choices: usize,
     pub pieces: BoxStream<'static, (usize, Piece)>,
 }
 
-/// Starts `n` choices of `request`.
+/// Starts `n` choices of one request.
 pub(crate) async fn begin(
     app: &Arc<App>,
     request: GenerateRequest,
     offer: &Offer,
     n: usize,
 ) -> Result<Answer, ApiError> {
+    begin_all(app, &[request], offer, n).await
+}
+
+/// Starts `n` choices of each request; there is at least one. All of them are computed together. What refuses the first
+/// choice is an error here; the others begin while its pieces are read, as many at a time as there is room for.
+pub(crate) async fn begin_all(
+    app: &Arc<App>,
+    requests: &[GenerateRequest],
+    offer: &Offer,
+    n: usize,
+) -> Result<Answer, ApiError> {
     app.inference.ready()?;
-    let place = app.queue.enter(n)?;
-    let id = request.id.clone();
-    let mut plans = Vec::with_capacity(n);
-    let mut choices: Vec<BoxStream<'static, (usize, Piece)>> = Vec::with_capacity(n);
-    let mut seed = request.seed;
-    for index in 0..n {
-        let request = GenerateRequest {
-            seed: seed.map(|seed| seed.wrapping_add(index as u64)),
-            show_special: !offer.names.is_empty(),
-            ..request.clone()
-        };
-        let generation = app.inference.generate(request).await?;
-        // The first choice draws the seed for all where none was given.
-        seed.get_or_insert(generation.plan.seed);
-        let parser = Parser::new(offer.names.clone(), generation.plan.seed);
-        plans.push(generation.plan);
-        let counted = app.counters.clone();
-        let pieces = generation.events.inspect(move |event| counted.event(event));
-        let pieces = cut(pieces, parser).map(move |piece| (index, piece));
-        choices.push(pieces.boxed());
+    let choices = requests.len() * n;
+    let place = app.queue.enter(choices)?;
+    let Some(first) = requests.first() else {
+        return Err(ApiError::field("prompt", "must not be empty"));
+    };
+    let drawn = |request: &GenerateRequest, seed: Option<u64>, index: usize| GenerateRequest {
+        seed: seed.map(|seed| seed.wrapping_add(index as u64)),
+        show_special: !offer.names.is_empty(),
+        ..request.clone()
+    };
+    let generation = app.inference.generate(drawn(first, first.seed, 0)).await?;
+    let (id, plan) = (first.id.clone(), generation.plan.clone());
+    // The first choice draws the seed for all where none was given.
+    let seed = plan.seed;
+    let mut all: Vec<BoxStream<'static, (usize, Piece)>> = Vec::with_capacity(choices);
+    all.push(pieces(app, generation, offer).map(|piece| (0, piece)).boxed());
+    for choice in 1..choices {
+        let request = drawn(&requests[choice / n], Some(seed), choice % n);
+        let (app, offer) = (app.clone(), offer.clone());
+        let begun = stream::once(async move {
+            match app.inference.generate(request).await {
+                Ok(generation) => pieces(&app, generation, &offer).boxed(),
+                Err(failure) => stream::iter([Piece::Failed(failure)]).boxed(),
+            }
+        });
+        all.push(begun.flatten().map(move |piece| (choice, piece)).boxed());
     }
-    app.counters.started(n);
-    let pieces = hold(stream::select_all(choices), place).boxed();
+    app.counters.started(choices);
+    let pieces = hold(stream::select_all(all), place).boxed();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    Ok(Answer { id, created_s: now.map_or(0, |now| now.as_secs()), plans, pieces })
+    Ok(Answer { id, created_s: now.map_or(0, |now| now.as_secs()), plan, choices, pieces })
+}
+
+/// The pieces of one choice.
+fn pieces(app: &App, generation: Generation, offer: &Offer) -> impl Stream<Item = Piece> + Send + use<> {
+    let counted = app.counters.clone();
+    let events = generation.events.inspect(move |event| counted.event(event));
+    let parser = Parser::new(offer.names.clone(), generation.plan.seed);
+    cut(events, parser.expecting(offer.single, offer.forced.is_some()), generation.plan)
 }
 
 /// Keeps the places until the stream is dropped.
@@ -98,58 +145,74 @@ fn hold<T>(stream: impl Stream<Item = T>, place: Place) -> impl Stream<Item = T>
 }
 
 /// Events to pieces. An event gives several pieces when text that was held back turns out to be a call.
-fn cut(events: impl Stream<Item = Event> + Send, mut parser: Parser) -> impl Stream<Item = Piece> + Send {
+fn cut(
+    events: impl Stream<Item = Event> + Send,
+    mut parser: Parser,
+    plan: Plan,
+) -> impl Stream<Item = Piece> + Send {
     let mut called = false;
     let mut ended = false;
     events
         .map(move |event| {
             let mut pieces = Vec::new();
-            let mut take = |parsed: Vec<Parsed>, logprobs: Option<TokenLogprobs>, token: bool| {
-                let mut text = String::new();
-                let mut calls = Vec::new();
-                for piece in parsed {
-                    match piece {
-                        Parsed::Text(more) => text.push_str(&more),
-                        Parsed::Call(call) => calls.push(Piece::Call(call)),
-                    }
-                }
-                called |= !calls.is_empty();
-                if token || !text.is_empty() {
-                    pieces.push(Piece::Token { text, logprobs });
-                }
-                pieces.append(&mut calls);
-            };
             match event {
                 _ if ended => {}
                 Event::Prefill { .. } => {}
-                Event::Token { text, logprobs, .. } => take(parser.push(&text), logprobs, true),
-                Event::Text(text) => take(parser.push(&text), None, false),
+                Event::Prompt(tokens) => pieces.push(Piece::Prompt(tokens)),
+                Event::Token { text, logprobs, .. } => {
+                    take(parser.push(&text), Some(logprobs), &mut pieces);
+                }
+                Event::Text(text) => take(parser.push(&text), None, &mut pieces),
                 Event::Failover { lost, replacement, stall_ms } => {
                     pieces.push(Piece::Failover { lost, replacement, stall_ms });
                 }
                 Event::Done(done) => {
-                    take(parser.finish(), None, false);
+                    take(parser.finish(done.finish == Finish::Length), None, &mut pieces);
+                    ended = true;
+                    called |= pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }));
                     let end = match done.finish {
+                        Finish::Length if parser.was_cut() => Ended::Length,
                         _ if called => Ended::Calls,
                         Finish::Stop => Ended::Stop,
                         Finish::Length => Ended::Length,
                     };
-                    pieces.push(Piece::Done(done, end));
-                    ended = true;
+                    pieces.push(Piece::Done(Box::new(Ending { done, ended: end, plan: plan.clone() })));
                 }
                 Event::Failed(failure) => {
                     pieces.push(Piece::Failed(failure));
                     ended = true;
                 }
             }
+            called |= pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }));
             stream::iter(pieces)
         })
         .flatten()
 }
 
+/// What was parsed as pieces in its order. A token, `Some` with its log-probabilities, is counted once: with the first text,
+/// or before everything where there is none.
+fn take(parsed: Vec<Parsed>, mut token: Option<Option<TokenLogprobs>>, pieces: &mut Vec<Piece>) {
+    let texts = parsed.iter().any(|piece| matches!(piece, Parsed::Text(_)));
+    if let Some(logprobs) = token.take_if(|_| !texts) {
+        pieces.push(Piece::Token { text: String::new(), logprobs, counted: true });
+    }
+    for piece in parsed {
+        pieces.push(match piece {
+            Parsed::Text(text) => {
+                let (counted, logprobs) = token.take().map_or((false, None), |logprobs| (true, logprobs));
+                Piece::Token { text, logprobs, counted }
+            }
+            Parsed::Begin { id, name } => Piece::Call { id, name },
+            Parsed::Arguments(more) => Piece::Arguments(more),
+            Parsed::End => Piece::CallEnd,
+        });
+    }
+}
+
 /// One choice, complete.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Whole {
+    pub prompt: Vec<PromptToken>,
     pub text: String,
     pub logprobs: Vec<TokenLogprobs>,
     pub calls: Vec<ToolCall>,
@@ -161,18 +224,30 @@ pub(crate) struct Whole {
 
 impl Answer {
     /// Everything, for clients that want it in one piece.
-    pub(crate) async fn collect(mut self) -> Result<(Vec<Plan>, Vec<Whole>), ApiError> {
-        let mut wholes = vec![Whole::default(); self.plans.len()];
+    pub(crate) async fn collect(mut self) -> Result<(Plan, Vec<Whole>), ApiError> {
+        let mut wholes = vec![Whole::default(); self.choices];
         while let Some((index, piece)) = self.pieces.next().await {
             let whole = &mut wholes[index];
             match piece {
-                Piece::Token { text, logprobs } => {
+                Piece::Prompt(tokens) => whole.prompt.extend(tokens),
+                Piece::Token { text, logprobs, .. } => {
                     whole.text.push_str(&text);
                     whole.logprobs.extend(logprobs);
                 }
-                Piece::Call(call) => whole.calls.push(call),
-                Piece::Failover { .. } => {}
-                Piece::Done(done, ended) => {
+                Piece::Call { id, name } => {
+                    whole.calls.push(ToolCall { id, name, arguments: String::new() });
+                }
+                Piece::Arguments(more) => {
+                    whole
+                        .calls
+                        .iter_mut()
+                        .next_back()
+                        .into_iter()
+                        .for_each(|call| call.arguments.push_str(&more));
+                }
+                Piece::CallEnd | Piece::Failover { .. } => {}
+                Piece::Done(ending) => {
+                    let Ending { done, ended, .. } = *ending;
                     whole.stop = done.stop;
                     whole.ended = Some(ended);
                     whole.usage = done.usage;
@@ -185,14 +260,20 @@ impl Answer {
             let why = "the answer broke off before its end".to_owned();
             return Err(Failure::Internal { why }.into());
         }
-        Ok((self.plans, wholes))
+        Ok((self.plan, wholes))
     }
 }
 
-/// Token counts of all choices; the prompt counts once.
-pub(crate) fn total(wholes: &[Whole]) -> Usage {
-    let mut total = wholes.first().map(|whole| whole.usage).unwrap_or_default();
-    total.completion_tokens = wholes.iter().map(|whole| whole.usage.completion_tokens).sum();
+/// Token counts of `choices`, `n` of each prompt; a prompt counts once.
+pub(crate) fn total(usages: &[Usage], n: usize) -> Usage {
+    let mut total = Usage::default();
+    for (index, usage) in usages.iter().enumerate() {
+        if index % n == 0 {
+            total.prompt_tokens += usage.prompt_tokens;
+            total.cached_tokens += usage.cached_tokens;
+        }
+        total.completion_tokens += usage.completion_tokens;
+    }
     total
 }
 

@@ -5,7 +5,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::{ApiError, Kind};
+use crate::{
+    error::{ApiError, Kind},
+    inference::ranges::Range,
+};
 
 /// The members of one JSON object, and where it stands in the request.
 #[derive(Clone, Debug)]
@@ -65,6 +68,11 @@ impl<'a> Fields<'a> {
         let wrong = || self.refuse(field, format_args!("must be a number between {low} and {high}"));
         let number = value.as_f64().ok_or_else(wrong)?;
         if (low..=high).contains(&number) { Ok(Some(number as f32)) } else { Err(wrong()) }
+    }
+
+    /// A number within a range, which has the field's name.
+    pub(crate) fn ranged(&self, range: &Range) -> Result<Option<f32>, ApiError> {
+        self.number(range.name, range.low, range.high)
     }
 
     /// True or false.

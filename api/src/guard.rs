@@ -3,10 +3,11 @@
 //! The API listens on this machine, where every web page that the user opens can send requests to it. Against those:
 //!
 //! * `Host` must be one of ours ([`Hosts`]), so a name that was rebound to 127.0.0.1 gets nothing;
-//! * `Origin`, where there is one, must be the page's own, and `Sec-Fetch-Site` `same-origin` or `none`;
+//! * `Origin`, where there is one, must be the page's own or one that the operator named (`cors.rs`), and `Sec-Fetch-Site`
+//!   `same-origin` or `none` otherwise;
 //! * every route but the page and `/healthz` wants a secret in a header ([`Access`]), which no other page can know and no
 //!   browser sends by itself: there are no cookies;
-//! * no answer allows another origin anything (there are no CORS headers), and bodies are JSON by their declared type.
+//! * no answer allows an origin that was not named anything, and bodies are JSON by their declared type.
 //!
 //! Secrets are compared in constant time. The page gets one through a *ticket*, good once, in the fragment of the address
 //! that `shoal serve` prints: fragments are not sent to servers and the page removes it at once.
@@ -19,7 +20,7 @@ use std::{
 use axum::{
     Json,
     extract::{Request, State},
-    http::HeaderMap,
+    http::{HeaderMap, header},
     middleware::Next,
     response::Response,
 };
@@ -28,7 +29,8 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::{
     App,
-    body::JsonBody,
+    body::{Authorized, TicketBody},
+    cors::{self, Origins},
     error::{ApiError, Kind},
     fields::{Fields, required},
     names,
@@ -84,9 +86,10 @@ fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Api
     })
 }
 
-/// Checks where a request says it goes and comes from.
-fn origin(hosts: &Hosts, request: &Request) -> Result<(), ApiError> {
+/// Checks where a request says it goes and comes from; whether it comes from an origin that the operator named.
+fn origin(hosts: &Hosts, origins: &Origins, request: &Request) -> Result<bool, ApiError> {
     let refuse = |why: &str| Err(ApiError::new(Kind::Forbidden, why));
+    let others = "requests from other web pages are refused; --allow-origin lets those of one origin ask";
     let headers = request.headers();
     let host = single(headers, "host")?;
     let target = request.uri().authority().map(|authority| authority.as_str());
@@ -97,16 +100,19 @@ fn origin(hosts: &Hosts, request: &Request) -> Result<(), ApiError> {
         );
     }
     if let Some(origin) = single(headers, "origin")? {
+        if origins.allow(origin) {
+            return Ok(true);
+        }
         let place = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         if !place.is_some_and(|place| place.eq_ignore_ascii_case(host)) {
-            return refuse("requests from other web pages are refused");
+            return refuse(others);
         }
     }
     match single(headers, "sec-fetch-site")? {
-        None | Some("same-origin" | "none") => Ok(()),
+        None | Some("same-origin" | "none") => Ok(false),
         // The user may follow a link to the page; the page shows nothing of theirs without the token.
-        Some(_) if navigates_to_page(request) => Ok(()),
-        Some(_) => refuse("requests from other web pages are refused"),
+        Some(_) if navigates_to_page(request) => Ok(false),
+        Some(_) => refuse(others),
     }
 }
 
@@ -133,17 +139,30 @@ pub(crate) async fn places(
             format!("the headers have more than {} KiB", MAX_HEADER_BYTES >> 10),
         ));
     }
-    origin(&app.hosts, &request)?;
-    Ok(next.run(request).await)
+    if !origin(&app.hosts, &app.origins, &request)? {
+        return Ok(next.run(request).await);
+    }
+    let from = request.headers().get(header::ORIGIN).cloned();
+    let mut response = match cors::is_preflight(&request) {
+        true => cors::preflight(request.headers()),
+        false => next.run(request).await,
+    };
+    if let Some(from) = from {
+        cors::readable(response.headers_mut(), &from);
+    }
+    Ok(response)
 }
 
-/// Around the routes that want the token.
+/// Around the routes that want the token. It is checked before the body is read.
 pub(crate) async fn access(
     State(app): State<Arc<App>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
     app.access.check(request.headers())?;
+    if app.access.token.is_some() {
+        request.extensions_mut().insert(Authorized);
+    }
     Ok(next.run(request).await)
 }
 
@@ -213,7 +232,7 @@ fn keep(list: &mut Vec<String>, secret: String) {
 /// `POST /session`: `{"ticket": "..."}` becomes `{"token": "..."}`, once.
 pub(crate) async fn session(
     State(app): State<Arc<App>>,
-    JsonBody(body): JsonBody,
+    TicketBody(body): TicketBody,
 ) -> Result<Json<Value>, ApiError> {
     let fields = Fields::new(&body)?;
     let ticket = required(&fields, "ticket", fields.text("ticket")?)?;

@@ -13,10 +13,11 @@ use crate::swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot};
 
 mod events;
 mod failure;
+pub mod ranges;
 mod request;
 
 pub use crate::choice::{Mode, Shadow, Verify};
-pub use events::{Done, Event, Finish, Plan, Report, TokenLogprob, TokenLogprobs, Usage};
+pub use events::{Done, Event, Finish, Plan, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage};
 pub use failure::Failure;
 pub use request::{EmbedRequest, Format, GenerateRequest, Prompt, Sampling};
 
@@ -36,6 +37,12 @@ pub trait Inference: Send + Sync + 'static {
     /// # Errors
     /// When the request is wrong, or cannot be answered now.
     fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>>;
+
+    /// How many tokens the prompt of `request` has, for which nothing is computed and nothing leaves this node.
+    ///
+    /// # Errors
+    /// As for [`Inference::generate`].
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>>;
 
     /// Mean-pooled hidden states of each text, for models that have a meaning for them.
     ///

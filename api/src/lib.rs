@@ -28,7 +28,9 @@
 mod answer;
 mod anthropic;
 mod body;
+mod calls;
 pub mod choice;
+mod cors;
 mod error;
 mod fields;
 mod guard;
@@ -40,17 +42,20 @@ mod openai;
 mod openapi;
 mod queue;
 mod router;
+mod schema;
+mod schema_refs;
 mod server;
 mod sse;
 pub mod swarm;
 mod swarm_routes;
 mod tools;
+mod unread;
 mod web;
 
 use std::sync::Arc;
 
 pub use inference::Inference;
-pub use server::{Config, Server};
+pub use server::{Alias, Config, Server};
 
 use error::{ApiError, Kind};
 use inference::{Failure, ModelInfo};
@@ -60,11 +65,24 @@ pub(crate) struct App {
     pub inference: Arc<dyn Inference>,
     pub hosts: guard::Hosts,
     pub access: guard::Access,
+    pub origins: cors::Origins,
     pub queue: queue::Queue,
+    pub held: body::Held,
     pub counters: Arc<metrics::Counters>,
+    pub aliases: Vec<server::Alias>,
 }
 
 impl App {
+    /// The models that can be asked for, each under its own name and then under those given to it.
+    pub(crate) fn listed(&self) -> Vec<(String, ModelInfo)> {
+        let models = self.inference.models();
+        let named = |name: &str| models.iter().find(|model| model.name == name);
+        let own = models.iter().map(|model| (model.name.clone(), model.clone()));
+        let given = self.aliases.iter().filter(|alias| named(&alias.name).is_none());
+        let given = given.filter_map(|alias| Some((alias.name.clone(), named(&alias.model)?.clone())));
+        own.chain(given).collect()
+    }
+
     /// The model of that name, the first one for `None`.
     pub(crate) fn know(&self, name: Option<&str>) -> Result<ModelInfo, ApiError> {
         self.inference.ready()?;
@@ -73,6 +91,10 @@ impl App {
             let none = || ApiError::new(Kind::Unavailable, "no model is ready");
             return models.into_iter().next().ok_or_else(none);
         };
+        // A model's own name comes before a name that was given to another one.
+        let alias = self.aliases.iter().find(|alias| alias.name == name);
+        let alias = alias.filter(|_| models.iter().all(|model| model.name != name));
+        let name = alias.map_or(name, |alias| alias.model.as_str());
         let found = models.into_iter().find(|model| model.name == name);
         found.ok_or_else(|| {
             if names::may_be_model(name) {

@@ -58,7 +58,7 @@ impl Counters {
                 add(&self.finished, 1);
                 add(&self.prompt_tokens, done.usage.prompt_tokens);
             }
-            Event::Prefill { .. } | Event::Text(_) => {}
+            Event::Prefill { .. } | Event::Prompt(_) | Event::Text(_) => {}
         }
     }
 

@@ -29,9 +29,19 @@ pub(crate) const ROUTES: &[Row] = &[
     ("get", "/v1/models", "openai", "The models that can be asked", "", true),
     ("get", "/v1/models/{model}", "openai", "One model", "", true),
     ("post", "/v1/messages", "anthropic", "Continue a conversation", "Messages", true),
+    (
+        "post",
+        "/v1/messages/count_tokens",
+        "anthropic",
+        "How many tokens a conversation has",
+        "CountTokens",
+        true,
+    ),
     ("post", "/api/generate", "ollama", "Answer a prompt", "OllamaGenerate", true),
     ("post", "/api/chat", "ollama", "Continue a conversation", "OllamaChat", true),
     ("post", "/api/embed", "ollama", "Texts to vectors", "OllamaEmbed", true),
+    ("post", "/api/embeddings", "ollama", "A text to a vector, the older form", "OllamaEmbeddings", true),
+    ("post", "/api/pull", "ollama", "Whether a model can be asked; none is fetched", "OllamaPull", true),
     ("get", "/api/tags", "ollama", "The models that can be asked", "", true),
     ("get", "/api/ps", "ollama", "The models that are loaded", "", true),
     ("post", "/api/show", "ollama", "One model", "OllamaShow", true),
@@ -68,7 +78,7 @@ pub(crate) fn document() -> Value {
         "info": {
             "title": "Shoal",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "OpenAI-, Anthropic- and Ollama-compatible API of a Shoal node. Unknown fields are ignored. Answers carry `x-shoal-*` headers: mode, verify, route, seed, predicted and actual tok/s, who computed and who checked.",
+            "description": "OpenAI-, Anthropic- and Ollama-compatible API of a Shoal node. Unknown fields are ignored, but those that would change the answer are refused by name. Answers carry `x-shoal-*` headers: mode, verify, route, seed, predicted and actual tok/s, who computed and who checked.",
             "license": {"name": "MIT OR Apache-2.0"},
         },
         "paths": paths,
@@ -164,6 +174,10 @@ fn takes_last_event_id(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        fields::Fields,
+        unread::{Route, check},
+    };
 
     #[test]
     fn the_document_is_openapi_and_its_references_lead_somewhere() {
@@ -180,6 +194,26 @@ mod tests {
         for part in whole.split("\"$ref\":\"#").skip(1) {
             let pointer = part.split('"').next().unwrap();
             assert!(document.pointer(pointer).is_some(), "{pointer}");
+        }
+    }
+
+    /// A row for a field that is read would refuse what works.
+    #[test]
+    fn no_row_is_about_a_field_that_is_read() {
+        let document = document();
+        for (route, schema) in [
+            (Route::Chat, "Chat"),
+            (Route::Completions, "Completion"),
+            (Route::Responses, "Responses"),
+            (Route::Messages, "Messages"),
+            (Route::Ollama, "OllamaChat"),
+            (Route::Ollama, "OllamaGenerate"),
+        ] {
+            let properties = &document["components"]["schemas"][schema]["properties"];
+            for name in properties.as_object().unwrap().keys() {
+                let body = json!({name: "asked"});
+                assert!(check(&Fields::new(&body).unwrap(), route).is_ok(), "{schema}: {name}");
+            }
         }
     }
 }

@@ -4,15 +4,13 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    extract::{DefaultBodyLimit, State},
+    extract::State,
     middleware::{from_fn, from_fn_with_state},
     routing::{get, post},
 };
 use serde_json::{Value, json};
 
-use crate::{
-    App, anthropic, body::MAX_BODY_BYTES, error, guard, metrics, ollama, openai, openapi, swarm_routes, web,
-};
+use crate::{App, anthropic, error, guard, metrics, ollama, openai, openapi, swarm_routes, web};
 
 /// The router over `app`.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -25,9 +23,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{model}", get(openai::models::get))
         .route("/v1/messages", post(anthropic::messages::post))
+        .route("/v1/messages/count_tokens", post(anthropic::messages::count))
         .route("/api/generate", post(ollama::generate::post))
         .route("/api/chat", post(ollama::chat::post))
         .route("/api/embed", post(ollama::embed::post))
+        .route("/api/embeddings", post(ollama::embed::one))
+        .route("/api/pull", post(ollama::pull::post))
         .route("/api/tags", get(ollama::tags::get))
         .route("/api/ps", get(ollama::ps::get))
         .route("/api/show", post(ollama::show::post))
@@ -42,7 +43,6 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     open.merge(closed)
         .fallback(error::not_found)
         .method_not_allowed_fallback(error::wrong_method)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(from_fn_with_state(app.clone(), guard::places))
         .layer(from_fn_with_state(app.clone(), metrics::count))
         .layer(from_fn(error::dialect))

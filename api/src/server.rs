@@ -16,7 +16,7 @@ use tokio::{
     sync::Semaphore,
 };
 
-use crate::{App, Inference, guard, guard::MAX_HEADER_BYTES, metrics, queue, router};
+use crate::{App, Inference, cors, guard, guard::MAX_HEADER_BYTES, metrics, queue, router};
 
 /// Each costs a task and, while its headers come, a buffer. Reached only by attacks and load tests.
 const MAX_CONNECTIONS: usize = 2048;
@@ -29,6 +29,15 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Pause after a failed accept: out of file descriptors, trying again at once would only spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// A name under which clients ask for a model that is called otherwise here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alias {
+    /// What clients say.
+    pub name: String,
+    /// The model that answers.
+    pub model: String,
+}
+
 /// What the operator decides.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -36,14 +45,24 @@ pub struct Config {
     pub token: Option<String>,
     /// More names under which the API may be addressed, for proxies.
     pub hosts: Vec<String>,
+    /// Origins of other web pages that may ask, such as `https://app.example`; they still need the token.
+    pub origins: Vec<String>,
+    /// Further names of models.
+    pub aliases: Vec<Alias>,
     /// Most answers under way; the next one is refused with 429.
     pub answers: usize,
 }
 
 impl Default for Config {
-    /// A fresh token, no further names, 256 answers.
+    /// A fresh token, no further names, no other origins, 256 answers.
     fn default() -> Self {
-        Self { token: Some(crate::names::random_hex(32)), hosts: Vec::new(), answers: 256 }
+        Self {
+            token: Some(crate::names::random_hex(32)),
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            aliases: Vec::new(),
+            answers: 256,
+        }
     }
 }
 
@@ -58,7 +77,8 @@ impl Server {
     /// Prepares to serve `inference` on `listener`.
     ///
     /// # Errors
-    /// When the listener has no address, or is reachable from other machines while the configuration has no token.
+    /// When the listener has no address, or other machines or pages of other origins may ask while the configuration has
+    /// no token.
     pub fn new(inference: Arc<dyn Inference>, listener: TcpListener, config: Config) -> io::Result<Self> {
         let address = listener.local_addr()?;
         if config.token.is_none() && !address.ip().is_loopback() {
@@ -67,11 +87,20 @@ impl Server {
                 "an API that other machines can reach needs a token",
             ));
         }
+        if config.token.is_none() && !config.origins.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "an API that other web pages may ask needs a token",
+            ));
+        }
         let app = App {
             inference,
             hosts: guard::Hosts::new(address, &config.hosts),
             access: guard::Access::new(config.token),
+            origins: cors::Origins::new(config.origins),
+            aliases: config.aliases,
             queue: queue::Queue::new(config.answers),
+            held: crate::body::Held::default(),
             counters: Arc::new(metrics::Counters::default()),
         };
         Ok(Self { app: Arc::new(app), listener, address })

@@ -44,6 +44,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         agreed: false,
         shadow: None,
         show_special: false,
+        echo: false,
     };
     // Dropping the stream of events would end the generation.
     let mut answer = node.generate(request).await?.events;
@@ -59,7 +60,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 eprintln!("{} tokens, {:.0} tok/s", done.usage.completion_tokens, done.report.tok_s);
             }
             Event::Failed(failure) => return Err(failure.into()),
-            Event::Prefill { .. } | Event::Failover { .. } => {}
+            Event::Prefill { .. } | Event::Prompt(_) | Event::Failover { .. } => {}
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ mod tools;
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use ::api::inference::ranges::{self, Range};
 use clap::{Args, Parser, Subcommand};
 use shard::executor::DeviceName;
 
@@ -149,6 +150,9 @@ Examples:
   shoal serve
   shoal serve --model llama.gguf --listen 127.0.0.1:8080
   shoal serve --via swarm                      through the node that `shoal join` runs
+  shoal serve --alias gpt-4o=minnow            for clients that insist on a name
+  shoal serve --allow-origin https://app.example
+                                               for a page that runs elsewhere
   curl -H \"Authorization: Bearer $(cat ~/.local/share/shoal/api-token)\" http://127.0.0.1:7435/v1/models")]
     Serve(ServeArgs),
     /// Measure prefill and decode speed of a model, or of a shape before you download it
@@ -207,9 +211,24 @@ Example:
     #[command(after_help = "Example:
   shoal man ~/.local/share/man/man1 && man shoal-join")]
     Man(ManArgs),
-    /// Compute for the daemon that started this process
+    /// Compute for the process that started this one
     #[command(hide = true)]
-    Worker,
+    Worker(WorkerArgs),
+}
+
+/// What a confined process is for.
+#[derive(Debug, Clone, Args)]
+pub struct WorkerArgs {
+    /// Compile one form of an answer, say whether that works, and end
+    #[arg(long)]
+    pub form: bool,
+    /// Compute for `shoal serve`
+    #[arg(long)]
+    pub engine: bool,
+    /// Try what must not be possible, and say what was
+    #[cfg(debug_assertions)]
+    #[arg(long)]
+    pub probe: bool,
 }
 
 /// Which model, and how this machine runs it.
@@ -261,28 +280,28 @@ pub struct WireArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// 0 always takes the likeliest token; higher is more varied
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = |text: &str| number(text, &ranges::TEMPERATURE))]
     pub temperature: f32,
     /// Choose among the k likeliest tokens only (0: all)
     #[arg(long, default_value_t = 0)]
     pub top_k: usize,
     /// Choose among the likeliest tokens that together reach this probability
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true, value_parser = |text: &str| number(text, &ranges::TOP_P))]
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = |text: &str| number(text, &ranges::MIN_P))]
     pub min_p: f32,
     /// Locally typical sampling: how much probability to keep
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true, value_parser = |text: &str| number(text, &ranges::TYPICAL_P))]
     pub typical: f32,
     /// Divide the logits of tokens already seen
-    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true, value_parser = |text: &str| number(text, &ranges::REPETITION_PENALTY))]
     pub repetition_penalty: f32,
     /// Subtract once from the logit of every token already seen
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = |text: &str| number(text, &ranges::PRESENCE_PENALTY))]
     pub presence_penalty: f32,
     /// Subtract from a token's logit each time it was seen
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = |text: &str| number(text, &ranges::FREQUENCY_PENALTY))]
     pub frequency_penalty: f32,
     /// Add to a token's logit, as ID=BIAS (repeatable)
     #[arg(long, value_name = "ID=BIAS", allow_hyphen_values = true)]
@@ -299,6 +318,12 @@ pub struct SamplingArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 512)]
     pub max_tokens: usize,
+}
+
+/// A number that the API takes, too.
+fn number(text: &str, range: &Range) -> Result<f32, String> {
+    let number: f64 = text.parse().map_err(|_| range.must())?;
+    range.check(number).map(|number| number as f32)
 }
 
 impl SamplingArgs {

@@ -2,7 +2,7 @@
 //!
 //! Before a prompt goes through nodes of others, its owner must have seen once what those can learn, and agreed.
 //! The agreement is kept as an empty file per mode in the node's folder. It is given at the terminal (by `shoal join`,
-//! or before the first prompt), with `shoal join --yes`, with `shoal consent MODE`, or by the button of the page, and
+//! or before the first prompt), with `shoal join --yes` (for all modes), with `shoal consent MODE`, or by the button of the page, and
 //! taken back with
 //! `shoal consent --revoke MODE`. The modes in which no stranger computes (`local`, `trusted`) need none.
 //!

@@ -5,10 +5,16 @@
 //! computes the same logits writes the same answer. The grammar engine is `llguidance`; its limits on grammars and on work
 //! per token hold. References in schemas stay inside the schema: nothing is fetched.
 //!
+//! What a form takes to compile is bounded twice: it is measured first ([`bounds`]), and what comes from a client is tried in
+//! a disposable process ([`trial`]) before the process that samples compiles it, on a stack of its own.
+//!
 //! Limits: white space in JSON is fixed (`", "` and `": "`) unless the schema says otherwise with `x-guidance`: small models
 //! left free can write blanks for ever. Log-probabilities beside a constraint are those of the tokens it allows.
 
-use std::{fmt, sync::Arc};
+pub mod bounds;
+pub mod trial;
+
+use std::{fmt, sync::Arc, thread};
 
 use api::inference::{Failure, Format};
 use llguidance::{
@@ -21,6 +27,9 @@ use shard::tokenizer::{Tokenizer, vocabulary::Kind};
 
 /// Longest grammar or regular expression.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
+/// Stack of the thread that compiles: several times what the deepest form that [`bounds`] lets pass takes in a build
+/// without optimization. Pages that are not touched cost nothing.
+const STACK_BYTES: usize = 256 << 20;
 /// The logit of what may not come: finite, as the sampler wants, and of no probability beside anything that may.
 const IMPOSSIBLE: f32 = -1e30;
 
@@ -65,37 +74,80 @@ impl Constraints {
         let words: Vec<Vec<u8>> = (0..vocab as u32).map(bytes).collect();
         let trie = TokTrie::from(&TokRxInfo::new(vocab as u32, end), &words);
         let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &[])
+        Self::over(&environment)
+    }
+
+    /// Constraints over single bytes: what compiles for them compiles for a vocabulary, names of special tokens apart.
+    ///
+    /// # Errors
+    /// [`Broken`] when the engine refuses its own settings.
+    pub fn of_bytes() -> Result<Self, Broken> {
+        Self::over(&ApproximateTokEnv::single_byte_env())
+    }
+
+    fn over(environment: &TokEnv) -> Result<Self, Broken> {
+        let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), &[])
             .map_err(|error| Broken(first_line(error)))?;
         factory.quiet();
         Ok(Self { factory })
     }
 
-    /// The constraint that `format` asks for, if it asks for one.
+    /// The constraint that `format` asks for, if it asks for one. Its first choice is computed, so that a form that exceeds
+    /// the engine's limits at once is refused here.
     ///
     /// # Errors
     /// [`Failure::Invalid`] when the schema or grammar is malformed, too large or uses what is not supported.
     pub fn constraint(&self, format: &Format) -> Result<Option<Constraint>, Failure> {
+        if *format == Format::Text {
+            return Ok(None);
+        }
         let refuse = |why: String| Failure::invalid("response_format", why);
+        measure(format).map_err(refuse)?;
+        let compiled = thread::scope(|scope| {
+            let thread = thread::Builder::new().name("form".into()).stack_size(STACK_BYTES);
+            thread.spawn_scoped(scope, || self.compile(format)).map(|running| running.join())
+        });
+        let unusable = |why: String| refuse(format!("the form cannot be used: {why}"));
+        match compiled {
+            Ok(Ok(matcher)) => Ok(Some(Constraint { matcher: matcher.map_err(unusable)? })),
+            Ok(Err(_)) => Err(unusable("the grammar engine fails on it".into())),
+            Err(error) => Err(Failure::Internal { why: format!("no thread could be started: {error}") }),
+        }
+    }
+
+    fn compile(&self, format: &Format) -> Result<Matcher, String> {
         let grammar = match format {
-            Format::Text => return Ok(None),
-            Format::JsonObject => TopLevelGrammar::from_json_schema(fixed_space(json!({"type": "object"}))),
-            Format::JsonSchema(schema) => {
-                if schema.to_string().len() > MAX_GRAMMAR_BYTES {
-                    return Err(refuse(format!("the schema has more than {} KiB", MAX_GRAMMAR_BYTES >> 10)));
-                }
-                TopLevelGrammar::from_json_schema(fixed_space(schema.clone()))
+            Format::Text | Format::JsonObject => {
+                TopLevelGrammar::from_json_schema(fixed_space(json!({"type": "object"})))
             }
-            Format::Grammar(text) | Format::Regex(text) if text.len() > MAX_GRAMMAR_BYTES => {
-                return Err(refuse(format!("the grammar has more than {} KiB", MAX_GRAMMAR_BYTES >> 10)));
-            }
+            Format::JsonSchema(schema) => TopLevelGrammar::from_json_schema(fixed_space(schema.clone())),
             Format::Grammar(text) => TopLevelGrammar::from_lark(text.clone()),
             Format::Regex(text) => TopLevelGrammar::from_regex(text),
         };
-        let parser = self.factory.create_parser(grammar);
-        let parser =
-            parser.map_err(|error| refuse(format!("the form cannot be used: {}", first_line(error))))?;
-        Ok(Some(Constraint { matcher: Matcher::new(Ok(parser)) }))
+        let mut matcher = Matcher::new(Ok(self.factory.create_parser(grammar).map_err(first_line)?));
+        matcher.compute_mask_or_eos().map_err(first_line)?;
+        Ok(matcher)
+    }
+}
+
+/// Whether a form is small enough to be compiled.
+///
+/// # Errors
+/// What is too large, with the figure that is allowed.
+pub fn measure(format: &Format) -> Result<(), String> {
+    let most = MAX_GRAMMAR_BYTES >> 10;
+    match format {
+        Format::Text | Format::JsonObject => Ok(()),
+        Format::JsonSchema(schema) => {
+            bounds::schema(schema)?;
+            let fits = schema.to_string().len() <= MAX_GRAMMAR_BYTES;
+            if fits { Ok(()) } else { Err(format!("the schema has more than {most} KiB: shorten it")) }
+        }
+        Format::Grammar(text) | Format::Regex(text) if text.len() > MAX_GRAMMAR_BYTES => {
+            Err(format!("the grammar has more than {most} KiB: shorten it"))
+        }
+        Format::Grammar(text) => bounds::grammar(text),
+        Format::Regex(text) => bounds::regex(text),
     }
 }
 

@@ -36,6 +36,8 @@ pub enum Feedback {
     Holds(NodeId, ModelId, LayerSet),
     /// These two cannot reach each other.
     Apart(NodeId, NodeId),
+    /// A node answered neither a dial nor a lease.
+    Silent(NodeId),
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +112,11 @@ impl FeedbackQueue {
     /// Two nodes cannot reach each other.
     pub fn apart(&self, one: NodeId, other: NodeId) {
         wait(&mut self.learned(), Feedback::Apart(one, other));
+    }
+
+    /// A node answered neither a dial nor a lease.
+    pub fn silent(&self, node: NodeId) {
+        wait(&mut self.learned(), Feedback::Silent(node));
     }
 
     /// What waits, for the view.

@@ -7,14 +7,20 @@
 //! the one that nothing would have interrupted.
 //!
 //! ```text
-//! 5c1f0e2ab94d77e0 {"version":1,"ask":{..},"model":"..","rounding":null,..}     the question
-//! 90b1c4d2e8f7a653 [273," fox"]                                                  a token and the text it made certain
+//! = 0f1e2d3c4b5a69788796a5b4c3d2e1f0        a salt, in hex
+//! Xk3v0mS1q8bKZ3..                          the question, encrypted, in Base64
+//! 9bQv2xJm..                                a token and the text it made certain
 //! ```
 //!
-//! Each line begins with a hash of itself and the line before, so a file is read as far as it is whole: cut or damaged
-//! anywhere, it gives a beginning of what was written. A token is one write; the system is asked to put it on the disk
-//! every [`SYNC_TOKENS`] tokens or [`SYNC_AFTER`]. So a killed process loses nothing, a power cut the last moment. A running
-//! answer holds its file's lock: a file that is not locked is one that was interrupted.
+//! What was asked and said is encrypted (ChaCha20-Poly1305) with a key that comes from the node's identity, the file's name
+//! and the salt; the number of a line is its nonce, so a line is read at its place only, and a continuation begins with
+//! another salt. A file that is left behind, in a backup or on a disk that changed hands, tells nothing without
+//! `identity.key`.
+//!
+//! A file is read as far as it is whole: cut or damaged anywhere, it gives a beginning of what was written. A token is one
+//! write; the system is asked to put it on the disk every [`SYNC_TOKENS`] tokens or [`SYNC_AFTER`]. So a killed process loses
+//! nothing, a power cut the last moment. A running answer holds its file's lock: a file that is not locked is one that was
+//! interrupted.
 //!
 //! Limits: [`MAX_BYTES`] a file, beyond which the answer is kept no longer; [`MOST`] files, the oldest go first; none older
 //! than [`KEPT_FOR`]. A disk that is full costs the continuation, never the answer. An answer that was interrupted between
@@ -30,6 +36,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, aead::Aead};
+use data_encoding::{BASE64_NOPAD, HEXLOWER};
+use p2p::Identity;
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, events::PromptRequest};
@@ -44,7 +53,15 @@ pub const KEPT_FOR: Duration = Duration::from_secs(24 * 3_600);
 const SYNC_TOKENS: u32 = 16;
 /// Time after which the disk is told to have what there is.
 const SYNC_AFTER: Duration = Duration::from_millis(250);
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// What the identity's secret for journals is called.
+const PURPOSE: &str = "shoal 2026 answers that were interrupted";
+/// The node's key, in its data folder.
+const IDENTITY: &str = "identity.key";
+/// What a line that holds a salt begins with.
+const SALT: &str = "= ";
+/// Bytes of a salt: one is never drawn twice.
+const SALT_BYTES: usize = 16;
 /// Another process that looks whether a file is locked holds it this long at most.
 const GLANCE: Duration = Duration::from_millis(20);
 /// Times a lock is tried before its holder is believed to be a running answer.
@@ -85,18 +102,50 @@ pub struct Kept {
     pub text: String,
     /// The part of the text that each token made certain.
     pub pieces: Vec<String>,
-    /// Bytes of the file that are whole, and the hash they end with.
-    whole: (u64, Check),
+    /// Bytes of the file that are whole, and their lines.
+    whole: (u64, u64),
 }
 
-type Check = [u8; 8];
+/// What lines of one file are encrypted with.
+struct Seal {
+    cipher: ChaCha20Poly1305,
+}
+
+impl Seal {
+    fn of(secret: &[u8; 32], name: &str, salt: &[u8]) -> Self {
+        let key = blake3::Hasher::new_keyed(secret).update(salt).update(name.as_bytes()).finalize();
+        Self { cipher: ChaCha20Poly1305::new(key.as_bytes().into()) }
+    }
+
+    fn nonce(line: u64) -> Nonce {
+        let mut nonce = Nonce::default();
+        nonce[4..].copy_from_slice(&line.to_le_bytes());
+        nonce
+    }
+
+    fn close(&self, line: u64, payload: &str) -> Result<String> {
+        let sealed = self.cipher.encrypt(&Self::nonce(line), payload.as_bytes());
+        let sealed = sealed.map_err(|_| Error::Failed("a line could not be encrypted".into()))?;
+        Ok(BASE64_NOPAD.encode(&sealed))
+    }
+
+    fn open(&self, line: u64, text: &[u8]) -> Option<Vec<u8>> {
+        self.cipher.decrypt(&Self::nonce(line), BASE64_NOPAD.decode(text).ok()?.as_slice()).ok()
+    }
+}
+
+/// The secret of the node whose data folder this is.
+fn secret(home: &Path) -> Result<[u8; 32]> {
+    let identity = Identity::load_or_create(&home.join(IDENTITY));
+    Ok(identity.map_err(|error| Error::Failed(error.to_string()))?.secret(PURPOSE))
+}
 
 /// The file of a running answer. Dropping it keeps the file, unlocked.
-#[derive(Debug)]
 pub struct Journal {
     file: File,
     path: PathBuf,
-    last: Check,
+    seal: Seal,
+    lines: u64,
     bytes: u64,
     unsynced: u32,
     synced: Instant,
@@ -116,13 +165,6 @@ fn named(home: &Path, name: &str) -> Result<PathBuf> {
     } else {
         Err(Error::usage(format!("\"{name}\" is no answer's name; `shoal resume --list` shows them")))
     }
-}
-
-fn check(last: &Check, payload: &[u8]) -> Check {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(last).update(payload);
-    let hash = *hasher.finalize().as_bytes();
-    hash.first_chunk().copied().unwrap_or_default()
 }
 
 fn lock(file: &File) -> Result<bool> {
@@ -149,8 +191,7 @@ impl Journal {
         if !lock(&file)? {
             return Err(Error::Failed("the file of the answer is in use".into()));
         }
-        let (last, bytes, synced) = (Check::default(), 0, Instant::now());
-        let mut journal = Self { file, path, last, bytes, unsynced: 0, synced, broken: false };
+        let mut journal = Self::on(file, path, home, name, (0, 0))?;
         journal.line(&serde_json::to_string(begun)?)?;
         journal.sync();
         File::open(folder(home))?.sync_all()?;
@@ -183,9 +224,18 @@ impl Journal {
         }
         // What follows the whole part was never finished.
         file.set_len(kept.whole.0)?;
-        let (bytes, last) = kept.whole;
+        Ok((Self::on(file, path, home, &kept.name, kept.whole)?, kept))
+    }
+
+    /// A file that goes on after so many bytes and lines, under a salt of its own.
+    fn on(file: File, path: PathBuf, home: &Path, name: &str, (bytes, lines): (u64, u64)) -> Result<Self> {
+        let mut salt = [0; SALT_BYTES];
+        getrandom::fill(&mut salt).map_err(|error| Error::Io(io::Error::other(error)))?;
+        let seal = Seal::of(&secret(home)?, name, &salt);
         let synced = Instant::now();
-        Ok((Self { file, path, last, bytes, unsynced: 0, synced, broken: false }, kept))
+        let mut journal = Self { file, path, seal, lines, bytes, unsynced: 0, synced, broken: false };
+        journal.write(&format!("{SALT}{}", HEXLOWER.encode(&salt)))?;
+        Ok(journal)
     }
 
     /// Goes on in the file of an interrupted answer to the same question, the latest if there are several.
@@ -213,13 +263,17 @@ impl Journal {
     }
 
     fn line(&mut self, payload: &str) -> Result<()> {
-        let check = check(&self.last, payload.as_bytes());
-        let line = format!("{} {payload}\n", data_encoding::HEXLOWER.encode(&check));
+        let sealed = self.seal.close(self.lines, payload)?;
+        self.write(&sealed)
+    }
+
+    fn write(&mut self, line: &str) -> Result<()> {
+        let line = format!("{line}\n");
         if self.bytes + line.len() as u64 > MAX_BYTES {
             return Err(Error::Failed("the answer is too long to be kept".into()));
         }
         self.file.write_all(line.as_bytes())?;
-        (self.last, self.bytes) = (check, self.bytes + line.len() as u64);
+        (self.lines, self.bytes) = (self.lines + 1, self.bytes + line.len() as u64);
         Ok(())
     }
 
@@ -241,7 +295,11 @@ impl Journal {
 
 /// Answers that were interrupted, the latest first.
 pub fn unfinished(home: &Path) -> Vec<Kept> {
-    let entries = fs::read_dir(folder(home)).into_iter().flatten().flatten();
+    let mut entries = fs::read_dir(folder(home)).into_iter().flatten().flatten().peekable();
+    if entries.peek().is_none() {
+        return Vec::new();
+    }
+    let Ok(secret) = secret(home) else { return Vec::new() };
     let mut kept: Vec<(SystemTime, Kept)> = entries
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
@@ -249,7 +307,7 @@ pub fn unfinished(home: &Path) -> Vec<Kept> {
             // A running answer holds the lock.
             file.try_lock_shared().ok()?;
             let touched = file.metadata().and_then(|meta| meta.modified()).ok()?;
-            Some((touched, read(&mut file, name).ok()??))
+            Some((touched, read(&mut file, name, &secret).ok()??))
         })
         .collect();
     kept.sort_by_key(|entry| std::cmp::Reverse(entry.0));
@@ -282,33 +340,37 @@ pub fn tidy(home: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads a file as far as it is whole; `None` when not even its first line is.
-fn read(file: &mut File, name: String) -> io::Result<Option<Kept>> {
+/// Reads a file as far as it is whole; `None` when not even its question is.
+fn read(file: &mut File, name: String, secret: &[u8; 32]) -> io::Result<Option<Kept>> {
     let mut bytes = Vec::new();
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;
-    Ok(parse(&bytes, name))
+    Ok(parse(&bytes, name, secret))
 }
 
-fn parse(bytes: &[u8], name: String) -> Option<Kept> {
-    let (mut last, mut at) = (Check::default(), 0);
+fn parse(bytes: &[u8], name: String, secret: &[u8; 32]) -> Option<Kept> {
+    let (mut seal, mut lines, mut at) = (None, 0, 0);
+    let called = name.clone();
     let mut next = || {
-        let line = &bytes[at..];
-        let line = &line[..line.iter().position(|byte| *byte == b'\n')?];
-        let (hash, payload) = line.split_at_checked(17)?;
-        let expected = check(&last, payload);
-        let same =
-            hash.ends_with(b" ") && hash.starts_with(data_encoding::HEXLOWER.encode(&expected).as_bytes());
-        if !same {
-            return None;
+        loop {
+            let line = &bytes[at..];
+            let line = &line[..line.iter().position(|byte| *byte == b'\n')?];
+            let number = lines;
+            (lines, at) = (lines + 1, at + line.len() + 1);
+            if let Some(salt) = line.strip_prefix(SALT.as_bytes()) {
+                let salt = HEXLOWER.decode(salt).ok().filter(|salt| salt.len() == SALT_BYTES)?;
+                seal = Some(Seal::of(secret, &called, &salt));
+                continue;
+            }
+            let payload = seal.as_ref()?.open(number, line)?;
+            return Some((payload, (at as u64, lines)));
         }
-        (last, at) = (expected, at + line.len() + 1);
-        Some((payload, (at as u64, last)))
     };
     let (first, whole) = next()?;
-    let begun: Begun = serde_json::from_slice(first).ok().filter(|begun: &Begun| begun.version == VERSION)?;
+    let begun: Begun =
+        serde_json::from_slice(&first).ok().filter(|begun: &Begun| begun.version == VERSION)?;
     let mut kept = Kept { name, begun, ids: Vec::new(), text: String::new(), pieces: Vec::new(), whole };
     while let Some((payload, whole)) = next() {
-        let Ok((id, text)) = serde_json::from_slice::<(u32, String)>(payload) else { break };
+        let Ok((id, text)) = serde_json::from_slice::<(u32, String)>(&payload) else { break };
         kept.ids.push(id);
         kept.text.push_str(&text);
         kept.pieces.push(text);
@@ -324,7 +386,7 @@ mod tests {
     use serde_json::json;
     use tempfile::TempDir;
 
-    use super::{Begun, Journal, MOST, folder, forget, parse, unfinished};
+    use super::{Begun, Journal, MOST, folder, forget, parse, secret, unfinished};
     use crate::events::PromptRequest;
 
     fn begun() -> Begun {
@@ -372,13 +434,17 @@ mod tests {
         drop(written(home.path(), "ab12"));
         let path = folder(home.path()).join("ab12");
         let whole = fs::read(&path).unwrap();
-        let ids = [5, 6, 7, 8];
+        let text = String::from_utf8(whole.clone()).unwrap();
+        assert!(!text.contains("fox") && !text.contains("One"), "{text}");
+        let (ids, secret) = ([5, 6, 7, 8], secret(home.path()).unwrap());
+        assert!(parse(&whole, "ab13".into(), &secret).is_none(), "under another name");
+        assert!(parse(&whole, "ab12".into(), &[1; 32]).is_none(), "with another key");
         let mut lengths = std::collections::BTreeSet::new();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1 << (at % 8);
             for bytes in [&whole[..at], &damaged] {
-                let Some(kept) = parse(bytes, String::new()) else { continue };
+                let Some(kept) = parse(bytes, "ab12".into(), &secret) else { continue };
                 assert!(ids.starts_with(&kept.ids), "byte {at}: {:?}", kept.ids);
                 assert!(kept.ids.len() < 4, "byte {at} does not matter");
                 lengths.insert(kept.ids.len());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use shard::{
     executor::{Capacity, Device, Ends, Executor, Options, Workspace, load, whole_range},
     gguf::Gguf,
-    kernels::{Cpu, Isa, threads::Pool},
+    kernels::{Cores, Cpu, Isa, threads::Pool},
     models::Blueprint,
     round,
     tokenizer::{Tokenizer, chat::Template},
@@ -14,7 +14,8 @@ use shard::{
 use crate::{
     Error, Result,
     cli::{EngineArgs, WireArgs},
-    library,
+    confine,
+    library::{self, Located},
     output::Waiting,
 };
 
@@ -38,18 +39,81 @@ pub struct Model {
     pub executor: Box<dyn Executor>,
     /// Most positions a session may hold.
     pub ctx: usize,
+    /// The processors its threads are bound to, claimed for as long as it is there.
+    _cores: Option<Cores>,
+}
+
+/// What a command has opened and claimed, before it confined itself and looked into any of it.
+pub struct Prepared {
+    located: Option<Located>,
+    threads: usize,
+    cores: Option<Cores>,
+}
+
+impl Prepared {
+    /// Opens the model of `args` and claims processors; from then on this process can do little but compute
+    /// ([`crate::confine`]).
+    ///
+    /// # Errors
+    /// Those of [`library::locate`].
+    pub fn confined(args: &EngineArgs) -> Result<Self> {
+        let located = library::locate(&args.model)?;
+        let threads = args.threads.map_or_else(Pool::physical_cores, usize::from);
+        let cores = (!args.no_pin).then(|| Cores::claim(threads)).flatten();
+        confine::command(&args.device.to_string());
+        Ok(Self { located, threads, cores })
+    }
+
+    /// Looks into the file.
+    ///
+    /// # Errors
+    /// Those of the engine for a file that is not sound.
+    pub fn gguf(&self) -> Result<Gguf> {
+        library::parse(self.located.as_ref())
+    }
+
+    /// As [`device`], on the processors that were claimed.
+    ///
+    /// # Errors
+    /// A device that this build or this machine does not have.
+    pub fn device(&self, args: &EngineArgs) -> Result<Device> {
+        let processors = self.cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
+        Device::open(args.device, || cpu(args.isa.as_deref(), Pool::on(self.threads, processors)))
+    }
 }
 
 impl Model {
     /// Opens and loads the model named by `args`.
+    ///
+    /// # Errors
+    /// Those of [`library::locate`], and of the engine for a file that is not sound.
     pub fn load(args: &EngineArgs) -> Result<Self> {
         let _waiting = Waiting::start("loading the model");
-        let gguf = Arc::new(library::open(&args.model)?);
+        Self::of(library::locate(&args.model)?.as_ref(), args, device(args)?)
+    }
+
+    /// As [`Self::load`], in a process that gives up everything but computing before it looks into the file.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn load_confined(args: &EngineArgs) -> Result<Self> {
+        let prepared = Prepared::confined(args)?;
+        let _waiting = Waiting::start("loading the model");
+        let model = Self::of(prepared.located.as_ref(), args, prepared.device(args)?)?;
+        Ok(Self { _cores: prepared.cores, ..model })
+    }
+
+    /// Loads a file that is open already, for `device`; `None` is the embedded model.
+    ///
+    /// # Errors
+    /// Those of the engine for a file that is not sound.
+    pub fn of(located: Option<&Located>, args: &EngineArgs, device: Device) -> Result<Self> {
+        let gguf = Arc::new(library::parse(located)?);
         let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
         let template = Template::from_gguf(gguf.metadata(), None).map_err(|error| error.to_string());
         let ctx = context(&gguf, args.ctx)?;
-        let executor = load_whole(&gguf, &device(args)?, ctx)?;
-        Ok(Self { name: args.model.clone(), gguf, tokenizer, template, executor, ctx })
+        let executor = load_whole(&gguf, &device, ctx)?;
+        Ok(Self { name: args.model.clone(), gguf, tokenizer, template, executor, ctx, _cores: None })
     }
 
     /// Buffers for one session, passes of at most [`CHUNK_ROWS`] rows.

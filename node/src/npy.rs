@@ -3,17 +3,16 @@
 use std::{
     fs::File,
     io::{BufWriter, Result, Write},
-    path::Path,
 };
 
 /// Writes `values` as a one-dimensional little-endian f32 array.
-pub fn write(path: &Path, values: &[f32]) -> Result<()> {
+pub fn write(file: File, values: &[f32]) -> Result<()> {
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({},), }}", values.len());
     // The magic (10 bytes), the header and its newline end on a multiple of 64.
     let padding = 63 - (10 + header.len()) % 64;
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
-    let mut file = BufWriter::new(File::create(path)?);
+    let mut file = BufWriter::new(file);
     file.write_all(b"\x93NUMPY\x01\x00")?;
     file.write_all(&(header.len() as u16).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
@@ -30,7 +29,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.npy");
         for len in [0, 1, 9, 10, 99_999] {
-            super::write(&path, &vec![1.5; len]).unwrap();
+            super::write(std::fs::File::create(&path).unwrap(), &vec![1.5; len]).unwrap();
             let bytes = std::fs::read(&path).unwrap();
             let header = u16::from_le_bytes([bytes[8], bytes[9]]) as usize;
             assert_eq!((10 + header) % 64, 0);

@@ -101,6 +101,11 @@ impl Receipts {
         self.ledger.tier(peer)
     }
 
+    /// Nodes that have worked for this one.
+    pub fn contributors(&self) -> usize {
+        self.ledger.contributors()
+    }
+
     /// All kept receipts, the latest last, and the balance with every peer in them, in units of work given beyond
     /// what was taken.
     pub fn list(&self) -> Value {

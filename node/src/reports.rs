@@ -3,6 +3,7 @@
 //! As [`crate::events`], these are the lines of the control socket and of `--json`; names come from strangers and are text.
 
 use api::{inference::ModelInfo, swarm::SwarmSnapshot};
+use scheduler::governor::{Measure, UNLIMITED, Usage};
 use serde::{Deserialize, Serialize};
 
 /// The answer to `View`: what the API and its page show of the node.
@@ -27,6 +28,63 @@ pub struct View {
     /// Memory of the process that holds the model, where the system says it.
     #[serde(default)]
     pub worker_resident_bytes: Option<u64>,
+    /// What others may hold of this node, and do.
+    #[serde(default)]
+    pub limits: Vec<LimitReport>,
+}
+
+/// A limit on what other nodes may hold or spend of this one, and what they do.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LimitReport {
+    /// Of what.
+    pub resource: String,
+    /// For all others together.
+    pub node: u64,
+    /// For one address prefix (/24 of IPv4, /48 of IPv6).
+    pub prefix: u64,
+    /// For one peer; none where there is no peer yet.
+    pub peer: Option<u64>,
+    /// Within how many milliseconds the limit comes back; none for what is held and given back.
+    pub within_ms: Option<u64>,
+    /// What all others hold now, or have spent and not got back.
+    pub used: u64,
+    /// The most that one prefix does.
+    pub prefix_used: u64,
+    /// The most that one peer does.
+    pub peer_used: u64,
+    /// How often something was refused, or an older one had to make room, since the start.
+    pub refused: u64,
+    /// Why these numbers.
+    pub why: String,
+}
+
+impl LimitReport {
+    /// The whole table of a node.
+    pub fn all(governor: &p2p::Governor) -> Vec<Self> {
+        governor.usage().into_iter().map(Self::from).collect()
+    }
+}
+
+impl From<Usage> for LimitReport {
+    fn from(usage: Usage) -> Self {
+        let Usage { limit, used, prefix_used, peer_used, refused } = usage;
+        Self {
+            resource: limit.resource.name().to_owned(),
+            node: limit.node,
+            prefix: limit.prefix,
+            peer: (limit.peer != UNLIMITED).then_some(limit.peer),
+            within_ms: match limit.measure {
+                Measure::Held => None,
+                Measure::Spent { within_ms } => Some(within_ms),
+            },
+            used,
+            prefix_used,
+            peer_used,
+            refused,
+            why: limit.why.to_owned(),
+        }
+    }
 }
 
 /// A model of the node.

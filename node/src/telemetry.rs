@@ -59,6 +59,7 @@ pub fn start(args: &GlobalArgs) -> Result<Reporting> {
     #[cfg(feature = "otlp")]
     if let Some(url) = &args.otlp {
         let (traces, layer) = otlp::start(url)?;
+        crate::confine::keep_network();
         reporting.traces = Some(traces);
         layers.push(Box::new(layer.with_filter(filter("debug")?)));
     }

@@ -11,8 +11,10 @@ use libp2p::swarm::behaviour::toggle::Toggle;
 use libp2p::{autonat, connection_limits, dcutr, identify, kad, mdns, ping, relay, upnp};
 
 use crate::config::{Config, Names};
+use crate::doors::Doors;
 use crate::error::{Error, Result};
 use crate::gossip::{self, Gossipsub};
+use crate::governor::Governor;
 use crate::link::behaviour as link;
 use crate::relay::Relay;
 
@@ -33,6 +35,8 @@ const CIRCUIT_LIFE: Duration = Duration::from_secs(3_600);
 pub(crate) struct Behaviour {
     /// Refuses connections beyond the limits. First, so that nothing else is built for a refused one.
     pub limits: connection_limits::Behaviour,
+    /// Refuses what others opened beyond the limits for them, and knows where peers come from.
+    pub doors: Doors,
     /// Streams: data, delegate, blob and control.
     pub link: link::Behaviour,
     /// Announcements.
@@ -64,7 +68,12 @@ impl Behaviour {
     ///
     /// # Errors
     /// [`Error::Listen`] when gossip or mDNS cannot be set up.
-    pub fn new(config: &Config, names: &Arc<Names>, relay_client: relay::client::Behaviour) -> Result<Self> {
+    pub fn new(
+        config: &Config,
+        names: &Arc<Names>,
+        governor: &Governor,
+        relay_client: relay::client::Behaviour,
+    ) -> Result<Self> {
         let key = config.identity.keypair().public();
         let me = key.to_peer_id();
         let wide = !config.loopback_only;
@@ -74,13 +83,12 @@ impl Behaviour {
         Ok(Self {
             limits: connection_limits::Behaviour::new(
                 ConnectionLimits::default()
-                    .with_max_pending_incoming(Some(limits.pending_incoming))
                     .with_max_pending_outgoing(Some(limits.outgoing))
-                    .with_max_established_incoming(Some(limits.incoming))
                     .with_max_established_outgoing(Some(limits.outgoing))
                     .with_max_established_per_peer(Some(limits.per_peer)),
             ),
-            link: link::Behaviour::new(names.clone(), limits.streams_per_peer),
+            doors: Doors::new(governor.clone()),
+            link: link::Behaviour::new(names.clone(), governor.clone(), limits.streams_per_peer),
             gossip: gossip::behaviour(config, names)?,
             identify: identify::Behaviour::new(
                 identify::Config::new(names.version.clone(), key)

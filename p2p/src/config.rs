@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use libp2p::StreamProtocol;
+use scheduler::governor;
 
 use crate::identity::Identity;
 use crate::link::Plane;
@@ -92,25 +93,24 @@ pub struct Config {
     pub limits: Limits,
 }
 
-/// Bounds on what others make this node hold. At each of them the newest comer is refused.
+/// Bounds on what others make this node hold, and on what it opens itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections coming in that have not proved who they are yet.
-    pub pending_incoming: u32,
-    /// Connections others opened.
-    pub incoming: u32,
+    /// What others may hold or spend.
+    pub others: governor::Limits,
     /// Connections this node opened.
     pub outgoing: u32,
-    /// Connections to one peer: two transports, a relayed one and its upgrade. One would make an upgrade impossible.
+    /// Connections to one peer, from either side: two transports, a relayed one and its upgrade. One would make an
+    /// upgrade impossible.
     pub per_peer: u32,
-    /// Streams one peer may hold open here, and this node there: one for each of its sessions, as many again that are being
-    /// closed, and half as many asks. Both ways that is less than the muxers take, 512 on a connection.
+    /// Streams this node holds open at one peer: one for each of its sessions, as many again that are being closed, and half
+    /// as many asks. Both ways that is less than the muxers take, 512 on a connection.
     pub streams_per_peer: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { pending_incoming: 32, incoming: 128, outgoing: 64, per_peer: 4, streams_per_peer: 128 }
+        Self { others: governor::Limits::default(), outgoing: 64, per_peer: 4, streams_per_peer: 128 }
     }
 }
 

@@ -107,12 +107,15 @@ pub struct PeerInfo {
     pub agent: String,
 }
 
+/// The other node that named the addresses of a dial, if one did: they are vetted then.
+pub(crate) type NamedBy = Option<NodeId>;
+
 /// What the event loop can be asked to do.
 #[derive(Debug)]
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),
-    Dial { addresses: Vec<String>, peer: Option<NodeId>, reply: oneshot::Sender<Result<NodeId>> },
-    Doubt { contact: Contact, connection: ConnectionId },
+    Dial { addresses: Vec<String>, peer: Option<NodeId>, by: NamedBy, reply: oneshot::Sender<Result<NodeId>> },
+    Doubt { contact: Contact, by: NamedBy, connection: ConnectionId },
     Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
     Open { node: NodeId, lane: Lane, reply: Opened },
     Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },

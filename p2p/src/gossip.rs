@@ -14,13 +14,17 @@
 //! repeat himself for it.
 //!
 //! An announcement is void `ttl_ms` after it was first *heard*, on the hearer's clock: no clock but one's own counts.
-//! Its number is remembered longer, so it cannot come back by replay. Limits: [`MAX_NODES`] nodes; beyond, unknown
-//! nodes are ignored until others expire. A node that has just started cannot tell an old announcement of a dead node
+//! Its number is remembered longer, so it cannot come back by replay.
+//!
+//! Identities are free, so room is given by proof and not by order of arrival. An author is *proven* once it was connected;
+//! of the others one forwarding peer may bring [`MAX_UNPROVEN`]. Limits: [`MAX_NODES`] nodes; beyond, what is void goes, then
+//! the unproven authors of the peer that brought most of them, the longest unheard first. A node that has just started cannot tell an old announcement of a dead node
 //! from a live one: such a stale entry lives for one `ttl_ms`, and cannot be connected to.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use libp2p::PeerId;
 use libp2p::gossipsub::{
     self, ConfigBuilder, IdentTopic, MaxCountSubscriptionFilter, MessageAuthenticity, MessageId,
     PeerScoreParams, PeerScoreThresholds, TopicScoreParams, ValidationMode, WhitelistSubscriptionFilter,
@@ -35,6 +39,9 @@ use crate::wire::announce::{self, Announcement, MAX_ANNOUNCEMENT, MAX_TTL_MS};
 pub(crate) const MAX_NODES: usize = 4_096;
 /// Messages a second one peer may forward, sustained: 1,000 nodes announcing every 5 s through one peer.
 pub(crate) const PEER_RATE: f64 = 200.0;
+/// Authors that were never connected and came by one forwarding peer: a quarter of the room, and a swarm of a thousand through
+/// one peer. More of them are not heard, until others of that peer are void.
+pub(crate) const MAX_UNPROVEN: usize = MAX_NODES / 4;
 const PEER_BURST: f64 = 1_000.0;
 /// Messages beyond its budget after which a peer is not listened to any more.
 pub(crate) const PEER_EXCESS: u32 = 1_000;
@@ -209,6 +216,10 @@ struct Entry {
     /// Empty once void.
     bytes: Vec<u8>,
     budget: Budget,
+    /// Who brought its first announcement.
+    via: PeerId,
+    /// Whether it was connected.
+    proven: bool,
 }
 
 /// What has been announced and is not void.
@@ -218,8 +229,15 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Judges a message and remembers it if it is news.
-    pub fn hear(&mut self, bytes: &[u8], now: Instant) -> Verdict {
+    /// Judges a message that came by `via` and remembers it if it is news; `connected` says of its author whether it is
+    /// connected.
+    pub fn hear(
+        &mut self,
+        bytes: &[u8],
+        now: Instant,
+        via: PeerId,
+        connected: impl Fn(NodeId) -> bool,
+    ) -> Verdict {
         let Ok(announcement) = announce::open(bytes) else { return Verdict::Invalid };
         let sequence = announcement.capability.claim().sequence;
         let ttl = Duration::from_millis(u64::from(announcement.ttl_ms.min(MAX_TTL_MS)));
@@ -230,16 +248,54 @@ impl Ledger {
             }
             (entry.sequence, entry.heard, entry.void) = (sequence, now, now + ttl);
             entry.bytes = bytes.to_vec();
+            entry.proven |= connected(node);
             return Verdict::Fresh(Box::new(announcement));
         }
-        if self.entries.len() >= MAX_NODES {
+        let proven = connected(node);
+        if !self.make_room(now, via, proven) {
             return Verdict::Stale;
         }
         let mut budget = Budget::full(NODE_BURST, now);
         budget.take(NODE_RATE, NODE_BURST, now);
-        self.entries
-            .insert(node, Entry { sequence, heard: now, void: now + ttl, bytes: bytes.to_vec(), budget });
+        let (void, bytes) = (now + ttl, bytes.to_vec());
+        self.entries.insert(node, Entry { sequence, heard: now, void, bytes, budget, via, proven });
         Verdict::Fresh(Box::new(announcement))
+    }
+
+    /// A node is connected: its announcements keep their room.
+    pub fn prove(&mut self, node: NodeId) {
+        if let Some(entry) = self.entries.get_mut(&node) {
+            entry.proven = true;
+        }
+    }
+
+    /// Makes room for an author that `via` brings; false when there is none for it.
+    fn make_room(&mut self, now: Instant, via: PeerId, proven: bool) -> bool {
+        let mut unproven: HashMap<PeerId, usize> = HashMap::new();
+        for entry in self.entries.values().filter(|entry| !entry.proven) {
+            *unproven.entry(entry.via).or_default() += 1;
+        }
+        let its = unproven.get(&via).copied().unwrap_or(0);
+        if !proven
+            && its >= MAX_UNPROVEN
+            && !self.drop_oldest(|entry| entry.via == via && !entry.proven && entry.void <= now)
+        {
+            return false;
+        }
+        if self.entries.len() < MAX_NODES || self.drop_oldest(|entry| entry.void <= now) {
+            return true;
+        }
+        let Some((worst, most)) = unproven.into_iter().max_by_key(|(peer, count)| (*count, *peer)) else {
+            return false;
+        };
+        (proven || its + 1 < most) && self.drop_oldest(|entry| entry.via == worst && !entry.proven)
+    }
+
+    /// Forgets the longest unheard of those; whether there was one.
+    fn drop_oldest(&mut self, of: impl Fn(&Entry) -> bool) -> bool {
+        let those = self.entries.iter().filter(|(_, entry)| of(entry));
+        let oldest = those.min_by_key(|(node, entry)| (entry.heard, **node)).map(|(node, _)| *node);
+        oldest.is_some_and(|node| self.entries.remove(&node).is_some())
     }
 
     /// What is not void, freshest first.
@@ -247,6 +303,13 @@ impl Ledger {
         let mut live: Vec<&Entry> = self.entries.values().filter(|entry| entry.void > now).collect();
         live.sort_by_key(|entry| std::cmp::Reverse(entry.heard));
         live.into_iter().map(|entry| entry.bytes.clone()).collect()
+    }
+
+    /// Where `node` says that it is, by its last announcement that holds.
+    pub fn addresses(&self, node: NodeId, now: Instant) -> Vec<String> {
+        let entry = self.entries.get(&node).filter(|entry| entry.void > now);
+        let announcement = entry.and_then(|entry| announce::open(&entry.bytes).ok());
+        announcement.map(|announcement| announcement.addresses).unwrap_or_default()
     }
 
     /// Whether something of `node` is known and holds.
@@ -308,7 +371,61 @@ mod tests {
     }
 
     fn fresh(ledger: &mut Ledger, bytes: &[u8], now: Instant) -> bool {
-        matches!(ledger.hear(bytes, now), Verdict::Fresh(_))
+        matches!(hear(ledger, bytes, now), Verdict::Fresh(_))
+    }
+
+    /// As a peer that is not connected with the author brings it.
+    fn hear(ledger: &mut Ledger, bytes: &[u8], now: Instant) -> Verdict {
+        ledger.hear(bytes, now, via(1), |_| false)
+    }
+
+    fn via(seed: u8) -> PeerId {
+        crate::identity::peer_id(Identity::from_seed([seed; 32]).node()).unwrap()
+    }
+
+    /// An entry as of an author that `via` brought; its announcement is never read.
+    fn fill(ledger: &mut Ledger, from: u64, count: u64, via: PeerId, now: Instant) {
+        for n in from..from + count {
+            let (void, budget) = (now + Duration::from_secs(90), Budget::full(NODE_BURST, now));
+            let entry =
+                Entry { sequence: 1, heard: now, void, bytes: Vec::new(), budget, via, proven: false };
+            ledger.entries.insert(NodeId::numbered(n), entry);
+        }
+    }
+
+    #[test]
+    fn one_forwarder_brings_a_quarter_of_unproven_authors_and_connected_ones_always_get_in() {
+        let now = Instant::now();
+        let mut ledger = Ledger::default();
+        fill(&mut ledger, 0, MAX_UNPROVEN as u64, via(1), now);
+        let stranger = sealed(1, 5, 60_000);
+        assert!(!fresh(&mut ledger, &stranger, now), "its forwarder has brought enough");
+        assert!(matches!(ledger.hear(&stranger, now, via(2), |_| false), Verdict::Fresh(_)));
+        assert!(matches!(ledger.hear(&sealed(2, 5, 60_000), now, via(1), |_| true), Verdict::Fresh(_)));
+        let later = now + Duration::from_secs(100);
+        assert!(fresh(&mut ledger, &sealed(3, 5, 60_000), later), "others of it are void");
+    }
+
+    #[test]
+    fn a_full_ledger_makes_room_by_proof_and_takes_it_from_the_greatest_forwarder() {
+        let now = Instant::now();
+        let mut ledger = Ledger::default();
+        for forwarder in 0..4 {
+            let count = (MAX_UNPROVEN - usize::from(forwarder != 3)) as u64;
+            fill(&mut ledger, u64::from(forwarder) << 32, count, via(10 + forwarder), now);
+        }
+        let kept = [sealed(1, 5, 60_000), sealed(2, 5, 60_000), sealed(3, 5, 60_000)];
+        for bytes in &kept {
+            assert!(matches!(ledger.hear(bytes, now, via(20), |_| true), Verdict::Fresh(_)));
+        }
+        assert_eq!(ledger.entries.len(), MAX_NODES);
+        assert!(matches!(ledger.hear(&sealed(4, 5, 60_000), now, via(10), |_| true), Verdict::Fresh(_)));
+        assert!(matches!(ledger.hear(&sealed(5, 5, 60_000), now, via(21), |_| false), Verdict::Fresh(_)));
+        assert!(matches!(ledger.hear(&sealed(6, 5, 60_000), now, via(12), |_| false), Verdict::Stale));
+        assert_eq!(ledger.entries.len(), MAX_NODES);
+        let greatest = ledger.entries.values().filter(|entry| entry.via == via(13)).count();
+        assert!(greatest < MAX_UNPROVEN, "room came from the greatest");
+        assert_eq!(ledger.entries.values().filter(|entry| entry.proven).count(), 4);
     }
 
     #[test]
@@ -317,13 +434,13 @@ mod tests {
         let mut ledger = Ledger::default();
         assert!(fresh(&mut ledger, &sealed(1, 5, 1_000), start));
         for old in [5, 4, 0] {
-            assert!(matches!(ledger.hear(&sealed(1, old, 1_000), start), Verdict::Stale));
+            assert!(matches!(hear(&mut ledger, &sealed(1, old, 1_000), start), Verdict::Stale));
         }
         assert_eq!(ledger.known(start).len(), 1);
         let later = start + Duration::from_secs(2);
         ledger.expire(later);
         assert_eq!((ledger.known(later).len(), ledger.len(later)), (0, 0));
-        assert!(matches!(ledger.hear(&sealed(1, 5, 1_000), later), Verdict::Stale), "a replay");
+        assert!(matches!(hear(&mut ledger, &sealed(1, 5, 1_000), later), Verdict::Stale), "a replay");
         assert!(fresh(&mut ledger, &sealed(1, 6, 1_000), later));
         let much_later = later + MEMORY * 2;
         ledger.expire(much_later);
@@ -338,7 +455,7 @@ mod tests {
         for at in (0..bytes.len()).step_by(7) {
             let mut bad = bytes.clone();
             bad[at] ^= 0x20;
-            assert!(matches!(ledger.hear(&bad, now), Verdict::Invalid), "byte {at}");
+            assert!(matches!(hear(&mut ledger, &bad, now), Verdict::Invalid), "byte {at}");
         }
         assert!(ledger.entries.is_empty());
     }

@@ -112,6 +112,11 @@ impl Identity {
         self.key.sign(&digest(domain, message)).to_bytes()
     }
 
+    /// A secret for one `purpose`, which tells nothing of the key or of the secrets for others.
+    pub fn secret(&self, purpose: &str) -> [u8; SEED_LEN] {
+        blake3::derive_key(purpose, self.key.as_bytes())
+    }
+
     /// The same key for libp2p.
     #[cfg(feature = "net")]
     pub(crate) fn keypair(&self) -> Keypair {

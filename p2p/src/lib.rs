@@ -36,6 +36,8 @@ pub mod identity;
 #[cfg(feature = "net")]
 pub mod config;
 #[cfg(feature = "net")]
+pub mod governor;
+#[cfg(feature = "net")]
 pub mod invite;
 #[cfg(feature = "net")]
 pub mod network;
@@ -56,6 +58,8 @@ pub mod link;
 #[cfg(feature = "net")]
 mod behaviour;
 #[cfg(feature = "net")]
+mod doors;
+#[cfg(feature = "net")]
 mod event;
 #[cfg(feature = "net")]
 mod event_loop;
@@ -64,11 +68,15 @@ mod gate;
 #[cfg(feature = "net")]
 mod gossip;
 #[cfg(feature = "net")]
+mod named;
+#[cfg(feature = "net")]
 mod peers;
 #[cfg(feature = "net")]
 mod relay;
 #[cfg(feature = "net")]
 mod transport;
+#[cfg(feature = "net")]
+mod waiting_room;
 
 #[cfg(feature = "net")]
 pub use config::{Config, SwarmId, VERSION};
@@ -77,6 +85,8 @@ pub use control::ReplyTo;
 pub use error::{Error, HopError, Result};
 #[cfg(feature = "net")]
 pub use event::{Event, PeerInfo, Reachability, RefusedPeer};
+#[cfg(feature = "net")]
+pub use governor::{Governor, Permit};
 pub use identity::Identity;
 #[cfg(feature = "net")]
 pub use invite::Invite;

@@ -18,8 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config::Config;
 use crate::control::{self, ReplyTo};
 use crate::error::{Error, HopError, Result};
-use crate::event::{Command, Event, PeerInfo, RefusedPeer};
+use crate::event::{Command, Event, NamedBy, PeerInfo, RefusedPeer};
 use crate::event_loop;
+use crate::governor::Governor;
 use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
 use crate::wire::control::{Answer, Ask, Contact};
 
@@ -41,6 +42,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Network {
     me: NodeId,
     commands: mpsc::Sender<Command>,
+    governor: Governor,
 }
 
 /// What happens, in order of its happening.
@@ -65,14 +67,20 @@ pub async fn spawn(config: Config) -> Result<(Network, Events)> {
     let (commands, inbox) = mpsc::channel(MAX_COMMANDS);
     let (outbox, receiver) = mpsc::channel(MAX_EVENTS);
     let me = config.identity.node();
-    event_loop::start(config, inbox, outbox).await?;
-    Ok((Network { me, commands }, Events { receiver }))
+    let governor = Governor::new(config.limits.others);
+    event_loop::start(config, governor.clone(), inbox, outbox).await?;
+    Ok((Network { me, commands, governor }, Events { receiver }))
 }
 
 impl Network {
     /// Who this node is.
     pub fn me(&self) -> NodeId {
         self.me
+    }
+
+    /// What others hold of this node and may still take; every door asks it.
+    pub fn governor(&self) -> &Governor {
+        &self.governor
     }
 
     /// Where this node can be reached, with `/p2p/`, those that reach furthest first. Empty after shutdown.
@@ -93,7 +101,7 @@ impl Network {
     /// [`Error::Address`] for what is no address, this node's own or not allowed; [`Error::Unreachable`] when no node of
     /// this swarm answers there.
     pub async fn dial(&self, address: &str) -> Result<NodeId> {
-        self.dial_all(vec![address.to_owned()], None).await
+        self.dial_all(vec![address.to_owned()], None, None).await
     }
 
     /// Connects to `contact`; at once if it is connected already.
@@ -101,7 +109,7 @@ impl Network {
     /// # Errors
     /// As [`Network::dial`].
     pub async fn connect(&self, contact: &Contact) -> Result<()> {
-        self.dial_all(contact.addresses.clone(), Some(contact.node)).await.map(drop)
+        self.connect_named(contact, None).await
     }
 
     /// As [`Network::connect`], and makes sure that `contact` is there: where a process has died, or where a way carries one
@@ -113,9 +121,26 @@ impl Network {
     /// # Errors
     /// As [`Network::dial`].
     pub async fn reach(&self, contact: &Contact, patience: Duration) -> Result<bool> {
+        self.reach_by(contact, None, patience).await
+    }
+
+    /// As [`Network::reach`], for a contact that the node `by` named. Only addresses that the contact announced itself or
+    /// that this node knows it by are dialed, and only so many for one who names them.
+    ///
+    /// # Errors
+    /// As [`Network::dial`]; [`Error::Unreachable`] also when no address may be dialed.
+    pub async fn reach_named(&self, contact: &Contact, by: NodeId, patience: Duration) -> Result<bool> {
+        self.reach_by(contact, Some(by), patience).await
+    }
+
+    async fn connect_named(&self, contact: &Contact, by: NamedBy) -> Result<()> {
+        self.dial_all(contact.addresses.clone(), Some(contact.node), by).await.map(drop)
+    }
+
+    async fn reach_by(&self, contact: &Contact, by: NamedBy, patience: Duration) -> Result<bool> {
         for _ in 0..REACHES {
-            self.connect(contact).await?;
-            match self.ping_once(contact, patience).await {
+            self.connect_named(contact, by).await?;
+            match self.ping_once(contact, by, patience).await {
                 Some((_, true)) => return Ok(true),
                 Some((_, false)) => {}
                 // What there was is closed now.
@@ -127,12 +152,13 @@ impl Network {
 
     /// Asks `contact` whether it is there, and again over whatever connection there is then each time that it has not
     /// answered for `patience`; see [`Network::reach`]. Each of the later tries waits twice as long. Says whether it answered
-    /// over the connection that was the best at first, early or late; `None` when it did not at all.
-    pub async fn ping(&self, contact: &Contact, patience: Duration) -> Option<bool> {
+    /// over the connection that was the best at first, early or late; `None` when it did not at all. `by`: who named the contact,
+    /// see [`Network::reach_named`].
+    pub async fn ping(&self, contact: &Contact, by: NamedBy, patience: Duration) -> Option<bool> {
         let mut first = None;
         for attempt in 0..REACHES {
-            self.connect(contact).await.ok()?;
-            match self.ping_once(contact, patience * (1 << attempt)).await {
+            self.connect_named(contact, by).await.ok()?;
+            match self.ping_once(contact, by, patience * (1 << attempt)).await {
                 Some((connection, true)) => return Some(*first.get_or_insert(connection) == connection),
                 Some((connection, false)) => {
                     first.get_or_insert(connection);
@@ -144,7 +170,12 @@ impl Network {
     }
 
     /// Over which connection it was asked, and whether there is an answer; one without is doubted. `None` where it closed.
-    async fn ping_once(&self, contact: &Contact, patience: Duration) -> Option<(ConnectionId, bool)> {
+    async fn ping_once(
+        &self,
+        contact: &Contact,
+        by: NamedBy,
+        patience: Duration,
+    ) -> Option<(ConnectionId, bool)> {
         let stream = self.open_lane(contact.node, Lane::Control).await.ok()?;
         let connection = stream.connection();
         match tokio::time::timeout(patience, control::call(stream, &Ask::Ping)).await {
@@ -153,7 +184,7 @@ impl Network {
             Ok(Err(_)) => None,
             Err(_) => {
                 tracing::debug!(node = %contact.node, "connected and silent, dialed once more");
-                let doubt = Command::Doubt { contact: contact.clone(), connection };
+                let doubt = Command::Doubt { contact: contact.clone(), by, connection };
                 // A network that has stopped reaches no node.
                 self.commands.send(doubt).await.ok()?;
                 Some((connection, false))
@@ -161,8 +192,8 @@ impl Network {
         }
     }
 
-    async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>) -> Result<NodeId> {
-        let dialed = self.told(|reply| Command::Dial { addresses, peer, reply });
+    async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>, by: NamedBy) -> Result<NodeId> {
+        let dialed = self.told(|reply| Command::Dial { addresses, peer, by, reply });
         match tokio::time::timeout(DIAL_DEADLINE, dialed).await {
             Ok(dialed) => dialed.ok_or(Error::Closed)?,
             Err(_) => Err(Error::Unreachable("no answer in time".into())),

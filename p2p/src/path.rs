@@ -11,8 +11,10 @@ use libp2p::Multiaddr;
 use libp2p::core::ConnectedPoint;
 use libp2p::multiaddr::Protocol;
 use scheduler::NodeId;
+use scheduler::governor::Prefix;
 
-use crate::{identity::peer_id, wire::control::MAX_ADDRESS};
+use crate::identity::{node_id, peer_id};
+use crate::wire::control::MAX_ADDRESS;
 
 /// Over what a peer is reached; the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -101,6 +103,27 @@ pub(crate) fn of_address(address: &Multiaddr) -> Path {
 pub(crate) fn is_of_this_host(address: &Multiaddr) -> bool {
     let until_relay: Multiaddr = address.iter().take_while(|part| *part != Protocol::P2pCircuit).collect();
     of_address(&until_relay) == Path::Loopback
+}
+
+/// Where a connection comes from: its remote address, or the relay that one of the two addresses names.
+pub(crate) fn prefix(remote: &Multiaddr, local: &Multiaddr) -> Prefix {
+    let relay = |address: &Multiaddr| {
+        let parts: Vec<Protocol<'_>> = address.iter().collect();
+        let circuit = parts.iter().position(|part| *part == Protocol::P2pCircuit)?;
+        parts[..circuit].iter().rev().find_map(|part| match part {
+            Protocol::P2p(relay) => node_id(relay),
+            _ => None,
+        })
+    };
+    if let Some(relay) = relay(remote).or_else(|| relay(local)) {
+        return Prefix::Relay(relay);
+    }
+    let ip = remote.iter().find_map(|part| match part {
+        Protocol::Ip4(ip) => Some(IpAddr::from(ip)),
+        Protocol::Ip6(ip) => Some(ip.into()),
+        _ => None,
+    });
+    ip.map_or(Prefix::Inside, Prefix::of)
 }
 
 fn unmapped(ip: Ipv6Addr) -> IpAddr {
@@ -205,6 +228,20 @@ mod tests {
             send_back_addr: "/ip4/10.0.0.2/tcp/1".parse().unwrap(),
         };
         assert_eq!(classify(&direct), Path::Lan);
+    }
+
+    #[test]
+    fn a_connection_comes_from_its_address_or_its_relay() {
+        let relay = crate::Identity::from_seed([3; 32]).node();
+        let through = format!("/ip4/10.0.0.2/tcp/1/p2p/{}/p2p-circuit", peer_id(relay).unwrap());
+        let check = |remote: &str, local: &str| prefix(&remote.parse().unwrap(), &local.parse().unwrap());
+        let here = "/ip4/10.0.0.1/tcp/2";
+        assert_eq!(check("/ip4/127.0.7.2/tcp/1", here), Prefix::V4([127, 0, 7]));
+        assert_eq!(check("/ip6/2001:db8:1::2/udp/1/quic-v1", here), Prefix::V6([0x20, 1, 0xd, 0xb8, 0, 1]));
+        let peer = "/p2p/12D3KooWT3gYEvLJyx1FyyHqrmvdy1tMjpgxmu9aSeKMEuafQtyC";
+        assert_eq!(check(peer, &through), Prefix::Relay(relay), "it came in through a relay");
+        assert_eq!(check(&format!("{through}{peer}"), here), Prefix::Relay(relay), "this node dialed it");
+        assert_eq!(check("/memory/3", "/memory/4"), Prefix::Inside);
     }
 
     #[test]

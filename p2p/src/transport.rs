@@ -1,7 +1,8 @@
 //! What connections run on: TCP with Noise and Yamux, QUIC, circuits through relays, and memory for tests.
 //!
 //! Built by hand rather than with libp2p's builder for one reason: a private swarm checks its key on every connection,
-//! whatever it runs on, before the swarm sees it (see [`crate::gate`]). There is no plaintext.
+//! whatever it runs on, before the swarm sees it (see [`crate::gate`]). What comes in waits in [`crate::waiting_room`] until
+//! then. There is no plaintext.
 
 use std::io;
 use std::path::Path;
@@ -17,19 +18,30 @@ use libp2p::{PeerId, dns, noise, quic, relay, tcp, yamux};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gate::{self, Side};
+use crate::governor::Governor;
+use crate::waiting_room::WaitingRoom;
 
-/// A handshake that takes longer is given up, and with it the slot it holds: ten round trips of a bad satellite link.
+/// A handshake that takes longer is given up: ten round trips of a bad satellite link. One that comes in has less time, see
+/// [`crate::waiting_room`].
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Silence after which a QUIC peer is dead, ms. Shorter and a host that sleeps for a moment loses its sessions.
 const QUIC_IDLE_MS: u32 = 4_000;
 /// How often silence is broken, so that only death is silent.
 const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
+/// Bytes of a QUIC stream, and of all streams of a connection, that wait to be read: 40 MB/s at a round trip of 100 ms, and
+/// what a peer that is not read makes this node hold.
+const QUIC_STREAM_BYTES: u32 = 4 << 20;
+const QUIC_CONNECTION_BYTES: u32 = 6 << 20;
+
 /// Every transport of `config` in one, and the relay client that belongs to it.
 ///
 /// # Errors
 /// [`Error::Listen`] when the system's resolver configuration cannot be read or keys cannot be made.
-pub(crate) fn build(config: &Config) -> Result<(Boxed<(PeerId, StreamMuxerBox)>, relay::client::Behaviour)> {
+pub(crate) fn build(
+    config: &Config,
+    governor: &Governor,
+) -> Result<(Boxed<(PeerId, StreamMuxerBox)>, relay::client::Behaviour)> {
     let key = config.identity.keypair();
     let me = key.public().to_peer_id();
     let failed = |e: &dyn std::error::Error| Error::Listen(e.to_string());
@@ -45,6 +57,7 @@ pub(crate) fn build(config: &Config) -> Result<(Boxed<(PeerId, StreamMuxerBox)>,
     quic.handshake_timeout = HANDSHAKE;
     quic.max_idle_timeout = QUIC_IDLE_MS;
     quic.keep_alive_interval = QUIC_KEEP_ALIVE;
+    (quic.max_stream_data, quic.max_connection_data) = (QUIC_STREAM_BYTES, QUIC_CONNECTION_BYTES);
     let quic = quic::tokio::Transport::new(quic).map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
     let wires = quic.or_transport(tcp).map(|either, _| either.into_inner());
     // Names mean nothing to a node that speaks to its own host only, and need files that a sandbox may not have.
@@ -80,7 +93,8 @@ pub(crate) fn build(config: &Config) -> Result<(Boxed<(PeerId, StreamMuxerBox)>,
         .or_transport(memory)
         .map(|either, _| either.into_inner());
 
-    let Some(psk) = config.psk else { return Ok((all.boxed(), relay)) };
+    let wait = |wires| WaitingRoom::new(wires, governor.clone()).boxed();
+    let Some(psk) = config.psk else { return Ok((wait(all.boxed()), relay)) };
     let guarded = all.and_then(move |(peer, muxer), point| async move {
         let passing = gate::pass(psk, me, peer, muxer, side(&point));
         match tokio::time::timeout(HANDSHAKE, passing).await {
@@ -88,7 +102,7 @@ pub(crate) fn build(config: &Config) -> Result<(Boxed<(PeerId, StreamMuxerBox)>,
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         }
     });
-    Ok((guarded.boxed(), relay))
+    Ok((wait(guarded.boxed()), relay))
 }
 
 /// In hole punching both dial, and one of them plays the listener.

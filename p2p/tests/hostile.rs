@@ -6,13 +6,17 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use p2p::wire::control::{Answer, Ask};
+use p2p::wire::control::{Answer, Ask, Contact};
 use p2p::{Config, Event, HopError, Plane};
 use scheduler::SessionId;
+use scheduler::governor::Resource;
 use support::*;
 
 /// Growth of this process that a flood may cause, KiB: TRUST.md's figure. Attacker and victim share the process.
 const MAX_GROWTH_KIB: u64 = 64 << 10;
+
+/// How soon a newcomer is in while others crowd the door; 3 s is promised, and a debug build on a busy machine is slower.
+const JOIN: Duration = Duration::from_secs(12);
 
 /// Tests that count the memory of their process take turns in it.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -86,6 +90,77 @@ async fn ten_thousand_connections_come_and_go() {
     assert_serves(&at, 3).await;
     assert_growth(before, "10,000 connections");
     assert!(victim.peers().await.len() <= 1, "raw sockets are no peers");
+    victim.shutdown().await;
+    serving.await.unwrap();
+}
+
+/// Silent sockets to a port, from addresses of loopback networks of their own.
+async fn silent_sockets(
+    port: u16,
+    from: impl Iterator<Item = std::net::Ipv4Addr>,
+) -> Vec<tokio::net::TcpStream> {
+    let mut held = Vec::new();
+    for ip in from {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((ip, 0).into()).unwrap();
+        // The victim may refuse at any moment, that is its right.
+        let connected = socket.connect((std::net::Ipv4Addr::LOCALHOST, port).into());
+        if let Ok(Ok(stream)) = tokio::time::timeout(Duration::from_secs(5), connected).await {
+            held.push(stream);
+        }
+    }
+    held
+}
+
+/// Sockets that say nothing: many of one network, then some of each of many. They are held open all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_sockets_do_not_keep_newcomers_out() {
+    let _alone = ALONE.lock().await;
+    let full = std::env::var_os("SHOAL_HOSTILE").is_some_and(|value| value == "full");
+    let (one, prefixes, each) = if full { (2_000, 100, 5) } else { (300, 60, 5) };
+    let both = Config { listen: vec![TCP.to_owned(), QUIC.to_owned()], ..config(1, TCP) };
+    let (victim, events) = node(both).await;
+    let addresses = victim.addresses().await;
+    let over = |word: &str| addresses.iter().find(|address| address.contains(word)).unwrap().clone();
+    let (tcp, quic) = (over("/tcp/"), over("/udp/"));
+    let port: u16 = tcp.split('/').nth(4).unwrap().parse().unwrap();
+    let serving = serve(victim.clone(), events);
+    let before = resident_kib();
+    let row = |victim: &p2p::Network| {
+        let usage = victim.governor().usage();
+        usage.into_iter().find(|row| row.limit.resource == Resource::Handshakes).unwrap()
+    };
+
+    let crowd = silent_sockets(port, (0..one).map(|_| std::net::Ipv4Addr::new(127, 9, 0, 1))).await;
+    assert!(crowd.len() > one / 2, "only {} sockets were let in", crowd.len());
+    let used = row(&victim);
+    assert!(used.prefix_used <= used.limit.prefix && used.refused > 0, "{used:?}");
+    let started = Instant::now();
+    assert_serves(&tcp, 2).await;
+    println!("joined over TCP in {:?} under {} sockets of one network", started.elapsed(), crowd.len());
+    assert!(started.elapsed() < JOIN, "a newcomer needed {:?}", started.elapsed());
+    drop(crowd);
+
+    let many =
+        (0..prefixes).flat_map(|n| (0..each).map(move |host| std::net::Ipv4Addr::new(127, 10, n, host + 1)));
+    let crowd = silent_sockets(port, many).await;
+    let used = row(&victim);
+    assert!(used.used <= used.limit.node, "{used:?}");
+    for (seed, address) in [(3, &tcp), (4, &quic)] {
+        let started = Instant::now();
+        assert_serves(address, seed).await;
+        println!("joined at {address} in {:?} under {} sockets", started.elapsed(), crowd.len());
+        assert!(started.elapsed() < JOIN, "a newcomer needed {:?}", started.elapsed());
+    }
+    assert_growth(before, "silent sockets");
+    // They are still open here, and no longer there.
+    let empty = async {
+        while row(&victim).used > 0 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, empty).await.expect("silent handshakes are given up");
+    drop(crowd);
     victim.shutdown().await;
     serving.await.unwrap();
 }
@@ -231,6 +306,56 @@ async fn a_flood_of_garbage_gossip_is_shut_out() {
     assert!(sent > 100, "the flood was {sent} messages");
     println!("{sent} pieces of garbage");
     assert_growth(before, "garbage gossip");
+}
+
+/// Asks in a loop: beyond its share of the processor a peer gets no answers, and another one does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn asks_without_end_leave_time_for_others() {
+    let others = p2p::config::Limits::default().others.set(Resource::Cpu, [1_000_000, 600_000, 5_000]);
+    let limits = p2p::config::Limits { others, ..Default::default() };
+    let (victim, events) = node(Config { limits, ..config(1, TCP) }).await;
+    let at = address(&victim).await;
+    let serving = serve(victim.clone(), events);
+    let (greedy, _of_greedy) = node(config(2, TCP)).await;
+    let peer = greedy.dial(&at).await.unwrap();
+    let asks = (0..200).map(|_| greedy.ask(peer, &Ask::Ping, PATIENCE));
+    let answered = futures::future::join_all(asks).await.into_iter().filter(Result::is_ok).count();
+    let row =
+        |resource| victim.governor().usage().into_iter().find(|row| row.limit.resource == resource).unwrap();
+    println!("{answered} of 200 asks were answered: {:?}", row(Resource::Cpu));
+    assert!(
+        row(Resource::Cpu).refused > 0 && answered < 200,
+        "200 asks cost forty times its share of a second"
+    );
+    assert_serves(&at, 3).await;
+    victim.shutdown().await;
+    serving.await.unwrap();
+}
+
+/// A lease that names a node with addresses of the requester's choosing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_does_not_choose_what_is_dialed() {
+    let (victim, mut of_victim) = node(config(1, TCP)).await;
+    let (meant, _of_meant) = node(config(3, TCP)).await;
+    let stranger = identity(9).node();
+    let target = tokio::net::TcpListener::bind("127.9.0.1:0").await.unwrap();
+    let at_target = format!("/ip4/127.9.0.1/tcp/{}", target.local_addr().unwrap().port());
+    let named = Contact { node: meant.me(), addresses: vec![at_target, address(&meant).await] };
+    for _ in 0..3 {
+        let reached = victim.reach_named(&named, stranger, Duration::from_secs(1)).await;
+        let said = reached.expect_err("neither address is known to be that node's").to_string();
+        assert!(said.contains("announced"), "{said}");
+    }
+    // What the node says of itself is heard by way of another.
+    let (between, _of_between) = node(config(4, TCP)).await;
+    between.dial(&address(&victim).await).await.unwrap();
+    meant.dial(&address(&between).await).await.unwrap();
+    let own = meant.addresses().await;
+    meant.publish(announcement_at(&identity(3), 1, own)).await.unwrap();
+    announced(&mut of_victim, meant.me(), 1).await;
+    assert!(victim.reach_named(&named, stranger, PATIENCE).await.unwrap(), "it is where it said");
+    let dialed = tokio::time::timeout(Duration::from_millis(500), target.accept()).await;
+    assert!(dialed.is_err(), "the stranger's target was dialed");
 }
 
 mod raw {

@@ -368,18 +368,22 @@ async fn a_connection_that_carries_one_way_is_left_by_both_ends() {
         b.dial(&wire(address(&a).await, cut.clone()).await).await.unwrap();
         connected(&mut of_b, a.me()).await;
         let [to_a, to_b] = [a.contact().await, b.contact().await];
-        assert_eq!(b.ping(&to_a, PATIENCE).await, Some(true));
-        assert_eq!(a.ping(&to_b, PATIENCE).await, Some(true));
+        assert_eq!(b.ping(&to_a, None, PATIENCE).await, Some(true));
+        assert_eq!(a.ping(&to_b, None, PATIENCE).await, Some(true));
         cut[direction].store(true, Ordering::SeqCst);
         // The first word over the cut way goes unanswered; one that is left on a slow machine may have been replaced by then.
-        let found = async { while b.ping(&to_a, Duration::from_millis(300)).await.is_none() {} };
+        let found = async { while b.ping(&to_a, None, Duration::from_millis(300)).await.is_none() {} };
         tokio::time::timeout(PATIENCE, found).await.expect("it is reached another way");
         assert_eq!(
-            b.ping(&to_a, PATIENCE).await,
+            b.ping(&to_a, None, PATIENCE).await,
             Some(true),
             "direction {direction}: asked over the new one"
         );
-        assert_eq!(a.ping(&to_b, PATIENCE).await, Some(true), "direction {direction}: the other end follows");
+        assert_eq!(
+            a.ping(&to_b, None, PATIENCE).await,
+            Some(true),
+            "direction {direction}: the other end follows"
+        );
         assert_carries(&a, b.me(), &mut of_b).await;
     }
 }

@@ -169,6 +169,11 @@ impl Ledger {
         i128::from(account.given) - i128::from(account.taken)
     }
 
+    /// Peers above the lowest tier.
+    pub fn contributors(&self) -> usize {
+        self.accounts.keys().filter(|peer| self.tier(**peer) > Tier::Bronze).count()
+    }
+
     /// How `peer` stands with me.
     pub fn tier(&self, peer: NodeId) -> Tier {
         let Account { given, taken } = self.accounts.get(&peer).copied().unwrap_or_default();

@@ -3,16 +3,20 @@
 //! A node runs a bounded number of sessions in a bounded KV memory; both are reserved when a session is admitted,
 //! not when it first computes, because two requests three milliseconds apart otherwise both fit the same memory.
 //! The reservation is a [`SlotGuard`]: whatever way the session ends (done, cancelled, timed out, panicked), dropping
-//! it gives slot and memory back exactly once, and [`Admission::next`] sees it at once.
+//! it gives slot and memory back exactly once, and [`Admission::next`] sees it at once. A standby takes a slot, and its
+//! memory only when rows arrive ([`Queue::claim`]).
+//!
+//! [`Queue`] is the whole decision as a value; [`Admission`] adds the guards.
 //!
 //! Who is next:
 //!
 //! 1. *Tiers* share the slots. A tier below its share goes before one above; what a tier does not use, others borrow.
 //! 2. Among them, smooth weighted round robin; a tier's weight doubles with every ten seconds its oldest ask has
 //!    waited, so the lowest tier waits long but not for ever.
-//! 3. Inside a tier, the requester served least goes first, so one requester with a hundred asks waits behind another
-//!    with one.
+//! 3. Inside a tier, the requester with the fewest places goes first, then the one served least, so one requester with
+//!    a hundred asks waits behind another with one.
 //! 4. An ask whose memory is not free is passed over, until it has waited ten seconds; then no other ask passes it.
+//! 5. The lowest tier leaves the slots alone that are kept for contributors ([`Queue::keep`]).
 //!
 //! At [`Limits::waiting`] waiting asks the next one is refused: better an honest refusal that the requester can
 //! route around than a queue that outlives its deadlines.
@@ -65,6 +69,8 @@ pub struct Ask {
     pub deadline: Option<Millis>,
     /// How long it is predicted to run. See [`predicted_ms`].
     pub predicted_ms: f64,
+    /// Whether it only stands by: it takes its memory when its first rows arrive.
+    pub standby: bool,
 }
 
 /// Keys and values of a segment for a whole request; `per_layer_position` is the model's bytes for one layer and one
@@ -100,6 +106,32 @@ pub struct SlotGuard {
     freed: Sender<u64>,
 }
 
+/// Where the guards of one door report.
+#[derive(Debug)]
+pub struct Guards {
+    sender: Sender<u64>,
+    freed: Receiver<u64>,
+}
+
+impl Default for Guards {
+    fn default() -> Self {
+        let (sender, freed) = channel();
+        Self { sender, freed }
+    }
+}
+
+impl Guards {
+    /// The guard of an ask that was admitted.
+    pub fn issue(&self, id: u64) -> SlotGuard {
+        SlotGuard { id, freed: self.sender.clone() }
+    }
+
+    /// The next ask whose guard was dropped.
+    pub fn freed(&self) -> Option<u64> {
+        self.freed.try_recv().ok()
+    }
+}
+
 impl SlotGuard {
     /// The ask it belongs to.
     pub fn id(&self) -> u64 {
@@ -120,7 +152,7 @@ struct Waiting {
     since: Millis,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Lane {
     /// By requester: how often served, and what waits.
     requesters: BTreeMap<NodeId, (u64, VecDeque<Waiting>)>,
@@ -129,11 +161,13 @@ struct Lane {
 }
 
 impl Lane {
-    /// The ask whose turn it is: of the requester served least, the oldest.
-    fn head(&self) -> Option<Waiting> {
-        let waiting =
-            self.requesters.values().filter_map(|(served, asks)| asks.front().map(|ask| (*served, *ask)));
-        waiting.min_by_key(|(served, waiting)| (*served, waiting.since, waiting.ask.id)).map(|found| found.1)
+    /// The ask whose turn it is: of the requester with the fewest `places` and served least, the oldest.
+    fn head(&self, places: impl Fn(NodeId) -> u32) -> Option<Waiting> {
+        let waiting = self.requesters.iter().filter_map(|(requester, (served, asks))| {
+            asks.front().map(|ask| (places(*requester), *served, *ask))
+        });
+        let turn = waiting.min_by_key(|(places, served, w)| (*places, *served, w.since, w.ask.id));
+        turn.map(|found| found.2)
     }
 
     fn oldest(&self) -> Option<Millis> {
@@ -145,33 +179,60 @@ impl Lane {
     }
 }
 
-/// The node's door.
-#[derive(Debug)]
-pub struct Admission {
-    limits: Limits,
-    lanes: Vec<Lane>,
-    running: BTreeMap<u64, (usize, u64)>,
-    kv_used: u64,
-    waiting: usize,
-    sender: Sender<u64>,
-    freed: Receiver<u64>,
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    requester: NodeId,
+    tier: usize,
+    /// Bytes reserved.
+    held: u64,
+    /// Bytes that a standby takes when its rows arrive.
+    later: u64,
 }
 
-impl Admission {
+/// Who runs and who waits, as a value.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    limits: Limits,
+    kept: u32,
+    lanes: Vec<Lane>,
+    running: BTreeMap<u64, Running>,
+    kv_used: u64,
+    waiting: usize,
+}
+
+impl Queue {
     /// An empty node. Without tiers there is one.
     pub fn new(mut limits: Limits) -> Self {
         if limits.tiers.is_empty() {
             limits.tiers.push(Tier { weight: 1.0, share: limits.slots });
         }
-        let (sender, freed) = channel();
         let lanes = limits.tiers.iter().map(|_| Lane::default()).collect();
-        Self { limits, lanes, running: BTreeMap::new(), kv_used: 0, waiting: 0, sender, freed }
+        Self { limits, kept: 0, lanes, running: BTreeMap::new(), kv_used: 0, waiting: 0 }
     }
 
-    /// Sessions running, as far as their guards have told.
-    pub fn running(&mut self) -> usize {
-        self.collect();
+    /// Changes how many sessions may run at once; those beyond go on to their end.
+    pub fn set_slots(&mut self, slots: u32) {
+        self.limits.slots = slots;
+    }
+
+    /// Keeps so many slots from the lowest tier, but never all of them.
+    pub fn keep(&mut self, slots: u32) {
+        self.kept = slots;
+    }
+
+    /// Sessions running.
+    pub fn running(&self) -> usize {
         self.running.len()
+    }
+
+    /// Sessions of one requester running.
+    pub fn places(&self, requester: NodeId) -> u32 {
+        self.running.values().filter(|running| running.requester == requester).count() as u32
+    }
+
+    /// The tier that a running session was admitted under.
+    pub fn tier(&self, id: u64) -> Option<usize> {
+        self.running.get(&id).map(|running| running.tier)
     }
 
     /// Asks waiting.
@@ -185,10 +246,23 @@ impl Admission {
         asks.any(|waiting| waiting.ask.id == id)
     }
 
+    /// The asks whose turn it is, one of each tier where any waits, the highest tier first.
+    pub fn heads(&self) -> Vec<Ask> {
+        let heads = self.lanes.iter().rev().filter_map(|lane| lane.head(|node| self.places(node)));
+        heads.map(|waiting| waiting.ask).collect()
+    }
+
     /// Bytes reserved.
-    pub fn kv_used(&mut self) -> u64 {
-        self.collect();
+    pub fn kv_used(&self) -> u64 {
         self.kv_used
+    }
+
+    /// Whether every slot is taken that an ask of this tier could have.
+    pub fn is_full(&self, tier: usize) -> bool {
+        let lowest = tier == 0 && self.lanes.len() > 1;
+        let kept = if lowest { self.kept.min(self.limits.slots.saturating_sub(1)) } else { 0 };
+        let lowest_full = lowest && self.lanes[0].running >= self.limits.slots - kept;
+        self.running.len() as u32 >= self.limits.slots || lowest_full
     }
 
     /// Queues an ask.
@@ -196,10 +270,7 @@ impl Admission {
     /// # Errors
     /// [`Refusal`] says why it can never or should not wait; nothing is kept of it.
     pub fn submit(&mut self, now: Millis, ask: Ask) -> Result<(), Refusal> {
-        self.collect();
-        let mut waiting =
-            self.lanes.iter().flat_map(|lane| lane.requesters.values()).flat_map(|entry| &entry.1);
-        if self.running.contains_key(&ask.id) || waiting.any(|other| other.ask.id == ask.id) {
+        if self.running.contains_key(&ask.id) || self.waits(ask.id) {
             return Err(Refusal::Duplicate);
         }
         if ask.kv_bytes > self.limits.kv_bytes || self.limits.slots == 0 {
@@ -225,7 +296,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Forgets a waiting ask; whether there was one. A running one ends by dropping its guard.
+    /// Forgets a waiting ask; whether there was one.
     pub fn cancel(&mut self, id: u64) -> bool {
         let mut found = false;
         for lane in &mut self.lanes {
@@ -234,25 +305,26 @@ impl Admission {
                 asks.retain(|waiting| waiting.ask.id != id);
                 found |= asks.len() < before;
             }
+            lane.requesters.retain(|_, (served, asks)| *served > 0 || !asks.is_empty());
         }
         self.waiting -= usize::from(found);
         found
     }
 
-    /// Admits the next ask, if one may start now. Call until `None`, and again after any guard was dropped. Asks past
+    /// Admits the next ask, if one may start now. Call until `None`, and again after anything was given back. Asks past
     /// their deadline are discarded on the way.
-    pub fn next(&mut self, now: Millis) -> Option<(Ask, SlotGuard)> {
-        self.collect();
+    pub fn next(&mut self, now: Millis) -> Option<Ask> {
         self.discard_late(now);
         if self.running.len() as u32 >= self.limits.slots {
             return None;
         }
-        let free = self.limits.kv_bytes - self.kv_used;
+        let free = self.limits.kv_bytes.saturating_sub(self.kv_used);
         let heads: Vec<(usize, Waiting)> = self
             .lanes
             .iter()
             .enumerate()
-            .filter_map(|(at, lane)| lane.head().map(|head| (at, head)))
+            .filter(|(at, _)| !self.is_full(*at))
+            .filter_map(|(at, lane)| lane.head(|node| self.places(node)).map(|head| (at, head)))
             .collect();
         let holds_door = |w: &Waiting| w.ask.kv_bytes > free && now.since(w.since) >= AGE_MS;
         if heads.iter().any(|(_, waiting)| holds_door(waiting)) {
@@ -263,8 +335,31 @@ impl Admission {
         let below = |at: &usize| self.lanes[*at].running < self.limits.tiers[*at].share;
         let entitled: Vec<usize> = fits.iter().copied().filter(below).collect();
         let tier = self.turn(now, if entitled.is_empty() { &fits } else { &entitled })?;
-        let head = self.lanes[tier].head()?;
-        Some(self.start(tier, head.ask))
+        let head = heads.iter().find(|(at, _)| *at == tier)?.1;
+        self.start(tier, head.ask);
+        Some(head.ask)
+    }
+
+    /// A running session is over: gives back what it has, once.
+    pub fn free(&mut self, id: u64) {
+        if let Some(running) = self.running.remove(&id) {
+            self.lanes[running.tier].running -= 1;
+            self.kv_used -= running.held;
+        }
+    }
+
+    /// Takes the memory of a standby, now that its rows arrive; false when it is not free any more, and nothing has
+    /// changed then. Any other session has it already.
+    pub fn claim(&mut self, id: u64) -> bool {
+        let free = self.limits.kv_bytes.saturating_sub(self.kv_used);
+        match self.running.get_mut(&id) {
+            Some(running) if running.later <= free => {
+                running.held += running.later;
+                self.kv_used += std::mem::take(&mut running.later);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Smooth weighted round robin among `tiers`.
@@ -285,7 +380,7 @@ impl Admission {
         Some(turn)
     }
 
-    fn start(&mut self, tier: usize, ask: Ask) -> (Ask, SlotGuard) {
+    fn start(&mut self, tier: usize, ask: Ask) {
         let lane = &mut self.lanes[tier];
         if let Some((served, asks)) = lane.requesters.get_mut(&ask.requester) {
             *served += 1;
@@ -297,9 +392,9 @@ impl Admission {
             lane.credit = lane.credit.min(0.0);
         }
         self.waiting -= 1;
-        self.kv_used += ask.kv_bytes;
-        self.running.insert(ask.id, (tier, ask.kv_bytes));
-        (ask, SlotGuard { id: ask.id, freed: self.sender.clone() })
+        let (held, later) = if ask.standby { (0, ask.kv_bytes) } else { (ask.kv_bytes, 0) };
+        self.kv_used += held;
+        self.running.insert(ask.id, Running { requester: ask.requester, tier, held, later });
     }
 
     fn discard_late(&mut self, now: Millis) {
@@ -310,151 +405,70 @@ impl Admission {
                 asks.retain(|waiting| waiting.ask.deadline.is_none_or(|deadline| now < deadline));
                 gone += before - asks.len();
             }
+            lane.requesters.retain(|_, (served, asks)| *served > 0 || !asks.is_empty());
         }
         self.waiting -= gone;
+    }
+}
+
+/// A [`Queue`] whose places come back by dropping their guards.
+#[derive(Debug)]
+pub struct Admission {
+    queue: Queue,
+    guards: Guards,
+}
+
+impl Admission {
+    /// An empty node. Without tiers there is one.
+    pub fn new(limits: Limits) -> Self {
+        Self { queue: Queue::new(limits), guards: Guards::default() }
+    }
+
+    /// Sessions running, as far as their guards have told.
+    pub fn running(&mut self) -> usize {
+        self.collect();
+        self.queue.running()
+    }
+
+    /// Asks waiting.
+    pub fn waiting(&self) -> usize {
+        self.queue.waiting()
+    }
+
+    /// Bytes reserved.
+    pub fn kv_used(&mut self) -> u64 {
+        self.collect();
+        self.queue.kv_used()
+    }
+
+    /// As [`Queue::submit`].
+    ///
+    /// # Errors
+    /// As [`Queue::submit`].
+    pub fn submit(&mut self, now: Millis, ask: Ask) -> Result<(), Refusal> {
+        self.collect();
+        self.queue.submit(now, ask)
+    }
+
+    /// As [`Queue::cancel`]. A running ask ends by dropping its guard.
+    pub fn cancel(&mut self, id: u64) -> bool {
+        self.queue.cancel(id)
+    }
+
+    /// As [`Queue::next`], with the guard of the place.
+    pub fn next(&mut self, now: Millis) -> Option<(Ask, SlotGuard)> {
+        self.collect();
+        let ask = self.queue.next(now)?;
+        Some((ask, self.guards.issue(ask.id)))
     }
 
     /// Takes back what dropped guards freed.
     fn collect(&mut self) {
-        while let Ok(id) = self.freed.try_recv() {
-            if let Some((tier, kv_bytes)) = self.running.remove(&id) {
-                self.lanes[tier].running -= 1;
-                self.kv_used -= kv_bytes;
-            }
+        while let Some(id) = self.guards.freed() {
+            self.queue.free(id);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{AGE_MS, Admission, Ask, Limits, Refusal, SlotGuard, Tier};
-    use crate::rng::Rng;
-    use crate::{Millis, NodeId};
-
-    fn limits(slots: u32) -> Limits {
-        let tiers = [1.0, 2.0, 4.0, 8.0].into_iter().map(|weight| Tier { weight, share: slots.div_ceil(4) });
-        Limits { slots, kv_bytes: 100, waiting: 1_000, tiers: tiers.collect() }
-    }
-
-    fn ask(id: u64, requester: u64, tier: usize, kv_bytes: u64) -> Ask {
-        Ask { id, requester: NodeId::numbered(requester), tier, kv_bytes, deadline: None, predicted_ms: 0.0 }
-    }
-
-    fn start_all(door: &mut Admission, now: Millis) -> Vec<(Ask, SlotGuard)> {
-        std::iter::from_fn(|| door.next(now)).collect()
-    }
-
-    #[test]
-    fn memory_and_slots_are_never_oversold_and_always_come_back() {
-        let mut chance = Rng::new(5);
-        let mut door = Admission::new(limits(6));
-        let mut held: Vec<(Ask, SlotGuard)> = Vec::new();
-        let mut submitted = 0u64;
-        let mut ended = 0;
-        for t in 0..20_000u64 {
-            let now = Millis(t * 50);
-            match chance.below(4) {
-                0 | 1 => {
-                    let new =
-                        ask(submitted, chance.below(5) as u64, chance.below(5), chance.below(60) as u64);
-                    submitted += 1;
-                    ended += u64::from(door.submit(now, new).is_err());
-                }
-                2 if !held.is_empty() => {
-                    let gone = held.swap_remove(chance.below(held.len()));
-                    ended += 1;
-                    if chance.happens(0.1) {
-                        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                            let _gone = gone;
-                            std::panic::resume_unwind(Box::new("worker died"));
-                        }));
-                        assert!(panicked.is_err());
-                    }
-                }
-                _ => ended += u64::from(door.cancel(chance.below(submitted.max(1) as usize) as u64)),
-            }
-            held.extend(start_all(&mut door, now));
-            let memory: u64 = held.iter().map(|(ask, _)| ask.kv_bytes).sum();
-            assert!(held.len() <= 6 && memory <= 100);
-            assert_eq!((door.running(), door.kv_used()), (held.len(), memory));
-            assert_eq!(submitted, ended + held.len() as u64 + door.waiting() as u64, "no ask is lost");
-        }
-        held.clear();
-        assert_eq!((door.running(), door.kv_used()), (0, 0));
-    }
-
-    #[test]
-    fn no_slot_idles_while_somebody_waits() {
-        let mut door = Admission::new(limits(8));
-        (0..20).for_each(|id| door.submit(Millis(0), ask(id, 1, 0, 1)).unwrap());
-        assert_eq!(start_all(&mut door, Millis(0)).len(), 8, "the lowest tier borrows all slots");
-    }
-
-    #[test]
-    fn tiers_share_by_weight_and_the_lowest_is_not_starved() {
-        let mut door = Admission::new(Limits { waiting: 10_000, ..limits(1) });
-        let mut served = [0; 4];
-        let mut worst = 0;
-        let mut since = std::collections::BTreeMap::new();
-        for t in 0..4_000u64 {
-            let now = Millis(t * 100);
-            for tier in 0..4 {
-                if door.lanes[tier].is_empty() {
-                    let id = t * 4 + tier as u64;
-                    since.insert(id, now);
-                    door.submit(now, ask(id, tier as u64, tier, 1)).unwrap();
-                }
-            }
-            let (started, _guard) = door.next(now).unwrap();
-            served[started.tier] += 1;
-            worst = worst.max(now.since(since[&started.id]));
-        }
-        assert!(served[3] > 7 * served[0] && served[0] > 200, "{served:?}");
-        assert!(worst <= 2 * AGE_MS, "{worst}");
-    }
-
-    #[test]
-    fn one_busy_requester_does_not_delay_another() {
-        let mut door = Admission::new(limits(1));
-        (0..50).for_each(|id| door.submit(Millis(0), ask(id, 1, 1, 1)).unwrap());
-        let mut order = Vec::new();
-        for t in 0..6 {
-            if t == 3 {
-                door.submit(Millis(3), ask(99, 2, 1, 1)).unwrap();
-            }
-            order.push(door.next(Millis(t)).unwrap().0.id);
-        }
-        assert!(order[3..].contains(&99), "{order:?}");
-    }
-
-    #[test]
-    fn a_big_ask_is_passed_over_but_not_for_ever() {
-        let mut door = Admission::new(limits(10));
-        door.submit(Millis(0), ask(1, 1, 3, 60)).unwrap();
-        let running = start_all(&mut door, Millis(0));
-        door.submit(Millis(1), ask(2, 2, 3, 90)).unwrap();
-        door.submit(Millis(2), ask(3, 3, 2, 10)).unwrap();
-        let small = start_all(&mut door, Millis(3));
-        assert_eq!(small.len(), 1);
-        door.submit(Millis(4), ask(4, 3, 2, 10)).unwrap();
-        let late = Millis(1 + AGE_MS);
-        assert!(start_all(&mut door, late).is_empty(), "no ask passes it any more");
-        drop((running, small));
-        assert_eq!(start_all(&mut door, late).first().map(|(ask, _)| ask.id), Some(2));
-    }
-
-    #[test]
-    fn refusals_say_why() {
-        let mut door = Admission::new(Limits { waiting: 1, ..limits(1) });
-        assert_eq!(door.submit(Millis(0), ask(1, 1, 0, 101)), Err(Refusal::TooBig));
-        let hurried = Ask { deadline: Some(Millis(50)), predicted_ms: 60.0, ..ask(1, 1, 0, 1) };
-        assert_eq!(door.submit(Millis(0), hurried), Err(Refusal::TooLate));
-        let fine = Ask { predicted_ms: 40.0, ..hurried };
-        assert_eq!(door.submit(Millis(0), fine), Ok(()));
-        assert_eq!(door.submit(Millis(0), fine), Err(Refusal::Duplicate));
-        assert_eq!(door.submit(Millis(0), ask(2, 1, 0, 1)), Err(Refusal::Full));
-        assert!(door.waits(1) && !door.waits(2));
-        assert!(door.next(Millis(50)).is_none() && door.waiting() == 0, "its time is over");
-        assert!(!door.waits(1));
-    }
-}
+mod tests;

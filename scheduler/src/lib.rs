@@ -12,6 +12,7 @@
 //!  announcements ──▶ view ──▶ snapshot ──▶ route ──▶ pipeline ──▶ session ──▶ actions
 //!  measurements ──▶ latency ───┘   cost ────┘   standby ──┘      recover ──┘
 //!  outcomes ──▶ trust ─────────┘                  lease ──┘         admit: the serving side's door
+//!                                                                              governor: what others may hold
 //! ```
 //!
 //! Everything is a function of its arguments: time is [`Millis`], randomness is a seed ([`rng`]). Nodes with the same
@@ -62,6 +63,8 @@ pub mod place;
 
 pub mod account;
 pub mod admit;
+pub mod door;
+pub mod governor;
 pub mod lease;
 pub mod recover;
 pub mod session;

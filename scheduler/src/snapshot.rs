@@ -52,6 +52,8 @@ pub struct Host {
     pub load_ms: f64,
     /// Lower confidence bound that it answers rightly and in time, in `(0, 1]`.
     pub trust: f64,
+    /// Whether it is more than its own word: connected, measured, or has served.
+    pub met: bool,
 }
 
 impl Host {
@@ -75,6 +77,7 @@ impl Host {
             kv_bytes: None,
             load_ms: 0.0,
             trust: 1.0,
+            met: true,
         }
     }
 

@@ -333,7 +333,7 @@ proptest! {
                     id += 1;
                     let until = if what == 2 { now + 200 * bytes } else { u64::MAX };
                     let deadline = (what == 2).then_some(Millis(until));
-                    let ask = Ask { id, requester: NodeId::numbered(who), tier, kv_bytes: bytes, deadline, predicted_ms: 0.0 };
+                    let ask = Ask { id, requester: NodeId::numbered(who), tier, kv_bytes: bytes, deadline, predicted_ms: 0.0, standby: false };
                     if door.submit(Millis(now), ask).is_ok() {
                         waiting.insert(id, (bytes, until));
                     }

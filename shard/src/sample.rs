@@ -178,7 +178,7 @@ impl Sampler {
         self.top.clear();
         let normalizer = self.params.logprobs.then(|| log_sum_exp(logits));
         if let Some(normalizer) = normalizer {
-            self.fill_top(logits, normalizer);
+            fill_top(&mut self.top, self.params.top_logprobs, logits, normalizer);
         }
         self.change(logits, history);
         let id = self.choose(logits, position);
@@ -250,19 +250,37 @@ impl Sampler {
             same
         });
     }
+}
 
-    fn fill_top(&mut self, logits: &[f32], normalizer: f32) {
-        let wanted = self.params.top_logprobs.min(logits.len());
-        for (id, &logit) in (0u32..).zip(logits) {
-            let entry = Logprob { id, logprob: logit - normalizer };
-            let full = self.top.len() == wanted;
-            if full && self.top.last().is_none_or(|last| last.logprob >= entry.logprob) {
-                continue;
-            }
-            let at = self.top.partition_point(|kept| kept.logprob >= entry.logprob);
-            self.top.insert(at, entry);
-            self.top.truncate(wanted);
+/// How likely `id` is under `logits`, as [`Sampler::sample`] says it of a token that it chose, and the `most` likeliest
+/// tokens, best first.
+///
+/// Errors: [`Error::Invalid`] for logits that are not finite, and for an id or a count that cannot be.
+pub fn logprobs(logits: &[f32], id: u32, most: usize) -> Result<(Logprob, Vec<Logprob>)> {
+    let logit = logits.get(id as usize).filter(|_| most <= MAX_TOP_LOGPROBS);
+    let logit =
+        logit.ok_or_else(|| Error::invalid(format!("log-probabilities of token {id} and {most} others")))?;
+    if logits.iter().any(|l| !l.is_finite()) {
+        return Err(Error::invalid("the model produced logits that are not finite numbers"));
+    }
+    let normalizer = log_sum_exp(logits);
+    let mut top = Vec::with_capacity(most + 1);
+    fill_top(&mut top, most, logits, normalizer);
+    Ok((Logprob { id, logprob: logit - normalizer }, top))
+}
+
+/// The likeliest tokens, best first and of equals the lowest id; `top` is empty.
+fn fill_top(top: &mut Vec<Logprob>, wanted: usize, logits: &[f32], normalizer: f32) {
+    let wanted = wanted.min(logits.len());
+    for (id, &logit) in (0u32..).zip(logits) {
+        let entry = Logprob { id, logprob: logit - normalizer };
+        let full = top.len() == wanted;
+        if full && top.last().is_none_or(|last| last.logprob >= entry.logprob) {
+            continue;
         }
+        let at = top.partition_point(|kept| kept.logprob >= entry.logprob);
+        top.insert(at, entry);
+        top.truncate(wanted);
     }
 }
 
@@ -429,6 +447,17 @@ mod tests {
         let choice = sampler.sample(&mut [0.0, 9.0, 0.0, 0.0, 0.0], &[1], 1).unwrap();
         let expected = 9.0 - log_sum_exp(&[0.0, 9.0, 0.0, 0.0, 0.0]);
         assert!((choice.logprob.unwrap() - expected).abs() < 1e-5);
+    }
+
+    #[test]
+    fn a_given_token_has_the_logprob_that_a_chosen_one_has() {
+        let params = SamplingParams { logprobs: true, top_logprobs: 3, ..Default::default() };
+        let mut sampler = sampler(params, 0);
+        let choice = sampler.sample(&mut LOGITS.clone(), &[], 0).unwrap();
+        let (given, top) = logprobs(&LOGITS, choice.id, 3).unwrap();
+        assert_eq!((Some(given.logprob), top.as_slice()), (choice.logprob, choice.top));
+        assert!(logprobs(&LOGITS, 5, 0).is_err() && logprobs(&LOGITS, 0, MAX_TOP_LOGPROBS + 1).is_err());
+        assert!(logprobs(&[f32::NAN], 0, 0).is_err());
     }
 
     #[test]

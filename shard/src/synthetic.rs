@@ -6,7 +6,8 @@
 //! mebibyte of such blocks, which takes a second for a billion weights instead of a minute of quantization; speed does
 //! not depend on values. The same seed, shape and format give the same bytes on every machine.
 //!
-//! Limits: no tokenizer; the text of such a model is noise.
+//! A model speaks if it is given another's vocabulary ([`Shape::write_speaking`]): a swarm can then run it, with a text that is
+//! noise. Without one it has no tokenizer.
 
 use std::{
     io::{Cursor, Write},
@@ -17,13 +18,18 @@ use half::f16;
 
 use crate::{
     Error, Result,
-    gguf::{TensorWriter, Writer},
+    gguf::{Metadata, TensorWriter, Writer},
     models,
     quant::{self, Format},
 };
 
 /// Bytes of the pool that matrices are copied from.
 const POOL: usize = 1 << 20;
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const KINDS: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+/// `token_type` of an id without a text (the list of types in the GGUF specification).
+const UNUSED: i32 = 5;
 
 /// Which family a file is of, and what only that family has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +183,31 @@ impl Shape {
     /// # Errors
     /// [`Error::Invalid`] when rows are not whole blocks of `format`; [`Error::Io`].
     pub fn write(&self, path: impl AsRef<Path>, format: &'static Format, seed: u64) -> Result<()> {
-        let (writer, tensors) = self.plan(format, seed)?;
+        self.write_as(path.as_ref(), format, seed, None)
+    }
+
+    /// [`Shape::write`] with the tokenizer and chat template of `metadata`; ids that it has no token for are unused tokens.
+    ///
+    /// # Errors
+    /// As for [`Shape::write`], and [`Error::Invalid`] when there are more tokens than the shape has ids.
+    pub fn write_speaking(
+        &self,
+        path: impl AsRef<Path>,
+        format: &'static Format,
+        seed: u64,
+        metadata: &Metadata,
+    ) -> Result<()> {
+        self.write_as(path.as_ref(), format, seed, Some(metadata))
+    }
+
+    fn write_as(
+        &self,
+        path: &Path,
+        format: &'static Format,
+        seed: u64,
+        speaks: Option<&Metadata>,
+    ) -> Result<()> {
+        let (writer, tensors) = self.plan(format, seed, speaks)?;
         let mut out = writer.create(path)?;
         fill_all(&mut out, &tensors, format, seed)?;
         out.finish().map(drop)
@@ -188,7 +218,7 @@ impl Shape {
     /// # Errors
     /// As for [`Shape::write`].
     pub fn to_bytes(&self, format: &'static Format, seed: u64) -> Result<Vec<u8>> {
-        let (writer, tensors) = self.plan(format, seed)?;
+        let (writer, tensors) = self.plan(format, seed, None)?;
         let mut out = writer.start(Cursor::new(Vec::new()))?;
         fill_all(&mut out, &tensors, format, seed)?;
         Ok(out.finish()?.into_inner())
@@ -199,7 +229,12 @@ impl Shape {
         self.tensors().iter().map(|tensor| tensor.dims.iter().product::<u64>()).sum()
     }
 
-    fn plan(&self, format: &'static Format, seed: u64) -> Result<(Writer, Vec<Planned>)> {
+    fn plan(
+        &self,
+        format: &'static Format,
+        seed: u64,
+        speaks: Option<&Metadata>,
+    ) -> Result<(Writer, Vec<Planned>)> {
         let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward, self.dense_width()];
         if let Some(width) = widths.iter().find(|width| !width.is_multiple_of(format.block_len)) {
             let name = format.name;
@@ -208,10 +243,12 @@ impl Shape {
         let mut writer = Writer::new();
         let family = self.family.name();
         writer.add_str("general.architecture", family).add_str("general.name", "synthetic");
-        // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
-        writer
-            .add_str("tokenizer.ggml.model", "none")
-            .add_u32(&format!("{family}.vocab_size"), self.vocab as u32);
+        writer.add_u32(&format!("{family}.vocab_size"), self.vocab as u32);
+        match speaks {
+            Some(metadata) => add_vocabulary(&mut writer, metadata, self.vocab)?,
+            // Other programs must open the file too, to be compared with: "none" is how they know there is no tokenizer.
+            None => drop(writer.add_str("tokenizer.ggml.model", "none")),
+        }
         writer.add_u64("synthetic.seed", seed);
         for (key, value) in [
             ("context_length", self.context),
@@ -321,6 +358,35 @@ impl Shape {
         }
         all
     }
+}
+
+/// The tokenizer of `metadata` with a token for each of `vocab` ids.
+fn add_vocabulary(writer: &mut Writer, metadata: &Metadata, vocab: usize) -> Result<()> {
+    let tokens = metadata.strings(TOKENS).ok_or_else(|| Error::malformed(TOKENS, "missing"))?;
+    let unused = vocab.checked_sub(tokens.len()).ok_or_else(|| {
+        Error::invalid(format!("{} tokens do not fit into {vocab} ids of the shape", tokens.len()))
+    })?;
+    for (key, value) in metadata.iter().filter(|(key, _)| key.starts_with("tokenizer.")) {
+        match key {
+            TOKENS => {
+                let names = (0..unused).map(|index| format!("<unused{index}>"));
+                let tokens: Vec<String> = tokens.clone().map(str::to_owned).chain(names).collect();
+                writer.add_strs(key, &tokens);
+            }
+            KINDS => {
+                let mut kinds = metadata.i32s(key).unwrap_or_default();
+                kinds.resize(vocab, UNUSED);
+                writer.add_i32s(key, &kinds);
+            }
+            SCORES => {
+                let mut scores = metadata.f32s(key).unwrap_or_default();
+                scores.resize(vocab, 0.0);
+                writer.add_f32s(key, &scores);
+            }
+            _ => drop(writer.add_value(key, value)),
+        }
+    }
+    Ok(())
 }
 
 fn fill_all<W: Write>(
@@ -469,7 +535,7 @@ fn u64_parts(bits: u64) -> [u32; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gguf::Gguf;
+    use crate::{gguf::Gguf, tokenizer::Tokenizer};
 
     #[test]
     fn every_format_gives_weights_of_the_wanted_size() {
@@ -490,6 +556,22 @@ mod tests {
         let shape = Shape { vocab: 64, layers: 1, ..SHAPES[4].1.clone() };
         let make = |seed| shape.to_bytes(&quant::Q4_0, seed).unwrap();
         assert!(make(1) == make(1) && make(1) != make(2));
+    }
+
+    #[test]
+    fn a_model_speaks_with_the_vocabulary_of_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("speaks.gguf");
+        let minnow = Gguf::open(concat!(env!("CARGO_MANIFEST_DIR"), "/minnow/minnow.gguf")).unwrap();
+        let shape = Shape { vocab: 2_080, layers: 1, ..SHAPES[4].1.clone() };
+        shape.write_speaking(&path, &quant::Q8_0, 1, minnow.metadata()).unwrap();
+        let (ours, theirs) = (Gguf::open(&path).unwrap(), minnow.metadata());
+        let [ours, theirs] = [ours.metadata(), theirs].map(|m| Tokenizer::from_gguf(m).unwrap());
+        let text = "Once upon a time, a fox\nwent home.";
+        assert_eq!(ours.encode_prompt(text).unwrap(), theirs.encode_prompt(text).unwrap());
+        let small = Shape { vocab: 512, ..shape };
+        let refused = small.write_speaking(&path, &quant::Q8_0, 1, minnow.metadata());
+        assert!(matches!(refused, Err(Error::Invalid { .. })));
     }
 
     #[test]

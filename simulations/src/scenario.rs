@@ -35,6 +35,10 @@ pub struct Scenario {
     pub churn_per_hour: f64,
     /// Share of machines that announce a fifth of their true time.
     pub liars: f64,
+    /// Made-up identities, as many times the machines: each announces all layers at next to no time and answers nothing.
+    pub sybils: f64,
+    /// Share of the machines that requesters are connected to at first; they meet the others one by one.
+    pub met: f64,
     /// Share of machines that turn ten times slower in the middle of the run, and back after half of the rest.
     pub gray: f64,
     /// Jitter of a hop: up to this share is added.
@@ -133,6 +137,8 @@ impl Scenario {
             seconds: reader.number("seconds", None)?,
             churn_per_hour: reader.number("churn_per_hour", Some(0.0))?,
             liars: reader.number("liars", Some(0.0))?,
+            sybils: reader.number("sybils", Some(0.0))?,
+            met: reader.number("met", Some(1.0))?,
             gray: reader.number("gray", Some(0.0))?,
             jitter: reader.number("jitter", Some(0.1))?,
             uplink_mbit: uplink,

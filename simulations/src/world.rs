@@ -79,13 +79,18 @@ pub const ACTIVATION_BYTES: u32 = 4_352;
 /// How much wider downlinks are than uplinks.
 const DOWN_OVER_UP: f64 = 5.0;
 
-/// All machines; requesters come after the nodes.
+/// What a made-up identity says it needs per layer and token, ms.
+const SYBIL_MS: f64 = 0.001;
+
+/// All machines; requesters come after the nodes, made-up identities after them.
 #[derive(Clone, Debug)]
 pub struct World {
     /// By index; `NodeId::numbered(index + 1)`.
     pub machines: Vec<Machine>,
     /// How many of them serve; the rest ask.
     pub nodes: usize,
+    /// Where made-up identities begin.
+    pub sybils_from: usize,
     /// Layers of the model.
     pub layers: u32,
 }
@@ -146,7 +151,27 @@ impl World {
             machine.joins = late.then_some(when);
             machine.up = !late;
         }
-        Self { machines, nodes: scenario.nodes as usize, layers: scenario.layers }
+        let sybils_from = machines.len();
+        let made_up = (f64::from(scenario.nodes) * scenario.sybils) as usize;
+        let template = machines.first().cloned();
+        for machine in template.iter().cycle().take(made_up) {
+            machines.push(Machine {
+                region: links.below(scenario.regions as usize),
+                access_ms: 0.0,
+                layer_ms: SYBIL_MS,
+                claims: 1.0,
+                held: LayerRange::new(0, scenario.layers).into_iter().collect(),
+                up: false,
+                joins: None,
+                ..machine.clone()
+            });
+        }
+        Self { machines, nodes: scenario.nodes as usize, sybils_from, layers: scenario.layers }
+    }
+
+    /// Whether a machine is only an identity.
+    pub fn is_sybil(&self, at: usize) -> bool {
+        at >= self.sybils_from
     }
 
     /// One way between two machines, ms.

@@ -109,8 +109,42 @@ fn one_command_is_enough() {
     assert_eq!(fs::metadata(own.join("identity.key")).unwrap().permissions().mode() & 0o777, 0o600);
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
+    assert!(all_private(&own) > 1);
     let left: Vec<_> = fs::read_dir(&home).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, [".local"], "nothing is written outside its own folder");
+}
+
+/// Holds that group and others have no right on anything in a data folder; how much there is.
+fn all_private(folder: &Path) -> usize {
+    let (mut open, mut seen) = (vec![folder.to_owned()], 0);
+    while let Some(path) = open.pop() {
+        let about = fs::symlink_metadata(&path).unwrap();
+        let mode = about.permissions().mode() & 0o777;
+        assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", path.display());
+        seen += 1;
+        if about.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    seen
+}
+
+#[test]
+fn nothing_in_the_data_folder_is_readable_by_others_after_real_use() {
+    let folder = TempDir::new().unwrap();
+    let home = folder.path().join("asks");
+    let serves = Node::start(&folder.path().join("serves"), &["--layers", "1..7", "--yes"]);
+    // What an earlier version left, and a model of the person's own that is shared.
+    fs::create_dir_all(home.join("models")).unwrap();
+    fs::write(home.join("models/left"), "x").unwrap();
+    fs::set_permissions(home.join("models/left"), fs::Permissions::from_mode(0o644)).unwrap();
+    let args = ["--ask-only", "--yes", "--api", "127.0.0.1:0", "--peer", serves.tcp()];
+    let asks = Node::start(&home, &args);
+    asks.meets(1);
+    asks.wait_for("answering");
+    let answer = asks.ask(&["run", "--via", "swarm", "-n", "8", "Tell me a story"]);
+    assert!(answer["ids"].as_array().is_some_and(|ids| !ids.is_empty()), "{answer}");
+    assert!(all_private(&home) > 5 && all_private(&folder.path().join("serves")) > 3);
 }
 
 #[test]

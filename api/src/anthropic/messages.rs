@@ -16,15 +16,17 @@ use serde_json::{Value, json};
 
 use crate::{
     App,
-    answer::{self, Answer, Ended, Piece, Whole},
+    answer::{self, Answer, Ended, Ending, Piece, Whole},
     body::JsonBody,
+    calls::ToolCall,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, Plan, Prompt, Sampling, Shadow, Usage},
+    inference::{Format, GenerateRequest, Mode, Plan, Prompt, Sampling, Shadow, Usage, ranges},
     names,
     openai::{self, MAX_TOKENS, messages::MAX_MESSAGES},
     sse::{self, Frame, Wire},
-    tools::{Choice, Offer, ToolCall},
+    tools::{Choice, Offer},
+    unread::{self, Route},
 };
 
 /// Blocks of one message.
@@ -38,7 +40,9 @@ pub(crate) async fn post(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let fields = Fields::new(&body)?;
-    let (request, offer) = read(&app, &headers, &fields)?;
+    let most = fields.count("max_tokens", 1, MAX_TOKENS)?;
+    let most = required(&fields, "max_tokens", most)?;
+    let (request, offer) = read(&app, &headers, &fields, most)?;
     let seen = sse::last_event_id(&headers)?;
     if seen.is_some() && request.seed.is_none() {
         return Err(ApiError::field("Last-Event-ID", "needs a `seed`"));
@@ -49,13 +53,34 @@ pub(crate) async fn post(
         return Ok(stream_blocks(answer, seen));
     }
     let id = answer.id.clone();
-    let (plans, mut wholes) = answer.collect().await?;
+    let (plan, mut wholes) = answer.collect().await?;
     let whole = wholes.pop().unwrap_or_default();
-    let headers = answer::headers(&id, &plans[0], Some(&whole.report));
-    Ok((headers, Json(message(&id, &plans[0], &whole))).into_response())
+    let headers = answer::headers(&id, &plan, Some(&whole.report));
+    Ok((headers, Json(message(&id, &plan, &whole))).into_response())
 }
 
-fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>) -> Result<(GenerateRequest, Offer), ApiError> {
+/// `POST /v1/messages/count_tokens`: how many tokens the same request would read.
+pub(crate) async fn count(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::new(&body)?;
+    let (request, _) = read(&app, &headers, &fields, 1)?;
+    // Counting takes a processor as the beginning of an answer does.
+    let place = app.queue.enter(1)?;
+    let tokens = app.inference.count(request).await?;
+    drop(place);
+    Ok(Json(json!({"input_tokens": tokens})))
+}
+
+fn read(
+    app: &App,
+    headers: &HeaderMap,
+    fields: &Fields<'_>,
+    max_tokens: usize,
+) -> Result<(GenerateRequest, Offer), ApiError> {
+    unread::check(fields, Route::Messages)?;
     let mut tools = Vec::new();
     for (i, tool) in fields.list("tools", MAX_TOOLS)?.unwrap_or_default().iter().enumerate() {
         let tool = Fields::at(tool, format!("tools[{i}]"))?;
@@ -74,24 +99,26 @@ fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>) -> Result<(Generate
             _ => return Err(choice.refuse("type", "must be auto, any, tool or none")),
         },
     };
-    let offer = Offer::new(tools, choice, "tool_choice")?;
+    let chosen = fields.object("tool_choice")?;
+    let single = chosen.map(|choice| choice.bool("disable_parallel_tool_use")).transpose()?.flatten();
+    let offer = Offer { single: single.unwrap_or(false), ..Offer::new(tools, choice, "tool_choice")? };
     let sampling = Sampling {
-        temperature: fields.number("temperature", 0.0, 2.0)?,
+        temperature: fields.ranged(&ranges::TEMPERATURE)?,
         top_k: fields.count("top_k", 0, 1 << 20)?,
-        top_p: fields.number("top_p", 0.0, 1.0)?,
+        top_p: fields.ranged(&ranges::TOP_P)?,
         ..Sampling::default()
     };
     let request = GenerateRequest {
         id: names::fresh("msg_"),
-        model: fields.text("model")?.map(str::to_owned),
+        model: Some(app.know(fields.text("model")?)?.name),
         prompt: Prompt::Messages {
             messages: conversation(fields)?,
             tools: offer.tools.clone(),
-            extra: serde_json::Map::new(),
+            extra: thinking(fields)?,
         },
         sampling,
         seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64),
-        max_tokens: Some(required(fields, "max_tokens", fields.count("max_tokens", 1, MAX_TOKENS)?)?),
+        max_tokens: Some(max_tokens),
         stop: openai::stops(fields, "stop_sequences")?,
         logprobs: None,
         format: offer.forced.clone().unwrap_or(Format::Text),
@@ -100,9 +127,23 @@ fn read(app: &App, headers: &HeaderMap, fields: &Fields<'_>) -> Result<(Generate
         agreed: openai::agreed(headers)?,
         shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
+        echo: false,
     };
-    app.know(request.model.as_deref())?;
     Ok((request, offer))
+}
+
+/// What `thinking` tells the template; how many tokens it may take is the model's own matter.
+fn thinking(fields: &Fields<'_>) -> Result<serde_json::Map<String, Value>, ApiError> {
+    let mut extra = serde_json::Map::new();
+    if let Some(thinking) = fields.object("thinking")? {
+        let thinks = match required(&thinking, "type", thinking.text("type")?)? {
+            "enabled" | "adaptive" => true,
+            "disabled" => false,
+            _ => return Err(thinking.refuse("type", "must be enabled, adaptive or disabled")),
+        };
+        extra.insert("enable_thinking".into(), thinks.into());
+    }
+    Ok(extra)
 }
 
 fn conversation(fields: &Fields<'_>) -> Result<Value, ApiError> {
@@ -184,8 +225,8 @@ fn usage(usage: &Usage) -> Value {
     })
 }
 
-fn tool_use(call: &ToolCall, input: Value) -> Value {
-    json!({"type": "tool_use", "id": format!("toolu_{}", call.id), "name": call.name, "input": input})
+fn tool_use(id: &str, name: &str, input: Value) -> Value {
+    json!({"type": "tool_use", "id": format!("toolu_{id}"), "name": name, "input": input})
 }
 
 fn message(id: &str, plan: &Plan, whole: &Whole) -> Value {
@@ -193,8 +234,8 @@ fn message(id: &str, plan: &Plan, whole: &Whole) -> Value {
     if !whole.text.is_empty() {
         content.push(json!({"type": "text", "text": whole.text}));
     }
-    let input = |call: &ToolCall| serde_json::from_str(&call.arguments).unwrap_or_default();
-    content.extend(whole.calls.iter().map(|call| tool_use(call, input(call))));
+    let block = |call: &ToolCall| tool_use(&call.id, &call.name, call.object());
+    content.extend(whole.calls.iter().map(block));
     json!({
         "id": id,
         "type": "message",
@@ -209,24 +250,23 @@ fn message(id: &str, plan: &Plan, whole: &Whole) -> Value {
 }
 
 fn stream_blocks(answer: Answer, seen: Option<u64>) -> Response {
-    let Answer { id, plans, pieces, .. } = answer;
-    let headers = answer::headers(&id, &plans[0], None);
+    let Answer { id, plan, pieces, .. } = answer;
+    let headers = answer::headers(&id, &plan, None);
     let empty = Whole::default();
-    let mut start = message(&id, &plans[0], &empty);
-    start["usage"] = usage(&Usage { prompt_tokens: plans[0].prompt_tokens, ..Usage::default() });
-    start["shoal"] = answer::badge(&plans[0], None);
+    let mut start = message(&id, &plan, &empty);
+    start["usage"] = usage(&Usage { prompt_tokens: plan.prompt_tokens, ..Usage::default() });
+    start["shoal"] = answer::badge(&plan, None);
     let first = vec![
         Frame::event("message_start", json!({"type": "message_start", "message": start})),
         Frame::event("ping", json!({"type": "ping"})),
     ];
-    let mut writer = Writer { plan: plans[0].clone(), index: 0, open: false, tokens: 0 };
+    let mut writer = Writer { index: 0, open: false, tokens: 0 };
     let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
     (headers, sse::respond(frames, Wire::Events, seen)).into_response()
 }
 
 /// Turns pieces into events.
 struct Writer {
-    plan: Plan,
     /// The block being written, or to be written next.
     index: usize,
     /// Whether a block of text is open.
@@ -262,8 +302,8 @@ impl Writer {
 
     fn write(&mut self, piece: Piece) -> Vec<Frame> {
         match piece {
-            Piece::Token { text, .. } => {
-                self.tokens += 1;
+            Piece::Token { text, counted, .. } => {
+                self.tokens += u64::from(counted);
                 let mut frames = Vec::new();
                 if text.is_empty() {
                     return frames;
@@ -274,15 +314,18 @@ impl Writer {
                 frames.push(self.delta(json!({"type": "text_delta", "text": text})).id(self.tokens));
                 frames
             }
-            Piece::Call(call) => {
+            Piece::Call { id, name } => {
                 let mut frames = self.close();
-                frames.push(self.start(tool_use(&call, json!({}))));
-                frames.push(self.delta(json!({"type": "input_json_delta", "partial_json": call.arguments})));
-                frames.push(self.stop());
+                frames.push(self.start(tool_use(&id, &name, json!({}))).id(self.tokens));
                 frames
             }
-            Piece::Failover { .. } => Vec::new(),
-            Piece::Done(done, ended) => {
+            Piece::Arguments(more) => {
+                vec![self.delta(json!({"type": "input_json_delta", "partial_json": more})).id(self.tokens)]
+            }
+            Piece::CallEnd => vec![self.stop()],
+            Piece::Prompt(_) | Piece::Failover { .. } => Vec::new(),
+            Piece::Done(ending) => {
+                let Ending { done, ended, plan } = *ending;
                 let mut frames = self.close();
                 let delta = json!({
                     "stop_reason": stop_reason(ended, done.stop.as_deref()), "stop_sequence": done.stop,
@@ -291,7 +334,7 @@ impl Writer {
                     "message_delta",
                     json!({
                         "type": "message_delta", "delta": delta, "usage": usage(&done.usage),
-                        "shoal": answer::badge(&self.plan, Some(&done.report)),
+                        "shoal": answer::badge(&plan, Some(&done.report)),
                     }),
                 ));
                 frames.push(Frame::event("message_stop", json!({"type": "message_stop"})));

@@ -1,12 +1,12 @@
 //! What an answer consists of: the plan before it, the events of it, and how it ended.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Failure;
 use crate::choice::{Mode, Verify};
 
 /// What was decided about a request before it was computed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Plan {
     /// The model that answers, by its name.
     pub model: String,
@@ -25,7 +25,7 @@ pub struct Plan {
 }
 
 /// One step of the way.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// `done` of `total` prompt tokens are computed.
     Prefill {
@@ -34,6 +34,8 @@ pub enum Event {
         /// Tokens to compute.
         total: usize,
     },
+    /// The next tokens of the prompt, where the request wants to see them; all of them come before the first token.
+    Prompt(Vec<PromptToken>),
     /// A token was chosen.
     Token {
         /// Its id.
@@ -61,7 +63,7 @@ pub enum Event {
 }
 
 /// A token with its log-probability.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
     /// Its id.
     pub id: u32,
@@ -72,7 +74,7 @@ pub struct TokenLogprob {
 }
 
 /// Log-probabilities at one position.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
     /// The chosen token.
     pub chosen: TokenLogprob,
@@ -80,8 +82,19 @@ pub struct TokenLogprobs {
     pub top: Vec<TokenLogprob>,
 }
 
+/// A token of the prompt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PromptToken {
+    /// Its id.
+    pub id: u32,
+    /// What it prints; need not be whole characters.
+    pub bytes: Vec<u8>,
+    /// Its log-probability behind the tokens before it, when asked for; `None` where none is before it.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
 /// How an answer ended.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Done {
     /// Why.
     pub finish: Finish,
@@ -94,7 +107,7 @@ pub struct Done {
 }
 
 /// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finish {
     /// The model ended its turn, or a stop string was met.
     Stop,
@@ -103,7 +116,7 @@ pub enum Finish {
 }
 
 /// Token counts of an answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
@@ -114,7 +127,7 @@ pub struct Usage {
 }
 
 /// Who computed an answer and how fast. Node names are 8 hex digits or `me`.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Nodes that computed a part.
     pub computed_by: Vec<String>,

@@ -1,9 +1,11 @@
 //! Why a request cannot be answered.
 
+use serde::{Deserialize, Deserializer, Serialize};
+
 use super::Mode;
 
 /// Why a request cannot be answered. Texts never repeat prompts or paths.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Failure {
     /// The request is wrong; the field is named where one is to blame.
     Invalid {
@@ -48,6 +50,60 @@ pub enum Failure {
         /// What, without secrets.
         why: String,
     },
+}
+
+/// The fields that failures name.
+const FIELDS: [&str; 15] = [
+    "prompt",
+    "messages",
+    "model",
+    "mode",
+    "verify",
+    "logit_bias",
+    "response_format",
+    "tools",
+    "logprobs",
+    "chat_template_kwargs",
+    "input",
+    "max_tokens",
+    "stop",
+    "seed",
+    "echo",
+];
+
+/// A failure as it travels between processes: a field that no request has is none there.
+#[derive(Deserialize)]
+enum Traveled {
+    Invalid { field: Option<String>, why: String },
+    TooLong { tokens: usize, context: usize },
+    NoModel { name: String },
+    NotAgreed { mode: Mode, sentence: String },
+    Unavailable { why: String, retry_after_s: u32 },
+    Busy { retry_after_s: u32 },
+    Internal { why: String },
+}
+
+impl<'de> Deserialize<'de> for Failure {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Traveled::deserialize(from).map(Self::from)
+    }
+}
+
+impl From<Traveled> for Failure {
+    fn from(traveled: Traveled) -> Self {
+        match traveled {
+            Traveled::Invalid { field, why } => {
+                let field = field.and_then(|name| FIELDS.into_iter().find(|known| *known == name));
+                Self::Invalid { field, why }
+            }
+            Traveled::TooLong { tokens, context } => Self::TooLong { tokens, context },
+            Traveled::NoModel { name } => Self::NoModel { name },
+            Traveled::NotAgreed { mode, sentence } => Self::NotAgreed { mode, sentence },
+            Traveled::Unavailable { why, retry_after_s } => Self::Unavailable { why, retry_after_s },
+            Traveled::Busy { retry_after_s } => Self::Busy { retry_after_s },
+            Traveled::Internal { why } => Self::Internal { why },
+        }
+    }
 }
 
 impl Failure {

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::choice::{Mode, Shadow, Verify};
 
 /// What to generate.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct GenerateRequest {
     /// Name of this request in answers and traces.
     pub id: String,
@@ -36,10 +36,13 @@ pub struct GenerateRequest {
     pub shadow: Option<Shadow>,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
     pub show_special: bool,
+    /// Whether the prompt's tokens come first ([`Event::Prompt`](super::Event::Prompt)), with log-probabilities where
+    /// `logprobs` asks for them. Then `max_tokens` may be 0.
+    pub echo: bool,
 }
 
 /// What to answer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Prompt {
     /// A conversation, put into words by the model's chat template.
     Messages {
@@ -57,7 +60,7 @@ pub enum Prompt {
 }
 
 /// How tokens are chosen; `None` is the model's own default.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divides the logits; 0 is greedy.
     pub temperature: Option<f32>,
@@ -97,7 +100,7 @@ pub enum Format {
 }
 
 /// Texts to embed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EmbedRequest {
     /// The model's name; `None` takes the first of [`Inference::models`](super::Inference::models).
     pub model: Option<String>,

@@ -11,17 +11,18 @@ use axum::{
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use super::{common, ending, extend, timestamp};
+use super::{common, ending, extend, thinking, timestamp};
 use crate::{
     App,
-    answer::{self, Answer, Piece},
+    answer::{self, Answer, Ending, Piece},
     body::JsonBody,
+    calls::ToolCall,
     error::ApiError,
     fields::Fields,
     inference::Prompt,
     openai::messages,
     sse::{self, Frame, Wire},
-    tools::{Offer, ToolCall},
+    tools::Offer,
 };
 
 pub(crate) async fn post(
@@ -40,29 +41,28 @@ pub(crate) async fn post(
             return Err(message.refuse("images", "are not supported: the models here read text"));
         }
     }
-    let mut extra = serde_json::Map::new();
-    if let Some(think) = fields.any("think").and_then(Value::as_bool) {
-        extra.insert("enable_thinking".into(), think.into());
-    }
+    let extra = thinking(&fields)?;
     let prompt = Prompt::Messages { messages: messages::read(&fields)?, tools: offer.tools.clone(), extra };
     let request = common(&app, &fields, &headers, prompt)?;
     let streams = fields.bool("stream")?.unwrap_or(true);
     let answer = answer::begin(&app, request, &offer, 1).await?;
-    let base = json!({"model": answer.plans[0].model, "created_at": timestamp(answer.created_s)});
+    let base = json!({"model": answer.plan.model, "created_at": timestamp(answer.created_s)});
     if !streams {
         let id = answer.id.clone();
-        let (plans, mut wholes) = answer.collect().await?;
+        let (plan, mut wholes) = answer.collect().await?;
         let whole = wholes.pop().unwrap_or_default();
         let mut line = base;
         line["message"] = message(&whole.text, &whole.calls);
         if let Some(ended) = whole.ended {
             extend(&mut line, ending(ended, &whole.usage, &whole.report, started.elapsed()));
         }
-        let headers = answer::headers(&id, &plans[0], Some(&whole.report));
+        let headers = answer::headers(&id, &plan, Some(&whole.report));
         return Ok((headers, Json(line)).into_response());
     }
-    let Answer { id, plans, pieces, .. } = answer;
-    let headers = answer::headers(&id, &plans[0], None);
+    let Answer { id, plan, pieces, .. } = answer;
+    let headers = answer::headers(&id, &plan, None);
+    // Ollama's clients take calls as a whole.
+    let mut open: Option<ToolCall> = None;
     let frames = pieces.map(move |(_, piece)| {
         let line = |message: Value| {
             let mut line = base.clone();
@@ -72,9 +72,20 @@ pub(crate) async fn post(
         };
         match piece {
             Piece::Token { text, .. } if !text.is_empty() => vec![Frame::data(line(message(&text, &[])))],
-            Piece::Call(call) => vec![Frame::data(line(message("", &[call])))],
-            Piece::Token { .. } | Piece::Failover { .. } => Vec::new(),
-            Piece::Done(done, ended) => {
+            Piece::Call { id, name } => {
+                open = Some(ToolCall { id, name, arguments: String::new() });
+                Vec::new()
+            }
+            Piece::Arguments(more) => {
+                open.iter_mut().for_each(|call| call.arguments.push_str(&more));
+                Vec::new()
+            }
+            Piece::CallEnd => {
+                open.take().map(|call| Frame::data(line(message("", &[call])))).into_iter().collect()
+            }
+            Piece::Token { .. } | Piece::Prompt(_) | Piece::Failover { .. } => Vec::new(),
+            Piece::Done(end) => {
+                let Ending { done, ended, .. } = *end;
                 let mut last = line(message("", &[]));
                 extend(&mut last, ending(ended, &done.usage, &done.report, started.elapsed()));
                 vec![Frame::data(last)]
@@ -89,10 +100,7 @@ pub(crate) async fn post(
 fn message(text: &str, calls: &[ToolCall]) -> Value {
     let mut message = json!({"role": "assistant", "content": text});
     if !calls.is_empty() {
-        let call = |call: &ToolCall| {
-            let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
-            json!({"function": {"name": call.name, "arguments": arguments}})
-        };
+        let call = |call: &ToolCall| json!({"function": {"name": call.name, "arguments": call.object()}});
         message["tool_calls"] = calls.iter().map(call).collect();
     }
     message

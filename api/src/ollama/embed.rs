@@ -1,4 +1,4 @@
-//! `POST /api/embed`: texts to vectors.
+//! `POST /api/embed`: texts to vectors, and `POST /api/embeddings`, its older form for one text.
 
 use std::{sync::Arc, time::Instant};
 
@@ -6,7 +6,12 @@ use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
 use crate::{
-    App, body::JsonBody, error::ApiError, fields::Fields, inference::EmbedRequest, openai::embeddings::inputs,
+    App,
+    body::JsonBody,
+    error::ApiError,
+    fields::{Fields, required},
+    inference::{EmbedRequest, Prompt},
+    openai::embeddings::inputs,
 };
 
 pub(crate) async fn post(
@@ -35,4 +40,23 @@ pub(crate) async fn post(
         "load_duration": 0,
         "prompt_eval_count": embeddings.prompt_tokens,
     })))
+}
+
+/// The older form: `prompt` is one text, and the answer has its vector and nothing else.
+pub(crate) async fn one(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let fields = Fields::new(&body)?;
+    let model = super::model(&app, &fields)?;
+    let text = required(&fields, "prompt", fields.text("prompt")?)?;
+    if text.is_empty() {
+        return Err(fields.refuse("prompt", "must not be empty: it has no meaning to find"));
+    }
+    let inputs = vec![Prompt::Text(text.to_owned())];
+    let places = app.queue.enter(1)?;
+    let request = EmbedRequest { model: Some(model.name), inputs, truncate: true };
+    let embeddings = app.inference.embed(request).await?;
+    drop(places);
+    Ok(Json(json!({"embedding": embeddings.vectors.into_iter().next().unwrap_or_default()})))
 }

@@ -11,10 +11,10 @@ use axum::{
 use futures::StreamExt;
 use serde_json::{Value, json};
 
-use super::{common, ending, extend, timestamp};
+use super::{common, ending, extend, thinking, timestamp};
 use crate::{
     App,
-    answer::{self, Answer, Piece},
+    answer::{self, Answer, Ending, Piece},
     body::JsonBody,
     error::ApiError,
     fields::Fields,
@@ -45,7 +45,7 @@ pub(crate) async fn post(
     } else {
         let system = fields.text("system")?.map(|text| json!({"role": "system", "content": text}));
         let messages: Value = system.into_iter().chain([json!({"role": "user", "content": text})]).collect();
-        Prompt::Messages { messages, tools: None, extra: serde_json::Map::new() }
+        Prompt::Messages { messages, tools: None, extra: thinking(&fields)? }
     };
     let request = common(&app, &fields, &headers, prompt)?;
     let streams = fields.bool("stream")?.unwrap_or(true);
@@ -53,18 +53,18 @@ pub(crate) async fn post(
     let created = timestamp(answer.created_s);
     if !streams {
         let id = answer.id.clone();
-        let (plans, mut wholes) = answer.collect().await?;
+        let (plan, mut wholes) = answer.collect().await?;
         let whole = wholes.pop().unwrap_or_default();
-        let mut line = json!({"model": plans[0].model, "created_at": created, "response": whole.text});
+        let mut line = json!({"model": plan.model, "created_at": created, "response": whole.text});
         if let Some(ended) = whole.ended {
             extend(&mut line, ending(ended, &whole.usage, &whole.report, started.elapsed()));
         }
-        let headers = answer::headers(&id, &plans[0], Some(&whole.report));
+        let headers = answer::headers(&id, &plan, Some(&whole.report));
         return Ok((headers, Json(line)).into_response());
     }
-    let Answer { id, plans, pieces, .. } = answer;
-    let headers = answer::headers(&id, &plans[0], None);
-    let base = json!({"model": plans[0].model, "created_at": created});
+    let Answer { id, plan, pieces, .. } = answer;
+    let headers = answer::headers(&id, &plan, None);
+    let base = json!({"model": plan.model, "created_at": created});
     let frames = pieces.map(move |(_, piece)| {
         let line = |text: &str| {
             let mut line = base.clone();
@@ -74,13 +74,15 @@ pub(crate) async fn post(
         };
         match piece {
             Piece::Token { text, .. } if !text.is_empty() => vec![Frame::data(line(&text))],
-            Piece::Token { .. } | Piece::Call(_) | Piece::Failover { .. } => Vec::new(),
-            Piece::Done(done, ended) => {
+            Piece::Done(end) => {
+                let Ending { done, ended, .. } = *end;
                 let mut last = line("");
                 extend(&mut last, ending(ended, &done.usage, &done.report, started.elapsed()));
                 vec![Frame::data(last)]
             }
             Piece::Failed(failure) => vec![Frame::data(ApiError::from(failure).ollama())],
+            // No tools are offered here.
+            _ => Vec::new(),
         }
     });
     Ok((headers, sse::respond(frames, Wire::Lines, None)).into_response())

@@ -6,6 +6,7 @@ pub(crate) mod chat;
 pub(crate) mod embed;
 pub(crate) mod generate;
 pub(crate) mod ps;
+pub(crate) mod pull;
 pub(crate) mod show;
 pub(crate) mod tags;
 pub(crate) mod version;
@@ -20,9 +21,14 @@ use crate::{
     answer::Ended,
     error::ApiError,
     fields::{Fields, required},
-    inference::{Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Shadow, Usage},
+    inference::{
+        Format, GenerateRequest, Mode, ModelInfo, Prompt, Report, Sampling, Shadow, Usage,
+        ranges::{self, Range},
+    },
     names,
     openai::{self, MAX_TOKENS},
+    schema,
+    unread::{self, Route},
 };
 
 /// The model a request names.
@@ -39,30 +45,34 @@ fn common(
     headers: &HeaderMap,
     prompt: Prompt,
 ) -> Result<GenerateRequest, ApiError> {
+    unread::check(fields, Route::Ollama)?;
     let empty = json!({});
     let options = fields.object("options")?;
     let options = match options {
         Some(options) => options,
         None => Fields::at(&empty, "options")?,
     };
+    unread::check(&options, Route::OllamaOptions)?;
     let sampling = Sampling {
-        temperature: options.number("temperature", 0.0, 2.0)?,
+        temperature: options.ranged(&ranges::TEMPERATURE)?,
         top_k: options.integer("top_k", -1, 1 << 20)?.map(|k| k.max(0) as usize),
-        top_p: options.number("top_p", 0.0, 1.0)?,
-        min_p: options.number("min_p", 0.0, 1.0)?,
-        typical_p: options.number("typical_p", 0.0, 1.0)?,
-        repetition_penalty: options.number("repeat_penalty", 0.01, 100.0)?,
-        presence_penalty: options.number("presence_penalty", -2.0, 2.0)?,
-        frequency_penalty: options.number("frequency_penalty", -2.0, 2.0)?,
+        top_p: options.ranged(&ranges::TOP_P)?,
+        min_p: options.ranged(&ranges::MIN_P)?,
+        typical_p: options.ranged(&ranges::TYPICAL_P)?,
+        repetition_penalty: options
+            .ranged(&Range { name: "repeat_penalty", ..ranges::REPETITION_PENALTY })?,
+        presence_penalty: options.ranged(&ranges::PRESENCE_PENALTY)?,
+        frequency_penalty: options.ranged(&ranges::FREQUENCY_PENALTY)?,
         logit_bias: Vec::new(),
     };
-    // -1 and -2 mean "until it ends" and "until the context is full".
+    // -1 and -2 mean "until it ends" and "until the context is full". Clients that speak several dialects say it their way.
     let most = options.integer("num_predict", -2, MAX_TOKENS as i64)?;
+    let most = most.or(fields.integer("max_tokens", 1, MAX_TOKENS as i64)?);
     let format = match fields.any("format") {
         None => Format::Text,
         Some(Value::String(word)) if word.is_empty() => Format::Text,
         Some(Value::String(word)) if word == "json" => Format::JsonObject,
-        Some(schema @ Value::Object(_)) => Format::JsonSchema(schema.clone()),
+        Some(format @ Value::Object(_)) => Format::JsonSchema(schema::close(format)),
         Some(_) => return Err(fields.refuse("format", "must be `json` or a JSON schema")),
     };
     Ok(GenerateRequest {
@@ -80,7 +90,23 @@ fn common(
         agreed: openai::agreed(headers)?,
         shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
+        echo: false,
     })
+}
+
+/// What `think` tells the template: whether, or how hard.
+fn thinking(fields: &Fields<'_>) -> Result<serde_json::Map<String, Value>, ApiError> {
+    let mut extra = serde_json::Map::new();
+    match fields.any("think") {
+        None => {}
+        Some(Value::Bool(think)) => drop(extra.insert("enable_thinking".into(), (*think).into())),
+        Some(Value::String(effort)) => {
+            extra.insert("enable_thinking".into(), true.into());
+            extra.insert("reasoning_effort".into(), effort.as_str().into());
+        }
+        Some(_) => return Err(fields.refuse("think", "must be true, false or a word such as low or high")),
+    }
+    Ok(extra)
 }
 
 /// The members that end an answer.

@@ -16,7 +16,7 @@ pub(crate) async fn get(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 fn entry(info: &ModelInfo) -> Value {
-    let mut entry = tags::entry(info);
+    let mut entry = tags::entry(&info.name, info);
     // What Ollama says of a model that is kept until the server ends.
     entry["expires_at"] = json!("2318-01-01T00:00:00Z");
     entry["size_vram"] = json!(0);

@@ -9,13 +9,13 @@ use super::{details, timestamp};
 use crate::{App, inference::ModelInfo};
 
 pub(crate) async fn get(State(app): State<Arc<App>>) -> Json<Value> {
-    let models = app.inference.models();
-    Json(json!({"models": models.iter().map(entry).collect::<Value>()}))
+    let models: Value = app.listed().iter().map(|(name, info)| entry(name, info)).collect();
+    Json(json!({"models": models}))
 }
 
 /// What lists say of a model.
-pub(super) fn entry(info: &ModelInfo) -> Value {
-    let name = if info.name.contains(':') { info.name.clone() } else { format!("{}:latest", info.name) };
+pub(super) fn entry(name: &str, info: &ModelInfo) -> Value {
+    let name = if name.contains(':') { name.to_owned() } else { format!("{name}:latest") };
     json!({
         "name": name,
         "model": name,

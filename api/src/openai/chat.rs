@@ -14,13 +14,15 @@ use serde_json::{Value, json};
 use super::{MAX_CHOICES, MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, logprobs, messages, usage};
 use crate::{
     App,
-    answer::{self, Answer, Ended, Piece, Whole},
+    answer::{self, Answer, Ended, Ending, Piece, Whole},
     body::JsonBody,
+    calls::ToolCall,
     error::ApiError,
     fields::Fields,
     inference::{Format, GenerateRequest, Plan, Prompt, Usage},
     sse::{self, Frame, Wire},
-    tools::{Offer, ToolCall},
+    tools::Offer,
+    unread::{self, Route},
 };
 
 /// What was read from a request.
@@ -50,22 +52,26 @@ pub(crate) async fn post(
         return Ok(stream(answer, asked.include_usage, seen));
     }
     let (id, created) = (answer.id.clone(), answer.created_s);
-    let (plans, wholes) = answer.collect().await?;
-    let body = whole(&id, created, &plans, &wholes);
-    let headers = answer::headers(&id, &plans[0], wholes.first().map(|whole| &whole.report));
+    let (plan, wholes) = answer.collect().await?;
+    let body = whole(&id, created, &plan, &wholes);
+    let headers = answer::headers(&id, &plan, wholes.first().map(|whole| &whole.report));
     Ok((headers, Json(body)).into_response())
 }
 
 fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError> {
     let fields = Fields::new(body)?;
+    unread::check(&fields, Route::Chat)?;
     let offer = Offer::openai(&fields)?;
     let mut extra = serde_json::Map::new();
     if let Some(kwargs) = fields.object("chat_template_kwargs")? {
         extra.extend(kwargs.members().map(|(name, value)| (name.clone(), value.clone())));
     }
+    // Templates that know how hard to think call it so.
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        extra.insert("reasoning_effort".into(), effort.into());
+    }
     let prompt = Prompt::Messages { messages: messages::read(&fields)?, tools: offer.tools.clone(), extra };
-    let mut request = common(&fields, headers, "chatcmpl-", prompt)?;
-    app.know(request.model.as_deref())?;
+    let mut request = common(app, &fields, headers, "chatcmpl-", prompt)?;
     let newer = fields.count("max_completion_tokens", 1, MAX_TOKENS)?;
     request.max_tokens = newer.or(fields.count("max_tokens", 1, MAX_TOKENS)?);
     let top = fields.count("top_logprobs", 0, MAX_TOP_LOGPROBS)?;
@@ -101,16 +107,17 @@ fn tool_call(call: &ToolCall) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
 }
 
-fn whole(id: &str, created: u64, plans: &[Plan], wholes: &[Whole]) -> Value {
+fn whole(id: &str, created: u64, plan: &Plan, wholes: &[Whole]) -> Value {
+    let usages: Vec<Usage> = wholes.iter().map(|whole| whole.usage).collect();
     let choices: Value = wholes.iter().enumerate().map(|(index, whole)| choice(index, whole)).collect();
     json!({
         "id": id,
         "object": "chat.completion",
         "created": created,
-        "model": plans[0].model,
+        "model": plan.model,
         "choices": choices,
-        "usage": usage(&answer::total(wholes)),
-        "shoal": answer::badge(&plans[0], wholes.first().map(|whole| &whole.report)),
+        "usage": usage(&answer::total(&usages, usages.len())),
+        "shoal": answer::badge(plan, wholes.first().map(|whole| &whole.report)),
     })
 }
 
@@ -132,9 +139,9 @@ fn choice(index: usize, whole: &Whole) -> Value {
 }
 
 fn stream(answer: Answer, include_usage: bool, seen: Option<u64>) -> Response {
-    let Answer { id, created_s, plans, pieces } = answer;
-    let headers = answer::headers(&id, &plans[0], None);
-    let mut writer = Writer::new(id, created_s, plans, include_usage);
+    let Answer { id, created_s, plan, choices, pieces } = answer;
+    let headers = answer::headers(&id, &plan, None);
+    let mut writer = Writer::new(&id, created_s, plan, choices, include_usage);
     let first = writer.first();
     let rest = pieces.map(move |(index, piece)| writer.write(index, piece));
     let frames = futures::stream::iter([first]).chain(rest);
@@ -144,24 +151,24 @@ fn stream(answer: Answer, include_usage: bool, seen: Option<u64>) -> Response {
 /// Turns pieces into chunks.
 struct Writer {
     base: Value,
-    plans: Vec<Plan>,
+    plan: Plan,
     include_usage: bool,
-    usage: Usage,
+    /// Of the choices that have ended.
+    usages: Vec<Usage>,
     tokens: u64,
-    open: usize,
+    /// Calls of each choice that have begun.
     calls: Vec<usize>,
 }
 
 impl Writer {
-    fn new(id: String, created_s: u64, plans: Vec<Plan>, include_usage: bool) -> Self {
+    fn new(id: &str, created_s: u64, plan: Plan, choices: usize, include_usage: bool) -> Self {
         let mut base = json!({
-            "id": id, "object": "chat.completion.chunk", "created": created_s, "model": plans[0].model,
+            "id": id, "object": "chat.completion.chunk", "created": created_s, "model": plan.model,
         });
         if include_usage {
             base["usage"] = Value::Null;
         }
-        let n = plans.len();
-        Self { base, plans, include_usage, usage: Usage::default(), tokens: 0, open: n, calls: vec![0; n] }
+        Self { base, plan, include_usage, usages: Vec::new(), tokens: 0, calls: vec![0; choices] }
     }
 
     fn chunk(&self, index: usize, delta: Value, end: Option<Ended>) -> Value {
@@ -177,17 +184,17 @@ impl Writer {
         let open = |index| {
             let mut chunk = self.chunk(index, json!({"role": "assistant", "content": ""}), None);
             if index == 0 {
-                chunk["shoal"] = answer::badge(&self.plans[0], None);
+                chunk["shoal"] = answer::badge(&self.plan, None);
             }
             Frame::data(chunk)
         };
-        (0..self.plans.len()).map(open).collect()
+        (0..self.calls.len()).map(open).collect()
     }
 
     fn write(&mut self, index: usize, piece: Piece) -> Vec<Frame> {
         match piece {
-            Piece::Token { text, logprobs: at } => {
-                self.tokens += 1;
+            Piece::Token { text, logprobs: at, counted } => {
+                self.tokens += u64::from(counted);
                 if text.is_empty() && at.is_none() {
                     return Vec::new();
                 }
@@ -197,12 +204,22 @@ impl Writer {
                 }
                 vec![Frame::data(chunk).id(self.tokens)]
             }
-            Piece::Call(call) => {
-                let mut call = tool_call(&call);
-                call["index"] = self.calls[index].into();
+            Piece::Call { id, name } => {
+                let at = self.calls[index];
                 self.calls[index] += 1;
-                vec![Frame::data(self.chunk(index, json!({"tool_calls": [call]}), None)).id(self.tokens)]
+                let function = json!({"name": name, "arguments": ""});
+                vec![
+                    self.call(
+                        index,
+                        json!({"index": at, "id": id, "type": "function", "function": function}),
+                    ),
+                ]
             }
+            Piece::Arguments(more) => {
+                let at = self.calls[index].saturating_sub(1);
+                vec![self.call(index, json!({"index": at, "function": {"arguments": more}}))]
+            }
+            Piece::Prompt(_) | Piece::CallEnd => Vec::new(),
             Piece::Failover { lost, replacement, stall_ms } => {
                 let mut chunk = self.chunk(index, json!({}), None);
                 chunk["shoal"] = json!({
@@ -210,15 +227,13 @@ impl Writer {
                 });
                 vec![Frame::data(chunk)]
             }
-            Piece::Done(done, ended) => {
+            Piece::Done(ending) => {
+                let Ending { done, ended, plan } = *ending;
                 let mut last = self.chunk(index, json!({}), Some(ended));
-                last["shoal"] = answer::badge(&self.plans[index], Some(&done.report));
+                last["shoal"] = answer::badge(&plan, Some(&done.report));
                 let mut frames = vec![Frame::data(last)];
-                self.usage.prompt_tokens = done.usage.prompt_tokens;
-                self.usage.cached_tokens = done.usage.cached_tokens;
-                self.usage.completion_tokens += done.usage.completion_tokens;
-                self.open -= 1;
-                if self.open == 0 {
+                self.usages.push(done.usage);
+                if self.usages.len() == self.calls.len() {
                     frames.extend(self.last());
                 }
                 frames
@@ -229,12 +244,17 @@ impl Writer {
         }
     }
 
+    /// A piece of a call.
+    fn call(&self, index: usize, call: Value) -> Frame {
+        Frame::data(self.chunk(index, json!({"tool_calls": [call]}), None)).id(self.tokens)
+    }
+
     fn last(&self) -> Vec<Frame> {
         let mut frames = Vec::new();
         if self.include_usage {
             let mut chunk = self.base.clone();
             chunk["choices"] = json!([]);
-            chunk["usage"] = usage(&self.usage);
+            chunk["usage"] = usage(&answer::total(&self.usages, self.usages.len()));
             frames.push(Frame::data(chunk));
         }
         frames.push(Frame::data("[DONE]"));

@@ -14,19 +14,20 @@ use serde_json::{Value, json};
 use super::{MAX_CHOICES, MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, usage};
 use crate::{
     App,
-    answer::{self, Answer, Ended, Piece, Whole},
+    answer::{self, Answer, Ended, Ending, Piece, Whole},
     body::JsonBody,
     error::ApiError,
     fields::{Fields, required},
-    inference::{GenerateRequest, Prompt, TokenLogprobs},
+    inference::{GenerateRequest, Prompt, PromptToken, TokenLogprobs, Usage},
     sse::{self, Frame, Wire},
     tools::Offer,
+    unread::{self, Route},
 };
 
 /// Tokens when the client says nothing; OpenAI's own default.
 const DEFAULT_MAX_TOKENS: usize = 16;
-/// Prompts of one request.
-const MAX_PROMPTS: usize = 16;
+/// Prompts of one request: what an evaluation harness sends at once. With [`MAX_CHOICES`] of each they are as many as run.
+const MAX_PROMPTS: usize = 64;
 
 struct Asked {
     /// One request per prompt.
@@ -34,8 +35,27 @@ struct Asked {
     n: usize,
     stream: bool,
     include_usage: bool,
-    /// Put in front of each answer: the prompts, for `echo`.
-    echoes: Vec<String>,
+    echo: Echo,
+}
+
+/// What stands in front of each answer.
+#[derive(Clone, Debug, PartialEq)]
+enum Echo {
+    Nothing,
+    /// The prompts, which are text, and nothing about them.
+    Texts(Vec<String>),
+    /// The tokens of the prompts, as the model tells them.
+    Tokens,
+}
+
+impl Echo {
+    /// The text in front of choice `index`, as far as it is known before the answer begins.
+    fn text(&self, index: usize, n: usize) -> &str {
+        match self {
+            Self::Texts(texts) => texts.get(index / n).map_or("", String::as_str),
+            Self::Nothing | Self::Tokens => "",
+        }
+    }
 }
 
 pub(crate) async fn post(
@@ -45,67 +65,63 @@ pub(crate) async fn post(
 ) -> Result<Response, ApiError> {
     let asked = read(&app, &headers, &body)?;
     let seen = sse::last_event_id(&headers)?;
+    if seen.is_some() && (asked.requests.len() * asked.n > 1 || asked.requests[0].seed.is_none()) {
+        return Err(ApiError::field("Last-Event-ID", "needs a `seed`, one prompt and `n` = 1"));
+    }
+    let n = asked.n;
+    let answer = answer::begin_all(&app, &asked.requests, &Offer::default(), n).await?;
     if asked.stream {
-        if asked.requests.len() > 1 {
-            return Err(ApiError::field("prompt", "must be a single prompt when `stream` is true"));
-        }
-        if seen.is_some() && (asked.n > 1 || asked.requests[0].seed.is_none()) {
-            return Err(ApiError::field("Last-Event-ID", "needs a `seed` and `n` = 1"));
-        }
-        return stream_one(&app, asked, seen).await;
+        return Ok(stream_all(answer, asked, seen));
     }
-    let mut choices = Vec::new();
-    let mut all = Vec::new();
-    let mut first = None;
-    for (request, echo) in asked.requests.into_iter().zip(&asked.echoes) {
-        let answer = answer::begin(&app, request, &Offer::default(), asked.n).await?;
-        let (id, created) = (answer.id.clone(), answer.created_s);
-        let (plans, wholes) = answer.collect().await?;
-        for whole in &wholes {
-            choices.push(choice(choices.len(), echo, whole));
-        }
-        all.push(answer::total(&wholes));
-        first.get_or_insert((id, created, plans, wholes));
-    }
-    let (id, created, plans, wholes) = required(&Fields::new(&body)?, "prompt", first)?;
-    let mut total = all.iter().copied().reduce(|a, b| crate::inference::Usage {
-        prompt_tokens: a.prompt_tokens + b.prompt_tokens,
-        cached_tokens: a.cached_tokens + b.cached_tokens,
-        completion_tokens: a.completion_tokens + b.completion_tokens,
-    });
+    let (id, created) = (answer.id.clone(), answer.created_s);
+    let (plan, wholes) = answer.collect().await?;
+    let choices: Value = wholes
+        .iter()
+        .enumerate()
+        .map(|(index, whole)| choice(index, asked.echo.text(index, n), whole))
+        .collect();
+    let usages: Vec<Usage> = wholes.iter().map(|whole| whole.usage).collect();
     let report = wholes.first().map(|whole| &whole.report);
     let body = json!({
         "id": id,
         "object": "text_completion",
         "created": created,
-        "model": plans[0].model,
+        "model": plan.model,
         "choices": choices,
-        "usage": usage(&total.take().unwrap_or_default()),
-        "shoal": answer::badge(&plans[0], report),
+        "usage": usage(&answer::total(&usages, n)),
+        "shoal": answer::badge(&plan, report),
     });
-    Ok((answer::headers(&id, &plans[0], report), Json(body)).into_response())
+    Ok((answer::headers(&id, &plan, report), Json(body)).into_response())
 }
 
 fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError> {
     let fields = Fields::new(body)?;
+    unread::check(&fields, Route::Completions)?;
     let prompts = prompts(&fields, "prompt", MAX_PROMPTS)?;
-    let mut request = common(&fields, headers, "cmpl-", Prompt::Text(String::new()))?;
-    app.know(request.model.as_deref())?;
-    request.max_tokens = Some(fields.count("max_tokens", 1, MAX_TOKENS)?.unwrap_or(DEFAULT_MAX_TOKENS));
+    let mut request = common(app, &fields, headers, "cmpl-", Prompt::Text(String::new()))?;
+    let echo = fields.bool("echo")?.unwrap_or(false);
+    // Nothing to generate is something to ask only where the prompt is the answer.
+    let least = usize::from(!echo);
+    let most = fields.count("max_tokens", least, MAX_TOKENS)?.unwrap_or(DEFAULT_MAX_TOKENS);
+    request.max_tokens = Some(most);
     request.logprobs = fields.count("logprobs", 0, MAX_TOP_LOGPROBS)?;
     request.format = format(&fields, "response_format")?;
     if fields.any("suffix").is_some_and(|suffix| suffix != "") {
         return Err(fields.refuse("suffix", "is not supported: the models here only continue text"));
     }
-    let echo = fields.bool("echo")?.unwrap_or(false);
-    let mut echoes = Vec::new();
-    for prompt in &prompts {
-        echoes.push(match (echo, prompt) {
-            (false, _) => String::new(),
-            (true, Prompt::Text(text)) => text.clone(),
-            (true, _) => return Err(fields.refuse("echo", "needs a prompt of text")),
-        });
-    }
+    let texts: Option<Vec<String>> = prompts
+        .iter()
+        .map(|prompt| match prompt {
+            Prompt::Text(text) => Some(text.clone()),
+            _ => None,
+        })
+        .collect();
+    let echo = match (echo, texts) {
+        (false, _) => Echo::Nothing,
+        (true, Some(texts)) if request.logprobs.is_none() && most > 0 => Echo::Texts(texts),
+        (true, _) => Echo::Tokens,
+    };
+    request.echo = echo == Echo::Tokens;
     let requests = prompts.into_iter().map(|prompt| GenerateRequest { prompt, ..request.clone() }).collect();
     let n = fields.count("n", 1, MAX_CHOICES)?.unwrap_or(1);
     fields.count("best_of", 1, n)?;
@@ -116,7 +132,7 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
         n,
         stream: fields.bool("stream")?.unwrap_or(false),
         include_usage: include_usage.unwrap_or(false),
-        echoes,
+        echo,
     })
 }
 
@@ -151,43 +167,81 @@ fn finish_reason(ended: Ended) -> &'static str {
     if ended == Ended::Length { "length" } else { "stop" }
 }
 
-/// Log-probabilities as completions have them: parallel lists.
-fn logprobs(tokens: &[TokenLogprobs], mut offset: usize) -> Value {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mut offsets = Vec::new();
-    for at in tokens {
-        offsets.push(offset);
-        offset += text(&at.chosen.bytes).chars().count();
+/// Log-probabilities as completions have them: parallel lists, in which a token without any has `null`.
+#[derive(Default)]
+struct Lists {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Vec<Option<Value>>,
+    text_offset: Vec<usize>,
+    /// Characters so far.
+    offset: usize,
+}
+
+impl Lists {
+    fn push(&mut self, bytes: &[u8], at: Option<&TokenLogprobs>) {
+        let top = |at: &TokenLogprobs| -> Value {
+            at.top.iter().map(|token| (printed(&token.bytes), json!(token.logprob))).collect()
+        };
+        let text = printed(bytes);
+        self.text_offset.push(self.offset);
+        self.offset += text.chars().count();
+        self.tokens.push(text);
+        self.token_logprobs.push(at.map(|at| at.chosen.logprob));
+        self.top_logprobs.push(at.map(top));
     }
-    let top = |at: &TokenLogprobs| -> Value {
-        at.top.iter().map(|token| (text(&token.bytes), json!(token.logprob))).collect()
-    };
-    json!({
-        "tokens": tokens.iter().map(|at| text(&at.chosen.bytes)).collect::<Vec<_>>(),
-        "token_logprobs": tokens.iter().map(|at| at.chosen.logprob).collect::<Vec<_>>(),
-        "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": offsets,
-    })
+
+    fn prompt(&mut self, tokens: &[PromptToken]) {
+        tokens.iter().for_each(|token| self.push(&token.bytes, token.logprobs.as_ref()));
+    }
+
+    fn answer(&mut self, tokens: &[TokenLogprobs]) {
+        tokens.iter().for_each(|at| self.push(&at.chosen.bytes, Some(at)));
+    }
+
+    /// What was pushed, which is gone then; the next tokens follow behind it.
+    fn take(&mut self) -> Value {
+        json!({
+            "tokens": std::mem::take(&mut self.tokens),
+            "token_logprobs": std::mem::take(&mut self.token_logprobs),
+            "top_logprobs": std::mem::take(&mut self.top_logprobs),
+            "text_offset": std::mem::take(&mut self.text_offset),
+        })
+    }
+}
+
+fn printed(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The text of a prompt's tokens, whose characters may be spread over several.
+fn prompt_text(tokens: &[PromptToken]) -> String {
+    printed(&tokens.iter().flat_map(|token| token.bytes.iter().copied()).collect::<Vec<u8>>())
+}
+
+/// Whether tokens of a prompt were computed with log-probabilities.
+fn are_scored(tokens: &[PromptToken]) -> bool {
+    tokens.iter().any(|token| token.logprobs.is_some())
 }
 
 fn choice(index: usize, echo: &str, whole: &Whole) -> Value {
-    let shown = (!whole.logprobs.is_empty()).then(|| logprobs(&whole.logprobs, echo.chars().count()));
+    let mut lists = Lists { offset: echo.chars().count(), ..Lists::default() };
+    lists.prompt(&whole.prompt);
+    lists.answer(&whole.logprobs);
+    let shown = !whole.logprobs.is_empty() || are_scored(&whole.prompt);
     json!({
         "index": index,
-        "text": format!("{echo}{}", whole.text),
-        "logprobs": shown,
+        "text": format!("{echo}{}{}", prompt_text(&whole.prompt), whole.text),
+        "logprobs": if shown { lists.take() } else { Value::Null },
         "finish_reason": whole.ended.map(finish_reason),
     })
 }
 
-async fn stream_one(app: &Arc<App>, mut asked: Asked, seen: Option<u64>) -> Result<Response, ApiError> {
-    let request = asked.requests.remove(0);
-    let echo = asked.echoes.remove(0);
-    let Answer { id, created_s, plans, pieces } =
-        answer::begin(app, request, &Offer::default(), asked.n).await?;
-    let headers = answer::headers(&id, &plans[0], None);
+fn stream_all(answer: Answer, asked: Asked, seen: Option<u64>) -> Response {
+    let Answer { id, created_s, plan, choices, pieces } = answer;
+    let headers = answer::headers(&id, &plan, None);
     let base = json!({
-        "id": id, "object": "text_completion", "created": created_s, "model": plans[0].model,
+        "id": id, "object": "text_completion", "created": created_s, "model": plan.model,
     });
     let chunk = move |base: &Value, index: usize, text: &str, end: Option<Ended>| {
         let mut chunk = base.clone();
@@ -195,41 +249,50 @@ async fn stream_one(app: &Arc<App>, mut asked: Asked, seen: Option<u64>) -> Resu
         chunk["choices"] = json!([{"index": index, "text": text, "logprobs": null, "finish_reason": reason}]);
         chunk
     };
-    let echoed: Vec<Frame> = (0..plans.len())
-        .filter(|_| !echo.is_empty())
-        .map(|index| Frame::data(chunk(&base, index, &echo, None)))
+    let echoed: Vec<Frame> = (0..choices)
+        .map(|index| (index, asked.echo.text(index, asked.n)))
+        .filter(|(_, echo)| !echo.is_empty())
+        .map(|(index, echo)| Frame::data(chunk(&base, index, echo, None)))
         .collect();
-    let (mut tokens, mut open) = (0, plans.len());
-    let mut offsets = vec![echo.chars().count(); plans.len()];
-    let mut total = crate::inference::Usage::default();
+    let behind = |index| asked.echo.text(index, asked.n).chars().count();
+    let mut lists: Vec<Lists> =
+        (0..choices).map(|index| Lists { offset: behind(index), ..Lists::default() }).collect();
+    let mut tokens = 0;
+    let mut usages = vec![None; choices];
     let frames = pieces.map(move |(index, piece)| match piece {
-        Piece::Token { text, logprobs: at } => {
-            tokens += 1;
+        Piece::Prompt(prompt) => {
+            let mut frame = chunk(&base, index, &prompt_text(&prompt), None);
+            if asked.requests[0].logprobs.is_some() {
+                lists[index].prompt(&prompt);
+                frame["choices"][0]["logprobs"] = lists[index].take();
+            }
+            vec![Frame::data(frame)]
+        }
+        Piece::Token { text, logprobs: at, counted } => {
+            tokens += u64::from(counted);
             if text.is_empty() && at.is_none() {
                 return Vec::new();
             }
             let mut frame = chunk(&base, index, &text, None);
             if let Some(at) = at {
-                let printed = String::from_utf8_lossy(&at.chosen.bytes).chars().count();
-                frame["choices"][0]["logprobs"] = logprobs(&[at], offsets[index]);
-                offsets[index] += printed;
+                lists[index].answer(&[at]);
+                frame["choices"][0]["logprobs"] = lists[index].take();
             }
             vec![Frame::data(frame).id(tokens)]
         }
-        Piece::Call(_) | Piece::Failover { .. } => Vec::new(),
-        Piece::Done(done, ended) => {
+        Piece::Call { .. } | Piece::Arguments(_) | Piece::CallEnd | Piece::Failover { .. } => Vec::new(),
+        Piece::Done(ending) => {
+            let Ending { done, ended, plan } = *ending;
             let mut last = chunk(&base, index, "", Some(ended));
-            last["shoal"] = answer::badge(&plans[index], Some(&done.report));
+            last["shoal"] = answer::badge(&plan, Some(&done.report));
             let mut frames = vec![Frame::data(last)];
-            total.prompt_tokens = done.usage.prompt_tokens;
-            total.cached_tokens = done.usage.cached_tokens;
-            total.completion_tokens += done.usage.completion_tokens;
-            open -= 1;
-            if open == 0 {
+            usages[index] = Some(done.usage);
+            let all: Option<Vec<Usage>> = usages.iter().copied().collect();
+            if let Some(all) = all {
                 if asked.include_usage {
                     let mut counts = base.clone();
                     counts["choices"] = json!([]);
-                    counts["usage"] = usage(&total);
+                    counts["usage"] = usage(&answer::total(&all, asked.n));
                     frames.push(Frame::data(counts));
                 }
                 frames.push(Frame::data("[DONE]"));
@@ -239,5 +302,5 @@ async fn stream_one(app: &Arc<App>, mut asked: Asked, seen: Option<u64>) -> Resu
         Piece::Failed(failure) => vec![Frame::data(ApiError::from(failure).openai()), Frame::data("[DONE]")],
     });
     let frames = stream::iter([echoed]).chain(frames);
-    Ok((headers, sse::respond(frames, Wire::Events, seen)).into_response())
+    (headers, sse::respond(frames, Wire::Events, seen)).into_response()
 }

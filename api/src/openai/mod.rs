@@ -14,12 +14,14 @@ use axum::http::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::{
+    App,
     error::ApiError,
     fields::{Fields, required},
     inference::{
         Format, GenerateRequest, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs, Usage, Verify,
+        ranges,
     },
-    names,
+    names, schema,
 };
 
 /// Most stop strings; OpenAI takes 4, other servers more.
@@ -37,25 +39,26 @@ pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
 /// A request with what all of OpenAI's routes share: `model`, sampling, `seed`, `stop`, mode and verification.
 pub(crate) fn common(
+    app: &App,
     fields: &Fields<'_>,
     headers: &HeaderMap,
     prefix: &str,
     prompt: Prompt,
 ) -> Result<GenerateRequest, ApiError> {
     let sampling = Sampling {
-        temperature: fields.number("temperature", 0.0, 2.0)?,
+        temperature: fields.ranged(&ranges::TEMPERATURE)?,
         top_k: fields.integer("top_k", -1, 1 << 20)?.map(|k| k.max(0) as usize),
-        top_p: fields.number("top_p", 0.0, 1.0)?,
-        min_p: fields.number("min_p", 0.0, 1.0)?,
-        typical_p: fields.number("typical_p", 0.0, 1.0)?,
-        repetition_penalty: fields.number("repetition_penalty", 0.01, 100.0)?,
-        presence_penalty: fields.number("presence_penalty", -2.0, 2.0)?,
-        frequency_penalty: fields.number("frequency_penalty", -2.0, 2.0)?,
+        top_p: fields.ranged(&ranges::TOP_P)?,
+        min_p: fields.ranged(&ranges::MIN_P)?,
+        typical_p: fields.ranged(&ranges::TYPICAL_P)?,
+        repetition_penalty: fields.ranged(&ranges::REPETITION_PENALTY)?,
+        presence_penalty: fields.ranged(&ranges::PRESENCE_PENALTY)?,
+        frequency_penalty: fields.ranged(&ranges::FREQUENCY_PENALTY)?,
         logit_bias: logit_bias(fields)?,
     };
     Ok(GenerateRequest {
         id: names::fresh(prefix),
-        model: fields.text("model")?.map(str::to_owned),
+        model: Some(app.know(fields.text("model")?)?.name),
         prompt,
         sampling,
         seed: fields.integer("seed", i64::MIN, i64::MAX)?.map(|seed| seed as u64),
@@ -68,6 +71,7 @@ pub(crate) fn common(
         agreed: agreed(headers)?,
         shadow: choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         show_special: false,
+        echo: false,
     })
 }
 
@@ -134,7 +138,10 @@ fn logit_bias(fields: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
         }
         let token =
             id.parse::<u32>().map_err(|_| fields.refuse("logit_bias", "must have token ids as keys"))?;
-        pairs.push((token, required(&bias, id, bias.number(id, -100.0, 100.0)?)?));
+        pairs.push((
+            token,
+            required(&bias, id, bias.number(id, ranges::LOGIT_BIAS.low, ranges::LOGIT_BIAS.high)?)?,
+        ));
     }
     Ok(pairs)
 }
@@ -149,7 +156,7 @@ pub(crate) fn format(fields: &Fields<'_>, field: &str) -> Result<Format, ApiErro
         "json_schema" => {
             let inner = format.object("json_schema")?.unwrap_or(format);
             let schema = inner.object("schema")?.and_then(|_| inner.any("schema"));
-            Ok(Format::JsonSchema(required(&inner, "schema", schema)?.clone()))
+            Ok(Format::JsonSchema(schema::close(required(&inner, "schema", schema)?)))
         }
         "grammar" => Ok(Format::Grammar(required(&format, "grammar", format.text("grammar")?)?.to_owned())),
         "regex" => Ok(Format::Regex(required(&format, "regex", format.text("regex")?)?.to_owned())),

@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 
 use crate::{App, error::ApiError, inference::ModelInfo};
 
-fn model(info: &ModelInfo) -> Value {
+/// A model under one of its names.
+fn model(name: &str, info: &ModelInfo) -> Value {
     json!({
-        "id": info.name,
+        "id": name,
         "object": "model",
         "created": info.created_s,
         "owned_by": "shoal",
@@ -21,7 +22,7 @@ fn model(info: &ModelInfo) -> Value {
 }
 
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Value = app.inference.models().iter().map(model).collect();
+    let models: Value = app.listed().iter().map(|(name, info)| model(name, info)).collect();
     Json(json!({"object": "list", "data": models}))
 }
 
@@ -29,5 +30,5 @@ pub(crate) async fn get(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    Ok(Json(model(&app.know(Some(&name))?)))
+    Ok(Json(model(&name, &app.know(Some(&name))?)))
 }

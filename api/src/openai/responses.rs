@@ -15,14 +15,16 @@ use serde_json::{Value, json};
 use super::{MAX_TOKENS, MAX_TOP_LOGPROBS, common, format, logprobs, messages};
 use crate::{
     App,
-    answer::{self, Answer, Ended, Piece, Whole},
+    answer::{self, Answer, Ended, Ending, Piece, Whole},
     body::JsonBody,
+    calls::ToolCall,
     error::ApiError,
     fields::{Fields, required},
     inference::{Format, GenerateRequest, Plan, Prompt, Report, Usage},
     names,
     sse::{self, Frame, Wire},
-    tools::{Offer, ToolCall},
+    tools::Offer,
+    unread::{self, Route},
 };
 
 struct Asked {
@@ -48,17 +50,18 @@ pub(crate) async fn post(
         return Ok(stream_items(answer, asked.echo, seen));
     }
     let (id, created) = (answer.id.clone(), answer.created_s);
-    let (plans, mut wholes) = answer.collect().await?;
+    let (plan, mut wholes) = answer.collect().await?;
     let whole = wholes.pop().unwrap_or_default();
     let items = Items::of(&whole);
-    let base = Base { id: id.clone(), created, plan: plans[0].clone(), echo: asked.echo };
+    let base = Base { id: id.clone(), created, plan: plan.clone(), echo: asked.echo };
     let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
     let body = base.response(status, items.0, Some((&whole.usage, &whole.report)));
-    Ok((answer::headers(&id, &plans[0], Some(&whole.report)), Json(body)).into_response())
+    Ok((answer::headers(&id, &plan, Some(&whole.report)), Json(body)).into_response())
 }
 
 fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError> {
     let fields = Fields::new(body)?;
+    unread::check(&fields, Route::Responses)?;
     for field in ["previous_response_id", "conversation", "prompt"] {
         if fields.any(field).is_some() {
             return Err(
@@ -70,13 +73,13 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
         return Err(fields.refuse("background", "is not supported: nothing is stored here"));
     }
     let offer = Offer::openai(&fields)?;
-    let prompt = Prompt::Messages {
-        messages: input(&fields)?,
-        tools: offer.tools.clone(),
-        extra: serde_json::Map::new(),
-    };
-    let mut request = common(&fields, headers, "resp_", prompt)?;
-    app.know(request.model.as_deref())?;
+    let mut extra = serde_json::Map::new();
+    let reasoning = fields.object("reasoning")?;
+    if let Some(effort) = reasoning.map(|reasoning| reasoning.text("effort")).transpose()?.flatten() {
+        extra.insert("reasoning_effort".into(), effort.into());
+    }
+    let prompt = Prompt::Messages { messages: input(&fields)?, tools: offer.tools.clone(), extra };
+    let mut request = common(app, &fields, headers, "resp_", prompt)?;
     request.max_tokens = fields.count("max_output_tokens", 1, MAX_TOKENS)?;
     let include = fields.list("include", 16)?.unwrap_or_default();
     let wants = include.iter().any(|word| word == "message.output_text.logprobs");
@@ -178,7 +181,11 @@ impl Items {
             let logprobs: Vec<Value> = whole.logprobs.iter().map(logprobs).collect();
             items.push(message_item(&names::fresh("msg_"), &whole.text, &logprobs, status));
         }
-        items.extend(whole.calls.iter().map(|call| call_item(&names::fresh("fc_"), call, "completed")));
+        let last = whole.calls.len().saturating_sub(1);
+        items.extend(whole.calls.iter().enumerate().map(|(at, call)| {
+            let status = if at == last { status } else { "completed" };
+            call_item(&names::fresh("fc_"), call, status)
+        }));
         Self(items)
     }
 }
@@ -226,10 +233,10 @@ impl Base {
 }
 
 fn stream_items(answer: Answer, echo: Value, seen: Option<u64>) -> Response {
-    let Answer { id, created_s, plans, pieces } = answer;
-    let headers = answer::headers(&id, &plans[0], None);
-    let base = Base { id, created: created_s, plan: plans[0].clone(), echo };
-    let mut writer = Writer { base, sequence: 0, tokens: 0, output: Vec::new(), open: None };
+    let Answer { id, created_s, plan, pieces, .. } = answer;
+    let headers = answer::headers(&id, &plan, None);
+    let base = Base { id, created: created_s, plan, echo };
+    let mut writer = Writer { base, sequence: 0, tokens: 0, output: Vec::new(), open: None, call: None };
     let first = writer.first();
     let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
     (headers, sse::respond(frames, Wire::Events, seen)).into_response()
@@ -244,6 +251,8 @@ struct Writer {
     output: Vec<Value>,
     /// The message being written: id, text, log-probabilities.
     open: Option<(String, String, Vec<Value>)>,
+    /// The call being written, and the id of its item.
+    call: Option<(String, ToolCall)>,
 }
 
 impl Writer {
@@ -264,12 +273,13 @@ impl Writer {
 
     fn write(&mut self, piece: Piece) -> Vec<Frame> {
         match piece {
-            Piece::Token { text, logprobs: at } => {
-                self.tokens += 1;
+            Piece::Token { text, logprobs: at, counted } => {
+                self.tokens += u64::from(counted);
                 if text.is_empty() && at.is_none() {
                     return Vec::new();
                 }
-                let mut frames = self.open_message();
+                let mut frames = self.close_call("completed");
+                frames.extend(self.open_message());
                 let at: Vec<Value> = at.iter().map(logprobs).collect();
                 let index = self.output.len();
                 let Some((id, all, logprobs)) = &mut self.open else { return frames };
@@ -282,32 +292,43 @@ impl Writer {
                 frames.push(self.frame("response.output_text.delta", data).id(tokens));
                 frames
             }
-            Piece::Call(call) => {
-                let mut frames = self.close_message("completed");
-                let (id, index) = (names::fresh("fc_"), self.output.len());
-                let empty = ToolCall { arguments: String::new(), ..call.clone() };
-                let item = call_item(&id, &empty, "in_progress");
+            Piece::Call { id, name } => {
+                let mut frames = self.close_call("completed");
+                frames.extend(self.close_message("completed"));
+                let (item_id, index) = (names::fresh("fc_"), self.output.len());
+                let call = ToolCall { id, name, arguments: String::new() };
+                let item = call_item(&item_id, &call, "in_progress");
+                self.call = Some((item_id, call));
                 frames.push(
                     self.frame("response.output_item.added", json!({"output_index": index, "item": item})),
                 );
-                let arguments = json!({"item_id": id, "output_index": index, "delta": call.arguments});
-                frames.push(self.frame("response.function_call_arguments.delta", arguments));
-                let arguments = json!({"item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments});
-                frames.push(self.frame("response.function_call_arguments.done", arguments));
-                let item = call_item(&id, &call, "completed");
-                self.output.push(item.clone());
-                frames.push(
-                    self.frame("response.output_item.done", json!({"output_index": index, "item": item})),
-                );
                 frames
             }
-            Piece::Failover { .. } => Vec::new(),
-            Piece::Done(done, ended) => {
+            Piece::Arguments(more) => {
+                let index = self.output.len();
+                let Some((id, call)) = &mut self.call else { return Vec::new() };
+                call.arguments.push_str(&more);
+                let data = json!({"item_id": id, "output_index": index, "delta": more});
+                let tokens = self.tokens;
+                vec![self.frame("response.function_call_arguments.delta", data).id(tokens)]
+            }
+            Piece::CallEnd => {
+                // One that was cut is closed by the end, which says so.
+                let whole = |call: &ToolCall| serde_json::from_str::<Value>(&call.arguments).is_ok();
+                let complete = self.call.as_ref().is_some_and(|(_, call)| whole(call));
+                if complete { self.close_call("completed") } else { Vec::new() }
+            }
+            Piece::Prompt(_) | Piece::Failover { .. } => Vec::new(),
+            Piece::Done(ending) => {
+                let Ending { done, ended, .. } = *ending;
                 let (status, event) = match ended {
                     Ended::Length => ("incomplete", "response.incomplete"),
                     Ended::Stop | Ended::Calls => ("completed", "response.completed"),
                 };
-                let mut frames = if self.output.is_empty() { self.open_message() } else { Vec::new() };
+                let mut frames = self.close_call(status);
+                if self.output.is_empty() {
+                    frames.extend(self.open_message());
+                }
                 frames.extend(self.close_message(status));
                 let output = self.output.clone();
                 let response = self.base.response(status, output, Some((&done.usage, &done.report)));
@@ -336,6 +357,20 @@ impl Writer {
                 "response.content_part.added",
                 json!({"item_id": id, "output_index": index, "content_index": 0, "part": part("", &[])}),
             ),
+        ]
+    }
+
+    fn close_call(&mut self, status: &str) -> Vec<Frame> {
+        let Some((id, call)) = self.call.take() else { return Vec::new() };
+        let index = self.output.len();
+        let item = call_item(&id, &call, status);
+        self.output.push(item.clone());
+        let done = json!({
+            "item_id": id, "output_index": index, "name": call.name, "arguments": call.arguments,
+        });
+        vec![
+            self.frame("response.function_call_arguments.done", done),
+            self.frame("response.output_item.done", json!({"output_index": index, "item": item})),
         ]
     }
 

@@ -16,9 +16,12 @@ const JSON: &[(&str, &str)] = &[
     ("/v1/models", "Models"),
     ("/v1/models/{model}", "Model"),
     ("/v1/messages", "MessagesAnswer"),
+    ("/v1/messages/count_tokens", "TokenCount"),
     ("/api/generate", "OllamaGenerateAnswer"),
     ("/api/chat", "OllamaChatAnswer"),
     ("/api/embed", "OllamaEmbedAnswer"),
+    ("/api/embeddings", "OllamaEmbeddingsAnswer"),
+    ("/api/pull", "OllamaPulled"),
     ("/api/tags", "OllamaTags"),
     ("/api/ps", "OllamaTags"),
     ("/api/show", "OllamaShowAnswer"),
@@ -34,7 +37,7 @@ const JSON: &[(&str, &str)] = &[
 const EVENTS: &[&str] =
     &["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/swarm/events"];
 /// Routes that stream lines of JSON unless asked not to.
-const LINES: &[&str] = &["/api/generate", "/api/chat"];
+const LINES: &[&str] = &["/api/generate", "/api/chat", "/api/pull"];
 
 /// The content types of a route's answer with their schemas.
 pub(super) fn content(path: &str) -> Value {
@@ -59,7 +62,7 @@ pub(super) fn content(path: &str) -> Value {
 
 /// Whether a route answers prompts.
 pub(super) fn is_of_a_prompt(path: &str) -> bool {
-    LINES.contains(&path) || EVENTS.contains(&path) && path != "/swarm/events"
+    (LINES.contains(&path) || EVENTS.contains(&path)) && !["/swarm/events", "/api/pull"].contains(&path)
 }
 
 fn count() -> Value {
@@ -189,10 +192,13 @@ fn others() -> Vec<(&'static str, Value)> {
             "OllamaEmbedAnswer",
             whole(&[
                 ("model", text()),
-                ("embeddings", list(numbers, 1, 256)),
+                ("embeddings", list(numbers.clone(), 1, 256)),
                 ("prompt_eval_count", count()),
             ]),
         ),
+        ("OllamaEmbeddingsAnswer", whole(&[("embedding", numbers)])),
+        ("OllamaPulled", whole(&[("status", words(&["success"]))])),
+        ("TokenCount", whole(&[("input_tokens", count())])),
         ("OllamaTags", whole(&[("models", json!({"type": "array", "items": any_object()}))])),
         (
             "OllamaShowAnswer",

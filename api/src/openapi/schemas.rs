@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::reference;
+use crate::inference::ranges::{self, Range};
 
 /// An object with members given as `(name, schema)`, the first `required` of which must be there. The others may be null,
 /// which counts as absent.
@@ -34,8 +35,8 @@ fn nullable(schema: &Value) -> Value {
     }
 }
 
-fn number(low: f64, high: f64) -> Value {
-    json!({"type": "number", "minimum": low, "maximum": high})
+fn number(range: &Range) -> Value {
+    json!({"type": "number", "minimum": range.low, "maximum": range.high})
 }
 
 pub(super) fn integer(low: i64, high: i64) -> Value {
@@ -94,18 +95,18 @@ fn who() -> [(&'static str, Value); 3] {
 fn sampling() -> Vec<(&'static str, Value)> {
     let bias = json!({
         "type": "object", "propertyNames": {"type": "string", "pattern": "^[0-9]{1,9}$"}, "maxProperties": 1024,
-        "additionalProperties": number(-100.0, 100.0),
+        "additionalProperties": number(&ranges::LOGIT_BIAS),
     });
     let mut members = vec![
         ("model", model()),
-        ("temperature", number(0.0, 2.0)),
-        ("top_p", number(0.0, 1.0)),
+        ("temperature", number(&ranges::TEMPERATURE)),
+        ("top_p", number(&ranges::TOP_P)),
         ("top_k", integer(-1, 1 << 20)),
-        ("min_p", number(0.0, 1.0)),
-        ("typical_p", number(0.0, 1.0)),
-        ("repetition_penalty", number(0.01, 100.0)),
-        ("presence_penalty", number(-2.0, 2.0)),
-        ("frequency_penalty", number(-2.0, 2.0)),
+        ("min_p", number(&ranges::MIN_P)),
+        ("typical_p", number(&ranges::TYPICAL_P)),
+        ("repetition_penalty", number(&ranges::REPETITION_PENALTY)),
+        ("presence_penalty", number(&ranges::PRESENCE_PENALTY)),
+        ("frequency_penalty", number(&ranges::FREQUENCY_PENALTY)),
         ("logit_bias", bias),
         ("seed", seed()),
         ("stop", stops()),
@@ -137,9 +138,9 @@ fn openai() -> Vec<(&'static str, Value)> {
     let messages = list(reference("Message"), 1, 4096);
     let prompt = any_of(&[
         text(),
-        list(text(), 1, 16),
+        list(text(), 1, 64),
         ids(),
-        json!({"type": "array", "items": ids(), "minItems": 1, "maxItems": 16}),
+        json!({"type": "array", "items": ids(), "minItems": 1, "maxItems": 64}),
     ]);
     let counts = [("stream_options", object(0, &[("include_usage", flag())])), ("n", integer(1, 4))];
     let mut chat = vec![
@@ -150,6 +151,8 @@ fn openai() -> Vec<(&'static str, Value)> {
         ("response_format", reference("Format")),
         ("tools", tools),
         ("tool_choice", choice.clone()),
+        ("parallel_tool_calls", flag()),
+        ("reasoning_effort", text()),
     ];
     chat.extend(counts.clone());
     let mut completion = vec![
@@ -293,9 +296,9 @@ fn anthropic() -> Vec<(&'static str, Value)> {
         ("max_tokens", integer(1, TOKENS)),
         ("model", model()),
         ("system", any_of(&[text(), list(text_block, 0, 1024)])),
-        ("temperature", number(0.0, 2.0)),
+        ("temperature", number(&ranges::TEMPERATURE)),
         ("top_k", integer(0, 1 << 20)),
-        ("top_p", number(0.0, 1.0)),
+        ("top_p", number(&ranges::TOP_P)),
         ("stop_sequences", stops()),
         ("seed", seed()),
         ("stream", flag()),
@@ -303,21 +306,23 @@ fn anthropic() -> Vec<(&'static str, Value)> {
         ("tool_choice", choice),
     ];
     members.extend(who());
-    vec![("Messages", object(2, &members))]
+    let mut counted = members.clone();
+    counted.remove(1);
+    vec![("Messages", object(2, &members)), ("CountTokens", object(1, &counted))]
 }
 
 fn ollama() -> Vec<(&'static str, Value)> {
     let options = object(
         0,
         &[
-            ("temperature", number(0.0, 2.0)),
+            ("temperature", number(&ranges::TEMPERATURE)),
             ("top_k", integer(-1, 1 << 20)),
-            ("top_p", number(0.0, 1.0)),
-            ("min_p", number(0.0, 1.0)),
-            ("typical_p", number(0.0, 1.0)),
-            ("repeat_penalty", number(0.01, 100.0)),
-            ("presence_penalty", number(-2.0, 2.0)),
-            ("frequency_penalty", number(-2.0, 2.0)),
+            ("top_p", number(&ranges::TOP_P)),
+            ("min_p", number(&ranges::MIN_P)),
+            ("typical_p", number(&ranges::TYPICAL_P)),
+            ("repeat_penalty", number(&ranges::REPETITION_PENALTY)),
+            ("presence_penalty", number(&ranges::PRESENCE_PENALTY)),
+            ("frequency_penalty", number(&ranges::FREQUENCY_PENALTY)),
             ("num_predict", integer(-2, TOKENS)),
             ("seed", seed()),
             ("stop", stops()),
@@ -343,6 +348,11 @@ fn ollama() -> Vec<(&'static str, Value)> {
         ("OllamaChat", of(2, &chat)),
         ("OllamaEmbed", object(2, &embed)),
         ("OllamaShow", object(1, &[("model", text())])),
+        (
+            "OllamaEmbeddings",
+            object(2, &[("model", text()), ("prompt", json!({"type": "string", "minLength": 1}))]),
+        ),
+        ("OllamaPull", object(1, &[("model", text()), ("stream", flag())])),
     ]
 }
 

@@ -14,7 +14,7 @@ use api::{
     Inference,
     inference::{
         Done, EmbedRequest, Embeddings, Event, Failure, Finish, Format, GenerateRequest, Generation, Metric,
-        Mode, ModelInfo, Plan, Prompt, Report, TokenLogprob, TokenLogprobs, Usage, Verify,
+        Mode, ModelInfo, Plan, Prompt, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage, Verify,
     },
     swarm::{
         Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Pipeline, Reachability, Stage,
@@ -321,6 +321,24 @@ impl Inference for Fake {
             ..Pipeline::default()
         };
         let mut events = Vec::new();
+        if request.echo {
+            let spelled = match &request.prompt {
+                Prompt::Text(text) => words(text),
+                Prompt::Tokens(ids) => ids.iter().map(|id| format!(" {id}")).collect(),
+                Prompt::Messages { .. } => Vec::new(),
+            };
+            // In pieces, as a long prompt is computed.
+            let tokens: Vec<PromptToken> = spelled
+                .iter()
+                .enumerate()
+                .map(|(i, word)| PromptToken {
+                    id: i as u32,
+                    bytes: word.as_bytes().to_vec(),
+                    logprobs: request.logprobs.filter(|_| i > 0).map(|top| logprobs(word, top)),
+                })
+                .collect();
+            events.extend(tokens.chunks(2).map(|piece| Event::Prompt(piece.to_vec())));
+        }
         for (i, word) in all.iter().enumerate() {
             let logprobs = request.logprobs.map(|top| logprobs(word, top));
             events.push(Event::Token { id: i as u32, text: word.clone(), logprobs });
@@ -376,6 +394,12 @@ impl Inference for Fake {
             }
         });
         futures::future::ready(Ok(Generation { plan, events: events.boxed() })).boxed()
+    }
+
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        *self.last.lock().unwrap() = Some(request);
+        let refused = self.failure.lock().unwrap().clone();
+        futures::future::ready(refused.map_or(Ok(7), Err)).boxed()
     }
 
     fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use api::Alias;
 use clap::Args;
 
 /// Where the API listens when nothing else is said.
@@ -23,6 +24,12 @@ pub struct ApiArgs {
     /// Another name under which the API is addressed, for a proxy before it (repeatable)
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
+    /// Page of another origin that may ask, with the token, e.g. https://app.example (repeatable)
+    #[arg(long, value_name = "ORIGIN", value_parser = origin, conflicts_with = "no_token")]
+    pub allow_origin: Vec<String>,
+    /// Another name for a model, for clients that ask for a fixed one, e.g. gpt-4o=minnow (repeatable)
+    #[arg(long, value_name = "NAME=MODEL", value_parser = alias)]
+    pub alias: Vec<Alias>,
     /// Most answers under way; further requests are told to come back
     #[arg(long, default_value_t = 256, value_parser = answers)]
     pub answers: usize,
@@ -46,4 +53,70 @@ pub struct NodeApiArgs {
 fn answers(text: &str) -> Result<usize, String> {
     let n = text.parse().ok().filter(|n| (1..=65_536).contains(n));
     n.ok_or_else(|| "must be a number from 1 to 65536".into())
+}
+
+/// Longest name that a client may ask for.
+const MAX_NAME: usize = 96;
+
+/// What a browser sends as `Origin`: a scheme and a host, perhaps a port, and no path.
+fn origin(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let plain = |host: &&str| {
+        !host.is_empty()
+            && host
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']'))
+    };
+    match host.filter(plain) {
+        Some(_) => Ok(text.to_ascii_lowercase()),
+        None => {
+            Err("must be an origin without a path, such as https://app.example or http://localhost:3000"
+                .into())
+        }
+    }
+}
+
+fn alias(text: &str) -> Result<Alias, String> {
+    let letter = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-' | b':' | b'/' | b'@');
+    let good = |name: &str| !name.is_empty() && name.len() <= MAX_NAME && name.bytes().all(letter);
+    match text.split_once('=') {
+        Some((name, model)) if good(name) && good(model) => {
+            Ok(Alias { name: name.to_owned(), model: model.to_owned() })
+        }
+        _ => Err("must be NAME=MODEL, such as gpt-4o=minnow; GET /v1/models lists the models".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_exact() {
+        for good in ["https://app.example", "http://localhost:3000", "http://[::1]:8080"] {
+            assert_eq!(origin(good).as_deref(), Ok(good));
+        }
+        assert_eq!(origin("https://App.Example").as_deref(), Ok("https://app.example"));
+        for bad in [
+            "*",
+            "null",
+            "app.example",
+            "https://",
+            "https://a.example/",
+            "https://*.example",
+            "file:///x",
+            "https://a b",
+        ] {
+            assert!(origin(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_alias_is_two_names() {
+        let both = Alias { name: "openai/gpt-4o".into(), model: "minnow".into() };
+        assert_eq!(alias("openai/gpt-4o=minnow"), Ok(both));
+        for bad in ["gpt-4o", "=minnow", "gpt-4o=", "a b=c", "a=b=c"] {
+            assert!(alias(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! `shoal bench`: what this machine does with a model, or would do with one it does not have yet.
 
 use std::{
-    fs,
+    fs::File,
+    io::Read,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,20 +21,34 @@ use crate::{
     Error, Result,
     cli::BenchArgs,
     library,
-    model::{self, CHUNK_ROWS},
+    model::{self, CHUNK_ROWS, Prepared},
     output::{self, Waiting, say},
 };
 
 pub(super) fn run(args: BenchArgs) -> Result<()> {
     if let (Some(path), Some(shape)) = (&args.save, &args.shape) {
         let (shape, format) = shape_and_format(shape, &args.format)?;
-        return Ok(shape.write(path, format, 1)?);
+        let minnow = library::open(library::DEFAULT_MODEL)?;
+        // With a tokenizer the file answers prompts too; shapes of fewer ids than minnow has tokens cannot.
+        return Ok(match minnow.metadata().strings("tokenizer.ggml.tokens") {
+            Some(tokens) if tokens.len() <= shape.vocab => {
+                shape.write_speaking(path, format, 1, minnow.metadata())?;
+            }
+            _ => shape.write(path, format, 1)?,
+        });
     }
     let (prompt, decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
-    let device = model::device(&args.engine)?;
+    // What is measured at the end is told by a file that cannot be opened then.
+    let status = File::open("/proc/self/status").ok();
+    // Random weights are this program's own.
+    let prepared = args.shape.is_none().then(|| Prepared::confined(&args.engine)).transpose()?;
+    let device = match &prepared {
+        Some(prepared) => prepared.device(&args.engine)?,
+        None => model::device(&args.engine)?,
+    };
     let waiting = Waiting::start("preparing the model");
     let started = Instant::now();
-    let (name, gguf) = subject(&args)?;
+    let (name, gguf) = subject(&args, prepared.as_ref())?;
     let build_ms = ms(started.elapsed());
     let ctx = args.engine.ctx.unwrap_or(prompt + decode);
     if ctx < prompt + decode {
@@ -57,7 +72,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     }
     bar.finish_and_clear();
     // Before the probe, whose own memory would count.
-    let peak_rss_mb = peak_rss_bytes().map(|bytes| bytes as f64 / 1e6);
+    let peak_rss_mb = peak_rss_bytes(status).map(|bytes| bytes as f64 / 1e6);
     let read_gb_s = device.cpu().map(|cpu| probe::read_bandwidth(cpu)).transpose()?.map(|read| read / 1e9);
     let mut report = report(&runs, &*executor, prompt + decode / 2, read_gb_s);
     report["model"] = json!(name);
@@ -75,9 +90,10 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     if args.json { output::json_line(&report) } else { print(&report) }
 }
 
-fn subject(args: &BenchArgs) -> Result<(String, Arc<Gguf>)> {
+fn subject(args: &BenchArgs, prepared: Option<&Prepared>) -> Result<(String, Arc<Gguf>)> {
     let Some(shape) = &args.shape else {
-        return Ok((args.engine.model.clone(), Arc::new(library::open(&args.engine.model)?)));
+        let gguf = prepared.map_or_else(|| library::open(&args.engine.model), Prepared::gguf)?;
+        return Ok((args.engine.model.clone(), Arc::new(gguf)));
     };
     let (wanted, format) = shape_and_format(shape, &args.format)?;
     // A file, though it is not kept: weights are then in memory once, as with a real model.
@@ -227,9 +243,10 @@ fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
 }
 
 /// The largest resident size so far, where the system says (Linux).
-fn peak_rss_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+fn peak_rss_bytes(status: Option<File>) -> Option<u64> {
+    let mut told = String::new();
+    status?.read_to_string(&mut told).ok()?;
+    let line = told.lines().find(|line| line.starts_with("VmHWM:"))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 

@@ -29,9 +29,10 @@ const HELP: &str = "\
 /quit           leave (also Ctrl-D)";
 
 pub(super) fn run(args: ChatArgs) -> Result<()> {
-    let model = Model::load(&args.engine)?;
-    output::catch_interrupt()?;
+    // The editor of lines opens what it needs of the terminal.
     let mut lines = Lines::new()?;
+    let model = Model::load_confined(&args.engine)?;
+    output::catch_interrupt()?;
     if lines.interactive() {
         eprintln!("{} is ready, {} tokens of context. /help lists the commands.", model.name, model.ctx);
     }

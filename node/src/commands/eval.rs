@@ -1,7 +1,7 @@
 //! `shoal eval`: logits after a list of tokens, whole or cut into shards; or how well a text is predicted, and what the
 //! rounding of a `q8` session changes about it.
 
-use std::{sync::Arc, time::Instant};
+use std::{fs::File, sync::Arc, time::Instant};
 
 use scheduler::LayerRange;
 use serde_json::json;
@@ -16,8 +16,7 @@ use super::{file_text, stdin_text, tokenize::parse_ids};
 use crate::{
     Error, Result,
     cli::EvalArgs,
-    library,
-    model::{self, Model},
+    model::{self, Model, Prepared},
     output::{self, say},
     score::Scorer,
 };
@@ -31,7 +30,7 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
 
 /// Perplexity, and with rounding the divergence from the exact model.
 fn text(args: &EvalArgs, text: String) -> Result<()> {
-    let model = Model::load(&args.engine)?;
+    let model = Model::load_confined(&args.engine)?;
     let layers = model.executor.range().end();
     let rounding = model::rounding(&args.wire, layers, model.executor.blueprint().hidden)?;
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
@@ -74,7 +73,10 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
 
 fn logits(args: EvalArgs) -> Result<()> {
     let tokens = parse_ids(&tokens_text(args.tokens.as_deref().unwrap_or_default())?)?;
-    let gguf = Arc::new(library::open(&args.engine.model)?);
+    let written = args.logits.as_ref().map(|path| File::create(path).map_err(|e| shard::Error::io(path, e)));
+    let written = written.transpose()?;
+    let prepared = Prepared::confined(&args.engine)?;
+    let gguf = Arc::new(prepared.gguf()?);
     // The context is what the request needs, unless said otherwise: some models rotate positions differently in long contexts.
     let needed = tokens.len() + args.greedy;
     let ctx = model::context(&gguf, Some(args.engine.ctx.unwrap_or(needed.max(1))))?;
@@ -90,7 +92,7 @@ fn logits(args: EvalArgs) -> Result<()> {
             args.greedy
         )));
     }
-    let device = model::device(&args.engine)?;
+    let device = prepared.device(&args.engine)?;
     let started = Instant::now();
     let blueprint = Blueprint::from_gguf(&gguf)?;
     let rounding = model::rounding(&args.wire, blueprint.layers.len() as u32, blueprint.hidden)?;
@@ -105,8 +107,8 @@ fn logits(args: EvalArgs) -> Result<()> {
     let started = Instant::now();
     let mut logits = chain.forward(&tokens)?.to_vec();
     let prefill_ms = started.elapsed().as_secs_f64() * 1e3;
-    if let Some(path) = &args.logits {
-        crate::npy::write(path, &logits).map_err(|e| shard::Error::io(path, e))?;
+    if let Some(file) = written {
+        crate::npy::write(file, &logits)?;
     }
     let best = argmax(&logits);
     let top = logits[best as usize];

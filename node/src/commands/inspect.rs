@@ -118,7 +118,7 @@ impl<'a> Report<'a> {
 }
 
 pub(super) fn run(model: &str, tensors: bool, metadata: bool, json: bool) -> Result<()> {
-    let gguf = library::open(model)?;
+    let gguf = library::open_confined(model)?;
     let report = Report::new(&gguf);
     if json {
         let mut value = report.json();

@@ -64,7 +64,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Config(command) => config::run(command, cli.global.config),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),
-        Command::Worker => worker::run(),
+        Command::Worker(args) => worker::run(&args),
     }
 }
 

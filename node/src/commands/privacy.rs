@@ -14,7 +14,7 @@ use crate::{
 
 pub(super) fn audit(args: AuditArgs) -> Result<()> {
     let text = args.text.as_deref().map(file_text).transpose()?;
-    let model = Model::load(&args.engine)?;
+    let model = Model::load_confined(&args.engine)?;
     let text = text.as_deref().unwrap_or(privacy::TEXT);
     let known = model.tokenizer.encode("", Encode { bos: true, special: false })?;
     let known = known.get(..1).filter(|first| first.first().copied() == model.tokenizer.bos()).unwrap_or(&[]);

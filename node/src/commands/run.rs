@@ -38,7 +38,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         return through_the_swarm(&args, &prompt, &home?);
     }
     let started = Instant::now();
-    let model = Model::load(&args.engine)?;
+    let model = Model::load_confined(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     let blueprint = model.executor.blueprint();
     let rounding = model::rounding(&args.wire, model.executor.range().end(), blueprint.hidden)?;

@@ -21,9 +21,10 @@ use crate::{
         swarm::Via,
     },
     control,
-    inference::local::Alone,
+    inference::local::confined::Confined,
     inference::swarm::{Door, Preferences, Swarmed},
     output::{self, say},
+    private_folder,
 };
 
 /// Bytes of a token: 256 bits cannot be guessed.
@@ -35,6 +36,7 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     output::catch_interrupt()?;
     let home = args.home.path()?;
+    private_folder::prepare(&home)?;
     runtime.block_on(async {
         let front = Front::open(args.listen, &args.api, &home).await?;
         let runs = tokio::net::UnixStream::connect(control::socket(&home)).await.is_ok();
@@ -52,7 +54,7 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
             let swarmed = Swarmed::start(Door::Socket(home.clone()), preferences(&args.trust, &home));
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
-            let alone = Alone::start(args.engine.clone(), args.kv_mib << 20)?;
+            let alone = Confined::start(&args.engine, args.kv_mib << 20)?;
             front.serve(alone.clone(), move || alone.loaded(), false, args.json, stopped()).await
         }
     })
@@ -97,7 +99,13 @@ impl Front {
         let listener = tokio::net::TcpListener::bind(address).await.map_err(|error| {
             Error::usage(format!("the API cannot listen on {address}: {error}; choose another address"))
         })?;
-        let config = api::Config { token, hosts: args.allow_host.clone(), answers: args.answers };
+        let config = api::Config {
+            token,
+            hosts: args.allow_host.clone(),
+            origins: args.allow_origin.clone(),
+            aliases: args.alias.clone(),
+            answers: args.answers,
+        };
         Ok(Self { listener, config, file })
     }
 

@@ -9,7 +9,7 @@ use shard::tokenizer::{
 };
 
 use super::file_text;
-use crate::{Error, Result, cli::TemplateArgs, inference::local::prompt, library, output};
+use crate::{Error, Result, cli::TemplateArgs, confine, inference::local::prompt, library, output};
 
 pub(super) fn run(args: TemplateArgs) -> Result<()> {
     let input: Value = serde_json::from_str(&file_text(&args.input)?)?;
@@ -25,14 +25,16 @@ pub(super) fn run(args: TemplateArgs) -> Result<()> {
 }
 
 fn template_file(file: &Path) -> Result<Template> {
-    Template::new(&file_text(file)?).map_err(|error| match error {
+    let text = file_text(file)?;
+    confine::command("cpu");
+    Template::new(&text).map_err(|error| match error {
         shard::Error::Malformed { why, .. } => Error::usage(format!("{}: {why}", file.display())),
         other => other.into(),
     })
 }
 
 fn from_model(model: &str) -> Result<(Template, Option<String>, Option<String>)> {
-    let gguf = library::open(model)?;
+    let gguf = library::open_confined(model)?;
     let template = Template::from_gguf(gguf.metadata(), None)?.ok_or_else(|| {
         Error::usage(format!("{model} has no chat template; give one with --template FILE"))
     })?;

@@ -7,7 +7,7 @@ use super::stdin_text;
 use crate::{Error, Result, cli::TokenizeArgs, library, output};
 
 pub(super) fn run(args: TokenizeArgs) -> Result<()> {
-    let gguf = library::open(&args.model)?;
+    let gguf = library::open_confined(&args.model)?;
     let tokenizer = Tokenizer::from_gguf(gguf.metadata())?;
     let input = match &args.text {
         Some(text) => text.clone(),

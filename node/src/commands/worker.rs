@@ -1,9 +1,21 @@
-//! `shoal worker`: not for people; see [`crate::worker`].
+//! `shoal worker`: not for people; see [`crate::worker`] and [`crate::confine`].
+
+use crate::{Result, cli::WorkerArgs};
 
 #[cfg(unix)]
-pub(super) use crate::worker::process::run;
+pub(super) fn run(args: &WorkerArgs) -> Result<()> {
+    #[cfg(all(debug_assertions, target_os = "linux"))]
+    if args.probe {
+        return crate::confine::probe::run();
+    }
+    match (args.form, args.engine) {
+        (true, _) => crate::constrain::trial::run(),
+        (_, true) => crate::inference::local::engine::run(),
+        _ => crate::worker::process::run(),
+    }
+}
 
 #[cfg(not(unix))]
-pub(super) fn run() -> crate::Result<()> {
+pub(super) fn run(_: &WorkerArgs) -> Result<()> {
     Err(crate::Error::usage("workers need a Unix system"))
 }

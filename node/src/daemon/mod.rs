@@ -57,10 +57,14 @@ pub use self::{
 use crate::{
     Error, Result,
     control::{self, Call, Line, Question},
+    sessions::reader,
 };
 
 /// Looks at the clock this often: announces, expires.
 const TICK_MS: u64 = 250;
+/// A node of which nothing is known but its word is looked up this often, ms: a crowd of made-up ones costs a dial a
+/// second, and a newcomer is met within a minute in a swarm of dozens.
+const INTRODUCE_MS: u64 = 1_000;
 /// How long `leave` waits for what runs.
 const DRAIN_MS: u64 = 10_000;
 
@@ -162,7 +166,8 @@ impl Daemon {
             Event::Ask { from, ask, reply } => self.asked(from, ask, reply),
             Event::Incoming { from, plane: Plane::Data, stream } => {
                 let (reader, _writer) = stream.split();
-                tokio::spawn(self.serving.table.clone().read(from, reader));
+                let (table, governor) = (self.serving.table.clone(), self.node.network.governor().clone());
+                tokio::spawn(reader::read(table, governor, from, reader));
             }
             Event::Incoming { from, plane: Plane::Delegate, stream } => {
                 let (task, guest) = (self.prompt_task(), self.serving.guest());
@@ -181,11 +186,13 @@ impl Daemon {
             Event::Connected { node, path } => {
                 tracing::debug!(%node, %path, "connected");
                 self.view.connected(node, now);
+                self.serving.back(node);
                 self.announcing.gossip.reached(node, path);
                 self.announce(true).await;
             }
             Event::Disconnected { node } => {
                 self.announcing.gossip.gone(node);
+                self.serving.gone(node);
                 if self.view.disconnected(node, now) {
                     let _ = self.notices.try_send(Notice::Left(node));
                 }
@@ -339,6 +346,23 @@ impl Daemon {
         self.prompt_task().challenge(node, trust::challenge(chance));
     }
 
+    /// Looks one stranger up, so that routes may use it.
+    fn introduce(&self, now: Millis) {
+        let mut chance = [0; 8];
+        if now.0 % INTRODUCE_MS >= TICK_MS || getrandom::fill(&mut chance).is_err() {
+            return;
+        }
+        let stranger = self.view.swarm.introduce(self.node.me, u64::from_le_bytes(chance));
+        let contact = stranger.map(|node| self.view.contact(node));
+        let Some(contact) = contact.filter(|contact| !contact.addresses.is_empty()) else { return };
+        let (network, lessons) = (self.node.network.clone(), self.view.feedback.clone());
+        tokio::spawn(async move {
+            if network.connect(&contact).await.is_err() {
+                lessons.silent(contact.node);
+            }
+        });
+    }
+
     // --- what serving tells --------------------------------------------------------------------------------------
 
     async fn serving(&mut self, event: ServingEvent) {
@@ -379,6 +403,7 @@ impl Daemon {
         for node in self.view.expire(now) {
             let _ = self.notices.try_send(Notice::Left(node));
         }
+        self.serving.keep_for(self.trusting.contributors());
         self.serving.admit();
         if self.serving.place(&self.view) {
             self.announcing.gossip.tell();
@@ -386,6 +411,7 @@ impl Daemon {
         let (fetched, idle) = (self.serving.pulls.pace.taken_bytes(), self.serving.table.is_empty());
         self.announcing.watch_line(now, fetched, idle).await;
         self.challenge();
+        self.introduce(now);
         self.announce(false).await;
         let Some((since, _)) = &self.leaving else { return false };
         self.serving.table.serving(self.node.me) == 0 || since.elapsed() > Duration::from_millis(DRAIN_MS)

@@ -76,6 +76,7 @@ impl Viewing {
         // Feedback about failures to reach it is older than the connection.
         self.take_feedback(now);
         self.swarm.reachable(self.me, node);
+        self.swarm.meet(node);
         if !self.facts.contains_key(&node) {
             // A new process: what was learned is about one that is gone.
             self.feedback.forget(node);
@@ -100,6 +101,7 @@ impl Viewing {
 
     /// The distance to a node was measured.
     pub(super) fn measured(&mut self, node: NodeId, ms: f64) {
+        self.swarm.meet(node);
         self.swarm.set_link(self.me, node, ms);
     }
 
@@ -144,6 +146,7 @@ impl Viewing {
                     self.swarm.correct(node, model, held, now);
                 }
                 Feedback::Apart(one, other) => self.swarm.unreachable(one, other, now),
+                Feedback::Silent(node) => self.swarm.snub(now, node),
             }
         }
     }

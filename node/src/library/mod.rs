@@ -24,7 +24,7 @@ use shard::{
     gguf::{Gguf, byte_ranges},
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, confine};
 
 /// The name of the model inside the binary.
 pub const DEFAULT_MODEL: &str = "minnow";
@@ -84,11 +84,75 @@ pub fn home() -> Result<PathBuf> {
 /// # Errors
 /// [`Error::Usage`] for an unknown name, and for a model of which only some layers are here.
 pub fn open(model: &str) -> Result<Gguf> {
+    parse(locate(model)?.as_ref())
+}
+
+/// As [`open`], in a process that gives up everything but computing before it looks into the file.
+///
+/// # Errors
+/// As for [`open`].
+pub fn open_confined(model: &str) -> Result<Gguf> {
+    let located = locate(model)?;
+    confine::command("cpu");
+    parse(located.as_ref())
+}
+
+/// A model's file, open and not looked into.
+#[derive(Debug)]
+pub struct Located {
+    /// The file.
+    pub file: fs::File,
+    /// Its length.
+    pub bytes: u64,
+    /// Where it is, for messages.
+    pub path: PathBuf,
+}
+
+impl Located {
+    /// Opens `path`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when there is no such file; those of the system.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = fs::File::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Error::usage(format!(
+                "there is no file {}; give a path to a .gguf file or a name from `shoal model list`",
+                path.display()
+            )),
+            _ => shard::Error::io(path, error).into(),
+        })?;
+        let about = file.metadata().map_err(|error| shard::Error::io(path, error))?;
+        if !about.is_file() {
+            return Err(shard::Error::invalid(format!("{} is not a file", path.display())).into());
+        }
+        Ok(Self { file, bytes: about.len(), path: path.to_owned() })
+    }
+}
+
+/// Looks into a located model; `None` is the embedded one.
+///
+/// # Errors
+/// Those of the engine for a file that is not sound, which name it.
+pub fn parse(located: Option<&Located>) -> Result<Gguf> {
+    let Some(Located { file, bytes, path }) = located else { return Ok(Gguf::from_bytes(EMBEDDED)?) };
+    Gguf::of_file(file, *bytes, path).map_err(|error| match error {
+        shard::Error::Malformed { field, why } => {
+            shard::Error::malformed(format!("{}: {field}", path.display()), why).into()
+        }
+        other => other.into(),
+    })
+}
+
+/// Opens the file of a whole model by name, id or path, without looking into it; `None` is the embedded one.
+///
+/// # Errors
+/// [`Error::Usage`] for an unknown name, and for a model of which only some layers are here.
+pub fn locate(model: &str) -> Result<Option<Located>> {
     if model == DEFAULT_MODEL {
-        return Ok(Gguf::from_bytes(EMBEDDED)?);
+        return Ok(None);
     }
     if looks_like_a_path(model) {
-        return open_file(Path::new(model));
+        return Located::open(Path::new(model)).map(Some);
     }
     let home = home()?;
     let library = Library::load(&home)?;
@@ -104,7 +168,7 @@ pub fn open(model: &str) -> Result<Gguf> {
         Some(_) => {}
         None => entry.check_unchanged()?,
     }
-    open_file(&entry.path)
+    Located::open(&entry.path).map(Some)
 }
 
 /// Opens `entry` to run `layers` and `ends` of it.
@@ -151,16 +215,7 @@ pub fn id(model: &str) -> Result<ModelId> {
 
 /// Opens a file. Errors name it: the engine's say only what is wrong in it.
 pub fn open_file(path: &Path) -> Result<Gguf> {
-    Gguf::open(path).map_err(|error| match error {
-        shard::Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound => Error::usage(format!(
-            "there is no file {}; give a path to a .gguf file or a name from `shoal model list`",
-            path.display()
-        )),
-        shard::Error::Malformed { field, why } => {
-            shard::Error::malformed(format!("{}: {field}", path.display()), why).into()
-        }
-        other => other.into(),
-    })
+    parse(Some(&Located::open(path)?))
 }
 
 pub(crate) fn looks_like_a_path(model: &str) -> bool {

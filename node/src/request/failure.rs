@@ -34,8 +34,9 @@ impl RequestDriver {
     }
 
     pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
-        if let Order::Opened { node, answer: Ok(_), .. } = &order {
+        if let Order::Opened { node, epoch, layers, answer: Ok(_), .. } = &order {
             self.seats.insert(*node);
+            self.claim(*node, *epoch, *layers);
         }
         match order {
             Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
@@ -94,7 +95,9 @@ impl RequestDriver {
                 Vec::new()
             }
             Order::Audited { layers, round, found } => self.audited(layers, round, found),
-            Order::Lease { .. } | Order::Release { .. } | Order::Settle { .. } => Vec::new(),
+            Order::Lease { .. } | Order::Release { .. } | Order::End { .. } | Order::Settle { .. } => {
+                Vec::new()
+            }
         }
     }
 
@@ -114,7 +117,7 @@ impl RequestDriver {
         *under_way += 1;
         let patience = Duration::from_millis(DOUBT_MS + self.plan.rtt_p99_ms as u64);
         tokio::spawn(async move {
-            let answered = network.ping(&there, patience).await;
+            let answered = network.ping(&there, None, patience).await;
             if answered == Some(false) {
                 let _ = orders.send(Order::Detoured(node)).await;
             }

@@ -131,7 +131,8 @@ impl RequestDriver {
     /// A stage's frame came in.
     pub(super) fn arrival(&mut self, arrival: Arrival) -> Vec<Event> {
         let (from, header, payload) = match arrival {
-            Arrival::Frame { from, header, payload } => (from, header, payload),
+            // Counted until here: what is made of it belongs to the log.
+            Arrival::Frame { from, header, payload } => (from, header, payload.into_parts().0),
             // The connection's end is told apart from a stream's: the machine hears of it through `lost`.
             Arrival::Ended { .. } => return Vec::new(),
             Arrival::Began { from, epoch } => {

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use p2p::{
     HopError,
     codec::Wire,
-    wire::control::{Answer, Ask, Lease, Refusal, Role},
+    wire::{
+        control::{Answer, Ask, Lease, Refusal, Role},
+        frame::{Header, Kind},
+    },
 };
 use scheduler::{
-    NodeId, Segment,
+    LayerRange, NodeId, Segment,
     lease::{Load, Verdict},
     recover::Failure,
     session::Event,
@@ -54,7 +58,7 @@ impl RequestDriver {
             let last = segment.layers.end() == self.machine_layers();
             let history = self.tokens.clone();
             let open = OpenSession {
-                session: self.plan.session,
+                session: self.place(),
                 epoch,
                 layers: segment.layers,
                 positions,
@@ -104,6 +108,7 @@ impl RequestDriver {
             let asked = async {
                 if network.connect(&there).await.is_err() {
                     lessons.apart(me, node);
+                    lessons.silent(node);
                     return Err(HopError::Closed);
                 }
                 network.ask(node, &Ask::Lease(lease), Duration::from_millis(LEASE_MS)).await
@@ -123,6 +128,7 @@ impl RequestDriver {
                 Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),
                 Err(HopError::Refused(_)) => Err(Failure::Refused),
                 Err(HopError::Timeout) => {
+                    lessons.silent(node);
                     lessons.refused(node, model, Refusal::Busy, &[]);
                     Err(Failure::Late)
                 }
@@ -149,6 +155,17 @@ impl RequestDriver {
             }
         }
         vec![Event::Opened { stage, epoch, have }]
+    }
+
+    /// Says to a node that granted a lease that it is needed although its rows may take a while: the lease is lost
+    /// otherwise.
+    pub(super) fn claim(&mut self, node: NodeId, epoch: u32, layers: LayerRange) {
+        if node == self.means.me || epoch < self.machine.epoch() {
+            return;
+        }
+        let header = Header::signal(Kind::Beacon, epoch, layers.start(), 0, 0);
+        let plan = &self.plan;
+        self.outboxes.send(node, || plan.contact(node), header, Bytes::new());
     }
 
     pub(super) fn close(&mut self, node: NodeId, epoch: u32) {

@@ -40,7 +40,7 @@ use std::{
 
 use p2p::codec::Wire;
 use scheduler::{
-    Millis, NodeId, Segment,
+    Millis, NodeId, Segment, SessionId,
     lease::Load,
     recover::Failure,
     session::{Action, Event, Session},
@@ -54,7 +54,7 @@ pub use self::{
 use self::{draft::Drafts, replay_log::Logs, verify::Checks};
 use crate::{
     sessions::peer_streams::PeerStreams,
-    sessions::{Inlets, Order, Outlets},
+    sessions::{Inlets, Order, Outlets, place},
     telemetry::Hops,
     worker::Job,
 };
@@ -140,7 +140,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     let mut conductor = RequestDriver {
         tokens: plan.prompt.clone(),
         logs: Logs::new(plan.hidden),
-        outboxes: PeerStreams::new(means.network.clone(), plan.session, inlets.orders.clone()),
+        outboxes: PeerStreams::new(means.network.clone(), place(means.me, session), inlets.orders.clone()),
         means,
         plan,
         orders: inlets.orders,
@@ -270,6 +270,11 @@ impl RequestDriver {
         self.logs.set_tentative((self.machine.drafted() > 0).then_some(known));
     }
 
+    /// What the session is called at the worker and on streams.
+    fn place(&self) -> SessionId {
+        place(self.means.me, self.plan.session)
+    }
+
     fn machine_layers(&self) -> u32 {
         self.plan.pipeline.num_layers()
     }
@@ -355,7 +360,7 @@ impl RequestDriver {
 
     /// Lets the own worker end the text and forget the session.
     async fn finish(&mut self) {
-        let session = self.plan.session;
+        let session = self.place();
         self.drafts.remember(&self.tokens);
         self.report.drafts = self.drafts.count;
         let worker = self.means.worker.borrow().clone();

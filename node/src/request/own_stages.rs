@@ -33,7 +33,7 @@ impl RequestDriver {
             (Want::Nothing, &[][..])
         };
         self.waiting.push_back(Job {
-            session: self.plan.session,
+            session: self.place(),
             epoch,
             layer: layers.start(),
             from,

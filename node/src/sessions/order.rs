@@ -30,6 +30,11 @@ pub enum Order {
         /// Which.
         epoch: u32,
     },
+    /// To a stage: its place is taken back; the requester is told why where that helps it.
+    End {
+        /// Why.
+        told: Option<&'static str>,
+    },
     /// To a stage: the bill, please.
     Settle {
         /// What follows a stage computes so many positions first.

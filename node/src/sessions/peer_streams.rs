@@ -66,7 +66,7 @@ pub struct PeerStreams {
 }
 
 impl PeerStreams {
-    /// Those of `session`, none yet. It hears [`Order::Lost`] through `orders`.
+    /// Those of the session in this [`place`](super::place), none yet. It hears [`Order::Lost`] through `orders`.
     pub fn new(network: Network, session: SessionId, orders: mpsc::Sender<Order>) -> Self {
         let (turned, began) = Default::default();
         Self { network, session, orders, open: BTreeMap::new(), opened: 0, turned, began }

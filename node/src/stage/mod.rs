@@ -9,6 +9,9 @@
 //! asks for it. One who follows computes outputs too, to sign for them, and sends none; a lazy one keeps what it is sent
 //! (`stage/kept.rs`) and computes it when it is asked to run the segment.
 //!
+//! The door hears when a lease was granted, when the requester's first beacon came and when rows come: a lease that is not
+//! used is taken back there (`scheduler::door`).
+//!
 //! Limits: [`JOBS_AHEAD`] jobs at the worker; beyond, its streams are read no further. A session that gets no frames
 //! for, for as long as its lease says, is closed and its KV freed.
 
@@ -16,6 +19,7 @@ mod commitment_chain;
 mod inputs;
 mod lazy_log;
 mod neighbors;
+mod served;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,14 +29,19 @@ use std::{
 
 use bytes::Bytes;
 use p2p::{
-    Identity, Network, codec,
+    Identity, Network, Permit, codec,
     wire::{
         announce::Class,
         control::{Answer, Contact, Lease, MAX_SETTLED, Refusal, Role},
         frame::{Header, Kind},
     },
 };
-use scheduler::{NodeId, SessionId, admit::SlotGuard, session::Taken};
+use scheduler::{
+    NodeId, SessionId,
+    admit::SlotGuard,
+    door::{Key, Terms},
+    session::Taken,
+};
 use tokio::{
     sync::{Semaphore, mpsc, oneshot, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
@@ -40,6 +49,7 @@ use tokio::{
 use tracing::Instrument;
 
 pub(crate) use self::lazy_log::room;
+pub use self::served::{Served, Sign};
 use self::{
     commitment_chain::CommitmentChain,
     inputs::Inputs,
@@ -48,8 +58,8 @@ use self::{
 };
 use crate::{
     clock,
-    sessions::peer_streams::PeerStreams,
-    sessions::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, SessionTable},
+    sessions::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, SessionTable, place},
+    sessions::{peer_streams::PeerStreams, reading::Payload},
     telemetry::{Hops, Requester},
     worker::{Body, DraftIds, Job, JobInput, OpenSession, Output, Want, Worker},
 };
@@ -58,33 +68,10 @@ use crate::{
 const BEACON_MS: u64 = 100;
 /// The next stage is dialed once more when it has not answered by then.
 const REACH: Duration = Duration::from_millis(300);
+/// The door hears at most this often that rows came.
+const SIGN: Duration = Duration::from_secs(1);
 /// Who settles waits this long for what it was fed and has not computed yet.
 const SETTLE_MS: u64 = 1_000;
-
-/// What a stage did, for the daemon's books.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Served {
-    /// Rows computed and bytes that crossed the network for them.
-    Rows {
-        /// Positions computed.
-        rows: u32,
-        /// Layers each went through.
-        layers: u32,
-        /// Bytes received.
-        bytes_in: u64,
-        /// Bytes sent.
-        bytes_out: u64,
-    },
-    /// A frame's output left.
-    Waited {
-        /// From the frame's arrival, computing not counted.
-        ms: f64,
-        /// Its share of the pass that computed it.
-        served_ms: f64,
-    },
-    /// A session ended.
-    Ended(SessionId),
-}
 
 /// One session served for `requester`.
 pub struct Stage {
@@ -110,14 +97,15 @@ pub struct Stage {
     pub draining: watch::Receiver<bool>,
     /// Its place here, given back when it ends, however it ends.
     pub slot: SlotGuard,
+    /// Counts it for its requester among what others hold of this node.
+    pub permit: Permit,
     /// Where lazy shadows keep what they are sent, shared by all sessions.
     pub room: Arc<Semaphore>,
 }
 
 struct Running {
     stage: Stage,
-    /// By first layer.
-    leases: BTreeMap<u32, Lease>,
+    leases: Terms<Lease>,
     /// What was signed, by first layer of the lease.
     words: BTreeMap<u32, CommitmentChain>,
     /// What is not computed unless it must be, by first layer of the lease.
@@ -133,13 +121,20 @@ struct Running {
     /// The latest epoch leased, and its jobs at the worker.
     epoch: u32,
     jobs: usize,
-    /// When the frames came whose outputs are awaited, the oldest first; at most [`JOBS_AHEAD`].
-    came: VecDeque<Instant>,
+    /// When the frames came whose outputs are awaited, and what counts their bytes, the oldest first; at most [`JOBS_AHEAD`].
+    came: VecDeque<(Instant, Option<Permit>)>,
     idle_since: Instant,
+    /// What the door last heard of its use, and when.
+    signed: Option<(Sign, Instant)>,
     hops: Hops,
 }
 
 impl Stage {
+    /// What the session is called at the worker and on streams.
+    fn place(&self) -> SessionId {
+        place(self.requester, self.session)
+    }
+
     /// Serves until the requester releases it, its lease runs out, or the worker dies.
     pub async fn run(self, inlets: Inlets, doors: Outlets) {
         let span =
@@ -148,24 +143,26 @@ impl Stage {
     }
 
     async fn serve(self, inlets: Inlets, mut doors: Outlets) {
+        inlets.reading.expect(self.hidden);
         let [mut beacon, mut look] = [BEACON_MS, neighbors::LOOK_MS].map(|ms| {
             let mut ticks = interval(Duration::from_millis(ms));
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             ticks
         });
         let mut running = Running {
-            leases: BTreeMap::new(),
+            leases: Terms::default(),
             words: BTreeMap::new(),
             kept: BTreeMap::new(),
             replay: VecDeque::new(),
             inputs: BTreeMap::new(),
             settling: None,
             neighbors: Neighbors::new(self.network.clone(), inlets.orders.clone()),
-            outboxes: PeerStreams::new(self.network.clone(), self.session, inlets.orders),
+            outboxes: PeerStreams::new(self.network.clone(), self.place(), inlets.orders),
             epoch: 0,
             jobs: 0,
             came: VecDeque::new(),
             idle_since: Instant::now(),
+            signed: None,
             hops: Hops::default(),
             stage: self,
         };
@@ -184,12 +181,12 @@ impl Stage {
             running.settle();
         }
         let Running { stage, .. } = running;
-        stage.table.leave(stage.session);
+        stage.table.leave(stage.requester, stage.session);
         let worker = stage.worker.borrow().clone();
-        worker.close(stage.session);
-        let Stage { session, books, slot, .. } = stage;
+        worker.close(stage.place());
+        let Stage { session, books, slot, permit, .. } = stage;
         // The next waiting ask is admitted when the books say that the slot is free.
-        drop(slot);
+        drop((permit, slot));
         let _ = books.send(Served::Ended(session)).await;
     }
 }
@@ -197,7 +194,7 @@ impl Stage {
 impl Running {
     /// How long the session may be idle: the longest of its leases, a moment before the first.
     fn patience(&self) -> Duration {
-        let longest = self.leases.values().map(|lease| lease.ttl_ms).max();
+        let longest = self.leases.all().map(|lease| lease.ttl_ms).max();
         Duration::from_millis(longest.map_or(5_000, u64::from))
     }
 
@@ -205,15 +202,27 @@ impl Running {
     async fn order(&mut self, order: Order) -> bool {
         match order {
             Order::Lease { lease, answer } => {
-                let _ = answer.send(self.lease(*lease).await);
+                let granted = self.lease(*lease).await;
+                if matches!(granted, Answer::Accepted { .. }) {
+                    self.sign(Sign::Granted).await;
+                }
+                let _ = answer.send(granted);
                 false
             }
             Order::Release { epoch } => {
-                self.leases.retain(|_, lease| lease.epoch > epoch);
+                let over = self.leases.release(epoch);
                 let leases = &self.leases;
-                self.words.retain(|start, _| leases.contains_key(start));
-                self.kept.retain(|start, _| leases.contains_key(start));
-                self.leases.is_empty()
+                self.words.retain(|start, _| leases.starts_at(*start));
+                self.kept.retain(|start, _| leases.starts_at(*start));
+                over
+            }
+            Order::End { told } => {
+                let starts: Vec<u32> = self.leases.all().map(|lease| lease.layers.start()).collect();
+                for (start, why) in starts.into_iter().zip(told.into_iter().cycle()) {
+                    let why = Bytes::from_static(why.as_bytes());
+                    self.tell_requester(Kind::Failed, start, 0, why);
+                }
+                true
             }
             Order::Settle { upto, answer } => {
                 self.settling = Some((upto, Instant::now() + Duration::from_millis(SETTLE_MS), answer));
@@ -226,7 +235,7 @@ impl Running {
                 let node = loss.node;
                 let leads_there = |lease: &&Lease| lease.next.as_ref().is_some_and(|next| next.node == node);
                 let stuck: Vec<(u32, u32)> =
-                    self.leases.values().filter(leads_there).map(|l| (l.layers.start(), l.epoch)).collect();
+                    self.leases.all().filter(leads_there).map(|l| (l.layers.start(), l.epoch)).collect();
                 for (start, epoch) in stuck {
                     // Its own work is lost on the way: the requester must find another way past this pair.
                     let header = Header::signal(Kind::Unreachable, epoch, start, 0, 0);
@@ -247,11 +256,11 @@ impl Running {
         if *self.stage.draining.borrow() && self.leases.is_empty() {
             return refused(Refusal::Draining, "this node is about to leave");
         }
-        if self.leases.values().any(|held| held.epoch > lease.epoch) {
+        if self.leases.is_past(lease.epoch) {
             return refused(Refusal::Malformed, "a later epoch of this session is being served");
         }
         let open = OpenSession {
-            session: lease.session,
+            session: self.stage.place(),
             epoch: lease.epoch,
             layers: lease.layers,
             positions: lease.positions,
@@ -263,7 +272,7 @@ impl Running {
         let worker = self.stage.worker.borrow().clone();
         // Rows of a draft that may have been wrong are not kept into another epoch.
         let start = lease.layers.start();
-        let earlier = self.leases.get(&start).is_none_or(|held| held.epoch < lease.epoch);
+        let earlier = self.leases.get(start).is_none_or(|held| held.epoch < lease.epoch);
         let kept = self.inputs.get_mut(&start).filter(|_| earlier).map_or(u32::MAX, Inputs::begin_epoch);
         let open = OpenSession { at: open.at.min(kept), ..open };
         match worker.open(open).await {
@@ -271,8 +280,9 @@ impl Running {
                 let have = self.go_on(&lease, have);
                 if let Some(next) = &lease.next {
                     let (network, next) = (self.stage.network.clone(), next.clone());
+                    let by = self.stage.requester;
                     // The first frame to it should not wait for a handshake, nor be lost.
-                    tokio::spawn(async move { network.reach(&next, REACH).await });
+                    tokio::spawn(async move { network.reach_named(&next, by, REACH).await });
                 }
                 self.idle_since = Instant::now();
                 if lease.epoch > self.epoch {
@@ -282,14 +292,14 @@ impl Running {
                     self.replay.clear();
                 }
                 // The worker forgot what overlaps, and so do we.
-                self.leases.retain(|_, held| held.layers.intersect(lease.layers).is_none());
-                let leases = &self.leases;
-                self.words.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
-                self.inputs.retain(|start, _| leases.contains_key(start));
-                self.kept.retain(|start, _| leases.contains_key(start) || *start == lease.layers.start());
+                let (layers, at) = (lease.layers, lease.at);
                 let have = self.stand_by(&lease, have);
-                self.inputs.insert(lease.layers.start(), Inputs::from(have.min(lease.at)));
-                self.leases.insert(lease.layers.start(), lease);
+                self.leases.grant(lease);
+                let leases = &self.leases;
+                self.words.retain(|start, _| leases.starts_at(*start));
+                self.inputs.retain(|start, _| leases.starts_at(*start));
+                self.kept.retain(|start, _| leases.starts_at(*start));
+                self.inputs.insert(layers.start(), Inputs::from(have.min(at)));
                 // How busy the node is, the carrier of the answer adds.
                 Answer::Accepted { have, sessions: 0, lanes: 1 }
             }
@@ -346,15 +356,16 @@ impl Running {
             && let Some(Frame { header, payload, .. }) = self.replay.pop_front()
         {
             // The next stage has the outputs already: from the node that failed. Its bytes were counted when they came.
-            self.compute(header, payload, true, 0);
+            self.compute(header, payload.into(), true, 0);
         }
     }
 
     /// Answers who waits for the bill, when everything is computed or has had its time.
     fn settle(&mut self) {
         let Some((upto, until, _)) = &self.settling else { return };
-        let behind = self.leases.iter().any(|(start, lease)| {
-            lease.role == Role::Shadow && self.words.get(start).is_some_and(|word| word.positions() < *upto)
+        let behind = self.leases.all().any(|lease| {
+            lease.role == Role::Shadow
+                && self.words.get(&lease.layers.start()).is_some_and(|word| word.positions() < *upto)
         });
         if behind && Instant::now() < *until {
             return;
@@ -368,26 +379,40 @@ impl Running {
         }
     }
 
+    /// Tells the door how the lease is used.
+    async fn sign(&self, sign: Sign) {
+        let key = Key { requester: self.stage.requester, session: self.stage.session };
+        let _ = self.stage.books.send(Served::Sign(key, sign)).await;
+    }
+
     async fn arrival(&mut self, arrival: Arrival) {
         let (from, header, payload) = match arrival {
             Arrival::Frame { from, header, payload } => (from, header, payload),
             Arrival::Began { from, epoch } => return self.outboxes.began(from, epoch),
             Arrival::Ended { .. } => return,
         };
-        if !header.kind.carries() {
-            return;
-        }
-        // Nothing of another epoch than the lease's has any effect.
-        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
+        let requester = self.stage.requester;
+        let down = header.kind == Kind::Activations;
+        // Nothing of another epoch than the lease's has any effect, nor does what comes from any other node than the
+        // requester and, for what flows down the chain, the stage before.
+        let Some(lease) = self.leases.admits(requester, from, down, header.layer, header.epoch) else {
+            tracing::debug!(%from, session = %self.stage.session, "a frame of another lease is dropped");
             return;
         };
-        // Nor does what comes from anybody but the requester and, for what flows down the chain, the stage before.
-        let before = header.kind == Kind::Activations && lease.previous == Some(from);
-        if from != self.stage.requester && !before {
-            tracing::debug!(%from, session = %self.stage.session, "a frame of another session is dropped");
+        let role = lease.role;
+        if !header.kind.carries() {
+            if header.kind == Kind::Beacon && self.signed.is_none() {
+                self.signed = Some((Sign::Beacon, Instant::now()));
+                self.sign(Sign::Beacon).await;
+            }
             return;
         }
+        let before = from != requester;
         self.idle_since = Instant::now();
+        if self.signed.is_none_or(|(sign, told)| sign != Sign::Rows || told.elapsed() >= SIGN) {
+            self.signed = Some((Sign::Rows, Instant::now()));
+            self.sign(Sign::Rows).await;
+        }
         let rows = header.rows;
         let inputs = self.inputs.entry(header.layer).or_insert(Inputs::from(0));
         match inputs.take(&header, !before) {
@@ -407,10 +432,10 @@ impl Running {
             };
         }
         let bytes_in = payload.len() as u64;
-        if lease.role == Role::LazyShadow {
+        if role == Role::LazyShadow {
             let _ = self.stage.books.try_send(Served::Rows { rows: 0, layers: 0, bytes_in, bytes_out: 0 });
             if let Some(kept) = self.kept.get_mut(&header.layer) {
-                kept.keep(header, payload, &self.stage.room);
+                kept.keep(header, payload.into_parts().0, &self.stage.room);
             }
             return;
         }
@@ -418,16 +443,15 @@ impl Running {
     }
 
     /// Gives a frame to the worker; `quietly`: no stage waits for its output. `bytes_in` is what crossed the network for it.
-    fn compute(&mut self, header: Header, payload: Vec<u8>, quietly: bool, bytes_in: u64) {
-        let Some(lease) = self.leases.get(&header.layer).filter(|lease| lease.epoch == header.epoch) else {
-            return;
-        };
+    fn compute(&mut self, header: Header, payload: Payload, quietly: bool, bytes_in: u64) {
+        let (payload, permit) = payload.into_parts();
+        let Some(lease) = self.leases.of(header.layer, header.epoch) else { return };
         let (rows, layers) = (header.rows, lease.layers);
         if let Some(word) = self.words.get_mut(&header.layer) {
             word.received(&header, &payload, quietly);
         }
         let job = Job {
-            session: self.stage.session,
+            session: self.stage.place(),
             epoch: header.epoch,
             layer: layers.start(),
             from: header.from,
@@ -441,7 +465,7 @@ impl Running {
         let worker = self.stage.worker.borrow().clone();
         if worker.run(job).is_ok() {
             self.jobs += 1;
-            self.came.push_back(self.idle_since);
+            self.came.push_back((self.idle_since, permit));
             let layers = layers.len();
             let _ = self.stage.books.try_send(Served::Rows { rows, layers, bytes_in, bytes_out: 0 });
             self.hops.began(header.layer, header.from, || {
@@ -462,7 +486,7 @@ impl Running {
     async fn output(&mut self, output: Output) {
         if output.epoch == self.epoch {
             self.jobs = self.jobs.saturating_sub(1);
-            if let Some(came) = self.came.pop_front() {
+            if let Some((came, _)) = self.came.pop_front() {
                 let pass_ms = output.compute_us as f64 / 1e3;
                 let ms = (came.elapsed().as_secs_f64() * 1e3 - pass_ms).max(0.0);
                 let served_ms = pass_ms / f64::from(output.batched.max(1));
@@ -474,9 +498,7 @@ impl Running {
         self.hops.ended(start, output.from);
         match output.body {
             Body::Activations(wire, bytes) => {
-                let Some(lease) = self.leases.get(&start).filter(|lease| lease.epoch == output.epoch) else {
-                    return;
-                };
+                let Some(lease) = self.leases.of(start, output.epoch) else { return };
                 #[cfg(debug_assertions)]
                 let bytes = crate::cheat::corrupted(output.from, output.rows, wire, bytes);
                 let (next, log) = (lease.next.as_ref().map(|next| next.node), lease.log);
@@ -537,7 +559,7 @@ impl Running {
     }
 
     fn beacon(&mut self) {
-        let starts: Vec<u32> = self.leases.keys().copied().collect();
+        let starts: Vec<u32> = self.leases.all().map(|lease| lease.layers.start()).collect();
         for start in starts {
             self.tell_requester(Kind::Beacon, start, 0, Bytes::new());
         }
@@ -545,19 +567,16 @@ impl Running {
 
     /// A frame about the segment that starts at `layer`, to the requester.
     fn tell_requester(&mut self, kind: Kind, layer: u32, from: u32, payload: Bytes) {
-        let Some(lease) = self.leases.get(&layer) else { return };
+        let Some(lease) = self.leases.get(layer) else { return };
         let attempt = self.inputs.get(&layer).map_or(0, Inputs::attempt);
         let header = Header::signal(kind, lease.epoch, layer, from, payload.len()).under(attempt);
         self.send(self.stage.requester, header, payload);
     }
 
     fn send(&mut self, node: NodeId, header: Header, payload: Bytes) {
-        let leases = self.leases.values();
-        let contact = || {
-            let next = leases.filter_map(|lease| lease.next.as_ref()).find(|next| next.node == node);
-            // The requester asked over a connection that is there.
-            next.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })
-        };
+        // The requester asked over a connection that is there, and where the next stage may be dialed was decided when the
+        // lease named it.
+        let contact = || Contact { node, addresses: Vec::new() };
         self.outboxes.send(node, contact, header, payload);
     }
 }

@@ -7,13 +7,13 @@
 //!
 //! Limits: only a stage asks, never one that follows; a session that moves faster than [`QUIET`] a step is never asked about.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use p2p::{
     Network,
     wire::control::{Contact, Lease, Role},
 };
-use scheduler::NodeId;
+use scheduler::{NodeId, door::Terms};
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::sessions::Order;
@@ -41,21 +41,22 @@ impl Neighbors {
     }
 
     /// Asks the neighbors, where the session has been idle since a while and runs a stage.
-    pub(super) fn look(&mut self, idle_since: Instant, requester: NodeId, leases: &BTreeMap<u32, Lease>) {
+    pub(super) fn look(&mut self, idle_since: Instant, requester: NodeId, leases: &Terms<Lease>) {
         if idle_since.elapsed() < QUIET || self.asked.elapsed() < EVERY {
             return;
         }
-        let stages = || leases.values().filter(|lease| lease.role == Role::Stage);
+        let stages = || leases.all().filter(|lease| lease.role == Role::Stage);
         if stages().next().is_none() {
             return;
         }
         self.asked = Instant::now();
         // The requester asked over a connection that is there; where it listens this node has heard from others.
         let requester = Contact { node: requester, addresses: Vec::new() };
-        for contact in stages().filter_map(|lease| lease.next.clone()).chain([requester]) {
+        let named = stages().filter_map(|lease| Some((lease.next.clone()?, Some(requester.node))));
+        for (contact, by) in named.chain([(requester.clone(), None)]) {
             let (network, orders) = (self.network.clone(), self.orders.clone());
             tokio::spawn(async move {
-                if network.ping(&contact, PATIENCE).await == Some(false) {
+                if network.ping(&contact, by, PATIENCE).await == Some(false) {
                     let _ = orders.send(Order::Detoured(contact.node)).await;
                 }
             });

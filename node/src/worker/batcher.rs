@@ -302,12 +302,14 @@ mod tests {
     use crate::worker::ipc::{DraftIds, Load, Open};
 
     fn load(layers: (u32, u32)) -> Loaded {
-        Loaded::load(&asked(layers)).unwrap()
+        Loaded::load(&asked(layers), None).unwrap()
     }
 
     fn asked(layers: (u32, u32)) -> Load {
         Load {
             path: None,
+            bytes: 0,
+            verify: false,
             model: Some([1; 32]),
             exact: Some(true),
             layers: vec![layers],
@@ -423,9 +425,10 @@ mod tests {
         };
         let file = tempfile::NamedTempFile::new().unwrap();
         let contents = shape.to_bytes(&quant::Q8_0, 9).unwrap();
-        std::fs::write(file.path(), contents).unwrap();
+        std::fs::write(file.path(), &contents).unwrap();
         let path = Some(file.path().as_os_str().as_encoded_bytes().to_vec());
-        let model = Loaded::load(&Load { path, ..asked((1, 3)) }).unwrap();
+        let asked = Load { path, bytes: contents.len() as u64, ..asked((1, 3)) };
+        let model = Loaded::load(&asked, Some(file.reopen().unwrap())).unwrap();
         let mut engine = Batcher::new(&model, u64::MAX).unwrap();
         open(&mut engine, 1, (1, 3), &[]);
         let mut rows = |from: u32, rows: u32| {

@@ -29,10 +29,17 @@ use tokio::{
 
 use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
-    PoisonGuard, Prompt, Ready, Room, Source, Spec,
-    child::{Child, lock},
+    PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
     ipc::{self, Ask, Frame, Tell},
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
+};
+use crate::{
+    confine::{
+        child::{Child, lock},
+        descriptors,
+    },
+    constrain::trial::{self, Untried},
+    library::Located,
 };
 
 /// Frames on their way to the writer task: all jobs, and as many questions as may be unanswered.
@@ -61,16 +68,27 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let threads = spec.threads.unwrap_or_else(Pool::physical_cores);
     // The child may open no file: what it computes on is claimed here, and given back when the worker is dropped.
     let cores = spec.pin.then(|| Cores::claim(threads)).flatten();
-    let load = load(&spec, threads, cores.as_ref()).map_err(dead)?;
+    let file = match &spec.source {
+        Source::Embedded => None,
+        // The child may open no file.
+        Source::File(path) => {
+            let path = std::path::absolute(path).map_err(dead)?;
+            Some(Located::open(&path).map_err(|error| Fault::Refused(error.to_string()))?)
+        }
+    };
+    let load = load(&spec, threads, cores.as_ref(), file.as_ref()).map_err(dead)?;
     let (ours, theirs) = StdStream::pair().map_err(dead)?;
-    ours.set_nonblocking(true).map_err(dead)?;
-    let (read, mut write) = UnixStream::from_std(ours).map_err(dead)?.into_split();
-    // From here on a caller that stops waiting for the model ends the child: its stream ends.
-    let child = Child::start(program, theirs.into()).await.map_err(dead)?;
-    let mut read = BufReader::with_capacity(READ_BUFFER, read);
+    // The frame fits the socket's buffer: nothing waits for a child that does not exist yet.
     let frame = Frame::new(&Ask::Load(load), Vec::new()).map_err(dead)?;
-    // A child that dies at once breaks the pipe; what it said before, if anything, says more.
-    let _ = frame.send(&mut write).await;
+    frame.write(&mut &ours).map_err(dead)?;
+    if let Some(file) = &file {
+        descriptors::send(&ours, &[&file.file]).map_err(dead)?;
+    }
+    ours.set_nonblocking(true).map_err(dead)?;
+    let (read, write) = UnixStream::from_std(ours).map_err(dead)?.into_split();
+    // From here on a caller that stops waiting for the model ends the child: its stream ends.
+    let child = Child::start(program.clone(), &["worker"], theirs.into()).await.map_err(dead)?;
+    let mut read = BufReader::with_capacity(READ_BUFFER, read);
     let ready = match ipc::receive::<Tell>(&mut read).await {
         Ok(Some((Tell::Ready(ready), _))) => accept(ready).map_err(dead),
         Ok(Some((Tell::Failed { why }, _))) => Err(Fault::Refused(why)),
@@ -79,8 +97,12 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         Err(error) => Err(Fault::Dead(error.to_string())),
     };
     let mut ready = ready.inspect_err(|_| child.kill())?;
+    if let Some(file) = &file {
+        identity::checked(&file.file, *ready.model.as_bytes());
+    }
     let shared = Arc::new(Shared {
         child: Some(child),
+        program,
         _cores: cores,
         guard: spec.guard,
         room: spec.room,
@@ -107,15 +129,17 @@ fn form(format: &Format) -> Result<Option<String>, Fault> {
     }
 }
 
-fn load(spec: &Spec, threads: usize, cores: Option<&Cores>) -> io::Result<ipc::Load> {
+fn load(spec: &Spec, threads: usize, cores: Option<&Cores>, file: Option<&Located>) -> io::Result<ipc::Load> {
     let processors = cores.map_or(&[][..], Cores::processors);
-    let path = match &spec.source {
-        Source::Embedded => None,
-        Source::File(path) => Some(std::path::absolute(path)?.as_os_str().as_bytes().to_vec()),
-    };
+    let model = spec.model.map(|model| *model.as_bytes());
     Ok(ipc::Load {
-        path,
-        model: spec.model.map(|model| *model.as_bytes()),
+        path: file.map(|file| file.path.as_os_str().as_bytes().to_vec()),
+        bytes: file.map_or(0, |file| file.bytes),
+        model,
+        verify: match (file, model) {
+            (Some(file), Some(model)) => identity::must_be_hashed(&file.file, model),
+            _ => false,
+        },
         exact: spec.class.map(|class| class == Class::D1),
         layers: spec.layers.iter().copied().map(ipc::pair).collect(),
         context: spec.context as u64,
@@ -158,6 +182,7 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         costs: Some(ipc::costs(&ready.costs, ready.num_layers, ready.hidden)?),
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
         sandboxed: ready.sandboxed,
+        landlocked: ready.landlocked,
     })
 }
 
@@ -167,6 +192,7 @@ impl Worker {
         let state = State { dead: Some("no weights are here yet".into()), ..State::default() };
         let shared = Shared {
             child: None,
+            program: Default::default(),
             _cores: None,
             guard: PoisonGuard::default(),
             room: Room::default(),
@@ -230,13 +256,19 @@ impl Worker {
         Ok(reply.have)
     }
 
-    /// Whether answers can be made to have this form.
+    /// Whether answers can be made to have this form: measured, tried in a process that may die of it, and then compiled by
+    /// the worker.
     ///
     /// # Errors
     /// [`Fault::Refused`] with what is wrong with it; [`Fault::Busy`], [`Fault::Dead`].
     pub async fn check(&self, format: &Format) -> Result<(), Fault> {
-        let Some(format) = form(format)? else { return Ok(()) };
-        self.ask(|id| Ask::Check { id }, format.into_bytes()).await.map(drop)
+        let Some(text) = form(format)? else { return Ok(()) };
+        trial::attempt(&self.shared.program, format).await.map_err(|untried| match untried {
+            Untried::Form(why) => Fault::Refused(why),
+            Untried::Busy => Fault::Busy,
+            Untried::Failed(why) => Fault::Dead(why),
+        })?;
+        self.ask(|id| Ask::Check { id }, text.into_bytes()).await.map(drop)
     }
 
     /// Queues a job; its output comes on the receiver.

@@ -2,7 +2,6 @@
 
 use std::{
     fs::File,
-    path::Path,
     sync::{Arc, OnceLock},
     time::Instant,
 };
@@ -23,7 +22,8 @@ use crate::{
     Error, Result,
     constrain::{Constraint, Constraints},
     inference::local::prompt,
-    library, model,
+    library::{self, Located},
+    model,
 };
 
 /// Positions among which what a session costs anyway is shared: a page of those that have pages.
@@ -49,10 +49,10 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// Opens the file and packs the layers.
-    pub(super) fn load(load: &Load) -> Result<Self> {
+    /// Maps the file, `None` for the embedded model, and packs the layers.
+    pub(super) fn load(load: &Load, file: Option<File>) -> Result<Self> {
         let started = Instant::now();
-        let (gguf, id) = open(load)?;
+        let (gguf, id) = open(load, file)?;
         let gguf = Arc::new(gguf);
         let blueprint = Blueprint::from_gguf(&gguf)?;
         let num_layers = blueprint.layers.len() as u32;
@@ -138,13 +138,14 @@ impl Loaded {
         match kind {
             TextKind::Raw { bos, special } => {
                 let text = std::str::from_utf8(text).map_err(|_| Error::usage("the text is not UTF-8"))?;
+                let text = tokenizer.beginning(text, self.context);
                 Ok(tokenizer.encode(text, Encode { bos: *bos, special: *special })?)
             }
             TextKind::Chat { tools, extra } => {
                 let messages: Value = serde_json::from_slice(text)?;
                 let tools = tools.as_deref().map(serde_json::from_str).transpose()?;
                 let extra = extra.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default();
-                prompt::encode_messages(tokenizer, &self.template, &messages, tools, extra)
+                prompt::encode_messages(tokenizer, &self.template, &messages, tools, extra, self.context)
             }
         }
     }
@@ -162,23 +163,32 @@ impl Loaded {
     }
 }
 
-fn open(load: &Load) -> Result<(Gguf, ModelId)> {
-    let Some(bytes) = &load.path else {
+fn open(load: &Load, file: Option<File>) -> Result<(Gguf, ModelId)> {
+    let Some(path) = &load.path else {
         let id = load.model.unwrap_or_else(library::embedded_hash);
-        return Ok((library::open(library::DEFAULT_MODEL)?, ModelId::new(id)));
+        return Ok((library::parse(None)?, ModelId::new(id)));
     };
-    let path = ipc::path(bytes);
-    let gguf = library::open_file(&path)?;
+    let file = file.ok_or_else(|| Error::usage("the daemon sent no file with its name"))?;
+    let located = Located { file, bytes: load.bytes, path: ipc::path(path) };
     let id = match load.model {
-        Some(id) => id,
-        None => hash(&path)?,
+        Some(id) if !load.verify => id,
+        known => {
+            let found = hash(&located.file)?;
+            if known.is_some_and(|known| known != found) {
+                return Err(Error::Failed(format!(
+                    "{} is not the file it was: its hash is another; add it again with `shoal model add`",
+                    located.path.display()
+                )));
+            }
+            found
+        }
     };
-    Ok((gguf, ModelId::new(id)))
+    Ok((library::parse(Some(&located))?, ModelId::new(id)))
 }
 
-fn hash(path: &Path) -> Result<[u8; 32]> {
+fn hash(file: &File) -> Result<[u8; 32]> {
     let mut hasher = Hasher::new();
-    hasher.update_reader(File::open(path)?)?;
+    hasher.update_reader(file)?;
     Ok(*hasher.finalize().as_bytes())
 }
 

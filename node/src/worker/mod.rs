@@ -21,12 +21,13 @@
 //! the worker waits); [`MAX_REPLIES`] questions unanswered; caches within [`Spec::kv_bytes`] (an opening beyond it is refused with what
 //! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame.
 //!
-//! Limits: until its model is loaded a worker may read any file its user may read; memory beyond caches is bounded by the address space
-//! measured after loading, not by a promise of the model's size. Unix only.
+//! A worker is confined ([`crate::confine`]) before it looks at its file, which the daemon opens for it.
+//!
+//! Limits: memory beyond caches is bounded by three times the file's size, not by a promise of the model. Unix only.
 
 mod batcher;
-mod child;
 mod handle;
+mod identity;
 pub mod ipc;
 mod load;
 mod poison;
@@ -35,7 +36,6 @@ pub mod process;
 mod rehearse;
 mod room;
 mod sample_loop;
-pub mod sandbox;
 mod session;
 mod shared;
 
@@ -176,6 +176,8 @@ pub struct Ready {
     pub class: Class,
     /// Whether the system lets the worker give up network, writing and starting programs.
     pub sandboxed: bool,
+    /// Whether the kernel has Landlock, too.
+    pub landlocked: bool,
 }
 
 impl Ready {
@@ -200,6 +202,7 @@ impl Ready {
             costs: None,
             class: Class::Approx,
             sandboxed: false,
+            landlocked: false,
         }
     }
 

@@ -10,6 +10,7 @@
 
 use std::{
     collections::VecDeque,
+    fs::File,
     io::{self, BufReader},
     os::{fd::AsFd, unix::net::UnixStream},
     process,
@@ -18,15 +19,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shard::kernels::threads::Pool;
+
 use super::{
     MAX_JOBS,
     batcher::{Asked, Batcher},
     ipc::{self, Ask, Fault, Frame, Load, Ready, Tell},
     load::Loaded,
     probe::{self, Times},
-    sandbox,
 };
-use crate::{Error, Result};
+use crate::{
+    Error, Result,
+    confine::{self, Confinement, Purpose, descriptors},
+};
 
 /// Frames between two threads.
 const QUEUE: usize = 64;
@@ -50,17 +55,29 @@ pub fn run() -> Result<()> {
             "`shoal worker` is started by the daemon: standard input must be its socket",
         ));
     }
-    let sandboxed = sandbox::enter();
-    let mut reader = BufReader::with_capacity(READ_BUFFER, stream.try_clone()?);
+    confine::begin_child();
     let mut writer = stream;
-    let Some((Ask::Load(load), _)) = ipc::read(&mut reader)? else {
+    // Without a buffer: it would swallow the byte that brings the file.
+    let Some((Ask::Load(load), _)) = ipc::read(&mut writer)? else {
         return Err(Error::usage("the daemon's first frame asks for no model"));
     };
-    let asks = spawn_reader(reader)?;
+    let file = match load.path {
+        Some(_) => descriptors::receive(&writer)?.into_iter().next().map(File::from),
+        None => None,
+    };
     if load.nice {
-        sandbox::give_way();
+        confine::give_way();
     }
-    let loaded = match load_model(&load) {
+    // The processors are told by files that cannot be opened from here on.
+    Pool::physical_cores();
+    confine::limit_memory(confine::for_model(load.bytes, load.kv_bytes));
+    let confinement = if confine::computes_on_processors(&load.device) {
+        confine::enter(Purpose::Compute)
+    } else {
+        Confinement::default()
+    };
+    let asks = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
+    let loaded = match Loaded::load(&load, file) {
         Ok(loaded) => loaded,
         Err(error) => {
             Frame::new(&Tell::Failed { why: error.to_string() }, Vec::new())?.write(&mut writer)?;
@@ -68,25 +85,13 @@ pub fn run() -> Result<()> {
         }
     };
     let mut engine = Batcher::new(&loaded, load.kv_bytes)?;
-    let ready = ready(&loaded, &load, sandboxed)?;
+    let ready = ready(&loaded, &load, confinement)?;
     Frame::new(&Tell::Ready(ready), Vec::new())?.write(&mut writer)?;
     let tells = spawn_writer(writer)?;
-    sandbox::limit_memory(load.kv_bytes, true);
-    sandbox::seal();
     serve(&mut engine, &asks, &tells)
 }
 
-fn load_model(load: &Load) -> Result<Loaded> {
-    let file_bytes = match &load.path {
-        Some(path) => std::fs::metadata(ipc::path(path)).map_or(0, |metadata| metadata.len()),
-        None => 0,
-    };
-    // Mapped, packed, and as much again: a header that asks for more is hostile.
-    sandbox::limit_memory(file_bytes.saturating_mul(3), false);
-    Loaded::load(load)
-}
-
-fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
+fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready> {
     let times = if load.measure { probe::measure(loaded)? } else { Times::default() };
     let blueprint = loaded.blueprint();
     Ok(Ready {
@@ -107,7 +112,8 @@ fn ready(loaded: &Loaded, load: &Load, sandboxed: bool) -> Result<Ready> {
         layer_bytes: loaded.layer_bytes,
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: probe::is_exact(loaded, load.exact)?,
-        sandboxed,
+        sandboxed: confinement.filtered,
+        landlocked: confinement.landlocked,
     })
 }
 

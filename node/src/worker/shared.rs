@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     io,
+    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,15 +21,17 @@ use tokio::{
 
 use super::{
     Body, Fault, Output, PoisonGuard, Room,
-    child::{Child, lock},
     ipc::{self, Frame, Tell},
     room::Part,
 };
+use crate::confine::child::{Child, lock};
 
 /// What the handles and the reader task share.
 pub(super) struct Shared {
     /// `None` for a worker that never was.
     pub(super) child: Option<Child>,
+    /// What it was started from; other processes of this node are started from it too.
+    pub(super) program: PathBuf,
     /// What the child's threads are bound to; claimed for as long as this is there.
     pub(super) _cores: Option<Cores>,
     pub(super) guard: PoisonGuard,

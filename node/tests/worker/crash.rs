@@ -10,7 +10,6 @@ use std::{
 use node::worker::{
     Fault, JobInput, PoisonGuard, Prompt, Want,
     ipc::{self, Ask, Frame, Load, Tell},
-    sandbox,
 };
 use scheduler::SessionId;
 use tempfile::NamedTempFile;
@@ -131,9 +130,13 @@ async fn a_model_that_cannot_be_loaded_is_an_answer() {
 
 /// A worker started by hand, to say to it what the daemon never would.
 fn bare() -> (std::process::Child, UnixStream) {
+    started(&["worker"])
+}
+
+fn started(arguments: &[&str]) -> (std::process::Child, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let child = Command::new(env!("CARGO_BIN_EXE_shoal"))
-        .arg("worker")
+        .args(arguments)
         .stdin(Stdio::from(std::os::fd::OwnedFd::from(theirs)))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -145,6 +148,8 @@ fn bare() -> (std::process::Child, UnixStream) {
 fn load() -> Frame {
     let load = Load {
         path: None,
+        bytes: 0,
+        verify: false,
         model: None,
         exact: Some(true),
         layers: vec![(0, 1)],
@@ -231,37 +236,54 @@ fn a_worker_dies_with_its_daemon() {
     runtime.block_on(gone(pid));
 }
 
-/// In a process of its own, since a sandbox is for good.
+/// Everything that must be refused is tried from inside, in a process that is confined as a worker is.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_sandbox_denies_what_a_worker_never_needs() {
-    const NAME: &str = "crash::the_sandbox_denies_what_a_worker_never_needs";
-    let Some(file) = std::env::var_os(ROLE) else {
-        let file = NamedTempFile::new().unwrap();
-        let output = act(NAME, file.path().to_str().unwrap()).output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert!(text.contains("the sandbox holds"), "{text}");
-        return;
-    };
-    let kind = |error: std::io::Error| error.raw_os_error();
-    let denied = Some(libc::EPERM);
-    assert!(sandbox::enter(), "this system has no filters");
-    assert_eq!(std::net::TcpListener::bind("127.0.0.1:0").map_err(kind).err(), Some(denied));
-    assert_eq!(std::net::UdpSocket::bind("127.0.0.1:0").map_err(kind).err(), Some(denied));
-    assert_eq!(UnixStream::pair().map_err(kind).err(), Some(denied));
-    assert_eq!(Command::new("/bin/true").spawn().map_err(kind).err(), Some(denied));
-    assert_eq!(std::fs::write(&file, "x").map_err(kind).err(), Some(denied));
-    assert_eq!(std::fs::remove_file(&file).map_err(kind).err(), Some(denied));
-    assert!(std::fs::read(&file).unwrap().is_empty());
-    // Threads are what computing needs.
-    assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+fn a_confined_process_can_do_nothing_but_compute() {
+    let (mut child, mut stream) = started(&["worker", "--probe"]);
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut said).unwrap();
+    assert!(child.wait().unwrap().success(), "{said}");
+    assert_eq!(said, "filtered true\nend\n");
+}
+
+/// What the system says of a worker that runs.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_worker_has_no_privileges_and_leaves_no_core() {
+    let child = Child::start(&[range(0, 3)]).await;
+    assert!(child.ready.sandboxed);
+    let about = |what: &str| std::fs::read_to_string(format!("/proc/{}/{what}", child.worker.pid())).unwrap();
+    let status = about("status");
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"] {
+        assert!(status.contains(line), "{line}\n{status}");
+    }
+    let limits = about("limits");
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert_eq!(core.split_whitespace().nth(4), Some("0"));
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-    assert!(status.contains("NoNewPrivs:\t1") && status.contains("Seccomp:\t2"), "{status}");
-    sandbox::seal();
-    assert_eq!(std::fs::read(&file).map_err(kind).err(), Some(denied));
-    println!("the sandbox holds");
+    // What is open is the socket and the standard streams; the model's file is mapped.
+    let memory = limits.lines().find(|line| line.starts_with("Max address space")).unwrap();
+    assert_ne!(memory.split_whitespace().nth(3), Some("unlimited"));
+}
+
+/// A file that was replaced since it was announced is not computed with.
+#[tokio::test]
+async fn a_worker_that_starts_again_hashes_a_file_that_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, node::library::embedded_bytes()).unwrap();
+    let known = scheduler::ModelId::new(node::library::embedded_hash());
+    let spec =
+        || Spec { model: Some(known), ..Spec { source: Source::File(path.clone()), ..spec(&[range(0, 1)]) } };
+    for _ in 0..2 {
+        assert_eq!(Child::of(spec()).await.ready.model, known);
+    }
+    let mut other = node::library::embedded_bytes().to_vec();
+    *other.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, other).unwrap();
+    let refused = spawn(spec()).await.map(|_| ());
+    assert!(
+        matches!(&refused, Err(Fault::Refused(why)) if why.contains("not the file it was")),
+        "{refused:?}"
+    );
 }

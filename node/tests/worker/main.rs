@@ -4,7 +4,9 @@
 
 mod crash;
 mod cut;
+mod engine;
 mod fold;
+mod forms;
 mod whole;
 
 use std::{ops::ControlFlow, time::Duration};

@@ -7,13 +7,15 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::ConnectionId;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId};
+use scheduler::governor::{Holder, Resource};
 use scheduler::{ModelId, NodeId};
 
 use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
-use crate::event::{Command, PeerInfo};
+use crate::event::{Command, NamedBy, PeerInfo};
 use crate::identity::{node_id, peer_id};
 use crate::link::behaviour::NotOpened;
+use crate::named::Vetting;
 use crate::path;
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce;
@@ -38,8 +40,8 @@ impl EventLoop {
     pub(super) fn on_command(&mut self, command: Command) {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
-            Command::Dial { addresses, peer, reply } => self.dial(&addresses, peer, reply),
-            Command::Doubt { contact, connection } => self.doubt(&contact, connection),
+            Command::Dial { addresses, peer, by, reply } => self.dial(&addresses, peer, by, reply),
+            Command::Doubt { contact, by, connection } => self.doubt(&contact, by, connection),
             Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
             Command::Open { node, lane, reply } => match peer_id(node) {
                 Some(peer) => self.swarm.behaviour_mut().link.open(peer, lane, reply),
@@ -118,7 +120,7 @@ impl EventLoop {
         peers
     }
 
-    fn dial(&mut self, addresses: &[String], node: Option<NodeId>, reply: Dialed) {
+    fn dial(&mut self, addresses: &[String], node: Option<NodeId>, by: NamedBy, reply: Dialed) {
         let (peer, addresses) = match self.dialable(addresses, node) {
             Ok(found) => found,
             Err(e) => return drop(reply.send(Err(e))),
@@ -136,18 +138,28 @@ impl EventLoop {
             }
             return;
         };
-        addresses.iter().for_each(|address| self.book.add(peer, address.clone(), Source::Found, now));
-        if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
+        let connected = self.met.get(&peer).filter(|met| met.told.is_some()).map(|met| met.node);
+        let all = match by {
+            Some(_) if connected.is_some() => Vec::new(),
+            Some(by) => self.vetted(&peer, by, addresses, now),
+            None => self.and_known(&peer, addresses),
+        };
+        all.iter().for_each(|address| self.book.add(peer, address.clone(), Source::Found, now));
+        if let Some(node) = connected {
             // A connection that is doubted will do only where the one that is being made beside it fails.
             let link = &self.swarm.behaviour().link;
             let under_way = link.is_doubted(&peer) && self.dialing.dials.contains_key(&peer);
             if !under_way && !link.is_fresh(&peer, BESIDE_PATIENCE) {
-                return drop(reply.send(Ok(met.node)));
+                return drop(reply.send(Ok(node)));
             }
             return self.dialing.waiting.entry(peer).or_default().push(reply);
         }
+        if by.is_some() && all.is_empty() {
+            let why = "none of its addresses may be dialed: it has not announced them, they are of a private network \
+                       elsewhere, or too many were named lately";
+            return drop(reply.send(Err(Error::Unreachable(why.into()))));
+        }
         self.dialing.waiting.entry(peer).or_default().push(reply);
-        let all = self.and_known(&peer, addresses);
         self.dial_peer(peer, all);
     }
 
@@ -170,6 +182,30 @@ impl EventLoop {
         }
     }
 
+    /// Of `addresses`, which the node `by` named as those of `peer`, and of all that are known of it, those that are dialed.
+    fn vetted(&self, peer: &PeerId, by: NodeId, addresses: Vec<Multiaddr>, now: Instant) -> Vec<Multiaddr> {
+        let announced = node_id(peer).map(|node| self.news.ledger.addresses(node, now)).unwrap_or_default();
+        let announced: Vec<Multiaddr> = announced
+            .iter()
+            .take(MAX_ADDRESSES)
+            .filter_map(|text| text.parse::<Multiaddr>().ok())
+            .map(split_peer)
+            .filter(|(_, named)| named.is_none_or(|named| named == *peer))
+            .map(|(address, _)| address)
+            .collect();
+        let own: Vec<Multiaddr> = self.swarm.listeners().cloned().collect();
+        let (known, loopback_only) = (self.book.addresses(peer), self.local.loopback_only);
+        let vetting = Vetting { known, announced: &announced, own: &own, loopback_only };
+        let mut all = self.and_known(peer, addresses);
+        all.retain(|address| vetting.admits(address));
+        all.retain(|address| {
+            let holder = Holder { prefix: Some(path::prefix(address, address)), peer: Some(by) };
+            let spent = self.governor.spend(holder, Resource::Dials, 1);
+            spent.inspect_err(|refused| tracing::debug!(%address, %refused, "not dialed")).is_ok()
+        });
+        all
+    }
+
     /// `addresses`, and after them the others that are known of a peer.
     fn and_known(&self, peer: &PeerId, mut addresses: Vec<Multiaddr>) -> Vec<Multiaddr> {
         let known = self.book.addresses(peer).iter();
@@ -180,21 +216,24 @@ impl EventLoop {
 
     /// A peer does not answer over a connection: it is used no more until it does. Where there is no better one, the peer is
     /// dialed beside it.
-    fn doubt(&mut self, contact: &Contact, connection: ConnectionId) {
+    fn doubt(&mut self, contact: &Contact, by: NamedBy, connection: ConnectionId) {
         let Ok((Some(peer), addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
             return;
         };
         self.swarm.behaviour_mut().link.doubt(&peer, connection);
         if self.swarm.behaviour().link.is_doubted(&peer) {
-            self.dial_beside(peer, addresses);
+            self.dial_beside(peer, addresses, by);
         }
     }
 
     /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by
     /// may lead to a process that has died, or carry one way only, and says nothing of it. The new
     /// connection introduces the process that is there now ([`EventLoop::meet_restarted`]).
-    pub(super) fn dial_beside(&mut self, peer: PeerId, addresses: Vec<Multiaddr>) {
-        let addresses = self.and_known(&peer, addresses);
+    pub(super) fn dial_beside(&mut self, peer: PeerId, addresses: Vec<Multiaddr>, by: NamedBy) {
+        let addresses = match by {
+            Some(by) => self.vetted(&peer, by, addresses, Instant::now()),
+            None => self.and_known(&peer, addresses),
+        };
         if !self.met.contains_key(&peer) {
             return self.dial_peer(peer, addresses);
         }

@@ -11,6 +11,7 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay, upnp};
+use scheduler::governor::Resource;
 
 use super::{Dial, EventLoop, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::{BehaviourEvent, split_life};
@@ -18,6 +19,7 @@ use crate::control;
 use crate::error::Error;
 use crate::event::{Event, Reachability};
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
+use crate::governor::{ANNOUNCEMENT_US, ASK_US};
 use crate::identity::{node_id, peer_id};
 use crate::link::{Lane, behaviour::Incoming};
 use crate::path::{self, Path, plausible};
@@ -293,12 +295,15 @@ impl EventLoop {
                 }
             }
             Lane::Control => {
-                let Ok(permit) = self.listening.clone().try_acquire_owned() else { return };
+                let holder = self.governor.holder(from);
+                if let Err(refused) = self.governor.spend(holder, Resource::Cpu, ASK_US) {
+                    // Dropping the stream resets it.
+                    tracing::debug!(node = %from, %refused, "an ask is refused");
+                    return;
+                }
                 let reporter = self.reporter.clone();
                 tokio::spawn(async move {
-                    let heard = control::listen(stream).await;
-                    drop(permit);
-                    if let Ok((ask, reply)) = heard {
+                    if let Ok((ask, reply)) = control::listen(stream).await {
                         // A loop that has stopped does not answer.
                         let _ = reporter.send(Report::Asked(from, Box::new((ask, reply)))).await;
                     }
@@ -311,7 +316,7 @@ impl EventLoop {
         let gossipsub::Event::Message { propagation_source, message_id, message } = event else { return };
         let now = Instant::now();
         let accept = match self.patience(&propagation_source, now) {
-            Patience::Listen => match self.news.ledger.hear(&message.data, now) {
+            Patience::Listen => match self.weigh(&message.data, &propagation_source, now) {
                 Verdict::Fresh(announcement) if announcement.node() == self.local.node => {
                     MessageAcceptance::Ignore
                 }
@@ -335,6 +340,14 @@ impl EventLoop {
 
     /// Notes where a node says that it is: for one behind a router, the relays it is reached through, which no node but
     /// itself knows of. It signed for the addresses, and what answers there must prove that it is that node.
+    /// What an announcement is that `via` brought.
+    pub(super) fn weigh(&mut self, bytes: &[u8], via: &PeerId, now: Instant) -> Verdict {
+        let met = &self.met;
+        let told = |peer| met.get(&peer).is_some_and(|met| met.told.is_some());
+        let connected = |node| peer_id(node).is_some_and(told);
+        self.news.ledger.hear(bytes, now, *via, connected)
+    }
+
     pub(super) fn hear_of(&mut self, announcement: &Announcement, now: Instant) {
         let Some(peer) = peer_id(announcement.node()) else { return };
         // Who was not met says nothing about a network that is ours too: the local one has other ways to find it.
@@ -355,6 +368,12 @@ impl EventLoop {
     fn patience(&mut self, source: &PeerId, now: Instant) -> Patience {
         let Some(met) = self.met.get_mut(source) else { return Patience::Drop };
         let patience = met.forwarder.hear(now);
+        let holder = self.governor.holder(met.node);
+        if patience == Patience::Listen
+            && self.governor.spend(holder, Resource::Cpu, ANNOUNCEMENT_US).is_err()
+        {
+            return Patience::Drop;
+        }
         if patience == Patience::Deafen {
             met.deaf_until = Some(now + DEAF_FOR);
         }
@@ -385,6 +404,7 @@ impl EventLoop {
         if met.told != Some(path) {
             met.told = Some(path);
             self.due.save = self.due.save.min(now + upkeep::SAVE_SOON);
+            self.news.ledger.prove(node);
             self.outbox.must(Event::Connected { node, path });
             // Often the first ping was faster than the introduction.
             if let Some(ms) = met.rtt_ms {
@@ -472,7 +492,7 @@ impl EventLoop {
                 let missed = *missed;
                 self.swarm.behaviour_mut().link.doubt(&event.peer, event.connection);
                 if missed < MAX_MISSED && self.swarm.behaviour().link.is_doubted(&event.peer) {
-                    self.dial_beside(event.peer, Vec::new());
+                    self.dial_beside(event.peer, Vec::new(), None);
                 }
                 let Some(met) = self.met.get(&event.peer) else { return };
                 if missed >= MAX_MISSED {

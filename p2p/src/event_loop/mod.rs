@@ -31,6 +31,7 @@ use crate::control::ReplyTo;
 use crate::error::{Error, Result};
 use crate::event::{Command, Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Forwarder, Ledger};
+use crate::governor::Governor;
 use crate::path::{self, Path};
 use crate::peers::{self, Book, Source, split_peer};
 use crate::transport;
@@ -45,13 +46,11 @@ const BIND: Duration = Duration::from_secs(2);
 const IDENTIFY: Duration = Duration::from_secs(10);
 /// What helper tasks brought back and the loop has not seen; at the bound they wait, holding their streams.
 const MAX_REPORTS: usize = 256;
-/// Asks being read at once; more are refused.
-const MAX_LISTENING: usize = 256;
 
 /// What helper tasks bring back.
 enum Report {
     Asked(NodeId, Box<(Ask, ReplyTo)>),
-    CaughtUp { announcements: Vec<Vec<u8>> },
+    CaughtUp { from: PeerId, announcements: Vec<Vec<u8>> },
 }
 
 /// A peer with at least one connection.
@@ -167,13 +166,12 @@ impl News {
 
 struct EventLoop {
     swarm: Swarm<Behaviour>,
+    governor: Governor,
     local: Local,
     commands: mpsc::Receiver<Command>,
     reports: mpsc::Receiver<Report>,
     reporter: mpsc::Sender<Report>,
     outbox: Outbox,
-    /// Asks being read.
-    listening: Arc<Semaphore>,
     book: Book,
     met: HashMap<PeerId, Met>,
     dialing: Dialing,
@@ -193,10 +191,11 @@ struct Due {
 /// Listens, then runs in a task of its own until told to stop.
 pub(crate) async fn start(
     config: Config,
+    governor: Governor,
     commands: mpsc::Receiver<Command>,
     outbox: mpsc::Sender<Event>,
 ) -> Result<()> {
-    let mut event_loop = build(&config, commands, outbox)?;
+    let mut event_loop = build(&config, governor, commands, outbox)?;
     listen(&mut event_loop, &config.listen).await?;
     know(&mut event_loop, &config)?;
     tokio::spawn(run(event_loop));
@@ -220,12 +219,13 @@ fn address(text: &str, loopback_only: bool) -> Result<Multiaddr> {
 
 fn build(
     config: &Config,
+    governor: Governor,
     commands: mpsc::Receiver<Command>,
     outbox: mpsc::Sender<Event>,
 ) -> Result<EventLoop> {
     let names = Arc::new(Names::new(config.swarm, config.version));
-    let (transport, relay_client) = transport::build(config)?;
-    let behaviour = Behaviour::new(config, &names, relay_client)?;
+    let (transport, relay_client) = transport::build(config, &governor)?;
+    let behaviour = Behaviour::new(config, &names, &governor, relay_client)?;
     let node = config.identity.node();
     let me = config.identity.keypair().public().to_peer_id();
     let settings = swarm::Config::with_tokio_executor()
@@ -235,6 +235,7 @@ fn build(
     let (reporter, reports) = mpsc::channel(MAX_REPORTS);
     Ok(EventLoop {
         swarm: Swarm::new(transport, behaviour, me, settings),
+        governor,
         local: Local {
             me,
             node,
@@ -250,7 +251,6 @@ fn build(
         reports,
         reporter,
         outbox: Outbox::new(outbox),
-        listening: Arc::new(Semaphore::new(MAX_LISTENING)),
         book: Book::new(me),
         met: HashMap::new(),
         dialing: Dialing::default(),

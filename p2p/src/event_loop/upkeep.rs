@@ -96,10 +96,10 @@ impl EventLoop {
                     }
                 }
             },
-            Report::CaughtUp { announcements } => {
+            Report::CaughtUp { from, announcements } => {
                 let now = Instant::now();
                 for bytes in announcements {
-                    self.on_news(bytes, now);
+                    self.on_news(bytes, from, now);
                 }
                 self.next_catch_up();
             }
@@ -107,8 +107,8 @@ impl EventLoop {
     }
 
     /// An announcement from a catch-up: told to the node, and to the mesh, which may not know it either.
-    fn on_news(&mut self, bytes: Vec<u8>, now: Instant) {
-        let Verdict::Fresh(announcement) = self.news.ledger.hear(&bytes, now) else { return };
+    fn on_news(&mut self, bytes: Vec<u8>, from: PeerId, now: Instant) {
+        let Verdict::Fresh(announcement) = self.weigh(&bytes, &from, now) else { return };
         if announcement.node() == self.local.node {
             return;
         }
@@ -165,7 +165,7 @@ impl EventLoop {
                 drop(permit);
                 // The loop may have stopped.
                 let announcements = heard.unwrap_or_default();
-                let _ = reporter.send(Report::CaughtUp { announcements }).await;
+                let _ = reporter.send(Report::CaughtUp { from: peer, announcements }).await;
             });
         }
     }

@@ -33,11 +33,13 @@ use libp2p::swarm::{
 };
 use libp2p::{Multiaddr, PeerId};
 use scheduler::NodeId;
+use scheduler::governor::Resource;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::{Guard, Lane, Plane, Stream, Traffic};
+use super::{Guard, Lane, Plane, Seat, Stream, Traffic};
 use crate::config::Names;
 use crate::error::HopError;
+use crate::governor::Governor;
 use crate::identity;
 use crate::path::{self, Path};
 
@@ -57,7 +59,7 @@ pub(crate) enum NotOpened {
     Failed(HopError),
 }
 
-/// Room for streams with one peer, one way. Asks have their own: they are short, and who has too many streams must still be
+/// Room for streams that this node opens at one peer. Asks have their own: they are short, and who has too many streams must still be
 /// able to give one back.
 #[derive(Debug)]
 struct Room {
@@ -108,8 +110,7 @@ struct Remote {
     node: NodeId,
     connections: Vec<Connection>,
     traffic: Arc<Traffic>,
-    inbound: Room,
-    outbound: Room,
+    room: Room,
     /// Streams that the peer has opened.
     opened: u64,
 }
@@ -129,6 +130,7 @@ impl Remote {
 /// Streams of every plane with every peer.
 pub(crate) struct Behaviour {
     names: Arc<Names>,
+    governor: Governor,
     streams_per_peer: usize,
     remotes: HashMap<PeerId, Remote>,
     /// Drained by the swarm whenever it polls; grows by one per command or event handled, never by itself.
@@ -137,8 +139,9 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    pub fn new(names: Arc<Names>, streams_per_peer: usize) -> Self {
-        Self { names, streams_per_peer, remotes: HashMap::new(), queue: VecDeque::new(), waker: None }
+    pub fn new(names: Arc<Names>, governor: Governor, streams_per_peer: usize) -> Self {
+        let (remotes, queue) = (HashMap::new(), VecDeque::new());
+        Self { names, governor, streams_per_peer, remotes, queue, waker: None }
     }
 
     /// Opens a stream on the best connection to `peer`; the answer goes to `reply`.
@@ -148,10 +151,11 @@ impl Behaviour {
         let closed = NotOpened::Failed(HopError::Closed);
         let Some(remote) = self.remotes.get(&peer) else { return refuse(reply, closed) };
         let Some(connection) = remote.best() else { return refuse(reply, closed) };
-        let Some(permit) = remote.outbound.take(lane) else { return refuse(reply, NotOpened::Full) };
+        let Some(permit) = remote.room.take(lane) else { return refuse(reply, NotOpened::Full) };
         connection.live.fetch_add(1, Ordering::Relaxed);
+        let seat = Seat::Own { _permit: permit };
         let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let guard = Guard { traffic, connection: connection.id, live, _permit: permit };
+        let guard = Guard { traffic, connection: connection.id, live, _seat: seat };
         let (node, path) = (remote.node, connection.path);
         let event = Open { protocol: self.protocol(lane), node, path, guard, reply };
         let handler = NotifyHandler::One(connection.id);
@@ -253,8 +257,7 @@ impl Behaviour {
             node,
             connections: Vec::new(),
             traffic: Arc::default(),
-            inbound: Room::new(self.streams_per_peer),
-            outbound: Room::new(self.streams_per_peer),
+            room: Room::new(self.streams_per_peer),
             opened: 0,
         });
         let quic = endpoint.get_remote_address().iter().any(|part| part == Protocol::QuicV1);
@@ -335,14 +338,19 @@ impl NetworkBehaviour for Behaviour {
         remote.opened += 1;
         connection.opened = remote.opened;
         let (lane, io) = event;
-        let Some(permit) = remote.inbound.take(lane) else {
-            // Dropping the substream resets it: the peer sees its stream closed.
-            tracing::debug!(node = %remote.node, "too many streams from this peer, one refused");
-            return;
+        let resource = if lane == Lane::Control { Resource::Asks } else { Resource::Streams };
+        let permit = match self.governor.take_for(remote.node, resource, 1) {
+            Ok(permit) => permit,
+            Err(refused) => {
+                // Dropping the substream resets it: the peer sees its stream closed.
+                tracing::debug!(node = %remote.node, %refused, "a stream is refused");
+                return;
+            }
         };
+        let seat = Seat::Others { _permit: permit };
         connection.live.fetch_add(1, Ordering::Relaxed);
         let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let guard = Guard { traffic, connection: connection.id, live, _permit: permit };
+        let guard = Guard { traffic, connection: connection.id, live, _seat: seat };
         let stream = Stream::new(remote.node, connection.path, io, guard);
         self.queue.push_back(ToSwarm::GenerateEvent(Incoming { lane, stream }));
     }

@@ -8,15 +8,15 @@
 //! same path (fewer copies and the host's own congestion control), the older before the newer. A link never retries
 //! and never times out by itself: recovery is the requester's, deadlines are the caller's.
 //!
-//! Limits: [`Limits::streams_per_peer`](crate::config::Limits) streams from and to one peer, the next waits for a
-//! while; a reader that stops reading stops its peer (the muxer's window), nothing is queued for it beyond that.
+//! Limits: [`Limits::streams_per_peer`](crate::config::Limits) streams to one peer, the next waits for a while; streams
+//! from others are under the [governor](crate::governor), the next is refused; a reader that stops reading stops its peer (the muxer's window), nothing is queued for it beyond that.
 
 pub(crate) mod behaviour;
 mod stream;
 
 use std::fmt;
 
-pub(crate) use stream::{Guard, Traffic};
+pub(crate) use stream::{Guard, Seat, Traffic};
 pub use stream::{MAX_SEND, Reader, Stream, Writer};
 
 /// What a stream is for.

@@ -14,6 +14,7 @@ use scheduler::NodeId;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::HopError;
+use crate::governor::Permit;
 use crate::path::Path;
 
 /// Most bytes one [`Stream::send`] takes: the longest frame with room to spare. More is refused, nothing is sent.
@@ -42,7 +43,16 @@ pub(crate) struct Guard {
     pub connection: ConnectionId,
     /// Streams on the same connection; the connection is not closed while there are any.
     pub live: Arc<AtomicUsize>,
-    pub _permit: OwnedSemaphorePermit,
+    pub _seat: Seat,
+}
+
+/// Which room a stream has its place in: this node's own, or the one for others.
+#[derive(Debug)]
+pub(crate) enum Seat {
+    /// This node opened it.
+    Own { _permit: OwnedSemaphorePermit },
+    /// Its peer did.
+    Others { _permit: Permit },
 }
 
 impl Drop for Guard {

@@ -73,6 +73,20 @@ pub struct Lease {
     pub role: Role,
 }
 
+impl scheduler::door::Term for Lease {
+    fn layers(&self) -> LayerRange {
+        self.layers
+    }
+
+    fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    fn previous(&self) -> Option<NodeId> {
+        self.previous
+    }
+}
+
 /// What a node is to a segment of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {

@@ -96,7 +96,7 @@ impl Kind {
 /// The first bytes of a stream of the data plane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Which session it carries.
+    /// Which session it carries: a digest of the requester and of the name that it gave the session.
     pub session: SessionId,
     /// The epoch it was opened under; a reader that knows a higher one closes the stream.
     pub epoch: u32,

@@ -79,6 +79,11 @@ pub async fn announced(events: &mut Events, node: NodeId, sequence: u64) -> Vec<
 
 /// What a node that offers nothing announces.
 pub fn announcement(identity: &Identity, sequence: u64) -> Vec<u8> {
+    announcement_at(identity, sequence, Vec::new())
+}
+
+/// The same of a node that says where it is.
+pub fn announcement_at(identity: &Identity, sequence: u64, addresses: Vec<String>) -> Vec<u8> {
     let node = identity.node();
     let claim = Claim {
         node,
@@ -96,7 +101,7 @@ pub fn announcement(identity: &Identity, sequence: u64) -> Vec<u8> {
         class: Class::D1,
         offers: Vec::new(),
         links: Vec::new(),
-        addresses: Vec::new(),
+        addresses,
         ttl_ms: 60_000,
         agent: "test".into(),
     };

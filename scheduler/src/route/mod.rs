@@ -28,10 +28,12 @@
 //! Limits: one route at a time (no joint optimization over requests); load is what was gossiped plus what this
 //! requester itself has running.
 
+mod acquainted;
 mod caps;
 mod pick;
 mod table;
 
+pub use self::acquainted::{EXPLORE, acquainted};
 use crate::cost::{self, Cost, End, Leg, Price};
 pub use crate::no_route::NoRoute;
 use crate::snapshot::{NONE, Snapshot};

@@ -1,12 +1,20 @@
 //! One model as it is believed to be right now, for the router.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::experience::drawn;
 use super::{CLAIM_OF_OWN, Experience, PRIOR_LAYER_MS, SwarmView};
 use crate::latency::bounded_claim;
 use crate::layer_cost::LayerCosts;
 use crate::snapshot::{BadSnapshot, Host, Links, Snapshot};
 use crate::{LayerRange, LayerSet, ModelId, NodeId};
+
+/// Strangers that a snapshot for a route shows, drawn for each: a search stays as cheap as without them.
+pub const MAX_STRANGERS: usize = 64;
+/// Prompt positions that a machine computes in the time of one decoded one, at most: a claim beyond counts as this.
+pub const MAX_PREFILL_GAIN: f64 = 256.0;
+/// What a node of which nothing was measured enters, reads and answers faster than this one does, at most.
+pub const OWN_GAIN: f64 = 0.5;
 
 impl SwarmView {
     /// As [`SwarmView::snapshot_of`] for a model whose layers are all alike.
@@ -14,7 +22,29 @@ impl SwarmView {
     /// # Errors
     /// As [`SwarmView::snapshot_of`].
     pub fn snapshot(&self, model: ModelId, num_layers: u32, myself: NodeId) -> Result<Snapshot, BadSnapshot> {
-        self.freeze(model, num_layers, None, myself)
+        self.freeze(model, num_layers, None, myself, None)
+    }
+
+    /// As [`SwarmView::snapshot`] and, with `costs`, [`SwarmView::snapshot_of`], for one route: of the strangers it shows
+    /// [`MAX_STRANGERS`], by `draw`.
+    ///
+    /// # Errors
+    /// As [`SwarmView::snapshot_of`].
+    pub fn snapshot_to_route(
+        &self,
+        model: ModelId,
+        num_layers: u32,
+        costs: Option<(&LayerCosts, u32)>,
+        myself: NodeId,
+        draw: u64,
+    ) -> Result<Snapshot, BadSnapshot> {
+        match costs {
+            None => self.freeze(model, num_layers, None, myself, Some(draw)),
+            Some((costs, context)) => {
+                let weights = Some(costs.weights(context));
+                self.freeze(model, costs.num_layers(), weights, myself, Some(draw))?.with_costs(costs.clone())
+            }
+        }
     }
 
     /// Freezes what is believed of `model`, whose layers cost what `costs` says for rows behind `context` positions.
@@ -31,7 +61,7 @@ impl SwarmView {
         myself: NodeId,
     ) -> Result<Snapshot, BadSnapshot> {
         let weights = costs.weights(context);
-        self.freeze(model, costs.num_layers(), Some(weights), myself)?.with_costs(costs.clone())
+        self.freeze(model, costs.num_layers(), Some(weights), myself, None)?.with_costs(costs.clone())
     }
 
     fn freeze(
@@ -40,7 +70,9 @@ impl SwarmView {
         num_layers: u32,
         weights: Option<Vec<f64>>,
         myself: NodeId,
+        draw: Option<u64>,
     ) -> Result<Snapshot, BadSnapshot> {
+        let shown = draw.map(|draw| self.shown(model, myself, draw));
         let mut index = BTreeMap::new();
         let mut hosts = Vec::new();
         let own = self.known.get(&myself).and_then(|known| known.capability.holding(model));
@@ -49,7 +81,8 @@ impl SwarmView {
             let claim = known.capability.claim();
             let holding = known.capability.holding(model).filter(|_| !claim.draining);
             let apart = self.unreachable.contains_key(&(myself.min(*id), myself.max(*id)));
-            if (holding.is_none() || apart) && *id != myself {
+            let hidden = shown.as_ref().is_some_and(|shown| !self.is_met(*id) && !shown.contains(id));
+            if (holding.is_none() || apart || hidden) && *id != myself {
                 continue;
             }
             let within = |set: LayerSet| -> LayerSet {
@@ -72,6 +105,7 @@ impl SwarmView {
             let fresh = Experience::default();
             let experience = self.experience.get(id).unwrap_or(&fresh);
             host.trust = experience.trust;
+            host.met = *id == myself || experience.is_met();
             if let Some(holding) = holding {
                 let loaded = holding.loaded_set();
                 let correction =
@@ -82,8 +116,10 @@ impl SwarmView {
                 // Once visits were measured they bound the claim; before, the prior does.
                 let prior = if experience.share.value().is_some() { 0.0 } else { prior };
                 let claimed = bounded_claim(holding.decode_ms, &experience.speed, prior);
-                (host.visit_ms, host.decode_ms) = experience.corrected(holding.visit_ms, claimed);
-                host.prefill_ms = holding.prefill_ms;
+                let unproven = *id != myself && experience.share.value().is_none();
+                let floor = own.filter(|_| unproven).map_or(0.0, |own| own.visit_ms * OWN_GAIN);
+                (host.visit_ms, host.decode_ms) = experience.corrected(holding.visit_ms.max(floor), claimed);
+                host.prefill_ms = holding.prefill_ms.max(host.decode_ms / MAX_PREFILL_GAIN);
                 host.queue_ms = holding.queue_ms;
                 host.load_ms = holding.load_ms;
                 host.active = holding.active;
@@ -99,5 +135,19 @@ impl SwarmView {
             measured: self.measured(&index),
         };
         Snapshot::new(model, num_layers, weights, hosts, &links)
+    }
+
+    /// The strangers that a route is shown.
+    fn shown(&self, model: ModelId, myself: NodeId, draw: u64) -> BTreeSet<NodeId> {
+        let holds = |(id, known): &(&NodeId, &super::Known)| {
+            **id != myself && !self.is_met(**id) && known.capability.holding(model).is_some()
+        };
+        let mut strangers: Vec<(u64, NodeId)> =
+            self.known.iter().filter(holds).map(|(id, _)| (drawn(*id, draw), *id)).collect();
+        if strangers.len() > MAX_STRANGERS {
+            strangers.select_nth_unstable(MAX_STRANGERS);
+            strangers.truncate(MAX_STRANGERS);
+        }
+        strangers.into_iter().map(|(_, id)| id).collect()
     }
 }

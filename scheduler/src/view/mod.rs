@@ -9,8 +9,9 @@
 //! outweighs them for [`CORRECTED_MS`] and [`UNREACHABLE_MS`]. What was measured or experienced of a node outlives
 //! its absence, so that no node sheds a bad name by being silent for a while.
 //!
-//! Limits: [`MAX_NODES`] nodes and [`MAX_LINKS`] measured links per node; beyond, newcomers are refused and the
-//! slowest link is dropped, so a flood of identities costs memory once and never evicts who is known.
+//! Limits: [`MAX_NODES`] nodes and [`MAX_LINKS`] measured links per node; beyond, strangers are refused, a node that was
+//! met takes the place of a stranger, and the slowest link is dropped, so a flood of identities costs memory once and never
+//! evicts a node that was met. Of strangers [`MAX_STRANGERS`] are shown to a route.
 //!
 //! In this folder: `experience` is what was measured and lived through with a node, `links` what was measured between nodes,
 //! `geography` what is assumed where nothing was; `lessons` is what leases taught, `freeze` makes of it all a snapshot.
@@ -25,8 +26,9 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-pub use experience::{CLAIM_OF_OWN, PRIOR_LAYER_MS};
+pub use experience::{CLAIM_OF_OWN, MOST_MET, PRIOR_LAYER_MS, SNUBBED_MS};
 pub use feedback::{CORRECTED_MS, MAX_CORRECTIONS, UNREACHABLE_MS};
+pub use freeze::{MAX_PREFILL_GAIN, MAX_STRANGERS, OWN_GAIN};
 pub use geography::Geography;
 pub use links::MAX_LINKS;
 
@@ -113,7 +115,12 @@ impl SwarmView {
 
     /// Takes in an announcement that arrived at `now` and counts for `lasts_ms`.
     pub fn merge_for(&mut self, capability: Capability, now: Millis, lasts_ms: u64) -> Merged {
-        let full = self.known.len() >= MAX_NODES;
+        let mut full = self.known.len() >= MAX_NODES;
+        if full && !self.known.contains_key(&capability.node()) && self.is_met(capability.node()) {
+            let stranger = self.known.keys().copied().find(|node| !self.is_met(*node));
+            stranger.into_iter().for_each(|stranger| self.forget(stranger));
+            full = stranger.is_none();
+        }
         match self.known.get_mut(&capability.node()) {
             None if full => return Merged::Full,
             None => {
@@ -143,6 +150,7 @@ impl SwarmView {
     /// Forgets nodes whose last announcement has expired; returns them. Old corrections go too.
     pub fn expire(&mut self, now: Millis) -> Vec<NodeId> {
         let before = self.corrections.len() + self.unreachable.len();
+        self.forgive(now);
         self.corrections.retain(|_, correction| now.since(correction.at) < CORRECTED_MS);
         self.unreachable.retain(|_, at| now.since(*at) < UNREACHABLE_MS);
         self.epoch += u64::from(self.corrections.len() + self.unreachable.len() < before);

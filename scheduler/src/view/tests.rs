@@ -1,4 +1,7 @@
-use super::{CORRECTED_MS, EXPIRY_MS, Geography, Merged, PRIOR_LAYER_MS, SwarmView};
+use super::{
+    CORRECTED_MS, EXPIRY_MS, Geography, MAX_NODES, MAX_STRANGERS, Merged, PRIOR_LAYER_MS, SNUBBED_MS,
+    SwarmView,
+};
 use crate::capability::tests::claim;
 use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId, Request, Shape};
 
@@ -39,7 +42,7 @@ fn claims_count_down_to_half_of_the_own_speed_until_visits_are_measured() {
         let host = view.snapshot(ModelId::default(), 8, me).unwrap().host(other).unwrap().clone();
         (host.visit_ms, host.decode_ms)
     };
-    assert_eq!(speed(&view), (0.1, 0.25));
+    assert_eq!(speed(&view), (1.0, 0.25), "entering it counts as half of what it costs here, too");
     // Four layers took 6 ms: the next four are predicted to take as long.
     view.observe_visit(other, ModelId::default(), Millis(0), 4.0, 6.0);
     let (visit, layer) = speed(&view);
@@ -186,4 +189,72 @@ fn experience_outlives_absence() {
     view.merge(said(1, 2), Millis(EXPIRY_MS + 2));
     let snapshot = view.snapshot(ModelId::default(), 8, node).unwrap();
     assert_eq!(snapshot.host(node).unwrap().trust, 0.25);
+}
+
+#[test]
+fn a_node_is_a_stranger_until_it_was_met_and_again_when_it_does_not_answer() {
+    let (me, other) = (NodeId::numbered(1), NodeId::numbered(2));
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    view.merge(said(1, 1), Millis(0));
+    view.merge(said(2, 1), Millis(0));
+    let met = |view: &SwarmView| {
+        view.snapshot(ModelId::default(), 8, me)
+            .unwrap()
+            .hosts()
+            .iter()
+            .map(|host| host.met)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(met(&view), [true, false]);
+    assert_eq!(view.introduce(me, 5), Some(other));
+    view.meet(other);
+    assert_eq!((met(&view), view.introduce(me, 5)), (vec![true, true], None));
+    view.snub(Millis(0), other);
+    assert_eq!((view.is_met(other), view.introduce(me, 5)), (false, None), "it is left alone for a while");
+    view.merge(said(2, 2), Millis(SNUBBED_MS));
+    view.expire(Millis(SNUBBED_MS));
+    assert!(view.is_met(other));
+    view.snub(Millis(SNUBBED_MS), other);
+    view.expire(Millis(2 * SNUBBED_MS));
+    assert!(!view.is_met(other), "twice as long the second time");
+    // One that has served stays met, whatever it does not answer.
+    view.merge(said(2, 3), Millis(2 * SNUBBED_MS));
+    view.observe_speed(other, Millis(2 * SNUBBED_MS), 1.0);
+    view.snub(Millis(2 * SNUBBED_MS), other);
+    assert!(view.is_met(other));
+}
+
+#[test]
+fn strangers_are_shown_in_small_numbers_and_those_that_were_measured_are_met_first() {
+    let me = NodeId::numbered(1);
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    for node in 1..=10 * MAX_STRANGERS as u64 {
+        view.merge(said(node, 1), Millis(0));
+    }
+    (2..12).for_each(|node| view.meet(NodeId::numbered(node)));
+    let shown = |draw| {
+        let snapshot = view.snapshot_to_route(ModelId::default(), 8, None, me, draw).unwrap();
+        let strangers = snapshot.hosts().iter().filter(|host| !host.met).map(|host| host.id);
+        (snapshot.hosts().len(), strangers.collect::<Vec<_>>())
+    };
+    let (hosts, strangers) = shown(1);
+    assert_eq!((hosts, strangers.len()), (11 + MAX_STRANGERS, MAX_STRANGERS));
+    assert_ne!(strangers, shown(2).1, "others another time");
+    let mut view = view.clone();
+    view.observe_link(NodeId::numbered(90), NodeId::numbered(91), 1.0);
+    view.observe_link(NodeId::numbered(5), NodeId::numbered(77), 1.0);
+    let first: Vec<_> = (0..20).filter_map(|draw| view.introduce(me, draw)).collect();
+    assert_eq!(first, [NodeId::numbered(77); 20], "a node that was met has measured it");
+}
+
+#[test]
+fn a_full_view_takes_in_a_node_that_was_met() {
+    let mut view = SwarmView::new(Geography::flat(10.0));
+    for node in 0..MAX_NODES as u64 {
+        view.merge(said(node, 1), Millis(0));
+    }
+    let late = NodeId::numbered(1 << 40);
+    assert_eq!(view.merge(said(1 << 40, 1), Millis(0)), Merged::Full);
+    view.meet(late);
+    assert_eq!((view.merge(said(1 << 40, 1), Millis(0)), view.len()), (Merged::Fresh, MAX_NODES));
 }

@@ -169,6 +169,18 @@ impl<'a> Array<'a> {
         self.len == 0
     }
 
+    /// The elements as they stand in the file.
+    pub(super) fn bytes(&self) -> &'a [u8] {
+        let len = match self.element.size() {
+            Some(size) => self.len * size as usize,
+            None => {
+                let strings = Strings { left: self.len, bytes: self.bytes };
+                strings.map(|text| 8 + text.len()).sum()
+            }
+        };
+        &self.bytes[..len]
+    }
+
     /// The elements, if they are strings.
     pub fn strings(&self) -> Option<Strings<'a>> {
         (self.element == Kind::String).then_some(Strings { left: self.len, bytes: self.bytes })

@@ -164,12 +164,26 @@ impl Gguf {
             return Err(Error::invalid(format!("{} is not a file", path.display())));
         }
         let file = fs::File::open(path).map_err(io)?;
-        if file.metadata().map_err(io)?.len() < PREAMBLE {
+        let len = file.metadata().map_err(io)?.len();
+        Self::of_file(&file, len, path)
+    }
+
+    /// As [`Gguf::open`], of the first `len` bytes of a file that is open already: for a process that may open none, and may
+    /// not ask how long they are. `path` is what errors call it.
+    ///
+    /// # Errors
+    /// As for [`Gguf::open`]. A file that is shorter than `len` ends the process when its end is read.
+    pub fn of_file(file: &fs::File, len: u64, path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let io = |source| Error::io(path, source);
+        if len < PREAMBLE {
             return Err(Error::malformed("header", "the file ends before it"));
         }
+        let len = usize::try_from(len)
+            .map_err(|_| Error::malformed("header", "the file is beyond this machine"))?;
         // SAFETY: the mapping is read-only and private to this struct, all views of it are bounded by its length,
         // and no code relies on two reads of the same bytes being equal: lazily decoded values are checked again.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }.map_err(io)?;
         Self::parse(Source::Mapped(map), Some(path.to_owned()))
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     DEFAULT_ALIGNMENT, MAX_ARRAY, MAX_DIMS, MAX_HEADER, MAX_NAME, MAX_PAIRS, MAX_STRING, MAX_TENSORS,
-    metadata::Kind,
+    metadata::{Kind, Value},
 };
 use crate::{Error, Result, quant::Format};
 
@@ -140,6 +140,31 @@ impl Writer {
     /// Adds an array of truth values.
     pub fn add_bools(&mut self, key: &str, values: &[bool]) -> &mut Self {
         self.array(key, Kind::Bool, values, |bytes, &value| bytes.push(value.into()))
+    }
+
+    /// Adds a pair of another file as it stands there.
+    pub fn add_value(&mut self, key: &str, value: Value<'_>) -> &mut Self {
+        match value {
+            Value::U8(value) => self.pair(key, Kind::U8, &[value]),
+            Value::I8(value) => self.pair(key, Kind::I8, &value.to_le_bytes()),
+            Value::U16(value) => self.pair(key, Kind::U16, &value.to_le_bytes()),
+            Value::I16(value) => self.pair(key, Kind::I16, &value.to_le_bytes()),
+            Value::U32(value) => self.add_u32(key, value),
+            Value::I32(value) => self.add_i32(key, value),
+            Value::F32(value) => self.add_f32(key, value),
+            Value::Bool(value) => self.add_bool(key, value),
+            Value::String(value) => self.add_str(key, value),
+            Value::U64(value) => self.add_u64(key, value),
+            Value::I64(value) => self.add_i64(key, value),
+            Value::F64(value) => self.add_f64(key, value),
+            Value::Array(array) => {
+                let mut bytes = Vec::with_capacity(12 + array.bytes().len());
+                bytes.extend((array.element() as u32).to_le_bytes());
+                bytes.extend((array.len() as u64).to_le_bytes());
+                bytes.extend(array.bytes());
+                self.pair(key, Kind::Array, &bytes)
+            }
+        }
     }
 
     /// Announces the next tensor; `dims` in ggml order, `dims[0]` whole blocks of `format`.

@@ -36,6 +36,9 @@ use vocabulary::{Kind, Vocabulary};
 /// is below 200 MB for a moment.
 pub const MAX_TEXT_BYTES: usize = 4 << 20;
 
+/// A character without a token becomes one that stands for nothing.
+const MAX_CHARACTER_BYTES: usize = 4;
+
 /// Texts of control tokens that end a turn, whatever the metadata calls them.
 const END_OF_TURN: &[&str] = &[
     "<|eot_id|>",
@@ -95,6 +98,8 @@ pub struct Tokenizer {
     bos: Option<u32>,
     eos: Option<u32>,
     stop_ids: Vec<u32>,
+    /// Bytes of the longest token, at least those of a character.
+    longest: usize,
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
@@ -168,6 +173,7 @@ impl Tokenizer {
             (Model::Bpe(Box::new(bpe::Bpe::new(rule, &vocabulary, &d.merges)?)), rule.add_bos)
         };
         let stop_ids = stop_ids(&vocabulary, [eos, eot, eom]);
+        let longest = (0..count as u32).map(|id| vocabulary.text(id).len()).max().unwrap_or(0);
         Ok(Self {
             specials: Specials::new(&vocabulary)?,
             vocabulary,
@@ -175,6 +181,7 @@ impl Tokenizer {
             bos,
             eos,
             stop_ids,
+            longest: longest.max(MAX_CHARACTER_BYTES),
             add_bos: d.add_bos.unwrap_or(add_bos),
             add_eos: d.add_eos.unwrap_or(false),
             add_space_prefix: spm && add_space_prefix,
@@ -214,6 +221,26 @@ impl Tokenizer {
             ids.extend(self.eos);
         }
         Ok(ids)
+    }
+
+    /// The beginning of `text` that has more than `tokens` tokens, or all of it where it may have fewer: what does not fit a
+    /// context need not be tokenized to its end to know that.
+    ///
+    /// No token is longer than the longest one, and white space may vanish, so `tokens + 1` times its bytes of other
+    /// characters are enough.
+    pub fn beginning<'t>(&self, text: &'t str, tokens: usize) -> &'t str {
+        let enough = tokens.saturating_add(1).saturating_mul(self.longest);
+        if text.len() <= enough {
+            return text;
+        }
+        let mut seen = 0;
+        for (at, c) in text.char_indices() {
+            if seen >= enough {
+                return &text[..at];
+            }
+            seen += if c.is_whitespace() { 0 } else { c.len_utf8() };
+        }
+        text
     }
 
     /// The ids of a rendered chat template: special text is meant, and BOS is added where the model wants it unless the template already wrote it.

@@ -131,8 +131,13 @@ impl Run<'_> {
 
     fn look(&mut self, requester: usize, ask: &Request) -> Option<route::Route> {
         let snapshot = &self.snapshots.get(&self.shared(requester))?.1;
-        self.router.prepare(snapshot, ask).ok()?;
-        self.router.route(snapshot, ask).ok()
+        let careful = route::acquainted(snapshot, ask);
+        let mut route = |ask: &Request| {
+            self.router.prepare(snapshot, ask).ok()?;
+            self.router.route(snapshot, ask).ok()
+        };
+        // Where no route leads past strangers they may serve.
+        route(&careful).or_else(|| (careful != *ask).then(|| route(ask)).flatten())
     }
 
     /// Whose snapshot a requester routes on. In a large swarm all share one: only what they believe of themselves
@@ -147,7 +152,10 @@ impl Run<'_> {
         let fresh = self.snapshots.get(&key).is_some_and(|(at, _)| self.now - at < lasts);
         if !fresh {
             self.view.expire(Millis(self.now as u64));
-            if let Ok(snapshot) = self.view.snapshot(ModelId::default(), self.world.layers, id(key)) {
+            let draw = self.now as u64;
+            let snapshot =
+                self.view.snapshot_to_route(ModelId::default(), self.world.layers, None, id(key), draw);
+            if let Ok(snapshot) = snapshot {
                 self.snapshots.insert(key, (self.now, snapshot));
             }
         }

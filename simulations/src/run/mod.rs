@@ -30,7 +30,7 @@ use scheduler::{Millis, ModelId, NodeId, Pipeline, Segment, Snapshot};
 use crate::policy::{self, Policy};
 use crate::scale::REGIONS_MS;
 use crate::scenario::Scenario;
-use crate::world::World;
+use crate::world::{World, id, index};
 
 /// A machine speaks this often, ms.
 const ANNOUNCE_MS: f64 = 5_000.0;
@@ -38,6 +38,10 @@ const ANNOUNCE_MS: f64 = 5_000.0;
 const SNAPSHOT_MS: f64 = 1_000.0;
 /// Above this many nodes requesters share a snapshot, taken once per round of announcements.
 const SHARE_FROM: usize = 1_024;
+/// Other machines that an announcement says how far they are.
+const LINKS: usize = 4;
+/// Strangers are looked up this often, ms.
+const INTRODUCE_MS: f64 = 1_000.0;
 /// Machines consider moving this often, ms.
 const CONSIDER_MS: f64 = 60_000.0;
 /// After healing, everything must end within this, ms.
@@ -122,6 +126,7 @@ enum Event {
     Consider,
     Loaded { at: usize },
     Gray { on: bool },
+    Introduce,
     Heal,
 }
 
@@ -294,6 +299,9 @@ impl Run<'_> {
         if self.policy == Policy::Ours && self.world.nodes <= policy::PLACE_UP_TO {
             self.at(CONSIDER_MS, Event::Consider);
         }
+        if self.scenario.met < 1.0 {
+            self.at(0.0, Event::Introduce);
+        }
         self.at(end, Event::Heal);
     }
 
@@ -321,6 +329,7 @@ impl Run<'_> {
                     let gray = self.world.machines.iter_mut().filter(|machine| machine.slow != 1.0);
                     gray.for_each(|machine| machine.slow = if on { 10.0 } else { 1.0 });
                 }
+                Event::Introduce => self.introduce(),
                 Event::Heal => self.heal(),
             }
         }
@@ -328,17 +337,51 @@ impl Run<'_> {
 
     fn heal(&mut self) {
         self.healed = true;
-        for machine in &mut self.world.machines {
+        for machine in &mut self.world.machines[..self.world.sybils_from] {
             (machine.up, machine.slow) = (true, 1.0);
         }
     }
 
+    /// What an announcement says of others, and whether its node is connected from the start.
+    fn acquaint(&mut self, at: usize) {
+        if self.scenario.met >= 1.0 {
+            return self.view.meet(id(at));
+        }
+        if self.world.is_sybil(at) {
+            // They vouch for each other.
+            let other =
+                self.world.sybils_from + (at + 1) % (self.world.machines.len() - self.world.sybils_from);
+            return self.view.observe_link(id(at), id(other), 1.0);
+        }
+        let neighbor = Rng::new(at as u64).happens(self.scenario.met) || at >= self.world.nodes;
+        if neighbor {
+            self.view.meet(id(at));
+        }
+        for _ in 0..LINKS {
+            let other = self.chance.below(self.world.nodes);
+            let round_trip_ms = 2.0 * self.world.hop_ms(at, other);
+            self.view.observe_link(id(at), id(other), round_trip_ms);
+        }
+    }
+
+    /// Dials a stranger, as the daemon does.
+    fn introduce(&mut self) {
+        if let Some(node) = self.view.introduce(id(self.world.nodes), self.chance.next_u64()) {
+            match self.world.machines[index(node)].up {
+                true => self.view.meet(node),
+                false => self.view.snub(Millis(self.now as u64), node),
+            }
+        }
+        self.at(self.now + INTRODUCE_MS, Event::Introduce);
+    }
+
     fn announce(&mut self, at: usize) {
-        if self.world.machines[at].up
+        if (self.world.machines[at].up || self.world.is_sybil(at))
             && let Some(capability) = self.world.announce(at, self.now)
         {
             self.view.merge(capability, Millis(self.now as u64));
             self.outcome.announcements += 1;
+            self.acquaint(at);
         }
         self.at(self.now + ANNOUNCE_MS, Event::Announce { at });
     }

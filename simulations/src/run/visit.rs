@@ -175,6 +175,7 @@ impl Run<'_> {
         let stage = live.stage.min(live.segments.len() - 1);
         let node = live.segments[stage].node;
         live.failed.push(node);
+        self.view.snub(Millis(self.now as u64), node);
         // Covers were chosen segment by segment; after a tiled one the indices have moved, so they are used once.
         let covers = std::mem::take(&mut live.covers);
         let cover = covers.into_iter().find(|cover| cover.index == stage).map(|cover| cover.segments);

@@ -171,6 +171,7 @@ impl Stage {
             kv_bytes: kv_bytes(shape, lease.layers, 1),
             deadline: Some(now + WAIT_MS),
             predicted_ms: 0.0,
+            standby: false,
         };
         self.door.submit(now, ask).map_err(|_| Refused)?;
         let kv = Kv::new(lease.layers);

@@ -1,6 +1,6 @@
 //! Commands that ask the running node one question.
 
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
 use super::{look, remote, runtime, watch};
@@ -14,7 +14,7 @@ use crate::{
     control::{self, Mode, Question},
     events::{PlanReport, PromptEvent, PromptInput, Way},
     output::{self, human_bytes, say},
-    reports::{PeerModel, PeersReport},
+    reports::{LimitReport, PeerModel, PeersReport},
 };
 
 /// Asks and returns the answer without its envelope.
@@ -67,6 +67,7 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
         human_bytes(number(&status["bytes_out"]) as u64)
     );
     content(&status)?;
+    others(&status)?;
     say!("reached   {}: {}", text(&status["reached"]["class"]), text(&status["reached"]["why"]));
     for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         say!("address   {address}");
@@ -186,6 +187,26 @@ pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
             "Paused: what runs goes on, no new sessions are served, no model is sent. `shoal pause --off` ends it."
         ),
         false => say!("This node serves others again."),
+    }
+    Ok(())
+}
+
+/// What other nodes hold of this one, where they hold something or were refused.
+fn others(status: &Value) -> Result<()> {
+    let limits = Vec::<LimitReport>::deserialize(&status["limits"]).unwrap_or_default();
+    let mut said = limits.iter().filter(|limit| limit.used > 0 || limit.refused > 0).map(|limit| {
+        let number = |amount: u64| match limit.resource.as_str() {
+            "bytes" => human_bytes(amount),
+            _ => amount.to_string(),
+        };
+        let refused = match limit.refused {
+            0 => String::new(),
+            times => format!(" ({times} refused)"),
+        };
+        format!("{} of {} {}{refused}", number(limit.used), number(limit.node), limit.resource)
+    });
+    if let Some(first) = said.next() {
+        say!("others    {}", said.fold(first, |all, one| format!("{all}, {one}")));
     }
     Ok(())
 }

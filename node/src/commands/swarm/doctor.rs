@@ -300,7 +300,14 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
         Finding {
             what: "sandbox",
             well: status["model"]["sandboxed"] == json!(true),
-            found: if status["model"]["sandboxed"] == json!(true) { "on" } else { "off" }.into(),
+            found: match (&status["model"]["sandboxed"], &status["model"]["landlocked"]) {
+                (Value::Bool(true), Value::Bool(true)) => "on",
+                (Value::Bool(true), _) => {
+                    "on, system calls are filtered; the kernel has no Landlock behind that"
+                }
+                _ => "off",
+            }
+            .into(),
             advice: "this system cannot take the network from the process that computes: use only model files you trust",
         },
     ]))

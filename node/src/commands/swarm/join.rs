@@ -29,6 +29,7 @@ use crate::{
     library::{self, Entry, Library},
     model,
     output::{self, Waiting, human_bytes, say},
+    private_folder,
     worker::{Source, Spec},
 };
 
@@ -37,7 +38,7 @@ const NEWS: usize = 256;
 
 pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let home = args.home.path()?;
-    create_private_folder(&home)?;
+    private_folder::prepare(&home)?;
     if control::is_running(&home) {
         return Err(control::runs_already(&home));
     }
@@ -277,21 +278,6 @@ fn confirm(args: &JoinArgs, serve: &Serve) -> Result<()> {
             Err(Error::usage("nothing was started; `shoal join --ask-only` only asks, --layers serves less"))
         }
     }
-}
-
-/// The data folder, which only its owner may enter, also when another program made it.
-fn create_private_folder(home: &Path) -> Result<()> {
-    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-    let broken =
-        |e: io::Error| Error::Failed(format!("{} is not private: {e}; run: chmod 700 {0}", home.display()));
-    if let Ok(folder) = std::fs::metadata(home)
-        && folder.permissions().mode() & 0o077 != 0
-    {
-        std::fs::set_permissions(home, std::fs::Permissions::from_mode(0o700)).map_err(broken)?;
-    }
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(home).map_err(|e| {
-        Error::Failed(format!("cannot create {}: {e}; choose another folder with --home", home.display()))
-    })
 }
 
 pub(super) fn source(model: &str) -> Result<Source> {

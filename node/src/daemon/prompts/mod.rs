@@ -4,6 +4,7 @@
 //! (`route.rs`) and tells it when it is over ([`Finished`]); both come in by [`Inbox`].
 
 mod delegate;
+mod dials;
 mod durable;
 mod estimate;
 mod params;

@@ -13,7 +13,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
 
 use super::{
-    Finished,
+    Finished, dials,
     estimate::stage,
     params::{Trouble, only_here, sampling, token_ids, trusted},
     report::{done, noticed, prediction},
@@ -354,11 +354,19 @@ impl PromptTask {
         let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
-        let Some((inlets, doors)) = self.table.enter(session, self.me) else {
+        if let Some(dials) = &routed.dials
+            && looks + 1 < LOOKS
+            && !dials::reaches(&self.network, &self.lessons, self.me, dials).await
+        {
+            let _ = self.finished.send(finished(None)).await;
+            return Ok(Looked::Crowded);
+        }
+        let Some((inlets, doors)) = self.table.enter(self.me, session) else {
             let _ = self.finished.send(finished(None)).await;
             let why = "this node runs as many prompts as it takes; try again in a moment";
             return Err(Trouble::kind(RefusalKind::Busy, why));
         };
+        inlets.reading.expect(self.local.ready.hidden);
         let route = OwnRoute {
             session: format!("{session:?}"),
             model: self.local.name.clone(),
@@ -445,7 +453,7 @@ impl PromptTask {
                     stages: segments.iter().map(stage).collect(),
                 },
                 Progress::Crowded => {
-                    self.table.leave(session);
+                    self.table.leave(self.me, session);
                     let _ = self.finished.send(finished(None)).await;
                     return Ok(Looked::Crowded);
                 }
@@ -486,7 +494,7 @@ impl PromptTask {
                 }
             }
         }
-        self.table.leave(session);
+        self.table.leave(self.me, session);
         let Some(report) = ended else {
             let _ = self.finished.send(finished(None)).await;
             return Err(Trouble::kind(

@@ -3,6 +3,9 @@
 //! A first route and a later one (after a failure) ask the same: the view with what leases taught since, this node's own
 //! running prompts as load, then the pipeline, who stands by and where they are.
 //!
+//! A node of which nothing is known but its own word is not asked while a route leads past it, even where that is full
+//! ([`scheduler::route::acquainted`]); what such nodes there are is looked up beside ([`Daemon`](super::super)'s clock).
+//!
 //! A node that says that it is full is passed by while others have room, and asked when none has: its word is seconds old, and
 //! a lease that is refused costs less than an answer that is not given. A session with new cuts keeps its seats: where
 //! it runs already, being full does not count.
@@ -13,7 +16,7 @@ use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
     Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
-    route::{Comparison, NoRoute, Route, compare, route},
+    route::{Comparison, NoRoute, Route, acquainted, compare, route},
     session::Standbys,
     snapshot::BadSnapshot,
     standby,
@@ -97,6 +100,8 @@ pub struct Routed {
     pub standbys: Standbys,
     /// Where they are.
     pub contacts: Vec<Contact>,
+    /// Nodes of the pipeline without a connection, and those of the next best one: both are dialed side by side.
+    pub dials: Option<[Vec<Contact>; 2]>,
     /// Sessions that the nodes of the pipeline announced.
     pub announced: BTreeMap<NodeId, u32>,
     /// The network's share of the slowest ordinary step, ms.
@@ -179,11 +184,15 @@ impl Router<'_> {
         let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
         let request = self.request(model, session, shape, policy);
-        let found = self.snapshot(model, shape).ok().and_then(|mut snapshot| {
+        let found = self.snapshot(model, session, shape).ok().and_then(|mut snapshot| {
             let seats = self.in_flight.get(&session);
             snapshot.assume_room(|host| seats.is_some_and(|seats| seats.nodes.contains(&host.id)));
-            let roomy = route(&snapshot, &request);
-            let pipeline = roomy.or_else(|_| route(ask_the_full(&mut snapshot), &request)).ok()?.pipeline;
+            let mut full = snapshot.clone();
+            ask_the_full(&mut full);
+            let careful = acquainted(&snapshot, &request);
+            let tries = [(&snapshot, &careful), (&full, &careful), (&snapshot, &request), (&full, &request)];
+            let mut routes = tries.into_iter().filter_map(|(known, request)| route(known, request).ok());
+            let pipeline = routes.next()?.pipeline;
             let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline, shadow);
             if let Some(InFlight { nodes, .. }) = self.in_flight.get_mut(&session) {
                 nodes.clear();
@@ -211,20 +220,38 @@ impl Router<'_> {
         }
         let model = question.model;
         let request = self.request(model, question.session, question.shape, policy.clone());
-        let mut snapshot = self.snapshot(model, question.shape)?;
+        let mut snapshot = self.snapshot(model, question.session, question.shape)?;
         // A node that could compute in the place of one that owes a proof may check it, not replace it.
         let narrowed = question.prove.and_then(|node| {
             let first = &self.models.first;
             self.view.indispensable(node, first.id, first.ready.num_layers, self.now)
         });
-        let mut narrowed = narrowed.and_then(|view| self.freeze(&view, model, question.shape).ok());
-        let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
+        let frozen = |view| self.freeze(&view, model, question.session, question.shape).ok();
+        let mut narrowed = narrowed.and_then(frozen);
+        let mut careful = acquainted(&snapshot, &request);
+        if let Some(node) = question.prove {
+            careful.policy.deny.remove(&node);
+        }
+        let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
         if comparison.asked.is_err() {
+            let strangers = !self.acquainted_but_full(&snapshot, &careful, &policy);
+            let roomy = strangers.then(|| snapshot.clone());
             for known in narrowed.iter_mut().chain([&mut snapshot]) {
                 ask_the_full(known);
             }
-            comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &request);
+            comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
+            if comparison.asked.is_err()
+                && let Some(roomy) = roomy.filter(|_| careful != request)
+            {
+                // No route leads past strangers.
+                careful = request.clone();
+                comparison = compare(narrowed.as_ref().unwrap_or(&roomy), &careful);
+                if comparison.asked.is_err() {
+                    comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
+                }
+            }
         }
+        let request = careful;
         let home = question.mode == Mode::Local || (question.may_stay_home && comparison.local_wins());
         let chosen = if home { &comparison.local } else { &comparison.asked };
         let route = chosen.clone().map_err(|why| {
@@ -243,6 +270,7 @@ impl Router<'_> {
         let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline, question.shadow);
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);
         let network_ms: f64 = nodes.clone().filter_map(|node| self.gossip.slow_rtt_ms(node)).sum();
+        let dials = self.dials(&snapshot, &request, &route.pipeline);
         Ok(Routed {
             announced: nodes.map(|node| (node, self.view.announced_sessions(node, model))).collect(),
             expected: self.expected(model, &snapshot, &request, &route.pipeline),
@@ -252,11 +280,44 @@ impl Router<'_> {
             comparison,
             standbys,
             contacts,
+            dials,
             rtt_p99_ms: JITTER_MS + network_ms,
             witnesses: self.witnesses(&snapshot, &policy),
             policy,
             shape: request.shape,
         })
+    }
+
+    /// Whether nodes that were met could run it if none of them were full or had just refused: then it waits for them.
+    fn acquainted_but_full(&self, snapshot: &Snapshot, careful: &Request, policy: &RoutePolicy) -> bool {
+        let mut patient = careful.clone();
+        let refused =
+            |node: &NodeId| !policy.deny.contains(node) && snapshot.host(*node).is_some_and(|host| host.met);
+        patient.policy.deny.retain(|node| !refused(node));
+        let mut full = snapshot.clone();
+        route(ask_the_full(&mut full), &patient).is_ok()
+    }
+
+    /// Where nodes of `pipeline` are not connected: these, and those of the best route past them.
+    fn dials(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request,
+        pipeline: &Pipeline,
+    ) -> Option<[Vec<Contact>; 2]> {
+        let distant = |node: &NodeId| *node != self.me && self.gossip.rtt_ms(*node).is_none();
+        let contacts = |pipeline: &Pipeline| -> Vec<Contact> {
+            let nodes: BTreeSet<NodeId> = pipeline.segments().iter().map(|segment| segment.node).collect();
+            nodes.into_iter().filter(distant).map(|node| self.view.contact(node)).collect()
+        };
+        let first = contacts(pipeline);
+        if first.is_empty() {
+            return None;
+        }
+        let mut past = request.clone();
+        past.policy.deny.extend(first.iter().map(|contact| contact.node));
+        let second = route(snapshot, &past).ok()?;
+        Some([first, contacts(&second.pipeline)])
     }
 
     /// Holders whose word counts in a dispute, the most trusted first.
@@ -267,7 +328,7 @@ impl Router<'_> {
                 && policy.allow.as_ref().is_none_or(|allowed| allowed.contains(&node))
         };
         let mut hosts: Vec<_> = snapshot.hosts().iter().filter(|host| admitted(host.id)).collect();
-        hosts.sort_by(|a, b| b.trust.total_cmp(&a.trust).then(a.id.cmp(&b.id)));
+        hosts.sort_by(|a, b| b.met.cmp(&a.met).then(b.trust.total_cmp(&a.trust)).then(a.id.cmp(&b.id)));
         let witness = |host: &scheduler::snapshot::Host| Witness {
             contact: self.view.contact(host.id),
             operator: host.operator,
@@ -291,21 +352,24 @@ impl Router<'_> {
     }
 
     /// What is believed now, with what leases taught.
-    fn snapshot(&mut self, model: ModelId, shape: Shape) -> Result<Snapshot, String> {
+    fn snapshot(&mut self, model: ModelId, session: SessionId, shape: Shape) -> Result<Snapshot, String> {
         self.view.take_feedback(self.now);
-        self.freeze(&self.view.swarm, model, shape).map_err(|e| e.to_string())
+        self.freeze(&self.view.swarm, model, session, shape).map_err(|e| e.to_string())
     }
 
     /// `view` of a model, priced in the middle of an answer: there a row sees what most rows of it see.
-    fn freeze(&self, view: &SwarmView, model: ModelId, shape: Shape) -> Result<Snapshot, BadSnapshot> {
+    fn freeze(
+        &self,
+        view: &SwarmView,
+        model: ModelId,
+        session: SessionId,
+        shape: Shape,
+    ) -> Result<Snapshot, BadSnapshot> {
         let ready = self.models.get(model).map(|held| &held.ready);
-        match ready.and_then(|ready| ready.costs.as_ref()) {
-            Some(costs) => {
-                let context = shape.prompt_tokens.saturating_add(shape.output_tokens / 2);
-                view.snapshot_of(model, costs, context, self.me)
-            }
-            None => view.snapshot(model, ready.map_or(0, |ready| ready.num_layers), self.me),
-        }
+        let context = shape.prompt_tokens.saturating_add(shape.output_tokens / 2);
+        let costs = ready.and_then(|ready| ready.costs.as_ref()).map(|costs| (costs, context));
+        let num_layers = ready.map_or(0, |ready| ready.num_layers);
+        view.snapshot_to_route(model, num_layers, costs, self.me, seed(session))
     }
 
     /// Who stands by for a pipeline, and where everybody is.

@@ -1,40 +1,40 @@
 //! The serving side's door: who gets a lease here, who waits a moment, who is refused and why.
 //!
-//! A lease for a session that is not served yet asks [`scheduler::admit`] for a slot and for the memory of its caches;
-//! both are reserved before the worker hears of it and come back when the stage's task ends, however it ends. Further
-//! leases of a session that is served (another epoch, another segment) go straight to its task: it has its slot.
+//! What is decided is [`scheduler::door`]: a slot and the memory of the caches are reserved before the worker hears of a
+//! session, a lease that is not used or whose requester is gone is taken back, and one requester does not hold all slots
+//! while others wait. This file feeds it with leases, signs of use, connections and time, and does what it says. A place
+//! comes back when the stage's task ends, however it ends: its guard is dropped then.
 //!
 //! What is answered carries what the requester's next route needs: a grant says how many sessions count on this node, a
 //! refusal of layers says which ones are held.
 //!
-//! Limits: [`SLOTS`] sessions of others; [`WAITING`] leases wait at most [`WAIT_MS`], then they are refused as busy;
-//! [`CLOSED`] sessions given back are remembered, so that a lease which its own release overtook is not granted after
-//! it; beyond, the oldest is forgotten and such a lease would live until its time is over.
+//! Limits: [`SLOTS`] sessions of others, fewer where `--sessions` says so; [`WAITING`] leases wait at most [`WAIT_MS`],
+//! then they are refused as busy; a quarter of the slots is kept for nodes that have worked for this one, as soon as there
+//! are any.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use p2p::{
     ReplyTo,
-    wire::control::{Answer, Lease, Refusal},
+    wire::control::{Answer, Lease, Refusal, Role},
 };
 use scheduler::{
-    Millis, NodeId, SessionId,
+    NodeId, SessionId,
     account::Tier,
-    admit::{self, Admission, Limits, SlotGuard},
+    admit::{self, Guards, Limits, SlotGuard},
+    door::{self, Decision, Ending, Key, Refused},
+    governor::Resource,
 };
 use tokio::sync::oneshot;
 
 use super::Serving;
 use crate::{
     sessions::{Inlets, Order},
-    stage::Stage,
+    stage::{Sign, Stage},
 };
 
 /// Sessions of others served at once; far beyond what runs at full speed, since most of them are elsewhere at any
-/// moment. Higher and everybody is slow; lower and a rush is refused that could have been served.
+/// moment. Higher and all are slow; lower and a rush is refused that could have been served.
 pub(crate) const SLOTS: u32 = 64;
 /// Leases that wait for a slot.
 const WAITING: usize = 64;
@@ -42,97 +42,109 @@ const WAITING: usize = 64;
 const WAIT_MS: u64 = 1_500;
 /// A stage that has not answered a request for the bill by then has ended.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Sessions given back that are remembered.
-const CLOSED: usize = 1_024;
-
-struct Waiting {
-    from: NodeId,
-    lease: Lease,
-    reply: ReplyTo,
-}
+/// One slot in so many is kept for contributors, rounded up.
+const KEPT_OF: u32 = 4;
 
 /// See the module's page.
 pub(crate) struct Door {
-    admission: Admission,
-    waiting: BTreeMap<u64, Waiting>,
+    decides: door::Door,
+    guards: Guards,
+    /// What each ask wants and where its answer goes, until it is decided.
+    asks: BTreeMap<u64, (Lease, ReplyTo)>,
     next_id: u64,
-    closed: VecDeque<(NodeId, SessionId, u32)>,
     kv_bytes: u64,
+    /// Nodes that have worked for this one.
+    contributors: u32,
 }
 
 impl Door {
     /// A door to a worker with so much memory for caches.
     pub fn new(kv_bytes: u64) -> Self {
         let limits = Limits { slots: SLOTS, kv_bytes, waiting: WAITING, tiers: Tier::shares(SLOTS) };
-        let admission = Admission::new(limits);
-        Self { admission, waiting: BTreeMap::new(), next_id: 0, closed: VecDeque::new(), kv_bytes }
+        Self {
+            decides: door::Door::new(limits),
+            guards: Guards::default(),
+            asks: BTreeMap::new(),
+            next_id: 0,
+            kv_bytes,
+            contributors: 0,
+        }
     }
 
     /// Sessions of others that count on this node.
     pub fn sessions(&mut self) -> u32 {
-        (self.admission.running() + self.admission.waiting()) as u32
+        self.collect();
+        self.decides.sessions()
     }
 
     /// Memory for caches that no session has reserved.
     pub fn kv_free(&mut self) -> u64 {
-        self.kv_bytes.saturating_sub(self.admission.kv_used())
+        self.collect();
+        self.kv_bytes.saturating_sub(self.decides.queue().kv_used())
     }
 
-    /// Remembers what a requester gave back.
-    fn close(&mut self, from: NodeId, session: SessionId, epoch: u32) {
-        if let Some(known) = self.closed.iter_mut().find(|known| (known.0, known.1) == (from, session)) {
-            known.2 = known.2.max(epoch);
-            return;
-        }
-        if self.closed.len() == CLOSED {
-            self.closed.pop_front();
-        }
-        self.closed.push_back((from, session, epoch));
+    /// So many slots are left for sessions of others.
+    fn set_slots(&mut self, slots: u32) {
+        self.decides.set_slots(slots, kept(slots, self.contributors));
     }
 
-    fn is_closed(&self, from: NodeId, session: SessionId, epoch: u32) -> bool {
-        self.closed.iter().any(|known| (known.0, known.1) == (from, session) && epoch <= known.2)
+    /// Takes back what ended.
+    fn collect(&mut self) {
+        while let Some(id) = self.guards.freed() {
+            self.decides.ended(id);
+        }
     }
+}
+
+/// Of so many slots, those that strangers leave alone. None before any node has contributed, and never all.
+fn kept(slots: u32, contributors: u32) -> u32 {
+    slots.div_ceil(KEPT_OF).min(contributors).min(slots.saturating_sub(1))
 }
 
 impl Serving {
     /// A requester needs a session no more.
     pub(crate) fn released(&mut self, from: NodeId, session: SessionId, epoch: u32, reply: ReplyTo) {
-        if let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) {
+        if let Some(inlets) = self.table.get(from, session) {
             let _ = inlets.orders.try_send(Order::Release { epoch });
         }
-        let gone = |waiting: &Waiting| {
-            (waiting.from, waiting.lease.session) == (from, session) && waiting.lease.epoch <= epoch
-        };
-        let ids: Vec<u64> = self.door.waiting.iter().filter(|(_, w)| gone(w)).map(|(id, _)| *id).collect();
-        for id in ids {
-            self.door.admission.cancel(id);
-            self.door.waiting.remove(&id);
+        for ask in self.door.decides.release(Key { requester: from, session }, epoch) {
+            self.door.asks.remove(&ask.id);
         }
-        self.door.close(from, session, epoch);
         self.node.network.answer(reply, Answer::Released);
     }
 
     /// A requester wants a stage; by the work that was signed for it is of `tier`.
     pub(crate) fn lease(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
-        if let Some(refusal) = self.refusal(from, &lease) {
+        let key = Key { requester: from, session: lease.session };
+        if let Some(refusal) = self.refusal(key, &lease) {
             return self.node.network.answer(reply, refusal);
         }
-        match self.table.get(lease.session) {
-            Some(inlets) if inlets.requester == from => self.order(&inlets, lease, reply),
-            Some(_) => {
-                let text = "another node's session";
-                self.node.network.answer(reply, Answer::refused(Refusal::NotTrusted, text));
-            }
-            None => self.queue(from, lease, tier, reply),
-        }
+        let held = self.models.get(lease.model);
+        let kv_bytes =
+            held.map_or(0, |held| held.ready.state_bytes(lease.layers, u64::from(lease.positions)));
+        self.door.next_id += 1;
+        let ask = door::Ask {
+            id: self.door.next_id,
+            key,
+            epoch: lease.epoch,
+            tier,
+            kv_bytes,
+            standby: lease.role != Role::Stage,
+            patience_ms: WAIT_MS,
+        };
+        self.door.asks.insert(ask.id, (lease, reply));
+        self.door.collect();
+        self.set_slots();
+        let decision = self.door.decides.lease(self.node.now(), ask);
+        decision.into_iter().for_each(|decision| self.decide(decision));
+        self.admit();
     }
 
     /// A requester wants the bill.
     pub(crate) fn settle(&self, from: NodeId, session: SessionId, upto: u32, reply: ReplyTo) {
         let network = self.node.network.clone();
         let gone = || Answer::refused(Refusal::Failed, "no such session");
-        let Some(inlets) = self.table.get(session).filter(|inlets| inlets.requester == from) else {
+        let Some(inlets) = self.table.get(from, session) else {
             return network.answer(reply, gone());
         };
         let (answer, answered) = oneshot::channel();
@@ -146,7 +158,7 @@ impl Serving {
     }
 
     /// Why a lease cannot be granted, if that is plain.
-    fn refusal(&self, from: NodeId, lease: &Lease) -> Option<Answer> {
+    fn refusal(&self, key: Key, lease: &Lease) -> Option<Answer> {
         let served = self.models.get(lease.model).map_or(&[][..], |held| &held.served);
         if !served.iter().any(|range| range.covers(lease.layers)) {
             return Some(Answer::not_held(served));
@@ -154,84 +166,120 @@ impl Serving {
         if self.gate.paused {
             return Some(Answer::refused(Refusal::Draining, "this node serves no requests for now"));
         }
-        if self.table.get(lease.session).is_none() && self.is_full() {
-            let text = "as many sessions of others run here as may (--sessions)";
-            return Some(Answer::refused(Refusal::Busy, text));
-        }
-        if self.gate.is_draining() && self.table.get(lease.session).is_none() {
-            return Some(Answer::refused(Refusal::Draining, "this node is about to leave"));
-        }
-        self.door.is_closed(from, lease.session, lease.epoch).then(|| {
-            let text = "this epoch of the session was given back";
-            Answer::refused(Refusal::Malformed, text)
-        })
+        (self.gate.is_draining() && !self.door.decides.has(key))
+            .then(|| Answer::refused(Refusal::Draining, "this node is about to leave"))
     }
 
-    fn queue(&mut self, from: NodeId, lease: Lease, tier: usize, reply: ReplyTo) {
-        let held = self.models.get(lease.model);
-        let kv_bytes =
-            held.map_or(0, |held| held.ready.state_bytes(lease.layers, u64::from(lease.positions)));
+    /// A stage says that its lease is used.
+    pub(crate) fn sign(&mut self, key: Key, sign: Sign) {
         let now = self.node.now();
-        self.door.next_id += 1;
-        let id = self.door.next_id;
-        let ask = admit::Ask {
-            id,
-            requester: from,
-            tier,
-            kv_bytes,
-            deadline: Some(Millis(now.0 + WAIT_MS)),
-            predicted_ms: 0.0,
+        let decision = match sign {
+            Sign::Granted => {
+                self.door.decides.granted(now, key);
+                None
+            }
+            Sign::Beacon => {
+                self.door.decides.beacon(key);
+                None
+            }
+            Sign::Rows => self.door.decides.rows(now, key),
         };
-        if let Err(why) = self.door.admission.submit(now, ask) {
-            let answer = match why {
-                admit::Refusal::TooBig => Answer::refused(Refusal::NoRoom, "its caches would not fit"),
-                _ => Answer::refused(Refusal::Busy, "too many wait here already"),
-            };
-            return self.node.network.answer(reply, answer);
-        }
-        self.door.waiting.insert(id, Waiting { from, lease, reply });
-        self.admit();
+        decision.into_iter().for_each(|decision| self.decide(decision));
     }
 
-    /// Starts the asks whose turn it is and refuses those that waited too long. Called whenever something changed.
+    /// The last connection of a node is gone.
+    pub(crate) fn gone(&mut self, node: NodeId) {
+        self.door.decides.gone(self.node.now(), node);
+    }
+
+    /// A connection to a node is there.
+    pub(crate) fn back(&mut self, node: NodeId) {
+        self.door.decides.back(node);
+    }
+
+    /// So many nodes have worked for this one.
+    pub(crate) fn keep_for(&mut self, contributors: usize) {
+        self.door.contributors = contributors as u32;
+    }
+
+    /// Prompts of others that are conducted here take slots as well.
+    fn set_slots(&mut self) {
+        let most = u32::try_from(self.gate.most).unwrap_or(SLOTS).min(SLOTS);
+        self.door.set_slots(most.saturating_sub(self.guests() as u32));
+    }
+
+    /// Starts the asks whose turn it is, refuses those that waited too long and ends what is not used. Called whenever
+    /// something changed, and regularly.
     pub(crate) fn admit(&mut self) {
-        let now = self.node.now();
-        while let Some((ask, slot)) = self.door.admission.next(now) {
-            if let Some(waiting) = self.door.waiting.remove(&ask.id) {
-                self.start_stage(waiting, slot);
-            }
-        }
-        if self.door.admission.waiting() < self.door.waiting.len() {
-            // Admission has discarded the late ones.
-            let door = &mut self.door;
-            let late: Vec<u64> =
-                door.waiting.keys().copied().filter(|id| !door.admission.waits(*id)).collect();
-            for waiting in late.into_iter().filter_map(|id| door.waiting.remove(&id)) {
-                let busy = Answer::refused(Refusal::Busy, "all slots are taken");
-                self.node.network.answer(waiting.reply, busy);
-            }
+        self.door.collect();
+        self.set_slots();
+        for decision in self.door.decides.turn(self.node.now()) {
+            self.decide(decision);
         }
     }
 
-    fn start_stage(&mut self, waiting: Waiting, slot: SlotGuard) {
-        let Waiting { from, lease, reply } = waiting;
-        let session = lease.session;
+    fn decide(&mut self, decision: Decision) {
+        match decision {
+            Decision::Start(ask) => {
+                let slot = self.door.guards.issue(ask.id);
+                if let Some((lease, reply)) = self.door.asks.remove(&ask.id) {
+                    self.start_stage(ask.key, lease, reply, slot);
+                }
+            }
+            Decision::Forward(ask) => {
+                let Some((lease, reply)) = self.door.asks.remove(&ask.id) else { return };
+                match self.table.get(ask.key.requester, ask.key.session) {
+                    Some(inlets) => self.order(&inlets, lease, reply),
+                    None => {
+                        let ended = Answer::refused(Refusal::Busy, "this session has just ended; ask again");
+                        self.node.network.answer(reply, ended);
+                    }
+                }
+            }
+            Decision::Refuse(ask, why) => {
+                if let Some((_, reply)) = self.door.asks.remove(&ask.id) {
+                    self.node.network.governor().refuse(Resource::Leases);
+                    self.node.network.answer(reply, refused(why));
+                }
+            }
+            Decision::End(key, why) => self.end(key, why),
+        }
+    }
+
+    /// Ends a session. Its place is free when its task is over.
+    fn end(&self, key: Key, why: Ending) {
+        let Some(inlets) = self.table.get(key.requester, key.session) else { return };
+        tracing::info!(session = %key.session, requester = %key.requester, ?why, "a lease is taken back");
+        let told = match why {
+            // Nothing is heard of it; what would be sent reaches no reader.
+            Ending::Unused | Ending::Away => None,
+            Ending::Yields => Some("others wait for the place, and it was idle"),
+            Ending::NoRoom => Some("its memory was taken while it stood by"),
+        };
+        // A full channel must not keep the place.
+        tokio::spawn(async move { inlets.orders.send(Order::End { told }).await });
+    }
+
+    fn start_stage(&mut self, key: Key, lease: Lease, reply: ReplyTo, slot: SlotGuard) {
+        let Key { requester, session } = key;
         // Its model was here when it asked.
         let Some(held) = self.models.get(lease.model) else {
             return self.node.network.answer(reply, Answer::not_held(&[]));
         };
-        let Some((inlets, doors)) = self.table.enter(session, from) else {
-            // A second lease of one session waited beside the first.
-            return match self.table.get(session).filter(|inlets| inlets.requester == from) {
-                Some(inlets) => self.order(&inlets, lease, reply),
-                None => {
-                    self.node.network.answer(reply, Answer::refused(Refusal::Busy, "no more sessions here"))
-                }
-            };
+        let permit = match self.node.network.governor().take_for(requester, Resource::Leases, 1) {
+            Ok(permit) => permit,
+            Err(refused) => {
+                let busy = Answer::refused(Refusal::Busy, &refused.to_string());
+                return self.node.network.answer(reply, busy);
+            }
+        };
+        let Some((inlets, doors)) = self.table.enter(requester, session) else {
+            let busy = Answer::refused(Refusal::Busy, "no more sessions here");
+            return self.node.network.answer(reply, busy);
         };
         let stage = Stage {
             session,
-            requester: from,
+            requester,
             network: self.node.network.clone(),
             identity: self.node.identity.clone(),
             hidden: held.ready.hidden,
@@ -241,6 +289,7 @@ impl Serving {
             books: self.books.clone(),
             draining: self.gate.draining.subscribe(),
             slot,
+            permit,
             room: self.room.clone(),
         };
         self.totals.sessions += 1;
@@ -271,42 +320,46 @@ impl Serving {
     }
 }
 
+/// The answer to a lease that the door refuses.
+fn refused(why: Refused) -> Answer {
+    let (reason, text) = match why {
+        Refused::Queue(admit::Refusal::TooBig) => (Refusal::NoRoom, "its caches would not fit"),
+        Refused::Queue(_) => (Refusal::Busy, "too many wait here already; ask again in a moment"),
+        Refused::Late => (Refusal::Busy, "as many sessions of others run here as may (--sessions)"),
+        Refused::GivenBack => (Refusal::Malformed, "this epoch of the session was given back"),
+        Refused::Ending => (Refusal::Busy, "the session is being ended; ask again in a moment"),
+    };
+    Answer::refused(reason, text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use scheduler::Millis;
 
-    #[test]
-    fn what_was_given_back_is_remembered_but_not_for_ever() {
-        let mut door = Door::new(1_000);
-        let (one, other) = (NodeId::numbered(1), NodeId::numbered(2));
-        let session = SessionId::numbered;
-        door.close(one, session(5), 3);
-        door.close(one, session(5), 2);
-        assert!(door.is_closed(one, session(5), 3) && !door.is_closed(one, session(5), 4));
-        assert!(!door.is_closed(other, session(5), 1), "no node closes another's session");
-        (0..CLOSED as u64).for_each(|n| door.close(other, session(100 + n), 1));
-        assert!(!door.is_closed(one, session(5), 3));
-        assert_eq!(door.closed.len(), CLOSED);
+    fn ask(id: u64, requester: u64, kv_bytes: u64) -> door::Ask {
+        let key = Key { requester: NodeId::numbered(requester), session: SessionId::numbered(id) };
+        door::Ask { id, key, epoch: 1, tier: 0, kv_bytes, standby: false, patience_ms: WAIT_MS }
     }
 
     #[test]
     fn memory_is_free_again_when_the_slot_is_dropped() {
         let mut door = Door::new(1_000);
-        let ask = |id, kv_bytes| admit::Ask {
-            id,
-            requester: NodeId::numbered(1),
-            tier: 0,
-            kv_bytes,
-            deadline: Some(Millis(WAIT_MS)),
-            predicted_ms: 0.0,
-        };
-        door.admission.submit(Millis(0), ask(1, 600)).unwrap();
-        door.admission.submit(Millis(0), ask(2, 600)).unwrap();
-        let (_, slot) = door.admission.next(Millis(0)).unwrap();
-        assert!(door.admission.next(Millis(0)).is_none() && door.admission.waits(2));
+        assert_eq!(door.decides.lease(Millis(0), ask(1, 1, 600)), None);
+        assert_eq!(door.decides.lease(Millis(0), ask(2, 1, 600)), None);
+        assert_eq!(door.decides.turn(Millis(0)), [Decision::Start(ask(1, 1, 600))]);
+        let slot = door.guards.issue(1);
         assert_eq!((door.sessions(), door.kv_free()), (2, 400));
         drop(slot);
         assert_eq!((door.sessions(), door.kv_free()), (1, 1_000));
-        assert!(door.admission.next(Millis(WAIT_MS)).is_none() && !door.admission.waits(2), "too late");
+        let late = Decision::Refuse(ask(2, 1, 600), Refused::Late);
+        assert_eq!(door.decides.turn(Millis(WAIT_MS)), [late]);
+    }
+
+    #[test]
+    fn slots_are_kept_once_a_node_has_contributed_and_never_all_of_them() {
+        assert_eq!([0, 1, 2, 4, 5, 64].map(|slots| kept(slots, 0)), [0; 6]);
+        assert_eq!([0, 1, 2, 4, 5, 64].map(|slots| kept(slots, 100)), [0, 0, 1, 1, 2, 16]);
+        assert_eq!(kept(64, 3), 3, "one for each of them");
     }
 }

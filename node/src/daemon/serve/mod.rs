@@ -259,6 +259,7 @@ impl Serving {
                 self.totals.bytes_out += bytes_out;
             }
             Served::Waited { ms, served_ms } => self.waits.add(self.node.now(), ms, served_ms),
+            Served::Sign(key, sign) => self.sign(key, sign),
             Served::Ended(session) => {
                 tracing::debug!(%session, "session over");
                 self.admit();
@@ -274,7 +275,12 @@ impl Serving {
 
     /// Sessions and prompts of other nodes that run here.
     pub(super) fn strangers(&self) -> usize {
-        self.table.serving(self.node.me) + Arc::strong_count(&self.gate.guests) - 1
+        self.table.serving(self.node.me) + self.guests()
+    }
+
+    /// Prompts of other nodes that are conducted here.
+    fn guests(&self) -> usize {
+        Arc::strong_count(&self.gate.guests) - 1
     }
 
     /// Whether as many sessions and prompts of others run here as may.
@@ -290,7 +296,7 @@ impl Serving {
 
     /// Stops the answer of this node with this session; returns whether there is one.
     pub(super) fn cancel(&self, session: SessionId) -> bool {
-        let own = self.table.get(session).filter(|inlets| inlets.requester == self.node.me);
+        let own = self.table.get(self.node.me, session);
         own.is_some_and(|inlets| inlets.orders.try_send(Order::Cancel).is_ok())
     }
 

@@ -14,7 +14,7 @@ use crate::{
     clock,
     daemon::{Daemon, serve::Held},
     memory,
-    reports::{Own, View},
+    reports::{LimitReport, Own, View},
 };
 
 /// Layers shown of a stranger's model: no model has as many.
@@ -80,6 +80,7 @@ impl Daemon {
             kv_used_bytes: first.spec.room.taken_bytes(),
             sessions: sessions as u64,
             worker_resident_bytes: resident,
+            limits: LimitReport::all(self.node.network.governor()),
         }
     }
 

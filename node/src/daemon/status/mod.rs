@@ -7,7 +7,7 @@ use scheduler::{LayerRange, LayerSet, ModelId, NodeId, holders::bares};
 use serde_json::{Value, json};
 
 use super::{Daemon, serve::Held, view::Facts};
-use crate::reports::{PeerLoad, PeerModel, PeerReport, PeersReport};
+use crate::reports::{LimitReport, PeerLoad, PeerModel, PeerReport, PeersReport};
 
 impl Daemon {
     pub(super) async fn status(&mut self) -> Value {
@@ -50,6 +50,7 @@ impl Daemon {
             "line": self.announcing.line_json(),
             "content": self.announcing.content_json(&self.serving.pulls),
             "caps": self.caps_json(),
+            "limits": LimitReport::all(self.node.network.governor()),
             "kv_bytes": self.serving.models.first.spec.kv_bytes,
             "pid": std::process::id(),
             "worker_pid": self.serving.models.first.worker.borrow().pid(),
@@ -87,6 +88,7 @@ impl Daemon {
             "offered": spans(&self.serving.offered(held)),
             "resident_bytes": ready.resident_bytes,
             "sandboxed": ready.sandboxed,
+            "landlocked": ready.landlocked,
             "decode_ms_per_layer": ready.decode_ms,
             "prefill_ms_per_layer": ready.prefill_ms,
             "visit_ms": ready.visit_ms,

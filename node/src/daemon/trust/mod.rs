@@ -49,6 +49,11 @@ impl Trusting {
         self.receipts.tier(from) as usize
     }
 
+    /// Nodes that have worked for this one.
+    pub(super) fn contributors(&self) -> usize {
+        self.receipts.contributors()
+    }
+
     /// What the nodes that have computed `model` contributed to it, see [`Trust::shares`].
     pub(super) fn shares(&self, model: ModelId) -> BTreeMap<NodeId, f64> {
         self.trust.shares(model)

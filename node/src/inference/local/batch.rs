@@ -10,13 +10,14 @@
 //! Bounds: [`MAX_WAITING`] jobs wait for the thread, further ones are refused; at most [`MAX_SESSIONS`] sessions and as many
 //! as fit the memory for caches run, the others wait in their order; [`MAX_UNREAD`] events wait for each reader.
 
+mod echo;
+mod gauges;
 mod pooling;
 
 use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     time::{Duration, Instant},
@@ -34,6 +35,10 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{Span, field::Empty};
 
 use self::pooling::{Pooling, Texts};
+pub use self::{
+    echo::Echo,
+    gauges::{Gauges, Reading},
+};
 use crate::{
     Result,
     constrain::Constraint,
@@ -46,8 +51,8 @@ pub const MAX_SESSIONS: usize = 256;
 pub const MAX_WAITING: usize = MAX_SESSIONS;
 /// Events on the way to a reader; a full channel pauses the session.
 const MAX_UNREAD: usize = 64;
-/// Events that one pass may give a session: a token, held back text, the end.
-const EVENTS_PER_PASS: usize = 3;
+/// Events that one pass may give a session: tokens of its prompt, a token, held back text, the end.
+const EVENTS_PER_PASS: usize = 4;
 /// Memory for the logits of one pass; sessions beyond it take turns.
 const LOGIT_BYTES: usize = 64 << 20;
 /// How long to wait when every session waits for its reader.
@@ -69,6 +74,8 @@ pub struct Job {
     pub show_special: bool,
     /// Which tokens may come, if not all.
     pub constraint: Option<Constraint>,
+    /// Which tokens of the prompt are shown, if any.
+    pub echo: Option<Echo>,
     /// Where events go.
     events: mpsc::Sender<Event>,
 }
@@ -89,6 +96,8 @@ pub struct Ask {
     pub show_special: bool,
     /// See [`Job`].
     pub constraint: Option<Constraint>,
+    /// See [`Job`].
+    pub echo: Option<Echo>,
 }
 
 /// One vector a text.
@@ -98,54 +107,6 @@ pub type Vectors = Result<Vec<Vec<f32>>, Failure>;
 enum Work {
     Answer(Box<Job>),
     Embed(Texts),
-}
-
-/// How much is under way, as the compute thread last said.
-#[derive(Debug, Default)]
-pub struct Gauges {
-    sessions: AtomicU64,
-    waiting: AtomicU64,
-    kv_used_bytes: AtomicU64,
-    kv_kept_bytes: AtomicU64,
-    kv_capacity_bytes: AtomicU64,
-}
-
-/// A reading of [`Gauges`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
-    /// Answers computed now.
-    pub sessions: u64,
-    /// Answers and lists of texts that wait for their turn.
-    pub waiting: u64,
-    /// Memory of the caches of those under way.
-    pub kv_used_bytes: u64,
-    /// Memory of caches kept for prompts that begin like earlier ones.
-    pub kv_kept_bytes: u64,
-    /// What both together may take.
-    pub kv_capacity_bytes: u64,
-}
-
-impl Gauges {
-    /// What they show.
-    pub fn read(&self) -> Reading {
-        let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
-        Reading {
-            sessions: get(&self.sessions),
-            waiting: get(&self.waiting),
-            kv_used_bytes: get(&self.kv_used_bytes),
-            kv_kept_bytes: get(&self.kv_kept_bytes),
-            kv_capacity_bytes: get(&self.kv_capacity_bytes),
-        }
-    }
-
-    fn show(&self, reading: Reading) {
-        let set = |gauge: &AtomicU64, value| gauge.store(value, Ordering::Relaxed);
-        set(&self.sessions, reading.sessions);
-        set(&self.waiting, reading.waiting);
-        set(&self.kv_used_bytes, reading.kv_used_bytes);
-        set(&self.kv_kept_bytes, reading.kv_kept_bytes);
-        set(&self.kv_capacity_bytes, reading.kv_capacity_bytes);
-    }
 }
 
 /// The door to the compute thread.
@@ -175,8 +136,8 @@ impl Jobs {
     /// [`Failure::Busy`] when too many wait, [`Failure::Internal`] when the thread is gone.
     pub fn start(&self, ask: Ask) -> Result<mpsc::Receiver<Event>, Failure> {
         let (events, receiver) = mpsc::channel(MAX_UNREAD);
-        let Ask { prompt, sampling, seed, max_tokens, stop, show_special, constraint } = ask;
-        let job = Job { prompt, sampling, seed, max_tokens, stop, show_special, constraint, events };
+        let Ask { prompt, sampling, seed, max_tokens, stop, show_special, constraint, echo } = ask;
+        let job = Job { prompt, sampling, seed, max_tokens, stop, show_special, constraint, echo, events };
         self.send(Work::Answer(Box::new(job))).map(|()| receiver)
     }
 
@@ -376,7 +337,9 @@ impl<'m> Batch<'m> {
         let tokenizer = &self.model.tokenizer;
         let sampler = Sampler::new(job.sampling.clone(), job.seed, self.logits.len())?;
         let stops = StopStrings::new(job.stop.clone())?;
-        let state = self.kept.take(&job.prompt).unwrap_or_else(|| self.model.executor.new_state());
+        // What is shown is told while it is computed, whatever was kept.
+        let kept = if job.echo.is_some() { None } else { self.kept.take(&job.prompt) };
+        let state = kept.unwrap_or_else(|| self.model.executor.new_state());
         let mut ids = std::mem::take(&mut job.prompt);
         ids.reserve(room);
         let text = tokenizer.stream().show_special(job.show_special);
@@ -410,14 +373,19 @@ impl<'m> Batch<'m> {
         // session.
         self.sessions.sort_by_key(|session| session.pending() > 1);
         let mut rows_left = self.workspace.capacity().rows;
+        let mut logits_left = self.workspace.capacity().logit_rows;
         let mut prompt_rows = CHUNK_ROWS;
         let mut taken = Vec::new();
         let mut items = Vec::new();
         for (index, session) in self.sessions.iter_mut().enumerate() {
             let pending = session.pending();
-            let rows =
-                if pending > 1 { pending.min(rows_left).min(prompt_rows) } else { pending.min(rows_left) };
+            let scored = session.job.is_scored();
+            let most = if pending > 1 { rows_left.min(prompt_rows) } else { rows_left };
+            let rows = pending.min(most).min(if scored { logits_left } else { most });
+            let last = rows == pending;
+            let wanted = if scored { rows } else { usize::from(last) };
             if rows == 0
+                || wanted > logits_left
                 || items.len() == self.workspace.capacity().items
                 || session.is_unread()
                 || session.job.events.is_closed()
@@ -425,14 +393,18 @@ impl<'m> Batch<'m> {
                 continue;
             }
             rows_left -= rows;
+            logits_left -= wanted;
             prompt_rows -= if pending > 1 { rows } else { 0 };
-            let last = rows == pending;
             let start = session.state.len();
-            taken.push((index, last));
+            taken.push((index, start, last));
             items.push(Item {
                 state: &mut session.state,
                 input: Input::Tokens(&session.ids[start..start + rows]),
-                output: if last { Output::Last } else { Output::None },
+                output: match wanted {
+                    0 => Output::None,
+                    _ if scored => Output::All,
+                    _ => Output::Last,
+                },
             });
         }
         if items.is_empty() {
@@ -441,15 +413,21 @@ impl<'m> Batch<'m> {
         }
         let outcome = self.model.executor.forward(&mut self.workspace, &mut items);
         drop(items);
-        let mut row = 0;
         let turns = taken.len();
-        for (index, last) in taken {
+        for (item, (index, start, last)) in taken.into_iter().enumerate() {
             let session = &mut self.sessions[index];
             if let Err(error) = &outcome {
                 session.fail(error);
+                continue;
+            }
+            let logits = self.workspace.logits(item);
+            if let Err(error) = session.tell_prompt(&self.model.tokenizer, start, logits) {
+                session.fail(&error);
+            } else if last && session.room == 0 {
+                session.finish(Finish::Length);
             } else if last {
-                self.logits.copy_from_slice(self.workspace.logits(row));
-                row += 1;
+                let row = logits.len() - self.logits.len();
+                self.logits.copy_from_slice(&logits[row..]);
                 session.step(&self.model.tokenizer, &mut self.logits);
             } else {
                 session.tell_prefill();
@@ -498,6 +476,15 @@ impl Session<'_> {
         self.tell(Event::Prefill { done: self.state.len() - self.reused, total });
     }
 
+    /// Tells about tokens of the prompt after a pass that began at `start`, where they are to be shown.
+    fn tell_prompt(&self, tokenizer: &Tokenizer, start: usize, logits: &[f32]) -> Result<()> {
+        let tokens = self.job.shown(tokenizer, start, self.state.len(), logits)?;
+        if !tokens.is_empty() {
+            self.tell(Event::Prompt(tokens));
+        }
+        Ok(())
+    }
+
     /// Ends its span; one whose reader has gone was not answered.
     fn report(&self, answered: bool) {
         self.span.record("tokens", self.generated);
@@ -521,7 +508,9 @@ impl Session<'_> {
         if let Some(constraint) = &mut self.job.constraint
             && let Err(error) = constraint.mask(logits)
         {
-            return self.fail(&error);
+            // The request is to blame: its form leads where the engine's limits are.
+            self.over = true;
+            return self.tell(Event::Failed(Failure::invalid("response_format", error.to_string())));
         }
         let choice = match self.sampler.sample(logits, &self.ids, self.ids.len() as u64) {
             Ok(choice) => choice,

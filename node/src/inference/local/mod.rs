@@ -1,9 +1,15 @@
 //! The API's other side on one machine alone: prompts become jobs of the compute thread ([`batch`]).
 //!
+//! [`Alone`] computes in its own process. `shoal serve`, which holds a token, has a confined process do that
+//! ([`confined`], [`engine`]), and speaks to it in the same requests and events ([`wire`]).
+//!
 //! The API answers from the first moment: while the model loads every prompt is told to come back in a second.
 
 pub mod batch;
+pub mod confined;
+pub mod engine;
 pub mod prompt;
+mod wire;
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,7 +31,7 @@ use futures::{
 };
 use shard::{gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
-use self::batch::{Ask, Jobs};
+use self::batch::{Ask, Echo, Jobs, Reading};
 use crate::{Result, cli::EngineArgs, constrain::Constraints, memory, model::Model};
 
 /// How a node alone names itself.
@@ -52,12 +58,23 @@ impl Alone {
     /// # Errors
     /// When the thread cannot be started; what goes wrong on it is reported to callers.
     pub fn start(args: EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
+        let name = model_name(&args.model);
+        Self::of(move || Model::load(&args), name, kv_bytes)
+    }
+
+    /// As [`Self::start`], with a model that is loaded by `load` and called `name`.
+    pub(super) fn of(
+        load: impl FnOnce() -> Result<Model> + Send + 'static,
+        name: String,
+        kv_bytes: usize,
+    ) -> Result<Arc<Self>> {
         let state = Arc::new(OnceLock::new());
         let (jobs, work) = Jobs::new();
-        let name = model_name(&args.model);
         let (theirs, called) = (state.clone(), name.clone());
         std::thread::Builder::new().name("compute".into()).spawn(move || {
-            let ready = theirs.get_or_init(|| load(&args, called).map_err(|error| error.to_string()));
+            let ready = theirs.get_or_init(|| {
+                load().map(|model| Ready::of(model, called)).map_err(|error| error.to_string())
+            });
             match ready {
                 Ok(ready) => {
                     if let Err(error) = batch::run(&ready.model, &work, kv_bytes) {
@@ -68,6 +85,11 @@ impl Alone {
             }
         })?;
         Ok(Arc::new(Self { state, jobs, name }))
+    }
+
+    /// How much is under way.
+    pub(super) fn reading(&self) -> Reading {
+        self.jobs.gauges().read()
     }
 
     /// Whether the model is loaded, or why it cannot be; `None` while it loads.
@@ -92,15 +114,6 @@ pub(crate) fn model_name(model: &str) -> String {
     let letter =
         |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':') { c } else { '-' };
     file.chars().take(96).map(letter).collect()
-}
-
-fn load(args: &EngineArgs, name: String) -> Result<Ready> {
-    let model = Model::load(args)?;
-    let vocab = model.executor.blueprint().vocab;
-    let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
-    let info = info(&model.gguf, model.executor.blueprint(), model.ctx, name);
-    let info = ModelInfo { embeddings: true, ..info };
-    Ok(Ready { model, info, constraints })
 }
 
 /// What clients are told of the model in `gguf`, of which sessions hold `ctx` positions.
@@ -153,12 +166,14 @@ fn format_name(gguf: &Gguf) -> String {
     format.map(|format| format.name.to_string()).unwrap_or_default()
 }
 
-/// A request's prompt as token ids; `field` is where the request has it.
+/// A request's prompt as token ids; `field` is where the request has it. Of what cannot fit the context only so much is
+/// looked at that it does not.
 fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32>, Failure> {
     let wrong = |error: shard::Error| Failure::invalid(field, error.to_string());
     let ids = match prompt {
         Prompt::Text(text) => {
             let how = Encode { bos: true, special: false };
+            let text = model.tokenizer.beginning(text, model.ctx);
             model.tokenizer.encode(text, how).map_err(wrong)?
         }
         Prompt::Tokens(ids) => {
@@ -175,8 +190,15 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
             }
             Ok(_) => {
                 let (tokenizer, template) = (&model.tokenizer, &model.template);
-                prompt::encode_messages(tokenizer, template, messages, tools.clone(), extra.clone())
-                    .map_err(|error| Failure::invalid("messages", error.to_string()))?
+                prompt::encode_messages(
+                    tokenizer,
+                    template,
+                    messages,
+                    tools.clone(),
+                    extra.clone(),
+                    model.ctx,
+                )
+                .map_err(|error| Failure::invalid("messages", error.to_string()))?
             }
         },
     };
@@ -217,6 +239,14 @@ pub(crate) fn draw_seed() -> Result<u64, Failure> {
 }
 
 impl Ready {
+    fn of(model: Model, name: String) -> Self {
+        let vocab = model.executor.blueprint().vocab;
+        let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
+        let info = info(&model.gguf, model.executor.blueprint(), model.ctx, name);
+        let info = ModelInfo { embeddings: true, ..info };
+        Self { model, info, constraints }
+    }
+
     fn begin(&self, jobs: &Jobs, request: &GenerateRequest) -> Result<Generation, Failure> {
         if let Some(mode) = request.mode.filter(|mode| *mode != Mode::Local) {
             let why = format!("this node is alone, it cannot answer in mode `{}`", mode.name());
@@ -246,6 +276,12 @@ impl Ready {
             seed: request.seed.map_or_else(draw_seed, Ok)?,
             prompt_tokens: prompt.len(),
         };
+        // What the model wants in front of a text is none of the client's.
+        let tokenizer = &self.model.tokenizer;
+        let added = matches!(request.prompt, Prompt::Text(_))
+            && tokenizer.adds_bos()
+            && prompt.first().copied() == tokenizer.bos();
+        let echo = request.echo.then_some(Echo { from: usize::from(added) });
         let ask = Ask {
             prompt,
             sampling,
@@ -254,6 +290,7 @@ impl Ready {
             stop: request.stop.clone(),
             show_special: request.show_special,
             constraint,
+            echo,
         };
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });
@@ -298,6 +335,17 @@ impl Inference for Alone {
             .boxed()
     }
 
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        let state = self.state.clone();
+        let loading = self.ready().err();
+        let work = tokio::task::spawn_blocking(move || match (state.get(), loading) {
+            (Some(Ok(ready)), None) => encode(&ready.model, &request.prompt, "prompt").map(|ids| ids.len()),
+            (_, failure) => Err(failure.unwrap_or_else(|| Failure::Internal { why: "no model".into() })),
+        });
+        work.map(|done| done.unwrap_or_else(|error| Err(Failure::Internal { why: error.to_string() })))
+            .boxed()
+    }
+
     fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
         let (state, jobs) = (self.state.clone(), self.jobs.clone());
         let loading = self.ready().err();
@@ -322,53 +370,7 @@ impl Inference for Alone {
     }
 
     fn swarm(&self) -> SwarmSnapshot {
-        let ready = self.model();
-        let (state, reason) = match (&ready, self.state.get()) {
-            (Ok(_), _) => (NodeState::Ready, None),
-            (Err(failure), None) => (NodeState::Starting, Some(failure.to_string())),
-            (Err(failure), Some(_)) => (NodeState::Unable, Some(failure.to_string())),
-        };
-        let info = ready.ok().map(|ready| &ready.info);
-        let holding =
-            |info: &ModelInfo| Holding { model: info.name.clone(), start: 0, end: info.num_layers as u32 };
-        let me = Node {
-            id: ME.into(),
-            name: "this machine".into(),
-            me: true,
-            trusted: true,
-            state: "up".into(),
-            class: "d1".into(),
-            path: "self".into(),
-            holdings: info.map(holding).into_iter().collect(),
-            ..Node::default()
-        };
-        let model = |info: &ModelInfo| SwarmModel {
-            id: info.name.clone(),
-            name: info.name.clone(),
-            num_layers: info.num_layers as u32,
-            file_bytes: info.file_bytes,
-            holders: vec![1; info.num_layers],
-            complete: true,
-            download: None,
-        };
-        SwarmSnapshot {
-            at_ms: crate::clock::unix_ms(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            me: ME.into(),
-            state,
-            reason,
-            reachability: Reachability { class: "unknown".into(), why: "this node is in no swarm".into() },
-            nodes: vec![me],
-            models: info.map(model).into_iter().collect(),
-            modes: vec![ModeInfo {
-                mode: Mode::Local,
-                sentence: "Only this machine: everything is computed here.".into(),
-                available: info.is_some(),
-                reason: None,
-                agreed: true,
-            }],
-            ..SwarmSnapshot::default()
-        }
+        snapshot(&self.model().map(|ready| ready.info.clone()), self.state.get().is_some())
     }
 
     fn watch(&self) -> BoxStream<'static, SwarmEvent> {
@@ -388,32 +390,88 @@ impl Inference for Alone {
     }
 
     fn agree(&self, _: Mode, _: bool) -> Result<(), Failure> {
-        let why = "this node is in no swarm: everything is computed on this machine".into();
-        Err(Failure::Invalid { field: None, why })
+        Err(no_swarm("everything is computed on this machine"))
     }
 
     fn contribute(&self, _: ContributionChange) -> Result<Contribution, Failure> {
-        let why = "this node is in no swarm, so there is nothing to give or to pause".into();
-        Err(Failure::Invalid { field: None, why })
+        Err(no_swarm("so there is nothing to give or to pause"))
     }
 
     fn metrics(&self) -> Vec<Metric> {
-        let reading = self.jobs.gauges().read();
-        let mut metrics = vec![
-            gauge("sessions", "Answers computed now.", reading.sessions),
-            gauge("sessions_waiting", "Answers and lists of texts waiting for their turn.", reading.waiting),
-            gauge("kv_used_bytes", "Memory of the caches of what is computed now.", reading.kv_used_bytes),
-            gauge(
-                "kv_kept_bytes",
-                "Memory of caches kept for prompts that begin like earlier ones.",
-                reading.kv_kept_bytes,
-            ),
-            gauge("kv_capacity_bytes", "What all caches together may take.", reading.kv_capacity_bytes),
-        ];
-        let resident = memory::resident_bytes(std::process::id());
-        metrics.extend(resident.map(|bytes| gauge(WORKER_RESIDENT.0, WORKER_RESIDENT.1, bytes)));
-        metrics
+        gauges(self.reading(), memory::resident_bytes(std::process::id()))
     }
+}
+
+/// Why a node alone cannot do what nodes of a swarm can.
+fn no_swarm(so: &str) -> Failure {
+    Failure::Invalid { field: None, why: format!("this node is in no swarm: {so}") }
+}
+
+/// What a node alone believes of its swarm: itself. `model` is what it runs, or why not; `settled` whether that is final.
+fn snapshot(model: &Result<ModelInfo, Failure>, settled: bool) -> SwarmSnapshot {
+    let (state, reason) = match model {
+        Ok(_) => (NodeState::Ready, None),
+        Err(failure) if settled => (NodeState::Unable, Some(failure.to_string())),
+        Err(failure) => (NodeState::Starting, Some(failure.to_string())),
+    };
+    let info = model.as_ref().ok();
+    let holding =
+        |info: &ModelInfo| Holding { model: info.name.clone(), start: 0, end: info.num_layers as u32 };
+    let me = Node {
+        id: ME.into(),
+        name: "this machine".into(),
+        me: true,
+        trusted: true,
+        state: "up".into(),
+        class: "d1".into(),
+        path: "self".into(),
+        holdings: info.map(holding).into_iter().collect(),
+        ..Node::default()
+    };
+    let model = |info: &ModelInfo| SwarmModel {
+        id: info.name.clone(),
+        name: info.name.clone(),
+        num_layers: info.num_layers as u32,
+        file_bytes: info.file_bytes,
+        holders: vec![1; info.num_layers],
+        complete: true,
+        download: None,
+    };
+    SwarmSnapshot {
+        at_ms: crate::clock::unix_ms(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        me: ME.into(),
+        state,
+        reason,
+        reachability: Reachability { class: "unknown".into(), why: "this node is in no swarm".into() },
+        nodes: vec![me],
+        models: info.map(model).into_iter().collect(),
+        modes: vec![ModeInfo {
+            mode: Mode::Local,
+            sentence: "Only this machine: everything is computed here.".into(),
+            available: info.is_some(),
+            reason: None,
+            agreed: true,
+        }],
+        ..SwarmSnapshot::default()
+    }
+}
+
+/// The numbers of a node alone for `/metrics`; `resident_bytes` of the process that computes.
+fn gauges(reading: Reading, resident_bytes: Option<u64>) -> Vec<Metric> {
+    let mut metrics = vec![
+        gauge("sessions", "Answers computed now.", reading.sessions),
+        gauge("sessions_waiting", "Answers and lists of texts waiting for their turn.", reading.waiting),
+        gauge("kv_used_bytes", "Memory of the caches of what is computed now.", reading.kv_used_bytes),
+        gauge(
+            "kv_kept_bytes",
+            "Memory of caches kept for prompts that begin like earlier ones.",
+            reading.kv_kept_bytes,
+        ),
+        gauge("kv_capacity_bytes", "What all caches together may take.", reading.kv_capacity_bytes),
+    ];
+    metrics.extend(resident_bytes.map(|bytes| gauge(WORKER_RESIDENT.0, WORKER_RESIDENT.1, bytes)));
+    metrics
 }
 
 /// Name and help of the gauge that a node alone and a node of a swarm share.

@@ -20,7 +20,7 @@ use shard::{
     stop::StopStrings,
     tokenizer::{
         Encode, Tokenizer,
-        chat::{DateTime, RenderInput, Template},
+        chat::{self, DateTime, RenderInput, Template},
     },
 };
 
@@ -186,16 +186,19 @@ pub fn now() -> DateTime {
 
 /// Messages to the ids of a prompt: the model's template, else the contents joined by blank lines.
 pub fn encode_chat(model: &Model, messages: &Value) -> Result<Vec<u32>> {
-    encode_messages(&model.tokenizer, &model.template, messages, None, Map::new())
+    encode_messages(&model.tokenizer, &model.template, messages, None, Map::new(), model.ctx)
 }
 
-/// As [`encode_chat`], with descriptions of tools and further variables for templates that take them.
+/// As [`encode_chat`], with descriptions of tools, which reach every model ([`Template::render_offering`]), and further
+/// variables for templates that take them. Of what has more than `context` tokens only so much is tokenized that more than
+/// `context` come out.
 pub fn encode_messages(
     tokenizer: &Tokenizer,
     template: &Result<Option<Template>, String>,
     messages: &Value,
     tools: Option<Value>,
     extra: Map<String, Value>,
+    context: usize,
 ) -> Result<Vec<u32>> {
     let template = template.as_ref().map_err(|why| {
         Error::usage(format!(
@@ -203,9 +206,13 @@ pub fn encode_messages(
         ))
     })?;
     let Some(template) = template else {
+        let described = tools.map(|tools| chat::tools::described(messages, &chat::tools::preamble(&tools)));
+        let messages = described.as_ref().unwrap_or(messages);
         let texts: Vec<&str> =
             messages.as_array().into_iter().flatten().filter_map(|m| m["content"].as_str()).collect();
-        return Ok(tokenizer.encode(&texts.join("\n\n"), Encode { bos: true, special: false })?);
+        let text = texts.join("\n\n");
+        let text = tokenizer.beginning(&text, context);
+        return Ok(tokenizer.encode(text, Encode { bos: true, special: false })?);
     };
     let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
     let input = RenderInput {
@@ -217,7 +224,8 @@ pub fn encode_messages(
         now: Some(now()),
         extra,
     };
-    Ok(tokenizer.encode_prompt(&template.render(&input)?)?)
+    let text = template.render_offering(&input)?;
+    Ok(tokenizer.encode_prompt(tokenizer.beginning(&text, context))?)
 }
 
 /// Computes the prompt and generates, telling `on_event` about every step; `Break` from it ends the generation.

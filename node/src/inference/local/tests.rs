@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::inference::{Event, Sampling};
+use api::inference::{Done, Event, Finish, PromptToken, Sampling};
 use shard::{
     executor::reference::{self, Arithmetic},
     executor::{Input, Item, Mean, Output},
@@ -48,6 +48,26 @@ fn direct(model: &Model, ids: &[u32]) -> Vec<f32> {
         mean.add(workspace.states(0));
     }
     mean.unit()
+}
+
+fn asks(prompt: Prompt) -> GenerateRequest {
+    GenerateRequest {
+        id: "test".into(),
+        model: None,
+        prompt,
+        sampling: Sampling::default(),
+        seed: Some(1),
+        max_tokens: Some(1),
+        stop: Vec::new(),
+        logprobs: None,
+        format: api::inference::Format::Text,
+        mode: None,
+        verify: None,
+        agreed: false,
+        shadow: None,
+        show_special: false,
+        echo: false,
+    }
 }
 
 fn value(metrics: &[Metric], name: &str) -> f64 {
@@ -112,22 +132,8 @@ async fn gauges_follow_an_answer() {
     // An answer that does not end by itself.
     let stops = alone.model().unwrap().model.tokenizer.stop_ids().to_vec();
     let logit_bias = stops.iter().map(|id| (*id, -100.0)).collect();
-    let request = GenerateRequest {
-        id: "test".into(),
-        model: None,
-        prompt: Prompt::Text("Once".into()),
-        sampling: Sampling { logit_bias, ..Sampling::default() },
-        seed: Some(1),
-        max_tokens: Some(200),
-        stop: Vec::new(),
-        logprobs: None,
-        format: api::inference::Format::Text,
-        mode: None,
-        verify: None,
-        agreed: false,
-        shadow: None,
-        show_special: false,
-    };
+    let sampling = Sampling { logit_bias, ..Sampling::default() };
+    let request = GenerateRequest { sampling, max_tokens: Some(200), ..asks(Prompt::Text("Once".into())) };
     let mut answer = alone.generate(request).await.unwrap();
     while !matches!(answer.events.next().await, Some(Event::Token { .. })) {}
     // The reader stops, so the session waits for its reader and stays.
@@ -148,4 +154,113 @@ async fn gauges_follow_an_answer() {
     let metrics = alone.metrics();
     assert_eq!(value(&metrics, "kv_used_bytes"), 0.0);
     assert!(value(&metrics, "kv_kept_bytes") > 0.0, "what was computed is kept for the next prompt");
+}
+
+/// The tokens of a prompt as an answer shows them, those of the answer, and how it ended.
+async fn told(alone: &Alone, request: GenerateRequest) -> (Vec<PromptToken>, usize, Done) {
+    let mut events = alone.generate(request).await.unwrap().events;
+    let (mut prompt, mut tokens) = (Vec::new(), 0);
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Prompt(more) => {
+                assert_eq!(tokens, 0, "the prompt comes first");
+                prompt.extend(more);
+            }
+            Event::Token { .. } => tokens += 1,
+            Event::Done(done) => return (prompt, tokens, done),
+            Event::Failed(failure) => panic!("{failure}"),
+            _ => {}
+        }
+    }
+    panic!("no end");
+}
+
+#[tokio::test]
+async fn a_prompt_is_scored_as_the_model_computes_it_row_by_row() {
+    let alone = loaded().await;
+    let ready = alone.model().unwrap();
+    // More rows than one pass has, and one prompt that was computed before and is kept.
+    let ids: Vec<u32> = (0..230).map(|n| 300 + n * 7 % 1000).collect();
+    told(&alone, asks(Prompt::Tokens(ids.clone()))).await;
+    let mut workspace = ready.model.workspace().unwrap();
+    let mut state = ready.model.executor.new_state();
+    let mut expected = vec![None];
+    for (id, next) in ids.iter().zip(&ids[1..]) {
+        let item = Item { state: &mut state, input: Input::Tokens(&[*id]), output: Output::Last };
+        ready.model.executor.forward(&mut workspace, &mut [item]).unwrap();
+        expected.push(Some(shard::sample::logprobs(workspace.logits(0), *next, 2).unwrap()));
+    }
+    let scored = |prompt: Prompt, max_tokens: usize| GenerateRequest {
+        echo: true,
+        logprobs: Some(2),
+        max_tokens: Some(max_tokens),
+        ..asks(prompt)
+    };
+    // Beside others, which are scored, too, or only answered.
+    let (short, other) = (Prompt::Tokens(ids[..9].to_vec()), Prompt::Tokens(ids[100..].to_vec()));
+    let ((prompt, tokens, done), (few, _, _), (none, _, _), _) = tokio::join!(
+        told(&alone, scored(Prompt::Tokens(ids.clone()), 1)),
+        told(&alone, scored(short, 0)),
+        told(&alone, asks(other.clone())),
+        told(&alone, GenerateRequest { max_tokens: Some(20), ..asks(other) }),
+    );
+    assert_eq!((tokens, done.usage.prompt_tokens, done.usage.cached_tokens), (1, 230, 0));
+    assert_eq!((few.len(), none.len()), (9, 0));
+    for told in [&prompt[..], &few] {
+        for ((token, expected), id) in told.iter().zip(&expected).zip(&ids) {
+            assert_eq!(token.id, *id);
+            let Some((chosen, top)) = expected else {
+                assert!(token.logprobs.is_none());
+                continue;
+            };
+            let known = token.logprobs.as_ref().unwrap();
+            // The same bits, however the prompt was cut into passes.
+            assert_eq!((known.chosen.id, known.chosen.logprob), (*id, chosen.logprob));
+            assert_eq!(
+                known.top.iter().map(|t| t.logprob).collect::<Vec<_>>(),
+                [top[0].logprob, top[1].logprob]
+            );
+        }
+    }
+    assert_eq!(prompt.len(), 230);
+    // Nothing to generate is the end.
+    let (prompt, tokens, done) = told(&alone, scored(Prompt::Text("Once upon".into()), 0)).await;
+    assert_eq!((tokens, done.finish, done.usage.completion_tokens), (0, Finish::Length, 0));
+    let spelled: Vec<u8> = prompt.iter().flat_map(|token| token.bytes.clone()).collect();
+    assert_eq!(String::from_utf8(spelled).unwrap(), "Once upon");
+    // Without log-probabilities they are only named.
+    let plain = GenerateRequest { logprobs: None, ..scored(Prompt::Tokens(ids.clone()), 1) };
+    let (prompt, tokens, _) = told(&alone, plain).await;
+    assert_eq!((prompt.len(), tokens), (230, 1));
+    assert!(prompt.iter().all(|token| token.logprobs.is_none()));
+}
+
+/// A text of megabytes that cannot fit is refused like one that is a little too long, at the cost of the latter.
+#[tokio::test]
+async fn of_what_cannot_fit_only_the_beginning_is_read() {
+    let alone = loaded().await;
+    let long = "All work and no play makes Jack a dull boy. ".repeat(90_000);
+    let messages = |text: &str| Prompt::Messages {
+        messages: serde_json::json!([{"role": "user", "content": text}]),
+        tools: None,
+        extra: serde_json::Map::new(),
+    };
+    let whole = alone.model().unwrap().model.tokenizer.encode(&long, Encode::PLAIN).unwrap().len();
+    for prompt in [Prompt::Text(long.clone()), messages(&long)] {
+        match alone.generate(asks(prompt)).await.err().unwrap() {
+            Failure::TooLong { tokens, context } => {
+                assert!(tokens > context && tokens < whole / 10, "{tokens} of {whole} tokens");
+            }
+            other => panic!("{other}"),
+        }
+    }
+    // What the bound keeps is enough: texts around the limit are counted to their end.
+    let tokenizer = &alone.model().unwrap().model.tokenizer;
+    for text in [&long[..2_000], "x y", "", "\u{1f600}\u{1f600}"] {
+        for most in [0, 1, 10, 100] {
+            let ids = tokenizer.encode(text, Encode::PLAIN).unwrap();
+            let cut = tokenizer.encode(tokenizer.beginning(text, most), Encode::PLAIN).unwrap();
+            assert!(cut.len() == ids.len() || cut.len() > most, "{most}");
+        }
+    }
 }

@@ -31,7 +31,10 @@ use super::{
 };
 use crate::{
     control::Question,
-    events::{FinishReason, PromptEvent, PromptReport, Refusal, RefusalKind, RouteEvent, StageRange, Token},
+    events::{
+        FinishReason, PlanReport, PromptEvent, PromptReport, Refusal, RefusalKind, RouteEvent, StageRange,
+        Token,
+    },
     reports::View,
 };
 
@@ -121,6 +124,15 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
         Some((stream::iter(events), (!over).then_some(story)))
     });
     Ok(Generation { plan, events: events.flatten().boxed() })
+}
+
+/// How many tokens the prompt has, as the node plans it; nothing is sent to others.
+pub(super) async fn count(shared: Arc<SwarmState>, request: GenerateRequest) -> Result<usize, Failure> {
+    let view = shared.board.view()?;
+    // Planning tells no one else of the prompt, so there is nothing to agree to.
+    let ask = question(&shared, &view, &GenerateRequest { agreed: true, ..request })?;
+    let report: PlanReport = shared.door.one(Question::Plan(Box::new(ask))).await?;
+    Ok(report.plan.prompt_tokens as usize)
 }
 
 /// Why not, as the API says it.

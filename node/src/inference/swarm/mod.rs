@@ -39,12 +39,19 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
+use scheduler::governor::Resource;
 use serde::de::IgnoredAny;
 use tokio::sync::{Semaphore, broadcast::error::RecvError};
 
 pub use self::door::Door;
 use self::view::Board;
-use crate::{consent, control::Question, inference::local, reports::Own, sessions};
+use crate::{
+    consent,
+    control::Question,
+    inference::local,
+    reports::{LimitReport, Own},
+    sessions,
+};
 
 /// Prompts in flight; the node's table holds the sessions of others, too.
 const SESSIONS: usize = sessions::MAX_SESSIONS / 2;
@@ -161,6 +168,10 @@ impl Inference for Swarmed {
         answer::begin(self.0.clone(), request).boxed()
     }
 
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        answer::count(self.0.clone(), request).boxed()
+    }
+
     fn embed(&self, _: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
         let why =
             "a swarm gives no embeddings; `shoal serve --via local` computes them on this machine alone";
@@ -261,8 +272,24 @@ impl Inference for Swarmed {
             gauge("received_bytes", "Bytes from peers connected now.", false, contribution.bytes_in as f64),
             gauge("sent_bytes", "Bytes to peers connected now.", false, contribution.bytes_out as f64),
         ];
-        up_and_down.into_iter().chain(resident).chain(rest).collect()
+        up_and_down.into_iter().chain(resident).chain(rest).chain(limits(&view.limits)).collect()
     }
+}
+
+/// What others may hold of this node and do, by resource: names come from the table, never from a peer.
+fn limits(reports: &[LimitReport]) -> [Metric; 3] {
+    let all = |name, help, counter, value: fn(&LimitReport) -> u64| {
+        let row = |resource: Resource| {
+            let report = reports.iter().find(|report| report.resource == resource.name());
+            (vec![("resource", resource.name())], report.map_or(0.0, |report| value(report) as f64))
+        };
+        Metric { name, help, counter, values: Resource::ALL.into_iter().map(row).collect() }
+    };
+    [
+        all("others_limit", "What other nodes may hold or spend of this one.", false, |report| report.node),
+        all("others_used", "What other nodes hold or have spent of it now.", false, |report| report.used),
+        all("others_refused_total", "How often more was refused.", true, |report| report.refused),
+    ]
 }
 
 /// Whether a stranger's name of a model can be shown and asked for as it is.

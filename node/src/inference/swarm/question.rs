@@ -38,6 +38,10 @@ pub(super) fn question(
     view: &View,
     request: &GenerateRequest,
 ) -> Result<PromptRequest, Failure> {
+    if request.echo {
+        let why = "a swarm does not send back what it computes of a prompt; `shoal serve --via local` does on this machine alone";
+        return Err(Failure::invalid("echo", why));
+    }
     let sampling = local::sampling(request)?;
     let (prompt, tools, extra) = match &request.prompt {
         Prompt::Text(text) => (PromptInput::Text(text.clone()), None, Default::default()),

@@ -124,8 +124,12 @@ pub enum Tell {
 pub struct Load {
     /// The file's path in the system's own bytes; `None` for the embedded model.
     pub path: Option<Vec<u8>>,
+    /// The file's length. Its descriptor follows the frame.
+    pub bytes: u64,
     /// The model's hash, if it is known; the worker computes it otherwise.
     pub model: Option<[u8; 32]>,
+    /// Whether the worker holds the file against the hash.
+    pub verify: bool,
     /// Whether this machine computes the bits of profile `d1`, if it is known.
     pub exact: Option<bool>,
     /// Start and end of the layers to load; none for all.
@@ -171,6 +175,7 @@ pub struct Ready {
     pub costs: Vec<CostRun>,
     pub exact: bool,
     pub sandboxed: bool,
+    pub landlocked: bool,
 }
 
 /// See [`scheduler::layer_cost::LayerCost`].

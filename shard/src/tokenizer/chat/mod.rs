@@ -28,6 +28,7 @@ pub mod date;
 pub mod guard;
 mod print;
 pub mod python;
+pub mod tools;
 
 use budget::Budget;
 pub use date::DateTime;

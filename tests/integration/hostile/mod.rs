@@ -1,11 +1,21 @@
-//! A crowd of strangers does what it likes to a serving node, while an honest neighbor's prompts go through it.
+//! Attacks on running nodes, while honest prompts go through them; a file for each that is not in this one.
+//!
+//! Here a crowd of strangers does what it likes to a serving node, while an honest neighbor's prompts go through it.
 //!
 //! Raw connections that say half a word and vanish, streams that promise frames larger than allowed, streams that
 //! trickle, streams that are never read or written, and asks for everything that is known, again and again. What
 //! counts is that every honest answer is right and that the memory of the daemon and of its worker stays bounded; both
 //! are printed. Garbage gossip is in `p2p/tests/hostile.rs`, where the raw protocols are at hand.
 //!
+//! Leases that are not used are in `leases.rs`, made-up identities in `sybils.rs`.
+//!
+//! Attackers and honest nodes are in different networks of loopback, which count as different prefixes of addresses.
 //! `SHOAL_HOSTILE=full` opens 10,000 connections and asks 40 times; without it the same in small.
+
+mod bytes;
+mod leases;
+mod silent;
+mod sybils;
 
 use std::{
     fs,
@@ -16,9 +26,10 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use ::node::reports::LimitReport;
 use harness::{Shoal, node::Node};
 use p2p::{
     Config, Identity, Network, Plane,
@@ -37,6 +48,31 @@ const MAX_GROWTH_KIB: u64 = 64 << 10;
 /// How long a stranger waits for an answer.
 const ANSWER: Duration = Duration::from_secs(2);
 
+/// What a node's daemon may hold under any of these attacks, KiB.
+const MAX_RESIDENT_KIB: u64 = 512 << 10;
+
+/// Whether the attacks have the size of real ones.
+fn full() -> bool {
+    std::env::var_os("SHOAL_HOSTILE").is_some_and(|value| value == "full")
+}
+
+/// A row of a node's limits.
+fn limit(node: &Node, resource: &str) -> LimitReport {
+    let status = node.ask(&["status"]);
+    let rows: Vec<LimitReport> = serde_json::from_value(status["limits"].clone()).unwrap();
+    rows.into_iter().find(|row| row.resource == resource).unwrap_or_else(|| panic!("no {resource}: {status}"))
+}
+
+/// The longest of so many times.
+fn worst(times: usize, mut what: impl FnMut()) -> Duration {
+    let mut time = || {
+        let started = Instant::now();
+        what();
+        started.elapsed()
+    };
+    (0..times).map(|_| time()).max().unwrap_or_default()
+}
+
 struct Size {
     connections: usize,
     strangers: u8,
@@ -45,7 +81,7 @@ struct Size {
 }
 
 fn size() -> Size {
-    match std::env::var_os("SHOAL_HOSTILE").is_some_and(|value| value == "full") {
+    match full() {
         true => Size { connections: 10_000, strangers: 32, streams: 200, prompts: 40 },
         false => Size { connections: 400, strangers: 4, streams: 80, prompts: 4 },
     }

@@ -1,4 +1,4 @@
-//! The child process itself: started, signaled, reaped.
+//! A confined child process: started, signaled, reaped.
 //!
 //! Linux kills a child with the *thread* that started it (that is what the child asks for), so a thread of its own
 //! starts each child and stays until the child has ended.
@@ -16,18 +16,23 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tokio::sync::oneshot;
 
 /// The child process, which may be signaled until it is reaped.
-pub(super) struct Child {
-    pub(super) pid: Pid,
+pub struct Child {
+    /// Its number.
+    pub pid: Pid,
     reaped: Arc<Mutex<bool>>,
 }
 
 impl Child {
-    /// Starts `program worker` with `stdin`, from a thread that stays until the child has ended.
-    pub(super) async fn start(program: PathBuf, stdin: OwnedFd) -> io::Result<Self> {
+    /// Starts `program` with `arguments` and `stdin`, from a thread that stays until the child has ended.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub async fn start(program: PathBuf, arguments: &[&'static str], stdin: OwnedFd) -> io::Result<Self> {
         let (sender, receiver) = oneshot::channel();
+        let arguments = arguments.to_vec();
         thread::Builder::new().name("worker-wait".into()).spawn(move || {
             let mut command = Command::new(program);
-            command.arg("worker").stdin(stdin).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
+            command.args(arguments).stdin(stdin).stdout(Stdio::null()).stderr(Stdio::inherit()).env_clear();
             // Ctrl-C at a terminal is for the daemon, which lets running sessions end first.
             command.process_group(0);
             for name in ["RUST_LOG", "RUST_BACKTRACE"] {
@@ -61,7 +66,7 @@ impl Child {
     }
 
     /// Ends it now, whatever it does.
-    pub(super) fn kill(&self) {
+    pub fn kill(&self) {
         let reaped = lock(&self.reaped);
         if !*reaped {
             let _ = kill_process(self.pid, Signal::KILL);
@@ -70,6 +75,6 @@ impl Child {
 }
 
 /// A panic elsewhere leaves these maps as consistent as they were.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,209 @@
+//! What a process gives up before it looks at a stranger's bytes.
+//!
+//! Model files, templates, vocabularies and forms of answers are written by strangers. A process that parses them holds no
+//! token and no identity, and before the first byte is looked at, with one thread, it gives up everything that parsing and
+//! computing do not need:
+//!
+//! | what | how |
+//! |---|---|
+//! | system calls but some forty | `filter`: no path is opened or looked at, nothing is started, signaled or connected |
+//! | files, sockets, signals to others | Landlock without a single path, where the kernel has it |
+//! | privileges | empty sets of capabilities, and none can be gained |
+//! | memory for others to read | no core dumps, no debugger, no `/proc/PID/mem` |
+//! | memory and files without end | resource limits |
+//!
+//! What such a process works with is open already: the process that starts it opens the files and sends their descriptors
+//! ([`descriptors`]), or, for a command that confines itself, the command opened them. Limits are set once, as high as the
+//! work may need, since the filter forbids setting them.
+//!
+//! Limits: outside Linux only resource limits hold. What the kernel lacks is said in [`Confinement`], and is no error.
+//! Computing on a graphics card needs its driver's files: there is no filter then.
+
+pub mod child;
+pub mod descriptors;
+#[cfg(target_os = "linux")]
+mod filter;
+#[cfg(all(debug_assertions, target_os = "linux"))]
+pub mod probe;
+
+use std::sync::{
+    Once,
+    atomic::{AtomicBool, Ordering},
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
+
+/// Open files of a confined child: standard streams, the socket twice, the model, what a runtime waits with.
+const MAX_FILES: u64 = 64;
+/// Address space beyond what was counted: stacks, the allocator's arenas (64 MiB each), scratch memory of passes.
+pub const SLACK_BYTES: u64 = 6 << 30;
+/// How much a worker gives way to other programs, of 19.
+const NICENESS: i32 = 10;
+
+/// What a process is confined for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It computes for the process at the other end of its socket.
+    Compute,
+    /// It answers requests of the process at the other end of its socket, with tasks that wait.
+    Engine,
+    /// It is a command, and shows what it finds at a terminal.
+    Command,
+}
+
+/// What is in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// Whether system calls are filtered.
+    pub filtered: bool,
+    /// Whether the kernel has Landlock, which the filter does not depend on.
+    pub landlocked: bool,
+}
+
+/// What a child does first: it dies with the thread that started it, leaves no core, opens few files.
+pub fn begin_child() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
+            eprintln!("warning: worker: {error} when tying its life to its parent's");
+        }
+    }
+    lower(Resource::Core, 0);
+    lower(Resource::Nofile, MAX_FILES);
+}
+
+/// Whether traces leave this process, which needs its network.
+static SENDS: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`command`] leaves this process its network: traces go to a collector.
+pub fn keep_network() {
+    SENDS.store(true, Ordering::Relaxed);
+}
+
+/// Confines this process, a command that has opened what it was told to and will compute on `device`, unless its traces go
+/// to a collector. Later calls change nothing.
+pub fn command(device: &str) {
+    static ONCE: Once = Once::new();
+    if computes_on_processors(device) && !SENDS.load(Ordering::Relaxed) {
+        ONCE.call_once(|| {
+            enter(Purpose::Command);
+        });
+    }
+}
+
+/// Gives up what can be given up, for good. Call it with one thread; what cannot be given up is told on standard error.
+pub fn enter(purpose: Purpose) -> Confinement {
+    lower(Resource::Core, 0);
+    confine(purpose)
+}
+
+/// Whether what computes needs no driver, whose files and calls no filter here knows.
+pub fn computes_on_processors(device: &str) -> bool {
+    let chosen_later = cfg!(any(feature = "cuda", feature = "metal"));
+    matches!(device, "cpu" | "candle-cpu") || device == "auto" && !chosen_later
+}
+
+/// Address space for a model of `file_bytes` and caches of `kv_bytes`: mapped, packed, and as much again. A header that asks
+/// for more is hostile.
+pub fn for_model(file_bytes: u64, kv_bytes: u64) -> u64 {
+    file_bytes.saturating_mul(3).saturating_add(kv_bytes).saturating_add(SLACK_BYTES)
+}
+
+/// Lets `bytes` more of address space than is used now be taken; nothing may raise that again.
+pub fn limit_memory(bytes: u64) {
+    if let Some(used) = address_space() {
+        lower(Resource::As, used.saturating_add(bytes));
+    }
+}
+
+/// Lets this process use `seconds` of processor time and no more.
+pub fn limit_time(seconds: u64) {
+    lower(Resource::Cpu, seconds);
+}
+
+/// Lets other programs go first.
+pub fn give_way() {
+    if let Err(error) = nice(NICENESS) {
+        eprintln!("warning: worker: {error} when giving way to others");
+    }
+}
+
+/// Sets both limits, never above the hard one.
+fn lower(resource: Resource, to: u64) {
+    let most = getrlimit(resource).maximum;
+    let limit = Some(most.map_or(to, |most| most.min(to)));
+    if let Err(error) = setrlimit(resource, Rlimit { current: limit, maximum: limit }) {
+        eprintln!("warning: worker: {error} when limiting {resource:?}");
+    }
+}
+
+/// Bytes of address space in use.
+#[cfg(target_os = "linux")]
+fn address_space() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn address_space() -> Option<u64> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn confine(_: Purpose) -> Confinement {
+    Confinement::default()
+}
+
+#[cfg(target_os = "linux")]
+fn confine(purpose: Purpose) -> Confinement {
+    let warn = |what: &str, why: String| eprintln!("warning: {what}: {why}");
+    if let Err(error) = give_up_privileges() {
+        warn("privileges could not be given up", error.to_string());
+    }
+    let landlocked = landlock().unwrap_or_else(|why| {
+        warn("no Landlock", why);
+        false
+    });
+    let filtered = filter::install(purpose).map_err(|why| warn("no sandbox", why)).is_ok();
+    Confinement { filtered, landlocked }
+}
+
+/// No capability, none to gain, and no other process of this user may look inside.
+#[cfg(target_os = "linux")]
+fn give_up_privileges() -> rustix::io::Result<()> {
+    use rustix::{
+        process::{DumpableBehavior, set_dumpable_behavior},
+        thread::{
+            CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities,
+            set_no_new_privs,
+        },
+    };
+
+    set_no_new_privs(true)?;
+    for capability in CapabilitySet::all().iter() {
+        // Without privileges there is nothing to remove, and the kernel says so.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
+    let none = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+}
+
+/// Forbids every path, every port and signals to processes outside; whether the kernel knows how.
+#[cfg(target_os = "linux")]
+fn landlock() -> Result<bool, String> {
+    use landlock::{ABI, Access, AccessFs, AccessNet, Ruleset, RulesetAttr, RulesetStatus, Scope};
+
+    // Rights that later kernels know are unknown to this list, and the filter has no call that would use them.
+    const KNOWN: ABI = ABI::V6;
+    let rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(KNOWN))
+        .and_then(|rules| rules.handle_access(AccessNet::from_all(KNOWN)))
+        .and_then(|rules| rules.scope(Scope::from_all(KNOWN)))
+        .and_then(Ruleset::create)
+        .and_then(|rules| rules.restrict_self());
+    let status = rules.map_err(|error| error.to_string())?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}

@@ -1,0 +1,456 @@
+//! The API's other side where a process of its own computes: what `shoal serve` answers with.
+//!
+//! The process that speaks HTTP holds the token and parses neither models nor forms. It opens the model's file, hands the
+//! descriptor to a confined process ([`super::engine`]), and passes requests and events between that process and clients
+//! ([`super::wire`]). When the engine dies, what it was computing fails, new requests are told to come back, and another
+//! engine is started.
+//!
+//! Bounds: [`WINDOW`] events unread in each answer; [`MAX_EARLY_DEATHS`] engines that die before their model is loaded,
+//! after which the model is given up.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::unix::net::UnixStream as StdStream,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use api::{
+    Inference,
+    inference::{
+        EmbedRequest, Embeddings, Event, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
+    },
+    swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
+};
+use futures::{
+    FutureExt, StreamExt,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
+use shard::kernels::{Cores, threads::Pool};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{UnixStream, unix::OwnedReadHalf},
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+    time::sleep,
+};
+
+use super::{
+    RETRY_AFTER_S,
+    batch::Reading,
+    gauges, model_name, no_swarm, snapshot,
+    wire::{self, EngineSpec, FromEngine, ToEngine, WINDOW},
+};
+use crate::{
+    Result,
+    cli::EngineArgs,
+    confine::{
+        child::{Child, lock},
+        descriptors,
+    },
+    constrain::trial,
+    library, memory,
+};
+
+/// Engines that may die while they load a model, one after the other: the model kills them, and the next one too.
+const MAX_EARLY_DEATHS: u32 = 3;
+/// Rest after an engine's death: one that dies at once must not take a processor by being started again.
+const REST: Duration = Duration::from_millis(500);
+/// Events that a client read before the engine hears of it: a message for each would cost as much as the event.
+const READ_BATCH: u32 = WINDOW as u32 / 4;
+/// Events an answer may have here: those on the way, the plan's place and the end's.
+const CHANNEL: usize = WINDOW + 2;
+/// How often readers of the page hear whether the state changed.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// `shoal serve` alone: the engine is another process.
+pub struct Confined {
+    shared: Arc<Shared>,
+    keeper: JoinHandle<()>,
+}
+
+struct Shared {
+    spec: EngineSpec,
+    program: PathBuf,
+    next: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    loaded: Option<Result<ModelInfo, String>>,
+    running: HashMap<u64, Running>,
+    reading: Reading,
+    /// Where messages go. Its length is bounded by what clients may ask at once: a request, its end and few reports of
+    /// reading each.
+    engine: Option<mpsc::UnboundedSender<Vec<u8>>>,
+    pid: u32,
+}
+
+enum Running {
+    Answer { begun: Option<oneshot::Sender<Result<Plan, Failure>>>, events: mpsc::Sender<Event> },
+    Texts { vectors: Vec<Vec<f32>>, done: oneshot::Sender<Result<Embeddings, Failure>> },
+    Count(oneshot::Sender<Result<usize, Failure>>),
+}
+
+fn lost() -> Failure {
+    let why = "the process that computes stopped, and another one starts: ask again".into();
+    Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S }
+}
+
+impl Running {
+    fn fail(self, failure: Failure) {
+        match self {
+            Self::Answer { begun: Some(begun), .. } => drop(begun.send(Err(failure))),
+            // Its channel has a place for the end.
+            Self::Answer { begun: None, events } => drop(events.try_send(Event::Failed(failure))),
+            Self::Texts { done, .. } => drop(done.send(Err(failure))),
+            Self::Count(done) => drop(done.send(Err(failure))),
+        }
+    }
+}
+
+impl Confined {
+    /// Starts an engine for the model of `args`, and another one whenever one dies. `kv_bytes` bounds the memory of all
+    /// sessions. Call it inside a tokio runtime.
+    ///
+    /// # Errors
+    /// When this program cannot be found again.
+    pub fn start(args: &EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
+        Self::of(std::env::current_exe()?, args, kv_bytes)
+    }
+
+    /// As [`Self::start`], with the program that engines are started from.
+    ///
+    /// # Errors
+    /// None so far.
+    pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
+        let spec = EngineSpec {
+            model: args.model.clone(),
+            name: model_name(&args.model),
+            file: None,
+            processors: Vec::new(),
+            threads: args.threads,
+            ctx: args.ctx,
+            device: args.device.to_string(),
+            isa: args.isa.clone(),
+            no_pin: args.no_pin,
+            kv_bytes,
+        };
+        let shared = Arc::new(Shared { spec, program, next: AtomicU64::new(1), state: Mutex::default() });
+        let keeper = tokio::spawn(keep(shared.clone()));
+        Ok(Arc::new(Self { shared, keeper }))
+    }
+
+    /// Whether the model is loaded, or why it cannot be; `None` while it loads.
+    pub fn loaded(&self) -> Option<Result<(), String>> {
+        lock(&self.shared.state).loaded.as_ref().map(|state| state.as_ref().map(|_| ()).map_err(Clone::clone))
+    }
+
+    /// The engine's process number; 0 while there is none.
+    pub fn pid(&self) -> u32 {
+        lock(&self.shared.state).pid
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        self.keeper.abort();
+        // Without a sender the writer ends, and with it the stream and the engine.
+        lock(&self.shared.state).engine = None;
+    }
+}
+
+/// Has an engine running as long as that makes sense.
+async fn keep(shared: Arc<Shared>) {
+    let mut early = 0;
+    loop {
+        let why = match run(&shared).await {
+            Ok(()) => "it ended".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let (running, given_up) = bury(&shared, &mut early, &why);
+        running.into_iter().for_each(|running| running.fail(lost()));
+        if given_up {
+            return;
+        }
+        tracing::warn!(%why, "the process that computes is gone; another one is started");
+        sleep(REST).await;
+    }
+}
+
+/// Notes that an engine is gone: what it was computing, and whether no other one is to be started.
+fn bury(shared: &Shared, early: &mut u32, why: &str) -> (Vec<Running>, bool) {
+    let mut state = lock(&shared.state);
+    state.engine = None;
+    state.pid = 0;
+    let running = state.running.drain().map(|(_, running)| running).collect();
+    let loaded = state.loaded.take();
+    *early = if loaded.as_ref().is_some_and(Result::is_ok) { 0 } else { *early + 1 };
+    state.loaded = match loaded {
+        // What it said of the model holds for the next one too.
+        Some(Err(why)) => Some(Err(why)),
+        _ if *early >= MAX_EARLY_DEATHS => Some(Err(format!("the process that loads it dies of it ({why})"))),
+        _ => None,
+    };
+    (running, state.loaded.is_some())
+}
+
+/// One engine, from its start to its death.
+async fn run(shared: &Shared) -> io::Result<()> {
+    let (ours, theirs) = StdStream::pair()?;
+    let located = match library::locate(&shared.spec.model) {
+        Ok(located) => located,
+        Err(error) => {
+            lock(&shared.state).loaded = Some(Err(error.to_string()));
+            return Ok(());
+        }
+    };
+    let mut spec = shared.spec.clone();
+    spec.file = located.as_ref().map(|located| (located.path.clone(), located.bytes));
+    // The engine may open no file: what it computes on is claimed here, and given back when it has ended.
+    let threads = spec.threads.map_or_else(Pool::physical_cores, usize::from);
+    let cores = (!spec.no_pin).then(|| Cores::claim(threads)).flatten();
+    spec.processors = cores.as_ref().map_or_else(Vec::new, |cores| cores.processors().to_vec());
+    // Small enough for the socket's buffer, so nothing waits for a reader that does not exist yet.
+    io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(spec))?)?;
+    if let Some(located) = &located {
+        descriptors::send(&ours, &[&located.file])?;
+    }
+    ours.set_nonblocking(true)?;
+    let child = Child::start(shared.program.clone(), &["worker", "--engine"], theirs.into()).await?;
+    let (mut read, mut write) = UnixStream::from_std(ours)?.into_split();
+    let (sender, mut messages) = mpsc::unbounded_channel::<Vec<u8>>();
+    {
+        let mut state = lock(&shared.state);
+        state.engine = Some(sender);
+        state.pid = child.pid.as_raw_nonzero().get().unsigned_abs();
+    }
+    let writer = tokio::spawn(async move {
+        while let Some(frame) = messages.recv().await {
+            if write.write_all(&frame).await.is_err() {
+                break;
+            }
+        }
+    });
+    let ended = listen(shared, &mut read).await;
+    writer.abort();
+    child.kill();
+    ended
+}
+
+async fn listen(shared: &Shared, read: &mut OwnedReadHalf) -> io::Result<()> {
+    loop {
+        let message = match wire::receive::<FromEngine>(read).await {
+            Ok(message) => message,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut state = lock(&shared.state);
+        let odd = || io::Error::new(io::ErrorKind::InvalidData, "it says what was not asked");
+        match message {
+            FromEngine::Loaded(loaded) => state.loaded = Some(loaded.map(|info| *info)),
+            FromEngine::Gauges(reading) => state.reading = reading,
+            FromEngine::Begun { id, plan } => {
+                if let Some(Running::Answer { begun, .. }) = state.running.get_mut(&id) {
+                    drop(begun.take().ok_or_else(odd)?.send(Ok(plan)));
+                }
+            }
+            FromEngine::Refused { id, failure } => {
+                if let Some(running) = state.running.remove(&id) {
+                    running.fail(failure);
+                }
+            }
+            FromEngine::Event { id, event } => {
+                let over = matches!(event, Event::Done(_) | Event::Failed(_));
+                if let Some(Running::Answer { events, .. }) = state.running.get(&id) {
+                    // A full channel is more than the window: the engine does not keep to it.
+                    if let Err(mpsc::error::TrySendError::Full(_)) = events.try_send(event) {
+                        return Err(odd());
+                    }
+                }
+                if over {
+                    state.running.remove(&id);
+                }
+            }
+            FromEngine::Counted { id, tokens } => {
+                if let Some(Running::Count(done)) = state.running.remove(&id) {
+                    let _ = done.send(Ok(tokens));
+                }
+            }
+            FromEngine::Vector { id, values } => {
+                if let Some(Running::Texts { vectors, .. }) = state.running.get_mut(&id) {
+                    vectors.push(values);
+                }
+            }
+            FromEngine::Embedded { id, model, prompt_tokens } => {
+                if let Some(Running::Texts { vectors, done }) = state.running.remove(&id) {
+                    let _ = done.send(Ok(Embeddings { model, vectors, prompt_tokens }));
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn info(&self) -> Result<ModelInfo, Failure> {
+        let unavailable = |why: String| Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S };
+        match &lock(&self.state).loaded {
+            None => Err(unavailable(format!("the model {} is being loaded", self.spec.name))),
+            Some(Err(why)) => Err(unavailable(format!("the model could not be loaded: {why}"))),
+            Some(Ok(info)) => Ok(info.clone()),
+        }
+    }
+
+    /// Sends a request to the engine and notes who waits for what comes of it.
+    fn begin(&self, id: u64, message: &ToEngine, running: Running) -> Result<(), Failure> {
+        let frame =
+            wire::frame(message).map_err(|error| Failure::Invalid { field: None, why: error.to_string() })?;
+        let mut state = lock(&self.state);
+        let engine = state.engine.as_ref().ok_or_else(lost)?;
+        engine.send(frame).map_err(|_| lost())?;
+        state.running.insert(id, running);
+        Ok(())
+    }
+
+    fn post(&self, message: &ToEngine) {
+        if let (Ok(frame), Some(engine)) = (wire::frame(message), &lock(&self.state).engine) {
+            // An engine that is gone needs no word.
+            let _ = engine.send(frame);
+        }
+    }
+
+    fn id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// A request under way; dropping it cancels.
+struct Ticket {
+    shared: Arc<Shared>,
+    id: u64,
+    read: u32,
+}
+
+impl Ticket {
+    fn read(&mut self) {
+        self.read += 1;
+        if self.read >= READ_BATCH {
+            let events = std::mem::take(&mut self.read);
+            self.shared.post(&ToEngine::Read { id: self.id, events });
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let running = lock(&self.shared.state).running.remove(&self.id);
+        if running.is_some() {
+            self.shared.post(&ToEngine::Cancel { id: self.id });
+        }
+    }
+}
+
+impl Inference for Confined {
+    fn models(&self) -> Vec<ModelInfo> {
+        self.shared.info().into_iter().collect()
+    }
+
+    fn ready(&self) -> Result<(), Failure> {
+        self.shared.info().map(drop)
+    }
+
+    fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {
+        let shared = self.shared.clone();
+        async move {
+            shared.info()?;
+            trial::attempt(&shared.program, &request.format).await?;
+            let id = shared.id();
+            let (begun, plan) = oneshot::channel();
+            let (sender, events) = mpsc::channel(CHANNEL);
+            let ticket = Ticket { shared: shared.clone(), id, read: 0 };
+            let message = ToEngine::Generate { id, request: Box::new(request) };
+            shared.begin(id, &message, Running::Answer { begun: Some(begun), events: sender })?;
+            let plan = plan.await.map_err(|_| lost())??;
+            let events = stream::unfold((events, ticket), |(mut events, mut ticket)| async move {
+                let event = events.recv().await?;
+                ticket.read();
+                Some((event, (events, ticket)))
+            });
+            Ok(Generation { plan, events: events.boxed() })
+        }
+        .boxed()
+    }
+
+    fn count(&self, request: GenerateRequest) -> BoxFuture<'static, Result<usize, Failure>> {
+        let shared = self.shared.clone();
+        async move {
+            shared.info()?;
+            let id = shared.id();
+            let (done, counted) = oneshot::channel();
+            let _ticket = Ticket { shared: shared.clone(), id, read: 0 };
+            let message = ToEngine::Count { id, request: Box::new(request) };
+            shared.begin(id, &message, Running::Count(done))?;
+            counted.await.map_err(|_| lost())?
+        }
+        .boxed()
+    }
+
+    fn embed(&self, request: EmbedRequest) -> BoxFuture<'static, Result<Embeddings, Failure>> {
+        let shared = self.shared.clone();
+        async move {
+            shared.info()?;
+            let id = shared.id();
+            let (done, embedded) = oneshot::channel();
+            let _ticket = Ticket { shared: shared.clone(), id, read: 0 };
+            let running = Running::Texts { vectors: Vec::new(), done };
+            shared.begin(id, &ToEngine::Embed { id, request }, running)?;
+            embedded.await.map_err(|_| lost())?
+        }
+        .boxed()
+    }
+
+    fn swarm(&self) -> SwarmSnapshot {
+        snapshot(&self.shared.info(), self.loaded().is_some())
+    }
+
+    fn watch(&self) -> BoxStream<'static, SwarmEvent> {
+        // Alone, what changes is whether the model is loaded.
+        let told = lock(&self.shared.state).loaded.as_ref().map(Result::is_ok);
+        stream::unfold((self.shared.clone(), told), |(shared, mut told)| async move {
+            loop {
+                sleep(LOOK).await;
+                let now = lock(&shared.state).loaded.as_ref().map(Result::is_ok);
+                if now != told {
+                    told = now;
+                    let snapshot = snapshot(&shared.info(), now.is_some());
+                    let (state, reason) = (snapshot.state, snapshot.reason);
+                    return Some((SwarmEvent::State { state, reason }, (shared, told)));
+                }
+            }
+        })
+        .boxed()
+    }
+
+    fn agree(&self, _: Mode, _: bool) -> Result<(), Failure> {
+        Err(no_swarm("everything is computed on this machine"))
+    }
+
+    fn contribute(&self, _: ContributionChange) -> Result<Contribution, Failure> {
+        Err(no_swarm("so there is nothing to give or to pause"))
+    }
+
+    fn metrics(&self) -> Vec<Metric> {
+        let (reading, pid) = {
+            let state = lock(&self.shared.state);
+            (state.reading, state.pid)
+        };
+        gauges(reading, memory::resident_bytes(pid))
+    }
+}

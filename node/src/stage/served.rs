@@ -1,0 +1,41 @@
+//! What a stage tells the daemon of its work.
+
+use scheduler::{SessionId, door::Key};
+
+/// What a stage did, for the daemon's books.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Served {
+    /// Rows computed and bytes that crossed the network for them.
+    Rows {
+        /// Positions computed.
+        rows: u32,
+        /// Layers each went through.
+        layers: u32,
+        /// Bytes received.
+        bytes_in: u64,
+        /// Bytes sent.
+        bytes_out: u64,
+    },
+    /// A frame's output left.
+    Waited {
+        /// From the frame's arrival, computing not counted.
+        ms: f64,
+        /// Its share of the pass that computed it.
+        served_ms: f64,
+    },
+    /// A lease is used.
+    Sign(Key, Sign),
+    /// A session ended.
+    Ended(SessionId),
+}
+
+/// How a lease is used, as far as the door wants to know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sign {
+    /// It was granted: from now on it must be used.
+    Granted,
+    /// The requester's beacon came: it waits for rows of its own.
+    Beacon,
+    /// Rows came; told once a second at most.
+    Rows,
+}
