@@ -23,7 +23,7 @@ async fn measure() -> Result<(), node::worker::Fault> {
     use std::time::Instant;
 
     use node::worker::{Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want, spawn};
-    use p2p::codec::Wire;
+    use p2p::codec::{Rounding, Wire};
     use scheduler::{LayerRange, SessionId};
 
     const BYTES: usize = 16 << 10;
@@ -42,8 +42,7 @@ async fn measure() -> Result<(), node::worker::Fault> {
         layers,
         positions: rows,
         at: 0,
-        wire: Wire::Raw,
-        rounding: Vec::new(),
+        rounding: Rounding::NONE,
         conduct: None,
     };
     worker.open(open).await?;

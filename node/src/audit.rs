@@ -10,7 +10,7 @@
 use std::{os::unix::fs::MetadataExt, sync::Arc};
 
 use p2p::{
-    codec::{self, Wire},
+    codec::{self, Rounding, Wire},
     wire::announce::Class,
 };
 use scheduler::{LayerRange, ModelId, SessionId};
@@ -28,8 +28,8 @@ const MAX_BEHIND: usize = 8;
 pub struct Case {
     /// Which layers.
     pub layers: LayerRange,
-    /// Boundaries at which the session rounds.
-    pub rounding: Vec<u32>,
+    /// Where the session rounds.
+    pub rounding: Rounding,
     /// Values of a row.
     pub hidden: usize,
     /// The rows that entered, from position 0 on, all in one form.
@@ -109,7 +109,6 @@ impl Auditor {
             layers: case.layers,
             positions,
             at: 0,
-            wire: case.output,
             rounding: case.rounding.clone(),
             conduct: None,
         };

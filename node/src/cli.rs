@@ -103,9 +103,12 @@ pub enum Command {
                             is 2, 3, 4 and 5."
     )]
     Peers(swarm::AskArgs),
-    /// Predict the speed of a prompt: here, and through the swarm
-    #[command(after_help = "Example:
-  shoal plan --mode boomerang \"Tell me a story\"")]
+    /// Predict the speed of a prompt: here, and through the swarm of the running node
+    #[command(after_help = "Without a running node it measures this machine.
+
+Examples:
+  shoal plan --mode boomerang \"Tell me a story\"
+  shoal plan --model llama.gguf \"Tell me a story\"")]
     Plan(swarm::PlanArgs),
     /// Continue an answer that a crash interrupted, with the very tokens it would have had
     #[command(
@@ -267,10 +270,11 @@ impl EngineArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Wire")]
 pub struct WireArgs {
-    /// raw: activations stay exact; q8: they are rounded to 8 bits at --cuts, as a swarm session over that wire does
-    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    /// raw: activations stay exact; c10, c8, c7, q8, bf16, f16: they are rounded at --cuts, as a swarm session over that
+    /// wire does
+    #[arg(long, default_value = "raw", value_parser = p2p::codec::Wire::ALL.map(p2p::codec::Wire::name))]
     pub wire: String,
-    /// Layers before which a q8 session is cut, in ascending order
+    /// Layers before which such a session is cut, in ascending order
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub cuts: Vec<u32>,
 }

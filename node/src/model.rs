@@ -7,7 +7,7 @@ use shard::{
     gguf::Gguf,
     kernels::{Cores, Cpu, Isa, threads::Pool},
     models::Blueprint,
-    round,
+    round::{Rounding, Rule},
     tokenizer::{Tokenizer, chat::Template},
 };
 
@@ -165,23 +165,26 @@ pub fn cpu(name: Option<&str>, pool: Pool) -> Result<Arc<Cpu>> {
     Ok(Arc::new(Cpu::new(isa, pool)))
 }
 
-/// The layer boundaries at which a session rounds; none over wire `raw`.
+/// Where and how a session over a wire with these cuts rounds; nowhere over wire `raw`.
 ///
 /// # Errors
 /// A wire that rounds nowhere, cuts that do not ascend or do not lie inside a model of `layers` layers, and rows that
-/// do not divide into the wire's blocks.
-pub fn rounding(wire: &WireArgs, layers: u32, hidden: usize) -> Result<Vec<u32>> {
+/// do not divide into the wire's groups.
+pub fn rounding(wire: &WireArgs, layers: u32, hidden: usize) -> Result<Rounding> {
     let cuts = &wire.cuts;
-    match (wire.wire.as_str(), cuts.is_empty()) {
-        ("raw", true) => return Ok(Vec::new()),
-        ("raw", false) => {
-            return Err(Error::usage("--cuts changes nothing over wire raw; add --wire q8"));
+    let name = wire.wire.as_str();
+    let rule = Rule::ALL.into_iter().find(|rule| rule.name() == name);
+    let rule = match (rule, cuts.is_empty()) {
+        (None, true) => return Ok(Rounding::NONE),
+        (None, false) => {
+            return Err(Error::usage("--cuts changes nothing over wire raw; add --wire c8"));
         }
-        (_, true) => {
-            return Err(Error::usage("--wire q8 rounds where a session is cut; say where with --cuts 2,4"));
+        (Some(_), true) => {
+            let why = format!("--wire {name} rounds where a session is cut; say where with --cuts 2,4");
+            return Err(Error::usage(why));
         }
-        (_, false) => {}
-    }
+        (Some(rule), false) => rule,
+    };
     let inside = cuts.iter().all(|cut| (1..layers).contains(cut));
     if !inside || !cuts.is_sorted_by(|a, b| a < b) {
         let last = layers - 1;
@@ -189,12 +192,13 @@ pub fn rounding(wire: &WireArgs, layers: u32, hidden: usize) -> Result<Vec<u32>>
             "--cuts wants ascending layers between 1 and {last}, got {cuts:?}"
         )));
     }
-    if !hidden.is_multiple_of(round::BLOCK) {
+    if !hidden.is_multiple_of(rule.group()) {
+        let group = rule.group();
         return Err(Error::usage(format!(
-            "wire q8 needs rows of whole blocks of 32 values; this model's have {hidden}"
+            "wire {name} needs rows of whole groups of {group} values; this model's have {hidden}"
         )));
     }
-    Ok(cuts.clone())
+    Ok(Rounding { rule, boundaries: cuts.clone() })
 }
 
 /// An instruction set by name, if this machine has it.
@@ -216,16 +220,18 @@ mod tests {
             let args = WireArgs { wire: wire.into(), cuts: cuts.to_vec() };
             rounding(&args, 8, hidden).map_err(|error| error.to_string())
         };
-        assert_eq!(of("raw", &[], 80), Ok(vec![]));
-        assert_eq!(of("q8", &[1, 7], 64), Ok(vec![1, 7]));
+        assert_eq!(of("raw", &[], 80), Ok(Rounding::NONE));
+        assert_eq!(of("q8", &[1, 7], 64), Ok(Rounding { rule: Rule::Q8, boundaries: vec![1, 7] }));
+        assert_eq!(of("f16", &[4], 80), Ok(Rounding { rule: Rule::F16, boundaries: vec![4] }));
         for (wire, cuts, hidden, what) in [
-            ("raw", &[2][..], 64, "add --wire q8"),
+            ("raw", &[2][..], 64, "add --wire c8"),
             ("q8", &[], 64, "say where"),
             ("q8", &[0, 2], 64, "between 1 and 7"),
             ("q8", &[8], 64, "between 1 and 7"),
             ("q8", &[2, 2], 64, "ascending"),
             ("q8", &[4, 2], 64, "ascending"),
-            ("q8", &[4], 80, "blocks of 32"),
+            ("q8", &[4], 80, "groups of 32"),
+            ("c10", &[4], 96, "groups of 64"),
         ] {
             let error = of(wire, cuts, hidden).expect_err(what);
             assert!(error.contains(what), "{error} should mention {what}");

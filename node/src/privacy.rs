@@ -24,6 +24,7 @@
 use scheduler::LayerRange;
 use shard::{
     executor::{Capacity, Executor, Input, Item, Output, Workspace},
+    round::{Rounding, Rule},
     state::SessionState,
 };
 
@@ -56,8 +57,8 @@ pub struct Subject<'a> {
     pub secret: &'a [u32],
     /// Layers that run at home.
     pub head: u32,
-    /// Whether the rows are rounded as wire `q8` rounds them.
-    pub rounded: bool,
+    /// How the rows are rounded, if they are.
+    pub rounded: Option<Rule>,
 }
 
 /// Runs the attack on a whole model; `on_token` is called after each token found and may end it early.
@@ -82,9 +83,11 @@ pub fn audit(
         let most = executor.context();
         return Err(Error::usage(format!("{rows} tokens to look at; at least 1 and at most {most} can be")));
     }
-    let boundary = [subject.head];
-    let rounding = if subject.rounded { &boundary[..] } else { &[] };
-    let mut home = Home { executor, range, rounding };
+    let rounding = match subject.rounded {
+        Some(rule) => Rounding { rule, boundaries: vec![subject.head] },
+        None => Rounding::NONE,
+    };
+    let mut home = Home { executor, range, rounding: &rounding };
     let seen = home.send(subject)?;
     let mut attacker = Attacker::new(home, subject.known)?;
     let mut attack = Attack::default();
@@ -107,7 +110,7 @@ pub fn audit(
 struct Home<'a> {
     executor: &'a dyn Executor,
     range: LayerRange,
-    rounding: &'a [u32],
+    rounding: &'a Rounding,
 }
 
 impl Home<'_> {

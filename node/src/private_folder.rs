@@ -27,7 +27,7 @@ const MAX_DEPTH: usize = 8;
 /// # Errors
 /// When it can be neither made nor mended.
 pub fn prepare(home: &Path) -> Result<()> {
-    umask(Mode::from_raw_mode(OTHERS));
+    umask(Mode::RWXG | Mode::RWXO);
     DirBuilder::new().recursive(true).mode(0o700).create(home).map_err(|error| {
         Error::Failed(format!("cannot create {}: {error}; choose another folder with --home", home.display()))
     })?;

@@ -34,7 +34,7 @@ pub struct View {
 }
 
 /// A limit on what other nodes may hold or spend of this one, and what they do.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LimitReport {
     /// Of what.
@@ -197,4 +197,28 @@ pub struct TrustReport {
     pub standing: String,
     /// What its receipts make of it.
     pub tier: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use scheduler::governor::Resource;
+
+    use super::*;
+
+    #[test]
+    fn every_limit_is_reported_with_what_is_used_of_it() {
+        let governor = p2p::Governor::default();
+        let held = governor.take_for(scheduler::NodeId::numbered(1), Resource::Bytes, 5).unwrap();
+        let reports = LimitReport::all(&governor);
+        assert_eq!(reports.len(), Resource::ALL.len());
+        let of =
+            |resource: Resource| reports.iter().find(|report| report.resource == resource.name()).unwrap();
+        assert_eq!((of(Resource::Bytes).used, of(Resource::Bytes).peer_used), (5, 5));
+        assert_eq!(of(Resource::Handshakes).peer, None, "who has proved nothing is no peer");
+        assert!(of(Resource::Dials).within_ms.is_some() && of(Resource::Bytes).within_ms.is_none());
+        let text = serde_json::to_string(&reports).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<LimitReport>>(&text).unwrap(), reports);
+        drop(held);
+        assert_eq!(LimitReport::all(&governor)[Resource::Bytes as usize].used, 0);
+    }
 }

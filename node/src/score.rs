@@ -11,6 +11,7 @@
 
 use shard::{
     executor::{Capacity, Executor, Input, Item, Output, Workspace, argmax},
+    round::Rounding,
     state::SessionState,
 };
 
@@ -51,13 +52,13 @@ impl Score {
 pub struct Scorer<'a> {
     executor: &'a dyn Executor,
     workspace: Workspace,
-    rounding: &'a [u32],
+    rounding: &'a Rounding,
     exact: Vec<f32>,
 }
 
 impl<'a> Scorer<'a> {
-    /// Reads with a whole model in passes of at most `chunk` rows; `rounding` may be empty.
-    pub fn new(executor: &'a dyn Executor, rounding: &'a [u32], chunk: usize) -> Result<Self> {
+    /// Reads with a whole model in passes of at most `chunk` rows; `rounding` may be none.
+    pub fn new(executor: &'a dyn Executor, rounding: &'a Rounding, chunk: usize) -> Result<Self> {
         let chunk = chunk.clamp(1, executor.context());
         let workspace = Workspace::new(executor, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
         Ok(Self { executor, workspace, rounding, exact: Vec::new() })
@@ -94,10 +95,10 @@ impl<'a> Scorer<'a> {
         let given = &ids[..ids.len() - 1];
         let mut wanted = &ids[1..];
         for part in given.chunks(self.workspace.capacity().rows) {
-            self.pass(&mut exact_state, &[], part)?;
+            self.pass(&mut exact_state, &Rounding::NONE, part)?;
             self.exact.clear();
             self.exact.extend_from_slice(self.workspace.logits(0));
-            if !self.rounding.is_empty() {
+            if !self.rounding.is_none() {
                 self.pass(&mut rounded_state, self.rounding, part)?;
             }
             let (here, rest) = wanted.split_at(part.len());
@@ -107,7 +108,7 @@ impl<'a> Scorer<'a> {
                 score.predicted += 1;
                 let log_sum = log_sum_exp(exact);
                 score.exact_nats += log_sum - f64::from(exact[id as usize]);
-                if !self.rounding.is_empty() {
+                if !self.rounding.is_none() {
                     compare(score.rounded.get_or_insert_default(), (exact, log_sum), rounded, id);
                 }
             }
@@ -115,7 +116,7 @@ impl<'a> Scorer<'a> {
         Ok(())
     }
 
-    fn pass(&mut self, state: &mut SessionState, rounding: &[u32], ids: &[u32]) -> Result<()> {
+    fn pass(&mut self, state: &mut SessionState, rounding: &Rounding, ids: &[u32]) -> Result<()> {
         let item = Item { state, input: Input::Tokens(ids), output: Output::All };
         Ok(self.executor.run(&mut self.workspace, self.executor.range(), rounding, &mut [item])?)
     }
@@ -197,8 +198,9 @@ mod tests {
         let executor = crate::model::load_whole(&gguf, &device, shape.context).unwrap();
         let mut random = Random(4);
         let ids: Vec<u32> = (0..150).map(|_| random.below(shape.vocab) as u32).collect();
-        let score = |rounding: &[u32], chunk, lead| {
-            Scorer::new(&*executor, rounding, chunk).unwrap().score(lead, &ids, &mut |_| {}).unwrap()
+        let score = |boundaries: &[u32], chunk, lead| {
+            let rounding = Rounding { boundaries: boundaries.to_vec(), ..Rounding::NONE };
+            Scorer::new(&*executor, &rounding, chunk).unwrap().score(lead, &ids, &mut |_| {}).unwrap()
         };
         let exact = score(&[], 64, None);
         // Windows of 64, 64 and 22 tokens, the first of each given.
@@ -215,6 +217,6 @@ mod tests {
             "{one:?} {three:?}"
         );
         assert!(one.worst_nats <= one.divergence_nats && one.agreed <= 147);
-        assert!(Scorer::new(&*executor, &[], 8).unwrap().score(None, &[1], &mut |_| {}).is_err());
+        assert!(Scorer::new(&*executor, &Rounding::NONE, 8).unwrap().score(None, &[1], &mut |_| {}).is_err());
     }
 }

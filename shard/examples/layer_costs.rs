@@ -12,7 +12,9 @@ use shard::{
     gguf::Gguf,
     kernels::{Cpu, Isa, threads::Pool},
     models::layer_costs,
-    quant, synthetic,
+    quant,
+    round::Rounding,
+    synthetic,
 };
 
 /// Rows of a chunk while the cache is filled.
@@ -82,7 +84,7 @@ fn measure(shard: &Shard, context: usize) -> Result<Vec<f64>, Box<dyn Error>> {
             shard.run(
                 &mut workspace,
                 range,
-                &[],
+                &Rounding::NONE,
                 &mut [Item { state: &mut state, input, output: Output::None }],
             )?;
         }
@@ -93,7 +95,12 @@ fn measure(shard: &Shard, context: usize) -> Result<Vec<f64>, Box<dyn Error>> {
         for (range, state, times) in &mut caches {
             let input = Input::Activations(&rows[..hidden]);
             let before = Instant::now();
-            shard.run(&mut workspace, *range, &[], &mut [Item { state, input, output: Output::All }])?;
+            shard.run(
+                &mut workspace,
+                *range,
+                &Rounding::NONE,
+                &mut [Item { state, input, output: Output::All }],
+            )?;
             if round > 0 {
                 times.push(before.elapsed().as_secs_f64() * 1e3);
             }

@@ -22,7 +22,7 @@ use crate::{
     },
     models::{Rope, Scaling},
     quant::{self, Format},
-    round,
+    round::{Rounding, Rule},
     sample::{Sampler, SamplingParams},
     synthetic::{Family, Random, Shape},
 };
@@ -156,16 +156,23 @@ const OPERATIONS: &[Operation] = &[
         let scaling = Scaling::Yarn { factor: 4.0, original: 1024, beta_fast: 32.0, beta_slow: 1.0 };
         rope(cpu, Pairing::Halves, scaling)
     }),
-    ("round-q8", |_| {
-        let mut x: Vec<f32> =
-            (0..8u64).flat_map(|i| normals(17 + i, 96, [1e-30, 1e-3, 1.0, 1e9][i as usize % 4])).collect();
-        round::q8(&mut x);
-        hash_f32(&x)
-    }),
+    ("round-q8", |_| round(Rule::Q8)),
+    ("round-c8", |_| round(Rule::C8)),
+    ("round-c10", |_| round(Rule::C10)),
+    ("round-c7", |_| round(Rule::C7)),
+    ("round-bf16", |_| round(Rule::Bf16)),
+    ("round-f16", |_| round(Rule::F16)),
     ("attention", |cpu| attention(cpu, None, None)),
     ("attention-window", |cpu| attention(cpu, Some(100), None)),
     ("attention-softcap", |cpu| attention(cpu, Some(300), Some(50.0))),
 ];
+
+fn round(rule: Rule) -> String {
+    let mut x: Vec<f32> =
+        (0..8u64).flat_map(|i| normals(17 + i, 96, [1e-30, 1e-3, 1.0, 1e9][i as usize % 4])).collect();
+    rule.apply(&mut x);
+    hash_f32(&x)
+}
 
 fn rope(cpu: &Arc<Cpu>, pairing: Pairing, scaling: Scaling) -> String {
     let (heads, head_dim, dims) = (3, 80, 64);
@@ -274,6 +281,7 @@ fn rounded(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String
         .filter_map(|&(a, b)| LayerRange::new(a, b))
         .map(|part| Ok((part, shard.new_state_of(part)?)))
         .collect::<Result<Vec<_>>>()?;
+    let rounding = Rounding { boundaries: vec![1, 2], ..Rounding::NONE };
     let mut random = Random(97);
     let ids: Vec<u32> = (0..28).map(|_| random.below(TINY.vocab) as u32).collect();
     let mut all = Vec::new();
@@ -281,7 +289,7 @@ fn rounded(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String
         let mut rows: Vec<f32> = Vec::new();
         for (part, state) in &mut parts {
             let input = if part.start() == 0 { Input::Tokens(ids) } else { Input::Activations(&rows) };
-            shard.run(&mut ws, *part, &[1, 2], &mut [Item { state, input, output: Output::All }])?;
+            shard.run(&mut ws, *part, &rounding, &mut [Item { state, input, output: Output::All }])?;
             rows = ws.activations(0).to_vec();
         }
         all.extend_from_slice(ws.logits(0));

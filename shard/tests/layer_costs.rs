@@ -101,7 +101,7 @@ fn windows_and_dense_first_experts_compute_cut_as_whole() {
                 let mut ws = Workspace::new(&shard, Capacity::one_session(3)).unwrap();
                 let mut state = shard.new_state_of(*range).unwrap();
                 let item = Item { state: &mut state, input: Input::Activations(&rows), output: Output::All };
-                shard.run(&mut ws, *range, &[], &mut [item]).unwrap();
+                shard.run(&mut ws, *range, &shard::round::Rounding::NONE, &mut [item]).unwrap();
                 ws.activations(0).to_vec()
             })
         };

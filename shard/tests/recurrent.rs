@@ -124,7 +124,7 @@ fn a_session_goes_back_to_a_checkpoint_and_on() {
     let mut state = shard.new_state_of(part).unwrap();
     let rows = vec![0.5; 300 * 64];
     let item = Item { state: &mut state, input: Input::Activations(&rows), output: Output::None };
-    shard.run(&mut ws, part, &[], &mut [item]).unwrap();
+    shard.run(&mut ws, part, &shard::round::Rounding::NONE, &mut [item]).unwrap();
     assert_eq!(state.rewind(299), 299);
 }
 

@@ -4,12 +4,16 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{bits, bytes, cpu, fast, fixtures, goldens, open, tokens, whole};
 use scheduler::LayerRange;
 use shard::{
     executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, argmax, cpu::Shard},
+    gguf::Gguf,
     kernels::Isa,
-    quant, round,
+    quant,
+    round::{Rounding, Rule},
     state::SessionState,
     synthetic::{Family, Shape},
 };
@@ -24,12 +28,17 @@ fn ranges(cuts: &[u32], layers: u32) -> Vec<LayerRange> {
     edges.windows(2).map(|pair| range(pair[0], pair[1])).collect()
 }
 
+/// Rounding before layer 2.
+fn two() -> Rounding {
+    Rounding { boundaries: vec![2], ..Rounding::NONE }
+}
+
 /// A session over one shard, a cache per range; what crosses a cut is only what a stage gave.
 struct Session<'a> {
     shard: &'a Shard,
     ws: Workspace,
     parts: Vec<(LayerRange, SessionState)>,
-    rounding: Vec<u32>,
+    rounding: Rounding,
 }
 
 impl<'a> Session<'a> {
@@ -39,7 +48,7 @@ impl<'a> Session<'a> {
             shard,
             ws: Workspace::new(shard, Capacity { rows: 32, items: 1, logit_rows: 32 }).unwrap(),
             parts: parts.into_iter().map(|part| (part, shard.new_state_of(part).unwrap())).collect(),
-            rounding: rounding.to_vec(),
+            rounding: Rounding { boundaries: rounding.to_vec(), ..Rounding::NONE },
         }
     }
 
@@ -149,17 +158,24 @@ fn rounding_inside_a_run_is_rounding_at_a_cut_whatever_the_cuts_chunks_and_machi
     }
 }
 
-/// The same against stages that know nothing of rounding, with [`round::q8`] on what passes between them.
+/// The same against stages that know nothing of rounding, with [`Rule::apply`] on what passes between them.
 #[test]
 fn rounding_inside_a_run_is_rounding_what_passes_between_stages() {
-    let gguf = bytes(DEEP.to_bytes(quant::by_name("q8_0").unwrap(), 4).unwrap());
+    let shape = Shape { hidden: 128, heads: 4, ..DEEP };
+    let gguf = bytes(shape.to_bytes(quant::by_name("q8_0").unwrap(), 4).unwrap());
+    for rule in Rule::ALL {
+        passes_between_stages(&gguf, rule);
+    }
+}
+
+fn passes_between_stages(gguf: &Arc<Gguf>, rule: Rule) {
     let prompt = tokens(24, DEEP.vocab, 2);
     let cuts = [1, 3, 4];
     let stages: Vec<Shard> = ranges(&cuts, 6)
         .into_iter()
         .map(|part| {
             let ends = Ends { embedding: part.start() == 0, head: part.end() == 6 };
-            Shard::load(&gguf, fast(), part, ends, Options { context: Some(128) }).unwrap()
+            Shard::load(gguf, fast(), part, ends, Options { context: Some(128) }).unwrap()
         })
         .collect();
     let mut carried: Vec<f32> = Vec::new();
@@ -173,11 +189,13 @@ fn rounding_inside_a_run_is_rounding_what_passes_between_stages() {
             carried = ws.logits(0).to_vec();
         } else {
             carried = ws.activations(0).to_vec();
-            round::q8(&mut carried);
+            rule.apply(&mut carried);
         }
     }
-    let shard = whole(&gguf, fast(), 128);
-    assert!(Session::new(&shard, &[], &cuts).bits(&prompt, 24, 0) == bits(&carried));
+    let shard = whole(gguf, fast(), 128);
+    let mut session = Session::new(&shard, &[], &cuts);
+    session.rounding.rule = rule;
+    assert!(session.bits(&prompt, 24, 0) == bits(&carried), "{}", rule.name());
 }
 
 /// A batch of sessions of different lengths, some with rows and some with tokens, gives what each gets alone.
@@ -191,11 +209,11 @@ fn a_batch_over_a_sub_range_gives_each_session_its_own_bits() {
     let mut alone = |prompt: &[u32]| {
         let mut kv = shard.new_state_of(head).unwrap();
         let item = Item { state: &mut kv, input: Input::Tokens(prompt), output: Output::All };
-        shard.run(&mut ws, head, &[2], &mut [item]).unwrap();
+        shard.run(&mut ws, head, &two(), &mut [item]).unwrap();
         let entering = ws.activations(0).to_vec();
         let mut kv = shard.new_state_of(middle).unwrap();
         let item = Item { state: &mut kv, input: Input::Activations(&entering), output: Output::Last };
-        shard.run(&mut ws, middle, &[2], &mut [item]).unwrap();
+        shard.run(&mut ws, middle, &two(), &mut [item]).unwrap();
         (entering, bits(ws.activations(0)), kv.snapshot().unwrap())
     };
     let one: Vec<_> = prompts.iter().map(|prompt| alone(prompt)).collect();
@@ -209,7 +227,7 @@ fn a_batch_over_a_sub_range_gives_each_session_its_own_bits() {
             output: Output::Last,
         })
         .collect();
-    shard.run(&mut ws, middle, &[2], &mut items).unwrap();
+    shard.run(&mut ws, middle, &two(), &mut items).unwrap();
     for (index, ((_, given, state), kv)) in one.iter().zip(&caches).enumerate() {
         assert!(bits(ws.activations(index)) == *given && kv.snapshot().unwrap() == *state, "session {index}");
     }
@@ -251,7 +269,8 @@ fn what_does_not_belong_to_a_run_is_refused() {
     let mut refuse = |layers: LayerRange, of: LayerRange, rounding: &[u32], input: Input<'_>, what: &str| {
         let mut kv = shard.new_state_of(of).unwrap();
         let item = Item { state: &mut kv, input, output: Output::All };
-        let error = shard.run(&mut ws, layers, rounding, &mut [item]).expect_err(what).to_string();
+        let rounding = Rounding { boundaries: rounding.to_vec(), ..Rounding::NONE };
+        let error = shard.run(&mut ws, layers, &rounding, &mut [item]).expect_err(what).to_string();
         assert!(error.contains(what), "{error} should mention {what}");
         assert!(kv.is_empty() && ws.activations(0).is_empty() && ws.logits(0).is_empty());
     };
@@ -271,7 +290,8 @@ fn what_does_not_belong_to_a_run_is_refused() {
     let mut kv = shard.new_state();
     let mut with = |rounding: &[u32]| {
         let item = Item { state: &mut kv, input: Input::Tokens(&[1]), output: Output::Last };
-        shard.run(&mut ws, range(0, 6), rounding, &mut [item]).map_err(|e| e.to_string())
+        let rounding = Rounding { boundaries: rounding.to_vec(), ..Rounding::NONE };
+        shard.run(&mut ws, range(0, 6), &rounding, &mut [item]).map_err(|e| e.to_string())
     };
     assert!(with(&[3]).unwrap_err().contains("rows of 80 values"));
     with(&[]).unwrap();
@@ -292,7 +312,12 @@ fn rows_may_enter_at_layer_0() {
     let mut run = |input| {
         let mut kv = shard.new_state();
         shard
-            .run(&mut ws, range(0, 6), &[], &mut [Item { state: &mut kv, input, output: Output::Last }])
+            .run(
+                &mut ws,
+                range(0, 6),
+                &Rounding::NONE,
+                &mut [Item { state: &mut kv, input, output: Output::Last }],
+            )
             .unwrap();
         bits(ws.logits(0))
     };

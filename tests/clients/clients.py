@@ -104,7 +104,16 @@ def openai_tools():
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
     streamed = [c.choices[0].delta.tool_calls for c in oai.chat.completions.create(**ask, stream=True)]
-    assert [calls[0].function.arguments for calls in streamed if calls] == [call.function.arguments]
+    pieces = [calls[0] for calls in streamed if calls]
+    assert pieces[0].id and pieces[0].function.name == "get_weather" and len(pieces) > 2
+    assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments
+    # The client's own way of putting pieces together.
+    with oai.chat.completions.stream(**ask) as stream:
+        whole = stream.get_final_completion().choices[0].message.tool_calls[0].function
+    assert (whole.name, whole.arguments) == (call.function.name, call.function.arguments)
+    # An answer that is cut is a call all the same.
+    cut = oai.chat.completions.create(**{**ask, "max_tokens": 8}).choices[0]
+    assert cut.finish_reason == "length" and not cut.message.content
 
 
 @check
@@ -117,6 +126,21 @@ def openai_completions_responses_models():
     assert events[0].type == "response.created"
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == reply.output_text
     assert oai.models.retrieve(MODEL).id == MODEL
+
+
+@check
+def a_prompt_is_scored_as_harnesses_ask_or_why_not():
+    ask = dict(model=MODEL, prompt=[[5, 9, 300, 12], [5, 9, 300]], max_tokens=1, echo=True, logprobs=1, temperature=0)
+    try:
+        reply = oai.completions.create(**ask)
+    except openai.BadRequestError as e:
+        assert SWARM and e.param == "echo" and "shoal serve --via local" in e.body["message"], e
+        return
+    one, other = (choice.logprobs for choice in reply.choices)
+    assert len(one.tokens) == 5 and len(other.tokens) == 4 and one.token_logprobs[0] is None
+    assert all(p <= 0 for p in one.token_logprobs[1:]) and one.token_logprobs[1:3] == other.token_logprobs[1:3]
+    assert max(one.top_logprobs[1].values()) >= one.token_logprobs[1]
+    assert one.text_offset[0] == 0 and reply.choices[0].text.startswith(one.tokens[0])
 
 
 @check
@@ -178,6 +202,13 @@ def anthropic_messages():
     reply = ant.messages.create(
         model=MODEL, messages=STORY, max_tokens=60, tools=[tool], tool_choice={"type": "tool", "name": "get_weather"})
     use = next(block for block in reply.content if block.type == "tool_use")
+    with ant.messages.stream(
+            model=MODEL, messages=STORY, max_tokens=60, tools=[tool], tool_choice={"type": "tool", "name": "get_weather"}) as stream:
+        streamed = next(block for block in stream.get_final_message().content if block.type == "tool_use")
+    assert streamed.input["city"] in ("Paris", "Rome"), streamed
+    counted = ant.messages.count_tokens(model=MODEL, messages=STORY).input_tokens
+    used = ant.messages.create(model=MODEL, messages=STORY, max_tokens=1).usage
+    assert counted == used.input_tokens + used.cache_read_input_tokens, (counted, used)
     assert use.input["city"] in ("Paris", "Rome") and reply.stop_reason == "tool_use"
     try:
         ant.messages.create(model="no-such-model", messages=STORY, max_tokens=4)
@@ -198,6 +229,12 @@ def ollama_generate_chat_and_more():
     assert json.loads(reply.message.content)["color"] in ("red", "green")
     names = [model.model for model in oll.list().models]
     assert f"{MODEL}:latest" in names and oll.show(MODEL).details.family
+    assert oll.pull(MODEL).status == "success"
+    try:
+        oll.pull("no-such-model")
+        raise AssertionError("ResponseError expected")
+    except ollama.ResponseError as e:
+        assert "shoal model pull no-such-model" in e.error
     try:
         oll.chat(model="no-such-model", messages=STORY)
         raise AssertionError("ResponseError expected")
@@ -221,7 +258,8 @@ SAME = [
         "type": "grammar", "grammar": 'start: ("red" | "green") " " /[0-9]{2}/'})),
     ("/v1/chat/completions", dict(messages=STORY, max_tokens=60, tools=[TOOL], tool_choice="required", seed=3)),
     ("/v1/chat/completions", dict(messages=STORY, max_tokens=24, stream=True, stream_options={"include_usage": True}, **CHOICES)),
-    ("/v1/completions", dict(prompt="Once upon a time <|im_end|>", max_tokens=16, echo=True, logprobs=2, **CHOICES)),
+    ("/v1/completions", dict(prompt="Once upon a time <|im_end|>", max_tokens=16, logprobs=2, **CHOICES)),
+    ("/v1/completions", dict(prompt=["Once upon a time", "The fox"], max_tokens=16, echo=True, **CHOICES)),
     ("/v1/completions", dict(prompt=[5, 9, 300, 12], max_tokens=16, **CHOICES)),
     ("/v1/responses", dict(input="Tell me a story", max_output_tokens=20, **CHOICES)),
     ("/v1/messages", dict(messages=STORY, max_tokens=20, seed=5, temperature=0.7)),

@@ -196,7 +196,15 @@ fn mistakes_are_answered_with_what_to_do() {
         (&["run", "--model", "nowhere.gguf", "hi"], 2, "shoal model list"),
         (&["run", "--model", damaged.to_str().unwrap(), "hi"], 1, "malformed"),
         (&["run", "--temperature", "-1", "hi"], 2, "temperature"),
-        (&["run", "--top-p", "7", "hi"], 2, "top_p"),
+        (&["run", "--temperature", "9", "hi"], 2, "between 0 and 2"),
+        (&["chat", "--presence-penalty", "3"], 2, "between -2 and 2"),
+        (&["run", "--top-p", "7", "hi"], 2, "--top-p"),
+        (&["serve", "--alias", "gpt-4o"], 2, "gpt-4o=minnow"),
+        (&["serve", "--allow-origin", "*"], 2, "https://app.example"),
+        (&["serve", "--allow-origin", "https://a.example", "--no-token"], 2, "--no-token"),
+        (&["stauts"], 2, "status"),
+        (&["model", "lst"], 2, "list"),
+        (&["plan", "--mode", "open", "hi"], 2, "shoal join"),
         (&["run", "--isa", "mmx", "hi"], 2, "scalar"),
         (&["run", "--device", "gpu", "hi"], 2, "choose auto, cpu"),
         (&["run", "--device", "cuda:7", "hi"], 1, "build with `--features cuda`"),
@@ -213,6 +221,42 @@ fn mistakes_are_answered_with_what_to_do() {
         assert_eq!(exit, *code, "{args:?}: {error}");
         assert!(error.contains(words), "{args:?}: {error}");
     }
+}
+
+/// Whatever opens a model says the same of one that is not there, and ends with the same code.
+#[test]
+fn a_model_that_is_not_there_is_the_same_mistake_everywhere() {
+    let shoal = Shoal::new();
+    for args in [
+        &["run", "--model", "nowhere.gguf", "hi"][..],
+        &["chat", "--model", "nowhere.gguf"],
+        &["plan", "--model", "nowhere.gguf", "hi"],
+        &["serve", "--model", "nowhere.gguf", "--listen", "127.0.0.1:0"],
+        &["join", "--model", "nowhere.gguf", "--yes"],
+        &["up", "--local", "2", "--model", "nowhere.gguf", "--run", "hi"],
+        &["bench", "--model", "nowhere.gguf"],
+        &["eval", "--model", "nowhere.gguf", "--tokens", "1"],
+        &["tokenize", "--model", "nowhere.gguf", "hi"],
+        &["template", "--model", "nowhere.gguf", "--input", "nowhere.json"],
+        &["model", "inspect", "nowhere.gguf"],
+        &["model", "add", "nowhere.gguf"],
+    ] {
+        let (exit, error) = shoal.fails(args, "");
+        assert_eq!(exit, 2, "{args:?}: {error}");
+        assert!(error.contains("there is no file") && error.contains("nowhere.gguf"), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn a_plan_needs_no_node() {
+    let shoal = Shoal::new();
+    let plan = shoal.json(["plan", "--json", "-n", "10", "Tell me a story"], "");
+    assert!(plan["local"]["tok_s"].as_f64().is_some_and(|speed| speed > 0.0), "{plan}");
+    assert!(plan["as_asked"]["impossible"].as_str().is_some_and(|why| why.contains("shoal join")), "{plan}");
+    assert_eq!((&plan["expected_tokens"], &plan["local_wins"]), (&json!(10), &json!(true)));
+    assert!(plan["prompt_tokens"].as_u64() > Some(3) && plan["stages"][0]["start"] == 0, "{plan}");
+    let text = shoal.ok(["plan", "Tell me a story"], "");
+    assert!(text.contains("here alone") && text.contains("tok/s"), "{text}");
 }
 
 #[test]

@@ -2,8 +2,11 @@
 //! same answers byte for byte: runs `tests/clients/clients.py`. And schemathesis, which reads the served OpenAPI document and
 //! sends what it allows, and what it does not.
 //!
-//! Both need the packages of `tests/clients/requirements.txt` for `python3`, or for the interpreter that `SHOAL_PYTHON`
-//! names. Where they are missing it says so and skips, unless `SHOAL_CLIENTS=required` is set.
+//! The official clients of OpenAI (Python and JavaScript), Anthropic and Ollama also read answers that stand still for longer
+//! than the server stays silent (`tests/clients/pause.py` and `pause.mjs`), from the fake of `api/examples`.
+//!
+//! They need the packages of `tests/clients/requirements.txt` for `python3`, or for the interpreter that `SHOAL_PYTHON`
+//! names, and the one of `tests/clients/package.json` (`npm ci`). Where they are missing it says so and skips, unless `SHOAL_CLIENTS=required` is set.
 
 use std::{
     ffi::OsStr,
@@ -12,6 +15,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use crate::examples::example;
 use harness::{Shoal, binary, node::Node, root};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -55,14 +59,13 @@ fn required() -> bool {
     std::env::var("SHOAL_CLIENTS").is_ok_and(|value| value == "required")
 }
 
-/// Runs the script; where it cannot, says so.
-fn clients(args: &[&OsStr]) {
-    let python = python();
-    let script = root().join("tests/clients/clients.py");
-    let ran = harness::output(Command::new(&python).arg(script).args(args));
+/// Runs a script of `tests/clients`; where it cannot, says so.
+fn clients(program: &str, script: &str, args: &[&OsStr]) {
+    let script = root().join("tests/clients").join(script);
+    let ran = harness::output(Command::new(program).arg(script).args(args));
     let Ok(output) = ran else {
-        assert!(!required(), "{python} is not installed");
-        return say("skipped: the official clients are not tested, missing: python3");
+        assert!(!required(), "{program} is not installed");
+        return say(&format!("skipped: the official clients are not tested, missing: {program}"));
     };
     let said = String::from_utf8_lossy(&output.stdout);
     if output.status.code() == Some(77) {
@@ -77,7 +80,7 @@ fn official_clients_are_content() {
     let shoal = Shoal::new();
     let token = shoal.home().join("token");
     let (_serving, url) = serve(shoal.home(), &token, &[]);
-    clients(&[url.as_ref(), token.as_ref()]);
+    clients(&python(), "clients.py", &[url.as_ref(), token.as_ref()]);
 }
 
 #[test]
@@ -95,7 +98,32 @@ fn official_clients_are_content_with_a_swarm_and_get_the_same_answers() {
     let token = alone.home().join("token");
     let (_serving, other) = serve(alone.home(), &token, &[]);
     let (url, file) = (asks.api["url"].as_str().unwrap(), asks.api["token_file"].as_str().unwrap());
-    clients(&[url.as_ref(), file.as_ref(), other.as_ref(), token.as_ref()]);
+    clients(&python(), "clients.py", &[url.as_ref(), file.as_ref(), other.as_ref(), token.as_ref()]);
+}
+
+/// Longer than the 10 s after which a silent stream gets a heartbeat.
+const PAUSE_MS: &str = "11000";
+
+/// An answer that stands still is neither an error nor an event to the official clients.
+#[test]
+fn official_clients_wait_for_an_answer_that_pauses() {
+    let Some(fake) = example("fake") else {
+        assert!(!required(), "`cargo test --workspace` builds the example fake");
+        return;
+    };
+    let mut child =
+        Command::new(fake).args(["0", PAUSE_MS]).stdout(Stdio::piped()).spawn().expect("the fake starts");
+    let mut line = String::new();
+    let mut said = BufReader::new(child.stdout.take().expect("standard output is piped"));
+    let _serving = Serving(child);
+    said.read_line(&mut line).expect("it says where it is");
+    let url = line.split("/#").next().expect("an address").to_owned();
+    let args = [url.as_str(), "fake", "You said: ?", " and then: ?"].map(OsStr::new);
+    // Both at once: the pause is paid for once.
+    std::thread::scope(|scope| {
+        scope.spawn(|| clients(&python(), "pause.py", &args));
+        clients("node", "pause.mjs", &args);
+    });
 }
 
 /// A few thousand requests made from the document: no answer is a server error, and none contradicts the document.

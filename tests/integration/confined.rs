@@ -140,7 +140,7 @@ fn forms_take_no_server_down() {
 #[test]
 fn forms_take_no_worker_down() {
     let folder = TempDir::new().unwrap();
-    let node = Node::start(&folder.path().join("a"), &["--api", "127.0.0.1:0", "--yes"]);
+    let node = Node::start(&folder.path().join("a"), &["--api", "127.0.0.1:0"]);
     node.wait_for("answering");
     let pid = || node.ask(&["status"])["model"]["worker_pid"].clone();
     let before = pid();

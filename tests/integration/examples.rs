@@ -6,7 +6,7 @@
 use std::{path::PathBuf, process::Command};
 
 /// An example beside this test, when it was built.
-fn example(name: &str) -> Option<PathBuf> {
+pub(crate) fn example(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().ok()?;
     let path = test.parent()?.parent()?.join("examples").join(name);
     let there = path.is_file();

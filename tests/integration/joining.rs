@@ -133,12 +133,12 @@ fn all_private(folder: &Path) -> usize {
 fn nothing_in_the_data_folder_is_readable_by_others_after_real_use() {
     let folder = TempDir::new().unwrap();
     let home = folder.path().join("asks");
-    let serves = Node::start(&folder.path().join("serves"), &["--layers", "1..7", "--yes"]);
+    let serves = Node::start(&folder.path().join("serves"), &["--layers", "1..7"]);
     // What an earlier version left, and a model of the person's own that is shared.
     fs::create_dir_all(home.join("models")).unwrap();
     fs::write(home.join("models/left"), "x").unwrap();
     fs::set_permissions(home.join("models/left"), fs::Permissions::from_mode(0o644)).unwrap();
-    let args = ["--ask-only", "--yes", "--api", "127.0.0.1:0", "--peer", serves.tcp()];
+    let args = ["--ask-only", "--api", "127.0.0.1:0", "--peer", serves.tcp()];
     let asks = Node::start(&home, &args);
     asks.meets(1);
     asks.wait_for("answering");

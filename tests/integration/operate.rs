@@ -251,4 +251,29 @@ fn status_is_followed_line_by_line_where_there_is_no_terminal() {
         assert_eq!(look["positions_per_s"], 0.0);
     }
     assert!(looks[0]["uptime_s"].as_f64() < looks[2]["uptime_s"].as_f64());
+    // It ends with its reader and not an hour later, when the next line is due.
+    let mut watch = Command::new(binary())
+        .args(["status", "--watch", "--every", "3600", "--home"])
+        .arg(&node.home)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap());
+    lines.read_line(&mut first).unwrap();
+    assert!(first.contains("peers"), "{first}");
+    assert!(watch.try_wait().unwrap().is_none(), "it follows");
+    drop(lines);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let ended = loop {
+        match watch.try_wait().unwrap() {
+            None if std::time::Instant::now() < end => {
+                std::thread::sleep(std::time::Duration::from_millis(50))
+            }
+            ended => break ended,
+        }
+    };
+    let _ = watch.kill();
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
 }

@@ -52,9 +52,9 @@ fn a_q8_session_equals_the_local_run_with_the_same_cuts() {
     assert!((2.0..5.0).contains(&ratio), "q8 carries {ratio} times fewer bytes");
 }
 
-/// The rule of the q8 wire is written down twice, once where it travels and once where it is computed with.
+/// The rules of wires are written down twice, once where they travel and once where they are computed with.
 #[test]
-fn both_writings_of_q8_give_the_same_bits() {
+fn both_writings_of_a_rule_give_the_same_bits() {
     let mut chance = scheduler::rng::Rng::new(3);
     for case in 0..2_000 {
         let scale = 10f64.powi(case % 70 - 35);
@@ -64,13 +64,17 @@ fn both_writings_of_q8_give_the_same_bits() {
             _ => (chance.between(-1.0, 1.0) * scale) as f32,
         };
         let values: Vec<f32> = (0..64).map(|_| row(&mut chance)).collect();
-        let mut rounded = values.clone();
-        shard::round::q8(&mut rounded);
-        let (mut bytes, mut carried) = (Vec::new(), Vec::new());
-        p2p::codec::encode(p2p::codec::Wire::Q8, 64, &values, &mut bytes).unwrap();
-        p2p::codec::decode(p2p::codec::Wire::Q8, 64, 1, &bytes, &mut carried).unwrap();
-        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&carried), bits(&rounded), "case {case}: {values:?}");
+        for rule in shard::round::Rule::ALL {
+            let wire: p2p::codec::Wire = rule.name().parse().unwrap();
+            assert_eq!(wire.group(), rule.group());
+            let mut rounded = values.clone();
+            rule.apply(&mut rounded);
+            let (mut bytes, mut carried) = (Vec::new(), Vec::new());
+            p2p::codec::encode(wire, 64, &values, &mut bytes).unwrap();
+            p2p::codec::decode(wire, 64, 1, &bytes, &mut carried).unwrap();
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&carried), bits(&rounded), "{wire}, case {case}: {values:?}");
+        }
     }
 }
 

@@ -21,7 +21,7 @@ fn engine(gguf: &Arc<Gguf>, layers: LayerRange, input: Input<'_>, rows: usize) -
     let mut ws = Workspace::new(&shard, Capacity::one_session(rows)).unwrap();
     let mut kv = shard.new_state_of(layers).unwrap();
     let item = Item { state: &mut kv, input, output: Output::All };
-    shard.run(&mut ws, layers, &[], &mut [item]).unwrap();
+    shard.run(&mut ws, layers, &shard::round::Rounding::NONE, &mut [item]).unwrap();
     ws.activations(0).to_vec()
 }
 

@@ -155,8 +155,9 @@ fn openai() -> Vec<(&'static str, Value)> {
         ("reasoning_effort", text()),
     ];
     chat.extend(counts.clone());
+    // 0 is for prompts that come back with `echo`.
     let mut completion = vec![
-        ("max_tokens", integer(1, TOKENS)),
+        ("max_tokens", integer(0, TOKENS)),
         ("logprobs", integer(0, 20)),
         ("response_format", reference("Format")),
         ("echo", flag()),

@@ -36,6 +36,8 @@ const CHANGES: usize = 256;
 pub struct Fake {
     /// Milliseconds per token.
     pub pace_ms: u64,
+    /// Before which token of an answer it stands still, and for how many milliseconds.
+    pub pause: Option<(usize, u64)>,
     /// What is answered instead of an echo.
     pub script: Mutex<Option<String>>,
     /// What is answered to everything, if anything.
@@ -155,6 +157,7 @@ impl Fake {
     pub fn new() -> Self {
         Self {
             pace_ms: 60,
+            pause: None,
             script: Mutex::default(),
             failure: Mutex::default(),
             last: Mutex::default(),
@@ -173,6 +176,11 @@ impl Fake {
     /// As [`Fake::new`], with this many milliseconds per token.
     pub fn paced(pace_ms: u64) -> Self {
         Self { pace_ms, ..Self::new() }
+    }
+
+    /// As [`Fake::quick`], but every answer stands still for `ms` before its token `before`.
+    pub fn pausing(before: usize, ms: u64) -> Self {
+        Self { pause: Some((before, ms)), ..Self::quick() }
     }
 
     fn tell(&self, event: SwarmEvent) {
@@ -375,12 +383,17 @@ impl Inference for Fake {
         if let Some(changes) = &changes {
             let _ = changes.send(SwarmEvent::Pipeline { pipeline: pipeline.clone() });
         }
-        let state = (pipeline, 7u32);
+        let (state, pause) = ((pipeline, 7u32), self.pause);
         let events = stream::iter(events).scan(state, move |(pipeline, position), event| {
             let _held = &alive;
             let changes = changes.clone();
             let told = simulate(pipeline, position, &event);
             async move {
+                if let (Some((before, ms)), Event::Token { id, .. }) = (pause, &event)
+                    && before == *id as usize
+                {
+                    tokio::time::sleep(Duration::from_millis(ms)).await;
+                }
                 if pace > 0 {
                     let stall = matches!(event, Event::Failover { .. });
                     tokio::time::sleep(Duration::from_millis(if stall { 180 } else { pace })).await;

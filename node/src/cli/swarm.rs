@@ -168,8 +168,8 @@ pub struct UpArgs {
     /// Nodes on this machine
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=32))]
     pub local: u16,
-    /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
-    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    /// How activations travel: raw (exact), c10 (a third of the bytes, nearly exact), c8 (29 %), c7 (24 %), q8, bf16 or f16
+    #[arg(long, default_value = "raw", value_parser = p2p::codec::Wire::ALL.map(p2p::codec::Wire::name))]
     pub wire: String,
     /// The first node answers programs and browsers through the others [default address: 127.0.0.1:7435]
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = super::api::LISTEN, conflicts_with = "run")]
@@ -297,11 +297,12 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub route: RouteArgs,
-    /// Which of the node's models [default: the one it was started with]
+    /// Which of the node's models, or without a node a .gguf file or a name from `shoal model list` [default: the one the
+    /// node was started with]
     #[arg(short, long)]
     pub model: Option<String>,
-    /// How activations travel: raw (exact) or q8 (a quarter of the bytes)
-    #[arg(long, default_value = "raw", value_parser = ["raw", "q8"])]
+    /// How activations travel: raw (exact), c10 (a third of the bytes, nearly exact), c8 (29 %), c7 (24 %), q8, bf16 or f16
+    #[arg(long, default_value = "raw", value_parser = p2p::codec::Wire::ALL.map(p2p::codec::Wire::name))]
     pub wire: String,
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 128)]

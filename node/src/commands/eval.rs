@@ -44,7 +44,7 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     let mut line = json!({
         "model": model.name,
         "wire": args.wire.wire,
-        "cuts": rounding,
+        "cuts": rounding.boundaries,
         "tokens": ids.len(),
         "predicted": score.predicted,
         "perplexity": score.perplexity(),
@@ -60,7 +60,11 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     }
     say!("{} tokens predicted, perplexity {:.4}", score.predicted, score.perplexity());
     if let Some(rounded) = score.rounded {
-        say!("rounded before layers {rounding:?}: perplexity {:.4}", (rounded.nats / predicted).exp());
+        say!(
+            "rounded before layers {:?}: perplexity {:.4}",
+            rounding.boundaries,
+            (rounded.nats / predicted).exp()
+        );
         say!(
             "divergence from exact: mean {:.2e}, worst {:.2e} nats; same likeliest token {:.2} %",
             rounded.divergence_nats / predicted,

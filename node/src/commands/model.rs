@@ -93,6 +93,8 @@ fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
 }
 
 fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
+    // A path that leads nowhere is the same mistake here as in every command.
+    library::Located::open(file)?;
     let entry = register(file, name, false)?;
     if json {
         return output::json_line(&entry.to_json());

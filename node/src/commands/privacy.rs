@@ -1,7 +1,7 @@
 //! `shoal privacy audit`: how much of a text comes back from the activations that strangers see.
 
 use serde_json::{Value, json};
-use shard::tokenizer::Encode;
+use shard::{round::Rule, tokenizer::Encode};
 
 use super::file_text;
 use crate::{
@@ -11,6 +11,9 @@ use crate::{
     output::{self, say},
     privacy::{self, Attack, Subject},
 };
+
+/// Rounding wires that are attacked besides `raw`: what strangers usually get.
+const SMALL: [Rule; 2] = [Rule::C8, Rule::Q8];
 
 pub(super) fn audit(args: AuditArgs) -> Result<()> {
     let text = args.text.as_deref().map(file_text).transpose()?;
@@ -23,12 +26,14 @@ pub(super) fn audit(args: AuditArgs) -> Result<()> {
     let secret = &secret[..secret.len().min(args.tokens as usize).min(room)];
 
     output::catch_interrupt()?;
-    // A model whose rows are no whole blocks has no sessions over q8, and nothing to attack there.
-    let blocks = model.executor.blueprint().hidden.is_multiple_of(shard::round::BLOCK);
-    let wires: &[(&str, bool)] = if blocks { &[("raw", false), ("q8", true)] } else { &[("raw", false)] };
+    // A model whose rows are no whole groups has no sessions over that wire, and nothing to attack there.
+    let hidden = model.executor.blueprint().hidden;
+    let rules = Rule::ALL.into_iter().filter(|rule| hidden.is_multiple_of(rule.group()));
+    let rules = rules.filter(|rule| SMALL.contains(rule)).map(|rule| (rule.name(), Some(rule)));
+    let wires: Vec<(&str, Option<Rule>)> = [("raw", None)].into_iter().chain(rules).collect();
     let bar = output::progress((secret.len() * wires.len()) as u64, "reconstructing", false);
     let mut attacks = Vec::new();
-    for &(name, rounded) in wires {
+    for &(name, rounded) in &wires {
         let subject = Subject { known, secret, head: args.head, rounded };
         let attack = privacy::audit(&*model.executor, subject, &mut || {
             bar.inc(1);

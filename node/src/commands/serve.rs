@@ -23,6 +23,7 @@ use crate::{
     control,
     inference::local::confined::Confined,
     inference::swarm::{Door, Preferences, Swarmed},
+    library,
     output::{self, say},
     private_folder,
 };
@@ -38,7 +39,6 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
     let home = args.home.path()?;
     private_folder::prepare(&home)?;
     runtime.block_on(async {
-        let front = Front::open(args.listen, &args.api, &home).await?;
         let runs = tokio::net::UnixStream::connect(control::socket(&home)).await.is_ok();
         let swarm = match args.via {
             Via::Local => false,
@@ -50,6 +50,10 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
                 ));
             }
         };
+        if !swarm {
+            library::locate(&args.engine.model)?;
+        }
+        let front = Front::open(args.listen, &args.api, &home).await?;
         if swarm {
             let swarmed = Swarmed::start(Door::Socket(home.clone()), preferences(&args.trust, &home));
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await

@@ -12,6 +12,9 @@ use super::file_text;
 use crate::{Error, Result, cli::TemplateArgs, confine, inference::local::prompt, library, output};
 
 pub(super) fn run(args: TemplateArgs) -> Result<()> {
+    if args.template.is_none() {
+        library::locate(args.model.as_deref().unwrap_or(library::DEFAULT_MODEL))?;
+    }
     let input: Value = serde_json::from_str(&file_text(&args.input)?)?;
     let Value::Object(input) = input else {
         return Err(Error::usage("the input must be a JSON object with \"messages\""));

@@ -45,7 +45,12 @@ pub fn receive(socket: &UnixStream) -> io::Result<Vec<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut mark = [0];
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut mark)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    // Systems without the flag: the receiver starts no program.
+    #[cfg(not(target_vendor = "apple"))]
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    #[cfg(target_vendor = "apple")]
+    let flags = RecvFlags::empty();
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut mark)], &mut control, flags)?;
     if received.bytes != 1 || mark != [MARK] {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "files were announced and did not come"));
     }

@@ -20,7 +20,6 @@ use std::{
 
 use p2p::{
     HopError,
-    codec::Wire,
     wire::control::{Answer, Ask, Contact, Lease, Role},
 };
 use scheduler::{LayerRange, LayerSet, NodeId, OperatorId, recover::Failure, session::Event};
@@ -95,7 +94,6 @@ impl RequestDriver {
         let there = witness.contact.clone();
         let (node, epoch) = (there.node, self.machine.epoch());
         let exact = window.1 - window.0 <= EXACT;
-        let rounded = self.rounding.contains(&layers.end());
         let lease = Lease {
             session: plan.session,
             epoch,
@@ -103,7 +101,6 @@ impl RequestDriver {
             layers,
             positions: plan.prompt.len() as u32 + plan.max_tokens.saturating_sub(1),
             at: 0,
-            wire: if rounded { plan.wire } else { Wire::Raw },
             rounding: self.rounding.clone(),
             next: None,
             previous: None,

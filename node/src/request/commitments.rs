@@ -252,7 +252,7 @@ impl Signatures {
 mod tests {
     use p2p::{
         Identity,
-        codec::Wire,
+        codec::{Rounding, Wire},
         wire::{
             announce::Class,
             receipt::{Chain, Commit, Grant, Leaf, Reexecute, Row, Terms, Unproven},
@@ -289,7 +289,7 @@ mod tests {
             layers: LayerRange::new(2, 4).unwrap(),
             hidden: 2,
             class: Class::D1,
-            rounding: Vec::new(),
+            rounding: Rounding::NONE,
             inner: false,
         }
     }

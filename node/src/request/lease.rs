@@ -5,7 +5,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use p2p::{
     HopError,
-    codec::Wire,
     wire::{
         control::{Answer, Ask, Lease, Refusal, Role},
         frame::{Header, Kind},
@@ -41,9 +40,6 @@ impl RequestDriver {
         at: u32,
     ) {
         let (orders, node, layers) = (self.orders.clone(), segment.node, segment.layers);
-        // A cut that a failover made is not a rounding boundary: it travels raw.
-        let rounded = self.rounding.contains(&segment.layers.end());
-        let wire = if rounded { self.plan.wire } else { Wire::Raw };
         // The last token is said and never computed on: an answer may end at the very end of the context.
         let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens.saturating_sub(1);
         self.sampling = None;
@@ -62,7 +58,6 @@ impl RequestDriver {
                 layers: segment.layers,
                 positions,
                 at,
-                wire,
                 rounding: self.rounding.clone(),
                 conduct: last.then(|| Conduct { history, ..self.plan.conduct.clone() }),
             };
@@ -89,7 +84,6 @@ impl RequestDriver {
             layers: segment.layers,
             positions,
             at,
-            wire,
             rounding: self.rounding.clone(),
             next: next.map(|next| self.plan.contact(next)),
             previous: before.filter(|before| *before != self.means.me),

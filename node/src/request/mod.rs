@@ -38,7 +38,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use p2p::codec::Wire;
+use p2p::codec::Rounding;
 use scheduler::{
     Millis, NodeId, Segment, SessionId,
     lease::Load,
@@ -76,7 +76,7 @@ struct RequestDriver {
     began: Instant,
     tokens: Vec<u32>,
     logs: Logs,
-    rounding: Vec<u32>,
+    rounding: Rounding,
     outboxes: PeerStreams,
     /// Jobs for the own worker that wait for their turn.
     waiting: VecDeque<Job>,
@@ -131,11 +131,8 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     );
     let first_epoch = machine.epoch();
     let cuts = plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
-    let rounding = match (plan.wire, &plan.rounding) {
-        (Wire::Raw, _) => Vec::new(),
-        (Wire::Q8, Some(fixed)) => fixed.clone(),
-        (Wire::Q8, None) => cuts.collect(),
-    };
+    // A cut that a failover makes later is no boundary of the session: it travels raw.
+    let rounding = Rounding::new(plan.wire, plan.rounding.clone().unwrap_or_else(|| cuts.collect()));
     let report = Report::new(plan.pipeline.segments().to_vec());
     let mut conductor = RequestDriver {
         tokens: plan.prompt.clone(),

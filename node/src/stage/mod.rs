@@ -253,7 +253,6 @@ impl Running {
             layers: lease.layers,
             positions: lease.positions,
             at: lease.at,
-            wire: lease.wire,
             rounding: lease.rounding.clone(),
             conduct: None,
         };

@@ -182,8 +182,9 @@ impl<'m> Batcher<'m> {
         if held.layers.start() == 0 {
             return Err(Error::usage("activations for layer 0: it takes token ids"));
         }
-        if wire == Wire::Q8 && !held.rounding.contains(&held.layers.start()) {
-            return Err(Error::usage("q8 at a boundary where the session does not round: send raw"));
+        if wire != Wire::Raw && wire != held.wires.0 {
+            let why = format!("{wire} at a boundary where the session does not round so: send raw");
+            return Err(Error::usage(why));
         }
         let start = self.rows.len();
         codec::decode(wire, self.model.blueprint().hidden, rows, payload, &mut self.rows)
@@ -247,7 +248,7 @@ impl<'m> Batcher<'m> {
             Want::Nothing => (Body::Nothing, Vec::new()),
             Want::Activations => {
                 let mut payload = Vec::new();
-                let (wire, width) = (job.held.wire, self.model.blueprint().hidden);
+                let (wire, width) = (job.held.wires.1, self.model.blueprint().hidden);
                 match codec::encode(wire, width, workspace.activations(index), &mut payload) {
                     Ok(()) => (Body::Activations(wire as u8), payload),
                     Err(error) => (Body::Failed(error.to_string()), Vec::new()),
@@ -335,7 +336,7 @@ mod tests {
             layers,
             positions: 512,
             at: 0,
-            wire: 0,
+            wire: if rounding.is_empty() { Wire::Raw } else { Wire::Q8 } as u8,
             rounding: rounding.to_vec(),
             conduct: None,
         };

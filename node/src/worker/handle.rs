@@ -225,7 +225,7 @@ impl Worker {
         if self.shared.guard.is_poison(open.session) {
             return Err(Fault::Poison);
         }
-        let OpenSession { session, epoch, layers, positions, at, wire, rounding, conduct } = open;
+        let OpenSession { session, epoch, layers, positions, at, rounding, conduct } = open;
         let conducts = conduct.is_some();
         let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special } =
             conduct.unwrap_or_default();
@@ -236,8 +236,8 @@ impl Worker {
             layers: ipc::pair(layers),
             positions,
             at,
-            wire: wire as u8,
-            rounding,
+            wire: rounding.wire() as u8,
+            rounding: rounding.boundaries().to_vec(),
             conduct: conducts.then(|| ipc::Conduct {
                 sampling: (&sampling).into(),
                 seed,

@@ -42,9 +42,16 @@ mod shared;
 use std::{fmt, path::PathBuf, time::Duration};
 
 use api::inference::Format;
-use p2p::{codec::Wire, wire::announce::Class};
+use p2p::{
+    codec::{self, Wire},
+    wire::announce::Class,
+};
 use scheduler::{LayerRange, ModelId, SessionId, layer_cost::LayerCosts};
-use shard::{executor::DeviceName, sample::SamplingParams};
+use shard::{
+    executor::DeviceName,
+    round::{Rounding, Rule},
+    sample::SamplingParams,
+};
 
 pub use handle::{Worker, spawn};
 pub use ipc::{DraftIds, Fault, Sampled, TextKind, Top, Want};
@@ -267,12 +274,24 @@ pub struct OpenSession {
     pub positions: u32,
     /// Positions from here on are forgotten.
     pub at: u32,
-    /// How activations leave.
-    pub wire: Wire,
-    /// Boundaries at which the session rounds, ascending; those outside `layers` do not matter.
-    pub rounding: Vec<u32>,
+    /// Where the session rounds, and so the form in which activations leave; boundaries outside `layers` do not matter.
+    pub rounding: codec::Rounding,
     /// For a range that ends with the last layer: choose tokens here.
     pub conduct: Option<Conduct>,
+}
+
+/// What an executor does for a session that travels so.
+pub(crate) fn rounding(session: &codec::Rounding) -> Rounding {
+    let rule = match session.wire() {
+        Wire::Raw => return Rounding::NONE,
+        Wire::Q8 => Rule::Q8,
+        Wire::C8 => Rule::C8,
+        Wire::C10 => Rule::C10,
+        Wire::C7 => Rule::C7,
+        Wire::Bf16 => Rule::Bf16,
+        Wire::F16 => Rule::F16,
+    };
+    Rounding { rule, boundaries: session.boundaries().to_vec() }
 }
 
 /// How the tokens of a session are chosen and become text.

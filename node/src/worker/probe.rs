@@ -13,6 +13,7 @@ use scheduler::LayerRange;
 use shard::{
     executor::{Capacity, Class, Executor, Input, Item, Output, Workspace},
     golden,
+    round::Rounding,
 };
 
 use super::load::Loaded;
@@ -125,7 +126,7 @@ impl<'m> Bench<'m> {
             state.rewind(0);
             let before = Instant::now();
             let item = Item { state: &mut state, input: Input::Activations(values), output };
-            self.stage.run(&mut self.workspace, layers, &[], &mut [item])?;
+            self.stage.run(&mut self.workspace, layers, &Rounding::NONE, &mut [item])?;
             if run > 0 {
                 times.push(before.elapsed().as_secs_f64() * 1e3);
             }

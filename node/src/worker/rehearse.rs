@@ -13,7 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-use p2p::codec::{self, Wire};
+use p2p::codec::{self, Rounding, Wire};
 use scheduler::{LayerRange, SessionId};
 use tokio::{
     sync::mpsc,
@@ -124,8 +124,7 @@ impl Rehearsal<'_> {
             layers,
             positions: 1,
             at: 0,
-            wire: Wire::Raw,
-            rounding: Vec::new(),
+            rounding: Rounding::NONE,
             conduct,
         };
         match self.worker.open(open).await {

@@ -5,9 +5,9 @@
 
 use std::{collections::HashMap, time::Instant};
 
-use p2p::codec::{Wire, encoded_len};
+use p2p::codec::{self, Wire, encoded_len};
 use scheduler::{LayerRange, SessionId};
-use shard::state::SessionState;
+use shard::{round::Rounding, state::SessionState};
 
 use super::{
     IDLE, MAX_SESSIONS,
@@ -29,9 +29,10 @@ pub(super) struct Held {
     pub(super) stage: usize,
     pub(super) layers: LayerRange,
     pub(super) state: SessionState,
-    pub(super) wire: Wire,
-    /// The boundaries of the range at which it rounds, ends included.
-    pub(super) rounding: Vec<u32>,
+    /// The form of rows that enter and that leave; raw is taken as well.
+    pub(super) wires: (Wire, Wire),
+    /// Where the range rounds, ends included.
+    pub(super) rounding: Rounding,
     epoch: u32,
     positions: u32,
     reserved_bytes: u64,
@@ -81,7 +82,7 @@ impl<'m> Sessions<'m> {
     pub(super) fn open(&mut self, open: Open, history: Vec<u32>, now: Instant) -> Result<u32, Fault> {
         let session = ipc::session(open.session);
         let layers = ipc::range(open.layers).map_err(refused)?;
-        let (stage, wire, rounding) = self.check(&open, layers)?;
+        let (stage, wires, rounding) = self.check(&open, layers)?;
         let overlaps = |key: &Key, held: &Held| key.0 == session && held.layers.intersect(layers).is_some();
         let replaced: Vec<Key> = self
             .held
@@ -119,7 +120,7 @@ impl<'m> Sessions<'m> {
             stage,
             layers,
             state,
-            wire,
+            wires,
             rounding,
             epoch: open.epoch,
             positions: open.positions,
@@ -130,8 +131,8 @@ impl<'m> Sessions<'m> {
         Ok(have)
     }
 
-    /// Whether the range can be served as asked: by which stage, in which form, rounding where.
-    fn check(&self, open: &Open, layers: LayerRange) -> Result<(usize, Wire, Vec<u32>), Fault> {
+    /// Whether the range can be served as asked: by which stage, in which forms, rounding where.
+    fn check(&self, open: &Open, layers: LayerRange) -> Result<(usize, (Wire, Wire), Rounding), Fault> {
         let model = self.model;
         let stage = model
             .stage_of(layers)
@@ -142,26 +143,22 @@ impl<'m> Sessions<'m> {
         }
         let wire = Wire::from_u8(open.wire).ok_or_else(|| refused("activations of no known form"))?;
         let touches = |&boundary: &u32| layers.start() <= boundary && boundary <= layers.end();
-        let rounding: Vec<u32> = open.rounding.iter().copied().filter(touches).collect();
+        let boundaries = open.rounding.iter().copied().filter(touches).collect();
+        let rounding = codec::Rounding::new(wire, boundaries);
         let last = layers.end() == model.num_layers();
         let hidden = model.blueprint().hidden;
-        if (wire == Wire::Q8 || !rounding.is_empty()) && encoded_len(Wire::Q8, 1, hidden).is_none() {
-            return Err(refused(format!("rows of {hidden} values cannot travel as q8")));
-        }
-        if wire == Wire::Q8 && !last && !rounding.contains(&layers.end()) {
-            let end = layers.end();
-            return Err(refused(format!(
-                "q8 after layer {end}, where the session does not round, would change its tokens: send raw"
-            )));
+        if encoded_len(wire, 1, hidden).is_none() {
+            return Err(refused(format!("rows of {hidden} values cannot travel as {wire}")));
         }
         if open.conduct.is_some() && !last {
             return Err(refused(format!("layers {layers} do not end with the head, so no token comes out")));
         }
-        Ok((stage, wire, rounding))
+        let wires = (rounding.form_at(layers.start()), rounding.form_at(layers.end()));
+        Ok((stage, wires, super::rounding(&rounding)))
     }
 
     /// Layers and rounding of the range a job is for: jobs that agree on both may share a pass.
-    pub(super) fn lane(&self, run: &Run) -> Option<(LayerRange, &[u32])> {
+    pub(super) fn lane(&self, run: &Run) -> Option<(LayerRange, &Rounding)> {
         let held = self.held.get(&(ipc::session(run.session), run.layer))?;
         Some((held.layers, &held.rounding))
     }

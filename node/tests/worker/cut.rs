@@ -2,7 +2,7 @@
 
 use node::worker::{Fault, JobInput, Want};
 use scheduler::SessionId;
-use shard::{sample::SamplingParams, tokenizer::Encode};
+use shard::{round::Rule, sample::SamplingParams, tokenizer::Encode};
 
 use super::*;
 
@@ -33,14 +33,13 @@ async fn pass(
 async fn open_all(
     children: &[Child],
     stages: &[(usize, LayerRange)],
-    wire: Wire,
-    rounding: &[u32],
+    rounding: &Rounding,
     mut conduct: Option<Conduct>,
 ) {
     let last = stages.last().unwrap().1;
     for &(child, layers) in stages {
         let conduct = if layers == last { conduct.take() } else { None };
-        let open = OpenSession { wire, rounding: rounding.to_vec(), ..open(SESSION, layers, conduct) };
+        let open = OpenSession { rounding: rounding.clone(), ..open(SESSION, layers, conduct) };
         assert_eq!(children[child].worker.open(open).await, Ok(0));
     }
 }
@@ -49,12 +48,12 @@ async fn open_all(
 async fn answer(
     children: &mut [Child],
     stages: &[(usize, LayerRange)],
-    (wire, rounding): (Wire, &[u32]),
+    rounding: &Rounding,
     prompt: &[u32],
     count: usize,
 ) -> Vec<u32> {
     let sampling = SamplingParams::default();
-    open_all(children, stages, wire, rounding, Some(conduct(prompt, &[], &sampling, &[]))).await;
+    open_all(children, stages, rounding, Some(conduct(prompt, &[], &sampling, &[]))).await;
     let (first, rest) = prompt.split_at(prompt.len() / 2);
     pass(children, stages, first, (0, 1), Want::Nothing).await;
     let mut body = pass(children, stages, rest, (first.len(), 1), Want::Sample).await;
@@ -90,15 +89,22 @@ async fn cuts_over_two_workers_change_nothing_raw_or_rounded() {
     let sampling = SamplingParams::default();
     let reference: Vec<u32> =
         expected(&model, &prompt, &sampling, &[], count).steps.iter().map(|step| step.0).collect();
-    let exact = (Wire::Raw, &[][..]);
-    assert_eq!(answer(&mut children, &boomerang, exact, &prompt, count).await, reference);
-    assert_eq!(answer(&mut children, &pieces, exact, &prompt, count).await, reference);
+    let exact = Rounding::NONE;
+    assert_eq!(answer(&mut children, &boomerang, &exact, &prompt, count).await, reference);
+    assert_eq!(answer(&mut children, &pieces, &exact, &prompt, count).await, reference);
 
-    let rounding = [a, b];
-    let rounded = answer(&mut children, &boomerang, (Wire::Q8, &rounding), &prompt, count).await;
-    for (stages, wire) in [(&alone[..], Wire::Raw), (&boomerang[..], Wire::Raw), (&pieces[..], Wire::Q8)] {
-        let again = answer(&mut children, stages, (wire, &rounding), &prompt, count).await;
-        assert_eq!(again, rounded, "{stages:?} over {wire}");
+    // Cut there or not, and cut where nothing is rounded.
+    let other = [(0, range(0, a)), (1, range(a, b)), (2, range(b, n))];
+    for wire in [Wire::Q8, Wire::C8] {
+        let rounding = Rounding::new(wire, vec![a, b]);
+        let rounded = answer(&mut children, &boomerang, &rounding, &prompt, count).await;
+        for stages in [&alone[..], &pieces[..], &other[..]] {
+            let again = answer(&mut children, stages, &rounding, &prompt, count).await;
+            assert_eq!(again, rounded, "{stages:?} over {wire}");
+        }
+        let elsewhere = Rounding::new(wire, vec![1]);
+        let whole = answer(&mut children, &alone, &elsewhere, &prompt, count).await;
+        assert_eq!(answer(&mut children, &pieces, &elsewhere, &prompt, count).await, whole, "{wire}");
     }
 }
 
@@ -120,8 +126,8 @@ async fn rounding_changes_the_rows_that_leave_and_only_by_the_rule() {
     let mut children = [Child::start(&[range(0, 2)]).await];
     let stages = [(0, range(0, 2))];
     let mut rows = Vec::new();
-    for (wire, rounding) in [(Wire::Raw, &[][..]), (Wire::Raw, &[2]), (Wire::Q8, &[2])] {
-        open_all(&children, &stages, wire, rounding, None).await;
+    for wire in Wire::ALL {
+        open_all(&children, &stages, &Rounding::new(wire, vec![2]), None).await;
         let body = pass(&mut children, &stages, &prompt, (0, 1), Want::Activations).await;
         let Body::Activations(came, bytes) = body else { panic!("{body:?}") };
         assert_eq!(came, wire);
@@ -131,10 +137,13 @@ async fn rounding_changes_the_rows_that_leave_and_only_by_the_rule() {
         rows.push(values);
         children[0].worker.close(SESSION);
     }
-    assert_ne!(rows[0], rows[1]);
-    assert_eq!(rows[1], rows[2]);
-    shard::round::q8(&mut rows[0]);
-    assert_eq!(rows[0], rows[1]);
+    for (wire, rounded) in Wire::ALL.into_iter().zip(&rows).skip(1) {
+        let rule = Rule::ALL.into_iter().find(|rule| rule.name() == wire.name()).unwrap();
+        let mut expected = rows[0].clone();
+        rule.apply(&mut expected);
+        assert_eq!(*rounded, expected, "{wire}");
+        assert_ne!(*rounded, rows[0], "{wire}");
+    }
 }
 
 #[tokio::test]
@@ -143,7 +152,7 @@ async fn positions_and_epochs_are_kept_as_a_stage_promises() {
     let prompt = model.tokenizer.encode("Once upon a time there was a fox", Encode::TEXT).unwrap();
     let mut children = [Child::start(&[range(0, 3)]).await];
     let stages = [(0, range(0, 3))];
-    open_all(&children, &stages, Wire::Raw, &[], None).await;
+    open_all(&children, &stages, &Rounding::NONE, None).await;
     let go = async |children: &mut [Child], at: std::ops::Range<usize>, epoch| {
         pass(children, &stages, &prompt[at.clone()], (at.start, epoch), Want::Activations).await
     };
@@ -215,7 +224,6 @@ async fn jobs_that_make_no_sense_fail_alone() {
         (open(SESSION, range(3, 5), None), "not loaded"),
         (OpenSession { positions: 0, ..open(SESSION, range(0, 2), None) }, "positions"),
         (OpenSession { positions: CONTEXT as u32 + 1, ..open(SESSION, range(0, 2), None) }, "positions"),
-        (OpenSession { wire: Wire::Q8, ..open(SESSION, range(0, 2), None) }, "does not round"),
         (open(SESSION, range(0, 2), Some(conduct(&[1], &[], &SamplingParams::default(), &[]))), "head"),
     ];
     for (open, what) in refused {

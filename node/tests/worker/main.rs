@@ -20,7 +20,10 @@ use node::{
         Worker, spawn,
     },
 };
-use p2p::{codec::Wire, wire::announce::Class};
+use p2p::{
+    codec::{Rounding, Wire},
+    wire::announce::Class,
+};
 use scheduler::{LayerRange, SessionId};
 use shard::sample::SamplingParams;
 use tokio::sync::mpsc::Receiver;
@@ -80,8 +83,7 @@ fn open(session: SessionId, layers: LayerRange, conduct: Option<Conduct>) -> Ope
         layers,
         positions: CONTEXT as u32,
         at: 0,
-        wire: Wire::Raw,
-        rounding: Vec::new(),
+        rounding: Rounding::NONE,
         conduct,
     }
 }

@@ -385,6 +385,7 @@ impl EventLoop {
         }
         met.life = life;
         met.introduced.insert(connection);
+        self.swarm.behaviour_mut().doors.introduced(connection);
         met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
         met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
         let fresh = met.told.is_none();

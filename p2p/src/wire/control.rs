@@ -12,10 +12,12 @@ use super::Malformed;
 use super::announce::MAX_ANNOUNCEMENT;
 use super::cursor::{Reader, Writer, cut};
 pub use super::fields::{MAX_ADDRESS, MAX_ADDRESSES, MAX_POSITIONS};
-use super::fields::{read_addresses, read_range, write_addresses, write_range};
+use super::fields::{
+    read_addresses, read_range, read_rounding, write_addresses, write_range, write_rounding,
+};
 use super::frame::COMMIT_LEN;
 use super::receipt::{Receipt, Work};
-use crate::codec::Wire;
+use crate::codec::Rounding;
 
 /// Longest ask, bytes. A longer one is refused unread.
 pub const MAX_ASK: usize = 16 << 10;
@@ -56,11 +58,8 @@ pub struct Lease {
     pub positions: u32,
     /// What the stage holds of this session below this position may be kept; at most `positions`.
     pub at: u32,
-    /// How outputs travel.
-    pub wire: Wire,
-    /// Boundaries of the session, by their layer, at which activations are rounded: ascending. Empty when the session
-    /// rounds nowhere.
-    pub rounding: Vec<u32>,
+    /// Where the session rounds and how, and so the form of outputs.
+    pub rounding: Rounding,
     /// Where outputs go; `None`: to the requester.
     pub next: Option<Contact>,
     /// Whose frames count besides the requester's: the node of the segment before; `None`: no other node's.
@@ -240,10 +239,8 @@ impl Lease {
     fn write(&self, to: &mut Writer) {
         to.bytes(self.session.as_bytes()).u32(self.epoch).bytes(self.model.as_bytes());
         write_range(self.layers, to);
-        to.u32(self.positions).u32(self.at).u8(self.wire as u8);
-        to.list(&self.rounding, |to, &layer| {
-            to.u32(layer);
-        });
+        to.u32(self.positions).u32(self.at);
+        write_rounding(&self.rounding, to);
         to.bool(self.next.is_some());
         if let Some(next) = &self.next {
             next.write(to);
@@ -263,8 +260,7 @@ impl Lease {
             layers: read_range(from, MAX_LAYERS)?,
             positions: from.u32()?,
             at: from.u32()?,
-            wire: Wire::from_u8(from.u8()?).ok_or(Malformed("lease: wire"))?,
-            rounding: from.list(MAX_LAYERS as usize + 1, 4, Reader::u32)?,
+            rounding: read_rounding(from)?,
             next: if from.bool()? { Some(Contact::read(from)?) } else { None },
             previous: if from.bool()? { Some(NodeId::new(from.array()?)) } else { None },
             log: from.bool()?,
@@ -273,10 +269,6 @@ impl Lease {
         };
         if !(1..=MAX_POSITIONS).contains(&lease.positions) || lease.at > lease.positions {
             return Err(Malformed("lease: positions"));
-        }
-        let ascending = lease.rounding.is_sorted_by(|a, b| a < b);
-        if !ascending || lease.rounding.last().is_some_and(|&layer| layer > MAX_LAYERS) {
-            return Err(Malformed("lease: rounding"));
         }
         if !(1..=MAX_LEASE_TTL_MS).contains(&lease.ttl_ms) {
             return Err(Malformed("lease: ttl"));

@@ -1,11 +1,12 @@
 //! Fields that several layouts share: addresses, layer ranges, and their bounds.
 
-use scheduler::LayerRange;
+use scheduler::{LayerRange, capability::MAX_LAYERS};
 
 use super::{
     Malformed,
     cursor::{Reader, Writer},
 };
+use crate::codec::{Rounding, Wire};
 
 /// Addresses of one contact; a node with more names its best.
 pub const MAX_ADDRESSES: usize = 8;
@@ -37,4 +38,23 @@ pub(super) fn write_range(range: LayerRange, to: &mut Writer) {
 pub(super) fn read_range(from: &mut Reader<'_>, layers: u32) -> Result<LayerRange, Malformed> {
     let range = LayerRange::new(from.u32()?, from.u32()?);
     range.filter(|range| range.end() <= layers).ok_or(Malformed("layers"))
+}
+
+pub(super) fn write_rounding(rounding: &Rounding, to: &mut Writer) {
+    to.u8(rounding.wire() as u8);
+    to.list(rounding.boundaries(), |to, &layer| {
+        to.u32(layer);
+    });
+}
+
+/// What [`write_rounding`] wrote: boundaries of some model in ascending order, and a form if and only if there are any.
+pub(super) fn read_rounding(from: &mut Reader<'_>) -> Result<Rounding, Malformed> {
+    let wire = Wire::from_u8(from.u8()?).ok_or(Malformed("rounding: wire"))?;
+    let boundaries: Vec<u32> = from.list(MAX_LAYERS as usize + 1, 4, Reader::u32)?;
+    let ascending = boundaries.is_sorted_by(|a, b| a < b);
+    let inside = boundaries.last().is_none_or(|&layer| layer <= MAX_LAYERS);
+    if !ascending || !inside || boundaries.is_empty() != (wire == Wire::Raw) {
+        return Err(Malformed("rounding: boundaries"));
+    }
+    Ok(Rounding::new(wire, boundaries))
 }

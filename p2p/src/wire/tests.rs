@@ -17,7 +17,7 @@ use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
 use super::receipt::{Receipt, Work};
 use super::{Malformed, announce, control, delegate, frame};
-use crate::codec::Wire;
+use crate::codec::{Rounding, Wire};
 use crate::identity::Identity;
 
 fn ask(bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
@@ -73,8 +73,7 @@ fn lease() -> Lease {
         layers: LayerRange::new(4, 12).unwrap(),
         positions: 4_096,
         at: 17,
-        wire: Wire::Q8,
-        rounding: vec![4, 8, 12],
+        rounding: Rounding::new(Wire::Q8, vec![4, 8, 12]),
         next: Some(contact()),
         previous: Some(NodeId::numbered(8)),
         log: true,
@@ -179,7 +178,7 @@ static SAMPLES: LazyLock<Vec<Sample>> = LazyLock::new(samples);
 fn samples() -> Vec<Sample> {
     let (failed, why) = frame::Header::failed(3, 4, 17, "no memory");
     let mut bare = lease();
-    (bare.next, bare.rounding, bare.wire) = (None, Vec::new(), Wire::Raw);
+    (bare.next, bare.rounding) = (None, Rounding::NONE);
     bare.previous = None;
     let held = [LayerRange::new(0, 2).unwrap(), LayerRange::new(9, 12).unwrap()];
     let mut operated = draft();
@@ -328,15 +327,18 @@ fn flipped_bits_are_refused_or_mean_themselves() {
 
 #[test]
 fn spoiled_values_are_refused() {
+    fn q8(boundaries: Vec<u32>) -> Rounding {
+        Rounding::new(Wire::Q8, boundaries)
+    }
     type Spoil = (&'static str, fn(&mut Lease));
     let spoils: [Spoil; 9] = [
         ("positions", |lease| lease.positions = 0),
         ("positions", |lease| lease.positions = control::MAX_POSITIONS + 1),
         ("at", |lease| lease.at = 4_097),
         ("layers", |lease| lease.layers = LayerRange::new(0, 1_025).unwrap()),
-        ("rounding order", |lease| lease.rounding = vec![4, 4]),
-        ("rounding end", |lease| lease.rounding = vec![1_025]),
-        ("rounding count", |lease| lease.rounding = (0..70_000).collect()),
+        ("rounding order", |lease| lease.rounding = q8(vec![4, 4])),
+        ("rounding end", |lease| lease.rounding = q8(vec![1_025])),
+        ("rounding count", |lease| lease.rounding = q8((0..70_000).collect())),
         ("ttl", |lease| lease.ttl_ms = 0),
         ("ttl", |lease| lease.ttl_ms = control::MAX_LEASE_TTL_MS + 1),
     ];
@@ -491,7 +493,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
     let rounding = prop::collection::btree_set(0..=1_024_u32, 0..40);
     let next = prop::option::of((any::<[u8; 32]>(), prop::collection::vec("[!-~]{1,256}", 0..=8)));
     let previous = prop::option::of(any::<[u8; 32]>());
-    let flags = (any::<bool>(), 0..3_usize, any::<bool>(), 1..=control::MAX_LEASE_TTL_MS);
+    let flags = (any::<bool>(), 0..3_usize, 0..Wire::ALL.len(), 1..=control::MAX_LEASE_TTL_MS);
     (ids, sizes, rounding, (next, previous), flags).prop_map(
         |((session, model, epoch), sizes, rounding, (next, previous), flags)| Lease {
             session: SessionId::new(session),
@@ -500,8 +502,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             layers: LayerRange::new(sizes.0, sizes.0 + sizes.1).unwrap(),
             positions: sizes.2,
             at: (f64::from(sizes.2) * sizes.3) as u32,
-            wire: if flags.2 { Wire::Q8 } else { Wire::Raw },
-            rounding: rounding.into_iter().collect(),
+            rounding: Rounding::new(Wire::ALL[flags.2], rounding.into_iter().collect()),
             next: next.map(|(node, addresses)| Contact { node: NodeId::new(node), addresses }),
             previous: previous.map(NodeId::new),
             log: flags.0,

@@ -115,13 +115,13 @@ const fn row(resource: Resource, [node, prefix, peer]: [u64; 3], why: &'static s
 pub const TABLE: [Limit; Resource::ALL.len()] = [
     row(
         Resource::Handshakes,
-        [128, 16, UNLIMITED],
-        "a handshake takes a tenth of a second: 128 let in a thousand nodes a second; eight prefixes do not fill it",
+        [128, 48, UNLIMITED],
+        "a handshake takes a tenth of a second: 128 let in a thousand nodes a second, and one prefix has less than half",
     ),
     row(
         Resource::QuicHandshakes,
-        [64, 16, UNLIMITED],
-        "as for TCP; QUIC gives up silent ones sooner, because it validates addresses",
+        [64, 24, UNLIMITED],
+        "as for TCP; a QUIC handshake has one round trip less",
     ),
     row(
         Resource::Connections,

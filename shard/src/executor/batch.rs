@@ -3,7 +3,7 @@
 use scheduler::LayerRange;
 
 use super::{Capacity, Ends, Executor, Input, Item, Options, Output, Pass};
-use crate::{Error, Result, models::Blueprint, round};
+use crate::{Error, Result, models::Blueprint, round::Rounding};
 
 /// Where one item's rows and results are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,8 +90,11 @@ pub(super) fn admit<E: Executor + ?Sized>(
         return Err(Error::invalid("hidden states of a shard without the head"));
     }
     let hidden = executor.blueprint().hidden;
-    if !rounding.is_empty() && !hidden.is_multiple_of(round::BLOCK) {
-        return Err(Error::invalid(format!("rows of {hidden} values cannot be rounded in blocks of 32")));
+    let group = rounding.rule.group();
+    if !rounding.is_none() && !hidden.is_multiple_of(group) {
+        return Err(Error::invalid(format!(
+            "rows of {hidden} values cannot be rounded in groups of {group}"
+        )));
     }
     if items.len() > capacity.items {
         let most = capacity.items;
@@ -158,11 +161,11 @@ fn rows_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, input: Input<
 }
 
 /// Rounds the rows `x` that cross `boundary`, if the session rounds there.
-pub(super) fn round_at(rounding: &[u32], boundary: u32, x: &mut [f32]) -> Result<()> {
-    if rounding.contains(&boundary) {
+pub(super) fn round_at(rounding: &Rounding, boundary: u32, x: &mut [f32]) -> Result<()> {
+    if let Some(rule) = rounding.at(boundary) {
         // Rounding would turn NaN into a number that later checks accept.
         refuse_non_finite(x, "activations to round")?;
-        round::q8(x);
+        rule.apply(x);
     }
     Ok(())
 }
@@ -182,10 +185,11 @@ mod tests {
     #[test]
     fn rounding_does_not_make_numbers_of_what_is_none() {
         for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let mut x = [1.5; 2 * round::BLOCK];
+            let rounding = Rounding { boundaries: vec![2], ..Rounding::NONE };
+            let mut x = [1.5; 64];
             x[40] = poison;
-            assert!(round_at(&[2], 2, &mut x).is_err());
-            assert!(round_at(&[2], 1, &mut x).is_ok(), "a boundary at which the session does not round");
+            assert!(round_at(&rounding, 2, &mut x).is_err());
+            assert!(round_at(&rounding, 1, &mut x).is_ok(), "a boundary at which the session does not round");
             assert_eq!(x[0].to_bits(), 1.5f32.to_bits());
         }
     }

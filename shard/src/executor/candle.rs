@@ -30,6 +30,7 @@ use crate::{
         Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, NormKind, Softmax,
         layer_name,
     },
+    round::Rounding,
     state::LayerState,
 };
 
@@ -200,8 +201,8 @@ impl CandleShard {
     }
 
     /// Rounds rows that cross `boundary`, if the session rounds there: on the host, by the same code as everywhere.
-    fn round(&self, rounding: &[u32], boundary: u32, x: Tensor) -> Result<Tensor> {
-        if !rounding.contains(&boundary) {
+    fn round(&self, rounding: &Rounding, boundary: u32, x: Tensor) -> Result<Tensor> {
+        if rounding.at(boundary).is_none() {
             return Ok(x);
         }
         let shape = x.dims2()?;

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use scheduler::LayerRange;
 
 use super::{Capacity, Device, Ends, Executor, Input, Item, Options, Output, Workspace, load};
-use crate::{Error, Result, gguf::Gguf, state::SessionState};
+use crate::{Error, Result, gguf::Gguf, round::Rounding, state::SessionState};
 
 /// Shards that together hold a whole model, and one session running through them.
 pub struct Chain {
     stages: Vec<Stage>,
     rows: Vec<f32>,
     chunk: usize,
-    rounding: Vec<u32>,
+    rounding: Rounding,
 }
 
 struct Stage {
@@ -49,13 +49,12 @@ impl Chain {
             Ok(Stage { state: executor.new_state(), executor, workspace })
         };
         let stages = ranges.iter().enumerate().map(stage).collect::<Result<_>>()?;
-        Ok(Self { stages, rows: Vec::new(), chunk, rounding: Vec::new() })
+        Ok(Self { stages, rows: Vec::new(), chunk, rounding: Rounding::NONE })
     }
 
-    /// From now on activations are rounded before the layers in `boundaries`, wherever the shards are cut; see
-    /// [`Executor::run`].
-    pub fn round(&mut self, boundaries: Vec<u32>) {
-        self.rounding = boundaries;
+    /// From now on activations are rounded as `rounding` says, wherever the shards are cut; see [`Executor::run`].
+    pub fn round(&mut self, rounding: Rounding) {
+        self.rounding = rounding;
     }
 
     /// The layers of each shard.

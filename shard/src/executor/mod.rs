@@ -18,7 +18,7 @@
 //!
 //! [`load`] is the only place that chooses one; everything else, in this crate and outside, sees the trait.
 //!
-//! A session may fix layer boundaries at which its activations are rounded as wire `q8` rounds them ([`crate::round`]).
+//! A session may fix layer boundaries at which its activations are rounded as a wire rounds them ([`crate::round`]).
 //! Boundary `b` lies before layer `b` and, for `b` the number of layers, before the head; a pass rounds at every such
 //! boundary it touches, both its ends included, and rounding twice is rounding once. So two stages that meet at a
 //! boundary, and one that runs over it, compute the same bits.
@@ -47,6 +47,7 @@ use crate::{
     Error, Result,
     kernels::Isa,
     models::Blueprint,
+    round::Rounding,
     state::{Kind, SessionState},
 };
 pub use chain::Chain;
@@ -108,8 +109,8 @@ pub enum Output {
 pub struct Pass<'a> {
     /// The layers to run, all of them held.
     pub layers: LayerRange,
-    /// Boundaries at which activations are rounded as wire `q8` does; those outside the layers do not matter.
-    pub rounding: &'a [u32],
+    /// Where activations are rounded, and how.
+    pub rounding: &'a Rounding,
     /// Whether the pass ends after the norm in front of the head: hidden states instead of logits.
     pub states: bool,
 }
@@ -181,7 +182,7 @@ pub trait Executor: Send + Sync {
         &self,
         ws: &mut Workspace,
         layers: LayerRange,
-        rounding: &[u32],
+        rounding: &Rounding,
         items: &mut [Item<'_>],
     ) -> Result<()> {
         self.pass(ws, Pass { layers, rounding, states: false }, items)
@@ -197,7 +198,7 @@ pub trait Executor: Send + Sync {
             ws.clear();
             return Err(Error::invalid("activations for a shard that begins with the embedding"));
         }
-        self.run(ws, self.range(), &[], items)
+        self.run(ws, self.range(), &Rounding::NONE, items)
     }
 
     /// As [`Executor::forward`], up to the norm in front of the head: gives the hidden states that the head would read,
@@ -206,7 +207,7 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// Those of [`Executor::forward`]; [`Error::Invalid`] for an executor without the head.
     fn states(&self, ws: &mut Workspace, items: &mut [Item<'_>]) -> Result<()> {
-        self.pass(ws, Pass { layers: self.range(), rounding: &[], states: true }, items)
+        self.pass(ws, Pass { layers: self.range(), rounding: &Rounding::NONE, states: true }, items)
     }
 
     /// An empty state for a new session over all layers held.

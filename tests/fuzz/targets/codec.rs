@@ -7,9 +7,9 @@ use p2p::codec::{Wire, decode, encode, encoded_len};
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&shape, bytes)) = bytes.split_first() else { return };
-    let wire = Wire::ALL[usize::from(shape & 1)];
-    let width = 32 * (1 + usize::from(shape >> 1 & 3));
-    let row = encoded_len(wire, 1, width).expect("a multiple of 32");
+    let wire = Wire::ALL[usize::from(shape & 7) % Wire::ALL.len()];
+    let width = 64 * (1 + usize::from(shape >> 3 & 3));
+    let row = encoded_len(wire, 1, width).expect("a multiple of 64");
     let rows = bytes.len() / row;
     let mut values = Vec::new();
     assert!(decode(wire, width, rows + 1, bytes, &mut values).is_err() && values.is_empty());

@@ -13,7 +13,7 @@ use harness::{
 };
 use p2p::{
     Config, Identity, Network, Plane,
-    codec::Wire,
+    codec::{Rounding, Wire},
     link::Stream,
     wire::{
         control::{Answer, Ask, Lease, Role},
@@ -81,8 +81,7 @@ fn frames_that_are_never_finished_hold_little() {
             layers: LayerRange::new(1, 7).unwrap(),
             positions: 512,
             at: 0,
-            wire: Wire::Raw,
-            rounding: Vec::new(),
+            rounding: Rounding::NONE,
             next: None,
             previous: None,
             log: false,

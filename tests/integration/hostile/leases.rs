@@ -9,7 +9,7 @@ use std::{
 use harness::{Shoal, node::Node};
 use p2p::{
     Config, Event, Events, Identity, Network, Plane,
-    codec::Wire,
+    codec::Rounding,
     wire::{
         control::{Answer, Ask, Lease, Refusal, Role},
         frame::{Header, Hello, Kind},
@@ -69,8 +69,7 @@ impl Stranger {
             layers: LayerRange::new(1, 3).unwrap(),
             positions: 16,
             at: 0,
-            wire: Wire::Raw,
-            rounding: Vec::new(),
+            rounding: Rounding::NONE,
             next: None,
             previous: None,
             log: false,

@@ -121,7 +121,8 @@ fn knock(port: u16, most: usize, deeds: &Deeds) {
 
 /// One stranger: opens streams and misuses each in its own way, until told to stop.
 async fn misbehave(seed: u8, address: String, streams: usize, over: Arc<AtomicBool>, deeds: Arc<Deeds>) {
-    let listen = vec!["/ip4/127.0.0.1/tcp/0".to_owned()];
+    // Not where raw sockets come from: those leave no room for their own neighbors.
+    let listen = vec![format!("/ip4/127.34.0.{}/tcp/0", seed + 1)];
     // As the node's own default swarm.
     let swarm = p2p::SwarmId::named("shoal");
     let limits = p2p::config::Limits { streams_per_peer: 10_000, ..Default::default() };
@@ -132,7 +133,13 @@ async fn misbehave(seed: u8, address: String, streams: usize, over: Arc<AtomicBo
         ..Config::loopback(Identity::from_seed([seed.wrapping_add(100); 32]))
     };
     let Ok((network, _events)) = p2p::spawn(config).await else { return };
-    let Ok(victim) = network.dial(&address).await else { return };
+    let victim = loop {
+        match network.dial(&address).await {
+            Ok(victim) => break victim,
+            Err(_) if over.load(Ordering::Relaxed) => return network.shutdown().await,
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
     let mut kept = Vec::new();
     let mut round = 0_usize;
     while !over.load(Ordering::Relaxed) {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-use super::{look, remote, runtime, watch};
+use super::{look, plan_alone, remote, runtime, watch};
 use crate::{
     Error, Result,
     cli::{
@@ -262,15 +262,31 @@ fn content(status: &Value) -> Result<()> {
 }
 
 pub(in crate::commands) fn plan(args: PlanArgs) -> Result<()> {
-    let sampling = SamplingArgs::greedy(args.max_tokens as usize);
-    let messages = json!([{ "role": "user", "content": args.prompt }]);
-    let prompt = PromptInput::Messages(messages);
-    let mut ask = remote::question(prompt, &args.route, &args.wire, &sampling, false)?;
-    ask.model = args.model.unwrap_or_default();
-    let asked: PlanReport = asked(&args.home.path()?, &Question::Plan(Box::new(ask)))?;
+    let home = args.home.path()?;
+    let asked = if std::os::unix::net::UnixStream::connect(control::socket(&home)).is_ok() {
+        planned(&args, &home)?
+    } else {
+        let report = plan_alone::plan(&args)?;
+        eprintln!("No node runs here: this is what was measured on this machine alone.");
+        report
+    };
     if args.json {
         return output::json_line(&asked);
     }
+    show_plan(&asked)
+}
+
+/// What the running node predicts.
+fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
+    let sampling = SamplingArgs::greedy(args.max_tokens as usize);
+    let messages = json!([{ "role": "user", "content": &args.prompt }]);
+    let prompt = PromptInput::Messages(messages);
+    let mut ask = remote::question(prompt, &args.route, &args.wire, &sampling, false)?;
+    ask.model = args.model.clone().unwrap_or_default();
+    asked(home, &Question::Plan(Box::new(ask)))
+}
+
+fn show_plan(asked: &PlanReport) -> Result<()> {
     let plan = &asked.plan;
     let speed = |way: &Way| match way {
         Way::Possible { total_ms, tok_s } => {

@@ -7,6 +7,7 @@ mod doctor;
 mod join;
 pub mod local;
 mod look;
+mod plan_alone;
 pub mod remote;
 mod resume;
 mod screen;

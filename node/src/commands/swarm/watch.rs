@@ -1,11 +1,16 @@
 //! `shoal status --watch`: looks at the node again and again, on a screen, or line by line where there is no terminal.
+//!
+//! It ends with what it writes to: when the terminal is closed or the reader of a pipe goes, the process ends at once, not
+//! with its next line.
 
 use std::{
     io::{self, IsTerminal},
+    os::fd::AsRawFd,
     path::Path,
     time::{Duration, Instant},
 };
 
+use mio::{Events, Interest, Poll, Token, unix::SourceFd};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -34,6 +39,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<()> {
     let home = args.home.path()?;
     let runtime = runtime()?;
     output::catch_interrupt()?;
+    end_with_output()?;
     let began = Instant::now();
     let mut watched = Watched::default();
     // A node that does not run is an error here; one that stops later is waited for.
@@ -48,6 +54,32 @@ pub(super) fn run(args: &StatusArgs) -> Result<()> {
         return lines(&mut watched, &mut refresh, every, args.json);
     }
     on_screen(&mut watched, &mut refresh, every, &|watched| pause(&runtime, &home, watched))
+}
+
+/// Ends the process when its output has no reader any more, from a thread of its own: a terminal that is gone may keep the
+/// one that reads keys busy for good.
+fn end_with_output() -> Result<()> {
+    let mut poll = Poll::new()?;
+    let output = io::stdout().as_raw_fd();
+    // A file has no other end: it cannot be waited for, and needs not be.
+    if poll.registry().register(&mut SourceFd(&output), Token(0), Interest::WRITABLE).is_err() {
+        return Ok(());
+    }
+    let wait = move || {
+        let mut events = Events::with_capacity(1);
+        loop {
+            match poll.poll(&mut events, None) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return,
+                Ok(()) => {}
+            }
+            if events.iter().any(|event| event.is_write_closed() || event.is_error()) {
+                std::process::exit(0);
+            }
+        }
+    };
+    std::thread::Builder::new().name("output".into()).spawn(wait)?;
+    Ok(())
 }
 
 async fn look(home: &Path, began: Instant) -> Result<Look> {

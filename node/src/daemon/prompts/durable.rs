@@ -164,7 +164,7 @@ impl Tee {
         let drawn = || format!("{:016x}", self.ask.seed ^ clock::unix_ms());
         self.name = route.session().map_or_else(drawn, str::to_owned);
         let cuts = route.stages().skip(1).map(|stage| stage.start).collect();
-        let rounding = (self.ask.wire == "q8" && route.own.is_some()).then_some(cuts);
+        let rounding = (self.ask.wire != "raw" && route.own.is_some()).then_some(cuts);
         let begun = Begun::now(self.ask.clone(), self.model.clone(), rounding);
         match Journal::create(home, &self.name, &begun) {
             Ok(journal) => self.journal = Some(journal),

@@ -226,7 +226,7 @@ impl PromptTask {
             return Err(Trouble::invalid("mode", why));
         }
         let wire: Wire =
-            ask.wire.parse().map_err(|_| format!("\"{}\" is no wire format; say raw or q8", ask.wire))?;
+            ask.wire.parse().map_err(|why| format!("\"{}\" is no wire format: {why}", ask.wire))?;
         let sampling = sampling(&ask.sampling)?;
         if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= ready.vocab) {
             let why = format!("token {id} does not exist; ids are below {}", ready.vocab);
@@ -249,7 +249,7 @@ impl PromptTask {
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
         let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
-            .ok_or_else(|| format!("{} needs a width that is a multiple of 32", wire.name()))?;
+            .ok_or_else(|| format!("{wire} needs a width that is a multiple of {}", wire.group()))?;
         let shape = Shape {
             prompt_tokens: ids.len() as u32,
             output_tokens: EXPECTED_TOKENS.min(max_tokens),

@@ -15,6 +15,7 @@ use std::{
 use serde_json::{Map, Value};
 use shard::{
     executor::{Input, Item, Output, Workspace},
+    round::Rounding,
     sample::{Logprob, Sampler, SamplingParams},
     state::SessionState,
     stop::StopStrings,
@@ -127,18 +128,18 @@ pub struct Session {
     state: SessionState,
     ids: Vec<u32>,
     workspace: Workspace,
-    rounding: Vec<u32>,
+    rounding: Rounding,
 }
 
 impl Session {
     /// An empty session of `model`.
     pub fn new(model: &Model) -> Result<Self> {
-        Self::rounded(model, Vec::new())
+        Self::rounded(model, Rounding::NONE)
     }
 
-    /// An empty session of `model` whose activations are rounded before the layers in `rounding`, as a session over wire
-    /// `q8` does that is cut there; it gets the tokens that such a session gets.
-    pub fn rounded(model: &Model, rounding: Vec<u32>) -> Result<Self> {
+    /// An empty session of `model` whose activations are rounded as those of a swarm session over the same wire and cuts; it
+    /// gets the tokens that such a session gets.
+    pub fn rounded(model: &Model, rounding: Rounding) -> Result<Self> {
         Ok(Self {
             state: model.executor.new_state(),
             ids: Vec::new(),

@@ -264,3 +264,67 @@ async fn of_what_cannot_fit_only_the_beginning_is_read() {
         }
     }
 }
+
+/// Whatever the model's template knows, it hears of the tools, or the request is refused.
+#[tokio::test]
+async fn tools_are_never_left_out() {
+    use shard::tokenizer::chat::Template;
+    let alone = loaded().await;
+    let model = &alone.model().unwrap().model;
+    let messages = serde_json::json!([{"role": "user", "content": "What is the weather?"}]);
+    let tools =
+        serde_json::json!([{"type": "function", "function": {"name": "get_weather", "parameters": {}}}]);
+    let read = |template: Option<&str>| {
+        let template = Ok(template.map(|source| Template::new(source).unwrap()));
+        let (tools, extra) = (Some(tools.clone()), serde_json::Map::new());
+        let ids = prompt::encode_messages(&model.tokenizer, &template, &messages, tools, extra, 4096);
+        ids.map(|ids| model.tokenizer.decode(&ids)).map_err(|error| error.to_string())
+    };
+    let knows = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let text = read(Some(knows)).unwrap();
+    assert!(text.contains("get_weather") && !text.contains("<tool_call>"), "{text}");
+    let ignores = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    for template in [Some(ignores), None] {
+        let text = read(template).unwrap();
+        assert!(text.contains("get_weather") && text.contains("<tool_call>"), "{text}");
+        assert!(text.find("# Tools") < text.find("What is the weather?"), "{text}");
+    }
+    let refuses = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}";
+    let why = read(Some(refuses)).unwrap_err();
+    assert!(why.contains("no place for tools"), "{why}");
+    // As the API asks: the tokens that are counted are those of the prompt with its tools.
+    let ask = |tools: Option<serde_json::Value>| {
+        asks(Prompt::Messages { messages: messages.clone(), tools, extra: serde_json::Map::new() })
+    };
+    let with = alone.count(ask(Some(tools.clone()))).await.unwrap();
+    let without = alone.count(ask(None)).await.unwrap();
+    assert!(with > without + 20, "{with} and {without}");
+    let (_, _, done) = told(&alone, ask(None)).await;
+    assert_eq!(done.usage.prompt_tokens, without);
+}
+
+/// What the API takes the engine takes, too: the ranges of requests are within those that have a meaning.
+#[test]
+fn every_value_that_may_be_asked_for_is_one_the_engine_takes() {
+    use api::inference::ranges;
+    let params = |name: &str, value: f32| {
+        let mut params = SamplingParams::default();
+        match name {
+            "temperature" => params.temperature = value,
+            "top_p" => params.top_p = value,
+            "min_p" => params.min_p = value,
+            "typical_p" => params.typical_p = value,
+            "repetition_penalty" => params.repetition_penalty = value,
+            "presence_penalty" => params.presence_penalty = value,
+            "frequency_penalty" => params.frequency_penalty = value,
+            "logit_bias" => params.logit_bias = vec![(1, value)],
+            other => panic!("{other} is no parameter"),
+        }
+        params
+    };
+    for range in ranges::ALL {
+        for end in [range.low, range.high] {
+            params(range.name, end as f32).validate().unwrap();
+        }
+    }
+}

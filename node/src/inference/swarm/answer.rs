@@ -129,7 +129,7 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
 /// How many tokens the prompt has, as the node plans it; nothing is sent to others.
 pub(super) async fn count(shared: Arc<SwarmState>, request: GenerateRequest) -> Result<usize, Failure> {
     let view = shared.board.view()?;
-    // Planning tells no one else of the prompt, so there is nothing to agree to.
+    // Planning tells no other node of the prompt, so there is nothing to agree to.
     let ask = question(&shared, &view, &GenerateRequest { agreed: true, ..request })?;
     let report: PlanReport = shared.door.one(Question::Plan(Box::new(ask))).await?;
     Ok(report.plan.prompt_tokens as usize)

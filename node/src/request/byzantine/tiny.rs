@@ -1,7 +1,7 @@
 //! A tiny random model, computed for real: what honest stages give, and what cheats give instead.
 
 use p2p::{
-    codec::{self, Wire},
+    codec::{self, Rounding, Wire},
     wire::receipt::{Reexecute, Terms},
 };
 use scheduler::{LayerRange, rng::Rng};
@@ -13,6 +13,8 @@ use shard::{
     synthetic::Shape,
 };
 use std::sync::Arc;
+
+use crate::worker;
 
 /// Layers of the model; the requester keeps what is not in [`segment`].
 const LAYERS: usize = 8;
@@ -33,8 +35,8 @@ pub(super) fn segment() -> LayerRange {
 }
 
 /// Boundaries that a session over `wire` rounds at.
-pub(super) fn rounding(wire: Wire) -> Vec<u32> {
-    if wire == Wire::Q8 { vec![2, 6] } else { Vec::new() }
+pub(super) fn rounding(wire: Wire) -> Rounding {
+    Rounding::new(wire, vec![2, 6])
 }
 
 /// One model's layers up to the end of the segment.
@@ -62,11 +64,11 @@ impl Model {
     }
 
     /// The rows that leave `layers`, all positions in one pass.
-    fn run(&self, layers: LayerRange, input: Input<'_>, rounding: &[u32]) -> Vec<f32> {
+    fn run(&self, layers: LayerRange, input: Input<'_>, rounding: &Rounding) -> Vec<f32> {
         let mut ws = Workspace::new(&self.0, Capacity::one_session(POSITIONS)).unwrap();
         let mut state = self.0.new_state_of(layers).unwrap();
         let item = Item { state: &mut state, input, output: Output::All };
-        self.0.run(&mut ws, layers, rounding, &mut [item]).unwrap();
+        self.0.run(&mut ws, layers, &worker::rounding(rounding), &mut [item]).unwrap();
         ws.activations(0).to_vec()
     }
 }

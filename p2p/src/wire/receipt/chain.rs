@@ -4,12 +4,12 @@ use scheduler::capability::MAX_LAYERS;
 use scheduler::{LayerRange, ModelId, NodeId, SessionId};
 
 use super::hash;
-use crate::codec::{Wire, encoded_len};
+use crate::codec::{Rounding, Wire, encoded_len};
 use crate::identity::{Identity, verify};
 use crate::wire::Malformed;
 use crate::wire::announce::{Class, MAX_HIDDEN};
 use crate::wire::cursor::{Reader, Writer};
-use crate::wire::fields::{read_range, write_range};
+use crate::wire::fields::{read_range, read_rounding, write_range, write_rounding};
 use crate::wire::frame::COMMIT_LEN;
 
 /// Positions between commitments: one signature in sixteen tokens costs less than a microsecond per token, and a lie
@@ -68,8 +68,8 @@ pub struct Terms {
     pub hidden: u32,
     /// How exact the stage computes.
     pub class: Class,
-    /// Boundaries at which activations are rounded, ascending.
-    pub rounding: Vec<u32>,
+    /// Where activations are rounded, and how.
+    pub rounding: Rounding,
     /// Whether leaves hold digests of the hidden states inside the range too.
     pub inner: bool,
 }
@@ -79,9 +79,7 @@ impl Terms {
         to.bytes(self.session.as_bytes()).bytes(self.requester.as_bytes()).bytes(self.model.as_bytes());
         write_range(self.layers, to);
         to.u32(self.hidden).u8(self.class as u8);
-        to.list(&self.rounding, |to, &layer| {
-            to.u32(layer);
-        });
+        write_rounding(&self.rounding, to);
         to.bool(self.inner);
     }
 
@@ -97,13 +95,9 @@ impl Terms {
                 1 => Class::Approx,
                 _ => return Err(Malformed("terms: class")),
             },
-            rounding: from.list(MAX_LAYERS as usize + 1, 4, Reader::u32)?,
+            rounding: read_rounding(from)?,
             inner: from.bool()?,
         };
-        let ascending = terms.rounding.is_sorted_by(|a, b| a < b);
-        if !ascending || terms.rounding.last().is_some_and(|&layer| layer > MAX_LAYERS) {
-            return Err(Malformed("terms: rounding"));
-        }
         if !(1..=MAX_HIDDEN).contains(&terms.hidden) {
             return Err(Malformed("terms: hidden"));
         }

@@ -8,7 +8,7 @@ use super::{
     Chain, Challenge, Commit, Docket, EVERY, Equivocation, Evidence, FraudProof, Grant, Leaf, MAX_AGE_S,
     MAX_CASES, Receipt, Reexecute, Row, Show, Terms, Unproven, Work,
 };
-use crate::codec::{self, Wire};
+use crate::codec::{self, Rounding, Wire};
 use crate::identity::Identity;
 use crate::wire::announce::Class;
 
@@ -44,7 +44,7 @@ impl Reexecute for Layers {
             let mut values = Vec::new();
             codec::decode(wire, WIDTH, 1, row, &mut values).ok()?;
             for (x, y) in state.iter_mut().zip(values) {
-                *x = *x * 0.5 + y * (terms.layers.len() + terms.rounding.len() as u32) as f32;
+                *x = *x * 0.5 + y * (terms.layers.len() + terms.rounding.boundaries().len() as u32) as f32;
             }
         }
         Some(bytes(form, &state))
@@ -80,7 +80,7 @@ fn terms(session: u64) -> Terms {
         layers: LayerRange::new(4, 12).unwrap(),
         hidden: WIDTH as u32,
         class: Class::D1,
-        rounding: vec![4, 12],
+        rounding: Rounding::new(Wire::Q8, vec![4, 12]),
         inner: false,
     }
 }
@@ -177,7 +177,7 @@ type Forge = (&'static str, fn(&mut FraudProof, u64));
 
 /// What an attacker that holds a true transcript of an honest stage can do to it; the first [`DEAR`] are refused only by
 /// the signature, or after computing.
-const FORGERIES: [Forge; 16] = [
+const FORGERIES: [Forge; 17] = [
     ("untouched", |_, _| {}),
     ("another position", |proof, seed| proof.at = draw(seed, 1, 40) as u32),
     ("another's name", |proof, seed| {
@@ -223,7 +223,13 @@ const FORGERIES: [Forge; 16] = [
         let start = draw(seed, 1, 4) as u32;
         proof.terms.layers = LayerRange::new(start, start + 8).unwrap();
     }),
-    ("other rounding", |proof, seed| proof.terms.rounding = vec![4, 5 + draw(seed, 1, 7) as u32, 12]),
+    ("other rounding", |proof, seed| {
+        let boundaries = vec![4, 5 + draw(seed, 1, 7) as u32, 12];
+        proof.terms.rounding = Rounding::new(Wire::Q8, boundaries);
+    }),
+    ("another form of rounding", |proof, _| {
+        proof.terms.rounding = Rounding::new(Wire::C8, proof.terms.rounding.boundaries().to_vec());
+    }),
     ("another session", |proof, seed| proof.terms.session = SessionId::numbered(1_000 + seed)),
     ("another session's commitment", |proof, seed| proof.commit = honest(1 + draw(seed, 1, 3) as u64).commit),
     ("leaves in another order", |proof, seed| {

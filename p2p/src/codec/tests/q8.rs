@@ -1,9 +1,10 @@
-//! The codec against its rule written out slowly, and against what strangers send.
+//! `q8` against its rule written out slowly, and against what strangers send.
 
 use proptest::prelude::*;
 
-use super::q8::{BLOCK, BLOCK_BYTES};
-use super::{Malformed, NonFinite, Wire, check, decode, encode, encoded_len, row_width};
+use super::super::q8::{BLOCK, BLOCK_BYTES};
+use super::super::{Wire, decode, encode};
+use super::{back, finite};
 
 /// The rule of the module documentation, step by step, clamp included.
 fn slow(block: &[f32]) -> Vec<u8> {
@@ -31,18 +32,6 @@ fn q8(data: &[f32]) -> Vec<u8> {
     out
 }
 
-fn back(wire: Wire, width: usize, bytes: &[u8]) -> Result<Vec<f32>, Malformed> {
-    let rows = bytes.len() / encoded_len(wire, 1, width).unwrap();
-    let mut out = Vec::new();
-    let done = decode(wire, width, rows, bytes, &mut out);
-    assert_eq!(check(wire, width, rows, bytes), done);
-    done.map(|()| out)
-}
-
-fn finite() -> impl Strategy<Value = f32> {
-    any::<u32>().prop_map(f32::from_bits).prop_filter("finite", |x| x.is_finite())
-}
-
 /// A block of values that share an order of magnitude, as activations do.
 fn block() -> impl Strategy<Value = Vec<f32>> {
     (-126_i32..=127, prop::collection::vec(-1.0_f32..=1.0, BLOCK))
@@ -61,58 +50,7 @@ fn golden_block() {
 }
 
 #[test]
-fn sizes_depend_on_shapes_only() {
-    let shapes = [
-        (Wire::Raw, 3, 5, Some(60)),
-        (Wire::Q8, 3, 64, Some(204)),
-        (Wire::Q8, 1, 4_096, Some(4_352)),
-        (Wire::Q8, 1, 33, None),
-        (Wire::Q8, 1, 0, None),
-        (Wire::Raw, 1, 0, None),
-        (Wire::Raw, 0, 7, Some(0)),
-        (Wire::Raw, usize::MAX / 4, 2, None),
-        (Wire::Q8, usize::MAX / 34, 64, None),
-    ];
-    for (wire, rows, width, len) in shapes {
-        assert_eq!(encoded_len(wire, rows, width), len, "{wire} {rows} x {width}");
-    }
-    assert_eq!((row_width(Wire::Raw, 20), row_width(Wire::Raw, 21)), (Some(5), None));
-    assert_eq!((row_width(Wire::Q8, 68), row_width(Wire::Q8, 67)), (Some(64), None));
-    assert_eq!((row_width(Wire::Q8, 0), row_width(Wire::Raw, 0)), (None, None));
-}
-
-#[test]
-fn names_and_bytes_are_one_to_one() {
-    for wire in Wire::ALL {
-        assert_eq!(Wire::from_u8(wire as u8), Some(wire));
-        assert_eq!(wire.name().parse(), Ok(wire));
-    }
-    assert_eq!(Wire::from_u8(2), None);
-    assert!("Q8".parse::<Wire>().is_err());
-}
-
-#[test]
-fn what_is_not_finite_stays_out() {
-    for wire in Wire::ALL {
-        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for at in [0, 31, 40, 63] {
-                let mut data = vec![0.5; 64];
-                data[at] = bad;
-                let mut out = vec![7];
-                assert_eq!(encode(wire, 64, &data, &mut out), Err(NonFinite));
-                assert_eq!(out, [7], "{wire}: as it was");
-            }
-        }
-    }
-    let mut raw = vec![0; 8];
-    raw[4..].copy_from_slice(&f32::NAN.to_le_bytes());
-    let mut out = vec![1.0];
-    assert!(decode(Wire::Raw, 2, 1, &raw, &mut out).is_err());
-    assert_eq!(out, [1.0]);
-}
-
-#[test]
-fn blocks_that_nobody_encodes_are_refused() {
+fn blocks_that_encoding_does_not_write_are_refused() {
     let sound = |scale: u16, first: i8, rest: i8| {
         let mut bytes = vec![rest as u8; BLOCK_BYTES];
         bytes[..2].copy_from_slice(&scale.to_le_bytes());
@@ -203,15 +141,6 @@ proptest! {
             // Half a step, and a step is at most one part in 126.5 of the largest value.
             prop_assert!((x - y).abs() <= amax / 126.5 * 0.501 + f32::MIN_POSITIVE * 127.0, "{} {}", x, y);
         }
-    }
-
-    #[test]
-    fn raw_loses_nothing(data in prop::collection::vec(finite(), 12)) {
-        let mut bytes = Vec::new();
-        encode(Wire::Raw, 4, &data, &mut bytes).unwrap();
-        let values = back(Wire::Raw, 4, &bytes).unwrap();
-        let bits = |data: &[f32]| data.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        prop_assert_eq!(bits(&values), bits(&data));
     }
 
     #[test]

@@ -1,8 +1,4 @@
-//! What wire `q8` makes of activations, without a wire.
-//!
-//! A session over wire `q8` rounds the rows that cross a fixed set of layer boundaries to 34 bytes per 32 values: a
-//! scale in bf16 and 32 signed bytes. Which boundaries, the session decides; every stage rounds there, whether a wire
-//! is there or not, so that a session with new cuts keeps its bits. The rule, per block of 32 values:
+//! What wire `q8` makes of activations: 34 bytes per 32 values, a scale in bf16 and 32 signed bytes. Per block of 32 values:
 //!
 //! ```text
 //! amax = max |x|
@@ -14,11 +10,10 @@
 //! The scale is bf16 and not f16 because residual streams of some models exceed 65,504, and because 127 times a bf16 is
 //! exact in f32: rounding what is rounded changes nothing, so both ends of a wire may round.
 //!
-//! Limits: values must be finite, which [`crate::executor`] checks before it rounds; results then are, too (bf16(MAX / 127)
-//! times 127 is below MAX).
+//! Results are finite (bf16(MAX / 127) times 127 is below MAX).
 
 /// Values that share a scale.
-pub const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 /// Largest magnitude of a rounded value, in steps.
 const STEPS: f32 = 127.0;
@@ -28,8 +23,8 @@ const STEPS: f32 = 127.0;
 /// every machine, where `round_ties_even` is a call on x86-64 without SSE4.1.
 const TO_INTEGER: f32 = 12_582_912.0;
 
-/// Rounds finite `values` as wire `q8` does, block by block; a last block may be shorter than [`BLOCK`].
-pub fn q8(values: &mut [f32]) {
+/// Rounds finite `values` block by block; a last block may be shorter than [`BLOCK`].
+pub(super) fn apply(values: &mut [f32]) {
     let (blocks, rest) = values.as_chunks_mut::<BLOCK>();
     blocks.iter_mut().for_each(|block| round(block));
     round(rest);
@@ -84,12 +79,12 @@ mod tests {
 
     fn check(block: &[f32]) {
         let mut once = block.to_vec();
-        q8(&mut once);
+        apply(&mut once);
         let expected: Vec<f32> = block.chunks(BLOCK).flat_map(by_the_rule).collect();
         assert_eq!(bits(&once), bits(&expected), "{block:?}");
         assert!(once.iter().all(|v| v.is_finite()), "{block:?}");
         let mut twice = once.clone();
-        q8(&mut twice);
+        apply(&mut twice);
         assert_eq!(bits(&twice), bits(&once), "twice: {block:?}");
     }
 
@@ -97,7 +92,7 @@ mod tests {
     fn known_blocks() {
         let rounded = |block: &[f32]| {
             let mut block = block.to_vec();
-            q8(&mut block);
+            apply(&mut block);
             block
         };
         assert_eq!(rounded(&[127.0, -126.4, 0.5, 1.5, -0.5]), [127.0, -126.0, 0.0, 2.0, 0.0]);
