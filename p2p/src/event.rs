@@ -1,5 +1,6 @@
 //! The events that the event loop reports and the commands it takes from [`crate::Network`].
 
+use libp2p::swarm::ConnectionId;
 use scheduler::{ModelId, NodeId};
 use tokio::sync::oneshot;
 
@@ -114,7 +115,7 @@ pub(crate) type NamedBy = Option<NodeId>;
 pub(crate) enum Command {
     Addresses(oneshot::Sender<Vec<String>>),
     Dial { addresses: Vec<String>, peer: Option<NodeId>, by: NamedBy, reply: oneshot::Sender<Result<NodeId>> },
-    DialBeside { contact: Contact, by: NamedBy },
+    Doubt { contact: Contact, by: NamedBy, connection: ConnectionId },
     Publish { bytes: Vec<u8>, reply: oneshot::Sender<Result<()>> },
     Open { node: NodeId, lane: Lane, reply: Opened },
     Provide { model: ModelId, reply: oneshot::Sender<Result<()>> },

@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use libp2p::swarm::ConnectionId;
 use scheduler::{ModelId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
@@ -111,10 +112,11 @@ impl Network {
         self.connect_named(contact, None).await
     }
 
-    /// As [`Network::connect`], and makes sure that `contact` is there: where a process has died its QUIC connections say
-    /// nothing for seconds, and what is sent to them is lost. Who does not answer within `patience` is dialed once more
-    /// beside what there is; one that was started again says so, its old connections are closed, and it is asked again.
-    /// Returns whether it has answered, after [`REACHES`] tries at most.
+    /// As [`Network::connect`], and makes sure that `contact` is there: where a process has died, or where a way carries one
+    /// direction only, connections say nothing for seconds, and what is sent to them is lost. A connection over which there is
+    /// no answer within `patience` is used no more until there is, and the node is dialed once more beside it, under every
+    /// address known of it, through relays too; one that was started again says so, its old connections are closed, and it is
+    /// asked again. Returns whether it has answered, after [`REACHES`] tries at most.
     ///
     /// # Errors
     /// As [`Network::dial`].
@@ -138,19 +140,56 @@ impl Network {
     async fn reach_by(&self, contact: &Contact, by: NamedBy, patience: Duration) -> Result<bool> {
         for _ in 0..REACHES {
             self.connect_named(contact, by).await?;
-            match self.ask(contact.node, &Ask::Ping, patience).await {
-                // Of another version, and there.
-                Ok(_) | Err(HopError::Corrupt) => return Ok(true),
-                Err(HopError::Timeout) => {
-                    tracing::debug!(node = %contact.node, "connected and silent, dialed once more");
-                    let beside = Command::DialBeside { contact: contact.clone(), by };
-                    self.commands.send(beside).await.map_err(|_| Error::Closed)?;
-                }
+            match self.ping_once(contact, by, patience).await {
+                Some((_, true)) => return Ok(true),
+                Some((_, false)) => {}
                 // What there was is closed now.
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                None => tokio::time::sleep(PAUSE).await,
             }
         }
         Ok(false)
+    }
+
+    /// Asks `contact` whether it is there, and again over whatever connection there is then each time that it has not
+    /// answered for `patience`; see [`Network::reach`]. Each of the later tries waits twice as long. Says whether it answered
+    /// over the connection that was the best at first, early or late; `None` when it did not at all. `by`: who named the contact,
+    /// see [`Network::reach_named`].
+    pub async fn ping(&self, contact: &Contact, by: NamedBy, patience: Duration) -> Option<bool> {
+        let mut first = None;
+        for attempt in 0..REACHES {
+            self.connect_named(contact, by).await.ok()?;
+            match self.ping_once(contact, by, patience * (1 << attempt)).await {
+                Some((connection, true)) => return Some(*first.get_or_insert(connection) == connection),
+                Some((connection, false)) => {
+                    first.get_or_insert(connection);
+                }
+                None => tokio::time::sleep(PAUSE).await,
+            }
+        }
+        None
+    }
+
+    /// Over which connection it was asked, and whether there is an answer; one without is doubted. `None` where it closed.
+    async fn ping_once(
+        &self,
+        contact: &Contact,
+        by: NamedBy,
+        patience: Duration,
+    ) -> Option<(ConnectionId, bool)> {
+        let stream = self.open_lane(contact.node, Lane::Control).await.ok()?;
+        let connection = stream.connection();
+        match tokio::time::timeout(patience, control::call(stream, &Ask::Ping)).await {
+            // Of another version, and there.
+            Ok(Ok(_) | Err(HopError::Corrupt)) => Some((connection, true)),
+            Ok(Err(_)) => None,
+            Err(_) => {
+                tracing::debug!(node = %contact.node, "connected and silent, dialed once more");
+                let doubt = Command::Doubt { contact: contact.clone(), by, connection };
+                // A network that has stopped reaches no node.
+                self.commands.send(doubt).await.ok()?;
+                Some((connection, false))
+            }
+        }
     }
 
     async fn dial_all(&self, addresses: Vec<String>, peer: Option<NodeId>, by: NamedBy) -> Result<NodeId> {

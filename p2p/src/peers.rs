@@ -42,8 +42,10 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(300);
 /// A peer that is started again more often is dialed again like any that is lost.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
-/// How often a peer is dialed although it is connected: others can ask for it.
-const BESIDE: Duration = Duration::from_secs(5);
+/// How often a peer is dialed although it is connected: others can ask for it. Not while a connection is being made, and rarely
+/// once a doubted connection has answered after all: a busy machine is no broken wire, and more connections do not help it.
+const BESIDE: Duration = Duration::from_secs(2);
+const BESIDE_IN_VAIN: Duration = Duration::from_secs(30);
 /// What the larger name of two waits for the smaller one to dial.
 const POLITE: Duration = Duration::from_millis(1_500);
 /// How long a peer of another swarm is left alone.
@@ -79,8 +81,8 @@ struct Known {
     left_until: Option<Instant>,
     /// When it was last found to have been started again.
     restarted: Option<Instant>,
-    /// When it was last dialed beside a connection there was.
-    beside: Option<Instant>,
+    /// When it was last dialed beside a connection there was, and whether that answered later.
+    beside: Option<(Instant, bool)>,
 }
 
 /// The address book.
@@ -194,11 +196,19 @@ impl Book {
     /// Whether to dial a peer beside a connection there is; if so, that is done now.
     pub fn may_dial_beside(&mut self, peer: &PeerId, now: Instant) -> bool {
         let Some(known) = self.known.get_mut(peer) else { return false };
-        let may = known.beside.is_none_or(|last| now.saturating_duration_since(last) > BESIDE);
+        let may = known.beside.is_none_or(|(last, in_vain)| {
+            now.saturating_duration_since(last) > if in_vain { BESIDE_IN_VAIN } else { BESIDE }
+        });
         if may {
-            known.beside = Some(now);
+            known.beside = Some((now, false));
         }
         may
+    }
+
+    /// The connection that a peer was dialed beside carries both ways after all.
+    pub fn doubted_in_vain(&mut self, peer: &PeerId) {
+        let beside = self.known.get_mut(peer).and_then(|known| known.beside.as_mut());
+        beside.into_iter().for_each(|(_, in_vain)| *in_vain = true);
     }
 
     /// Dialing `peer` failed.

@@ -2,12 +2,16 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use p2p::wire::control::{Answer, Ask, Contact};
 use p2p::{Config, Event, Events, HopError, Network, Path, Plane, RefusedPeer};
 use scheduler::{ModelId, NodeId, SessionId};
 use support::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 const RELEASE: Ask = Ask::Release { session: SessionId::new([1; 16]), epoch: 1 };
 
@@ -325,6 +329,63 @@ async fn who_must_be_there_is_looked_for_beside_its_ghost() {
     };
     tokio::time::timeout(PATIENCE, found).await.expect("it is found");
     assert_carries(&me, again.me(), &mut of_again).await;
+}
+
+/// Carries TCP connections to `target`, each as long as its direction is not cut; what is cut vanishes, and neither end is told.
+async fn wire(target: String, cut: Arc<[AtomicBool; 2]>) -> String {
+    let port = |address: &str| address.split('/').nth(4).unwrap().to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let near = target.replacen(&port(&target), &listener.local_addr().unwrap().port().to_string(), 1);
+    tokio::spawn(async move {
+        while let Ok((near, _)) = listener.accept().await {
+            let far = TcpStream::connect(format!("127.0.0.1:{}", port(&target))).await.unwrap();
+            let ((from_near, to_near), (from_far, to_far)) = (near.into_split(), far.into_split());
+            for (direction, mut from, mut to) in [(0, from_near, to_far), (1, from_far, to_near)] {
+                let cut = cut.clone();
+                tokio::spawn(async move {
+                    let (mut bytes, mut lost) = (vec![0; 16 << 10], false);
+                    while let Ok(read @ 1..) = from.read(&mut bytes).await {
+                        lost |= cut[direction].load(Ordering::SeqCst);
+                        if !lost && to.write_all(&bytes[..read]).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    near
+}
+
+/// One direction of a connection is cut. Who asks over it and is not answered finds another way, and the other end, which
+/// may not have asked for anything, follows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_carries_one_way_is_left_by_both_ends() {
+    for direction in 0..2 {
+        let (a, _of_a) = node(config(1, TCP)).await;
+        let (b, mut of_b) = node(config(2, TCP)).await;
+        let cut: Arc<[AtomicBool; 2]> = Arc::default();
+        b.dial(&wire(address(&a).await, cut.clone()).await).await.unwrap();
+        connected(&mut of_b, a.me()).await;
+        let [to_a, to_b] = [a.contact().await, b.contact().await];
+        assert_eq!(b.ping(&to_a, None, PATIENCE).await, Some(true));
+        assert_eq!(a.ping(&to_b, None, PATIENCE).await, Some(true));
+        cut[direction].store(true, Ordering::SeqCst);
+        // The first word over the cut way goes unanswered; one that is left on a slow machine may have been replaced by then.
+        let found = async { while b.ping(&to_a, None, Duration::from_millis(300)).await.is_none() {} };
+        tokio::time::timeout(PATIENCE, found).await.expect("it is reached another way");
+        assert_eq!(
+            b.ping(&to_a, None, PATIENCE).await,
+            Some(true),
+            "direction {direction}: asked over the new one"
+        );
+        assert_eq!(
+            a.ping(&to_b, None, PATIENCE).await,
+            Some(true),
+            "direction {direction}: the other end follows"
+        );
+        assert_carries(&a, b.me(), &mut of_b).await;
+    }
 }
 
 /// QUIC is dialed faster, TCP carries faster near by and ends with the process at its other end.

@@ -7,11 +7,14 @@
 //! A dead stage is *switched* to its shadow (warm) or its cover (replayed from the requester's log), else the rest of
 //! the request is *rerouted* without the nodes that failed. Everything has a budget, so every request ends.
 //!
-//! [`Detector`] says when a stage is late, and when it has become slow, from its own past.
+//! [`Detector`] says when a stage is late, and when it has become slow, from its own past; [`Liveness`] how long a node may be
+//! silent, from how long it took to answer.
 
 mod detector;
+mod liveness;
 
 pub use self::detector::Detector;
+pub use self::liveness::{Liveness, MOST_SILENCE_MS};
 
 use crate::{NodeId, Segment};
 
@@ -104,6 +107,7 @@ pub struct Budget {
     retries: u32,
     reroutes: u32,
     misroutes: u32,
+    refusals: u32,
     crashes: u32,
     /// Steps that have not paid for anything yet.
     steps: u32,
@@ -118,10 +122,12 @@ enum Paid {
     Nothing,
     Reroute,
     Misroute,
+    Refusal,
 }
 
 impl Default for Budget {
-    /// One hedge in hand, eight switches, three retries, four reroutes, and eight for routes that were wrong.
+    /// One hedge in hand, eight switches, three retries, four reroutes, eight for routes that were wrong, and 32 for nodes that
+    /// have no room: a crowd ends by itself, and waiting for it is bounded by its own clock.
     fn default() -> Self {
         Self {
             hedges: 1.0,
@@ -129,6 +135,7 @@ impl Default for Budget {
             retries: 3,
             reroutes: 4,
             misroutes: 8,
+            refusals: 32,
             crashes: 0,
             steps: 0,
             search: Paid::Nothing,
@@ -150,6 +157,7 @@ impl Budget {
             self.retries = (self.retries + 1).min(full.retries);
             self.reroutes = (self.reroutes + 1).min(full.reroutes);
             self.misroutes = (self.misroutes + 1).min(full.misroutes);
+            self.refusals = (self.refusals + 1).min(full.refusals);
         }
     }
 
@@ -192,6 +200,11 @@ impl Budget {
         if !options.cover.is_empty() && self.switches > 0 {
             return self.switch(options.cover.clone());
         }
+        if failure == Failure::Refused && self.refusals > 0 {
+            self.refusals -= 1;
+            self.search = Paid::Refusal;
+            return Recovery::Reroute;
+        }
         if failure == Failure::Late && self.retries > 0 {
             self.retries -= 1;
             return Recovery::Retry;
@@ -211,6 +224,7 @@ impl Budget {
             Paid::Nothing => {}
             Paid::Reroute => self.reroutes += 1,
             Paid::Misroute => self.misroutes += 1,
+            Paid::Refusal => self.refusals += 1,
         }
     }
 
@@ -305,7 +319,8 @@ mod tests {
         ] {
             let mut budget = Budget::default();
             let moves = (0..100).find(|_| matches!(budget.next(failure, &both(), true), Recovery::GiveUp(_)));
-            assert!(moves.is_some_and(|moves| moves <= 20), "{failure:?} {moves:?}");
+            let most = if failure == Failure::Refused { 50 } else { 20 };
+            assert!(moves.is_some_and(|moves| moves <= most), "{failure:?} {moves:?}");
         }
         let mut budget = Budget::default();
         assert!(matches!(budget.next(Failure::Crashed, &both(), false), Recovery::Switch(_)));

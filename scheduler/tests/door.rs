@@ -1,6 +1,6 @@
 //! The lease and epoch protocol, checked exhaustively for small worlds, breadth first.
 //!
-//! Every order of up to [`MESSAGES`] messages, lost and restored connections and ends of sessions, with up to [`TICKS`]
+//! Every order of a few messages ([`WORLDS`]), lost and restored connections and ends of sessions, with up to [`TICKS`]
 //! steps of time anywhere between them, is played against the real door ([`scheduler::door::Door`], [`Terms`]); equal states
 //! are visited once. In every state nothing has an effect that must not, no place is spent twice or leaked, and when the
 //! second requester stops there, the first gets a place soon.
@@ -17,8 +17,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use model::{Action, World};
 
-/// Messages and other events of one run.
-const MESSAGES: u32 = 4;
+/// Slots, sessions, and messages and other events of one run: two requesters that want one place, and one that takes both
+/// before the other comes.
+const WORLDS: [(u32, &[u64], u32); 2] = [(1, &[1, 2], 4), (2, &[1, 2, 3], 3)];
 /// Steps of time of one run: enough for every limit of the door to pass, and for two to pass one after the other.
 const TICKS: u64 = 4;
 
@@ -29,8 +30,8 @@ fn fingerprint(world: &World) -> u64 {
 }
 
 /// Visits all states; returns how many, how many steps led to them and the longest wait for a place.
-fn explore(slots: u32, messages: u32) -> (usize, usize, u64) {
-    let first = World::new(slots);
+fn explore(slots: u32, sessions: &[u64], messages: u32) -> (usize, usize, u64) {
+    let first = World::new(slots, sessions);
     let mut seen = HashSet::from([fingerprint(&first)]);
     let mut layer = vec![first];
     let (mut steps, mut longest) = (0, 0);
@@ -65,9 +66,9 @@ fn explore(slots: u32, messages: u32) -> (usize, usize, u64) {
 #[test]
 fn all_orders_of_few_messages_are_safe_and_let_the_honest_in() {
     let full = std::env::var_os("SHOAL_MODEL").is_some_and(|value| value == "full");
-    for slots in [1, 2] {
+    for (slots, sessions, messages) in WORLDS {
         let began = std::time::Instant::now();
-        let (states, steps, longest) = explore(slots, MESSAGES + u32::from(full));
+        let (states, steps, longest) = explore(slots, sessions, messages + u32::from(full));
         println!(
             "{slots} slots: {states} states, {steps} steps, {longest} ticks at most, {:?}",
             began.elapsed()

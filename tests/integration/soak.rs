@@ -8,7 +8,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
     time::{Duration, Instant},
@@ -19,6 +19,8 @@ use tempfile::TempDir;
 
 /// Prompts at once in every other round.
 const AT_ONCE: usize = 3;
+/// Prompts at once that two processors cannot carry.
+const CROWD: usize = 16;
 const PROMPTS: [&str; 4] = ["a fox", "a bear who bakes", "an owl at sea", "two cats"];
 
 /// What a process holds.
@@ -136,4 +138,63 @@ fn soak_nobody_is_taken_for_dead_and_nothing_grows() {
     assert!(failovers <= 3 + tokens / 10_000, "{failovers} in {tokens} tokens");
     let listed = asks.ask(&["resume", "--list"]);
     assert_eq!(listed["answers"].as_array().unwrap().len(), 0, "{listed}");
+}
+
+/// Keeps a processor busy until it is dropped.
+struct Hog(Arc<AtomicBool>);
+
+impl Hog {
+    fn new() -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let told = over.clone();
+        thread::spawn(move || {
+            while !told.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        Self(over)
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// More prompts than the machine can carry, beside programs that are not ours. Slow is not dead: each has its answer, and
+/// what the crowd took is not what a prompt is expected to take afterwards.
+#[test]
+fn a_crowd_on_a_busy_machine_loses_none() {
+    let folder = TempDir::new().unwrap();
+    let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
+    let serves: Vec<Node> = ["1..3", "3..5", "5..7"]
+        .iter()
+        .map(|layers| Node::start(&folder.path().join(layers), &["--layers", layers, "--peer", asks.tcp()]))
+        .collect();
+    asks.meets(serves.len());
+    let home_ms = || asks.ask(&["plan", "Tell me a story"])["home_ms"].as_f64().unwrap();
+    let before = home_ms();
+    let hogs = [Hog::new(), Hog::new()];
+    let began = Instant::now();
+    let answers: Vec<_> = (0..CROWD)
+        .map(|n| {
+            let home = asks.home.clone();
+            thread::spawn(move || {
+                let (seed, about) = (n.to_string(), format!("Tell me a story about the number {n}"));
+                Prompt::run(&home, ["-n", "24", "--temperature", "0.8", "--seed", &seed, &about]).ends()
+            })
+        })
+        .collect();
+    for answer in answers {
+        let last = answer.join().expect("every prompt has its answer");
+        assert_eq!(last["differing_answers"], 0, "{last}");
+    }
+    drop(hogs);
+    let after = home_ms();
+    println!(
+        "{CROWD} prompts in {:?}; the head is thought to take {before:.2} ms before, {after:.2} after",
+        began.elapsed()
+    );
+    assert!(after < 8.0 * before + 10.0, "{before} ms before, {after} after");
 }

@@ -86,6 +86,9 @@ pub struct JoinArgs {
     /// Serve nothing, only ask
     #[arg(long, conflicts_with = "layers")]
     pub ask_only: bool,
+    /// Hand the served models to no peer; without it those on the list of `shoal model list` are shared
+    #[arg(long)]
+    pub no_share: bool,
     /// Memory for sessions of others, of all models together, MiB
     #[arg(long, default_value_t = 512, value_name = "MIB")]
     pub memory: u64,

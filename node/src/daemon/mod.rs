@@ -270,7 +270,7 @@ impl Daemon {
             Question::Peers => self.peers().await.into(),
             Question::View => self.page().await.into(),
             Question::Receipts => self.trusting.list_receipts().into(),
-            Question::Invite => self.announcing.invite_code().await.into(),
+            Question::Invite => self.announcing.invite_code(self.serving.models.first.id).await.into(),
             Question::Why { session } => self.prompts.why(session.as_deref()).into(),
             Question::Pause { paused } => {
                 self.serving.gate.paused = paused;
@@ -309,8 +309,11 @@ impl Daemon {
     }
 
     /// A prompt of this node is over: each owner keeps what it taught.
-    fn finished(&mut self, over: Finished) {
+    fn finished(&mut self, mut over: Finished) {
         let now = self.node.now();
+        if !self.prompts.was_calm(over.session) {
+            over.measured = Default::default();
+        }
         for (node, weight, ms) in &over.measured.visits {
             self.view.swarm.observe_visit(*node, over.model, now, *weight, *ms);
         }

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use p2p::{HopError, wire::control::Ask};
 use scheduler::{NodeId, Segment, recover::Failure, session::Event};
 use tokio::sync::oneshot;
 
 use super::{Progress, RequestDriver, Reroute};
 use crate::sessions::Order;
 
-/// A ping that is not answered by then never is.
-const PING: Duration = Duration::from_secs(2);
+/// A ping that is not answered by then, and the network's part, has gone over a connection that may carry one way only: the node
+/// is sought another way. Twice what a busy machine's system takes to let a process run; shorter, and load looks like a cut.
+const DOUBT_MS: u64 = 150;
 /// Pings to one node under way; while there are as many, no other is sent.
 const PINGS: usize = 8;
 
@@ -84,6 +84,11 @@ impl RequestDriver {
                 }
                 if there { vec![Event::Pong { node }] } else { Vec::new() }
             }
+            Order::Detoured(node) => {
+                tracing::debug!(%node, "reached another way");
+                self.outboxes.turn(node);
+                vec![Event::Pong { node }, Event::Detoured { node }]
+            }
             Order::Cancel => vec![Event::Cancel],
             Order::Settled { node, settled } => {
                 self.settled(node, &settled);
@@ -110,14 +115,13 @@ impl RequestDriver {
             return;
         }
         *under_way += 1;
+        let patience = Duration::from_millis(DOUBT_MS + self.plan.rtt_p99_ms as u64);
         tokio::spawn(async move {
-            let asked = async {
-                network.connect(&there).await.map_err(|_| HopError::Closed)?;
-                network.ask(node, &Ask::Ping, PING).await
-            };
-            // One of another version answers that it does not understand.
-            let there = matches!(tokio::time::timeout(PING, asked).await, Ok(Ok(_) | Err(HopError::Corrupt)));
-            let _ = orders.send(Order::Pinged(node, there)).await;
+            let answered = network.ping(&there, None, patience).await;
+            if answered == Some(false) {
+                let _ = orders.send(Order::Detoured(node)).await;
+            }
+            let _ = orders.send(Order::Pinged(node, answered.is_some())).await;
         });
     }
 

@@ -135,6 +135,10 @@ impl RequestDriver {
             Arrival::Frame { from, header, payload } => (from, header, payload.into_parts().0),
             // The connection's end is told apart from a stream's: the machine hears of it through `lost`.
             Arrival::Ended { .. } => return Vec::new(),
+            Arrival::Began { from, epoch } => {
+                self.outboxes.began(from, epoch);
+                return Vec::new();
+            }
         };
         if header.epoch != self.machine.epoch() {
             return Vec::new();

@@ -25,8 +25,9 @@ use crate::{
     worker::{Conduct, OpenSession, Worker},
 };
 
-/// An answer to a lease later than this counts as none.
-pub(super) const LEASE_MS: u64 = 2_000;
+/// An answer to a lease later than this counts as none. The session asks meanwhile whether the node is there, and waits no longer
+/// than is of use; a crowded node may need more than the 1.5 s that leases wait in its queue.
+pub(super) const LEASE_MS: u64 = 8_000;
 /// How long a stage keeps a session that gets no frames.
 const TTL_MS: u32 = 60_000;
 

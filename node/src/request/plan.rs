@@ -194,7 +194,8 @@ pub struct Report {
 impl Report {
     /// Whether it ended before its first token because everybody who could compute it was full.
     pub(crate) fn is_crowded_out(&self) -> bool {
-        self.end == End::GaveUp(GiveUp::NoRoute) && self.ids.is_empty() && !self.refusals.is_empty()
+        let gave_up = matches!(self.end, End::GaveUp(GiveUp::NoRoute | GiveUp::Exhausted));
+        gave_up && self.ids.is_empty() && !self.refusals.is_empty()
     }
 
     /// Of a prompt that runs on `segments` and got nowhere yet.

@@ -38,6 +38,13 @@ pub const MAX_SESSIONS: usize = 256;
 /// What a neighbor's stream brought.
 #[derive(Debug)]
 pub enum Arrival {
+    /// A neighbor opened a stream, which its frames under this epoch come by from now on.
+    Began {
+        /// Who.
+        from: NodeId,
+        /// Under which epoch.
+        epoch: u32,
+    },
     /// A frame, its header checked.
     Frame {
         /// Who sent it.

@@ -81,6 +81,8 @@ pub enum Order {
     Workless,
     /// To a conductor: whether a node answered a ping.
     Pinged(NodeId, bool),
+    /// A neighbor is reached another way than before.
+    Detoured(NodeId),
     /// To a conductor: the user does not want it any more.
     Cancel,
 }

@@ -8,9 +8,16 @@
 //! A new epoch gets new streams. What an old one still holds has no effect any more, and at its other end may be a session
 //! that is over: a neighbor that was left and came back reads it no further.
 //!
+//! A stream stays on the connection that it was opened on. When that carries one way only, the end that notices reaches the
+//! other over a new connection and *turns*: its next frame opens a new stream. The other end sees a second stream of the epoch
+//! begin and turns as well, because neither knows which of the two directions is cut.
+//!
 //! Limits: [`MAX_QUEUED`] frames to one neighbor; who lets it fill up is treated as gone.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use p2p::{
@@ -32,6 +39,8 @@ use super::order::{Loss, Order};
 /// Frames on the way to one neighbor; a prompt of 128 Ki tokens in chunks of 96 fits. A neighbor that lets it fill up is
 /// treated as gone.
 pub const MAX_QUEUED: usize = 2_048;
+/// A way out is turned once in this time at most: two ends that answer each other's turn would else never rest.
+const TURN_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct PeerStream {
@@ -51,12 +60,16 @@ pub struct PeerStreams {
     orders: mpsc::Sender<Order>,
     open: BTreeMap<NodeId, PeerStream>,
     opened: u64,
+    /// When the way to a neighbor was turned last, and the epoch of the last stream that came from it.
+    turned: BTreeMap<NodeId, Instant>,
+    began: BTreeMap<NodeId, u32>,
 }
 
 impl PeerStreams {
     /// Those of the session in this [`place`](super::place), none yet. It hears [`Order::Lost`] through `orders`.
     pub fn new(network: Network, session: SessionId, orders: mpsc::Sender<Order>) -> Self {
-        Self { network, session, orders, open: BTreeMap::new(), opened: 0 }
+        let (turned, began) = Default::default();
+        Self { network, session, orders, open: BTreeMap::new(), opened: 0, turned, began }
     }
 
     /// Queues a frame to `node`. The first one of an epoch opens a stream in the background, where `contact` says that the
@@ -89,6 +102,21 @@ impl PeerStreams {
     /// Closes the outbox to `node`, if there is one: what is queued is sent, and how that goes is not reported.
     pub fn close(&mut self, node: NodeId) {
         self.open.remove(&node);
+    }
+
+    /// A neighbor is reached over another connection now: the next frame to it takes that.
+    pub fn turn(&mut self, node: NodeId) {
+        if self.turned.get(&node).is_none_or(|last| last.elapsed() > TURN_EVERY) {
+            self.turned.insert(node, Instant::now());
+            self.close(node);
+        }
+    }
+
+    /// A neighbor has opened a stream. A second one in an epoch says that the first does not carry: what goes there turns.
+    pub fn began(&mut self, from: NodeId, epoch: u32) {
+        if self.began.insert(from, epoch) == Some(epoch) {
+            self.turn(from);
+        }
     }
 
     /// Whether `loss` is about the outbox in use, which is closed then. What is said of another is old.

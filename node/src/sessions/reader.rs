@@ -58,6 +58,8 @@ async fn read_within(
     let Ok(hello) = Hello::read(&hello) else { return };
     let Some(inlets) = table.at(hello.session) else { return };
     let mut seat = inlets.reading.enter(from);
+    // A session that has so much unread learns of it by the frames.
+    let _ = inlets.frames.try_send(Arrival::Began { from, epoch: hello.epoch });
     loop {
         tokio::select! {
             more = frame(&inlets, &governor, from, &mut stream, grace) => if !more { break },
@@ -227,6 +229,7 @@ mod tests {
         let (mut stream, read) = pair.stream(Duration::from_millis(200)).await;
         stream.send(&header.write(), &[0; 16]).await.unwrap();
         tokio::time::timeout(SOON, read).await.expect("it is too slow").unwrap();
+        assert!(matches!(outlets.frames.recv().await, Some(Arrival::Began { .. })));
         assert!(matches!(outlets.frames.recv().await, Some(Arrival::Ended { .. })));
         pair.until("its bytes are given back", |pair| pair.held(Scope::Node) == 0).await;
         assert!(limit(MAX_FRAME, GRACE) > limit(1_024, GRACE) && limit(0, GRACE) == GRACE);
@@ -240,6 +243,7 @@ mod tests {
         let (mut stream, read) = pair.stream(SOON).await;
         let right = Header::activations(Wire::Raw, 1, 0, 0, 2, WIDTH).unwrap();
         stream.send(&right.write(), &vec![0; right.len as usize]).await.unwrap();
+        assert!(matches!(outlets.frames.recv().await, Some(Arrival::Began { epoch: 1, .. })));
         let Some(Arrival::Frame { payload, .. }) = outlets.frames.recv().await else { panic!("a frame") };
         assert_eq!(payload.len(), right.len as usize);
         assert_eq!(pair.held(Scope::Node), u64::from(right.len));

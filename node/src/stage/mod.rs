@@ -18,6 +18,7 @@
 mod commitment_chain;
 mod inputs;
 mod lazy_log;
+mod neighbors;
 mod served;
 
 use std::{
@@ -53,6 +54,7 @@ use self::{
     commitment_chain::CommitmentChain,
     inputs::Inputs,
     lazy_log::{Frame, LazyLog},
+    neighbors::Neighbors,
 };
 use crate::{
     clock,
@@ -114,6 +116,7 @@ struct Running {
     inputs: BTreeMap<u32, Inputs>,
     /// Who waits for the bill, and until how many positions, and until when.
     settling: Option<(u32, Instant, oneshot::Sender<Answer>)>,
+    neighbors: Neighbors,
     outboxes: PeerStreams,
     /// The latest epoch leased, and its jobs at the worker.
     epoch: u32,
@@ -141,8 +144,11 @@ impl Stage {
 
     async fn serve(self, inlets: Inlets, mut doors: Outlets) {
         inlets.reading.expect(self.hidden);
-        let mut beacon = interval(Duration::from_millis(BEACON_MS));
-        beacon.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let [mut beacon, mut look] = [BEACON_MS, neighbors::LOOK_MS].map(|ms| {
+            let mut ticks = interval(Duration::from_millis(ms));
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ticks
+        });
         let mut running = Running {
             leases: Terms::default(),
             words: BTreeMap::new(),
@@ -150,6 +156,7 @@ impl Stage {
             replay: VecDeque::new(),
             inputs: BTreeMap::new(),
             settling: None,
+            neighbors: Neighbors::new(self.network.clone(), inlets.orders.clone()),
             outboxes: PeerStreams::new(self.network.clone(), self.place(), inlets.orders),
             epoch: 0,
             jobs: 0,
@@ -167,6 +174,7 @@ impl Stage {
                 Some(order) = doors.orders.recv() => if running.order(order).await { break },
                 Some(arrival) = doors.frames.recv(), if running.is_ready() => running.arrival(arrival).await,
                 _ = beacon.tick(), if running.jobs > 0 || running.settling.is_some() => running.beacon(),
+                _ = look.tick(), if running.jobs == 0 => running.neighbors.look(running.idle_since, running.stage.requester, &running.leases),
                 () = sleep_until(expires) => break,
             }
             running.go_through();
@@ -234,6 +242,10 @@ impl Running {
                     self.send(self.stage.requester, header, Bytes::new());
                 }
                 node == self.stage.requester
+            }
+            Order::Detoured(node) => {
+                self.outboxes.turn(node);
+                false
             }
             _ => false,
         }
@@ -373,7 +385,11 @@ impl Running {
     }
 
     async fn arrival(&mut self, arrival: Arrival) {
-        let Arrival::Frame { from, header, payload } = arrival else { return };
+        let (from, header, payload) = match arrival {
+            Arrival::Frame { from, header, payload } => (from, header, payload),
+            Arrival::Began { from, epoch } => return self.outboxes.began(from, epoch),
+            Arrival::Ended { .. } => return,
+        };
         let requester = self.stage.requester;
         let down = header.kind == Kind::Activations;
         // Nothing of another epoch than the lease's has any effect, nor does what comes from any other node than the

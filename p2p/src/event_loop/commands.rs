@@ -1,9 +1,10 @@
 //! What the node wants.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use libp2p::kad::RecordKey;
 use libp2p::multiaddr::Protocol;
+use libp2p::swarm::ConnectionId;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId};
 use scheduler::governor::{Holder, Resource};
@@ -23,6 +24,10 @@ use crate::wire::control::Contact;
 /// Attempts to reach one peer at once; a caller that names more addresses meanwhile waits for those under way.
 pub(super) const MAX_DIALS: usize = 2;
 
+/// A connection that is made beside a doubted one is waited for so long: a handshake takes three round trips, and one that takes
+/// longer leads nowhere more often than not.
+const BESIDE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Where the holders of a model are looked up.
 pub(super) fn model_key(model: ModelId) -> RecordKey {
     let mut key = b"/shoal/model/".to_vec();
@@ -36,7 +41,7 @@ impl EventLoop {
         match command {
             Command::Addresses(reply) => drop(reply.send(self.addresses())),
             Command::Dial { addresses, peer, by, reply } => self.dial(&addresses, peer, by, reply),
-            Command::DialBeside { contact, by } => self.dial_beside(&contact, by),
+            Command::Doubt { contact, by, connection } => self.doubt(&contact, by, connection),
             Command::Publish { bytes, reply } => drop(reply.send(self.publish(bytes))),
             Command::Open { node, lane, reply } => match peer_id(node) {
                 Some(peer) => self.swarm.behaviour_mut().link.open(peer, lane, reply),
@@ -68,7 +73,9 @@ impl EventLoop {
     fn addresses(&self) -> Vec<String> {
         let mut all: Vec<Multiaddr> = self.swarm.external_addresses().cloned().collect();
         all.extend(self.swarm.listeners().cloned());
-        all.retain(|address| path::plausible(address, path::Path::Loopback));
+        // Nor is a circuit through a circuit of use: a dialer pays two relays, and either may go.
+        let hops = |address: &Multiaddr| address.iter().filter(|part| *part == Protocol::P2pCircuit).count();
+        all.retain(|address| path::plausible(address, path::Path::Loopback) && hops(address) <= 1);
         // Public, then relayed, then local: who is near finds the near ones by mDNS too.
         all.sort_by_key(|address| match path::of_address(address) {
             path::Path::Direct => 0,
@@ -139,7 +146,13 @@ impl EventLoop {
         };
         all.iter().for_each(|address| self.book.add(peer, address.clone(), Source::Found, now));
         if let Some(node) = connected {
-            return drop(reply.send(Ok(node)));
+            // A connection that is doubted will do only where the one that is being made beside it fails.
+            let link = &self.swarm.behaviour().link;
+            let under_way = link.is_doubted(&peer) && self.dialing.dials.contains_key(&peer);
+            if !under_way && !link.is_fresh(&peer, BESIDE_PATIENCE) {
+                return drop(reply.send(Ok(node)));
+            }
+            return self.dialing.waiting.entry(peer).or_default().push(reply);
         }
         if by.is_some() && all.is_empty() {
             let why = "none of its addresses may be dialed: it has not announced them, they are of a private network \
@@ -148,6 +161,25 @@ impl EventLoop {
         }
         self.dialing.waiting.entry(peer).or_default().push(reply);
         self.dial_peer(peer, all);
+    }
+
+    /// Callers that wait for a connection beside a doubted one have waited long enough: that is what there is.
+    pub(super) fn settle_for_doubted(&mut self, now: Instant) {
+        let met = |peer: &PeerId| self.met.get(peer).is_some_and(|met| met.told.is_some());
+        let under_way = |peer: &PeerId| {
+            let dials = self.dialing.dials.get(peer).map_or(&[][..], Vec::as_slice);
+            dials.iter().any(|dial| now.saturating_duration_since(dial.began) < BESIDE_PATIENCE)
+        };
+        let done = |peer: &PeerId| {
+            let link = &self.swarm.behaviour().link;
+            met(peer) && !link.is_fresh(peer, BESIDE_PATIENCE) && !(link.is_doubted(peer) && under_way(peer))
+        };
+        let settled: Vec<PeerId> = self.dialing.waiting.keys().filter(|peer| done(peer)).copied().collect();
+        for peer in settled {
+            let Some(node) = self.met.get(&peer).map(|met| met.node) else { continue };
+            let waiting = self.dialing.waiting.remove(&peer);
+            waiting.into_iter().flatten().for_each(|reply| drop(reply.send(Ok(node))));
+        }
     }
 
     /// Of `addresses`, which the node `by` named as those of `peer`, and of all that are known of it, those that are dialed.
@@ -182,13 +214,22 @@ impl EventLoop {
         addresses
     }
 
-    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by
-    /// may lead to a process that has died. Only QUIC says nothing then; a peer met over TCP is alive. The new
-    /// connection introduces the process that is there now ([`EventLoop::meet_restarted`]).
-    fn dial_beside(&mut self, contact: &Contact, by: NamedBy) {
+    /// A peer does not answer over a connection: it is used no more until it does. Where there is no better one, the peer is
+    /// dialed beside it.
+    fn doubt(&mut self, contact: &Contact, by: NamedBy, connection: ConnectionId) {
         let Ok((Some(peer), addresses)) = self.dialable(&contact.addresses, Some(contact.node)) else {
             return;
         };
+        self.swarm.behaviour_mut().link.doubt(&peer, connection);
+        if self.swarm.behaviour().link.is_doubted(&peer) {
+            self.dial_beside(peer, addresses, by);
+        }
+    }
+
+    /// Dials a peer although it is connected, unless that is under way or was done lately: what it is connected by
+    /// may lead to a process that has died, or carry one way only, and says nothing of it. The new
+    /// connection introduces the process that is there now ([`EventLoop::meet_restarted`]).
+    pub(super) fn dial_beside(&mut self, peer: PeerId, addresses: Vec<Multiaddr>, by: NamedBy) {
         let addresses = match by {
             Some(by) => self.vetted(&peer, by, addresses, Instant::now()),
             None => self.and_known(&peer, addresses),
@@ -196,8 +237,7 @@ impl EventLoop {
         if !self.met.contains_key(&peer) {
             return self.dial_peer(peer, addresses);
         }
-        let quic_only = self.swarm.behaviour().link.is_quic_only(&peer);
-        if self.dialing.dials.contains_key(&peer) || addresses.is_empty() || !quic_only {
+        if self.dialing.dials.contains_key(&peer) || addresses.is_empty() {
             return;
         }
         if !self.book.may_dial_beside(&peer, Instant::now()) {
@@ -209,6 +249,7 @@ impl EventLoop {
         match self.swarm.dial(options) {
             Ok(()) => self.dialing.dials.entry(peer).or_default().push(Dial {
                 connection,
+                began: Instant::now(),
                 tried: addresses,
                 follows: true,
             }),
@@ -249,7 +290,12 @@ impl EventLoop {
         match self.swarm.dial(options) {
             Ok(()) => {
                 self.book.dialing(&peer);
-                self.dialing.dials.entry(peer).or_default().push(Dial { connection, tried, follows });
+                self.dialing.dials.entry(peer).or_default().push(Dial {
+                    connection,
+                    began: Instant::now(),
+                    tried,
+                    follows,
+                });
             }
             Err(libp2p::swarm::DialError::DialPeerConditionFalse(_)) => {}
             Err(e) => self.dial_failed(&peer, &e.to_string()),

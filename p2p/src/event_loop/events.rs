@@ -166,6 +166,18 @@ impl EventLoop {
         }
         tracing::debug!(%peer, %error, "a dial failed");
         let ended = self.dial_ended(&peer, connection);
+        if let Some(met) = self.met.get(&peer).filter(|met| met.told.is_some()) {
+            // It was dialed beside a connection that is doubted, and that is what there is.
+            let node = met.node;
+            if !self.dialing.dials.contains_key(&peer) {
+                self.dialing
+                    .waiting
+                    .remove(&peer)
+                    .into_iter()
+                    .flatten()
+                    .for_each(|reply| drop(reply.send(Ok(node))));
+            }
+        }
         let under_way = self.dialing.dials.contains_key(&peer) || self.met.contains_key(&peer);
         if under_way || matches!(error, DialError::DialPeerConditionFalse(_)) {
             return;
@@ -385,6 +397,7 @@ impl EventLoop {
         }
         met.life = life;
         met.introduced.insert(connection);
+        self.swarm.behaviour_mut().link.introduce(&peer, connection);
         self.swarm.behaviour_mut().doors.introduced(connection);
         met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
         met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
@@ -466,6 +479,9 @@ impl EventLoop {
                 let ms = elapsed.as_secs_f64() * 1e3;
                 met.rtt_ms = Some(ms);
                 met.missed.remove(&event.connection);
+                if self.swarm.behaviour_mut().link.trust(&event.peer, event.connection) {
+                    self.book.doubted_in_vain(&event.peer);
+                }
                 if met.told.is_some() {
                     self.outbox.may(Event::RoundTrip { node: met.node, ms });
                 }
@@ -474,7 +490,13 @@ impl EventLoop {
             Err(error) => {
                 let missed = met.missed.entry(event.connection).or_default();
                 *missed += 1;
-                if *missed >= MAX_MISSED {
+                let missed = *missed;
+                self.swarm.behaviour_mut().link.doubt(&event.peer, event.connection);
+                if missed < MAX_MISSED && self.swarm.behaviour().link.is_doubted(&event.peer) {
+                    self.dial_beside(event.peer, Vec::new(), None);
+                }
+                let Some(met) = self.met.get(&event.peer) else { return };
+                if missed >= MAX_MISSED {
                     tracing::debug!(node = %met.node, %error, "silent, its connection is closed");
                     self.swarm.close_connection(event.connection);
                 }

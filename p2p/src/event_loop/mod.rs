@@ -81,6 +81,7 @@ struct Met {
 /// One attempt to reach a peer.
 struct Dial {
     connection: ConnectionId,
+    began: Instant,
     /// Addresses tried by it, by the one it follows and by those that were under way when it began.
     tried: Vec<Multiaddr>,
     /// Whether another failed before it: then the peer has failed when it does.

@@ -53,6 +53,7 @@ impl EventLoop {
         for (peer, addresses) in self.book.due(now) {
             self.dial_peer(peer, addresses);
         }
+        self.settle_for_doubted(now);
         self.next_catch_up();
         self.reserve_due(now);
         self.close_strangers(now);

@@ -4,6 +4,11 @@
 //! Written rather than taken from a crate because three things matter here that the general-purpose one leaves open:
 //! *which* connection a stream runs on (never a relayed one beside a direct one), that a stream that cannot be taken
 //! is refused rather than silently lost, and that nothing is kept of a connection that closed.
+//!
+//! A connection may carry one way only, and neither end is told. Two things say so. What this node asked over it is not
+//! answered: then it is *doubted*, and streams run on any other until a ping over it is answered. And the peer, which has
+//! doubts of its own, opens its streams on a newer connection and none on this one any more: then it is *left*, and what
+//! this node sends follows the peer.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -11,6 +16,7 @@ use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use libp2p::core::transport::PortUse;
 use libp2p::core::upgrade::{InboundUpgrade, OutboundUpgrade, UpgradeInfo};
@@ -89,6 +95,12 @@ struct Connection {
     path: Path,
     quic: bool,
     dialed: bool,
+    /// What was asked over it was not answered, and no ping since.
+    doubted: bool,
+    /// When it was made, until the peer has introduced itself on it: another process of it may be found there.
+    fresh: Option<Instant>,
+    /// The number of the last stream that the peer opened on it, counted over all its connections.
+    opened: u64,
     /// Streams on it.
     live: Arc<AtomicUsize>,
 }
@@ -99,12 +111,19 @@ struct Remote {
     connections: Vec<Connection>,
     traffic: Arc<Traffic>,
     room: Room,
+    /// Streams that the peer has opened.
+    opened: u64,
 }
 
 impl Remote {
-    /// Short paths first, then TCP, then age: connection numbers count up.
+    /// Those that seem to carry both ways first, then short paths, then TCP, then age: connection numbers count up.
     fn best(&self) -> Option<&Connection> {
-        self.connections.iter().min_by_key(|c| (c.path, c.quic, c.id))
+        self.connections.iter().min_by_key(|c| (c.doubted, self.is_left(c), c.path, c.quic, c.id))
+    }
+
+    /// Whether the peer opens its streams on a connection newer than this one.
+    fn is_left(&self, connection: &Connection) -> bool {
+        self.connections.iter().any(|other| other.id > connection.id && other.opened > connection.opened)
     }
 }
 
@@ -135,7 +154,8 @@ impl Behaviour {
         let Some(permit) = remote.room.take(lane) else { return refuse(reply, NotOpened::Full) };
         connection.live.fetch_add(1, Ordering::Relaxed);
         let seat = Seat::Own { _permit: permit };
-        let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _seat: seat };
+        let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
+        let guard = Guard { traffic, connection: connection.id, live, _seat: seat };
         let (node, path) = (remote.node, connection.path);
         let event = Open { protocol: self.protocol(lane), node, path, guard, reply };
         let handler = NotifyHandler::One(connection.id);
@@ -148,6 +168,38 @@ impl Behaviour {
     /// Over what `peer` is reached now, `None` when it is not.
     pub fn path(&self, peer: &PeerId) -> Option<Path> {
         self.remotes.get(peer)?.best().map(|connection| connection.path)
+    }
+
+    /// What was asked over this connection is not answered.
+    pub fn doubt(&mut self, peer: &PeerId, connection: ConnectionId) {
+        let remote = self.remotes.get_mut(peer);
+        let found = remote.and_then(|remote| remote.connections.iter_mut().find(|c| c.id == connection));
+        found.into_iter().for_each(|c| c.doubted = true);
+    }
+
+    /// This connection has just carried something there and an answer back. Whether it was doubted.
+    pub fn trust(&mut self, peer: &PeerId, connection: ConnectionId) -> bool {
+        let remote = self.remotes.get_mut(peer);
+        let found = remote.and_then(|remote| remote.connections.iter_mut().find(|c| c.id == connection));
+        found.is_some_and(|c| std::mem::take(&mut c.doubted))
+    }
+
+    /// The peer has introduced itself on this connection.
+    pub fn introduce(&mut self, peer: &PeerId, connection: ConnectionId) {
+        let remote = self.remotes.get_mut(peer);
+        let found = remote.and_then(|remote| remote.connections.iter_mut().find(|c| c.id == connection));
+        found.into_iter().for_each(|c| c.fresh = None);
+    }
+
+    /// Whether streams to `peer` would take a connection that it has not introduced itself on, and was to for no longer than `patience`.
+    pub fn is_fresh(&self, peer: &PeerId, patience: Duration) -> bool {
+        let best = self.remotes.get(peer).and_then(Remote::best);
+        best.and_then(|best| best.fresh).is_some_and(|since| since.elapsed() < patience)
+    }
+
+    /// Whether no connection to `peer` is known to carry both ways.
+    pub fn is_doubted(&self, peer: &PeerId) -> bool {
+        self.remotes.get(peer).and_then(Remote::best).is_some_and(|best| best.doubted)
     }
 
     /// The bytes that crossed streams with `peer`, in and out.
@@ -206,11 +258,21 @@ impl Behaviour {
             connections: Vec::new(),
             traffic: Arc::default(),
             room: Room::new(self.streams_per_peer),
+            opened: 0,
         });
         let quic = endpoint.get_remote_address().iter().any(|part| part == Protocol::QuicV1);
         let path = path::classify(endpoint);
         let dialed = endpoint.is_dialer();
-        remote.connections.push(Connection { id, path, quic, dialed, live: Arc::default() });
+        remote.connections.push(Connection {
+            id,
+            path,
+            quic,
+            dialed,
+            doubted: false,
+            fresh: Some(Instant::now()),
+            opened: 0,
+            live: Arc::default(),
+        });
     }
 }
 
@@ -271,8 +333,10 @@ impl NetworkBehaviour for Behaviour {
         connection: ConnectionId,
         event: THandlerOutEvent<Self>,
     ) {
-        let Some(remote) = self.remotes.get(&peer) else { return };
-        let Some(connection) = remote.connections.iter().find(|c| c.id == connection) else { return };
+        let Some(remote) = self.remotes.get_mut(&peer) else { return };
+        let Some(connection) = remote.connections.iter_mut().find(|c| c.id == connection) else { return };
+        remote.opened += 1;
+        connection.opened = remote.opened;
         let (lane, io) = event;
         let resource = if lane == Lane::Control { Resource::Asks } else { Resource::Streams };
         let permit = match self.governor.take_for(remote.node, resource, 1) {
@@ -285,7 +349,8 @@ impl NetworkBehaviour for Behaviour {
         };
         let seat = Seat::Others { _permit: permit };
         connection.live.fetch_add(1, Ordering::Relaxed);
-        let guard = Guard { traffic: remote.traffic.clone(), live: connection.live.clone(), _seat: seat };
+        let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
+        let guard = Guard { traffic, connection: connection.id, live, _seat: seat };
         let stream = Stream::new(remote.node, connection.path, io, guard);
         self.queue.push_back(ToSwarm::GenerateEvent(Incoming { lane, stream }));
     }

@@ -9,6 +9,7 @@ use std::{fmt, io};
 
 use futures::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use futures::task::AtomicWaker;
+use libp2p::swarm::ConnectionId;
 use scheduler::NodeId;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -38,6 +39,8 @@ pub(crate) struct Traffic {
 #[derive(Debug)]
 pub(crate) struct Guard {
     pub traffic: Arc<Traffic>,
+    /// Over which it runs.
+    pub connection: ConnectionId,
     /// Streams on the same connection; the connection is not closed while there are any.
     pub live: Arc<AtomicUsize>,
     pub _seat: Seat,
@@ -172,6 +175,11 @@ impl Stream {
     /// Over what it runs. A stream stays on its connection when a better one appears.
     pub fn path(&self) -> Path {
         self.path
+    }
+
+    /// The connection it runs on.
+    pub(crate) fn connection(&self) -> ConnectionId {
+        self.writer.guard.connection
     }
 
     /// See [`Writer::send`].

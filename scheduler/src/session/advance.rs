@@ -193,6 +193,7 @@ impl Session {
         self.budget.step_done();
         self.forgiven = self.forgiven.saturating_sub(FORGIVEN_PER_TOKEN);
         self.waits = 0;
+        self.stretches = 0;
         self.given_again = self.given_again.filter(|at| now.since(*at) < LOST_MS);
         if stop {
             self.finish(End::Stop, actions);

@@ -22,7 +22,8 @@
 //! Detection. Who is waited for and says nothing (no output, no beacon, no promise) is asked whether it is there, ten
 //! times a second. No answer for [`SILENCE_MS`](crate::recover::SILENCE_MS) and the network's part makes it *suspect*: its shadow gets the frame, and
 //! every later one until it speaks again. As long again and it is left. A node that answers is slow, not gone: it has
-//! until its patience ends; one that has no past, answers and does not say that it computes is sent its frame again. A look that comes late proves that this machine slept and nothing else.
+//! until its patience ends; one that has no past, answers and does not say that it computes is sent its frame again. One that
+//! is reached another way than before ([`Event::Detoured`]) is asked and sent again at once what it owes. A look that comes late proves that this machine slept and nothing else.
 //!
 //! What a stage promises (the other end of this machine): a frame names session, epoch, attempt and positions `[from, to)`.
 //! A lower epoch is dropped, a higher one adopted; a lower attempt of the epoch is dropped. `from` beyond its KV is answered with `NeedReplay { have }`;
@@ -54,7 +55,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub use attempts::{Attempts, Rows, Taken};
 pub use protocol::{Action, End, Event, Standbys};
 
-use crate::recover::{Budget, Detector};
+use crate::latency::RoundTrip;
+use crate::recover::{Budget, Detector, Liveness};
 use crate::{Millis, NodeId, Pipeline, Segment, SessionId};
 
 #[derive(Clone, Debug)]
@@ -121,8 +123,14 @@ pub struct Session {
     /// When a stage was first sent something again that it did not seem to have got, in this epoch and lately.
     given_again: Option<Millis>,
     replays: u32,
+    /// Times that the running step was given longer because the one it waits for answers and none could take its place.
+    stretches: u32,
     budget: Budget,
     detectors: BTreeMap<NodeId, Detector>,
+    /// How long nodes take to say that they are there.
+    liveness: BTreeMap<NodeId, Liveness>,
+    /// How late this machine looks, ms: what it is late by, others are not silent.
+    lag: RoundTrip,
     failed: BTreeSet<NodeId>,
     /// How often each failed, forgiven or not.
     blame: BTreeMap<NodeId, u32>,
@@ -174,8 +182,11 @@ impl Session {
             suspect: None,
             given_again: None,
             replays: 0,
+            stretches: 0,
             budget: Budget::default(),
             detectors: BTreeMap::new(),
+            liveness: BTreeMap::new(),
+            lag: RoundTrip::default(),
             failed: BTreeSet::new(),
             blame: BTreeMap::new(),
             forgiving: false,
@@ -282,10 +293,12 @@ impl Session {
                 }
             }
             Event::Pong { node } => {
+                self.liveness.entry(node).or_default().answered(now);
                 for stage in self.stages.iter_mut().filter(|stage| stage.segment.node == node) {
                     stage.alive = now;
                 }
             }
+            Event::Detoured { node } => self.detoured(now, node, &mut actions),
             Event::Tokens { epoch, attempt, position, tokens, stop, draft } => {
                 if epoch == self.epoch {
                     self.sampled(now, attempt, position, &tokens, (stop, draft), &mut actions);

@@ -74,6 +74,11 @@ pub enum Event {
         /// Which.
         node: NodeId,
     },
+    /// A node that did not answer is reached another way now: what was under way to it, and what it said, may be lost.
+    Detoured {
+        /// Which.
+        node: NodeId,
+    },
     /// A stage's own node, not its shadow, says that it is computing.
     Beacon {
         /// Index of the stage.

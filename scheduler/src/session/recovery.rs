@@ -254,14 +254,21 @@ impl Session {
         for at in 0..self.stages.len() {
             self.stages[at].have = None;
             self.stages[at].heard = now;
-            let next = self.stages.get(at + 1).map(|stage| stage.segment.node);
-            let segment = self.stages[at].segment;
-            let keep = (self.known() - 1).min(self.tainted);
-            actions.push(Action::Open { stage: at, epoch: self.epoch, segment, next, at: keep });
-            if let Some(node) = self.stages[at].shadow {
+            let promise = self.ask_promise(at);
+            actions.push(promise.clone());
+            if let (Some(node), Action::Open { stage, epoch, segment, next, at }) =
+                (self.stages[at].shadow, promise)
+            {
                 let segment = Segment { node, ..segment };
-                actions.push(Action::Follow { stage: at, epoch: self.epoch, segment, next, at: keep });
+                actions.push(Action::Follow { stage, epoch, segment, next, at });
             }
         }
+    }
+
+    /// Asks a stage to serve under this epoch.
+    pub(super) fn ask_promise(&self, stage: usize) -> Action {
+        let next = self.stages.get(stage + 1).map(|stage| stage.segment.node);
+        let at = (self.known() - 1).min(self.tainted);
+        Action::Open { stage, epoch: self.epoch, segment: self.stages[stage].segment, next, at }
     }
 }

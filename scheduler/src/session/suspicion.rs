@@ -10,8 +10,8 @@
 //! ```
 
 use super::{Action, Phase, Session};
-use crate::Millis;
 use crate::recover::{COLD_STEP_MS, Detector, Failure, SILENCE_MS};
+use crate::{Millis, NodeId};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
 const STALLING: u64 = 8;
@@ -19,6 +19,10 @@ const STALLING: u64 = 8;
 pub(super) const LOOK_MS: u64 = 100;
 /// Silence before a promise counts for this much longer than in a step: there may be a connection to be made first.
 const CONNECT_MS: u64 = 250;
+/// A node that answers and has no substitute has so long to promise.
+const PROMISE_MS: u64 = 8_000;
+/// A step whose stage answers and has no substitute is given longer so many times: 2, 4, 8 and 16 s.
+const MOST_STRETCHES: u32 = 4;
 /// What a row of a prompt may take to cross a slow link, ms (4,096 values as they are at 11 Mbit/s), and how many of them
 /// cross before a stage can begin: so much more time it has to say that it computes.
 const ROW_MS: u64 = 12;
@@ -31,6 +35,7 @@ const OVERSLEPT_MS: u64 = 200;
 impl Session {
     pub(super) fn tick(&mut self, now: Millis, actions: &mut Vec<Action>) {
         let Some(wake) = self.wake().filter(|wake| now >= *wake) else { return };
+        self.lag.add(now.since(wake).min(OVERSLEPT_MS) as f64);
         if now.since(wake) >= OVERSLEPT_MS {
             self.stages.iter_mut().for_each(|stage| stage.alive = now);
             self.due = self.due.max(now + self.silence_ms());
@@ -49,10 +54,19 @@ impl Session {
     fn look_for_promises(&mut self, now: Millis, actions: &mut Vec<Action>) {
         let owing: Vec<usize> =
             (0..self.stages.len()).filter(|stage| self.stages[*stage].have.is_none()).collect();
-        let silence = self.silence_ms() + CONNECT_MS;
-        let silent = owing.iter().find(|stage| self.quiet_ms(now, **stage) >= silence);
+        let silent =
+            owing.iter().find(|stage| self.quiet_ms(now, **stage) >= self.silence_of(**stage) + CONNECT_MS);
         match (silent, owing.first()) {
             (Some(stage), _) => self.recover(now, *stage, Failure::Silent, actions),
+            // It is there and has too much to do: asking elsewhere is of use only where there is an elsewhere.
+            (None, Some(stage))
+                if now >= self.due
+                    && self.is_irreplaceable(*stage)
+                    && now.since(self.step_began) < PROMISE_MS =>
+            {
+                self.due = now + LOOK_MS;
+                owing.into_iter().for_each(|stage| self.ping(now, stage, actions));
+            }
             (None, Some(stage)) if now >= self.due => {
                 self.crowded = true;
                 self.recover(now, *stage, Failure::Late, actions);
@@ -66,7 +80,7 @@ impl Session {
         let reach = self.reach();
         let at = self.stages.iter().position(|stage| stage.done < reach);
         let stage = at.unwrap_or(self.stages.len() - 1);
-        let silence = self.silence_ms();
+        let silence = self.silence_of(stage);
         let (unheard, quiet) = (now.since(self.stages[stage].heard), self.quiet_ms(now, stage));
         if quiet >= silence && self.hedged.is_none_or(|since| now.since(since) >= silence) {
             let failure = if self.hedged.is_some() { Failure::Silent } else { Failure::Late };
@@ -91,6 +105,18 @@ impl Session {
         } else if unheard < silence && now < self.last_due {
             // Beacons still come: it computes. Look again when they stop.
             self.due = (self.stages[stage].heard + silence).min(self.last_due);
+        } else if self.hedged.is_some()
+            && quiet < silence
+            && self.is_irreplaceable(stage)
+            && self.stretches < MOST_STRETCHES
+        {
+            // Slow is not dead: moving a session of a crowd only moves the crowd.
+            self.due = now + (COLD_STEP_MS << self.stretches);
+            self.last_due = self.last_due.max(self.due);
+            self.stretches += 1;
+            if unheard >= silence {
+                self.send_again(stage, actions);
+            }
         } else {
             self.recover(now, stage, Failure::Late, actions);
         }
@@ -101,7 +127,7 @@ impl Session {
     fn has_lost_it(&self, now: Millis, at: usize) -> bool {
         let stage = &self.stages[at];
         let rows = self.logged(at).min(self.reach()).saturating_sub(stage.done);
-        let patience = self.silence_ms() + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
+        let patience = self.silence_of(at) + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
         let cold = self.detectors.get(&stage.segment.node).is_none_or(Detector::is_cold);
         let silent = stage.alive > stage.heard && now.since(stage.heard) >= patience;
         cold && silent && (1..=MOST_AGAIN).contains(&rows) && now < self.due
@@ -114,9 +140,36 @@ impl Session {
         actions.push(self.send(stage, node, from, to));
     }
 
-    fn ping(&self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
+    /// A node is reached another way than before. What it owes it may never have been asked for: it is asked again for its
+    /// promise, or given its frame once more, unless it says meanwhile that it computes.
+    pub(super) fn detoured(&mut self, now: Millis, node: NodeId, actions: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Opening => {
+                for at in 0..self.stages.len() {
+                    if self.stages[at].segment.node == node && self.stages[at].have.is_none() {
+                        self.stages[at].alive = now;
+                        actions.push(self.ask_promise(at));
+                    }
+                }
+            }
+            Phase::Stepping => {
+                let reach = self.reach();
+                let Some(at) = self.stages.iter().position(|stage| stage.done < reach) else { return };
+                let stage = &mut self.stages[at];
+                if stage.segment.node == node && now.since(stage.heard) >= LOOK_MS {
+                    stage.alive = now;
+                    self.send_again(at, actions);
+                }
+            }
+            Phase::Asking | Phase::Over => {}
+        }
+    }
+
+    fn ping(&mut self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
         if self.quiet_ms(now, stage) >= LOOK_MS {
-            actions.push(Action::Ping { node: self.stages[stage].segment.node });
+            let node = self.stages[stage].segment.node;
+            self.liveness.entry(node).or_default().asked(now);
+            actions.push(Action::Ping { node });
         }
     }
 
@@ -133,12 +186,25 @@ impl Session {
     /// A stage's own node said something about its work.
     pub(super) fn speaks(&mut self, now: Millis, stage: usize) {
         self.stages[stage].heard = now;
+        let node = self.stages[stage].segment.node;
+        self.liveness.entry(node).or_default().answered(now);
         self.suspect = self.suspect.filter(|suspect| suspect.0 != stage);
     }
 
     /// How long a node that is waited for may say nothing at all.
     pub(super) fn silence_ms(&self) -> u64 {
-        SILENCE_MS + self.rtt_p99_ms as u64
+        SILENCE_MS + self.rtt_p99_ms as u64 + self.lag.p99_ms().map_or(0, |ms| ms as u64)
+    }
+
+    /// How long the node of a stage may, by how long it took to answer before.
+    fn silence_of(&self, stage: usize) -> u64 {
+        let known = self.liveness.get(&self.stages[stage].segment.node);
+        known.copied().unwrap_or_default().silence_ms(self.silence_ms())
+    }
+
+    /// Whether no node stands by for a stage.
+    fn is_irreplaceable(&self, stage: usize) -> bool {
+        self.stages[stage].shadow.is_none() && self.stages[stage].cover.is_empty()
     }
 
     /// How long the node of a stage has said nothing, not even that it is there.

@@ -96,6 +96,29 @@ fn what_follows_from_a_lie_is_done_again_by_somebody_else() {
     assert!(again.contains(&Action::Emit { position: 6, token: 7 }), "{again:?}");
 }
 
+/// A node that is reached another way may have got nothing of what it was asked.
+#[test]
+fn who_is_reached_another_way_is_asked_again() {
+    let id = SessionId::numbered(1);
+    let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &Standbys::default(), 0.0);
+    let (first, second) = (NodeId::numbered(1), NodeId::numbered(2));
+    session.step(Millis(1), Event::Opened { stage: 0, epoch: 1, have: 0 });
+    assert_eq!(session.step(Millis(2), Event::Detoured { node: first }), [], "it has promised");
+    let again = session.step(Millis(2), Event::Detoured { node: second });
+    let layers = LayerRange::new(2, 4).unwrap();
+    let segment = Segment { node: second, layers };
+    let next = Some(NodeId::numbered(3));
+    assert_eq!(again, [Action::Open { stage: 1, epoch: 1, segment, next, at: 2 }]);
+    session.step(Millis(3), Event::Opened { stage: 1, epoch: 1, have: 0 });
+    session.step(Millis(3), Event::Opened { stage: 2, epoch: 1, have: 0 });
+    session.step(Millis(4), Event::Boundary { stage: 0, node: first, epoch: 1, attempt: 0, to: 3 });
+    assert_eq!(session.step(Millis(200), Event::Detoured { node: first }), [], "its part is done");
+    let again = session.step(Millis(200), Event::Detoured { node: second });
+    assert_eq!(again, [Action::Send { stage: 1, epoch: 1, attempt: 0, node: second, from: 0, to: 3 }]);
+    session.step(Millis(201), Event::Beacon { stage: 1, epoch: 1 });
+    assert_eq!(session.step(Millis(210), Event::Detoured { node: second }), [], "it says that it computes");
+}
+
 #[test]
 fn what_the_log_lacks_is_computed_again_upstream() {
     assert_eq!(replaced(4), [(0, 4, 7), (1, 0, 4)]);

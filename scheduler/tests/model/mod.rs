@@ -1,6 +1,6 @@
 //! A small world around the real door: what can happen to it, what is done then, and what must hold.
 //!
-//! A requester has a name, one session and two epochs. Both requesters call their session the same. Any message of either
+//! A session has two epochs. Both requesters call theirs the same, and the second one may have another beside it. Any message of either
 //! may arrive at any moment and any number of times up to a bound, so messages are lost (never arrive), doubled, reordered
 //! and replayed. The node does with a [`Decision`] what the daemon does, and a session's end is an event of its own, so that
 //! everything may happen between the word and the deed.
@@ -8,11 +8,13 @@
 use std::collections::BTreeMap;
 
 use scheduler::admit::{Limits, Tier};
-use scheduler::door::{Ask, Decision, Door, Ending, GRACE_MS, IDLE_MS, Key, Refused, Term, Terms};
+use scheduler::door::{Ask, Decision, Door, Ending, IDLE_MS, Key, Refused, Term, Terms};
 use scheduler::{LayerRange, Millis, NodeId, SessionId};
 
-/// Who leases honestly, and who does not.
+/// Who leases honestly, and who does not. A session goes by the number of its requester, the second's other one by 3.
 pub const REQUESTERS: [u64; 2] = [1, 2];
+/// The sessions there may be.
+const SESSIONS: [u64; 3] = [1, 2, 3];
 /// The step of time, ms: an ask waits one of them, a lease without use lasts two.
 pub const TICK_MS: u64 = 1_500;
 /// What a session needs of the memory, and all there is.
@@ -21,7 +23,7 @@ const KV: (u64, u64) = (10, 25);
 /// Something that happens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Action {
-    /// A lease arrives: of whom, under which epoch, and whether it only stands by.
+    /// A lease arrives: of which session, under which epoch, and whether it only stands by.
     Lease(u64, u32, bool),
     /// A release arrives.
     Release(u64, u32),
@@ -78,6 +80,7 @@ pub struct World {
     /// By requester, the epoch up to which it has given its session back.
     given_back: BTreeMap<u64, u32>,
     slots: u32,
+    sessions: Vec<u64>,
 }
 
 /// What of an action was seen from outside.
@@ -91,21 +94,35 @@ pub enum Seen {
     Nothing,
 }
 
-fn key(requester: u64) -> Key {
-    Key { requester: NodeId::numbered(requester), session: SessionId::numbered(7) }
+/// Whose session it is.
+fn requester(session: u64) -> u64 {
+    session.min(2)
 }
 
-fn number(key: Key) -> u64 {
-    REQUESTERS.into_iter().find(|n| NodeId::numbered(*n) == key.requester).expect("one of ours")
+fn key(session: u64) -> Key {
+    let name = if session == 3 { 8 } else { 7 };
+    Key { requester: NodeId::numbered(requester(session)), session: SessionId::numbered(name) }
+}
+
+fn number(its: Key) -> u64 {
+    SESSIONS.into_iter().find(|session| key(*session) == its).expect("one of ours")
 }
 
 impl World {
-    /// An empty node with so many slots.
-    pub fn new(slots: u32) -> Self {
+    /// An empty node with so many slots, and the sessions that there may be.
+    pub fn new(slots: u32, sessions: &[u64]) -> Self {
         let tiers = vec![Tier { weight: 1.0, share: slots }; 2];
         let door = Door::new(Limits { slots, kv_bytes: KV.1, waiting: 4, tiers });
         let (stages, given_back) = (BTreeMap::new(), BTreeMap::new());
-        Self { door, now: Millis(0), stages, connected: [true; 2], given_back, slots }
+        Self {
+            door,
+            now: Millis(0),
+            stages,
+            connected: [true; 2],
+            given_back,
+            slots,
+            sessions: sessions.to_vec(),
+        }
     }
 
     /// The state as a text; equal for worlds from which the same can happen.
@@ -121,22 +138,30 @@ impl World {
     /// What can happen now.
     pub fn actions(&self) -> Vec<Action> {
         let mut actions = Vec::new();
-        for (at, who) in REQUESTERS.into_iter().enumerate() {
-            let ending = |stage: &Stage| stage.over;
-            actions.extend(self.stages.get(&who).is_some_and(ending).then_some(Action::Over(who)));
-            if !self.connected[at] {
+        let over = self.stages.iter().filter(|(_, stage)| stage.over);
+        actions.extend(over.map(|(session, _)| Action::Over(*session)));
+        for who in REQUESTERS {
+            if !self.is_connected(who) {
                 actions.push(Action::Back(who));
                 continue;
             }
             actions.push(Action::Gone(who));
+            let whose = self.sessions.iter().copied();
+            actions.extend(whose.flat_map(|whose| [1, 2].map(|epoch| Action::Rows(who, whose, epoch))));
+        }
+        for session in self.sessions.iter().copied().filter(|session| self.is_connected(requester(*session)))
+        {
             for epoch in [1, 2] {
-                actions.extend([Action::Lease(who, epoch, false), Action::Release(who, epoch)]);
-                actions.extend(REQUESTERS.map(|whose| Action::Rows(who, whose, epoch)));
+                actions.extend([Action::Lease(session, epoch, false), Action::Release(session, epoch)]);
             }
-            actions.extend([Action::Lease(who, 1, true), Action::Beacon(who, 1)]);
+            actions.extend([Action::Lease(session, 1, true), Action::Beacon(session, 1)]);
         }
         actions.push(Action::Tick);
         actions
+    }
+
+    fn is_connected(&self, who: u64) -> bool {
+        self.connected[(who - 1) as usize]
     }
 
     /// Lets it happen, as the daemon would, and checks it.
@@ -159,7 +184,7 @@ impl World {
             }
             Action::Beacon(who, epoch) => {
                 let admitted = |stage: &Stage| {
-                    let from = NodeId::numbered(who);
+                    let from = key(who).requester;
                     !stage.over && stage.terms.admits(from, from, false, 1, epoch).is_some()
                 };
                 if self.stages.get(&who).is_some_and(admitted) {
@@ -232,12 +257,13 @@ impl World {
             }
             Decision::End(whose, why) => {
                 let who = number(whose);
+                let connected = self.is_connected(requester(who));
                 let stage = self.stages.get_mut(&who).expect("only what runs is ended");
                 let idle = stage.worked.is_none_or(|at| self.now.since(at) >= IDLE_MS);
                 match why {
                     Ending::Unused => assert!(stage.worked.is_none(), "it was used"),
                     Ending::Yields => assert!(idle, "a session that works was taken away"),
-                    Ending::Away => assert!(!self.connected[(who - 1) as usize], "it is connected"),
+                    Ending::Away => assert!(!connected, "it is connected"),
                     Ending::NoRoom => assert!(self.door.queue().kv_used() + KV.0 > KV.1),
                 }
                 stage.over = true;
@@ -265,7 +291,7 @@ impl World {
         let sender = NodeId::numbered(from);
         let admitted = stage.terms.admits(key(whose).requester, sender, true, 1, epoch).is_some();
         let current = stage.terms.all().map(|lease| lease.epoch).collect::<Vec<_>>();
-        assert_eq!(admitted, from == whose && current == [epoch], "which frames have an effect");
+        assert_eq!(admitted, from == requester(whose) && current == [epoch], "which frames have an effect");
         if !admitted {
             return;
         }
@@ -280,13 +306,14 @@ impl World {
         let queue = self.door.queue();
         assert_eq!(queue.running(), self.stages.len(), "a place is spent twice, or leaked");
         assert!(queue.running() as u32 <= self.slots && queue.kv_used() <= KV.1);
+        for session in SESSIONS {
+            assert_eq!(self.door.has(key(session)), self.stages.contains_key(&session));
+        }
         for who in REQUESTERS {
-            assert_eq!(self.door.has(key(who)), self.stages.contains_key(&who));
-            assert_eq!(queue.places(NodeId::numbered(who)), u32::from(self.stages.contains_key(&who)));
+            let its = self.stages.keys().filter(|session| requester(**session) == who).count();
+            assert_eq!(queue.places(NodeId::numbered(who)), its as u32);
         }
         assert!(!self.stages.is_empty() || queue.kv_used() == 0, "memory is leaked");
-        let gone = REQUESTERS.into_iter().filter(|who| !self.connected[(*who - 1) as usize]);
-        assert!(GRACE_MS.is_multiple_of(TICK_MS) && gone.count() <= 2);
     }
 
     /// From here on the second requester does nothing any more, and the first asks again and again under a later epoch:
@@ -296,9 +323,9 @@ impl World {
         world.step(Action::Back(1));
         let epoch = 1 + world.given_back.get(&1).copied().unwrap_or(0).max(2);
         for passed in 0..MOST_TICKS {
-            for who in REQUESTERS {
-                if world.stages.get(&who).is_some_and(|stage| stage.over) {
-                    world.step(Action::Over(who));
+            for session in SESSIONS {
+                if world.stages.get(&session).is_some_and(|stage| stage.over) {
+                    world.step(Action::Over(session));
                 }
             }
             world.step(Action::Lease(1, epoch, false));

@@ -42,7 +42,7 @@ struct Stranger {
 
 impl Stranger {
     async fn meet(seed: u8, address: &str) -> Self {
-        let listen = vec!["/ip4/127.0.0.1/tcp/0".to_owned()];
+        let listen = vec!["/ip4/127.34.0.1/tcp/0".to_owned()];
         let swarm = p2p::SwarmId::named("shoal");
         let config = Config { listen, swarm, ..Config::loopback(Identity::from_seed([seed; 32])) };
         let (network, mut events) = p2p::spawn(config).await.unwrap();
@@ -175,7 +175,7 @@ fn orders_of_leases_and_releases_do_at_a_node_what_they_do_in_the_model() {
             // Both requesters call their session the same.
             let session = SessionId::numbered(1_000 + seed);
             let trace = trace(seed);
-            let mut world = World::new(2);
+            let mut world = World::new(2, &model::REQUESTERS);
             let (mut modeled, mut seen) = (Vec::new(), Vec::new());
             for action in &trace {
                 modeled.push(world.step(*action));

@@ -1,4 +1,5 @@
-//! Dozens of made-up identities, `SHOAL_HOSTILE=full` makes it hundreds, announce that they hold everything and need no time, while honest prompts are answered.
+//! Dozens of made-up identities announce that they hold everything and need no time, while honest prompts are answered.
+//! `SHOAL_HOSTILE=full` makes them hundreds.
 //!
 //! Every identity signs its announcement and hands it to one accomplice, which the nodes are connected with; then it is gone.
 //! Half of them name an address that refuses, half one that takes a connection and says nothing.
@@ -32,7 +33,7 @@ fn identities() -> u16 {
 }
 
 async fn network(identity: Identity) -> (Network, p2p::Events) {
-    let listen = vec!["/ip4/127.0.0.1/tcp/0".to_owned()];
+    let listen = vec!["/ip4/127.35.0.1/tcp/0".to_owned()];
     p2p::spawn(Config { listen, swarm: SwarmId::named("shoal"), ..Config::loopback(identity) }).await.unwrap()
 }
 

@@ -6,7 +6,8 @@ use std::{
     thread,
 };
 
-use p2p::{Identity, SwarmId, invite::Invite};
+use p2p::{Identity, SwarmId, blob::sparse, invite::Invite};
+use scheduler::ModelId;
 use serde_json::{Value, json};
 use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
@@ -20,11 +21,13 @@ use crate::{
     Error, Result,
     cli::swarm::{CapsArgs, JoinArgs},
     consent::MODES,
+    content,
     control::{self, Mode},
     daemon::{self, Caps, Notice, Serve, Setup},
     inference::local,
     inference::swarm::Door,
-    library, model,
+    library::{self, Entry, Library},
+    model,
     output::{self, Waiting, human_bytes, say},
     private_folder,
     worker::{Source, Spec},
@@ -33,7 +36,7 @@ use crate::{
 /// Pieces of news on their way to the screen; the node drops what does not fit.
 const NEWS: usize = 256;
 
-pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
+pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let home = args.home.path()?;
     private_folder::prepare(&home)?;
     if control::is_running(&home) {
@@ -44,10 +47,17 @@ pub(in crate::commands) fn join(args: JoinArgs) -> Result<()> {
     let invite = args.code.as_deref().map(str::parse::<Invite>).transpose();
     let invite =
         invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
+    if let Some(invite) = &invite {
+        take_up(&mut args, invite);
+    }
     let which = which(&args, &args.engine.model, &home)?;
     let num_layers = which.here.as_ref().map_or(Ok(0), |here| model::num_layers(&here.gguf))?;
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
     let beside = beside(&args, which.id, &home)?;
+    if !args.no_share && !args.ask_only {
+        let served = which.id.into_iter().chain(beside.iter().filter_map(|beside| beside.place.id()));
+        share(&home, &served.collect::<Vec<_>>())?;
+    }
     agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
     if args.yes {
         MODES.into_iter().for_each(|mode| consent::remember(&home, mode));
@@ -277,6 +287,34 @@ pub(super) fn source(model: &str) -> Result<Source> {
     })
 }
 
+/// Shares the models of this node's list that it serves: who computes with a model can be fetched it from, so that a friend with a
+/// code needs no other source. Those whose hash tree is not kept have to be shared by hand, which hashes the file.
+fn share(home: &Path, served: &[ModelId]) -> Result<()> {
+    let library = Library::load(home)?;
+    let unshared = library.entries().iter().filter(|entry| {
+        let tree = |id| sparse::outboard_path(&content::folder(home, id)).is_file();
+        !entry.shared && entry.model().is_some_and(|id| served.contains(&id) && tree(id))
+    });
+    for entry in unshared {
+        let shared = Entry { shared: true, ..entry.clone() };
+        Library::change(home, |library| library.add(shared))?;
+    }
+    Ok(())
+}
+
+/// What a code says of the swarm and its model, where the user says nothing else. Who only asks needs no model: those who have it
+/// answer.
+fn take_up(args: &mut JoinArgs, invite: &Invite) {
+    if let Some(name) = &invite.name {
+        args.swarm.clone_from(name);
+    }
+    if let Some(model) =
+        invite.model.filter(|_| !args.ask_only && args.engine.model == library::DEFAULT_MODEL)
+    {
+        args.engine.model = content::hex(model);
+    }
+}
+
 /// How to reach others, and what an invite of this node says about the swarm.
 fn network(
     args: &JoinArgs,
@@ -284,9 +322,12 @@ fn network(
     identity: Identity,
     invite: Option<Invite>,
 ) -> Result<(p2p::Config, Invite)> {
-    let (swarm, psk, contacts) = match invite {
-        Some(invite) => (invite.swarm, invite.psk, invite.contacts),
-        None => (SwarmId::named(&args.swarm), private_key(args, home)?, Vec::new()),
+    let (swarm, name, psk, contacts) = match invite {
+        Some(invite) => (invite.swarm, invite.name, invite.psk, invite.contacts),
+        None => {
+            let name = args.swarm.clone();
+            (SwarmId::named(&name), Some(name), private_key(args, home)?, Vec::new())
+        }
     };
     let mut config = p2p::Config::new(identity);
     config.swarm = swarm;
@@ -305,7 +346,7 @@ fn network(
     }
     config.bootstrap = args.peer.clone();
     config.bootstrap.extend(contacts.iter().flat_map(|contact| contact.addresses.iter().cloned()));
-    Ok((config, Invite { swarm, psk, contacts: Vec::new() }))
+    Ok((config, Invite { swarm, name, model: None, psk, contacts: Vec::new() }))
 }
 
 /// The key of a private swarm, made once.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use p2p::{
     Path,
-    path::unnamed,
+    path::{path_of, unnamed},
     wire::announce::{Draft, Link, MAX_LINKS, Offer, is_describable, own_operator, seal},
 };
 use scheduler::{
@@ -182,6 +182,8 @@ impl Announcing {
             return;
         }
         let mut addresses = self.node.network.addresses().await;
+        let strangers = self.node.network.peers().await.iter().any(|peer| peer.path >= Path::Direct);
+        addresses.retain(|address| is_said(path_of(address), strangers));
         addresses.truncate(ADDRESSES);
         // Whose they are, the announcement says once.
         addresses.iter_mut().for_each(|address| *address = unnamed(address, self.node.me).to_owned());
@@ -263,6 +265,13 @@ impl Announcing {
         merge_own(&draft, serving, &figures, view, now);
         self.announce(true, serving, view).await;
     }
+}
+
+/// Whether an address over this kind of path is announced. Every member of the swarm reads an announcement: once one of them is
+/// reached over the Internet, how this home numbers its network is not said any more. Who is near hears it from this node
+/// itself, when they connect, or over mDNS.
+fn is_said(path: Path, strangers: bool) -> bool {
+    !strangers || path >= Path::Direct
 }
 
 /// What is said of a model: the sessions, the waiting and the memory for caches are the node's, the rest its own.

@@ -62,12 +62,24 @@ impl Announcing {
         }
     }
 
-    /// A code for a friend.
-    pub(super) async fn invite_code(&self) -> Value {
+    /// A code for a friend. `model`: what this node serves; it is named where the friend can fetch it.
+    pub(super) async fn invite_code(&self, model: ModelId) -> Value {
         let addresses = self.node.network.addresses().await;
-        let mut invite = self.invite.clone();
-        invite.contacts.insert(0, Contact { node: self.node.me, addresses: addresses.clone() });
-        json!({ "code": invite.code(), "addresses": addresses, "end": true })
+        let mut peers = self.node.network.peers().await;
+        // Those that have been here longest are likeliest to stay.
+        peers.sort_by_key(|peer| std::cmp::Reverse(peer.connected_for_ms));
+        let others = peers.into_iter().map(|peer| Contact { node: peer.node, addresses: peer.addresses });
+        let embedded = model == ModelId::new(crate::library::embedded_hash());
+        let model = Some(model).filter(|model| embedded || self.provided.contains(model));
+        let me = Contact { node: self.node.me, addresses: addresses.clone() };
+        let invite = Invite { model, ..self.invite.clone() }.offer(me, others);
+        json!({
+            "code": invite.code(),
+            "swarm": invite.name,
+            "model": invite.model.map(crate::content::hex),
+            "addresses": addresses,
+            "end": true
+        })
     }
 
     /// Looks at what crosses, while something does: of models `fetched` bytes so far, and sessions unless `idle`.

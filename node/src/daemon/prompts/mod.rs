@@ -33,6 +33,8 @@ use crate::{
     request::Reroute,
 };
 
+/// Prompts of this node at once that still teach what steps cost: two stages busy in turn hide each other's work.
+const CALM: usize = 2;
 /// Prompts remembered for `why`.
 const HISTORY: usize = 64;
 
@@ -93,6 +95,15 @@ impl Inbox {
     }
 }
 
+/// A prompt that runs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InFlight {
+    /// The peers it runs on.
+    pub(super) nodes: Vec<NodeId>,
+    /// The most prompts of this node that ran at once while it did, itself included.
+    pub(super) crowd: usize,
+}
+
 /// See the module's page.
 pub(super) struct Prompts {
     node: Node,
@@ -100,7 +111,7 @@ pub(super) struct Prompts {
     /// Whether running answers are kept on disk.
     keeps: bool,
     /// Prompts that run and the peers they run on.
-    pub(super) in_flight: BTreeMap<SessionId, Vec<NodeId>>,
+    pub(super) in_flight: BTreeMap<SessionId, InFlight>,
     history: VecDeque<PromptReport>,
     routes: mpsc::Sender<RouteQuestion>,
     conductors: mpsc::Sender<ConductorQuestion>,
@@ -157,6 +168,12 @@ impl Prompts {
     pub(super) fn resume(&self, task: PromptTask, session: Option<String>, lines: mpsc::Sender<Line>) {
         let home = self.home.clone();
         tokio::spawn(async move { task.resume(&home, session, lines).await });
+    }
+
+    /// Whether a prompt ran beside so few others of this node that what it took is what such work costs. In a crowd a step is
+    /// mostly waiting for the others, here and at every stage, and who learned that as a price would believe in it after the crowd.
+    pub(super) fn was_calm(&self, session: SessionId) -> bool {
+        self.in_flight.get(&session).is_none_or(|prompt| prompt.crowd <= CALM)
     }
 
     /// A prompt is over; `report` is what `why` says of it.

@@ -24,7 +24,7 @@ use scheduler::{
 };
 use tokio::sync::oneshot;
 
-use super::estimate::Expected;
+use super::{InFlight, estimate::Expected};
 use crate::{
     control::{Mode, Shadow},
     daemon::{announce::Announcer, serve::Models, view::Viewing},
@@ -128,7 +128,7 @@ pub(crate) struct Router<'a> {
     /// Measured distances.
     pub(crate) gossip: &'a Announcer,
     /// Prompts that run and the peers they run on.
-    pub(crate) in_flight: &'a mut BTreeMap<SessionId, Vec<NodeId>>,
+    pub(crate) in_flight: &'a mut BTreeMap<SessionId, InFlight>,
     /// Nodes that were proven wrong: no prompt goes through them.
     pub(crate) denied: BTreeSet<NodeId>,
 }
@@ -141,7 +141,10 @@ impl Router<'_> {
             && question.commit
         {
             let nodes = routed.route.pipeline.segments().iter().map(|segment| segment.node);
-            self.in_flight.insert(question.session, nodes.filter(|node| *node != self.me).collect());
+            let nodes = nodes.filter(|node| *node != self.me).collect();
+            self.in_flight.insert(question.session, InFlight { nodes, crowd: 0 });
+            let crowd = self.in_flight.len();
+            self.in_flight.values_mut().for_each(|prompt| prompt.crowd = prompt.crowd.max(crowd));
         }
         let _ = question.answer.send(found);
     }
@@ -183,7 +186,7 @@ impl Router<'_> {
         let request = self.request(model, session, shape, policy);
         let found = self.snapshot(model, session, shape).ok().and_then(|mut snapshot| {
             let seats = self.in_flight.get(&session);
-            snapshot.assume_room(|host| seats.is_some_and(|nodes| nodes.contains(&host.id)));
+            snapshot.assume_room(|host| seats.is_some_and(|seats| seats.nodes.contains(&host.id)));
             let mut full = snapshot.clone();
             ask_the_full(&mut full);
             let careful = acquainted(&snapshot, &request);
@@ -191,7 +194,7 @@ impl Router<'_> {
             let mut routes = tries.into_iter().filter_map(|(known, request)| route(known, request).ok());
             let pipeline = routes.next()?.pipeline;
             let (standbys, contacts) = self.backing(&snapshot, &request, &pipeline, shadow);
-            if let Some(nodes) = self.in_flight.get_mut(&session) {
+            if let Some(InFlight { nodes, .. }) = self.in_flight.get_mut(&session) {
                 nodes.clear();
                 let me = self.me;
                 nodes.extend(pipeline.segments().iter().map(|s| s.node).filter(|node| *node != me));
@@ -338,7 +341,9 @@ impl Router<'_> {
     fn request(&self, model: ModelId, session: SessionId, shape: Shape, policy: RoutePolicy) -> Request {
         let mut in_flight = BTreeMap::new();
         let others = self.in_flight.iter().filter(|(other, _)| **other != session);
-        others.flat_map(|(_, nodes)| nodes).for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
+        others
+            .flat_map(|(_, prompt)| &prompt.nodes)
+            .for_each(|node| *in_flight.entry(*node).or_insert(0) += 1);
         let in_flight = in_flight.into_iter().collect();
         let mut request = Request { requester: Some(self.me), shape, policy, in_flight, seed: seed(session) };
         self.view.feedback.amend(&mut request, |node| self.view.announced_sessions(node, model));

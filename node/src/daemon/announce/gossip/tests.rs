@@ -21,6 +21,14 @@ fn a_busy_moment_does_not_move_a_peer_away() {
     assert_eq!(gossip.rtt_ms(node(2)), None);
 }
 
+#[test]
+fn strangers_do_not_hear_of_the_home() {
+    for home in [Path::Loopback, Path::Lan] {
+        assert!(is_said(home, false) && !is_said(home, true), "{home}");
+    }
+    assert!([Path::Direct, Path::Relayed].into_iter().all(|path| is_said(path, true)));
+}
+
 /// An hour of a swarm at rest, and of one whose load flickers.
 #[test]
 fn flicker_is_damped_and_news_is_not() {
