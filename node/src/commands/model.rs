@@ -36,6 +36,7 @@ fn list(json: bool) -> Result<()> {
         id,
         bytes,
         shared: false,
+        withheld: false,
         from: Vec::new(),
         modified_ms: None,
     };
@@ -117,7 +118,7 @@ fn share(model: &str, name: Option<String>, off: bool, json: bool) -> Result<()>
                 // It was added before trees were kept.
                 entry = register(&entry.path, Some(entry.name.clone()), true)?;
             }
-            entry.shared = !off;
+            (entry.shared, entry.withheld) = (!off, off);
             Library::change(&home, |library| library.add(entry.clone()))?;
             entry
         }

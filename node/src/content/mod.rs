@@ -105,6 +105,7 @@ pub fn register(
         id: hex(tree.id()),
         bytes: tree.bytes(),
         shared,
+        withheld: false,
         from: Vec::new(),
         modified_ms,
     };

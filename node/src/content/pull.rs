@@ -174,6 +174,7 @@ pub async fn open(ask: Ask, sources: &mut Vec<Box<dyn Source>>) -> Result<Found>
         id: hex(id),
         bytes: tree.bytes(),
         shared: known.is_none_or(|entry| entry.shared),
+        withheld: known.is_some_and(|entry| entry.withheld),
         from: known.map(|entry| entry.from.clone()).unwrap_or_default(),
         modified_ms: None,
     };
@@ -471,6 +472,7 @@ pub async fn fetch_plain(ask: &Ask, on: &mut (dyn FnMut(Step, u64, u64) -> bool 
         id: hex(id),
         bytes,
         shared: true,
+        withheld: false,
         from: ask.from.clone(),
         modified_ms: None,
     };

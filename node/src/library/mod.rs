@@ -44,6 +44,8 @@ pub struct Entry {
     pub bytes: u64,
     /// Whether other nodes may fetch it from this one.
     pub shared: bool,
+    /// Whether the owner took it back, so that serving it does not share it.
+    pub withheld: bool,
     /// The mirrors it was pulled from.
     pub from: Vec<String>,
     /// When the file was last written then, in milliseconds of Unix time; `None` where that is not known.
@@ -354,6 +356,7 @@ impl Entry {
             bytes: value["bytes"].as_u64()?,
             // Lists from before sharing have neither.
             shared: value["shared"].as_bool().unwrap_or(false),
+            withheld: value["withheld"].as_bool().unwrap_or(false),
             from: value["from"]
                 .as_array()
                 .map(|list| list.iter().filter_map(|url| Some(url.as_str()?.to_owned())).collect())
@@ -392,6 +395,7 @@ impl Entry {
             "id": self.id,
             "bytes": self.bytes,
             "shared": self.shared,
+            "withheld": self.withheld,
             "from": self.from,
             "modified_ms": self.modified_ms,
         })
@@ -429,6 +433,7 @@ mod tests {
             id: "00".into(),
             bytes: 1,
             shared: true,
+            withheld: false,
             from,
             modified_ms: Some(5),
         }
@@ -469,6 +474,7 @@ mod tests {
             id: id.clone(),
             bytes: 3,
             shared: false,
+            withheld: true,
             from: Vec::new(),
             modified_ms,
         };

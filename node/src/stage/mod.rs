@@ -5,9 +5,9 @@
 //! copy that replays live on. While it computes it says so every [`BEACON_MS`], because silence is how the requester
 //! tells a frozen machine from a slow one. It never retries anything: recovery is the requester's.
 //!
-//! What it computed it signs (`stage/word.rs`): commitments go to the requester beside the outputs, the bill when it
+//! What it computed it signs (`stage/commitment_chain.rs`): commitments go to the requester beside the outputs, the bill when it
 //! asks for it. One who follows computes outputs too, to sign for them, and sends none; a lazy one keeps what it is sent
-//! (`stage/kept.rs`) and computes it when it is asked to run the segment.
+//! (`stage/lazy_log.rs`) and computes it when it is asked to run the segment.
 //!
 //! The door hears when a lease was granted, when the requester's first beacon came and when rows come: a lease that is not
 //! used is taken back there (`scheduler::door`).

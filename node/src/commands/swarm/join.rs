@@ -287,13 +287,13 @@ pub(super) fn source(model: &str) -> Result<Source> {
     })
 }
 
-/// Shares the models of this node's list that it serves: who computes with a model can be fetched it from, so that a friend with a
-/// code needs no other source. Those whose hash tree is not kept have to be shared by hand, which hashes the file.
+/// Shares the models of this node's list that it serves, so that a friend with a code needs no other source; not those that the
+/// owner took back. Those whose hash tree is not kept have to be shared by hand, which hashes the file.
 fn share(home: &Path, served: &[ModelId]) -> Result<()> {
     let library = Library::load(home)?;
     let unshared = library.entries().iter().filter(|entry| {
         let tree = |id| sparse::outboard_path(&content::folder(home, id)).is_file();
-        !entry.shared && entry.model().is_some_and(|id| served.contains(&id) && tree(id))
+        !entry.shared && !entry.withheld && entry.model().is_some_and(|id| served.contains(&id) && tree(id))
     });
     for entry in unshared {
         let shared = Entry { shared: true, ..entry.clone() };
