@@ -101,9 +101,10 @@ fn the_same_seed_is_the_same_storm() {
 /// back, a close that overtook its open.
 #[test]
 fn seeds_that_once_failed() {
-    for seed in
-        [11, 18, 31, 35, 48, 73, 109, 112, 132, 156, 169, 175, 178, 253, 28_219, 34_347, 36_741, 30_979_463]
-    {
+    for seed in [
+        11, 18, 31, 35, 48, 73, 109, 112, 132, 156, 169, 175, 178, 253, 14_103, 16_186, 17_456, 28_219,
+        34_347, 36_741, 30_979_463,
+    ] {
         let options = Options::draw(seed);
         assert_eq!(run(&options).violations, [""; 0], "{options:?}");
     }

@@ -19,7 +19,7 @@ const STALLING: u64 = 8;
 pub(super) const LOOK_MS: u64 = 100;
 /// Silence before a promise counts for this much longer than in a step: there may be a connection to be made first.
 const CONNECT_MS: u64 = 250;
-/// A node that answers and has no substitute has so long to promise.
+/// A node that answers and has no substitute has so long to promise, [`MOST_STRETCHES`] times between two tokens.
 const PROMISE_MS: u64 = 8_000;
 /// A step whose stage answers and has no substitute is given longer so many times: 2, 4, 8 and 16 s.
 const MOST_STRETCHES: u32 = 4;
@@ -62,6 +62,7 @@ impl Session {
             (None, Some(stage))
                 if now >= self.due
                     && self.is_irreplaceable(*stage)
+                    && self.stretches < MOST_STRETCHES
                     && now.since(self.step_began) < PROMISE_MS =>
             {
                 self.due = now + LOOK_MS;
@@ -69,6 +70,7 @@ impl Session {
             }
             (None, Some(stage)) if now >= self.due => {
                 self.crowded = true;
+                self.stretches += u32::from(now.since(self.step_began) >= PROMISE_MS);
                 self.recover(now, *stage, Failure::Late, actions);
             }
             (None, Some(_)) => owing.into_iter().for_each(|stage| self.ping(now, stage, actions)),
