@@ -104,6 +104,16 @@ fn a_recurrent_state_survives_deaths_and_rejected_drafts() {
         (right, proposed) = (right + count("right"), proposed + count("proposed"));
         faults += line["faults"].as_array().unwrap().len();
     }
+    // Every other session drafts, by its number.
+    for _ in 0..20 {
+        if 0 < right && right < proposed {
+            break;
+        }
+        let line = asks.ask(&[&["run", "--via", "swarm"][..], &words(&ask())].concat());
+        assert_eq!(line["ids"], expected, "{line}");
+        let count = |what: &str| line["drafts"][what].as_u64().unwrap_or(0);
+        (right, proposed) = (right + count("right"), proposed + count("proposed"));
+    }
     assert!(0 < right && right < proposed, "{right} of {proposed} drafted tokens were right");
     assert!(faults >= 2, "{faults} of 5 deaths were noticed");
 }

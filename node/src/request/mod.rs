@@ -261,10 +261,17 @@ impl RequestDriver {
         false
     }
 
-    /// Notes which rows follow from a draft, as the machine's step now has it.
+    /// Notes which rows follow from a draft, as the machine's step now has it. Rows of a draft that was abandoned before it was
+    /// drawn, for a replay, were never confirmed: they leave the logs too.
     fn note_drafts(&mut self) {
         let known = (self.tokens.len() as u32).max(self.drafts.confirmed());
-        self.logs.set_tentative((self.machine.drafted() > 0).then_some(known));
+        let drafts = self.machine.drafted() > 0;
+        self.logs.set_tentative(drafts.then_some(known));
+        if !drafts {
+            self.logs.cut(known);
+            self.fed.values_mut().for_each(|fed| *fed = (*fed).min(known));
+            self.drafts.go_back(known);
+        }
     }
 
     /// What the session is called at the worker and on streams.

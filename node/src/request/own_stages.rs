@@ -126,7 +126,11 @@ impl RequestDriver {
                 }
                 self.next_tokens(output.epoch, sampled)
             }
-            Body::NeedReplay { have } => vec![Event::NeedReplay { stage, epoch: output.epoch, have }],
+            Body::NeedReplay { have } => {
+                // What was to be drawn behind these rows is not: the replay asks for it again.
+                self.sampling = None;
+                vec![Event::NeedReplay { stage, epoch: output.epoch, have }]
+            }
             Body::Failed(why) => {
                 tracing::warn!(why, "the own worker failed");
                 self.failed(self.means.me, Failure::Crashed)
