@@ -37,6 +37,7 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     output::catch_interrupt()?;
     let home = args.home.path()?;
+    refuse_shown_token(&args.api, &home)?;
     private_folder::prepare(&home)?;
     runtime.block_on(async {
         let runs = tokio::net::UnixStream::connect(control::socket(&home)).await.is_ok();
@@ -151,6 +152,12 @@ fn refuse_accidents(address: SocketAddr, args: &ApiArgs) -> Result<()> {
         return Err(Error::usage("--no-token is for this machine alone; listen on 127.0.0.1"));
     }
     Ok(())
+}
+
+/// A token that others could read is not made good by closing its file, which the preparation of the data folder would do.
+pub(super) fn refuse_shown_token(args: &ApiArgs, home: &Path) -> Result<()> {
+    let file = args.token_file.clone().unwrap_or_else(|| home.join("api-token"));
+    if args.no_token || !file.exists() { Ok(()) } else { token(&file).map(drop) }
 }
 
 /// The token in `file`, which is made with a fresh one where it does not exist, readable by its owner only.

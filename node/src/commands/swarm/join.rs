@@ -38,6 +38,9 @@ const NEWS: usize = 256;
 
 pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     let home = args.home.path()?;
+    if args.api.api.is_some() {
+        super::super::serve::refuse_shown_token(&args.api.http, &home)?;
+    }
     private_folder::prepare(&home)?;
     if control::is_running(&home) {
         return Err(control::runs_already(&home));
