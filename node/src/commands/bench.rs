@@ -30,12 +30,12 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
         let (shape, format) = shape_and_format(shape, &args.format)?;
         let minnow = library::open(library::DEFAULT_MODEL)?;
         // With a tokenizer the file answers prompts too; shapes of fewer ids than minnow has tokens cannot.
-        return Ok(match minnow.metadata().strings("tokenizer.ggml.tokens") {
-            Some(tokens) if tokens.len() <= shape.vocab => {
-                shape.write_speaking(path, format, 1, minnow.metadata())?;
-            }
-            _ => shape.write(path, format, 1)?,
-        });
+        let speaks = |tokens: shard::gguf::Strings<'_>| tokens.len() <= shape.vocab;
+        match minnow.metadata().strings("tokenizer.ggml.tokens").is_some_and(speaks) {
+            true => shape.write_speaking(path, format, 1, minnow.metadata())?,
+            false => shape.write(path, format, 1)?,
+        }
+        return Ok(());
     }
     let (prompt, decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
     // What is measured at the end is told by a file that cannot be opened then.

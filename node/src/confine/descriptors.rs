@@ -97,6 +97,6 @@ mod tests {
     fn too_many_files_are_refused() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
-        assert!(send(&ours, &vec![&file; MAX_FILES + 1]).is_err());
+        assert!(send(&ours, &[&file; MAX_FILES + 1]).is_err());
     }
 }
