@@ -24,7 +24,7 @@ pub struct ApiArgs {
     /// Another name under which the API is addressed, for a proxy before it (repeatable)
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// Page of another origin that may ask, with the token, e.g. https://app.example (repeatable)
+    /// Page of another origin that may ask, with the token, such as `https://app.example` (repeatable)
     #[arg(long, value_name = "ORIGIN", value_parser = origin, conflicts_with = "no_token")]
     pub allow_origin: Vec<String>,
     /// Another name for a model, for clients that ask for a fixed one, e.g. gpt-4o=minnow (repeatable)
