@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
             let Ok(ask) = Ask::decode(bytes) else { return };
             assert_eq!(ask.encode(), bytes);
             if let Ask::Lease(lease) = &ask {
-                assert!(lease.at <= lease.positions && lease.rounding.is_sorted());
+                assert!(lease.at <= lease.positions && lease.rounding.boundaries().is_sorted());
                 assert!(lease.next.as_ref().is_none_or(|next| next.addresses.len() <= MAX_ADDRESSES));
             }
         }
