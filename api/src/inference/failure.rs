@@ -93,8 +93,7 @@ impl From<Traveled> for Failure {
     fn from(traveled: Traveled) -> Self {
         match traveled {
             Traveled::Invalid { field, why } => {
-                let field = field.and_then(|name| FIELDS.into_iter().find(|known| *known == name));
-                Self::Invalid { field, why }
+                Self::Invalid { field: field.and_then(|name| Self::field(&name)), why }
             }
             Traveled::TooLong { tokens, context } => Self::TooLong { tokens, context },
             Traveled::NoModel { name } => Self::NoModel { name },
@@ -107,6 +106,11 @@ impl From<Traveled> for Failure {
 }
 
 impl Failure {
+    /// The field of requests that is called so, if failures name it.
+    pub fn field(name: &str) -> Option<&'static str> {
+        FIELDS.into_iter().find(|known| *known == name)
+    }
+
     /// The request is wrong in `field`.
     pub fn invalid(field: &'static str, why: impl Into<String>) -> Self {
         Self::Invalid { field: Some(field), why: why.into() }

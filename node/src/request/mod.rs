@@ -268,8 +268,7 @@ impl RequestDriver {
         let drafts = self.machine.drafted() > 0;
         self.logs.set_tentative(drafts.then_some(known));
         if !drafts {
-            self.logs.cut(known);
-            self.fed.values_mut().for_each(|fed| *fed = (*fed).min(known));
+            self.forget_rows(known);
             self.drafts.go_back(known);
         }
     }

@@ -86,8 +86,7 @@ impl RequestDriver {
     fn settle_draft(&mut self, confirmed: u32, drafted: u32, right: u32) {
         let rivals = self.drafts.drawn(confirmed, drafted, right);
         if right < drafted {
-            self.logs.cut(confirmed);
-            self.fed.values_mut().for_each(|fed| *fed = (*fed).min(confirmed));
+            self.forget_rows(confirmed);
         }
         self.logs.set_tentative(None);
         for (layers, node) in rivals {
@@ -95,6 +94,12 @@ impl RequestDriver {
             tracing::warn!(%layers, %node, "two answers for one position differ");
             self.rivaled(layers, node);
         }
+    }
+
+    /// Rows from position `from` on leave the logs, and are fed again once they are there again.
+    pub(super) fn forget_rows(&mut self, from: u32) {
+        self.logs.cut(from);
+        self.fed.values_mut().for_each(|fed| *fed = (*fed).min(from));
     }
 
     /// The own worker answered.

@@ -137,23 +137,10 @@ pub(super) async fn count(shared: Arc<SwarmState>, request: GenerateRequest) -> 
 
 /// Why not, as the API says it.
 fn failure(refusal: Refusal) -> Failure {
-    const FIELDS: [&str; 10] = [
-        "prompt",
-        "messages",
-        "model",
-        "mode",
-        "verify",
-        "logit_bias",
-        "response_format",
-        "tools",
-        "logprobs",
-        "chat_template_kwargs",
-    ];
     let Refusal { error: why, kind, field, tokens, context } = refusal;
     match kind {
         Some(RefusalKind::Invalid) => {
-            let field = FIELDS.into_iter().find(|known| field.as_deref() == Some(known));
-            Failure::Invalid { field, why }
+            Failure::Invalid { field: field.as_deref().and_then(Failure::field), why }
         }
         Some(RefusalKind::TooLong) => Failure::TooLong {
             tokens: tokens.unwrap_or_default(),

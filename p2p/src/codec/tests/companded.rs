@@ -123,28 +123,27 @@ fn groups_that_encoding_does_not_write_are_refused() {
     assert!(back(Wire::C8, 32, &zeros).is_err(), "zeros have one form");
 }
 
+fn follows_the_rule(row: &[f32]) -> Result<(), TestCaseError> {
+    for (wire, group, mantissa, escape) in CODES {
+        let mut bytes = Vec::new();
+        encode(wire, 64, row, &mut bytes).unwrap();
+        let got = back(wire, 64, &bytes).unwrap();
+        let expected: Vec<f32> = row.chunks(group).flat_map(|group| slow(group, mantissa, escape)).collect();
+        prop_assert_eq!(bits(&got), bits(&expected), "{}", wire);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
     fn codes_follow_the_rule(row in row(64)) {
-        for (wire, group, mantissa, escape) in CODES {
-            let mut bytes = Vec::new();
-            encode(wire, 64, &row, &mut bytes).unwrap();
-            let got = back(wire, 64, &bytes).unwrap();
-            let expected: Vec<f32> = row.chunks(group).flat_map(|group| slow(group, mantissa, escape)).collect();
-            prop_assert_eq!(bits(&got), bits(&expected), "{}", wire);
-        }
+        follows_the_rule(&row)?;
     }
 
     #[test]
     fn codes_follow_the_rule_on_any_bits(row in prop::collection::vec(super::finite(), 64)) {
-        for (wire, group, mantissa, escape) in CODES {
-            let mut bytes = Vec::new();
-            encode(wire, 64, &row, &mut bytes).unwrap();
-            let got = back(wire, 64, &bytes).unwrap();
-            let expected: Vec<f32> = row.chunks(group).flat_map(|group| slow(group, mantissa, escape)).collect();
-            prop_assert_eq!(bits(&got), bits(&expected), "{}", wire);
-        }
+        follows_the_rule(&row)?;
     }
 }
