@@ -511,7 +511,8 @@ impl Pool {
 /// and above it in the right proportion, spread by the golden ratio.
 fn exponent(scale: f32, index: usize) -> u8 {
     let below = f32::from_bits(scale.to_bits() & 0x7f80_0000);
-    let share = ((scale / below).powi(2) - 1.0) / 3.0;
+    let over = scale / below;
+    let share = (over * over - 1.0) / 3.0;
     let place = (index as u32).wrapping_mul(0x9e37_79b9) as f32 / 4_294_967_296.0;
     (below.to_bits() >> 23) as u8 + 1 + u8::from(place < share)
 }
@@ -519,7 +520,7 @@ fn exponent(scale: f32, index: usize) -> u8 {
 /// Puts the nibbles of a scale into the top bits of four words, as IQ1_M keeps it.
 fn scatter(bits: u16, words: &mut [u8]) {
     for j in 0..4 {
-        words[2 * j + 1] = words[2 * j + 1] & 15 | (bits >> (4 * j) & 15) as u8 * 16;
+        words[2 * j + 1] = words[2 * j + 1] & 15 | (bits >> (4 * j) << 4) as u8;
     }
 }
 

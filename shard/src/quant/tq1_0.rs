@@ -47,7 +47,7 @@ pub(crate) fn codes(block: &[u8], i: usize) -> [u8; 32] {
     std::array::from_fn(|j| {
         let (byte, digit) = place(32 * i + j);
         let fraction = block[byte].wrapping_mul(POWERS[digit]);
-        (u16::from(fraction) * 3 >> 8) as u8
+        ((u16::from(fraction) * 3) >> 8) as u8
     })
 }
 
