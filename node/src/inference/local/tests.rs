@@ -65,6 +65,7 @@ fn asks(prompt: Prompt) -> GenerateRequest {
         verify: None,
         agreed: false,
         shadow: None,
+        wire: Default::default(),
         show_special: false,
         echo: false,
     }
