@@ -351,6 +351,9 @@ pub struct Refusal {
     /// Positions that a session may hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
+    /// When it is worth trying again, s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u32>,
 }
 
 /// What kind of refusal it is.

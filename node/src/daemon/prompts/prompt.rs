@@ -1,9 +1,6 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeSet;
 
 use p2p::{
     Identity, Network,
@@ -30,7 +27,7 @@ use crate::{
         Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind,
         RouteEvent, Token,
     },
-    feedback::FeedbackQueue,
+    feedback::{FeedbackQueue, Waiting},
     request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
     rounding,
     sessions::{Order, SessionTable},
@@ -39,8 +36,6 @@ use crate::{
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
-/// A prompt that no node has room for waits this long.
-const QUEUE: Duration = Duration::from_secs(60);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
@@ -311,40 +306,31 @@ impl PromptTask {
         said: Said,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<(), Trouble> {
-        let until = Instant::now() + QUEUE;
+        let mut waiting = Waiting::new(self.lessons.clone(), self.local.ready.model);
         let mut looks = 0;
+        let mut full = waiting.others();
         loop {
-            let planned = self.prepare_when_free(&ask, &said.ids, until, lines).await?;
-            match self.look(planned, &ask, &said, looks, lines).await? {
-                // The scheduler takes the last look as it is.
-                Looked::Crowded => looks = (looks + 1).min(LOOKS - 1),
-                Looked::Full if Instant::now() < until => {}
-                Looked::Full => {
-                    let why = "everybody who could compute it has been full for a minute; try again later";
-                    return Err(Trouble::kind(RefusalKind::Busy, why));
+            // While every node is full it waits in line.
+            if full && !lines.is_closed() {
+                tokio::select! {
+                    room = waiting.room() => room.map_err(Trouble::shed)?,
+                    () = lines.closed() => {}
                 }
+            }
+            let planned = match self.prepare(&ask, &said.ids, true).await {
+                Err(trouble) if trouble.is_busy() && !lines.is_closed() => {
+                    full = true;
+                    continue;
+                }
+                prepared => prepared?,
+            };
+            full = match self.look(planned, &ask, &said, looks, &mut waiting, lines).await? {
+                Looked::Crowded => false,
+                Looked::Full => true,
                 Looked::Answered => return Ok(()),
-            }
-        }
-    }
-
-    /// As [`PromptTask::prepare`]; while everybody is full it waits, until then at most.
-    async fn prepare_when_free(
-        &self,
-        ask: &PromptRequest,
-        emitted: &[u32],
-        until: Instant,
-        lines: &mpsc::Sender<PromptEvent>,
-    ) -> Result<Planned, Trouble> {
-        loop {
-            match self.prepare(ask, emitted, true).await {
-                Err(trouble) if trouble.is_busy() && Instant::now() < until && !lines.is_closed() => {}
-                prepared => return prepared,
-            }
-            tokio::select! {
-                () = self.lessons.room() => {}
-                () = lines.closed() => {}
-            }
+            };
+            // The scheduler takes the last look as it is.
+            looks = if full { looks } else { (looks + 1).min(LOOKS - 1) };
         }
     }
 
@@ -355,6 +341,7 @@ impl PromptTask {
         ask: &PromptRequest,
         said: &Said,
         looks: u32,
+        waiting: &mut Waiting,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
         let Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed } = planned;
@@ -449,6 +436,8 @@ impl PromptTask {
             let Some(piece) = piece else { break };
             let event = match piece {
                 Progress::Token { id, text: piece, bytes, logprob, top, .. } => {
+                    waiting.let_in();
+                    self.lessons.advanced();
                     text.push_str(&piece);
                     let top = top.into_iter().map(|top| (top.id, top.logprob, top.bytes));
                     let logprobs =

@@ -139,7 +139,8 @@ pub(super) async fn count(shared: Arc<SwarmState>, request: GenerateRequest) -> 
 
 /// Why not, as the API says it.
 fn failure(refusal: Refusal) -> Failure {
-    let Refusal { error: why, kind, field, tokens, context } = refusal;
+    let Refusal { error: why, kind, field, tokens, context, retry_after_s } = refusal;
+    let retry_after_s = retry_after_s.unwrap_or(RETRY_AFTER_S);
     match kind {
         Some(RefusalKind::Invalid) => {
             Failure::Invalid { field: field.as_deref().and_then(Failure::field), why }
@@ -148,8 +149,8 @@ fn failure(refusal: Refusal) -> Failure {
             tokens: tokens.unwrap_or_default(),
             context: context.unwrap_or_default() as usize,
         },
-        Some(RefusalKind::Unavailable) => Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S },
-        Some(RefusalKind::Busy) => Failure::Busy { retry_after_s: RETRY_AFTER_S },
+        Some(RefusalKind::Unavailable) => Failure::Unavailable { why, retry_after_s },
+        Some(RefusalKind::Busy) => Failure::Busy { why, retry_after_s },
         Some(RefusalKind::Internal) => Failure::Internal { why },
         None => Failure::Invalid { field: None, why },
     }
