@@ -6,6 +6,9 @@ use p2p::codec;
 
 use crate::{Error, Result, worker};
 
+/// The field that cannot be meant, and why.
+pub type Refused = (&'static str, String);
+
 /// The codec's name for a form that was chosen; `auto` is exact.
 fn codec_form(wire: Wire) -> codec::Wire {
     codec::Wire::ALL.into_iter().find(|form| form.name() == wire.name()).unwrap_or_default()
@@ -26,7 +29,7 @@ pub fn session(
     choice: &WireChoice,
     layers: u32,
     hidden: usize,
-) -> Result<(codec::Wire, Option<Vec<u32>>), (&'static str, String)> {
+) -> Result<(codec::Wire, Option<Vec<u32>>), Refused> {
     let mut form = codec_form(choice.form());
     if !hidden.is_multiple_of(form.group()) {
         let named = choice.wire.unwrap_or_default();
@@ -62,7 +65,7 @@ pub fn session(
 /// # Errors
 /// What [`session`] refuses, and a form that rounds without cuts: nothing travels here that could say where.
 pub fn alone(choice: &WireChoice, layers: u32, hidden: usize) -> Result<shard::round::Rounding> {
-    let refused = |(field, why): (&str, String)| match field {
+    let refused = |(field, why): Refused| match field {
         "cuts" if why.starts_with("cuts") => Error::usage(why.replacen("cuts change", "--cuts changes", 1)),
         "cuts" => Error::usage(format!("--cuts {why}")),
         _ => Error::usage(why),
