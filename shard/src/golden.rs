@@ -162,9 +162,21 @@ const OPERATIONS: &[Operation] = &[
     ("round-c7", |_| round(Rule::C7)),
     ("round-bf16", |_| round(Rule::Bf16)),
     ("round-f16", |_| round(Rule::F16)),
-    ("attention", |cpu| attention(cpu, None, None)),
-    ("attention-window", |cpu| attention(cpu, Some(100), None)),
-    ("attention-softcap", |cpu| attention(cpu, Some(300), Some(50.0))),
+    ("attention", |cpu| attention(cpu, None, None, false)),
+    ("attention-window", |cpu| attention(cpu, Some(100), None, false)),
+    ("attention-softcap", |cpu| attention(cpu, Some(300), Some(50.0), false)),
+    ("attention-sinks", |cpu| attention(cpu, Some(300), None, true)),
+    ("clamped-swiglu", |cpu| {
+        let (mut gate, up) = (normals(26, 1003, 6.0), normals(27, 1003, 5.0));
+        cpu.clamped_swiglu(&mut gate, &up);
+        hash_f32(&gate)
+    }),
+    ("relu-squared", |cpu| {
+        let (mut gate, up) = (normals(28, 1003, 2.0), normals(29, 1003, 1.0));
+        cpu.relu_squared_mul(&mut gate, &up);
+        cpu.relu_squared(&mut gate);
+        hash_f32(&gate)
+    }),
 ];
 
 fn round(rule: Rule) -> String {
@@ -189,13 +201,14 @@ fn rope(cpu: &Arc<Cpu>, pairing: Pairing, scaling: Scaling) -> String {
 }
 
 /// Three rows at positions 597 to 599: two whole pages and a partial one behind them, three query heads per key head.
-fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>) -> String {
+fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> String {
     let (shape, heads, start, n) = (KvShape { kv_heads: 2, head_dim: 48 }, 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
     let mut pages: Vec<_> = (0..3).map(|_| vec![0u16; page_len(shape)].into_boxed_slice()).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
     cpu.store_kv(&mut pages, shape, &k, &v, 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);
+    let sinks = sinks.then(|| normals(25, heads, 2.0));
     let mut out = vec![0.0; q.len()];
     let job = AttentionJob {
         q: &q,
@@ -207,6 +220,7 @@ fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>) -> Str
         scale: 0.3,
         softcap,
         window,
+        sinks: sinks.as_deref(),
         out: &mut out,
     };
     cpu.attention(&mut [job]);

@@ -94,6 +94,9 @@ impl CandleShard {
         if blueprint.layers.iter().any(|layer| !matches!(layer.attention, Attention::Softmax(_))) {
             return Err(Error::unsupported("recurrent layers on this device; `--device cpu` computes them"));
         }
+        if let Some(what) = blueprint.beyond_plain() {
+            return Err(Error::unsupported(format!("{what} on this device; `--device cpu` computes them")));
+        }
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
         let mut shard = Self {
             range: layers,
@@ -335,7 +338,7 @@ impl CandleShard {
         let up = self.linear(&layer_name(index, "ffn_up"), h)?;
         let inner = match spec.activation {
             Activation::Gelu => up.gelu()?,
-            Activation::GatedSilu | Activation::GatedGelu => {
+            _ => {
                 let fused = up.dim(1)? == 2 * spec.width;
                 let gate = if fused {
                     up.narrow(1, 0, spec.width)?

@@ -110,6 +110,35 @@ pub unsafe fn gelu_lanes<S: Simd>(x: S::F) -> S::F {
     }
 }
 
+/// `(clamp(up, -7, 7) + 1) * (g * sigmoid(1.702 g))` with `g = min(gate, 7)` per lane, each operation rounded by itself.
+///
+/// # Safety
+/// As [`Simd`]: the instruction set must be available.
+#[inline(always)]
+pub unsafe fn clamped_swiglu_lanes<S: Simd>(gate: S::F, up: S::F) -> S::F {
+    // SAFETY: the caller promises the instruction set; constants first, so that a NaN stays one.
+    unsafe {
+        let limit = S::splat(7.0);
+        let gate = S::min(limit, gate);
+        let up = S::min(limit, S::max(S::splat(-7.0), up));
+        let glu = S::mul(gate, sigmoid_lanes::<S>(S::mul(gate, S::splat(1.702))));
+        S::mul(S::add(up, S::splat(1.0)), glu)
+    }
+}
+
+/// `max(x, 0)^2` per lane.
+///
+/// # Safety
+/// As [`Simd`]: the instruction set must be available.
+#[inline(always)]
+pub unsafe fn relu_squared_lanes<S: Simd>(x: S::F) -> S::F {
+    // SAFETY: the caller promises the instruction set; the constant first, so that a NaN stays one.
+    unsafe {
+        let x = S::max(S::splat(0.0), x);
+        S::mul(x, x)
+    }
+}
+
 /// tanh(x) per lane; see [`tanh_f32`].
 ///
 /// # Safety

@@ -2,7 +2,7 @@
 
 use super::{
     Rule,
-    blueprint::{Experts, FeedForward},
+    blueprint::{ATTENTION_NORM, Experts, FeedForward},
     reader::Sizes,
 };
 
@@ -10,6 +10,7 @@ use super::{
 pub(super) struct Block {
     sizes: Sizes,
     rules: Vec<Rule>,
+    feed_forward_norm: &'static str,
 }
 
 /// Whether a group of biases exists.
@@ -22,7 +23,7 @@ pub(super) enum Bias {
 
 impl Block {
     pub fn new(sizes: &Sizes) -> Self {
-        Self { sizes: *sizes, rules: Vec::new() }
+        Self { sizes: *sizes, rules: Vec::new(), feed_forward_norm: "ffn_norm" }
     }
 
     fn add(mut self, name: &'static str, dims: &[usize]) -> Self {
@@ -48,6 +49,20 @@ impl Block {
             .bias(bias, "ffn_norm.bias", hidden)
     }
 
+    /// The norms before the two sublayers, the second under the name of the place it has: after attention.
+    pub fn norms_around_attention(mut self) -> Self {
+        let hidden = self.sizes.hidden;
+        self.feed_forward_norm = "post_attention_norm";
+        self.add("attn_norm.weight", &[hidden]).add("post_attention_norm.weight", &[hidden])
+    }
+
+    /// One norm before both sublayers, which run side by side.
+    pub fn norm_before_both(mut self, bias: Bias) -> Self {
+        let hidden = self.sizes.hidden;
+        self.feed_forward_norm = ATTENTION_NORM;
+        self.add("attn_norm.weight", &[hidden]).bias(bias, "attn_norm.bias", hidden)
+    }
+
     /// The norms after the two sublayers, before their residual additions.
     pub fn norms_after(self) -> Self {
         let hidden = self.sizes.hidden;
@@ -66,6 +81,12 @@ impl Block {
             .bias(qkv_bias, "attn_k.bias", kv)
             .bias(qkv_bias, "attn_v.bias", kv)
             .bias(out_bias, "attn_output.bias", hidden)
+    }
+
+    /// The bias of what attention gives, where q, k and v are one matrix.
+    pub fn output_bias(self) -> Self {
+        let hidden = self.sizes.hidden;
+        self.bias(Bias::Required, "attn_output.bias", hidden)
     }
 
     /// A gated linear recurrence.
@@ -91,6 +112,39 @@ impl Block {
     pub fn head_norms(self) -> Self {
         let head_dim = self.sizes.head_dim;
         self.add("attn_q_norm.weight", &[head_dim]).add("attn_k_norm.weight", &[head_dim])
+    }
+
+    /// RMS norms over all of q and all of k, before the rotation.
+    pub fn whole_norms(self) -> Self {
+        let Sizes { heads, kv_heads, head_dim, .. } = self.sizes;
+        self.add("attn_q_norm.weight", &[heads * head_dim]).add("attn_k_norm.weight", &[kv_heads * head_dim])
+    }
+
+    /// A logit for each head that takes part in the softmax and has no value.
+    pub fn sinks(self) -> Self {
+        let heads = self.sizes.heads;
+        self.add("attn_sinks.weight", &[heads])
+    }
+
+    /// Norms inside the sublayers: over what attention makes, and over the inner rows of the feed-forward network.
+    pub fn inner_norms(self) -> Self {
+        let Sizes { heads, head_dim, feed_forward, .. } = self.sizes;
+        self.add("attn_sub_norm.weight", &[heads * head_dim]).add("ffn_sub_norm.weight", &[feed_forward])
+    }
+
+    /// The bias that takes part in the choice of experts, not in their weights.
+    pub fn selection_bias(self, bias: Bias, experts: &Experts) -> Self {
+        self.bias(bias, "exp_probs_b.bias", experts.count)
+    }
+
+    /// Biases of the router and of every expert.
+    pub fn expert_biases(self, experts: &Experts) -> Self {
+        let hidden = self.sizes.hidden;
+        let &Experts { count, width, .. } = experts;
+        self.add("ffn_gate_inp.bias", &[count])
+            .add("ffn_gate_exps.bias", &[width, count])
+            .add("ffn_up_exps.bias", &[width, count])
+            .add("ffn_down_exps.bias", &[hidden, count])
     }
 
     /// A gated feed-forward network.
@@ -129,8 +183,9 @@ impl Block {
             .add("ffn_up_exps.weight", &[hidden, width, count])
             .add("ffn_down_exps.weight", &[width, hidden, count]);
         let Some(width) = shared else { return block };
+        let block =
+            if experts.shared_gate { block.add("ffn_gate_inp_shexp.weight", &[hidden]) } else { block };
         block
-            .add("ffn_gate_inp_shexp.weight", &[hidden])
             .add("ffn_gate_shexp.weight", &[hidden, width])
             .add("ffn_up_shexp.weight", &[hidden, width])
             .add("ffn_down_shexp.weight", &[width, hidden])
@@ -138,6 +193,11 @@ impl Block {
 
     /// The finished layer.
     pub fn layer(self, attention: impl Into<super::Attention>, feed_forward: FeedForward) -> super::Layer {
-        super::Layer { attention: attention.into(), feed_forward, tensors: self.rules }
+        super::Layer {
+            attention: attention.into(),
+            feed_forward,
+            feed_forward_norm: self.feed_forward_norm,
+            tensors: self.rules,
+        }
     }
 }

@@ -27,6 +27,8 @@ pub struct Blueprint {
     pub norm: Norm,
     /// Factor on embedding rows (gemma: square root of `hidden`).
     pub embedding_scale: f32,
+    /// Factor on what each sublayer adds to the residual stream (granite).
+    pub residual_scale: f32,
     /// The rotations in use; layers refer to them by index.
     pub ropes: Vec<Rope>,
     /// The decoder layers, first to last.
@@ -55,18 +57,41 @@ pub enum NormKind {
     Layer,
 }
 
-/// One decoder layer: `x += attention(norm(x))`, then `x += feed_forward(norm(x))`.
+/// One decoder layer: `x += attention(norm(x))`, then `x += feed_forward(norm(x))`, or both from the same normed rows.
 ///
-/// Biases, q/k norms and the norms after a sublayer apply where their tensors are present; `tensors` says which
-/// may be, so presence is never a guess.
+/// Biases, sinks, q/k norms, the norms around and inside a sublayer apply where their tensors are present; `tensors` says
+/// which may be, so presence is never a guess.
 #[derive(Clone, Debug)]
 pub struct Layer {
     /// How positions see each other.
     pub attention: Attention,
     /// What follows attention.
     pub feed_forward: FeedForward,
+    /// The norm between the two, as its tensors are named without `.weight`; [`ATTENTION_NORM`] for a parallel layer.
+    pub feed_forward_norm: &'static str,
     /// The tensors of this layer, without the `blk.N.` prefix; no other may exist in the file.
     pub tensors: Vec<Rule>,
+}
+
+/// The norm in front of attention.
+pub const ATTENTION_NORM: &str = "attn_norm";
+
+impl Layer {
+    /// Whether attention and feed-forward read the same normed rows: `x += attention(h) + feed_forward(h)`.
+    pub fn parallel(&self) -> bool {
+        self.feed_forward_norm == ATTENTION_NORM
+    }
+
+    /// The norm after attention, as its tensors are named, if the one of that name is not the one in front of the feed-forward.
+    pub fn norm_after_attention(&self) -> Option<&'static str> {
+        const AFTER: &str = "post_attention_norm";
+        (self.feed_forward_norm != AFTER).then_some(AFTER)
+    }
+
+    /// Whether the file may have tensor `name` in this layer.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.iter().any(|rule| rule.name == name)
+    }
 }
 
 /// How the positions of a layer see each other. Latent attention, linear attention and sparse selections are
@@ -145,9 +170,43 @@ pub enum Activation {
     GatedGelu,
     /// `gelu_tanh(up)`, no gate.
     Gelu,
+    /// `(clamp(up, -7, 7) + 1) * g * sigmoid(1.702 g)` with `g = min(gate, 7)` (gpt-oss).
+    ClampedSwiglu,
+    /// `max(gate, 0)^2 * up`.
+    GatedReluSquared,
+    /// `max(up, 0)^2`, no gate.
+    ReluSquared,
 }
 
-/// A mixture of gated SiLU experts, chosen by a softmax over all of them.
+impl Activation {
+    /// Whether a gate multiplies the network's inner rows.
+    pub fn gated(self) -> bool {
+        !matches!(self, Self::Gelu | Self::ReluSquared)
+    }
+}
+
+/// How the logits of a router become the weights of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Router {
+    /// The softmax over all experts.
+    Softmax,
+    /// The softmax over the chosen ones.
+    SoftmaxOfChosen,
+    /// The sigmoid of each.
+    Sigmoid,
+}
+
+/// Experts in groups of equal size: a token chooses groups first, by the sum of the two best experts of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of groups; divides the experts.
+    pub count: usize,
+    /// Groups whose experts a token may visit.
+    pub used: usize,
+}
+
+/// A mixture of experts. A selection bias (`exp_probs_b.bias`), which chooses but does not weigh, a bias of the router and
+/// biases of experts apply where their tensors are present.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// Number of experts.
@@ -156,12 +215,38 @@ pub struct Experts {
     pub used: usize,
     /// Width of one expert.
     pub width: usize,
+    /// The nonlinearity of every expert.
+    pub activation: Activation,
+    /// Where the weights come from.
+    pub router: Router,
+    /// Groups, if experts are chosen by group.
+    pub groups: Option<Groups>,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub renormalize: bool,
     /// Factor on the weights.
     pub scale: f32,
-    /// Width of the expert every token visits, if there is one; its output is multiplied by the sigmoid of a learned gate.
+    /// Width of the expert every token visits, if there is one.
     pub shared: Option<usize>,
+    /// Whether the output of that expert is multiplied by the sigmoid of a learned gate.
+    pub shared_gate: bool,
+}
+
+impl Experts {
+    /// Gated SiLU experts behind a softmax over all of them, renormalized, without a shared one.
+    pub fn softmax(count: usize, used: usize, width: usize) -> Self {
+        Self {
+            count,
+            used,
+            width,
+            activation: Activation::GatedSilu,
+            router: Router::Softmax,
+            groups: None,
+            renormalize: true,
+            scale: 1.0,
+            shared: None,
+            shared_gate: true,
+        }
+    }
 }
 
 /// The vocabulary head: norm, matrix, factor, softcap.
@@ -189,6 +274,45 @@ impl Blueprint {
             }
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
         }
+    }
+
+    /// The first part of the model, by its name, that [`crate::executor`]s of other devices do not compute.
+    pub fn beyond_plain(&self) -> Option<&'static str> {
+        let other = |activation: Activation| {
+            use Activation::{GatedGelu, GatedSilu, Gelu};
+            !matches!(activation, Gelu | GatedGelu | GatedSilu)
+        };
+        let beyond = |layer: &Layer| {
+            let routed = match &layer.feed_forward {
+                FeedForward::Experts(experts) => {
+                    let plain = experts.router == Router::Softmax && experts.groups.is_none();
+                    !plain
+                        || !experts.shared_gate
+                        || other(experts.activation)
+                        || layer.has("exp_probs_b.bias")
+                }
+                FeedForward::Dense(dense) => other(dense.activation),
+            };
+            let inner = layer.has("attn_sub_norm.weight") || layer.has("ffn_sub_norm.weight");
+            let whole =
+                layer.tensors.iter().any(|r| r.name == "attn_k_norm.weight" && r.dims[0] != self.head_dim);
+            match () {
+                () if layer.has("attn_sinks.weight") => Some("attention sinks"),
+                () if layer.parallel() => Some("parallel layers"),
+                () if !layer.has("attn_norm.weight") => Some("layers without a norm before attention"),
+                () if layer.norm_after_attention().is_none() => Some("norms of another order"),
+                () if inner || whole => Some("norms inside a sublayer"),
+                () if routed => Some("experts or activations of this kind"),
+                () => None,
+            }
+        };
+        if self.residual_scale != 1.0 {
+            return Some("scaled residual additions");
+        }
+        if self.tensors.iter().any(|rule| rule.name == "output.bias") {
+            return Some("biases of the head");
+        }
+        self.layers.iter().find_map(beyond)
     }
 
     /// Bytes each further position takes in the state of all layers: keys and values as f16.

@@ -9,7 +9,7 @@ use super::{
     block::{Bias, Block},
     reader::{Reader, layers},
 };
-use crate::{Error, Result, kernels::Pairing};
+use crate::{Result, kernels::Pairing};
 
 /// Layers of the 27B model, the only one with another attention factor; the metadata does not carry it.
 const LAYERS_27B: usize = 62;
@@ -25,19 +25,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let base = reader.base("rope.freq_base_swa")?;
     let local = Rope { base, scaling: Scaling::None, magnitude: 1.0, ..global.clone() };
     let window = reader.size_opt("attention.sliding_window", usize::MAX)?.map(|w| w.min(sizes.context));
-    let pattern = reader.flags_opt("attention.sliding_window_pattern");
-    if pattern.as_ref().is_some_and(|p| p.len() < sizes.layers) {
-        let key = "gemma3.attention.sliding_window_pattern";
-        return Err(Error::malformed(key, "has fewer entries than there are layers"));
-    }
-    let period = match pattern {
-        Some(_) => PERIOD,
-        None => reader.size_opt("attention.sliding_window_pattern", usize::MAX)?.unwrap_or(PERIOD),
-    };
-    let slides = |index: usize| match &pattern {
-        Some(pattern) => pattern[index],
-        None => index % period != period - 1,
-    };
+    let slides = reader.slides(&sizes, PERIOD)?;
     let mut attention = sizes.attention(None);
     if sizes.layers == LAYERS_27B {
         attention.scale = 1.0 / ((sizes.hidden / sizes.heads) as f32).sqrt();
@@ -45,7 +33,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedGelu });
     let layers = layers(sizes.layers, |index| {
         let attention = match window {
-            Some(_) if slides(index) => Softmax { window, rope: Some(LOCAL), ..attention },
+            Some(_) if slides[index] => Softmax { window, rope: Some(LOCAL), ..attention },
             _ => Softmax { rope: Some(GLOBAL), ..attention },
         };
         let block = Block::new(&sizes).norms(Bias::None).norms_after();

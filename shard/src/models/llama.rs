@@ -25,14 +25,9 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
             })
         }
         Some(count) => {
-            let experts = Experts {
-                count,
-                used: reader.size("expert_used_count", count)?,
-                width: sizes.feed_forward,
-                renormalize: true,
-                scale: reader.cap("expert_weights_scale")?.unwrap_or(1.0),
-                shared: None,
-            };
+            let used = reader.size("expert_used_count", count)?;
+            let scale = reader.cap("expert_weights_scale")?.unwrap_or(1.0);
+            let experts = Experts { scale, ..Experts::softmax(count, used, sizes.feed_forward) };
             layers(sizes.layers, |_| {
                 block().experts(&experts).layer(attention, FeedForward::Experts(experts))
             })

@@ -10,15 +10,29 @@
 //! contradicts the metadata, or a metadata key that would change the numbers but is not read here.
 //! Every count is bounded by [`limits`] before anything is allocated from it.
 
+mod arcee;
+mod bitnet;
 mod block;
 mod blueprint;
+mod cohere2;
 mod cost;
+mod dots1;
+mod ernie4_5;
+mod exaone4;
 mod fixture;
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4moe;
+mod gpt_oss;
+mod granite;
 pub mod limits;
 mod llama;
+mod minimax_m2;
+mod nemotron;
+mod olmo2;
+mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen2moe;
@@ -26,12 +40,14 @@ mod qwen3;
 mod qwen3moe;
 mod reader;
 mod rope;
+mod seed_oss;
+mod smollm3;
 mod starcoder2;
 mod tensors;
 
 pub use blueprint::{
-    Activation, Attention, Blueprint, Dense, Experts, FeedForward, Head, Layer, Norm, NormKind, Recurrence,
-    Softmax,
+    ATTENTION_NORM, Activation, Attention, Blueprint, Dense, Experts, FeedForward, Groups, Head, Layer, Norm,
+    NormKind, Recurrence, Router, Softmax,
 };
 pub use cost::layer_costs;
 pub use rope::{Frequencies, Rope, Scaling};
@@ -68,6 +84,28 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "glm4", covers: "GLM 4 (0414)", read: glm4::read },
     Architecture { name: "qwen2moe", covers: "Qwen 1.5 MoE, Qwen 2 MoE", read: qwen2moe::read },
     Architecture { name: "qwen3moe", covers: "Qwen 3 MoE", read: qwen3moe::read },
+    Architecture { name: "gpt-oss", covers: "GPT-OSS 20B, 120B", read: gpt_oss::read },
+    Architecture { name: "smollm3", covers: "SmolLM 3", read: smollm3::read },
+    Architecture { name: "granite", covers: "Granite 3, 3.1, 3.2, 3.3 (dense)", read: granite::read },
+    Architecture { name: "granitemoe", covers: "Granite 3 MoE", read: granite::read },
+    Architecture { name: "olmo2", covers: "OLMo 2, OLMo 3", read: olmo2::read },
+    Architecture { name: "gemma", covers: "Gemma, CodeGemma", read: gemma::read },
+    Architecture { name: "arcee", covers: "Arcee AFM 4.5B", read: arcee::read },
+    Architecture { name: "seed_oss", covers: "Seed-OSS 36B", read: seed_oss::read },
+    Architecture { name: "exaone4", covers: "EXAONE 4", read: exaone4::read },
+    Architecture { name: "cohere2", covers: "Command R7B, Command A", read: cohere2::read },
+    Architecture {
+        name: "command-r",
+        covers: "Command R, Aya 23, Aya Expanse",
+        read: cohere2::read_command_r,
+    },
+    Architecture { name: "nemotron", covers: "Nemotron 4, Minitron", read: nemotron::read },
+    Architecture { name: "phi2", covers: "Phi 1, 1.5, 2", read: phi2::read },
+    Architecture { name: "ernie4_5", covers: "ERNIE 4.5 0.3B", read: ernie4_5::read },
+    Architecture { name: "glm4moe", covers: "GLM 4.5, 4.5 Air, 4.6, 4.7", read: glm4moe::read },
+    Architecture { name: "dots1", covers: "dots.llm1", read: dots1::read },
+    Architecture { name: "minimax-m2", covers: "MiniMax M2, M2.1", read: minimax_m2::read },
+    Architecture { name: "bitnet-b1.58", covers: "BitNet b1.58 2B4T", read: bitnet::read },
     Architecture { name: FIXTURE, covers: "no published model: fixtures of tests", read: fixture::read },
 ];
 

@@ -3,7 +3,8 @@
 use std::{cell::RefCell, collections::BTreeSet};
 
 use super::{
-    Attention, Blueprint, Experts, Head, Layer, Norm, NormKind, Rope, Rule, Scaling, Softmax, limits,
+    Attention, Blueprint, Experts, Groups, Head, Layer, Norm, NormKind, Rope, Router, Rule, Scaling, Softmax,
+    limits,
 };
 use crate::{
     Error, Result,
@@ -246,13 +247,45 @@ impl<'g> Reader<'g> {
         let used = self.size("expert_used_count", count)?;
         let width = self.size_opt("expert_feed_forward_length", limits::FEED_FORWARD)?;
         Ok(Experts {
-            count,
-            used,
-            width: width.unwrap_or(sizes.feed_forward / used),
             renormalize: self.flag_opt("expert_weights_norm").unwrap_or(renormalize),
             scale: self.cap("expert_weights_scale")?.unwrap_or(1.0),
             shared,
+            ..Experts::softmax(count, used, width.unwrap_or(sizes.feed_forward / used))
         })
+    }
+
+    /// Where the weights of experts come from: what the metadata says, or what the family does unless told.
+    pub fn router(&self, usual: Router) -> Result<Router> {
+        match self.size_opt("expert_gating_func", usize::MAX)? {
+            None => Ok(usual),
+            Some(1) => Ok(Router::Softmax),
+            Some(2) => Ok(Router::Sigmoid),
+            Some(3) => Ok(Router::SoftmaxOfChosen),
+            Some(other) => Err(Error::unsupported(format!("expert_gating_func {other}"))),
+        }
+    }
+
+    /// The groups that experts are chosen by, if there are several.
+    pub fn groups(&self, experts: usize) -> Result<Option<Groups>> {
+        let count = self.size_opt("expert_group_count", experts)?.unwrap_or(1);
+        let used = self.size_opt("expert_group_used_count", count)?.unwrap_or(count);
+        if !experts.is_multiple_of(count) {
+            return Err(Error::malformed(self.key("expert_group_count"), "does not divide the experts"));
+        }
+        Ok((used < count).then_some(Groups { count, used }))
+    }
+
+    /// Whether each layer has a window, where some do: as the metadata lists, or all but the last of every `period`.
+    pub fn slides(&self, sizes: &Sizes, period: usize) -> Result<Vec<bool>> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        if let Some(pattern) = self.flags_opt(KEY) {
+            if pattern.len() < sizes.layers {
+                return Err(Error::malformed(self.key(KEY), "has fewer entries than there are layers"));
+            }
+            return Ok(pattern);
+        }
+        let period = self.size_opt(KEY, usize::MAX)?.unwrap_or(period);
+        Ok((0..sizes.layers).map(|index| index % period != period - 1).collect())
     }
 
     /// The rotation with whatever scaling the metadata or the factor tensors ask for.
@@ -351,6 +384,7 @@ impl<'g> Reader<'g> {
             head_dim: sizes.head_dim,
             norm,
             embedding_scale: 1.0,
+            residual_scale: 1.0,
             ropes,
             layers,
             head: Head { tied: !self.has("output.weight"), scale: 1.0, softcap: None },

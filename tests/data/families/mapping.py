@@ -36,6 +36,16 @@ LAYER = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "self_attn.dense": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
 }
 # the norm names that mean different things in different families
 PLAIN_NORMS = {"post_attention_layernorm": "ffn_norm"}
@@ -49,7 +59,15 @@ GLM_NORMS = {
     "post_attention_layernorm": "ffn_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
-NORMS = {"gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS}
+# no norms before the sublayers
+POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+# the norm before the feed-forward network under the name of the place it has
+NAMED_NORMS = {"post_attention_layernorm": "post_attention_norm"}
+# families whose converter permutes q and k for rotation in adjacent pairs
+PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
+LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps", "command-r": "layer_norm_eps", "phi2": "layer_norm_eps", "nemotron": "norm_eps"}
+NORMS = {"olmo2": POST_NORMS, "exaone4": POST_NORMS, "gpt-oss": NAMED_NORMS, "seed_oss": NAMED_NORMS,
+         "glm4moe": NAMED_NORMS, "gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS}
 
 
 def permute(weight, heads):
@@ -65,16 +83,21 @@ def tensors(family, state):
     for full, value in state.items():
         array = value.to(torch.float32).numpy()
         stem, _, suffix = full.removeprefix("model.").rpartition(".")
-        if arch.startswith("gemma") and "norm" in stem:
+        if one_more(arch) and "norm" in stem and suffix == "weight":
             array = array + np.float32(1.0)
-        if full == "lm_head.weight":
+        if full.startswith("lm_head."):
             if not config.tie_word_embeddings:
-                yield "output.weight", array
+                yield f"output.{suffix}", array
         elif stem == "embed_tokens":
             yield "token_embd.weight", array
-        elif stem == "norm":
+        elif stem in ("norm", "final_layernorm"):
             yield f"output_norm.{suffix}", array
-        elif experts := re.fullmatch(r"layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj", full.removeprefix("model.")):
+        elif suffix in ("sinks", "e_score_correction_bias"):
+            block = "blk." + stem.split(".")[1]
+            yield f"{block}.{'attn_sinks.weight' if suffix == 'sinks' else 'exp_probs_b.bias'}", array
+        elif arch == "gpt-oss" and ".experts" in stem:
+            yield from gpt_oss_experts("blk." + stem.split(".")[1], suffix, array)
+        elif experts := re.fullmatch(r"layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(gate_up|down)_proj", full.removeprefix("model.")):
             block = f"blk.{experts[1]}"
             if experts[2] == "down":
                 yield f"{block}.ffn_down_exps.weight", array
@@ -85,16 +108,32 @@ def tensors(family, state):
         else:
             _, layer, inner = stem.split(".", 2)
             name = names[inner]
-            if arch == "llama" and name in ("attn_q", "attn_k"):
+            if arch in PERMUTED and name in ("attn_q", "attn_k"):
                 array = permute(array, config.num_attention_heads if name == "attn_q" else config.num_key_value_heads)
             if name == "ffn_gate_inp_shexp":
                 array = array.reshape(-1)
             yield f"blk.{layer}.{name}.{suffix}", array
 
 
+def one_more(arch):
+    """Whether norms multiply by one more than the stored weight."""
+    return arch.startswith("gemma") or arch == "nemotron"
+
+
+def gpt_oss_experts(block, suffix, array):
+    """Matrices are [E, in, out], gate and up interleaved."""
+    kind = "bias" if suffix.endswith("bias") else "weight"
+    part = (lambda a: a) if kind == "bias" else (lambda a: a.swapaxes(1, 2))
+    if suffix.startswith("down"):
+        yield f"{block}.ffn_down_exps.{kind}", part(array)
+    else:
+        yield f"{block}.ffn_gate_exps.{kind}", part(array[..., ::2])
+        yield f"{block}.ffn_up_exps.{kind}", part(array[..., 1::2])
+
+
 def stored(name, array):
     """The array in the type it has in the file; asserts that nothing is lost."""
-    if array.ndim == 1 or "ffn_gate_inp" in name:
+    if array.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias"):
         return np.ascontiguousarray(array, dtype=np.float32)
     half = np.ascontiguousarray(array, dtype=np.float16)
     assert np.array_equal(half.astype(np.float32), array), name
@@ -128,9 +167,10 @@ def rope_metadata(writer, family, head_dim):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
         return
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
-    if arch == "llama":
+    if arch in PERMUTED:
         writer.add_rope_dimension_count(head_dim)
     if "partial_rotary_factor" in rope:
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
@@ -167,15 +207,38 @@ def metadata(writer, family, head_dim):
     writer.add_head_count_kv(config.num_key_value_heads)
     if arch == "llama":
         writer.add_vocab_size(config.vocab_size)
-    if arch == "starcoder2":
-        writer.add_layer_norm_eps(config.norm_epsilon)
+    if arch in LAYER_NORM:
+        writer.add_layer_norm_eps(getattr(config, LAYER_NORM[arch]))
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma2", "gemma3", "qwen3", "glm4"):
+    if head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if arch in ("gemma2", "gemma3"):
+    if arch in ("gemma2", "gemma3", "gpt-oss", "exaone4", "cohere2") or family.name == "olmo3":
         writer.add_sliding_window(config.sliding_window)
+    if arch == "exaone4" or family.name == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if arch.startswith("granite"):
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_attention_scale(config.attention_multiplier)
+    if arch in ("cohere2", "command-r"):
+        writer.add_logit_scale(config.logit_scale)
+    if arch in ("glm4moe", "dots1", "minimax-m2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if arch in ("gpt-oss", "minimax-m2"):
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if arch in ("glm4moe", "dots1"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if arch == "glm4moe":
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_nextn_predict_layers(0)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)

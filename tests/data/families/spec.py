@@ -31,6 +31,25 @@ SEEDS = {
     "mixtral": 2,
     "qwen2moe": 2,
     "qwen3moe": 21,
+    "granite": 2,
+    "granitemoe": 5,
+    "dots1": 5,
+    "gemma": 13,
+    "arcee": 9,
+    "gpt_oss": 10,
+    "smollm3": 3,
+    "olmo2": 1,
+    "olmo3": 6,
+    "seed_oss": 3,
+    "exaone4": 0,
+    "cohere2": 4,
+    "command_r": 2,
+    "nemotron": 11,
+    "phi2": 1,
+    "ernie4_5": 2,
+    "glm4moe": 7,
+    "minimax_m2": 0,
+    "bitnet": 3,
 }
 
 
@@ -108,6 +127,19 @@ def families():
     starcoder2 = base(356, 96, 6, 2, 160, 3, 1e-3, True, default_rope(1e5), use_bias=True, sliding_window=None)
     starcoder2["norm_epsilon"] = starcoder2.pop("rms_norm_eps")
     starcoder2["hidden_act"] = "gelu_pytorch_tanh"
+    plain = default_rope(10000.0)
+    windows = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    gpt_oss = yarn(150000.0, 4.0, 128) | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    cohere2 = base(300, 64, 4, 2, 96, 4, 1e-5, True, plain, sliding_window=24, layer_types=windows, logit_scale=0.5)
+    cohere2["layer_norm_eps"] = cohere2.pop("rms_norm_eps")
+    command_r = base(316, 64, 4, 2, 96, 3, 1e-5, True, plain, logit_scale=0.5)
+    command_r["layer_norm_eps"] = command_r.pop("rms_norm_eps")
+    phi2 = base(301, 64, 2, 2, 160, 3, 1e-5, False, plain | {"partial_rotary_factor": 0.5})
+    phi2["layer_norm_eps"] = phi2.pop("rms_norm_eps")
+    nemotron = base(302, 64, 4, 2, 128, 3, 1e-5, False, plain | {"partial_rotary_factor": 0.5})
+    nemotron["norm_eps"] = nemotron.pop("rms_norm_eps")
+    olmo3 = {"full_attention": yarn(10000.0, 4.0, 128), "sliding_attention": plain}
+    granite = dict(embedding_multiplier=0.5, logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.3)
     families = [
         Family("llama", "llama", tf.LlamaForCausalLM,
                tf.LlamaConfig(**base(353, 64, 4, 4, 160, 3, 1e-5, False, default_rope(10000.0))), hf="f16"),
@@ -153,8 +185,53 @@ def families():
                tf.Qwen3MoeConfig(**base(337, 64, 4, 2, 160, 3, 1e-6, False, default_rope(1e6), head_dim=32,
                                         num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
                                         norm_topk_prob=True)), hf="f16", hf_style="v5"),
+        Family("gpt_oss", "gpt-oss", tf.GptOssForCausalLM,
+               tf.GptOssConfig(**base(307, 64, 4, 2, 32, 4, 1e-5, False, gpt_oss, head_dim=32, num_local_experts=6,
+                                      num_experts_per_tok=2, sliding_window=24))),
+        Family("smollm3", "smollm3", tf.SmolLM3ForCausalLM,
+               tf.SmolLM3Config(**base(303, 64, 4, 2, 96, 5, 1e-6, True, default_rope(2e6)))),
+        Family("granite", "granite", tf.GraniteForCausalLM,
+               tf.GraniteConfig(**base(304, 64, 4, 2, 96, 3, 1e-5, True, plain, **granite)), head_gain=8.0),
+        Family("granitemoe", "granitemoe", tf.GraniteMoeForCausalLM,
+               tf.GraniteMoeConfig(**base(305, 64, 4, 2, 64, 3, 1e-6, True, plain, num_local_experts=6,
+                                          num_experts_per_tok=2, **granite)), head_gain=8.0),
+        Family("olmo2", "olmo2", tf.Olmo2ForCausalLM,
+               tf.Olmo2Config(**base(306, 64, 4, 2, 96, 3, 1e-6, False, default_rope(500000.0)))),
+        Family("olmo3", "olmo2", tf.Olmo3ForCausalLM,
+               tf.Olmo3Config(**base(306, 64, 4, 4, 96, 4, 1e-6, False, olmo3, sliding_window=24,
+                                     layer_types=windows))),
+        Family("gemma", "gemma", tf.GemmaForCausalLM,
+               tf.GemmaConfig(**base(308, 64, 4, 1, 128, 3, 1e-6, True, plain, head_dim=32))),
+        Family("arcee", "arcee", tf.ArceeForCausalLM,
+               tf.ArceeConfig(**base(309, 64, 4, 2, 128, 3, 1e-5, False, yarn(10000.0, 4.0, 128), head_dim=16))),
+        Family("seed_oss", "seed_oss", tf.SeedOssForCausalLM,
+               tf.SeedOssConfig(**base(310, 64, 4, 2, 96, 3, 1e-6, False, default_rope(1e7), head_dim=32))),
+        Family("exaone4", "exaone4", tf.Exaone4ForCausalLM,
+               tf.Exaone4Config(**base(311, 64, 4, 2, 96, 4, 1e-5, False, default_rope(1e6), sliding_window=24,
+                                       layer_types=windows))),
+        Family("cohere2", "cohere2", tf.Cohere2ForCausalLM, tf.Cohere2Config(**cohere2), head_gain=8.0),
+        Family("command_r", "command-r", tf.CohereForCausalLM, tf.CohereConfig(**command_r), head_gain=8.0),
+        Family("nemotron", "nemotron", tf.NemotronForCausalLM, tf.NemotronConfig(**nemotron)),
+        Family("phi2", "phi2", tf.PhiForCausalLM, tf.PhiConfig(**phi2)),
+        Family("ernie4_5", "ernie4_5", tf.Ernie4_5ForCausalLM,
+               tf.Ernie4_5Config(**base(312, 64, 4, 2, 96, 3, 1e-5, True, default_rope(500000.0), head_dim=32))),
+        Family("glm4moe", "glm4moe", tf.Glm4MoeForCausalLM,
+               tf.Glm4MoeConfig(**base(313, 64, 4, 2, 96, 3, 1e-5, False, plain | {"partial_rotary_factor": 0.5},
+                                       head_dim=32, attention_bias=True, use_qk_norm=True, n_routed_experts=8,
+                                       num_experts_per_tok=3, moe_intermediate_size=32, n_shared_experts=1,
+                                       routed_scaling_factor=1.7, n_group=4, topk_group=2, first_k_dense_replace=1,
+                                       norm_topk_prob=True))),
+        Family("dots1", "dots1", tf.Dots1ForCausalLM,
+               tf.Dots1Config(**base(317, 64, 4, 4, 96, 3, 1e-6, False, plain, n_routed_experts=8, num_experts_per_tok=3,
+                                     moe_intermediate_size=32, n_shared_experts=2, routed_scaling_factor=2.5,
+                                     first_k_dense_replace=1, norm_topk_prob=True, sliding_window=None))),
+        Family("minimax_m2", "minimax-m2", tf.MiniMaxM2ForCausalLM,
+               tf.MiniMaxM2Config(**base(314, 64, 4, 2, 32, 3, 1e-6, False, default_rope(5e6) | {"partial_rotary_factor": 0.5},
+                                         head_dim=32, num_local_experts=8, num_experts_per_tok=3))),
+        Family("bitnet", "bitnet-b1.58", tf.BitNetForCausalLM,
+               tf.BitNetConfig(**base(315, 64, 4, 2, 96, 3, 1e-5, True, default_rope(500000.0)))),
     ]
-    return [dataclasses.replace(family, seed=SEEDS[family.name]) for family in families]
+    return [dataclasses.replace(family, seed=SEEDS.get(family.name, 0)) for family in families]
 
 
 def longrope_attention_factor(context, original):

@@ -45,6 +45,8 @@ pub(super) struct CpuBuffers {
 pub(super) struct Routing {
     /// Probabilities, `[rows][experts]`.
     pub scores: Vec<f32>,
+    /// What the experts of one row are chosen by, `[experts]`.
+    pub keys: Vec<f32>,
     /// Expert and weight of every choice, `[rows][used]`.
     pub chosen: Vec<(u32, f32)>,
     /// Row and weight of every choice, by expert and then by row.
@@ -81,6 +83,7 @@ impl CpuBuffers {
             None => Routing::default(),
             Some((count, used)) => Routing {
                 scores: buffer(count),
+                keys: vec![0.0; count],
                 chosen: vec![(0, 0.0); rows * used],
                 members: vec![(0, 0.0); rows * used],
                 starts: vec![0; count + 1],

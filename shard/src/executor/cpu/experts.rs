@@ -2,12 +2,12 @@
 
 use super::{
     buffers::{CpuBuffers, Routing},
-    network::{Hidden, run_network},
+    network::{Hidden, product, run_network},
     weights::ExpertWeights,
 };
 use crate::{
-    kernels::{Cpu, Target},
-    models::{Activation, Experts},
+    kernels::{Cpu, Target, math},
+    models::{Experts, Groups, Router},
 };
 
 /// Runs the experts over `ws.h` into `ws.y`.
@@ -21,8 +21,8 @@ pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut C
     let (h, y) = (&ws.h[..size], &mut ws.y[..size]);
     let routing = &mut ws.routing;
     let scores = &mut routing.scores[..rows * spec.count];
-    cpu.matmul(h, rows, &mut ws.scratch, &mut [Target { matrix: &weights.router, out: scores }]);
-    choose(cpu, spec, routing, rows);
+    product(cpu, &mut ws.scratch, h, rows, [(&weights.router, scores)]);
+    choose(cpu, spec, weights.selection.as_deref(), routing, rows);
     group(spec, routing, rows);
     y.fill(0.0);
     for (index, network) in weights.experts.iter().enumerate() {
@@ -38,21 +38,26 @@ pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut C
             }
             &routing.gathered[..members.len() * hidden]
         };
-        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch };
+        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch, eps: 0.0 };
         let out = &mut routing.output[..members.len() * hidden];
-        run_network(cpu, network, Activation::GatedSilu, (x, members.len()), buffers, out);
+        run_network(cpu, network, spec.activation, (x, members.len()), buffers, out);
         for (&(row, weight), out) in members.iter().zip(out.chunks_exact(hidden)) {
             cpu.add_scaled(&mut y[row as usize * hidden..][..hidden], out, weight);
         }
     }
     if let Some((gate, network)) = &weights.shared {
         let gates = &mut routing.shared[..rows];
-        cpu.matmul(h, rows, &mut ws.scratch, &mut [Target { matrix: gate, out: gates }]);
-        let gates = &mut routing.shared[..rows];
-        cpu.sigmoid(gates);
-        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch };
+        match gate {
+            Some(gate) => {
+                let out = &mut *gates;
+                cpu.matmul(h, rows, &mut ws.scratch, &mut [Target { matrix: gate, out }]);
+                cpu.sigmoid(gates);
+            }
+            None => gates.fill(1.0),
+        }
+        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch, eps: 0.0 };
         let out = &mut routing.output[..size];
-        run_network(cpu, network, Activation::GatedSilu, (h, rows), buffers, out);
+        run_network(cpu, network, spec.activation, (h, rows), buffers, out);
         for ((y, out), &gate) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).zip(gates.iter()) {
             cpu.add_scaled(y, out, gate);
         }
@@ -60,25 +65,65 @@ pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut C
 }
 
 /// The experts of every row with their weights, best first.
-fn choose(cpu: &Cpu, spec: &Experts, routing: &mut Routing, rows: usize) {
+///
+/// Ties go to the lower expert and the lower group. Sums run in the order of the choices.
+fn choose(cpu: &Cpu, spec: &Experts, selection: Option<&[f32]>, routing: &mut Routing, rows: usize) {
     let scores = routing.scores[..rows * spec.count].chunks_exact_mut(spec.count);
+    let keys = &mut routing.keys[..spec.count];
     for (scores, chosen) in scores.zip(routing.chosen.chunks_exact_mut(spec.used)) {
-        cpu.softmax(scores);
-        let mut sum = 0.0;
+        match spec.router {
+            Router::Softmax => cpu.softmax(scores),
+            Router::Sigmoid => cpu.sigmoid(scores),
+            Router::SoftmaxOfChosen => {}
+        }
+        keys.copy_from_slice(scores);
+        if let Some(bias) = selection {
+            keys.iter_mut().zip(bias).for_each(|(key, bias)| *key += bias);
+        }
+        if let Some(groups) = spec.groups {
+            close_groups(groups, keys);
+        }
         for place in 0..spec.used {
             let (taken, rest) = chosen.split_at_mut(place);
             let free = |expert: &usize| taken.iter().all(|&(t, _)| t as usize != *expert);
             let best = (0..spec.count)
                 .filter(free)
-                .reduce(|best, other| if scores[other] > scores[best] { other } else { best })
+                .reduce(|best, other| if keys[other] > keys[best] { other } else { best })
                 .unwrap_or_default();
             rest[0] = (best as u32, scores[best]);
-            sum += scores[best];
         }
+        if spec.router == Router::SoftmaxOfChosen {
+            let largest = chosen[0].1;
+            chosen.iter_mut().for_each(|(_, logit)| *logit = math::exp_f32(*logit - largest));
+        }
+        let share = spec.renormalize || spec.router == Router::SoftmaxOfChosen;
+        let sum = if share { chosen.iter().fold(0.0, |sum, &(_, weight)| sum + weight) } else { 1.0 };
         for (_, weight) in chosen.iter_mut() {
-            let share = if spec.renormalize { *weight / sum } else { *weight };
-            *weight = share * spec.scale;
+            *weight = *weight / sum * spec.scale;
         }
+    }
+}
+
+/// Puts the experts of all groups but the best out of reach; a group counts as much as its two best experts.
+fn close_groups(groups: Groups, keys: &mut [f32]) {
+    let size = keys.len() / groups.count;
+    let worth = |keys: &[f32]| {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for &key in keys {
+            if key > first {
+                (first, second) = (key, first);
+            } else if key > second {
+                second = key;
+            }
+        }
+        if size > 1 { first + second } else { first }
+    };
+    // The worst open group closes until as many are left as may be used; of equals the later one.
+    for _ in groups.used..groups.count {
+        let open = keys.chunks_exact(size).map(worth).enumerate().filter(|(_, w)| *w > f32::NEG_INFINITY);
+        let worst = open.reduce(|worst, other| if other.1 <= worst.1 { other } else { worst });
+        let Some((worst, _)) = worst else { return };
+        keys[worst * size..][..size].fill(f32::NEG_INFINITY);
     }
 }
 
@@ -105,8 +150,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_best_groups_stay_open() {
+        let groups = Groups { count: 3, used: 1 };
+        // Sums of the two best: 1.0, 1.1, 0.9.
+        let mut keys = [0.9, 0.1, 0.0, 0.5, 0.6, 0.4, 0.8, 0.1, 0.1];
+        close_groups(groups, &mut keys);
+        let open: Vec<usize> = (0..9).filter(|&i| keys[i] > f32::NEG_INFINITY).collect();
+        assert_eq!(open, [3, 4, 5]);
+    }
+
+    #[test]
     fn choices_are_grouped_by_expert_and_row() {
-        let spec = Experts { count: 4, used: 2, width: 1, renormalize: true, scale: 1.0, shared: None };
+        let spec = Experts::softmax(4, 2, 1);
         let mut routing = Routing {
             chosen: vec![(2, 0.1), (0, 0.2), (3, 0.3), (2, 0.4), (0, 0.5), (2, 0.6)],
             members: vec![(9, 0.0); 6],

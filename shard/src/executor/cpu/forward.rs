@@ -138,8 +138,7 @@ impl Shard {
     ) -> usize {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let hidden = blueprint.hidden;
-        let h = &mut ws.h[..rows * hidden];
-        norm(cpu, blueprint.norm, &layer.attention_norm, &ws.x[..rows * hidden], h);
+        norm_or_copy(cpu, blueprint.norm, layer.attention_norm.as_ref(), ws, rows);
         let rows = match (&layer.mixer, blueprint.layers[place.layer].attention) {
             (Mixer::Softmax(weights), Attention::Softmax(spec)) => {
                 self.look_back(ws, items, (weights, spec, place.cached), rows, last)
@@ -153,13 +152,28 @@ impl Shard {
             return 0;
         }
         let y = &mut ws.y[..rows * hidden];
-        let mixed = &ws.attended[..rows * blueprint.q_width()];
+        let mixed = &mut ws.attended[..rows * blueprint.q_width()];
+        if let Some(weight) = &layer.mixed_norm {
+            cpu.rms_norm_in_place(mixed, weight.len(), Some(weight), blueprint.norm.eps);
+        }
         product(cpu, &mut ws.scratch, mixed, rows, [(&layer.out, y)]);
         if let Some(weight) = &layer.attention_norm_after {
             cpu.rms_norm_in_place(&mut ws.y[..rows * hidden], hidden, Some(weight), blueprint.norm.eps);
         }
-        cpu.add(&mut ws.x[..rows * hidden], &ws.y[..rows * hidden]);
+        if blueprint.layers[place.layer].parallel() {
+            norm_or_copy(cpu, blueprint.norm, layer.feed_forward_norm.as_ref(), ws, rows);
+        }
+        self.add_to_residual(ws, rows);
         rows
+    }
+
+    /// Adds what a sublayer made.
+    fn add_to_residual(&self, ws: &mut CpuBuffers, rows: usize) {
+        let (x, y) = (&mut ws.x[..rows * ws.hidden], &ws.y[..rows * ws.hidden]);
+        match self.blueprint.residual_scale {
+            1.0 => self.cpu.add(x, y),
+            scale => self.cpu.add_scaled(x, y, scale),
+        }
     }
 
     /// Softmax attention of the normed rows, into `ws.attended`; returns how many rows go on.
@@ -186,7 +200,7 @@ impl Shard {
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
-            self.attend(ws, items, spec, cached, last);
+            self.attend(ws, items, (weights, spec, cached), last);
         }
         rows
     }
@@ -239,8 +253,9 @@ impl Shard {
         ];
         let dim = blueprint.head_dim;
         for (x, heads, norm) in sides {
+            // As long as a head, or as all of them.
             if let Some(weight) = norm {
-                self.cpu.rms_norm_in_place(x, dim, Some(weight), blueprint.norm.eps);
+                self.cpu.rms_norm_in_place(x, weight.len(), Some(weight), blueprint.norm.eps);
             }
             if let Some(index) = spec.rope {
                 let rope = &blueprint.ropes[index];
@@ -251,7 +266,13 @@ impl Shard {
     }
 
     /// Softmax attention of every item over its own cache, into `ws.attended`.
-    fn attend(&self, ws: &mut CpuBuffers, items: &[Item<'_>], spec: Softmax, cached: usize, last: bool) {
+    fn attend(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &[Item<'_>],
+        (weights, spec, cached): (&SoftmaxWeights, Softmax, usize),
+        last: bool,
+    ) {
         let width = self.blueprint.q_width();
         let shape = self.kv_shape();
         let mut jobs = recycle(mem::take(&mut ws.jobs));
@@ -275,6 +296,7 @@ impl Shard {
                 scale: spec.scale,
                 softcap: spec.softcap,
                 window: spec.window,
+                sinks: weights.sinks.as_deref(),
                 out: here,
             });
         }
@@ -286,11 +308,14 @@ impl Shard {
     fn feed_forward(&self, ws: &mut CpuBuffers, (place, layer): (Place, &LayerWeights), rows: usize) {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
         let size = rows * blueprint.hidden;
-        norm(cpu, blueprint.norm, &layer.feed_forward_norm, &ws.x[..size], &mut ws.h[..size]);
+        if !blueprint.layers[place.layer].parallel() {
+            norm_or_copy(cpu, blueprint.norm, layer.feed_forward_norm.as_ref(), ws, rows);
+        }
         let spec = &blueprint.layers[place.layer].feed_forward;
         match (&layer.feed_forward, spec) {
             (FeedForwardWeights::Dense(network), FeedForward::Dense(dense)) => {
-                let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch };
+                let (gate, up, scratch) = (&mut ws.gate, &mut ws.up, &mut ws.scratch);
+                let buffers = Hidden { gate, up, scratch, eps: blueprint.norm.eps };
                 run_network(
                     cpu,
                     network,
@@ -308,7 +333,7 @@ impl Shard {
         if let Some(weight) = &layer.feed_forward_norm_after {
             cpu.rms_norm_in_place(&mut ws.y[..size], blueprint.hidden, Some(weight), blueprint.norm.eps);
         }
-        cpu.add(&mut ws.x[..size], &ws.y[..size]);
+        self.add_to_residual(ws, rows);
     }
 
     /// Head, factor and softcap of the normed rows that are left.
@@ -318,6 +343,9 @@ impl Shard {
         let mut target = [Target { matrix: &head.matrix, out: logits }];
         cpu.matmul(&ws.h[..size], rows, &mut ws.scratch, &mut target);
         let logits = &mut ws.logits[..rows * ws.vocab];
+        if let Some(bias) = &head.bias {
+            cpu.add_bias(logits, bias);
+        }
         if self.blueprint.head.scale != 1.0 {
             cpu.scale(logits, self.blueprint.head.scale);
         }
@@ -345,6 +373,15 @@ fn keep_wanted(ws: &mut CpuBuffers) -> usize {
         kept += span.wanted;
     }
     kept
+}
+
+/// The rows of the residual stream into `ws.h`, normed where the model does.
+fn norm_or_copy(cpu: &Cpu, spec: Norm, weights: Option<&NormWeights>, ws: &mut CpuBuffers, rows: usize) {
+    let size = rows * ws.hidden;
+    match weights {
+        Some(weights) => norm(cpu, spec, weights, &ws.x[..size], &mut ws.h[..size]),
+        None => ws.h[..size].copy_from_slice(&ws.x[..size]),
+    }
 }
 
 fn norm(cpu: &Cpu, norm: Norm, weights: &NormWeights, x: &[f32], out: &mut [f32]) {

@@ -65,6 +65,7 @@ impl Embedding {
 struct HeadWeights {
     norm: NormWeights,
     matrix: Matrix,
+    bias: Option<Vec<f32>>,
 }
 
 impl Shard {
@@ -88,7 +89,10 @@ impl Shard {
         let loader = weights::Loader { gguf, cpu: &cpu, blueprint: &blueprint };
         // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
         let head = match ends.head {
-            true => Some(HeadWeights { norm: loader.norm("output_norm")?, matrix: loader.head()? }),
+            true => {
+                let (norm, bias) = (loader.norm("output_norm")?, loader.vector("output.bias"));
+                Some(HeadWeights { norm, matrix: loader.head()?, bias })
+            }
             false => None,
         };
         let weights = (layers.start()..layers.end())

@@ -28,6 +28,8 @@ pub(super) struct Hidden<'a> {
     pub gate: &'a mut [f32],
     pub up: &'a mut [f32],
     pub scratch: &'a mut Activations,
+    /// Of the norm over the inner rows.
+    pub eps: f32,
 }
 
 /// A feed-forward network over `rows` rows of `x`, into `out`.
@@ -39,7 +41,7 @@ pub(super) fn run_network(
     buffers: Hidden<'_>,
     out: &mut [f32],
 ) {
-    let Hidden { gate, up, scratch } = buffers;
+    let Hidden { gate, up, scratch, eps } = buffers;
     let size = rows * network.up.matrix.rows();
     let (gate, up) = (&mut gate[..size], &mut up[..size]);
     let inner = match &network.gate {
@@ -47,15 +49,23 @@ pub(super) fn run_network(
             product(cpu, scratch, x, rows, [(linear, &mut *gate), (&network.up, &mut *up)]);
             match activation {
                 Activation::GatedGelu => cpu.gelu_mul(gate, up),
-                Activation::GatedSilu | Activation::Gelu => cpu.silu_mul(gate, up),
+                Activation::ClampedSwiglu => cpu.clamped_swiglu(gate, up),
+                Activation::GatedReluSquared => cpu.relu_squared_mul(gate, up),
+                Activation::GatedSilu | Activation::Gelu | Activation::ReluSquared => cpu.silu_mul(gate, up),
             }
             gate
         }
         None => {
             product(cpu, scratch, x, rows, [(&network.up, &mut *up)]);
-            cpu.gelu(up);
+            match activation {
+                Activation::ReluSquared => cpu.relu_squared(up),
+                _ => cpu.gelu(up),
+            }
             up
         }
     };
+    if let Some(weight) = &network.inner_norm {
+        cpu.rms_norm_in_place(inner, weight.len(), Some(weight), eps);
+    }
     product(cpu, scratch, inner, rows, [(&network.down, out)]);
 }

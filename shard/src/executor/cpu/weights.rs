@@ -6,7 +6,7 @@ use crate::{
     Error, Result,
     gguf::Gguf,
     kernels::{Cpu, Matrix},
-    models::{Attention, Blueprint, Experts, FeedForward, layer_name},
+    models::{ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, layer_name},
 };
 
 /// A matrix and what is added to its products.
@@ -25,15 +25,19 @@ pub(super) struct NormWeights {
 pub(super) struct Network {
     pub gate: Option<Linear>,
     pub up: Linear,
+    /// The norm over the inner rows.
+    pub inner_norm: Option<Vec<f32>>,
     pub down: Linear,
 }
 
 /// A router and its experts.
 pub(super) struct ExpertWeights {
-    pub router: Matrix,
+    pub router: Linear,
+    /// What is added to the scores for the choice alone.
+    pub selection: Option<Vec<f32>>,
     pub experts: Vec<Network>,
-    /// The gate of the shared expert, one row, and the expert.
-    pub shared: Option<(Matrix, Network)>,
+    /// The gate of the shared expert, one row, if it has one, and the expert.
+    pub shared: Option<(Option<Matrix>, Network)>,
 }
 
 pub(super) enum FeedForwardWeights {
@@ -48,6 +52,8 @@ pub(super) struct SoftmaxWeights {
     pub v: Linear,
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
+    /// A logit per query head without a value.
+    pub sinks: Option<Vec<f32>>,
 }
 
 /// What mixes positions.
@@ -58,11 +64,13 @@ pub(super) enum Mixer {
 
 /// Everything one layer computes with.
 pub(super) struct LayerWeights {
-    pub attention_norm: NormWeights,
+    pub attention_norm: Option<NormWeights>,
     pub mixer: Mixer,
+    /// The norm over what the mixer makes.
+    pub mixed_norm: Option<Vec<f32>>,
     pub out: Linear,
     pub attention_norm_after: Option<Vec<f32>>,
-    pub feed_forward_norm: NormWeights,
+    pub feed_forward_norm: Option<NormWeights>,
     pub feed_forward: FeedForwardWeights,
     pub feed_forward_norm_after: Option<Vec<f32>>,
 }
@@ -94,7 +102,9 @@ impl LayerWeights {
                 let shared = experts.shared.as_ref();
                 experts.router.resident_bytes()
                     + experts.experts.iter().map(Network::resident_bytes).sum::<usize>()
-                    + shared.map_or(0, |(gate, network)| gate.resident_bytes() + network.resident_bytes())
+                    + shared.map_or(0, |(gate, network)| {
+                        gate.as_ref().map_or(0, Matrix::resident_bytes) + network.resident_bytes()
+                    })
             }
         };
         attention + feed_forward
@@ -122,6 +132,12 @@ impl Loader<'_> {
         Ok(NormWeights { weight, bias: self.vector(&format!("{prefix}.bias")) })
     }
 
+    /// The same where the file has it.
+    fn norm_opt(&self, prefix: &str) -> Result<Option<NormWeights>> {
+        let there = self.gguf.info(&format!("{prefix}.weight")).is_some();
+        there.then(|| self.norm(prefix)).transpose()
+    }
+
     /// The head's matrix: its own, or the embedding table.
     pub fn head(&self) -> Result<Matrix> {
         let name = if self.blueprint.head.tied { "token_embd.weight" } else { "output.weight" };
@@ -138,16 +154,20 @@ impl Loader<'_> {
                 input: self.linear(&name("recurrence_input"))?,
             },
         };
-        let feed_forward = match &self.blueprint.layers[index].feed_forward {
-            FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense.width)?),
+        let layer = &self.blueprint.layers[index];
+        let feed_forward = match &layer.feed_forward {
+            FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense)?),
             FeedForward::Experts(experts) => FeedForwardWeights::Experts(self.experts(index, experts)?),
         };
         Ok(LayerWeights {
-            attention_norm: self.norm(&name("attn_norm"))?,
+            attention_norm: self.norm_opt(&name(ATTENTION_NORM))?,
             mixer,
+            mixed_norm: self.vector(&name("attn_sub_norm.weight")),
             out: self.linear(&name("attn_output"))?,
-            attention_norm_after: self.vector(&name("post_attention_norm.weight")),
-            feed_forward_norm: self.norm(&name("ffn_norm"))?,
+            attention_norm_after: layer
+                .norm_after_attention()
+                .and_then(|norm| self.vector(&format!("{}.weight", name(norm)))),
+            feed_forward_norm: self.norm_opt(&name(layer.feed_forward_norm))?,
             feed_forward,
             feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
         })
@@ -171,13 +191,15 @@ impl Loader<'_> {
         self.gguf.forget(&format!("{fused}.weight"));
         let (q_norm, k_norm) =
             (self.vector(&name("attn_q_norm.weight")), self.vector(&name("attn_k_norm.weight")));
-        Ok(SoftmaxWeights { q, k, v, q_norm, k_norm })
+        Ok(SoftmaxWeights { q, k, v, q_norm, k_norm, sinks: self.vector(&name("attn_sinks.weight")) })
     }
 
     /// The dense network; gate and up may be the halves of one matrix.
-    fn network(&self, index: usize, width: usize) -> Result<Network> {
+    fn network(&self, index: usize, spec: &Dense) -> Result<Network> {
+        let width = spec.width;
         let [gate, up, down] = ["ffn_gate", "ffn_up", "ffn_down"].map(|suffix| layer_name(index, suffix));
-        let stacked = self.gguf.require(&format!("{up}.weight"))?.rows() == 2 * width;
+        let stacked =
+            spec.activation.gated() && self.gguf.require(&format!("{up}.weight"))?.rows() == 2 * width;
         let (gate, up) = match self.gguf.info(&format!("{gate}.weight")) {
             Some(_) => (Some(self.linear(&gate)?), self.linear(&up)?),
             None if stacked => {
@@ -187,35 +209,43 @@ impl Loader<'_> {
             }
             None => (None, self.linear(&up)?),
         };
-        Ok(Network { gate, up, down: self.linear(&down)? })
+        let inner_norm = self.vector(&layer_name(index, "ffn_sub_norm.weight"));
+        Ok(Network { gate, up, inner_norm, down: self.linear(&down)? })
     }
 
     fn experts(&self, index: usize, spec: &Experts) -> Result<ExpertWeights> {
         let name = |suffix: &str| layer_name(index, suffix);
-        let parts = ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"].map(name);
+        let parts = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(name);
+        let biases = parts.each_ref().map(|part| self.vector(&format!("{part}.bias")));
         let (hidden, width) = (self.blueprint.hidden, spec.width);
         let experts = (0..spec.count).map(|e| {
             let part = |part: usize, rows: usize| {
-                let matrix = self.matrix_rows(&parts[part], e * rows..(e + 1) * rows)?;
-                Ok::<_, Error>(Linear { matrix, bias: None })
+                let own = e * rows..(e + 1) * rows;
+                let matrix = self.matrix_rows(&format!("{}.weight", parts[part]), own.clone())?;
+                let bias = biases[part].as_ref().map(|bias| bias[own].to_vec());
+                Ok::<_, Error>(Linear { matrix, bias })
             };
-            Ok(Network { gate: Some(part(0, width)?), up: part(1, width)?, down: part(2, hidden)? })
+            let (gate, up, down) = (Some(part(0, width)?), part(1, width)?, part(2, hidden)?);
+            Ok(Network { gate, up, inner_norm: None, down })
         });
         let experts = experts.collect::<Result<Vec<_>>>()?;
-        parts.iter().for_each(|name| self.gguf.forget(name));
+        parts.iter().for_each(|part| self.gguf.forget(&format!("{part}.weight")));
         let shared = match spec.shared {
             None => None,
             Some(_) => {
-                let gate = self.matrix(&name("ffn_gate_inp_shexp.weight"))?;
+                let gate =
+                    spec.shared_gate.then(|| self.matrix(&name("ffn_gate_inp_shexp.weight"))).transpose()?;
                 let network = Network {
                     gate: Some(self.linear(&name("ffn_gate_shexp"))?),
                     up: self.linear(&name("ffn_up_shexp"))?,
+                    inner_norm: None,
                     down: self.linear(&name("ffn_down_shexp"))?,
                 };
                 Some((gate, network))
             }
         };
-        Ok(ExpertWeights { router: self.matrix(&name("ffn_gate_inp.weight"))?, experts, shared })
+        let selection = self.vector(&name("exp_probs_b.bias"));
+        Ok(ExpertWeights { router: self.linear(&name("ffn_gate_inp"))?, selection, experts, shared })
     }
 
     fn linear(&self, prefix: &str) -> Result<Linear> {
@@ -245,7 +275,7 @@ impl Loader<'_> {
     }
 
     /// A small tensor as f32, if the file has it.
-    fn vector(&self, name: &str) -> Option<Vec<f32>> {
+    pub fn vector(&self, name: &str) -> Option<Vec<f32>> {
         self.gguf.tensor(name).map(|tensor| tensor.to_f32())
     }
 }

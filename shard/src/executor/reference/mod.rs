@@ -26,7 +26,8 @@ use crate::{
     gguf::Gguf,
     kernels::Pairing,
     models::{
-        Activation, Attention, Blueprint, Experts, FeedForward, Frequencies, NormKind, Softmax, layer_name,
+        ATTENTION_NORM, Activation, Attention, Blueprint, Experts, FeedForward, Frequencies, NormKind,
+        Router, Softmax, layer_name,
     },
     quant::{self, QuantizedRow},
 };
@@ -103,6 +104,9 @@ impl Model {
         let b = &self.blueprint;
         let head = if b.head.tied { "token_embd" } else { "output" };
         let mut logits = self.linear(head, h);
+        if let (true, Some(bias)) = (b.head.tied, self.tensors.get("output.bias")) {
+            add(&mut logits, &bias.values, 1.0);
+        }
         for logit in &mut logits {
             *logit *= b.head.scale;
             if let Some(cap) = b.head.softcap {
@@ -131,20 +135,27 @@ impl Model {
 
     /// One row through one layer, whose `rows` remember it.
     fn layer(&self, rows: &mut Rows, index: usize, x: &mut [f32]) {
-        let h = self.norm(&layer_name(index, "attn_norm"), x);
-        let mut y = match self.blueprint.layers[index].attention {
+        let layer = &self.blueprint.layers[index];
+        let h = self.norm(&layer_name(index, ATTENTION_NORM), x);
+        let mut y = match layer.attention {
             Attention::Softmax(spec) => self.attention(rows, index, spec, &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
         };
-        self.norm_after(&layer_name(index, "post_attention_norm.weight"), &mut y);
-        add(x, &y, 1.0);
-        let h = self.norm(&layer_name(index, "ffn_norm"), x);
+        if let Some(after) = layer.norm_after_attention() {
+            self.norm_after(&layer_name(index, &format!("{after}.weight")), &mut y);
+        }
+        let before = x.to_vec();
+        add(x, &y, self.blueprint.residual_scale);
+        let h = match layer.parallel() {
+            true => self.norm(&layer_name(index, ATTENTION_NORM), &before),
+            false => self.norm(&layer_name(index, layer.feed_forward_norm), x),
+        };
         let mut y = match &self.blueprint.layers[index].feed_forward {
             FeedForward::Dense(dense) => self.dense(index, dense.width, dense.activation, &h),
             FeedForward::Experts(experts) => self.experts(index, experts, &h),
         };
         self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
-        add(x, &y, 1.0);
+        add(x, &y, self.blueprint.residual_scale);
     }
 
     /// Feeds `tokens` and returns the logits after the last one.
@@ -177,8 +188,14 @@ impl Model {
         };
         let position = rows.keys.len();
         for (x, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
+            let whole = self.tensors.get(&layer_name(index, norm)).is_some_and(|w| w.values.len() == x.len());
+            if whole {
+                self.norm_after(&layer_name(index, norm), x);
+            }
             for head in x.chunks_exact_mut(dim) {
-                self.norm_after(&layer_name(index, norm), head);
+                if !whole {
+                    self.norm_after(&layer_name(index, norm), head);
+                }
                 if let Some(rope) = spec.rope {
                     self.rotate(head, rope, position);
                 }
@@ -188,10 +205,12 @@ impl Model {
         rows.values.push(self.stored(v));
         let (keys, values) = (&rows.keys, &rows.values);
         let mut out = vec![0.0; q_width];
+        let sinks = self.tensors.get(&layer_name(index, "attn_sinks.weight")).map(|sinks| &sinks.values);
         for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
             let kv_head = head / (b.heads / b.kv_heads);
-            attend(q, keys, values, kv_head * dim, spec, out);
+            attend(q, keys, values, kv_head * dim, spec, sinks.map(|sinks| sinks[head]), out);
         }
+        self.norm_after(&layer_name(index, "attn_sub_norm.weight"), &mut out);
         self.linear(&layer_name(index, "attn_output"), &out)
     }
 
@@ -211,53 +230,87 @@ impl Model {
 
     fn dense(&self, index: usize, width: usize, activation: Activation, h: &[f32]) -> Vec<f32> {
         let mut up = self.linear(&layer_name(index, "ffn_up"), h);
-        let inner = match activation {
+        let mut inner: Vec<f32> = match activation {
             Activation::Gelu => up.into_iter().map(gelu).collect(),
-            Activation::GatedSilu | Activation::GatedGelu => {
-                let gate = match up.len() == 2 * width {
+            Activation::ReluSquared => up.into_iter().map(relu_squared).collect(),
+            _ => {
+                let gate: Vec<f32> = match up.len() == 2 * width {
                     true => up.drain(..width).collect(),
                     false => self.linear(&layer_name(index, "ffn_gate"), h),
                 };
-                let curve = if activation == Activation::GatedSilu { silu } else { gelu };
-                gate.iter().zip(&up).map(|(&gate, up)| curve(gate) * up).collect::<Vec<_>>()
+                gated(activation, &gate, &up)
             }
         };
+        self.norm_after(&layer_name(index, "ffn_sub_norm.weight"), &mut inner);
         self.linear(&layer_name(index, "ffn_down"), &inner)
     }
 
     fn experts(&self, index: usize, spec: &Experts, h: &[f32]) -> Vec<f32> {
-        let scores = self.linear(&layer_name(index, "ffn_gate_inp"), h);
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let exps: Vec<f32> = scores.iter().map(|s| (s - largest).exp()).collect();
-        let total: f32 = exps.iter().sum();
-        let mut order: Vec<usize> = (0..spec.count).collect();
-        order.sort_by(|&a, &b| exps[b].total_cmp(&exps[a]));
-        order.truncate(spec.used);
-        let chosen: f32 = order.iter().map(|&e| exps[e]).sum();
         let mut out = vec![0.0; h.len()];
-        for expert in order {
+        for (expert, weight) in self.choose(index, spec, h) {
             let part = |name, rows, x: &[f32]| {
-                let weights = self.slice(&layer_name(index, name), expert * rows, rows);
-                self.product(weights, x)
+                let name = layer_name(index, name);
+                let weights = self.slice(&format!("{name}.weight"), expert * rows, rows);
+                let mut y = self.product(weights, x);
+                if let Some(bias) = self.tensors.get(&format!("{name}.bias")) {
+                    add(&mut y, &bias.values[expert * rows..][..rows], 1.0);
+                }
+                y
             };
-            let gate = part("ffn_gate_exps.weight", spec.width, h);
-            let up = part("ffn_up_exps.weight", spec.width, h);
-            let inner: Vec<f32> = gate.iter().zip(&up).map(|(&gate, up)| silu(gate) * up).collect();
-            let weight = exps[expert] / if spec.renormalize { chosen } else { total };
-            add(&mut out, &part("ffn_down_exps.weight", h.len(), &inner), weight * spec.scale);
+            let (gate, up) = (part("ffn_gate_exps", spec.width, h), part("ffn_up_exps", spec.width, h));
+            let inner = gated(spec.activation, &gate, &up);
+            add(&mut out, &part("ffn_down_exps", h.len(), &inner), weight);
         }
         if spec.shared.is_some() {
             let part = |name, x: &[f32]| self.linear(&layer_name(index, name), x);
-            let (gate, up) = (part("ffn_gate_shexp", h), part("ffn_up_shexp", h));
-            let inner: Vec<f32> = gate.iter().zip(&up).map(|(&gate, up)| silu(gate) * up).collect();
-            let share = part("ffn_gate_inp_shexp", h)[0];
-            add(&mut out, &part("ffn_down_shexp", &inner), 1.0 / (1.0 + (-share).exp()));
+            let inner = gated(spec.activation, &part("ffn_gate_shexp", h), &part("ffn_up_shexp", h));
+            let share = match spec.shared_gate {
+                true => 1.0 / (1.0 + (-part("ffn_gate_inp_shexp", h)[0]).exp()),
+                false => 1.0,
+            };
+            add(&mut out, &part("ffn_down_shexp", &inner), share);
         }
         out
     }
 
-    /// The norm over the residual stream whose tensors are `prefix.weight` and maybe `prefix.bias`.
+    /// The experts a row visits, with their weights.
+    fn choose(&self, index: usize, spec: &Experts, h: &[f32]) -> Vec<(usize, f32)> {
+        let logits = self.linear(&layer_name(index, "ffn_gate_inp"), h);
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let exps: Vec<f32> = logits.iter().map(|s| (s - largest).exp()).collect();
+        let total: f32 = exps.iter().sum();
+        let scores: Vec<f32> = match spec.router {
+            Router::Softmax => exps.iter().map(|exp| exp / total).collect(),
+            Router::SoftmaxOfChosen => exps,
+            Router::Sigmoid => logits.iter().map(|s| 1.0 / (1.0 + (-s).exp())).collect(),
+        };
+        let mut keys = scores.clone();
+        if let Some(bias) = self.tensors.get(&layer_name(index, "exp_probs_b.bias")) {
+            add(&mut keys, &bias.values, 1.0);
+        }
+        let mut order: Vec<usize> = (0..spec.count).collect();
+        if let Some(groups) = spec.groups {
+            let size = spec.count / groups.count;
+            let worth = |group: &usize| {
+                let mut own = keys[group * size..][..size].to_vec();
+                own.sort_by(|a, b| b.total_cmp(a));
+                own.iter().take(2).sum::<f32>()
+            };
+            let mut best: Vec<usize> = (0..groups.count).collect();
+            best.sort_by(|a, b| worth(b).total_cmp(&worth(a)));
+            order.retain(|expert| best[..groups.used].contains(&(expert / size)));
+        }
+        order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
+        order.truncate(spec.used);
+        let share = spec.renormalize || spec.router == Router::SoftmaxOfChosen;
+        let sum = if share { order.iter().map(|&e| scores[e]).sum() } else { 1.0 };
+        order.into_iter().map(|expert| (expert, scores[expert] / sum * spec.scale)).collect()
+    }
+
+    /// The norm over the residual stream whose tensors are `prefix.weight` and maybe `prefix.bias`; the rows themselves
+    /// where the model has none of this name.
     fn norm(&self, prefix: &str, x: &[f32]) -> Vec<f32> {
+        let Some(weight) = self.tensors.get(&format!("{prefix}.weight")) else { return x.to_vec() };
         let spec = self.blueprint.norm;
         let mean = match spec.kind {
             NormKind::Rms => 0.0,
@@ -265,8 +318,8 @@ impl Model {
         };
         let square = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / x.len() as f32;
         let root = (square + spec.eps).sqrt();
-        let weight = &self.tensors[&format!("{prefix}.weight")].values;
-        let mut out: Vec<f32> = x.iter().zip(weight).map(|(x, weight)| (x - mean) / root * weight).collect();
+        let mut out: Vec<f32> =
+            x.iter().zip(&weight.values).map(|(x, weight)| (x - mean) / root * weight).collect();
         if let Some(bias) = self.tensors.get(&format!("{prefix}.bias")) {
             add(&mut out, &bias.values, 1.0);
         }
@@ -330,7 +383,15 @@ struct Slice<'a> {
 }
 
 /// One query head over all cached positions; `at` is where its key head starts in a position's row.
-fn attend(q: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], at: usize, spec: Softmax, out: &mut [f32]) {
+fn attend(
+    q: &[f32],
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+    at: usize,
+    spec: Softmax,
+    sink: Option<f32>,
+    out: &mut [f32],
+) {
     let first = spec.window.map_or(0, |window| keys.len().saturating_sub(window));
     let score = |key: &Vec<f32>| {
         let dot: f32 = q.iter().zip(&key[at..]).map(|(q, k)| q * k).sum();
@@ -340,9 +401,9 @@ fn attend(q: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], at: usize, spec: So
         }
     };
     let scores: Vec<f32> = keys[first..].iter().map(score).collect();
-    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let largest = scores.iter().copied().fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
     let exps: Vec<f32> = scores.iter().map(|s| (s - largest).exp()).collect();
-    let total: f32 = exps.iter().sum();
+    let total: f32 = exps.iter().sum::<f32>() + sink.map_or(0.0, |sink| (sink - largest).exp());
     for (exp, value) in exps.iter().zip(&values[first..]) {
         add(out, &value[at..at + q.len()], exp / total);
     }
@@ -350,6 +411,24 @@ fn attend(q: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], at: usize, spec: So
 
 fn add(x: &mut [f32], y: &[f32], factor: f32) {
     x.iter_mut().zip(y).for_each(|(x, y)| *x += y * factor);
+}
+
+/// The inner rows of a gated network.
+fn gated(activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    let one = |(&gate, &up): (&f32, &f32)| match activation {
+        Activation::GatedGelu => gelu(gate) * up,
+        Activation::GatedReluSquared => relu_squared(gate) * up,
+        Activation::ClampedSwiglu => {
+            let gate = gate.min(7.0);
+            (up.clamp(-7.0, 7.0) + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
+        }
+        _ => silu(gate) * up,
+    };
+    gate.iter().zip(up).map(one).collect()
+}
+
+fn relu_squared(x: f32) -> f32 {
+    x.max(0.0) * x.max(0.0)
 }
 
 fn silu(x: f32) -> f32 {

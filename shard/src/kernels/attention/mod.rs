@@ -17,6 +17,9 @@
 //! 5. The first page sets `M = m, L = l, O = o`. A later one sets `M' = max(M, m)`, `a = exp(M - M')`, `b = exp(m - M')`,
 //!    `L' = L * a + l * b`, `O' = O * a + o * b`, each operation rounded by itself.
 //!
+//! With a sink `s` of the query head (a logit without a value), at last `M' = max(M, s)`, `a = exp(M - M')`,
+//! `L' = L * a + exp(s - M')`, `O' = O * a`, each operation rounded by itself.
+//!
 //! The result is `O / L + 0` (the addition turns -0 into 0, so that skipping a position and adding `0 * v` are the same).
 //! Nothing here depends on how many rows are computed together, on threads, or on vector width.
 //!
@@ -94,6 +97,8 @@ pub struct AttentionJob<'a> {
     pub softcap: Option<f32>,
     /// A row sees itself and `window - 1` positions before it; at least 1.
     pub window: Option<usize>,
+    /// For each query head a logit that takes part in the softmax and has no value.
+    pub sinks: Option<&'a [f32]>,
     /// Result, `[n][heads * head_dim]`.
     pub out: &'a mut [f32],
 }
@@ -222,6 +227,7 @@ impl AttentionJob<'_> {
         );
         assert_eq!(self.q.len(), n * heads * head_dim, "queries have another shape");
         assert_eq!(self.out.len(), self.q.len(), "the result has another shape");
+        assert!(self.sinks.is_none_or(|sinks| sinks.len() == heads), "{heads} heads have other sinks");
         assert!(self.window != Some(0), "a window of 0 positions sees nothing");
         assert!(self.start + n <= self.pages.len() * PAGE, "the pages end before the queries");
         assert!(self.pages.iter().all(|page| page.len() == page_len(self.shape)), "a page has another shape");

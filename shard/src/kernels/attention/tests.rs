@@ -19,11 +19,12 @@ struct Case {
     n: usize,
     softcap: Option<f32>,
     window: Option<usize>,
+    sinks: bool,
 }
 
 impl Case {
     const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
-        Self { kv_heads, group, dim, start, n, softcap: None, window: None }
+        Self { kv_heads, group, dim, start, n, softcap: None, window: None, sinks: false }
     }
 
     fn shape(&self) -> KvShape {
@@ -38,6 +39,11 @@ impl Case {
         1.0 / (self.dim as f32).sqrt()
     }
 
+    /// A sink per query head.
+    fn sinks(&self) -> Option<Vec<f32>> {
+        self.sinks.then(|| noise(14, self.kv_heads * self.group, 3.0))
+    }
+
     /// Queries of the n rows, keys and values of all positions.
     fn data(&self) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let all = (self.start + self.n) * self.kv_heads * self.dim;
@@ -46,7 +52,7 @@ impl Case {
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 15] = [
+const CASES: [Case; 17] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -62,6 +68,8 @@ const CASES: [Case; 15] = [
     Case { window: Some(40), ..Case::new(2, 2, 16, 500, 60) },
     Case { window: Some(1), softcap: Some(50.0), ..Case::new(1, 3, 8, 250, 20) },
     Case { window: Some(300), softcap: Some(20.0), ..Case::new(1, 2, 64, 700, 90) },
+    Case { sinks: true, ..Case::new(2, 3, 64, 500, 30) },
+    Case { sinks: true, window: Some(20), ..Case::new(2, 2, 48, 0, 70) },
 ];
 
 fn pages(shape: KvShape, positions: usize) -> Vec<KvPage> {
@@ -77,6 +85,7 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
     let before = case.start * kv_width;
     cpu.store_kv(&mut pages, case.shape(), &k[..before], &v[..before], 0);
     let mut out = vec![f32::NAN; q.len()];
+    let sinks = case.sinks();
     let mut done = 0;
     while done < case.n {
         let n = chunk.min(case.n - done);
@@ -94,6 +103,7 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
             scale: case.scale(),
             softcap: case.softcap,
             window: case.window,
+            sinks: sinks.as_deref(),
             out: &mut out[rows],
         }]);
         done += n;
@@ -150,7 +160,15 @@ fn twin(case: &Case) -> Vec<f32> {
                     }
                 });
             }
-            let (_, l, o) = state.expect("a row sees itself");
+            let (mut m, mut l, mut o) = state.expect("a row sees itself");
+            if let Some(sinks) = case.sinks() {
+                let joint = m.max(sinks[head]);
+                let a = math::exp_f32(m - joint);
+                l = l * a + math::exp_f32(sinks[head] - joint);
+                o.iter_mut().for_each(|o| *o *= a);
+                m = joint;
+            }
+            assert!(m.is_finite());
             out.extend(o.iter().map(|o| o / l + 0.0));
         }
     }
@@ -176,7 +194,8 @@ fn textbook(case: &Case) -> Vec<f64> {
                 case.softcap.map_or(s, |cap| (s / f64::from(cap)).tanh() * f64::from(cap)).exp()
             });
             let scores = scores.collect::<Vec<_>>();
-            let total = scores.iter().sum::<f64>();
+            let sink = case.sinks().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+            let total = scores.iter().sum::<f64>() + sink;
             for d in 0..case.dim {
                 let sum = (first..=t).zip(&scores).map(|(j, p)| p * row(&v, j, d)).sum::<f64>();
                 out.push(sum / total);
@@ -225,8 +244,8 @@ fn many_jobs_equal_single_jobs() {
     let mut jobs = Vec::new();
     for (((case, pages), q), out) in cases.iter().zip(&stores).zip(&queries).zip(&mut outs) {
         let (shape, heads, scale) = (case.shape(), case.kv_heads * case.group, case.scale());
-        let Case { start, n, softcap, window, .. } = *case;
-        jobs.push(AttentionJob { q, pages, shape, start, n, heads, scale, softcap, window, out });
+        let (Case { start, n, softcap, window, .. }, sinks) = (*case, None);
+        jobs.push(AttentionJob { q, pages, shape, start, n, heads, scale, softcap, window, sinks, out });
     }
     cpu.attention(&mut jobs);
     for (case, out) in cases.iter().zip(&outs) {
@@ -276,6 +295,7 @@ fn missing_pages_are_refused() {
         scale: 1.0,
         softcap: None,
         window: None,
+        sinks: None,
         out: &mut [0.0; 16],
     }]);
 }

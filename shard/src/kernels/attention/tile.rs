@@ -51,6 +51,7 @@ pub(super) struct Task<'a> {
     scale: f32,
     softcap: Option<f32>,
     window: usize,
+    sinks: Option<&'a [f32]>,
     /// Pairs per unit.
     rows: usize,
     pub(super) units: usize,
@@ -79,6 +80,7 @@ impl<'a> Task<'a> {
             scale: job.scale,
             softcap: job.softcap,
             window: job.window.unwrap_or(usize::MAX),
+            sinks: job.sinks,
             rows,
             job: PhantomData,
         }
@@ -91,10 +93,16 @@ impl<'a> Task<'a> {
         end.saturating_sub(self.window)..end
     }
 
+    /// The query head of a pair.
+    #[inline(always)]
+    fn head(&self, kv_head: usize, pair: usize) -> usize {
+        kv_head * self.group + pair % self.group
+    }
+
     /// Where the values of a pair begin in queries and result.
     #[inline(always)]
     fn offset(&self, kv_head: usize, pair: usize) -> usize {
-        let head = kv_head * self.group + pair % self.group;
+        let head = self.head(kv_head, pair);
         (pair / self.group * self.kv_heads * self.group + head) * self.dim
     }
 }
@@ -467,12 +475,24 @@ impl Work<'_> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self) {
         for row in 0..self.count {
+            let (mut sum, mut factor) = (self.sum[row], None);
+            if let Some(sinks) = self.task.sinks {
+                let sink = sinks[self.task.head(self.kv_head, self.first + row)];
+                let before = self.maximum[row];
+                let joint = if before > sink { before } else { sink };
+                let a = math::exp_f32(before - joint);
+                (sum, factor) = (sum * a + math::exp_f32(sink - joint), Some(a));
+            }
             // SAFETY: as in `page`; a pair's place in the result belongs to this unit alone.
             unsafe {
                 let to = self.task.out.add(self.task.offset(self.kv_head, self.first + row));
                 let to = std::slice::from_raw_parts_mut(to, self.task.dim);
                 for d in (0..self.task.dim).step_by(LANES) {
-                    let o = S::div(S::load(self.all_out.add(row * self.padded + d)), S::splat(self.sum[row]));
+                    let mut o = S::load(self.all_out.add(row * self.padded + d));
+                    if let Some(factor) = factor {
+                        o = S::mul(o, S::splat(factor));
+                    }
+                    let o = S::div(o, S::splat(sum));
                     store_part::<S>(to, d, S::add(o, S::splat(0.0)));
                 }
             }

@@ -125,6 +125,9 @@ formulas! {
     SiluMul = |x, y| S::mul(math::silu_lanes::<S>(x), y);
     GeluMul = |x, y| S::mul(math::gelu_lanes::<S>(x), y);
     Gelu = |x, y| math::gelu_lanes::<S>(x);
+    ClampedSwiglu = |x, y| math::clamped_swiglu_lanes::<S>(x, y);
+    ReluSquaredMul = |x, y| S::mul(math::relu_squared_lanes::<S>(x), y);
+    ReluSquared = |x, y| math::relu_squared_lanes::<S>(x);
     Silu = |x, y| math::silu_lanes::<S>(x);
     Sigmoid = |x, y| math::sigmoid_lanes::<S>(x);
     Softcap(cap) = |x, y| S::mul(math::tanh_lanes::<S>(S::div(x, S::splat(cap))), S::splat(cap));
@@ -426,6 +429,21 @@ impl Cpu {
     /// `x = gelu(x)`, tanh form; see [`math::gelu_f32`].
     pub fn gelu(&self, x: &mut [f32]) {
         self.map(Gelu {}, x, None);
+    }
+
+    /// The clamped SwiGLU of gpt-oss into `gate`; see [`math::clamped_swiglu_lanes`].
+    pub fn clamped_swiglu(&self, gate: &mut [f32], up: &[f32]) {
+        self.map(ClampedSwiglu {}, gate, Some(up));
+    }
+
+    /// `gate = max(gate, 0)^2 * up`.
+    pub fn relu_squared_mul(&self, gate: &mut [f32], up: &[f32]) {
+        self.map(ReluSquaredMul {}, gate, Some(up));
+    }
+
+    /// `x = max(x, 0)^2`.
+    pub fn relu_squared(&self, x: &mut [f32]) {
+        self.map(ReluSquared {}, x, None);
     }
 
     /// `x = silu(x)`; see [`math::silu_f32`].
