@@ -24,7 +24,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
         if index < leading {
             return block.gated(Bias::None).layer(attention, dense);
         }
-        let block = block.experts(&experts).selection_bias(Bias::Optional, &experts);
+        let block = block.experts(&experts).selection_bias(Bias::Required, &experts);
         block.layer(attention, FeedForward::Experts(experts))
     });
     Ok(reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers))

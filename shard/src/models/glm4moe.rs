@@ -29,15 +29,16 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let leading = reader.size_opt("leading_dense_block_count", sizes.layers)?.unwrap_or(0);
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedSilu });
     let layers = layers(sizes.layers, |index| {
-        let block = Block::new(&sizes).norms_around_attention().attention(Bias::Optional, Bias::None);
-        let block = match reader.has(&layer_name(index, "attn_q_norm.weight")) {
+        let block = Block::new(&sizes).norms_around_attention().attention(Bias::Required, Bias::None);
+        let norms = ["attn_q_norm.weight", "attn_k_norm.weight"];
+        let block = match norms.iter().any(|norm| reader.has(&layer_name(index, norm))) {
             true => block.head_norms(),
             false => block,
         };
         if index < leading {
             return block.gated(Bias::None).layer(attention, dense);
         }
-        let block = block.experts(&experts).selection_bias(Bias::Optional, &experts);
+        let block = block.experts(&experts).selection_bias(Bias::Required, &experts);
         block.layer(attention, FeedForward::Experts(experts))
     });
     Ok(reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers))

@@ -14,7 +14,7 @@ pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
     let attention = sizes.attention(None);
     let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedSilu });
     let layers = layers(sizes.layers, |_| {
-        let block = Block::new(&sizes).norms_around_attention().attention(Bias::Optional, Bias::Optional);
+        let block = Block::new(&sizes).norms_around_attention().attention(Bias::Required, Bias::None);
         block.gated(Bias::None).layer(attention, dense)
     });
     Ok(reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers))

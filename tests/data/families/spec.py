@@ -32,7 +32,7 @@ SEEDS = {
     "qwen2moe": 2,
     "qwen3moe": 21,
     "granite": 2,
-    "granitemoe": 5,
+    "granitemoe": 3,
     "dots1": 5,
     "gemma": 13,
     "arcee": 9,
