@@ -1,7 +1,7 @@
 //! Model files that strangers wrote, through the real binary: a good file is taken apart into the fields of its header, and
 //! changed where it hurts: numbers at their extremes, types that are others', pieces cut, doubled, swapped and renamed.
 //!
-//! `shoal inspect` must answer each with a description or a sentence: no panic, no abort, at most two seconds of
+//! `shoal model inspect` must answer each with a description or a sentence: no panic, no abort, at most two seconds of
 //! processor time, and little more memory than the good file takes. The last two are limits of the system that the
 //! process runs under, so that what exceeds them dies of it. A seeded sample runs always, 2,000 with
 //! `SHOAL_HOSTILE=full`; `SHOAL_SEED` draws others.
@@ -15,7 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::{binary, data};
+use harness::{
+    binary, data,
+    gguf_parts::{Field, Parts},
+};
 use scheduler::rng::Rng;
 use tempfile::TempDir;
 
@@ -29,183 +32,92 @@ const SLACK_KIB: u64 = 4 << 10;
 /// Files looked at side by side.
 const AT_ONCE: usize = 4;
 
-const STRING: u32 = 8;
-const ARRAY: u32 = 9;
-
-/// What a field of a header is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Field {
-    /// A count, length, dimension, offset or value.
-    Number,
-    /// The kind of a value or the format of a tensor.
-    Type,
-    /// Characters of a key, a name or a value.
-    Text,
+/// A field of this kind.
+fn any(parts: &Parts, rng: &mut Rng, kind: Field) -> Range<usize> {
+    let all: Vec<&Range<usize>> = parts
+        .fields
+        .iter()
+        .filter(|(of, range)| *of == kind && !range.is_empty())
+        .map(|(_, range)| range)
+        .collect();
+    all[rng.below(all.len())].clone()
 }
 
-/// A good file, taken apart by code that shares nothing with the reader.
-struct Parts {
-    bytes: Vec<u8>,
-    fields: Vec<(Field, Range<usize>)>,
-    /// Pairs and tensors, each whole.
-    entries: Vec<Range<usize>>,
+fn entry(parts: &Parts, rng: &mut Rng) -> Range<usize> {
+    parts.entries[rng.below(parts.entries.len())].clone()
 }
 
-impl Parts {
-    fn of(bytes: Vec<u8>) -> Self {
-        let mut parts = Self { bytes, fields: Vec::new(), entries: Vec::new() };
-        let mut at = 4;
-        parts.number(&mut at, 4);
-        let tensors = parts.number(&mut at, 8);
-        let pairs = parts.number(&mut at, 8);
-        for _ in 0..pairs {
-            let start = at;
-            parts.text(&mut at);
-            let kind = parts.kind(&mut at);
-            parts.value(&mut at, kind);
-            parts.entries.push(start..at);
+/// The file, changed once.
+fn changed(parts: &Parts, rng: &mut Rng) -> Vec<u8> {
+    let mut file = parts.bytes.clone();
+    match rng.below(8) {
+        0 | 1 => {
+            let range = any(parts, rng, Field::Number);
+            let long = file.len() as u64;
+            let extremes = [
+                0,
+                1,
+                2,
+                7,
+                31,
+                33,
+                255,
+                long - 1,
+                long,
+                long + 1,
+                1 << 20,
+                1 << 31,
+                1 << 32,
+                (1 << 59) + 1,
+                1 << 62,
+                u64::MAX / 32,
+                i64::MAX as u64,
+                u64::MAX - 31,
+                u64::MAX - 1,
+                u64::MAX,
+            ];
+            let value = extremes[rng.below(extremes.len())].to_le_bytes();
+            let width = range.len();
+            file[range].copy_from_slice(&value[..width]);
         }
-        for _ in 0..tensors {
-            let start = at;
-            parts.text(&mut at);
-            for _ in 0..parts.number(&mut at, 4) {
-                parts.number(&mut at, 8);
-            }
-            parts.kind(&mut at);
-            parts.number(&mut at, 8);
-            parts.entries.push(start..at);
+        2 => {
+            let range = any(parts, rng, Field::Type);
+            file[range].copy_from_slice(&(rng.below(48) as u32).to_le_bytes());
         }
-        parts
-    }
-
-    fn number(&mut self, at: &mut usize, width: usize) -> u64 {
-        let range = *at..*at + width;
-        let mut wide = [0; 8];
-        wide[..width].copy_from_slice(&self.bytes[range.clone()]);
-        self.fields.push((Field::Number, range));
-        *at += width;
-        u64::from_le_bytes(wide)
-    }
-
-    fn kind(&mut self, at: &mut usize) -> u32 {
-        let kind = self.number(at, 4) as u32;
-        self.fields.last_mut().unwrap().0 = Field::Type;
-        kind
-    }
-
-    fn text(&mut self, at: &mut usize) {
-        let len = self.number(at, 8) as usize;
-        self.fields.push((Field::Text, *at..*at + len));
-        *at += len;
-    }
-
-    fn value(&mut self, at: &mut usize, kind: u32) {
-        match kind {
-            STRING => self.text(at),
-            ARRAY => {
-                let element = self.kind(at);
-                let len = self.number(at, 8);
-                // The first elements stand for all: a vocabulary would outweigh everything else.
-                let before = self.fields.len();
-                for _ in 0..len {
-                    self.value(at, element);
-                }
-                self.fields.truncate(before + 4);
+        3 => {
+            let end = parts.fields[rng.below(parts.fields.len())].1.end;
+            file.truncate(end + rng.below(3));
+        }
+        4 => {
+            // Doubled, behind itself or somewhere else; the counts stay.
+            let (entry, place) = (entry(parts, rng), entry(parts, rng).start);
+            file.splice(place..place, parts.bytes[entry].iter().copied());
+        }
+        5 => {
+            let entry = entry(parts, rng);
+            file.drain(entry);
+        }
+        6 => {
+            // One's name, key or value becomes another's.
+            let (to, from) = (any(parts, rng, Field::Text), any(parts, rng, Field::Text));
+            let len = parts.bytes[from.clone()].len() as u64;
+            file.splice(to.clone(), parts.bytes[from].iter().copied());
+            file[to.start - 8..to.start].copy_from_slice(&len.to_le_bytes());
+        }
+        _ => {
+            for _ in 0..1 + rng.below(8) {
+                let range = &parts.fields[rng.below(parts.fields.len())].1;
+                let at = (range.start + rng.below(range.len().max(1))).min(file.len() - 1);
+                file[at] ^= 1 + rng.below(255) as u8;
             }
-            0 | 1 | 7 => drop(self.number(at, 1)),
-            2 | 3 => drop(self.number(at, 2)),
-            4..=6 => drop(self.number(at, 4)),
-            _ => drop(self.number(at, 8)),
         }
     }
-
-    /// A field of this kind.
-    fn any(&self, rng: &mut Rng, kind: Field) -> Range<usize> {
-        let all: Vec<&Range<usize>> = self
-            .fields
-            .iter()
-            .filter(|(of, range)| *of == kind && !range.is_empty())
-            .map(|(_, range)| range)
-            .collect();
-        all[rng.below(all.len())].clone()
-    }
-
-    fn entry(&self, rng: &mut Rng) -> Range<usize> {
-        self.entries[rng.below(self.entries.len())].clone()
-    }
-
-    /// The file, changed once.
-    fn changed(&self, rng: &mut Rng) -> Vec<u8> {
-        let mut file = self.bytes.clone();
-        match rng.below(8) {
-            0 | 1 => {
-                let range = self.any(rng, Field::Number);
-                let long = file.len() as u64;
-                let extremes = [
-                    0,
-                    1,
-                    2,
-                    7,
-                    31,
-                    33,
-                    255,
-                    long - 1,
-                    long,
-                    long + 1,
-                    1 << 20,
-                    1 << 31,
-                    1 << 32,
-                    (1 << 59) + 1,
-                    1 << 62,
-                    u64::MAX / 32,
-                    i64::MAX as u64,
-                    u64::MAX - 31,
-                    u64::MAX - 1,
-                    u64::MAX,
-                ];
-                let value = extremes[rng.below(extremes.len())].to_le_bytes();
-                let width = range.len();
-                file[range].copy_from_slice(&value[..width]);
-            }
-            2 => {
-                let range = self.any(rng, Field::Type);
-                file[range].copy_from_slice(&(rng.below(48) as u32).to_le_bytes());
-            }
-            3 => {
-                let end = self.fields[rng.below(self.fields.len())].1.end;
-                file.truncate(end + rng.below(3));
-            }
-            4 => {
-                // Doubled, behind itself or somewhere else; the counts stay.
-                let (entry, place) = (self.entry(rng), self.entry(rng).start);
-                file.splice(place..place, self.bytes[entry].iter().copied());
-            }
-            5 => {
-                let entry = self.entry(rng);
-                file.drain(entry);
-            }
-            6 => {
-                // One's name, key or value becomes another's.
-                let (to, from) = (self.any(rng, Field::Text), self.any(rng, Field::Text));
-                let len = self.bytes[from.clone()].len() as u64;
-                file.splice(to.clone(), self.bytes[from].iter().copied());
-                file[to.start - 8..to.start].copy_from_slice(&len.to_le_bytes());
-            }
-            _ => {
-                for _ in 0..1 + rng.below(8) {
-                    let range = &self.fields[rng.below(self.fields.len())].1;
-                    let at = (range.start + rng.below(range.len().max(1))).min(file.len() - 1);
-                    file[at] ^= 1 + rng.below(255) as u8;
-                }
-            }
-        }
-        file
-    }
+    file
 }
 
-/// `shoal inspect` of a file, with so much address space.
+/// `shoal model inspect` of a file, with so much address space.
 fn inspect(file: &Path, home: &Path, kib: u64) -> Output {
-    let script = format!("ulimit -v {kib}; ulimit -t {CPU_S}; exec \"$0\" inspect --json \"$1\"");
+    let script = format!("ulimit -v {kib}; ulimit -t {CPU_S}; exec \"$0\" model inspect --json \"$1\"");
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg(binary()).arg(file).env("SHOAL_HOME", home);
     command.stdin(Stdio::null()).output().expect("a shell")
@@ -246,7 +158,7 @@ fn files_of_strangers_are_described_or_refused() {
                 return longest;
             }
             let mut rng = Rng::new(seed ^ (index as u64) << 16);
-            let bytes = families[index % families.len()].changed(&mut rng);
+            let bytes = changed(&families[index % families.len()], &mut rng);
             let path = folder.path().join(format!("{index}.gguf"));
             fs::write(&path, &bytes).unwrap();
             let started = Instant::now();
