@@ -55,12 +55,14 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 17] = [
     "prompt",
     "messages",
     "model",
     "mode",
     "verify",
+    "wire",
+    "cuts",
     "logit_bias",
     "response_format",
     "tools",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::inference::Format;
+use api::{choice::Wire, inference::Format};
 use scheduler::{NodeId, backlog::Shed};
 use shard::sample::SamplingParams;
 
@@ -96,6 +96,8 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("tools", ask.api.tools.is_some() || ask.api.show_special),
         ("chat_template_kwargs", !ask.api.extra.is_empty()),
         ("logprobs", ask.sampling.logprobs),
+        ("cuts", !ask.wire.cuts.is_empty()),
+        ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),
         ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
     ];
     asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use p2p::{Identity, Network, codec::Wire};
+use p2p::{
+    Identity, Network,
+    codec::{Rounding, Wire},
+};
 use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
@@ -26,6 +29,7 @@ use crate::{
     },
     feedback::{FeedbackQueue, Waiting},
     request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
+    rounding,
     sessions::{Order, SessionTable},
     worker::{Conduct, Prompt, TextKind, Worker},
 };
@@ -82,6 +86,8 @@ struct Planned {
     ids: Vec<u32>,
     prompt_tokens: u32,
     wire: Wire,
+    /// Where the request wants them rounded, if it says.
+    cuts: Option<Vec<u32>>,
     sampling: SamplingParams,
     max_tokens: u32,
     routed: Routed,
@@ -188,7 +194,7 @@ impl PromptTask {
         let me = format!("{:?}", self.me);
         let line = match self.about(&ask.model).prepare(&ask, &[], false).await {
             Ok(planned) => {
-                let plan = prediction(&planned.routed, planned.prompt_tokens);
+                let plan = prediction(&planned.routed, planned.prompt_tokens, planned.wire);
                 PlanReport { plan, me, end: true }.into()
             }
             Err(trouble) => trouble.0.into(),
@@ -220,8 +226,8 @@ impl PromptTask {
             );
             return Err(Trouble::invalid("mode", why));
         }
-        let wire: Wire =
-            ask.wire.parse().map_err(|why| format!("\"{}\" is no wire format: {why}", ask.wire))?;
+        let formed = rounding::session(&ask.wire, ready.num_layers, ready.hidden as usize);
+        let (wire, cuts) = formed.map_err(|(field, why)| Trouble::invalid(field, why))?;
         let sampling = sampling(&ask.sampling)?;
         if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= ready.vocab) {
             let why = format!("token {id} does not exist; ids are below {}", ready.vocab);
@@ -244,7 +250,7 @@ impl PromptTask {
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
         let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
-            .ok_or_else(|| format!("{wire} needs a width that is a multiple of {}", wire.group()))?;
+            .ok_or_else(|| format!("a row of {} values cannot travel", ready.hidden))?;
         let shape = Shape {
             prompt_tokens: ids.len() as u32,
             output_tokens: EXPECTED_TOKENS.min(max_tokens),
@@ -273,7 +279,7 @@ impl PromptTask {
             NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
             NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, why),
         })?;
-        Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
+        Ok(Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed })
     }
 
     async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<Vec<u32>, Trouble> {
@@ -338,7 +344,7 @@ impl PromptTask {
         waiting: &mut Waiting,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
-        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
+        let Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed } = planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
@@ -354,13 +360,17 @@ impl PromptTask {
             return Err(Trouble::kind(RefusalKind::Busy, why));
         };
         inlets.reading.expect(self.local.ready.hidden);
+        let starts = routed.route.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
+        let cuts = said.rounding.clone().or(cuts).unwrap_or_else(|| starts.collect());
+        let rounding = Rounding::new(wire, cuts);
         let route = OwnRoute {
             session: format!("{session:?}"),
             model: self.local.name.clone(),
             me: format!("{:?}", self.me),
             verify: ask.verify,
-            wire: wire.name().to_owned(),
-            plan: prediction(&routed, prompt_tokens),
+            wire: rounding::word(rounding.wire()),
+            cuts: rounding.boundaries().to_vec(),
+            plan: prediction(&routed, prompt_tokens, wire),
         };
         let event = RouteEvent { mode: ask.mode, own: Some(route.clone()), elsewhere: None };
         let _ = lines.send(PromptEvent::Route(Box::new(event))).await;
@@ -382,7 +392,7 @@ impl PromptTask {
             session,
             prompt: ids,
             max_tokens,
-            rounding: said.rounding.clone(),
+            rounding,
             conduct: Conduct {
                 sampling,
                 seed: ask.seed,
@@ -392,7 +402,6 @@ impl PromptTask {
                 format: ask.api.format.clone(),
                 show_special: ask.api.show_special,
             },
-            wire,
             hidden: self.local.ready.hidden as usize,
             model,
             pipeline: routed.route.pipeline,

@@ -16,7 +16,7 @@ use std::{
 use api::{
     inference::{
         Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, TokenLogprob,
-        TokenLogprobs, Usage, Verify,
+        TokenLogprobs, Usage, Verify, Wire,
     },
     swarm::{Pipeline, Stage, SwarmEvent, Verdict},
 };
@@ -109,6 +109,8 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
         model,
         mode,
         verify: route.own.as_ref().map_or(Verify::Off, |own| own.verify),
+        wire: route.own.as_ref().map_or(Wire::Raw, |own| own.wire),
+        cuts: route.own.as_ref().map(|own| own.cuts.clone()).unwrap_or_default(),
         route: plan_route,
         predicted_tok_s: route.own.as_ref().map(|own| own.plan.predicted.tok_s),
         seed,
