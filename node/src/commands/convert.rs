@@ -190,7 +190,10 @@ fn watch(task: &Task, files: &[&File], progress: &mut dyn FnMut(u64, u64)) -> Re
             (&mut lines).take(MAX_LINE).read_line(&mut line)?;
             match serde_json::from_str(&line) {
                 Ok(Told::Progress { done, total }) => progress(done, total),
-                Ok(last) => return Ok(said = Some(last)),
+                Ok(last) => {
+                    said = Some(last);
+                    return Ok(());
+                }
                 // It is gone.
                 Err(_) => return Ok(()),
             }
