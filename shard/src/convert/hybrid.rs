@@ -19,6 +19,9 @@ pub(super) fn known(arch: &str) -> bool {
     ["qwen3next", "qwen35", "qwen35moe"].contains(&arch)
 }
 
+/// Tensors of a block, and the rows of a checkpoint's that each is made of.
+type Parts = Vec<(&'static str, Vec<Range<usize>>)>;
+
 /// The heads of a checkpoint's delta nets.
 pub(super) struct Heads {
     keys: usize,
@@ -71,7 +74,7 @@ impl Heads {
     }
 
     /// Which of the `rows` rows of `linear_attn.<stem>` make which tensors of a block; none for a tensor of another name.
-    pub fn rows(&self, stem: &str, rows: usize) -> Option<Vec<(&'static str, Vec<Range<usize>>)>> {
+    pub fn rows(&self, stem: &str, rows: usize) -> Option<Parts> {
         let values = |from: usize, width: usize| {
             let part = move |head: usize| from + head * width..from + (head + 1) * width;
             self.order().map(part).collect::<Vec<_>>()
@@ -87,7 +90,7 @@ impl Heads {
             "in_proj_z" => (value_rows, vec![("attn_gate.weight", values(0, self.value_dim))]),
             "in_proj_b" => (self.values, vec![("ssm_beta.weight", values(0, 1))]),
             "in_proj_a" => (self.values, vec![("ssm_alpha.weight", values(0, 1))]),
-            "in_proj_ba" => (2 * self.values, vec![("ssm_ba.weight", vec![0..rows])]),
+            "in_proj_ba" => (2 * self.values, vec![("ssm_ba.weight", std::iter::once(0..rows).collect())]),
             "in_proj_qkvz" => {
                 let wide = self.shared() * self.value_dim;
                 let group = 2 * self.key_dim + 2 * wide;

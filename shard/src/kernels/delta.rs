@@ -487,7 +487,7 @@ mod tests {
                 let (matrices, columns) = next.split_at_mut(before.len());
                 shape.keep_columns(before_columns, projected, rows.len(), columns);
                 // Odd passes compute in place.
-                let fresh = first / chunk % 2 == 0;
+                let fresh = (first / chunk).is_multiple_of(2);
                 if !fresh {
                     matrices.copy_from_slice(before);
                 }
