@@ -30,6 +30,7 @@ pub mod receipts;
 mod redact;
 pub mod reports;
 pub mod request;
+pub mod rounding;
 pub mod score;
 pub mod sessions;
 pub mod stage;

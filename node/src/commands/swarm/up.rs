@@ -44,7 +44,7 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         return Ok(());
     };
     let messages = PromptInput::Messages(json!([{ "role": "user", "content": prompt }]));
-    let ask = remote::question(messages, &args.route, &args.wire, &args.sampling, false)?;
+    let ask = remote::question(messages, &args.route, args.wire.choice(), &args.sampling, false)?;
     let me = swarm.nodes[0].name.clone();
     let last =
         runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |event| show(event, &me, args.json)))?;
