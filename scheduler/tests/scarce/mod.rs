@@ -159,7 +159,7 @@ impl Rooms {
 
     /// Tolls per unit of room that make a high bound: plain subgradient steps of shrinking length.
     fn tolls(&self) -> Vec<f64> {
-        let (n, layers) = (self.peers.len(), self.units.len());
+        let n = self.peers.len();
         let mut tolls = vec![0.0; n];
         let (mut kept, mut high) = (tolls.clone(), f64::NEG_INFINITY);
         for sweep in 0..SWEEPS {
@@ -167,8 +167,8 @@ impl Rooms {
             let mut used = vec![0.0; n];
             let mut before = None;
             let mut bound = 0.0;
-            for layer in 0..layers {
-                let from = |i: &usize| self.way(before, *i) + to_go[layer][*i];
+            for (layer, rest) in to_go.iter().enumerate() {
+                let from = |i: &usize| self.way(before, *i) + rest[*i];
                 let Some(i) = (0..n).min_by(|a, b| from(a).total_cmp(&from(b))) else { return tolls };
                 if layer == 0 {
                     bound = from(&i);
@@ -205,7 +205,7 @@ impl Rooms {
         // Node, what every node that holds later layers has taken, cost.
         let most = states;
         let mut states: Vec<(usize, u128, f64)> = Vec::new();
-        for layer in 0..layers {
+        for (layer, whole) in to_go.iter().enumerate() {
             let rest: Vec<u64> = (0..n).map(|i| later(i, layer + 1)).collect();
             let mut next: Vec<(usize, u128, f64)> = Vec::new();
             let begin = [(usize::MAX, 0, 0.0)];
@@ -221,7 +221,7 @@ impl Rooms {
                             * (self.peers[j].room - count(used, j)).min(later_at(&rest, self, j, layer))
                                 as f64
                     };
-                    let bound = spent + to_go[layer][i] - (0..n).map(slack).sum::<f64>();
+                    let bound = spent + whole[i] - (0..n).map(slack).sum::<f64>();
                     if !bound.is_finite() || bound > limit {
                         continue;
                     }
