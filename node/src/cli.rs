@@ -228,6 +228,12 @@ pub struct WorkerArgs {
     /// Compile one form of an answer, say whether that works, and end
     #[arg(long)]
     pub form: bool,
+    /// Read one model's header, say what is in it, and end
+    #[arg(long)]
+    pub header: bool,
+    /// Convert the checkpoint whose files are handed over
+    #[arg(long)]
+    pub convert: bool,
     /// Compute for `shoal serve`
     #[arg(long)]
     pub engine: bool,

@@ -17,6 +17,7 @@ pub mod daemon;
 pub mod error;
 pub mod events;
 pub mod feedback;
+pub mod header;
 pub mod inference;
 pub mod journal;
 pub mod library;

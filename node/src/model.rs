@@ -129,7 +129,11 @@ pub fn load_whole(gguf: &Arc<Gguf>, device: &Device, ctx: usize) -> Result<Box<d
 /// Positions a session may hold: what was asked for, else what the model was made for, within reason. Never more than
 /// the model was made for: beyond that it computes, but not sense.
 pub fn context(gguf: &Gguf, asked: Option<usize>) -> Result<usize> {
-    let trained = Blueprint::from_gguf(gguf)?.context;
+    positions(Blueprint::from_gguf(gguf)?.context, asked)
+}
+
+/// As [`context`], of a model that was made for `trained` positions.
+pub fn positions(trained: usize, asked: Option<usize>) -> Result<usize> {
     match asked {
         Some(0) => Err(Error::usage("--ctx must be at least 1")),
         Some(n) => Ok(n.min(trained)),

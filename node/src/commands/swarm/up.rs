@@ -13,7 +13,8 @@ use crate::{
         swarm::{Layers, UpArgs},
     },
     events::{PromptEvent, PromptInput},
-    library, model,
+    header::Header,
+    library,
     output::{self, Waiting, say},
 };
 
@@ -61,8 +62,7 @@ pub(super) fn start(
     api: Option<SocketAddr>,
     json: bool,
 ) -> Result<local::LocalSwarm> {
-    let gguf = library::open(&engine.model)?;
-    let num_layers = model::num_layers(&gguf)?;
+    let num_layers = Header::read(library::locate(&engine.model)?.as_ref())?.num_layers();
     if num_layers < 3 {
         return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
     }
