@@ -5,6 +5,7 @@ use super::{
     blueprint::{ATTENTION_NORM, Experts, FeedForward},
     reader::Sizes,
 };
+use crate::kernels::DeltaShape;
 
 /// Collects the tensors of one layer.
 pub(super) struct Block {
@@ -87,6 +88,33 @@ impl Block {
     pub fn output_bias(self) -> Self {
         let hidden = self.sizes.hidden;
         self.bias(Bias::Required, "attn_output.bias", hidden)
+    }
+
+    /// Attention whose matrix of queries holds a gate behind each head.
+    pub fn attention_gated(self) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        self.add("attn_q.weight", &[hidden, 2 * q])
+            .add("attn_k.weight", &[hidden, kv])
+            .add("attn_v.weight", &[hidden, kv])
+            .add("attn_output.weight", &[q, hidden])
+    }
+
+    /// A gated delta net; `fused` says that beta and alpha are the rows of one matrix.
+    pub fn delta_net(self, delta: &DeltaShape, fused: bool) -> Self {
+        let (hidden, heads) = (self.sizes.hidden, delta.value_heads);
+        let block = self
+            .add("attn_qkv.weight", &[hidden, delta.channels()])
+            .add("attn_gate.weight", &[hidden, delta.value_width()])
+            .add("ssm_conv1d.weight", &[delta.kernel, delta.channels()])
+            .add("ssm_dt.bias", &[heads])
+            .add("ssm_a", &[heads])
+            .add("ssm_norm.weight", &[delta.value_dim])
+            .add("ssm_out.weight", &[delta.value_width(), hidden]);
+        match fused {
+            true => block.add("ssm_ba.weight", &[hidden, 2 * heads]),
+            false => block.add("ssm_beta.weight", &[hidden, heads]).add("ssm_alpha.weight", &[hidden, heads]),
+        }
     }
 
     /// A gated linear recurrence.

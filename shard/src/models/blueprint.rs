@@ -1,7 +1,10 @@
 //! What a model is, once its metadata is read: plain data that one executor interprets.
 
 use super::{rope::Rope, tensors::Rule};
-use crate::{kernels::KvShape, state::Kind};
+use crate::{
+    kernels::{DeltaShape, KvShape},
+    state::Kind,
+};
 
 /// Everything the executor must know about a model besides its weights.
 ///
@@ -35,6 +38,8 @@ pub struct Blueprint {
     pub layers: Vec<Layer>,
     /// The vocabulary head.
     pub head: Head,
+    /// Layers that the file holds after those and a pass does not run: they predict tokens further ahead.
+    pub unused_layers: usize,
     /// The tensors outside layers; no other may exist in the file.
     pub tensors: Vec<Rule>,
 }
@@ -82,19 +87,13 @@ impl Layer {
         self.feed_forward_norm == ATTENTION_NORM
     }
 
-    /// The norm after attention, as its tensors are named, if the one of that name is not the one in front of the feed-forward.
-    pub fn norm_after_attention(&self) -> Option<&'static str> {
-        const AFTER: &str = "post_attention_norm";
-        (self.feed_forward_norm != AFTER).then_some(AFTER)
-    }
-
     /// Whether the file may have tensor `name` in this layer.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.iter().any(|rule| rule.name == name)
     }
 }
 
-/// How the positions of a layer see each other. Latent attention, linear attention and sparse selections are
+/// How the positions of a layer see each other. Latent attention and sparse selections are
 /// further variants; each brings its own state and its own step in the executor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Attention {
@@ -102,6 +101,8 @@ pub enum Attention {
     Softmax(Softmax),
     /// A gated linear recurrence.
     Recurrence(Recurrence),
+    /// A gated delta net: each head keeps a matrix that maps keys to values.
+    DeltaNet(DeltaShape),
 }
 
 impl Attention {
@@ -109,7 +110,7 @@ impl Attention {
     pub fn rope(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.rope,
-            Self::Recurrence(_) => None,
+            Self::Recurrence(_) | Self::DeltaNet(_) => None,
         }
     }
 
@@ -117,7 +118,7 @@ impl Attention {
     pub fn window(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.window,
-            Self::Recurrence(_) => None,
+            Self::Recurrence(_) | Self::DeltaNet(_) => None,
         }
     }
 }
@@ -141,6 +142,8 @@ pub struct Softmax {
     pub scale: f32,
     /// `cap * tanh(score / cap)` on scaled scores, before the mask.
     pub softcap: Option<f32>,
+    /// Whether the result is multiplied by the sigmoid of a gate, whose rows follow each head's in the matrix of queries.
+    pub gated: bool,
 }
 
 /// What follows attention in a layer.
@@ -260,6 +263,14 @@ pub struct Head {
     pub softcap: Option<f32>,
 }
 
+impl Layer {
+    /// The norm after attention, as its tensors are named, if the one of that name is not the one in front of the feed-forward.
+    pub fn norm_after_attention(&self) -> Option<&'static str> {
+        const AFTER: &str = "post_attention_norm";
+        (self.feed_forward_norm != AFTER).then_some(AFTER)
+    }
+}
+
 impl Blueprint {
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
@@ -273,6 +284,16 @@ impl Blueprint {
                 Kind::Paged(KvShape { kv_heads: self.kv_heads, head_dim: self.head_dim })
             }
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
+            Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },
+        }
+    }
+
+    /// Width of what layer `layer` makes of the positions it sees, in front of its output matrix.
+    pub fn mixed_width(&self, layer: usize) -> usize {
+        match self.layers[layer].attention {
+            Attention::Softmax(_) => self.q_width(),
+            Attention::Recurrence(recurrence) => recurrence.width,
+            Attention::DeltaNet(delta) => delta.value_width(),
         }
     }
 
@@ -296,7 +317,9 @@ impl Blueprint {
             let inner = layer.has("attn_sub_norm.weight") || layer.has("ffn_sub_norm.weight");
             let whole =
                 layer.tensors.iter().any(|r| r.name == "attn_k_norm.weight" && r.dims[0] != self.head_dim);
+            let softmax = matches!(layer.attention, Attention::Softmax(softmax) if !softmax.gated);
             match () {
+                () if !softmax => Some("recurrent layers"),
                 () if layer.has("attn_sinks.weight") => Some("attention sinks"),
                 () if layer.parallel() => Some("parallel layers"),
                 () if !layer.has("attn_norm.weight") => Some("layers without a norm before attention"),

@@ -16,6 +16,7 @@ mod block;
 mod blueprint;
 mod cohere2;
 mod cost;
+mod delta;
 mod dots1;
 mod ernie4_5;
 mod exaone4;
@@ -37,7 +38,10 @@ mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod reader;
 mod rope;
 mod seed_oss;
@@ -106,6 +110,9 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "dots1", covers: "dots.llm1", read: dots1::read },
     Architecture { name: "minimax-m2", covers: "MiniMax M2, M2.1", read: minimax_m2::read },
     Architecture { name: "bitnet-b1.58", covers: "BitNet b1.58 2B4T", read: bitnet::read },
+    Architecture { name: "qwen3next", covers: "Qwen 3 Next, Qwen 3 Coder Next", read: qwen3next::read },
+    Architecture { name: "qwen35", covers: "Qwen 3.5 and 3.6, dense (text)", read: qwen35::read },
+    Architecture { name: "qwen35moe", covers: "Qwen 3.5 and 3.6, MoE (text)", read: qwen35moe::read },
     Architecture { name: FIXTURE, covers: "no published model: fixtures of tests", read: fixture::read },
 ];
 
@@ -124,7 +131,7 @@ impl Blueprint {
         let reader = Reader::new(gguf, architecture.name);
         let blueprint = (architecture.read)(&reader)?;
         reader.refuse_unread(blueprint.context)?;
-        tensors::check(gguf, &blueprint.tensors, &blueprint.layers)?;
+        tensors::check(gguf, &blueprint)?;
         Ok(blueprint)
     }
 }

@@ -50,6 +50,9 @@ SEEDS = {
     "glm4moe": 7,
     "minimax_m2": 0,
     "bitnet": 3,
+    "qwen3next": 8,
+    "qwen35": 3,
+    "qwen35moe": 0,
 }
 
 
@@ -110,6 +113,11 @@ def base(vocab, hidden, heads, kv, ffn, layers, eps, tied, rope, context=2048, *
     )
 
 
+def delta(interval, keys, values, dim=16):
+    return dict(full_attention_interval=interval, linear_num_key_heads=keys, linear_num_value_heads=values,
+                linear_key_head_dim=dim, linear_value_head_dim=dim)
+
+
 def families():
     llama3 = {
         "rope_type": "llama3",
@@ -140,6 +148,10 @@ def families():
     nemotron["norm_eps"] = nemotron.pop("rms_norm_eps")
     olmo3 = {"full_attention": yarn(10000.0, 4.0, 128), "sliding_attention": plain}
     granite = dict(embedding_multiplier=0.5, logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.3)
+    quarter = default_rope(1e7) | {"partial_rotary_factor": 0.25}
+    qwen35moe = base(333, 64, 2, 1, 0, 4, 1e-6, False, quarter, head_dim=64, num_experts=8, num_experts_per_tok=2,
+                     moe_intermediate_size=32, shared_expert_intermediate_size=32, **delta(2, 2, 6))
+    del qwen35moe["intermediate_size"]
     families = [
         Family("llama", "llama", tf.LlamaForCausalLM,
                tf.LlamaConfig(**base(353, 64, 4, 4, 160, 3, 1e-5, False, default_rope(10000.0))), hf="f16"),
@@ -230,6 +242,14 @@ def families():
                                          head_dim=32, num_local_experts=8, num_experts_per_tok=3))),
         Family("bitnet", "bitnet-b1.58", tf.BitNetForCausalLM,
                tf.BitNetConfig(**base(315, 64, 4, 2, 96, 3, 1e-5, True, default_rope(500000.0)))),
+        Family("qwen3next", "qwen3next", tf.Qwen3NextForCausalLM,
+               tf.Qwen3NextConfig(**base(345, 64, 4, 2, 160, 5, 1e-6, False, quarter, head_dim=32, num_experts=6,
+                                         num_experts_per_tok=3, moe_intermediate_size=32,
+                                         shared_expert_intermediate_size=64, **delta(4, 2, 4))), hf="bf16", hf_style="v5"),
+        Family("qwen35", "qwen35", tf.Qwen3_5ForCausalLM,
+               tf.Qwen3_5TextConfig(**base(339, 64, 4, 1, 128, 4, 1e-6, True, quarter, head_dim=32, **delta(3, 2, 6))),
+               hf="f16", hf_style="v5"),
+        Family("qwen35moe", "qwen35moe", tf.Qwen3_5MoeForCausalLM, tf.Qwen3_5MoeTextConfig(**qwen35moe)),
     ]
     return [dataclasses.replace(family, seed=SEEDS.get(family.name, 0)) for family in families]
 

@@ -14,6 +14,7 @@
     reason = "the oracle must not share elementary functions with the kernels"
 )]
 
+mod delta;
 mod executor;
 mod state;
 
@@ -140,6 +141,7 @@ impl Model {
         let mut y = match layer.attention {
             Attention::Softmax(spec) => self.attention(rows, index, spec, &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
+            Attention::DeltaNet(shape) => self.delta_net(rows, index, shape, &h),
         };
         if let Some(after) = layer.norm_after_attention() {
             self.norm_after(&layer_name(index, &format!("{after}.weight")), &mut y);
@@ -186,6 +188,12 @@ impl Model {
             let part = |name| self.linear(&layer_name(index, name), h);
             (part("attn_q"), part("attn_k"), part("attn_v"))
         };
+        let mut gates = Vec::new();
+        if spec.gated {
+            let halves: Vec<&[f32]> = q.chunks_exact(dim).collect();
+            gates = halves.iter().skip(1).step_by(2).flat_map(|gate| gate.to_vec()).collect();
+            q = halves.iter().step_by(2).flat_map(|query| query.to_vec()).collect();
+        }
         let position = rows.keys.len();
         for (x, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
             let whole = self.tensors.get(&layer_name(index, norm)).is_some_and(|w| w.values.len() == x.len());
@@ -210,6 +218,7 @@ impl Model {
             let kv_head = head / (b.heads / b.kv_heads);
             attend(q, keys, values, kv_head * dim, spec, sinks.map(|sinks| sinks[head]), out);
         }
+        out.iter_mut().zip(&gates).for_each(|(out, gate)| *out *= sigmoid(*gate));
         self.norm_after(&layer_name(index, "attn_sub_norm.weight"), &mut out);
         self.linear(&layer_name(index, "attn_output"), &out)
     }
@@ -265,7 +274,7 @@ impl Model {
             let part = |name, x: &[f32]| self.linear(&layer_name(index, name), x);
             let inner = gated(spec.activation, &part("ffn_gate_shexp", h), &part("ffn_up_shexp", h));
             let share = match spec.shared_gate {
-                true => 1.0 / (1.0 + (-part("ffn_gate_inp_shexp", h)[0]).exp()),
+                true => sigmoid(part("ffn_gate_inp_shexp", h)[0]),
                 false => 1.0,
             };
             add(&mut out, &part("ffn_down_shexp", &inner), share);
@@ -432,7 +441,11 @@ fn relu_squared(x: f32) -> f32 {
 }
 
 fn silu(x: f32) -> f32 {
-    x / (1.0 + (-x).exp())
+    x * sigmoid(x)
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 fn gelu(x: f32) -> f32 {
