@@ -137,6 +137,11 @@ fn quantized(gguf: &Gguf, format: &'static Format, encode: fn(&[f32], &mut [u8])
     (copy, changed)
 }
 
+/// Whether the model chooses experts.
+fn routes(gguf: &Gguf) -> bool {
+    gguf.tensors().iter().any(|info| info.name.contains("ffn_gate_inp"))
+}
+
 #[test]
 fn quantized_fixtures_agree_with_their_dequantized_weights() {
     for format in quant::ALL {
@@ -151,7 +156,9 @@ fn quantized_fixtures_agree_with_their_dequantized_weights() {
             let [engine, float, rounded] = three_ways(&gguf, prompt);
             let (error, same) = (one_minus_cos(&engine, &float), one_minus_cos(&engine, &rounded));
             println!("{format:?} {name:13} 1-cos {error:.1e}, with the same rounding {same:.1e}");
-            assert!(error < FIXTURE_TOLERANCE, "{format:?} {name}: 1-cos {error:e}");
+            // Rounded activations may turn the choice of an expert; then the same rounding turns it too.
+            let turned = same < SAME_ROUNDING && routes(&gguf);
+            assert!(error < FIXTURE_TOLERANCE || turned, "{format:?} {name}: 1-cos {error:e}");
             compared += 1;
             sharp += usize::from(same < SAME_ROUNDING);
         }
