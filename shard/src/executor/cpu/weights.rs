@@ -42,7 +42,7 @@ pub(super) struct ExpertWeights {
 
 pub(super) enum FeedForwardWeights {
     Dense(Network),
-    Experts(ExpertWeights),
+    Experts(Box<ExpertWeights>),
 }
 
 /// The projections of softmax attention.
@@ -179,7 +179,9 @@ impl Loader<'_> {
         let layer = &self.blueprint.layers[index];
         let feed_forward = match &layer.feed_forward {
             FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense)?),
-            FeedForward::Experts(experts) => FeedForwardWeights::Experts(self.experts(index, experts)?),
+            FeedForward::Experts(experts) => {
+                FeedForwardWeights::Experts(Box::new(self.experts(index, experts)?))
+            }
         };
         let (out, after) = (
             if matches!(layer.attention, Attention::DeltaNet(_)) { "ssm_out" } else { "attn_output" },
