@@ -137,9 +137,9 @@ fn quantized(gguf: &Gguf, format: &'static Format, encode: fn(&[f32], &mut [u8])
     (copy, changed)
 }
 
-/// Whether the model chooses experts.
-fn routes(gguf: &Gguf) -> bool {
-    gguf.tensors().iter().any(|info| info.name.contains("ffn_gate_inp"))
+/// Whether the model chooses experts or remembers a state.
+fn amplifies(gguf: &Gguf) -> bool {
+    gguf.tensors().iter().any(|info| info.name.contains("ffn_gate_inp") || info.name.ends_with("ssm_a"))
 }
 
 #[test]
@@ -156,8 +156,9 @@ fn quantized_fixtures_agree_with_their_dequantized_weights() {
             let [engine, float, rounded] = three_ways(&gguf, prompt);
             let (error, same) = (one_minus_cos(&engine, &float), one_minus_cos(&engine, &rounded));
             println!("{format:?} {name:13} 1-cos {error:.1e}, with the same rounding {same:.1e}");
-            // Rounded activations may turn the choice of an expert; then the same rounding turns it too.
-            let turned = same < SAME_ROUNDING && routes(&gguf);
+            // Rounded activations may turn the choice of an expert, and a recurrent state carries them on; then the same
+            // rounding does so too.
+            let turned = same < SAME_ROUNDING && error < 0.1 && amplifies(&gguf);
             assert!(error < FIXTURE_TOLERANCE || turned, "{format:?} {name}: 1-cos {error:e}");
             compared += 1;
             sharp += usize::from(same < SAME_ROUNDING);
