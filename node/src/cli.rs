@@ -9,7 +9,10 @@ mod tools;
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use ::api::inference::ranges::{self, Range};
+use ::api::{
+    choice::Draft,
+    inference::ranges::{self, Range},
+};
 use clap::{Args, Parser, Subcommand};
 use shard::executor::DeviceName;
 
@@ -322,6 +325,10 @@ pub struct SamplingArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 512)]
     pub max_tokens: usize,
+    /// What may draft tokens, so that a pass confirms several: auto, off, or a list of lookup (what followed before) and
+    /// grammar (what the form of the answer forces); the tokens are the same with any
+    #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
+    pub draft: Draft,
 }
 
 /// A number that the API takes, too.
@@ -347,6 +354,7 @@ impl SamplingArgs {
             stop: Vec::new(),
             logprobs: None,
             max_tokens,
+            draft: Draft::default(),
         }
     }
 }

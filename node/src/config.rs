@@ -55,9 +55,21 @@ const TABLES: &[(&str, &[&str], &[&str])] = &[
     (
         "run",
         &["run"],
-        &["via", "mode", "head", "tail", "trust", "system", "temperature", "top_k", "top_p", "max_tokens"],
+        &[
+            "via",
+            "mode",
+            "head",
+            "tail",
+            "trust",
+            "system",
+            "temperature",
+            "top_k",
+            "top_p",
+            "max_tokens",
+            "draft",
+        ],
     ),
-    ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens"]),
+    ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens", "draft"]),
     ("pull", &["model", "pull"], &["disk", "rate"]),
 ];
 

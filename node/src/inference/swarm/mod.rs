@@ -31,6 +31,7 @@ use std::{
 
 use api::{
     Inference,
+    choice::Draft,
     inference::{EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo},
     swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
 };
@@ -65,6 +66,8 @@ pub struct Preferences {
     pub trusted: BTreeSet<String>,
     /// The mode of requests that name none; `None` takes what is faster of this machine alone and `boomerang`.
     pub mode: Option<Mode>,
+    /// What may draft tokens of requests that do not say.
+    pub draft: Draft,
     /// The node's data folder, where it is kept whether strangers may compute ([`crate::consent`]).
     pub home: PathBuf,
 }
@@ -77,6 +80,7 @@ pub(crate) struct SwarmState {
     board: Board,
     trusted: BTreeSet<String>,
     mode: Option<Mode>,
+    draft: Draft,
     home: PathBuf,
     sessions: Arc<Semaphore>,
     /// Memory for caches in units, made once the node has said how much there is.
@@ -102,6 +106,7 @@ impl Swarmed {
             board: Board::new(),
             trusted: preferences.trusted,
             mode: preferences.mode,
+            draft: preferences.draft,
             home: preferences.home,
             sessions: Arc::new(Semaphore::new(SESSIONS)),
             room: OnceLock::new(),
