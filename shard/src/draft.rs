@@ -6,8 +6,8 @@
 //!
 //! | kind | proposes | where |
 //! |---|---|---|
-//! | [`Kind::Lookup`] | what followed the last time that the text ended so | [`Lookup`] |
-//! | [`Kind::Grammar`] | what the form of the answer leaves no choice about | the process that knows the form |
+//! | [`DraftedBy::Lookup`] | what followed the last time that the text ended so | [`Lookup`] |
+//! | [`DraftedBy::Grammar`] | what the form of the answer leaves no choice about | the process that knows the form |
 //!
 //! How sure a guess is depends on its kind and on how far the text agrees with the place it was found at ([`Guess::trust`]);
 //! how often guesses of a trust are right is measured while the answer runs, and how many are worth their rows is
@@ -19,14 +19,14 @@ pub use self::lookup::Lookup;
 
 /// What guessed a token.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Kind {
+pub enum DraftedBy {
     /// [`Lookup`].
     Lookup,
     /// The form of the answer.
     Grammar,
 }
 
-impl Kind {
+impl DraftedBy {
     /// All kinds.
     pub const ALL: [Self; 2] = [Self::Lookup, Self::Grammar];
 
@@ -45,7 +45,7 @@ pub struct Guess {
     /// Its id.
     pub token: u32,
     /// What guessed it.
-    pub kind: Kind,
+    pub kind: DraftedBy,
     /// Guesses of equal trust are right about equally often; below [`TRUSTS`].
     pub trust: usize,
 }
@@ -74,11 +74,11 @@ impl Drafter for Lookup {
             8..=15 => 3,
             _ => 4,
         };
-        tokens.into_iter().map(|token| Guess { token, kind: Kind::Lookup, trust }).collect()
+        tokens.into_iter().map(|token| Guess { token, kind: DraftedBy::Lookup, trust }).collect()
     }
 }
 
 /// Tokens that the form of an answer forces.
 pub fn forced(tokens: &[u32]) -> impl Iterator<Item = Guess> + '_ {
-    tokens.iter().map(|token| Guess { token: *token, kind: Kind::Grammar, trust: TRUSTS - 1 })
+    tokens.iter().map(|token| Guess { token: *token, kind: DraftedBy::Grammar, trust: TRUSTS - 1 })
 }

@@ -15,7 +15,7 @@ use scheduler::{
     depth::{Depth, Odds},
     session::MAX_DRAFT,
 };
-use shard::draft::{Drafter, Guess, Kind, Lookup, PRIORS, TRUSTS, forced};
+use shard::draft::{DraftedBy, Drafter, Guess, Lookup, PRIORS, TRUSTS, forced};
 
 /// What drafts a prompt's tokens, and what is believed of its steps before any was timed.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +39,7 @@ pub struct Tally {
     /// Tokens that came of them.
     pub tokens: u32,
     /// Tokens drafted, and those of them that were right, by what drafted them.
-    kinds: BTreeMap<Kind, (u32, u32)>,
+    kinds: BTreeMap<DraftedBy, (u32, u32)>,
 }
 
 impl Tally {
@@ -49,7 +49,7 @@ impl Tally {
     }
 
     /// The same by what drafted them.
-    pub fn kinds(&self) -> impl Iterator<Item = (Kind, u32, u32)> + '_ {
+    pub fn kinds(&self) -> impl Iterator<Item = (DraftedBy, u32, u32)> + '_ {
         self.kinds.iter().map(|(kind, (proposed, right))| (*kind, *proposed, *right))
     }
 }
@@ -211,7 +211,7 @@ pub(super) mod oracle {
     };
 
     use scheduler::rng::mix;
-    use shard::draft::{Guess, Kind};
+    use shard::draft::{DraftedBy, Guess};
 
     use super::Drafter;
 
@@ -241,7 +241,7 @@ pub(super) mod oracle {
             if let Some(wrong) = draft.get_mut(drawn as usize % (self.most + 1)) {
                 *wrong = if *wrong == 0 { 1 } else { *wrong - 1 };
             }
-            draft.into_iter().map(|token| Guess { token, kind: Kind::Lookup, trust: 0 }).collect()
+            draft.into_iter().map(|token| Guess { token, kind: DraftedBy::Lookup, trust: 0 }).collect()
         }
     }
 
@@ -284,7 +284,7 @@ pub(super) mod oracle {
 mod tests {
     use api::choice::Draft;
     use scheduler::{LayerRange, NodeId, SessionId, rng::Rng};
-    use shard::draft::{Drafter, Guess, Kind};
+    use shard::draft::{DraftedBy, Drafter, Guess};
 
     use super::{DraftTerms, Drafts, Drawn, oracle::Oracle};
 
@@ -344,7 +344,7 @@ mod tests {
         let (proposed, right) = drafts.tally.all();
         assert_eq!((drafts.tally.passes, drafts.tally.tokens), (passes, 192));
         assert!(right > proposed * 9 / 10, "{right} of {proposed}");
-        assert!(drafts.tally.kinds().all(|(kind, ..)| kind == Kind::Lookup));
+        assert!(drafts.tally.kinds().all(|(kind, ..)| kind == DraftedBy::Lookup));
         assert_eq!(answer(&mut new("off"), &repeats, 300.0, 4.0), 192);
         assert_eq!(answer(&mut new("grammar"), &repeats, 300.0, 4.0), 192);
         let mut rng = Rng::new(5);
@@ -363,6 +363,9 @@ mod tests {
         assert!(drafts.propose(&text, &[5, 6, 7]) >= 5);
         assert_eq!(drafts.tokens()[..5], [5, 6, 7, 8, 9]);
         drafts.drawn(step(12, 5, 3));
-        assert_eq!(drafts.tally.kinds().collect::<Vec<_>>(), [(Kind::Lookup, 2, 0), (Kind::Grammar, 3, 3)]);
+        assert_eq!(
+            drafts.tally.kinds().collect::<Vec<_>>(),
+            [(DraftedBy::Lookup, 2, 0), (DraftedBy::Grammar, 3, 3)]
+        );
     }
 }
