@@ -58,6 +58,8 @@ const TABLES: &[(&str, &[&str], &[&str])] = &[
         &[
             "via",
             "mode",
+            "wire",
+            "allow_rounding",
             "head",
             "tail",
             "trust",

@@ -53,6 +53,7 @@ pub(super) fn events(kept: &Kept) -> Vec<PromptEvent> {
 
 #[cfg(test)]
 mod tests {
+    use api::choice::WireChoice;
     use serde_json::json;
 
     use super::{events, interrupted};
@@ -68,7 +69,7 @@ mod tests {
             prompt: PromptInput::Messages(json!([{ "role": "user", "content": "Name a fish." }])),
             mode: Mode::Open,
             may_stay_home: false,
-            wire: "raw".into(),
+            wire: WireChoice::default(),
             trusted: Vec::new(),
             head: 1,
             tail: 1,
