@@ -173,7 +173,7 @@ impl WireChoice {
 
 /// What drafts tokens, so that one pass over all layers may confirm several. The tokens are the same whatever is chosen.
 ///
-/// Drafts are sent only where they pay, whoever makes them: a choice says what may be tried.
+/// A choice says what may be tried: drafts are sent only where they pay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Draft {
