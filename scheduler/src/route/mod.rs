@@ -22,8 +22,8 @@
 //! [`table`](self) sweeps cost-to-go backwards (one O(layers held) pass), then the route is read off forwards. The
 //! same table answers every request of the same requester, shape and policy until the snapshot changes: that is
 //! [`Router`]. KV room bounds the *sum* of the layers a node runs, which a shortest path cannot see; when the best
-//! route breaks such a bound, a best-first search with an admissible bound takes over (`caps.rs`), and if even that runs out
-//! of budget the answer is still valid and marked `exact: false`.
+//! route breaks such a bound, `caps` takes over: tolls on room, and a search that they guide. If that runs out of budget the
+//! route is still valid and marked `exact: false`, and where it found none, [`NoRoute::Unproven`] says that there may be one.
 //!
 //! Limits: one route at a time (no joint optimization over requests); load is what was gossiped plus what this
 //! requester itself has running.
@@ -38,7 +38,7 @@ use crate::cost::{self, Cost, End, Leg, Price};
 pub use crate::no_route::NoRoute;
 use crate::snapshot::{NONE, Snapshot};
 use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
-use caps::Found;
+use caps::{Answer, Found};
 use table::Table;
 
 /// A chosen pipeline and what it is predicted to cost.
@@ -136,7 +136,11 @@ fn best(snapshot: &Snapshot, table: &Table) -> Result<Found, NoRoute> {
     if fits(&table.price, &visits) {
         return Ok(Found { visits, ms, exact: true });
     }
-    caps::search(snapshot, table, ms).ok_or(NoRoute::Unreachable)
+    match caps::search(snapshot, table) {
+        Answer::Found(found) => Ok(found),
+        Answer::None => Err(NoRoute::Unreachable),
+        Answer::Unproven => Err(NoRoute::Unproven),
+    }
 }
 
 /// Routes one request from scratch.
