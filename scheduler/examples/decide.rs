@@ -31,16 +31,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     for nodes in [64u64, 1_024, 4_096, 10_240] {
         let mut least = [f64::INFINITY; 4];
         let mut view = swarm(nodes)?;
-        let mut sequence = 2;
-        for _ in 0..runs {
+        for run in 0..runs {
             let mut engine = Engine::default();
             let took = [
                 decide(&mut engine, &view, 512)?,
                 decide(&mut engine, &view, 512)?,
                 decide(&mut engine, &view, 700)?,
                 {
-                    view.merge(claim(nodes / 2, sequence)?, Millis(0));
-                    sequence += 1;
+                    view.merge(claim(nodes / 2, u64::from(run) + 2)?, Millis(0));
                     decide(&mut engine, &view, 700)?
                 },
             ];
