@@ -40,6 +40,7 @@ pub(super) struct ExpertWeights {
     pub shared: Option<(Option<Matrix>, Network)>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "one per layer, made once")]
 pub(super) enum FeedForwardWeights {
     Dense(Network),
     Experts(Box<ExpertWeights>),
