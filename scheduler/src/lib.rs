@@ -57,6 +57,7 @@ pub mod cost;
 pub mod route;
 pub mod snapshot;
 pub mod standby;
+pub mod sticky;
 
 pub mod holders;
 pub mod place;
@@ -65,6 +66,7 @@ pub mod account;
 pub mod admit;
 pub mod door;
 pub mod governor;
+pub mod keep;
 pub mod lease;
 pub mod recover;
 pub mod session;

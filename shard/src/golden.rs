@@ -18,7 +18,7 @@ use crate::{
     },
     gguf::Gguf,
     kernels::{
-        Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, page_len, threads::Pool,
+        Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, new_page, threads::Pool,
     },
     models::{Rope, Scaling},
     quant::{self, Format},
@@ -192,7 +192,7 @@ fn rope(cpu: &Arc<Cpu>, pairing: Pairing, scaling: Scaling) -> String {
 fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>) -> String {
     let (shape, heads, start, n) = (KvShape { kv_heads: 2, head_dim: 48 }, 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
-    let mut pages: Vec<_> = (0..3).map(|_| vec![0u16; page_len(shape)].into_boxed_slice()).collect();
+    let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
     cpu.store_kv(&mut pages, shape, &k, &v, 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);

@@ -21,6 +21,7 @@ mod lab;
 mod models;
 mod operate;
 mod packaging;
+mod prefix;
 mod privacy;
 mod pull;
 mod recurrent;

@@ -107,6 +107,7 @@ impl RequestDriver {
             log: true,
             ttl_ms: TTL_MS,
             role: Role::Shadow,
+            beginnings: Vec::new(),
         };
         tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
         self.plan.contacts.push(there.clone());

@@ -30,6 +30,7 @@ mod frames;
 mod lease;
 mod own_stages;
 mod plan;
+mod recall;
 mod replay_log;
 mod verify;
 
@@ -50,6 +51,7 @@ use tokio::{sync::mpsc, time::sleep};
 pub use self::{
     arbiter::{MAX_WITNESSES, Witness},
     plan::{Means, Plan, Progress, Report, Reroute},
+    recall::{Recalled, Recollections},
 };
 use self::{draft::Drafts, replay_log::Logs, verify::Checks};
 use crate::{
@@ -76,6 +78,8 @@ struct RequestDriver {
     began: Instant,
     tokens: Vec<u32>,
     logs: Logs,
+    /// The beginning of the prompt that was computed before.
+    recalled: Recalled,
     rounding: Rounding,
     outboxes: PeerStreams,
     /// Jobs for the own worker that wait for their turn.
@@ -117,7 +121,7 @@ struct RequestDriver {
 }
 
 /// Runs the prompt to its end. Nothing is returned: the caller hears of it through [`Progress`].
-pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlets) {
+pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: Outlets) {
     let (began, session) = (Instant::now(), plan.session);
     let prompt = plan.prompt.len() as u32;
     let (machine, first) = Session::start(
@@ -134,9 +138,12 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     // A cut that a failover makes later is no boundary of the session: it travels raw.
     let rounding = Rounding::new(plan.wire, plan.rounding.clone().unwrap_or_else(|| cuts.collect()));
     let report = Report::new(plan.pipeline.segments().to_vec());
+    let mut recalled = std::mem::take(&mut plan.recalled);
+    let logs = recalled.take_logs(&rounding, plan.hidden);
     let mut conductor = RequestDriver {
         tokens: plan.prompt.clone(),
-        logs: Logs::new(plan.hidden),
+        logs,
+        recalled,
         outboxes: PeerStreams::new(means.network.clone(), place(means.me, session), inlets.orders.clone()),
         means,
         plan,
@@ -168,6 +175,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         pings: BTreeMap::new(),
         report,
     };
+    conductor.recall();
     let mut over = conductor.perform(first).await;
     while !over {
         conductor.feed_worker();
@@ -200,6 +208,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     conductor.settle_all(&mut doors).await;
     conductor.finish().await;
     conductor.look_again().await;
+    conductor.disown();
     conductor.done().await;
 }
 
@@ -298,6 +307,7 @@ impl RequestDriver {
         let now = self.began.elapsed().as_secs_f64() * 1e3;
         if self.report.ids.is_empty() {
             self.report.ttft_ms = now;
+            self.report.cached = self.recalled.cached().min(self.plan.conduct.prompt_tokens);
         } else {
             let before: f64 = self.report.ttft_ms + self.report.gaps_ms.iter().sum::<f64>();
             self.report.gaps_ms.push(now - before);
@@ -368,7 +378,8 @@ impl RequestDriver {
         self.report.drafts = self.drafts.count;
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
-        worker.close(session);
+        let keep = self.remember();
+        worker.close_but(session, keep);
         self.report.segments = self.machine.segments().collect();
         self.report.stage_ms = self.mean_stage_ms();
     }

@@ -15,6 +15,7 @@ use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
 use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
+use super::prefix::{Beginning, Name};
 use super::receipt::{Receipt, Work};
 use super::{Malformed, announce, control, delegate, frame};
 use crate::codec::{Rounding, Wire};
@@ -79,7 +80,12 @@ fn lease() -> Lease {
         log: true,
         ttl_ms: 120_000,
         role: Role::Stage,
+        beginnings: Vec::new(),
     }
+}
+
+fn beginning(positions: u32) -> Beginning {
+    Beginning { positions, name: Name([7; 32]) }
 }
 
 fn signer() -> Identity {
@@ -177,6 +183,7 @@ static SAMPLES: LazyLock<Vec<Sample>> = LazyLock::new(samples);
 
 fn samples() -> Vec<Sample> {
     let (failed, why) = frame::Header::failed(3, 4, 17, "no memory");
+    let beginnings = Lease { beginnings: vec![beginning(1_024), beginning(16)], ..lease() };
     let mut bare = lease();
     (bare.next, bare.rounding) = (None, Rounding::NONE);
     bare.previous = None;
@@ -212,6 +219,7 @@ fn samples() -> Vec<Sample> {
         ("commit", Header::signal(Kind::Commit, 3, 4, 16, frame::COMMIT_LEN).write().to_vec(), header),
         ("ask-lease", Ask::Lease(lease()).encode(), ask),
         ("ask-lease-bare", Ask::Lease(bare).encode(), ask),
+        ("ask-lease-beginnings", Ask::Lease(beginnings).encode(), ask),
         ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
         ("ask-ping", Ask::Ping.encode(), ask),
@@ -508,6 +516,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             log: flags.0,
             ttl_ms: flags.3,
             role: [Role::Stage, Role::Shadow, Role::LazyShadow][flags.1],
+            beginnings: (1..=flags.1 as u32).rev().map(|at| beginning(at * 16)).collect(),
         },
     )
 }

@@ -75,6 +75,7 @@ impl Stranger {
             log: false,
             ttl_ms: TTL_MS,
             role: Role::Stage,
+            beginnings: Vec::new(),
         };
         self.network.ask(self.victim, &Ask::Lease(lease), PATIENCE).await.unwrap()
     }

@@ -28,7 +28,7 @@ use crate::{
         RouteEvent, Token,
     },
     feedback::FeedbackQueue,
-    request::{self, CHUNK_ROWS, Means, Plan, Progress, Report, Reroute},
+    request::{self, CHUNK_ROWS, Means, Plan, Progress, Recalled, Recollections, Report, Reroute},
     sessions::{Order, SessionTable},
     worker::{Conduct, Prompt, TextKind, Worker},
 };
@@ -58,6 +58,8 @@ pub struct PromptTask {
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<Finished>,
     pub(super) lessons: FeedbackQueue,
+    /// What ended prompts of this node leave behind; none for the prompts of other nodes.
+    pub(super) memory: Option<Recollections>,
     /// Who is challenged by it: the pipeline must pass this node, and no client hears of the prompt.
     pub(super) prove: Option<NodeId>,
 }
@@ -90,6 +92,7 @@ struct Planned {
     sampling: SamplingParams,
     max_tokens: u32,
     routed: Routed,
+    recalled: Recalled,
 }
 
 impl PromptTask {
@@ -109,6 +112,7 @@ impl PromptTask {
     /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
     pub(crate) fn challenge(mut self, node: NodeId, ask: PromptRequest) {
         self.prove = Some(node);
+        self.memory = None;
         let (lines, mut answer) = mpsc::channel(NEWS);
         tokio::spawn(self.answer_after(ask, Said::default(), lines));
         tokio::spawn(async move {
@@ -191,7 +195,7 @@ impl PromptTask {
     /// Says what answering it would take.
     pub async fn plan(self, ask: PromptRequest, lines: mpsc::Sender<Line>) {
         let me = format!("{:?}", self.me);
-        let line = match self.about(&ask.model).prepare(&ask, &[], false).await {
+        let line = match self.about(&ask.model).prepare(&ask, &Said::default(), false).await {
             Ok(planned) => {
                 let plan = prediction(&planned.routed, planned.prompt_tokens);
                 PlanReport { plan, me, end: true }.into()
@@ -202,7 +206,7 @@ impl PromptTask {
     }
 
     /// Encode, then ask who shall run it.
-    async fn prepare(&self, ask: &PromptRequest, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
+    async fn prepare(&self, ask: &PromptRequest, said: &Said, commit: bool) -> Result<Planned, Trouble> {
         let Local { name, ready, .. } = &self.local;
         if !self.is_own(ask) {
             return Err(Trouble::from(format!(
@@ -237,7 +241,7 @@ impl PromptTask {
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
         let mut ids = self.encode(ask, &worker).await?;
         let prompt_tokens = ids.len() as u32;
-        ids.extend_from_slice(emitted);
+        ids.extend_from_slice(&said.ids);
         if ids.is_empty() {
             return Err(Trouble::invalid("prompt", "the prompt is empty"));
         }
@@ -245,7 +249,7 @@ impl PromptTask {
         if room == 0 {
             return Err(Trouble::too_long(ids.len(), ready.context));
         }
-        let max_tokens = ask.max_tokens.saturating_sub(emitted.len() as u32).clamp(1, room);
+        let max_tokens = ask.max_tokens.saturating_sub(said.ids.len() as u32).clamp(1, room);
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
         let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
@@ -256,6 +260,11 @@ impl PromptTask {
             prefill_chunk: CHUNK_ROWS,
             activation_bytes: row as u32,
         };
+        // A strict answer rests on nothing that was computed before it was asked.
+        let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict);
+        let recall =
+            |memory: &Recollections| memory.recall(ready.model, &ids, wire, said.rounding.as_deref());
+        let recalled = memory.map(recall).unwrap_or_default();
         let (answer, answered) = oneshot::channel();
         let question = RouteQuestion {
             session,
@@ -268,6 +277,7 @@ impl PromptTask {
             exact: ask.verify == Verify::Strict,
             shadow: ask.shadow,
             prove: self.prove,
+            former: recalled.former(),
             commit,
             answer,
         };
@@ -278,7 +288,7 @@ impl PromptTask {
             NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
             NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, why),
         })?;
-        Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed })
+        Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed, recalled })
     }
 
     async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<Vec<u32>, Trouble> {
@@ -308,7 +318,7 @@ impl PromptTask {
         let until = Instant::now() + QUEUE;
         let mut looks = 0;
         loop {
-            let planned = self.prepare_when_free(&ask, &said.ids, until, lines).await?;
+            let planned = self.prepare_when_free(&ask, &said, until, lines).await?;
             match self.look(planned, &ask, &said, looks, lines).await? {
                 // The scheduler takes the last look as it is.
                 Looked::Crowded => looks = (looks + 1).min(LOOKS - 1),
@@ -326,12 +336,12 @@ impl PromptTask {
     async fn prepare_when_free(
         &self,
         ask: &PromptRequest,
-        emitted: &[u32],
+        said: &Said,
         until: Instant,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Planned, Trouble> {
         loop {
-            match self.prepare(ask, emitted, true).await {
+            match self.prepare(ask, said, true).await {
                 Err(trouble) if trouble.is_busy() && Instant::now() < until && !lines.is_closed() => {}
                 prepared => return prepared,
             }
@@ -351,7 +361,7 @@ impl PromptTask {
         looks: u32,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
-        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed } = planned;
+        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed, recalled } = planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
@@ -389,13 +399,14 @@ impl PromptTask {
             reroute: self.reroutes.clone(),
             lessons: self.lessons.clone(),
             lost: self.lost.subscribe(),
+            memory: self.memory.clone(),
             progress,
         };
         let plan = Plan {
             session,
             prompt: ids,
             max_tokens,
-            rounding: said.rounding.clone(),
+            rounding: said.rounding.clone().or_else(|| recalled.boundaries()),
             conduct: Conduct {
                 sampling,
                 seed: ask.seed,
@@ -422,6 +433,7 @@ impl PromptTask {
             approx: self.approx.clone(),
             layer_bytes: self.local.layer_bytes,
             witnesses: routed.witnesses,
+            recalled,
         };
         let orders = inlets.orders.clone();
         let span = tracing::info_span!(
