@@ -10,7 +10,7 @@ use tempfile::TempDir;
 fn prompt(question: &str) -> String {
     let told =
         |day: u32| format!("On day {day} the owl counted {} stones by the river and swam home. ", day * 7);
-    format!("{}{question}", (1..=24).map(told).collect::<String>())
+    format!("{}{question}", (1..=12).map(told).collect::<String>())
 }
 
 fn run(asks: &Node, question: &str, extra: &[&str]) -> Value {
@@ -38,21 +38,19 @@ fn serve(folder: &Path, name: &str, layers: &str, peer: &Node, cheat: &str) -> N
 fn a_prompt_that_was_computed_before_is_not_computed_again() {
     let folder = TempDir::new().unwrap();
     let asks = Node::start(&folder.path().join("asks"), &["--ask-only"]);
-    let mut serves: Vec<Node> = [("a", "1..4"), ("b", "4..7"), ("c", "4..7")]
-        .map(|(name, layers)| serve(folder.path(), name, layers, &asks, ""))
-        .into_iter()
-        .collect();
-    asks.meets(3);
+    let _first = serve(folder.path(), "a", "1..4", &asks, "");
+    let second = serve(folder.path(), "b", "4..7", &asks, "");
+    asks.meets(2);
     let wholes = ["How many?", "And then?"].map(alone);
     let first = run(&asks, "How many?", &["--shadow", "none"]);
     assert_eq!((&first["ids"], kept(&first).0), (&wholes[0]["ids"], 0), "{first}");
     let again = run(&asks, "How many?", &["--shadow", "none"]);
     let (cached, all) = kept(&again);
     assert_eq!(again["ids"], wholes[0]["ids"], "{again}");
-    assert!(all > 300 && cached * 100 >= all * 95, "{cached} of {all}");
+    assert!(all > 150 && cached * 100 >= all * 95, "{cached} of {all}");
     assert!(again["bytes_out"].as_u64() < first["bytes_out"].as_u64().map(|bytes| bytes / 4), "{again}");
 
-    // Another question with the same beginning, drawn and not greedy, and checked like any other.
+    // Another question with the same beginning is checked like any other.
     let other = run(&asks, "And then?", &["--shadow", "none"]);
     assert_eq!(other["ids"], wholes[1]["ids"], "{other}");
     assert!(kept(&other).0 * 100 >= kept(&other).1 * 90, "{other}");
@@ -62,15 +60,14 @@ fn a_prompt_that_was_computed_before_is_not_computed_again() {
     let strict = run(&asks, "How many?", &["--verify", "strict"]);
     assert_eq!((&strict["ids"], kept(&strict).0), (&wholes[0]["ids"], 0), "{strict}");
     let stranger = Node::start(&folder.path().join("d"), &["--ask-only", "--peer", asks.tcp()]);
-    stranger.meets(3);
+    stranger.meets(2);
     let its = run(&stranger, "How many?", &["--shadow", "none"]);
     assert_eq!((&its["ids"], kept(&its).0), (&wholes[0]["ids"], 0), "{its}");
 
-    // A stage is killed: its rows come from the log, and nothing else is computed again.
-    let ran = again["stages"].as_array().unwrap().iter().map(|stage| stage["node"].as_str().unwrap());
-    let ran: Vec<&str> = ran.collect();
-    let dead = serves.iter().rposition(|node| ran.contains(&node.name.as_str())).unwrap();
-    drop(serves.remove(dead));
+    // A stage is killed, and another one has its layers: its rows come from the log, and nothing else is computed again.
+    let _third = serve(folder.path(), "c", "4..7", &asks, "");
+    asks.meets(3);
+    drop(second);
     let after = run(&asks, "How many?", &["--shadow", "none"]);
     assert_eq!(after["ids"], wholes[0]["ids"], "{after}");
     assert!(

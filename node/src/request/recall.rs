@@ -103,7 +103,8 @@ impl Recollections {
         let Some(best) = (0..all.len()).max_by_key(|at| (lengths[*at], all[*at].used)) else {
             return Recalled::default();
         };
-        let positions = lengths[best] as u32;
+        // Stages have names for these lengths alone; what they compute beyond is then first in the log, and theirs to answer for.
+        let positions = lengths[best] as u32 / prefix::EVERY * prefix::EVERY;
         if positions < prefix::EVERY {
             return Recalled::default();
         }
@@ -276,16 +277,16 @@ mod tests {
         memory.keep(session(1, 0..40, 0));
         memory.keep(Remembered { tokens: (0..30).chain(90..190).collect(), ..session(2, 0..130, 0) });
         let mut found = recalled(&memory, 0..100, Wire::Raw);
-        assert_eq!((found.positions, found.boundaries()), (40, None));
+        assert_eq!((found.positions, found.boundaries()), (32, None));
         assert_eq!(found.homes, [(SessionId::numbered(1), 40), (SessionId::numbered(2), 30)]);
-        assert_eq!(found.take_logs(&Rounding::NONE, 1).reached(3), 40, "rows beyond are another session's");
-        assert_eq!(recalled(&memory, 0..40, Wire::Raw).positions, 39);
+        assert_eq!(found.take_logs(&Rounding::NONE, 1).reached(3), 32, "rows beyond are another session's");
+        assert_eq!(recalled(&memory, 0..32, Wire::Raw).positions, 16, "never the last token");
         assert_eq!(recalled(&memory, 0..16, Wire::Raw).positions, 0, "not worth a name");
         assert_eq!(recalled(&memory, 0..100, Wire::Q8).positions, 0, "other bits");
         let other = memory.recall(ModelId::numbered(2), &(0..100).collect::<Vec<_>>(), Wire::Raw, None);
         assert_eq!(other.positions, 0);
         memory.forget(SessionId::numbered(1));
-        assert_eq!(recalled(&memory, 0..100, Wire::Raw).positions, 30);
+        assert_eq!(recalled(&memory, 0..100, Wire::Raw).positions, 16);
     }
 
     #[test]
@@ -296,10 +297,10 @@ mod tests {
         assert_eq!(memory.keep(turn(1, 0..40)), []);
         assert_eq!(memory.keep(turn(2, 0..90)), [SessionId::numbered(1)]);
         let found = recalled(&memory, 0..200, Wire::Q8);
-        assert_eq!((found.positions, found.boundaries()), (90, Some(vec![3, 5])));
+        assert_eq!((found.positions, found.boundaries()), (80, Some(vec![3, 5])));
         let tokens: Vec<u32> = (0..200).collect();
         let fixed = |at: &[u32]| memory.recall(ModelId::numbered(1), &tokens, Wire::Q8, Some(at)).positions;
-        assert_eq!((fixed(&[3, 5]), fixed(&[4])), (90, 0));
+        assert_eq!((fixed(&[3, 5]), fixed(&[4])), (80, 0));
         let mut other = found.clone();
         assert_eq!(other.take_logs(&Rounding::new(Wire::Q8, vec![4]), 1).reached(3), 0);
         assert_eq!((other.positions, other.homes.len()), (0, 0), "nothing of it fits");
