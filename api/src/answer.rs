@@ -289,6 +289,10 @@ pub(crate) fn headers(id: &str, plan: &Plan, report: Option<&Report>) -> HeaderM
     put("x-request-id", id.to_owned());
     put("x-shoal-mode", plan.mode.name().to_owned());
     put("x-shoal-verify", plan.verify.name().to_owned());
+    put("x-shoal-wire", plan.wire.name().to_owned());
+    if !plan.cuts.is_empty() {
+        put("x-shoal-cuts", plan.cuts.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+    }
     put("x-shoal-route", plan.route.join(" "));
     put("x-shoal-seed", plan.seed.to_string());
     if let Some(speed) = plan.predicted_tok_s {
@@ -317,6 +321,8 @@ pub(crate) fn badge(plan: &Plan, report: Option<&Report>) -> Value {
     let mut badge = json!({
         "mode": plan.mode,
         "verify": plan.verify.name(),
+        "wire": plan.wire,
+        "cuts": plan.cuts,
         "route": plan.route,
         "seed": plan.seed,
         "predicted_tok_s": plan.predicted_tok_s,

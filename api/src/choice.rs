@@ -1,4 +1,5 @@
-//! What a request may choose about who computes it: who may read it, how their work is checked, who stands by.
+//! What a request may choose about who computes it: who may read it, how their work is checked, who stands by, in which
+//! form activations travel.
 //!
 //! The words are those of the command line, of configuration files and of the socket of a running node.
 
@@ -85,5 +86,103 @@ impl Shadow {
             Self::Lazy => "lazy",
             Self::None => "none",
         }
+    }
+}
+
+/// In which form activations travel between nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wire {
+    /// Exact, unless rounding was allowed: then [`Self::ROUNDED`], whatever the line.
+    #[default]
+    Auto,
+    /// f32: exact.
+    Raw,
+    /// A sixteenth of the value as f16.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// Ten companded bits: nearly exact.
+    C10,
+    /// Eight companded bits.
+    C8,
+    /// Eight bits under one scale per 32 values.
+    Q8,
+    /// Seven companded bits: the smallest.
+    C7,
+}
+
+impl Wire {
+    /// All forms, `auto` first.
+    pub const ALL: [Self; 8] =
+        [Self::Auto, Self::Raw, Self::F16, Self::Bf16, Self::C10, Self::C8, Self::Q8, Self::C7];
+    /// What `auto` is where rounding was allowed. It is one form for every line, so that its speed chooses no tokens.
+    pub const ROUNDED: Self = Self::C8;
+
+    /// The word users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Raw => "raw",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::C10 => "c10",
+            Self::C8 => "c8",
+            Self::Q8 => "q8",
+            Self::C7 => "c7",
+        }
+    }
+}
+
+/// How activations travel, as a request says it; what it leaves open is the node's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireChoice {
+    /// The form.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wire: Option<Wire>,
+    /// Whether `auto` may round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allow_rounding: Option<bool>,
+    /// Layers before which a form that rounds does so, ascending, whatever the route; empty for the route's own cuts.
+    /// Those of an answer give that answer again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<u32>,
+}
+
+impl WireChoice {
+    /// What is left open, as `default` says it.
+    pub fn or(self, default: &Self) -> Self {
+        Self {
+            wire: self.wire.or(default.wire),
+            allow_rounding: self.allow_rounding.or(default.allow_rounding),
+            cuts: self.cuts,
+        }
+    }
+
+    /// The form, `auto` decided.
+    pub fn form(&self) -> Wire {
+        match self.wire.unwrap_or_default() {
+            Wire::Auto if self.allow_rounding == Some(true) => Wire::ROUNDED,
+            Wire::Auto => Wire::Raw,
+            form => form,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn auto_rounds_only_where_that_was_allowed_and_never_undoes_a_choice() {
+        let of = |wire, allow_rounding| WireChoice { wire, allow_rounding, cuts: Vec::new() };
+        let node = of(None, Some(true));
+        assert_eq!(of(None, None).form(), Wire::Raw);
+        assert_eq!(of(Some(Wire::Auto), Some(true)).form(), Wire::ROUNDED);
+        assert_eq!(of(Some(Wire::Raw), Some(true)).form(), Wire::Raw);
+        assert_eq!(of(Some(Wire::F16), None).form(), Wire::F16);
+        assert_eq!(of(None, None).or(&node).form(), Wire::ROUNDED);
+        assert_eq!(of(None, Some(false)).or(&node).form(), Wire::Raw);
+        assert_eq!(of(None, None).or(&of(Some(Wire::C7), None)).form(), Wire::C7);
     }
 }

@@ -182,7 +182,7 @@ impl From<Failure> for ApiError {
             Failure::NoModel { .. } => (Kind::NoModel, Some("model"), None),
             Failure::NotAgreed { .. } => (Kind::NotAgreed, Some("mode"), None),
             Failure::Unavailable { retry_after_s, .. } => (Kind::Unavailable, None, Some(retry_after_s)),
-            Failure::Busy { retry_after_s } => (Kind::Busy, None, Some(retry_after_s)),
+            Failure::Busy { retry_after_s, .. } => (Kind::Busy, None, Some(retry_after_s)),
             Failure::Internal { .. } => (Kind::Internal, None, None),
         };
         Self { kind, message, param: param.map(str::to_owned), retry_after_s }

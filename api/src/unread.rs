@@ -39,12 +39,6 @@ const OWN_TEMPLATE: &str = "is not supported: conversations are rendered with th
 const ALWAYS: &[Row] = &[
     ("session_id", "", STORED),
     ("conversation_id", "", STORED),
-    (
-        "wire",
-        "\"raw\"",
-        "is not a field of this API: activations travel exact; `shoal run --wire q8` rounds them",
-    ),
-    ("cuts", "", "is not a field of this API: the node chooses the route"),
     ("trust", "", "is not a field of this API: `shoal serve --trust NODE` says who is trusted"),
     ("trusted", "", "is not a field of this API: `shoal serve --trust NODE` says who is trusted"),
     ("documents", "", "is not supported: put their text into the messages"),
@@ -228,7 +222,7 @@ mod tests {
     #[test]
     fn what_would_change_the_answer_is_refused_by_name() {
         for route in ROUTES {
-            for name in ["session_id", "wire", "mirostat"] {
+            for name in ["session_id", "trust", "mirostat"] {
                 let body = json!({name: "x"});
                 let error = check(&Fields::new(&body).unwrap(), route).unwrap_err();
                 assert_eq!(error.param.as_deref(), Some(name));
@@ -240,7 +234,7 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_and_what_changes_nothing_is_taken() {
         let mut body = json!({
-            "mirostat": 0, "tfs_z": 1.0, "wire": "raw", "session_id": null, "use_beam_search": false, "images": [],
+            "mirostat": 0, "tfs_z": 1.0, "trust": [], "session_id": null, "use_beam_search": false, "images": [],
             "modalities": ["text"], "length_penalty": 1, "truncation": "disabled", "skip_special_tokens": true,
         });
         for (name, reason) in IGNORED {

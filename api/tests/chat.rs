@@ -37,6 +37,7 @@ async fn openai_chat_is_golden() {
         ("x-shoal-verify", "sample"),
         ("x-shoal-route", "me:0-2 4b0c4d06:2-16 70737679:16-30 me:30-32"),
         ("x-shoal-seed", "5"),
+        ("x-shoal-wire", "raw"),
         ("x-shoal-predicted-tok-s", "16.00"),
         ("x-shoal-actual-tok-s", "15.50"),
     ] {
@@ -44,6 +45,45 @@ async fn openai_chat_is_golden() {
     }
     assert!(reply.header("x-shoal-computed-by").is_some_and(|by| by.starts_with("me ")));
     assert!(reply.header("x-shoal-checked-by").is_some());
+}
+
+/// In every dialect a request says how activations travel, in its body or in headers, and the answer says it back.
+#[tokio::test]
+async fn a_request_chooses_how_activations_travel() {
+    let api = http::start(Fake::quick()).await;
+    let base = json!({"messages": user("hi"), "prompt": "hi", "model": "fake-7b", "stream": false});
+    for path in ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"] {
+        let ask = |more: &[(&str, Value)]| {
+            let mut body = base.clone();
+            if path == "/v1/messages" {
+                body["max_tokens"] = json!(4);
+            }
+            more.iter().for_each(|(name, value)| body[*name] = value.clone());
+            body
+        };
+        let told = |reply: &http::Reply| {
+            assert_eq!(reply.status, 200, "{path}: {}", reply.text());
+            [reply.header("x-shoal-wire"), reply.header("x-shoal-cuts")].map(|word| word.map(str::to_owned))
+        };
+        let [raw, c10, c8] = ["raw", "c10", "c8"].map(|word| Some(word.to_owned()));
+        assert_eq!(told(&api.post(path, &ask(&[])).await), [raw.clone(), None]);
+        let body = ask(&[("wire", json!("c10")), ("cuts", json!([2, 16]))]);
+        assert_eq!(told(&api.post(path, &body).await), [c10.clone(), Some("2,16".to_owned())]);
+        assert_eq!(told(&api.post(path, &ask(&[("allow_rounding", json!(true))])).await)[0], c8);
+        assert_eq!(told(&api.post_with(path, &ask(&[]), &[("x-shoal-wire", "c10")]).await)[0], c10);
+        let allowed = [("x-shoal-allow-rounding", "true")];
+        assert_eq!(told(&api.post_with(path, &ask(&[]), &allowed).await)[0], c8);
+        // What a request says of itself is not undone by what it would allow.
+        let exact = ask(&[("wire", json!("raw")), ("allow_rounding", json!(true))]);
+        assert_eq!(told(&api.post(path, &exact).await)[0], raw);
+        for (field, value) in [("cuts", json!([0])), ("cuts", json!([4, 4])), ("cuts", json!("2"))] {
+            let reply = api.post(path, &ask(&[("wire", json!("c8")), (field, value)])).await;
+            assert_eq!(reply.status, 400, "{path}: {}", reply.text());
+            assert!(reply.text().contains(field), "{}", reply.text());
+        }
+        assert_eq!(api.post(path, &ask(&[("wire", json!("raw")), ("cuts", json!([2]))])).await.status, 400);
+        assert_eq!(api.post_with(path, &ask(&[]), &[("x-shoal-allow-rounding", "yes")]).await.status, 400);
+    }
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ async fn failures_have_their_status_in_every_family() {
     let cases = [
         (Failure::invalid("seed", "no"), 400, "invalid_request_error"),
         (Failure::TooLong { tokens: 9, context: 4 }, 400, "invalid_request_error"),
-        (Failure::Busy { retry_after_s: 3 }, 429, "rate_limit_error"),
+        (Failure::busy(3), 429, "rate_limit_error"),
         (Failure::Unavailable { why: "loading".into(), retry_after_s: 7 }, 503, "overloaded_error"),
         (Failure::Internal { why: "broken".into() }, 500, "api_error"),
     ];

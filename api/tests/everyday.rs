@@ -191,13 +191,15 @@ async fn fields_that_are_not_read_are_refused_by_name() {
     let base = json!({"model": "fake-7b", "messages": user(), "prompt": "x", "input": "x", "max_tokens": 5, "stream": false});
     for (path, field, value) in [
         ("/v1/chat/completions", "session_id", json!("abc")),
-        ("/v1/chat/completions", "wire", json!("q8")),
+        ("/v1/chat/completions", "wire", json!("q9")),
+        ("/v1/completions", "cuts", json!([3, 2])),
+        ("/v1/messages", "allow_rounding", json!("yes")),
         ("/v1/chat/completions", "functions", json!([{"name": "f"}])),
         ("/v1/chat/completions", "guided_json", json!({"type": "object"})),
         ("/v1/completions", "min_tokens", json!(5)),
         ("/v1/messages", "session_id", json!("abc")),
         ("/v1/messages", "mcp_servers", json!([{"url": "x"}])),
-        ("/api/chat", "wire", json!("q8")),
+        ("/api/chat", "wire", json!("q9")),
         ("/api/chat", "template", json!("{{ x }}")),
         ("/api/generate", "context", json!([1, 2])),
         ("/api/generate", "options.mirostat", json!(2)),

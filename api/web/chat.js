@@ -65,6 +65,8 @@ export class Chat {
         prompt.focus();
       }
     });
+    $('rounding').checked = localStorage.getItem('shoal.rounding') === 'allowed';
+    $('rounding').addEventListener('change', (event) => localStorage.setItem('shoal.rounding', event.target.checked ? 'allowed' : 'never'));
     $('modes').addEventListener('change', (event) => this.choose(event.target.value));
     $('fresh').addEventListener('click', () => this.clear());
     for (const button of document.querySelectorAll('#welcome button')) button.addEventListener('click', () => this.send(button.textContent));
@@ -313,6 +315,7 @@ export class Chat {
       const value = field.value.trim();
       if (value !== '' && Number.isFinite(Number(value))) body[field.name] = Number(value);
     }
+    if ($('rounding').checked) body.allow_rounding = true;
     return body;
   }
 
@@ -489,6 +492,7 @@ export class Chat {
         row('Caught', verdict.convicted.length ? `${verdict.convicted.join(', ')} computed something else. ${verdict.wrongFrom === null ? 'Nothing of that is in the answer.' : `What you read from token ${verdict.wrongFrom + 1} on follows from it and is not to be relied on: ask again.`}` : ''),
         row('Speed', `${rate(speed)} tokens per second${outcome.predicted ? `, ${rate(outcome.predicted)} predicted` : ''}`),
         row('First token', Number.isFinite(outcome.firstMs) ? `after ${duration(outcome.firstMs)}` : ''),
+        row('Wire', outcome.wire && outcome.wire !== 'raw' ? `${outcome.wire}, rounded before layers ${outcome.cuts}` : ''),
         row('Seed', `${outcome.seed}: with it, the same tokens come again`),
         row('Faults', outcome.told.join(' '))));
   }
@@ -518,6 +522,8 @@ const named = (nodes) => nodes.map((name) => (name === 'me' ? 'this machine' : n
 function readHeaders(outcome, headers) {
   outcome.mode = clean(headers.get('x-shoal-mode'), 16) || outcome.mode;
   outcome.route = clean(headers.get('x-shoal-route'), 400);
+  outcome.wire = clean(headers.get('x-shoal-wire'), 16);
+  outcome.cuts = clean(headers.get('x-shoal-cuts'), 400);
   outcome.predicted = Number(headers.get('x-shoal-predicted-tok-s')) || 0;
 }
 

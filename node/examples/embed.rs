@@ -43,6 +43,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         verify: None,
         agreed: false,
         shadow: None,
+        wire: Default::default(),
         show_special: false,
         echo: false,
     };

@@ -9,7 +9,10 @@ mod tools;
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use ::api::inference::ranges::{self, Range};
+use ::api::{
+    choice::{Wire, WireChoice},
+    inference::ranges::{self, Range},
+};
 use clap::{Args, Parser, Subcommand};
 use shard::executor::DeviceName;
 
@@ -225,6 +228,12 @@ pub struct WorkerArgs {
     /// Compile one form of an answer, say whether that works, and end
     #[arg(long)]
     pub form: bool,
+    /// Read one model's header, say what is in it, and end
+    #[arg(long)]
+    pub header: bool,
+    /// Convert the checkpoint whose files are handed over
+    #[arg(long)]
+    pub convert: bool,
     /// Compute for `shoal serve`
     #[arg(long)]
     pub engine: bool,
@@ -266,17 +275,43 @@ impl EngineArgs {
     }
 }
 
-/// The rounding of a swarm session, repeated here without a swarm.
+/// In which form activations travel.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Wire")]
+pub struct FormArgs {
+    /// How activations travel between nodes
+    #[arg(long, value_parser = choice::wire(), default_value = "auto")]
+    pub wire: Wire,
+    /// Let --wire auto round
+    #[arg(long)]
+    pub allow_rounding: bool,
+}
+
+impl FormArgs {
+    /// In the words of a request.
+    pub fn choice(&self) -> WireChoice {
+        WireChoice { wire: Some(self.wire), allow_rounding: Some(self.allow_rounding), cuts: Vec::new() }
+    }
+}
+
+/// In which form activations travel, and where they are rounded.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Wire")]
 pub struct WireArgs {
-    /// raw: activations stay exact; c10, c8, c7, q8, bf16, f16: they are rounded at --cuts, as a swarm session over that
-    /// wire does
-    #[arg(long, default_value = "raw", value_parser = p2p::codec::Wire::ALL.map(p2p::codec::Wire::name))]
-    pub wire: String,
-    /// Layers before which such a session is cut, in ascending order
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub form: FormArgs,
+    /// Layers before which activations are rounded, ascending: those of an answer give it again [default: where the route
+    /// is cut]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub cuts: Vec<u32>,
+}
+
+impl WireArgs {
+    /// In the words of a request.
+    pub fn choice(&self) -> WireChoice {
+        WireChoice { cuts: self.cuts.clone(), ..self.form.choice() }
+    }
 }
 
 /// How tokens are chosen.
@@ -417,6 +452,9 @@ pub struct ServeArgs {
     /// Node that may compute in trusted mode, by its full name (repeatable)
     #[arg(long, value_name = "NODE")]
     pub trust: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: FormArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub home: swarm::HomeArgs,

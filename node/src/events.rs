@@ -12,7 +12,7 @@
 mod report;
 
 use api::{
-    choice::{Mode, Shadow, Verify},
+    choice::{Mode, Shadow, Verify, Wire, WireChoice},
     inference::Format,
 };
 use serde::{Deserialize, Serialize};
@@ -37,8 +37,9 @@ pub struct PromptRequest {
     /// Whether this machine may do it alone when that is faster.
     #[serde(default)]
     pub may_stay_home: bool,
-    /// `raw` or `q8`.
-    pub wire: String,
+    /// How activations travel.
+    #[serde(flatten)]
+    pub wire: WireChoice,
     /// Peers that may compute in trusted mode, as hex.
     #[serde(default)]
     pub trusted: Vec<String>,
@@ -306,8 +307,11 @@ pub struct OwnRoute {
     pub me: String,
     /// How strangers are checked.
     pub verify: Verify,
-    /// `raw` or `q8`.
-    pub wire: String,
+    /// How activations travel.
+    pub wire: Wire,
+    /// Layers before which they are rounded: none where the form is exact.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<u32>,
     /// What it is expected to take.
     #[serde(flatten)]
     pub plan: Prediction,
@@ -347,6 +351,9 @@ pub struct Refusal {
     /// Positions that a session may hold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<u32>,
+    /// When it is worth trying again, s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u32>,
 }
 
 /// What kind of refusal it is.

@@ -5,8 +5,8 @@
 //! means).
 //!
 //! They also know when a node has got room again, because a prompt of this node gave it back: a prompt that waits for
-//! room is woken then, one prompt for each that ended ([`FeedbackQueue::room`]). It may be about another model; who is
-//! not woken looks again within a second.
+//! room ([`Waiting`]) is woken then, one prompt for each that ended. It may be about another model; the first of a line
+//! look again within a second, and [`scheduler::backlog`] decides which prompts do not wait, or no longer.
 //!
 //! Limits: [`MOST`] corrections wait for the next route; beyond, the oldest is forgotten, which costs a refused lease.
 
@@ -19,6 +19,7 @@ use std::{
 use p2p::wire::control::Refusal;
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId, Request,
+    backlog::{Backlog, Shed, Ticket},
     lease::{Leases, Load, Verdict},
 };
 use tokio::sync::Notify;
@@ -44,6 +45,8 @@ pub enum Feedback {
 struct Learned {
     leases: Leases,
     waiting: VecDeque<Feedback>,
+    /// Prompts that wait for room, by model.
+    backlogs: BTreeMap<ModelId, Backlog>,
 }
 
 /// A handle on what was learned; clones share it.
@@ -90,18 +93,23 @@ impl FeedbackQueue {
 
     /// A prompt has given its place at a node back: if the node was full, it is so no more.
     pub fn freed(&self, node: NodeId) {
-        self.learned().leases.freed(node);
+        let now = self.now();
+        let mut learned = self.learned();
+        learned.leases.freed(node);
+        learned.backlogs.values_mut().for_each(|line| line.moved(now));
+        drop(learned);
         self.freed.notify_one();
+    }
+
+    /// A prompt of this node got a token.
+    pub fn advanced(&self) {
+        let now = self.now();
+        self.learned().backlogs.values_mut().for_each(|line| line.moved(now));
     }
 
     /// Whether a node has let a prompt of this one in lately.
     pub fn serves(&self, node: NodeId) -> bool {
         self.learned().leases.serves(self.now(), node)
-    }
-
-    /// Waits until a place was given back, and a second at most.
-    pub async fn room(&self) {
-        let _ = tokio::time::timeout(ROOM, self.freed.notified()).await;
     }
 
     /// A node may have been started again: what it said before says nothing of it.
@@ -127,6 +135,78 @@ impl FeedbackQueue {
     /// Prices what was heard into a request. See [`Leases::amend`].
     pub fn amend(&self, request: &mut Request, announced: impl Fn(NodeId) -> u32) {
         self.learned().leases.amend(self.now(), request, announced);
+    }
+}
+
+/// A prompt that may have to wait for room at the nodes of a model. It leaves the line when dropped.
+pub struct Waiting {
+    lessons: FeedbackQueue,
+    model: ModelId,
+    ticket: Option<Ticket>,
+}
+
+impl Waiting {
+    /// A prompt for `model` that does not wait yet.
+    pub fn new(lessons: FeedbackQueue, model: ModelId) -> Self {
+        Self { lessons, model, ticket: None }
+    }
+
+    /// Whether others wait, so that a prompt which has not looked for room yet goes behind them.
+    pub fn others(&self) -> bool {
+        self.lessons.learned().backlogs.contains_key(&self.model)
+    }
+
+    /// Waits until room is worth looking for.
+    ///
+    /// # Errors
+    /// [`Shed`] where it would wait too long, or the line stands.
+    pub async fn room(&mut self) -> Result<(), Shed> {
+        let ticket = match self.ticket {
+            Some(ticket) => ticket,
+            None => {
+                let now = self.lessons.now();
+                let ticket = self.lessons.learned().backlogs.entry(self.model).or_default().enter(now)?;
+                *self.ticket.insert(ticket)
+            }
+        };
+        loop {
+            let woken = tokio::time::timeout(ROOM, self.lessons.freed.notified()).await.is_ok();
+            let now = self.lessons.now();
+            let mut learned = self.lessons.learned();
+            let Some(line) = learned.backlogs.get_mut(&self.model) else { return Ok(()) };
+            if let Some(shed) = line.shed(ticket, now) {
+                return Err(shed);
+            }
+            if woken || line.is_in_front(ticket) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// It was let in: it waits no more, and the next in line may look.
+    pub fn let_in(&mut self) {
+        let now = self.lessons.now();
+        if self.ticket.is_some() {
+            self.leave(|line, ticket| line.let_in(ticket, now));
+            self.lessons.freed.notify_one();
+        }
+    }
+
+    fn leave(&mut self, how: impl FnOnce(&mut Backlog, Ticket)) {
+        let Some(ticket) = self.ticket.take() else { return };
+        let mut learned = self.lessons.learned();
+        if let Some(line) = learned.backlogs.get_mut(&self.model) {
+            how(line, ticket);
+            if line.is_empty() {
+                learned.backlogs.remove(&self.model);
+            }
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.leave(Backlog::leave);
     }
 }
 
@@ -180,9 +260,9 @@ mod tests {
         let began = tokio::time::Instant::now();
         let waiting: Vec<_> = (0..100)
             .map(|_| {
-                let lessons = lessons.clone();
+                let mut waiting = Waiting::new(lessons.clone(), ModelId::numbered(1));
                 tokio::spawn(async move {
-                    lessons.room().await;
+                    waiting.room().await.unwrap();
                     tokio::time::Instant::now()
                 })
             })

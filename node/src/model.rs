@@ -7,13 +7,12 @@ use shard::{
     gguf::Gguf,
     kernels::{Cores, Cpu, Isa, threads::Pool},
     models::Blueprint,
-    round::{Rounding, Rule},
     tokenizer::{Tokenizer, chat::Template},
 };
 
 use crate::{
     Error, Result,
-    cli::{EngineArgs, WireArgs},
+    cli::EngineArgs,
     confine,
     library::{self, Located},
     output::Waiting,
@@ -130,7 +129,11 @@ pub fn load_whole(gguf: &Arc<Gguf>, device: &Device, ctx: usize) -> Result<Box<d
 /// Positions a session may hold: what was asked for, else what the model was made for, within reason. Never more than
 /// the model was made for: beyond that it computes, but not sense.
 pub fn context(gguf: &Gguf, asked: Option<usize>) -> Result<usize> {
-    let trained = Blueprint::from_gguf(gguf)?.context;
+    positions(Blueprint::from_gguf(gguf)?.context, asked)
+}
+
+/// As [`context`], of a model that was made for `trained` positions.
+pub fn positions(trained: usize, asked: Option<usize>) -> Result<usize> {
     match asked {
         Some(0) => Err(Error::usage("--ctx must be at least 1")),
         Some(n) => Ok(n.min(trained)),
@@ -165,42 +168,6 @@ pub fn cpu(name: Option<&str>, pool: Pool) -> Result<Arc<Cpu>> {
     Ok(Arc::new(Cpu::new(isa, pool)))
 }
 
-/// Where and how a session over a wire with these cuts rounds; nowhere over wire `raw`.
-///
-/// # Errors
-/// A wire that rounds nowhere, cuts that do not ascend or do not lie inside a model of `layers` layers, and rows that
-/// do not divide into the wire's groups.
-pub fn rounding(wire: &WireArgs, layers: u32, hidden: usize) -> Result<Rounding> {
-    let cuts = &wire.cuts;
-    let name = wire.wire.as_str();
-    let rule = Rule::ALL.into_iter().find(|rule| rule.name() == name);
-    let rule = match (rule, cuts.is_empty()) {
-        (None, true) => return Ok(Rounding::NONE),
-        (None, false) => {
-            return Err(Error::usage("--cuts changes nothing over wire raw; add --wire c8"));
-        }
-        (Some(_), true) => {
-            let why = format!("--wire {name} rounds where a session is cut; say where with --cuts 2,4");
-            return Err(Error::usage(why));
-        }
-        (Some(rule), false) => rule,
-    };
-    let inside = cuts.iter().all(|cut| (1..layers).contains(cut));
-    if !inside || !cuts.is_sorted_by(|a, b| a < b) {
-        let last = layers - 1;
-        return Err(Error::usage(format!(
-            "--cuts wants ascending layers between 1 and {last}, got {cuts:?}"
-        )));
-    }
-    if !hidden.is_multiple_of(rule.group()) {
-        let group = rule.group();
-        return Err(Error::usage(format!(
-            "wire {name} needs rows of whole groups of {group} values; this model's have {hidden}"
-        )));
-    }
-    Ok(Rounding { rule, boundaries: cuts.clone() })
-}
-
 /// An instruction set by name, if this machine has it.
 pub fn isa(name: &str) -> Result<Isa> {
     let available = Isa::available();
@@ -208,33 +175,4 @@ pub fn isa(name: &str) -> Result<Isa> {
         let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
         Error::usage(format!("this machine cannot compute with \"{name}\"; it has: {}", names.join(", ")))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cuts_are_checked_before_anything_is_computed() {
-        let of = |wire: &str, cuts: &[u32], hidden| {
-            let args = WireArgs { wire: wire.into(), cuts: cuts.to_vec() };
-            rounding(&args, 8, hidden).map_err(|error| error.to_string())
-        };
-        assert_eq!(of("raw", &[], 80), Ok(Rounding::NONE));
-        assert_eq!(of("q8", &[1, 7], 64), Ok(Rounding { rule: Rule::Q8, boundaries: vec![1, 7] }));
-        assert_eq!(of("f16", &[4], 80), Ok(Rounding { rule: Rule::F16, boundaries: vec![4] }));
-        for (wire, cuts, hidden, what) in [
-            ("raw", &[2][..], 64, "add --wire c8"),
-            ("q8", &[], 64, "say where"),
-            ("q8", &[0, 2], 64, "between 1 and 7"),
-            ("q8", &[8], 64, "between 1 and 7"),
-            ("q8", &[2, 2], 64, "ascending"),
-            ("q8", &[4, 2], 64, "ascending"),
-            ("q8", &[4], 80, "groups of 32"),
-            ("c10", &[4], 96, "groups of 64"),
-        ] {
-            let error = of(wire, cuts, hidden).expect_err(what);
-            assert!(error.contains(what), "{error} should mention {what}");
-        }
-    }
 }

@@ -430,7 +430,10 @@ struct Pool {
 /// Where a block has its f16 scale, and where its f16 minimum with the ratio that makes weights average to zero.
 fn scales(format: &Format) -> Option<(usize, Option<(usize, f32)>)> {
     Some(match format.name {
-        "q8_0" | "q4_0" | "q5_0" | "iq4_nl" => (0, None),
+        "q8_0" | "q4_0" | "q5_0" | "iq4_nl" | "iq4_xs" | "iq3_s" | "iq3_xxs" | "iq2_xxs" | "iq2_xs"
+        | "iq2_s" | "iq1_s" => (0, None),
+        "iq1_m" => (48, None),
+        "mxfp4" => (0, None),
         "q4_1" => (0, Some((2, -7.5))),
         "q5_1" => (0, Some((2, -15.5))),
         "q2_k" => (80, Some((82, 1.5))),
@@ -476,7 +479,15 @@ impl Pool {
         let Some((d, minimum)) = scales(self.format) else {
             return self.rescale(scale, size);
         };
-        for block in self.bytes.chunks_exact_mut(self.format.block_bytes) {
+        for (index, block) in self.bytes.chunks_exact_mut(self.format.block_bytes).enumerate() {
+            if self.format.name == "mxfp4" {
+                block[0] = exponent(scale, index);
+                continue;
+            }
+            if self.format.name == "iq1_m" {
+                scatter(f16::from_f32(scale).to_bits(), &mut block[d..]);
+                continue;
+            }
             block[d..d + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
             if let Some((at, ratio)) = minimum {
                 block[at..at + 2].copy_from_slice(&f16::from_f32(scale * ratio).to_le_bytes());
@@ -493,6 +504,23 @@ impl Pool {
             encode(&weights, &mut self.bytes);
         }
         self.unit = size;
+    }
+}
+
+/// The biased exponent of block `index` when the scales are to be `scale` in the mean of squares: powers of two below
+/// and above it in the right proportion, spread by the golden ratio.
+fn exponent(scale: f32, index: usize) -> u8 {
+    let below = f32::from_bits(scale.to_bits() & 0x7f80_0000);
+    let over = scale / below;
+    let share = (over * over - 1.0) / 3.0;
+    let place = (index as u32).wrapping_mul(0x9e37_79b9) as f32 / 4_294_967_296.0;
+    (below.to_bits() >> 23) as u8 + 1 + u8::from(place < share)
+}
+
+/// Puts the nibbles of a scale into the top bits of four words, as IQ1_M keeps it.
+fn scatter(bits: u16, words: &mut [u8]) {
+    for j in 0..4 {
+        words[2 * j + 1] = words[2 * j + 1] & 15 | (bits >> (4 * j) << 4) as u8;
     }
 }
 

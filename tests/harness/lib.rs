@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod collector;
+pub mod gguf_parts;
 pub mod http;
 pub mod imports;
 pub mod lab;

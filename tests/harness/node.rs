@@ -82,10 +82,18 @@ impl Node {
             lines,
             stdin,
         };
-        if args.contains(&"--api") {
-            node.api = node.wait_for("listening");
+        // Either may come first.
+        let (mut listening, mut ready) = (!args.contains(&"--api"), None);
+        while !listening || ready.is_none() {
+            let line = node.lines.recv_timeout(PATIENCE);
+            let line = line.unwrap_or_else(|_| panic!("neither listening nor ready in {PATIENCE:?}"));
+            match line["event"].as_str() {
+                Some("listening") => (listening, node.api) = (true, line),
+                Some("ready") => ready = Some(line),
+                _ => {}
+            }
         }
-        let ready = node.wait_for("ready");
+        let ready = ready.unwrap_or_default();
         node.name = ready["node"].as_str().unwrap().to_owned();
         node.addresses =
             ready["addresses"].as_array().unwrap().iter().map(|a| a.as_str().unwrap().to_owned()).collect();

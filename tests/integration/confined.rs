@@ -147,3 +147,106 @@ fn forms_take_no_worker_down() {
     attack(&|body| http::ask(&node, "POST", "/v1/chat/completions", body));
     assert_eq!(pid(), before, "the worker was replaced");
 }
+
+/// A disposable process that is handed open files: what it says, once it is proven to be confined.
+#[cfg(target_os = "linux")]
+fn hand_over(args: &[&str], before: &[u8], files: &[&fs::File]) -> String {
+    use std::{io::Read, os::unix::net::UnixStream};
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let mut command = Command::new(binary());
+    command.args(args).stdin(std::os::fd::OwnedFd::from(theirs)).stdout(Stdio::null());
+    let process = Running(command.spawn().expect("shoal starts"));
+    drop(command);
+    ours.write_all(before).unwrap();
+    ::node::confine::descriptors::send(&ours, files).unwrap();
+    let mut said = String::new();
+    ours.read_to_string(&mut said).unwrap();
+    // It has ended and is not reaped: the system still says what it was.
+    is_confined(&process.0);
+    said
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn headers_are_read_by_a_confined_process() {
+    let folder = TempDir::new().unwrap();
+    let whole = fs::read(harness::data("families").join("llama.gguf")).unwrap();
+    let mut hostile = whole.clone();
+    hostile[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+    for (bytes, expected) in [(&whole, "\"num_layers\""), (&hostile, "\"Unread\":{\"Malformed\"")] {
+        let path = folder.path().join("model.gguf");
+        fs::write(&path, bytes).unwrap();
+        let file = fs::File::open(&path).unwrap();
+        let said = hand_over(&["worker", "--header"], &(bytes.len() as u64).to_le_bytes(), &[&file]);
+        assert!(said.contains(expected), "{said}");
+        let (shoal, add) = (harness::Shoal::new(), ["model", "add", path.to_str().unwrap()]);
+        if bytes == &whole {
+            assert!(shoal.ok(add, "").contains("added model"));
+        } else {
+            let (code, why) = shoal.fails(add, "");
+            assert!(
+                code == 1 && why.contains("malformed file") && why.contains("model.gguf"),
+                "{code}: {why}"
+            );
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn checkpoints_are_converted_by_a_confined_process() {
+    let (folder, source) = (TempDir::new().unwrap(), harness::data("hf").join("llama"));
+    let mut files = Vec::new();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let file = fs::File::open(source.join(name)).unwrap();
+        files.push((name, file.metadata().unwrap().len(), file));
+    }
+    let path = folder.path().join("out.gguf");
+    let output = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let task = json!({
+        "folder": "published", "name": "llama", "format": "f16", "threads": 2,
+        "files": files.iter().map(|(name, bytes, _)| (name, bytes)).collect::<Vec<_>>(),
+    });
+    let handed: Vec<&fs::File> =
+        std::iter::once(&output).chain(files.iter().map(|(.., file)| file)).collect();
+    let said = hand_over(&["worker", "--convert"], format!("{task}\n").as_bytes(), &handed);
+    let last: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!(last["Done"]["bytes"], path.metadata().unwrap().len(), "{said}");
+    assert!(shard::gguf::Gguf::open(&path).is_ok());
+}
+
+/// The processes with keys, tokens and sockets share a program with those that parse; this says where the line is.
+#[test]
+fn model_files_are_parsed_behind_the_filter_only() {
+    let behind = [
+        "header.rs: a process of its own",
+        "library/mod.rs: commands that confine themselves, workers and the embedded model",
+        "commands/bench.rs: a file that it has just written itself",
+    ];
+    let mut open = vec![harness::root().join("node/src")];
+    let mut found = Vec::new();
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                open.push(path);
+                continue;
+            }
+            if path.ends_with("tests.rs") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let product = text.split("#[cfg(test)]").next().unwrap();
+            let parses =
+                ["Gguf::open(", "Gguf::of_file(", "library::open("].iter().any(|call| product.contains(call));
+            if parses {
+                found
+                    .push(path.strip_prefix(harness::root().join("node/src")).unwrap().display().to_string());
+            }
+        }
+    }
+    found.sort();
+    let mut allowed: Vec<&str> = behind.iter().map(|line| line.split(':').next().unwrap()).collect();
+    allowed.sort_unstable();
+    assert_eq!(found, allowed, "see {behind:?}");
+}

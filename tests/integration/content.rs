@@ -436,3 +436,35 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
     assert_eq!(serving["model"]["serving"].as_array().unwrap(), &["3..5"], "{serving}");
     assert_eq!(serving["content"]["downloaded_bytes"], 0, "{serving}");
 }
+
+#[test]
+fn a_code_brings_the_model_and_a_swarm_outlives_its_founder() {
+    const PROMPT: &str = "Tell me a story about an owl who learns to swim";
+    let folder = TempDir::new().unwrap();
+    let file = story(folder.path());
+    let (id, path) = (id_of(&file), file.to_str().unwrap());
+    let home = |name: &str| folder.path().join(name);
+    let alone = Shoal::new().json(["run", "--json", "-n", "16", "--model", path, PROMPT], "");
+    let shares = shoal(&home("a")).args(["model", "share", path]).stdout(Stdio::null()).status().unwrap();
+    assert!(shares.success());
+    let mut founder = Node::start(&home("a"), &["--model", path, "--private"]);
+    let code = |node: &Node| node.ask(&["invite"])["code"].as_str().unwrap().to_owned();
+
+    // Nothing but the code: the model comes from who invites, and is served.
+    let first = code(&founder);
+    let member = Node::start(&home("b"), &[&first]);
+    let serving = member.wait_for("serving");
+    assert!(!serving["model"]["serving"].as_array().unwrap().is_empty(), "{serving}");
+    assert!(fs::read(pulled(&member.home, &id)).unwrap() == fs::read(&file).unwrap());
+
+    founder.child.kill().unwrap();
+    founder.child.wait().unwrap();
+    let second = code(&member);
+    assert_ne!(first, second, "it names who can be reached");
+    let newcomer = Node::start(&home("c"), &[&second]);
+    let serving = newcomer.wait_for("serving");
+    assert!(!serving["model"]["serving"].as_array().unwrap().is_empty(), "{serving}");
+    newcomer.meets(1);
+    let answer = newcomer.ask(&["run", "--via", "swarm", "-n", "16", PROMPT]);
+    assert_eq!(answer["ids"], alone["ids"], "{answer}");
+}

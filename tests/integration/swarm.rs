@@ -44,6 +44,15 @@ fn a_q8_session_equals_the_local_run_with_the_same_cuts() {
     let cuts: Vec<String> = stages[1..].iter().map(|stage| stage["start"].to_string()).collect();
     let whole = alone(&["--wire", "q8", "--cuts", &cuts.join(",")]);
     assert_eq!(split["ids"], whole["ids"], "cuts {cuts:?}");
+    // The answer names both, and over another route they give it again.
+    assert_eq!(split["wire"], "q8");
+    let named: Vec<String> = split["cuts"].as_array().unwrap().iter().map(Value::to_string).collect();
+    assert_eq!(named, cuts);
+    let again = through_a_swarm("2", &["--wire", "q8", "--cuts", &cuts.join(",")]);
+    assert_eq!((&again["ids"], &again["cuts"]), (&split["ids"], &split["cuts"]));
+    assert_ne!(again["stages"].as_array().unwrap().len(), stages.len(), "it should be another route");
+    let allowed = through_a_swarm("2", &["--allow-rounding"]);
+    assert_eq!(allowed["wire"], "c8");
     let (raw, q8) = (through_a_swarm("4", &[]), &split);
     let per_token =
         |line: &Value| line["bytes_out"].as_f64().unwrap() / line["completion_tokens"].as_f64().unwrap();

@@ -67,7 +67,7 @@ fn mistakes_about_wires_and_encodings_say_what_to_do() {
     let shoal = Shoal::new();
     for (args, what) in [
         (&["run", "--wire", "q8", "x"][..], "--cuts 2,4"),
-        (&["run", "--cuts", "2", "x"], "--wire c8"),
+        (&["run", "--cuts", "2", "x"], "such as c8"),
         (&["run", "--wire", "q8", "--cuts", "8", "x"], "between 1 and 7"),
         (&["eval"], "--tokens"),
         (&["eval", "--text", "/nowhere.txt"], "nowhere.txt"),

@@ -126,6 +126,7 @@ fn read(
         verify: openai::verify(fields, headers)?,
         agreed: openai::agreed(headers)?,
         shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
+        wire: openai::wire(fields, headers)?,
         show_special: false,
         echo: false,
     };

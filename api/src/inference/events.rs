@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Failure;
-use crate::choice::{Mode, Verify};
+use crate::choice::{Mode, Verify, Wire};
 
 /// What was decided about a request before it was computed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -14,6 +14,10 @@ pub struct Plan {
     pub mode: Mode,
     /// How the work of strangers is checked.
     pub verify: Verify,
+    /// How activations travel; never `auto`.
+    pub wire: Wire,
+    /// Layers before which they are rounded: none where the form is exact.
+    pub cuts: Vec<u32>,
     /// The stages in order, e.g. `me:0-2`, `3f2a91c0:2-16`: node (8 hex digits or `me`) and its layers.
     pub route: Vec<String>,
     /// Tokens per second the plan promises.

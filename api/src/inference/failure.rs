@@ -42,6 +42,8 @@ pub enum Failure {
     },
     /// Too many requests wait.
     Busy {
+        /// For what, in words for the user.
+        why: String,
         /// When to try again.
         retry_after_s: u32,
     },
@@ -53,12 +55,14 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 17] = [
     "prompt",
     "messages",
     "model",
     "mode",
     "verify",
+    "wire",
+    "cuts",
     "logit_bias",
     "response_format",
     "tools",
@@ -79,7 +83,7 @@ enum Traveled {
     NoModel { name: String },
     NotAgreed { mode: Mode, sentence: String },
     Unavailable { why: String, retry_after_s: u32 },
-    Busy { retry_after_s: u32 },
+    Busy { why: String, retry_after_s: u32 },
     Internal { why: String },
 }
 
@@ -99,7 +103,7 @@ impl From<Traveled> for Failure {
             Traveled::NoModel { name } => Self::NoModel { name },
             Traveled::NotAgreed { mode, sentence } => Self::NotAgreed { mode, sentence },
             Traveled::Unavailable { why, retry_after_s } => Self::Unavailable { why, retry_after_s },
-            Traveled::Busy { retry_after_s } => Self::Busy { retry_after_s },
+            Traveled::Busy { why, retry_after_s } => Self::Busy { why, retry_after_s },
             Traveled::Internal { why } => Self::Internal { why },
         }
     }
@@ -111,6 +115,12 @@ impl Failure {
         FIELDS.into_iter().find(|known| *known == name)
     }
 
+    /// Too many requests wait; one may be taken in `retry_after_s`.
+    pub fn busy(retry_after_s: u32) -> Self {
+        let why = format!("too many requests are waiting; try again in {retry_after_s} s");
+        Self::Busy { why, retry_after_s }
+    }
+
     /// The request is wrong in `field`.
     pub fn invalid(field: &'static str, why: impl Into<String>) -> Self {
         Self::Invalid { field: Some(field), why: why.into() }
@@ -120,9 +130,10 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Invalid { why, .. } | Self::Unavailable { why, .. } | Self::Internal { why } => {
-                f.write_str(why)
-            }
+            Self::Invalid { why, .. }
+            | Self::Unavailable { why, .. }
+            | Self::Busy { why, .. }
+            | Self::Internal { why } => f.write_str(why),
             Self::TooLong { tokens, context } => write!(
                 f,
                 "the prompt has {tokens} tokens, this model's maximum context length here is {context}; shorten the messages"
@@ -136,9 +147,6 @@ impl std::fmt::Display for Failure {
                  machine or on the page, for one request with the header `x-shoal-consent: once`, or ask in mode local",
                 mode.name()
             ),
-            Self::Busy { retry_after_s } => {
-                write!(f, "too many requests are waiting; try again in {retry_after_s} s")
-            }
         }
     }
 }

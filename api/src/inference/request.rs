@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::choice::{Mode, Shadow, Verify};
+use crate::choice::{Mode, Shadow, Verify, WireChoice};
 
 /// What to generate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,6 +34,8 @@ pub struct GenerateRequest {
     pub agreed: bool,
     /// What those do who stand by; `None` is the node's default.
     pub shadow: Option<Shadow>,
+    /// How activations travel.
+    pub wire: WireChoice,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
     pub show_special: bool,
     /// Whether the prompt's tokens come first ([`Event::Prompt`](super::Event::Prompt)), with log-probabilities where

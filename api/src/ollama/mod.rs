@@ -89,6 +89,7 @@ fn common(
         verify: openai::verify(fields, headers)?,
         agreed: openai::agreed(headers)?,
         shadow: openai::choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
+        wire: openai::wire(fields, headers)?,
         show_special: false,
         echo: false,
     })

@@ -19,7 +19,7 @@ use crate::{
     fields::{Fields, required},
     inference::{
         Format, GenerateRequest, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs, Usage, Verify,
-        ranges,
+        Wire, WireChoice, ranges,
     },
     names, schema,
 };
@@ -34,6 +34,8 @@ pub(crate) const MAX_CHOICES: usize = 4;
 const MAX_BIAS: usize = 1024;
 /// OpenAI's own bound.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
+/// Most layers that an answer may be cut before.
+const MAX_CUTS: usize = 256;
 /// Counts of tokens beyond this are typing errors.
 pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
@@ -70,6 +72,7 @@ pub(crate) fn common(
         verify: verify(fields, headers)?,
         agreed: agreed(headers)?,
         shadow: choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
+        wire: wire(fields, headers)?,
         show_special: false,
         echo: false,
     })
@@ -82,6 +85,28 @@ pub(crate) fn verify(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<
         Verify::ALL.map(|verify| (verify.name(), verify)).into_iter().chain(aliases).collect();
     let word = choice(fields, headers, "verify", "x-shoal-verify", &words, |word| word.0)?;
     Ok(word.map(|word| word.1))
+}
+
+/// How activations travel. Where they are rounded is given in the body only, as an answer tells it.
+pub(crate) fn wire(fields: &Fields<'_>, headers: &HeaderMap) -> Result<WireChoice, ApiError> {
+    let words = [("true", true), ("false", false)];
+    let allowed = match fields.bool("allow_rounding")? {
+        Some(allowed) => Some(allowed),
+        None => header(headers, "x-shoal-allow-rounding", &words, |word| word.0)?.map(|word| word.1),
+    };
+    let cut = |cut: &Value| cut.as_u64().and_then(|cut| u32::try_from(cut).ok()).filter(|cut| *cut > 0);
+    let cuts: Option<Vec<u32>> = fields.list("cuts", MAX_CUTS)?.unwrap_or_default().iter().map(cut).collect();
+    let cuts = cuts.filter(|cuts| cuts.is_sorted_by(|a, b| a < b));
+    let cuts = cuts.ok_or_else(|| fields.refuse("cuts", "must be ascending numbers of layers, from 1"))?;
+    let wire = choice(fields, headers, "wire", "x-shoal-wire", &Wire::ALL, Wire::name)?;
+    let choice = WireChoice { wire, allow_rounding: allowed, cuts };
+    // The node may have another default, so only what the request itself says is held against it.
+    if !choice.cuts.is_empty() && choice.wire == Some(Wire::Raw) {
+        return Err(
+            fields.refuse("cuts", "change nothing over wire raw, which is exact; name another `wire`")
+        );
+    }
+    Ok(choice)
 }
 
 /// Whether the client agrees for this request that strangers compute it.
@@ -105,6 +130,16 @@ pub(crate) fn choice<T: Copy>(
     if let Some(word) = fields.one_of(field, words, name)? {
         return Ok(Some(word));
     }
+    self::header(headers, header, words, name)
+}
+
+/// A word from a header.
+fn header<T: Copy>(
+    headers: &HeaderMap,
+    header: &str,
+    words: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Result<Option<T>, ApiError> {
     let Some(value) = headers.get(header) else { return Ok(None) };
     let found = words.iter().copied().find(|word| name(*word).as_bytes() == value.as_bytes());
     found.map(Some).ok_or_else(|| {

@@ -4,7 +4,10 @@
 use serde_json::{Map, Value, json};
 
 use super::reference;
-use crate::inference::ranges::{self, Range};
+use crate::inference::{
+    Wire,
+    ranges::{self, Range},
+};
 
 /// An object with members given as `(name, schema)`, the first `required` of which must be there. The others may be null,
 /// which counts as absent.
@@ -83,11 +86,14 @@ fn model() -> Value {
 }
 
 /// What every request for an answer takes.
-fn who() -> [(&'static str, Value); 3] {
+fn who() -> [(&'static str, Value); 6] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
         ("shadow", words(&["all", "lazy", "none"])),
+        ("wire", words(&Wire::ALL.map(Wire::name))),
+        ("allow_rounding", json!({"type": "boolean", "description": "Whether wire `auto` may round"})),
+        ("cuts", list(integer(1, i64::from(u32::MAX)), 0, 256)),
     ]
 }
 

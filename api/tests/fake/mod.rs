@@ -304,6 +304,8 @@ impl Inference for Fake {
             model: model.clone(),
             mode,
             verify: if local { Verify::Off } else { request.verify.unwrap_or(Verify::Sample) },
+            wire: request.wire.form(),
+            cuts: request.wire.cuts.clone(),
             route: if local {
                 vec!["me:0-32".into()]
             } else {

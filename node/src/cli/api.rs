@@ -47,6 +47,9 @@ pub struct NodeApiArgs {
     pub trust: Vec<String>,
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub wire: super::FormArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub http: ApiArgs,
 }
 

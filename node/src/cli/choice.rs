@@ -1,6 +1,6 @@
-//! The words of `--mode`, `--verify` and `--shadow`, with what `--help` says of each.
+//! The words of `--mode`, `--verify`, `--shadow` and `--wire`, with what `--help` says of each.
 
-use api::choice::{Mode, Shadow, Verify};
+use api::choice::{Mode, Shadow, Verify, Wire};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 /// A value: its word, another word that is understood, and its line of help.
@@ -35,6 +35,22 @@ const SHADOWS: [Word<Shadow>; 3] = [
     (Shadow::None, "none", None, "No node stands by: a replacement is sent all of it, and then computes it"),
 ];
 
+const WIRES: [Word<Wire>; 8] = [
+    (Wire::Auto, "auto", None, "Exact; with --allow-rounding as c8"),
+    (Wire::Raw, "raw", None, "As they are: exact"),
+    (
+        Wire::F16,
+        "f16",
+        None,
+        "Half of the bytes, f16 of a sixteenth: nearly exact unless values are very large",
+    ),
+    (Wire::Bf16, "bf16", None, "Half of the bytes: nearly exact"),
+    (Wire::C10, "c10", None, "A third of the bytes: nearly exact"),
+    (Wire::C8, "c8", None, "29 % of the bytes: hardly any token changes"),
+    (Wire::Q8, "q8", None, "27 % of the bytes: on real models it costs twenty times what c8 does"),
+    (Wire::C7, "c7", None, "24 % of the bytes: the smallest"),
+];
+
 /// Reads `--mode`.
 pub(super) fn mode() -> impl TypedValueParser<Value = Mode> {
     parser(&MODES)
@@ -48,6 +64,11 @@ pub(super) fn verify() -> impl TypedValueParser<Value = Verify> {
 /// Reads `--shadow`.
 pub(super) fn shadow() -> impl TypedValueParser<Value = Shadow> {
     parser(&SHADOWS)
+}
+
+/// Reads `--wire`.
+pub(super) fn wire() -> impl TypedValueParser<Value = Wire> {
+    parser(&WIRES)
 }
 
 fn parser<T: Copy + Send + Sync>(words: &'static [Word<T>]) -> impl TypedValueParser<Value = T> {
@@ -75,9 +96,11 @@ mod tests {
         check(&MODES);
         check(&VERIFY);
         check(&SHADOWS);
+        check(&WIRES);
         assert_eq!(MODES.map(|mode| mode.0), Mode::ALL);
         assert_eq!(VERIFY.map(|verify| verify.0), Verify::ALL);
         assert_eq!(SHADOWS.map(|shadow| shadow.0), Shadow::ALL);
+        assert_eq!(WIRES.map(|wire| wire.0), Wire::ALL);
     }
 
     #[test]

@@ -171,9 +171,9 @@ pub struct UpArgs {
     /// Nodes on this machine
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u16).range(2..=32))]
     pub local: u16,
-    /// How activations travel: raw (exact), c10 (a third of the bytes, nearly exact), c8 (29 %), c7 (24 %), q8, bf16 or f16
-    #[arg(long, default_value = "raw", value_parser = p2p::codec::Wire::ALL.map(p2p::codec::Wire::name))]
-    pub wire: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: super::WireArgs,
     /// The first node answers programs and browsers through the others [default address: 127.0.0.1:7435]
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = super::api::LISTEN, conflicts_with = "run")]
     pub api: Option<std::net::SocketAddr>,
@@ -304,9 +304,9 @@ pub struct PlanArgs {
     /// node was started with]
     #[arg(short, long)]
     pub model: Option<String>,
-    /// How activations travel: raw (exact), c10 (a third of the bytes, nearly exact), c8 (29 %), c7 (24 %), q8, bf16 or f16
-    #[arg(long, default_value = "raw", value_parser = p2p::codec::Wire::ALL.map(p2p::codec::Wire::name))]
-    pub wire: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: super::WireArgs,
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 128)]
     pub max_tokens: u32,

@@ -61,7 +61,7 @@ pub struct EvalArgs {
     /// Token ids, separated by spaces or commas; `-` reads standard input
     #[arg(long, required_unless_present = "text")]
     pub tokens: Option<String>,
-    /// Report how well this text is predicted (perplexity; with --wire q8 also what the rounding changes); `-` reads
+    /// Report how well this text is predicted (perplexity; with --wire c8 also what the rounding changes); `-` reads
     /// standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "greedy", "logits", "layers"])]
     pub text: Option<PathBuf>,

@@ -18,6 +18,7 @@ use crate::{
     cli::EvalArgs,
     model::{self, Model, Prepared},
     output::{self, say},
+    rounding,
     score::Scorer,
 };
 
@@ -32,7 +33,7 @@ pub(super) fn run(args: EvalArgs) -> Result<()> {
 fn text(args: &EvalArgs, text: String) -> Result<()> {
     let model = Model::load_confined(&args.engine)?;
     let layers = model.executor.range().end();
-    let rounding = model::rounding(&args.wire, layers, model.executor.blueprint().hidden)?;
+    let rounding = rounding::alone(&args.wire.choice(), layers, model.executor.blueprint().hidden)?;
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
     let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
@@ -43,7 +44,7 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     let predicted = score.predicted as f64;
     let mut line = json!({
         "model": model.name,
-        "wire": args.wire.wire,
+        "wire": args.wire.form.wire,
         "cuts": rounding.boundaries,
         "tokens": ids.len(),
         "predicted": score.predicted,
@@ -99,7 +100,7 @@ fn logits(args: EvalArgs) -> Result<()> {
     let device = prepared.device(&args.engine)?;
     let started = Instant::now();
     let blueprint = Blueprint::from_gguf(&gguf)?;
-    let rounding = model::rounding(&args.wire, blueprint.layers.len() as u32, blueprint.hidden)?;
+    let rounding = rounding::alone(&args.wire.choice(), blueprint.layers.len() as u32, blueprint.hidden)?;
     let mut chain =
         chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     chain.round(rounding);

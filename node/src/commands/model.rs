@@ -4,17 +4,22 @@ use std::{fs, path::Path};
 
 use p2p::blob::sparse;
 use serde_json::json;
-use shard::{gguf::Gguf, models::Blueprint};
 
 use crate::{
     Error, Result,
     cli::ModelCommand,
     content,
+    header::Header,
     library::{self, DEFAULT_MODEL, Entry, Library},
     output::{self, human_bytes, say},
+    private_folder,
 };
 
 pub(super) fn run(command: ModelCommand) -> Result<()> {
+    use ModelCommand::{Add, Pull, Rm, Share};
+    if matches!(command, Add { .. } | Pull(_) | Share { .. } | Rm { .. }) {
+        private_folder::prepare(&library::home()?)?;
+    }
     match command {
         ModelCommand::List { json } => list(json),
         ModelCommand::Add { file, name, json } => add(&file, name, json),
@@ -78,13 +83,13 @@ fn list(json: bool) -> Result<()> {
 /// Hashes a file and puts it on the list; Ctrl-C stops it.
 fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
     let path = fs::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
-    let gguf = Gguf::open(&path)?;
-    Blueprint::from_gguf(&gguf)?;
+    let header = Header::of_file(&path)?;
+    header.trained()?;
     let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let name = name.unwrap_or(stem);
     library::check_name(&name)?;
     output::catch_interrupt()?;
-    let bar = output::progress(gguf.file_len(), "hashing", true);
+    let bar = output::progress(header.file_len, "hashing", true);
     let entry = content::register(&library::home()?, &path, name, shared, &mut |done| {
         bar.set_position(done);
         !output::interrupted()

@@ -21,8 +21,9 @@ use crate::{
     events::{PromptEvent, PromptInput},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
     library,
-    model::{self, Model},
+    model::Model,
     output::{self, Waiting},
+    rounding,
 };
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
@@ -41,7 +42,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     let model = Model::load_confined(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     let blueprint = model.executor.blueprint();
-    let rounding = model::rounding(&args.wire, model.executor.range().end(), blueprint.hidden)?;
+    let rounding = rounding::alone(&args.wire.choice(), model.executor.range().end(), blueprint.hidden)?;
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
@@ -102,7 +103,7 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
     };
     let mut ask =
-        remote::question(prompt, &args.route, &args.wire.wire, &args.sampling, args.via == Via::Auto)?;
+        remote::question(prompt, &args.route, args.wire.choice(), &args.sampling, args.via == Via::Auto)?;
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);
     }

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::{
     Error, Result,
     cli::{
-        ServeArgs,
+        FormArgs, ServeArgs,
         api::{ApiArgs, NodeApiArgs},
         swarm::Via,
     },
@@ -56,7 +56,8 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
         }
         let front = Front::open(args.listen, &args.api, &home).await?;
         if swarm {
-            let swarmed = Swarmed::start(Door::Socket(home.clone()), preferences(&args.trust, &home));
+            let swarmed =
+                Swarmed::start(Door::Socket(home.clone()), preferences(&args.trust, &args.wire, &home));
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
             let alone = Confined::start(&args.engine, args.kv_mib << 20)?;
@@ -75,13 +76,13 @@ pub(super) async fn beside(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let front = Front::open(address, &args.http, home).await?;
-    let swarmed = Swarmed::start(door, preferences(&args.trust, home));
+    let swarmed = Swarmed::start(door, preferences(&args.trust, &args.wire, home));
     front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, json, stop).await
 }
 
-fn preferences(trust: &[String], home: &Path) -> Preferences {
+fn preferences(trust: &[String], wire: &FormArgs, home: &Path) -> Preferences {
     let trusted = trust.iter().map(|node| node.to_lowercase()).collect();
-    Preferences { trusted, mode: None, home: home.to_owned() }
+    Preferences { trusted, mode: None, wire: wire.choice(), home: home.to_owned() }
 }
 
 /// A node becomes ready, or stays on its way: it never gives up.

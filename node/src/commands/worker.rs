@@ -8,9 +8,11 @@ pub(super) fn run(args: &WorkerArgs) -> Result<()> {
     if args.probe {
         return crate::confine::probe::run();
     }
-    match (args.form, args.engine) {
-        (true, _) => crate::constrain::trial::run(),
-        (_, true) => crate::inference::local::engine::run(),
+    match args {
+        WorkerArgs { form: true, .. } => crate::constrain::trial::run(),
+        WorkerArgs { header: true, .. } => crate::header::run(),
+        WorkerArgs { convert: true, .. } => super::convert::run_confined(),
+        WorkerArgs { engine: true, .. } => crate::inference::local::engine::run(),
         _ => crate::worker::process::run(),
     }
 }

@@ -62,6 +62,11 @@ pub struct Confinement {
 
 /// What a child does first: it dies with the thread that started it, leaves no core, opens few files.
 pub fn begin_child() {
+    begin_child_with(MAX_FILES);
+}
+
+/// As [`begin_child`], for one that works with at most `files` open files.
+pub fn begin_child_with(files: u64) {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Signal, set_parent_process_death_signal};
@@ -70,7 +75,7 @@ pub fn begin_child() {
         }
     }
     lower(Resource::Core, 0);
-    lower(Resource::Nofile, MAX_FILES);
+    lower(Resource::Nofile, files);
 }
 
 /// Whether traces leave this process, which needs its network.

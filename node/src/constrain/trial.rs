@@ -76,7 +76,7 @@ impl From<Untried> for Failure {
     fn from(untried: Untried) -> Self {
         match untried {
             Untried::Form(why) => Self::invalid("response_format", why),
-            Untried::Busy => Self::Busy { retry_after_s: 1 },
+            Untried::Busy => Self::busy(1),
             Untried::Failed(why) => Self::Unavailable { why, retry_after_s: 1 },
         }
     }

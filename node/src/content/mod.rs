@@ -26,14 +26,12 @@ use std::{
 
 use p2p::blob::{GroupSet, Held, Outboard, Shelf, sparse};
 use scheduler::{LayerRange, LayerSet, ModelId};
-use shard::{
-    executor::Ends,
-    gguf::{Gguf, byte_ranges, layer_count},
-};
+use shard::executor::Ends;
 
 pub use crate::library::kept::{folder, hex, is_ours, models_folder, parse_id, present};
 use crate::{
     Error, Result,
+    header::Header,
     library::{Entry, Library},
 };
 
@@ -53,14 +51,14 @@ pub struct Holding {
 /// Which layers and ends of `entry` can be loaded from this machine's disk.
 ///
 /// # Errors
-/// Those of the engine when the header is not here or not sound.
+/// Those of [`Header::of_file`] when the header is not here or not sound.
 pub fn held(home: &Path, entry: &Entry) -> Result<Holding> {
-    let gguf = Gguf::open(&entry.path)?;
-    let num_layers = layer_count(&gguf)?;
+    let header = Header::of_file(&entry.path)?;
+    let num_layers = header.num_layers();
     let have = present(home, entry)?;
     let here = |layers, ends| -> Result<bool> {
         let Some(have) = have.as_ref() else { return Ok(true) };
-        Ok(have.covers(&GroupSet::of_bytes(entry.bytes, &byte_ranges(&gguf, layers, ends)?)))
+        Ok(have.covers(&GroupSet::of_bytes(entry.bytes, &header.byte_ranges(layers, ends)?)))
     };
     let mut held = Vec::new();
     for layer in (0..num_layers).filter_map(|layer| LayerRange::new(layer, layer + 1)) {

@@ -19,15 +19,13 @@ use p2p::blob::{
 };
 use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
-use shard::{
-    executor::Ends,
-    gguf::{Gguf, MAX_HEADER, byte_ranges, layer_count},
-};
-use tokio::sync::mpsc;
+use shard::{executor::Ends, gguf::MAX_HEADER};
+use tokio::{sync::mpsc, task::spawn_blocking};
 
 use super::{disk_used, folder, hex, is_ours, models_folder};
 use crate::{
     Error, Result,
+    header::Header,
     library::{Entry, Library},
 };
 
@@ -130,8 +128,8 @@ pub async fn prepare(
         if prepared.ask.layers.is_empty() {
             prepared.want(GroupSet::all(prepared.file.tree().groups()))?;
         } else {
-            let gguf = prepared.header(sources, on).await?;
-            prepared.want_layers(&gguf, prepared.ask.layers.clone())?;
+            let header = prepared.header(sources, on).await?;
+            prepared.want_layers(&header, prepared.ask.layers.clone())?;
         }
     }
     Ok(found)
@@ -281,9 +279,9 @@ impl Prepared {
     ///
     /// # Errors
     /// [`Error::Usage`] for layers the model does not have; [`Error::Model`] when they need more disk than is offered.
-    pub fn want_layers(&mut self, gguf: &Gguf, layers: Vec<LayerRange>) -> Result<()> {
+    pub fn want_layers(&mut self, header: &Header, layers: Vec<LayerRange>) -> Result<()> {
         self.ask.layers = layers;
-        let wanted = self.layers(gguf)?;
+        let wanted = self.layers(header)?;
         self.want(wanted)
     }
 
@@ -317,7 +315,7 @@ impl Prepared {
         &mut self,
         sources: &mut Vec<Box<dyn Source>>,
         on: &mut (dyn FnMut(Event) + Send),
-    ) -> Result<Gguf> {
+    ) -> Result<Header> {
         let most = (MAX_HEADER + HEADER_STEP).min(self.entry.bytes);
         let mut here = 0;
         loop {
@@ -326,11 +324,13 @@ impl Prepared {
             self.file.recheck(&wanted, &mut |_| true)?;
             self.bring(wanted, sources, on).await?;
             // A header that reached into a hole would have ended there: nothing in it may be empty, or zero.
-            match Gguf::open(self.file.path()) {
-                Ok(gguf) if gguf.header_len() <= here => return Ok(gguf),
+            let path = self.file.path().to_owned();
+            let read = spawn_blocking(move || Header::of_file(&path)).await;
+            match read.unwrap_or_else(|error| Err(Error::Failed(error.to_string()))) {
+                Ok(header) if header.header_len <= here => return Ok(header),
                 Ok(_) | Err(_) if here < most => {}
                 Ok(_) => return Err(Error::usage("the header of this model is longer than any may be")),
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(e),
             }
         }
     }
@@ -363,14 +363,13 @@ impl Prepared {
     }
 
     /// The groups of the layers asked for: the embedding comes with the first, the head with the last.
-    fn layers(&mut self, gguf: &Gguf) -> Result<GroupSet> {
-        let count = layer_count(gguf)?;
+    fn layers(&mut self, header: &Header) -> Result<GroupSet> {
+        let count = header.num_layers();
         self.num_layers = Some(count);
         let mut wanted = GroupSet::empty(self.file.tree().groups());
         for layers in &self.ask.layers {
             let ends = Ends { embedding: layers.start() == 0, head: layers.end() == count };
-            let ranges = byte_ranges(gguf, *layers, ends)
-                .map_err(|e| if layers.end() > count { Error::usage(e.to_string()) } else { e.into() })?;
+            let ranges = header.byte_ranges(*layers, ends).map_err(|e| Error::usage(e.to_string()))?;
             wanted = wanted.union(&GroupSet::of_bytes(self.entry.bytes, &ranges));
         }
         Ok(wanted)

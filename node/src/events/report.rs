@@ -1,6 +1,6 @@
 //! What a plan predicts and what an answer that is over reports: the records behind `plan`, `why` and the last event.
 
-use api::choice::Mode;
+use api::choice::{Mode, Wire};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -29,6 +29,9 @@ pub struct Prediction {
     pub local: Way,
     /// Whether this machine alone is faster.
     pub local_wins: bool,
+    /// What `--allow-rounding` would save of all of it, ms; only where activations travel exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounding_saves_ms: Option<f64>,
 }
 
 /// The answer to `plan`.
@@ -201,8 +204,11 @@ pub struct Conducted {
     pub model: String,
     /// This node.
     pub me: String,
-    /// `raw` or `q8`.
-    pub wire: String,
+    /// How activations travelled.
+    pub wire: Wire,
+    /// Layers before which they were rounded: none where the form is exact.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<u32>,
     /// Why it was given up, where it was.
     pub gave_up: Option<String>,
     /// The stop string that ended it, where one did.

@@ -32,6 +32,7 @@ fn prediction() -> (Prediction, Value) {
         ends_abroad: Way::Possible { total_ms: 8.5, tok_s: Some(10.5) },
         local: Way::Impossible { impossible: "no".into() },
         local_wins: false,
+        rounding_saves_ms: None,
     };
     let line = json!({
         "prompt_tokens": 7,
@@ -63,13 +64,14 @@ fn a_route_and_a_plan_are_the_lines_they_were() {
         model: "minnow".into(),
         me: "cc".into(),
         verify: Verify::Strict,
-        wire: "q8".into(),
+        wire: Wire::Q8,
+        cuts: vec![2, 6],
         plan: plan.clone(),
     };
     let route = RouteEvent { mode: Mode::Boomerang, own: Some(own), elsewhere: None };
     assert_eq!(route.stages().count(), 1);
     let told = json!({ "event": "route", "model": "minnow", "me": "cc", "verify": "strict", "session": "5e",
-        "mode": "boomerang", "wire": "q8" });
+        "mode": "boomerang", "wire": "q8", "cuts": [2, 6] });
     check(&PromptEvent::Route(Box::new(route)), merged(line.clone(), told));
     let plan = PlanReport { plan, me: "cc".into(), end: true };
     check(&plan, merged(line, json!({ "me": "cc", "end": true })));
@@ -141,7 +143,8 @@ fn the_end_of_an_answer_is_the_line_it_was() {
     let conducted = Conducted {
         model: "minnow".into(),
         me: "cc".into(),
-        wire: "raw".into(),
+        wire: Wire::Raw,
+        cuts: Vec::new(),
         gave_up: None,
         stop: None,
         ended_turn: true,

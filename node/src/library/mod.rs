@@ -16,13 +16,9 @@ use std::{
     time::SystemTime,
 };
 
-use p2p::blob::GroupSet;
-use scheduler::{LayerRange, ModelId};
+use scheduler::ModelId;
 use serde_json::{Value, json};
-use shard::{
-    executor::Ends,
-    gguf::{Gguf, byte_ranges},
-};
+use shard::gguf::Gguf;
 
 use crate::{Error, Result, confine};
 
@@ -173,24 +169,6 @@ pub fn locate(model: &str) -> Result<Option<Located>> {
     Located::open(&entry.path).map(Some)
 }
 
-/// Opens `entry` to run `layers` and `ends` of it.
-///
-/// # Errors
-/// [`Error::Usage`] when a part of them is not here; those of the engine for a file that is not sound.
-pub fn open_part(home: &Path, entry: &Entry, layers: LayerRange, ends: Ends) -> Result<Gguf> {
-    let gguf = open_file(&entry.path)?;
-    if let Some(have) = kept::present(home, entry)? {
-        let needed = GroupSet::of_bytes(entry.bytes, &byte_ranges(&gguf, layers, ends)?);
-        if !have.covers(&needed) {
-            return Err(Error::usage(format!(
-                "layers {layers} of {} are not all here; `shoal model pull {} --layers {layers}` fetches them",
-                entry.name, entry.name
-            )));
-        }
-    }
-    Ok(gguf)
-}
-
 /// Where a model's file is; `None` for the one inside the binary.
 pub fn path(model: &str) -> Result<Option<PathBuf>> {
     if model == DEFAULT_MODEL {
@@ -213,11 +191,6 @@ pub fn id(model: &str) -> Result<ModelId> {
     }
     let hash = blake3::Hasher::new().update_reader(fs::File::open(&path)?)?.finalize();
     Ok(ModelId::new(*hash.as_bytes()))
-}
-
-/// Opens a file. Errors name it: the engine's say only what is wrong in it.
-pub fn open_file(path: &Path) -> Result<Gguf> {
-    parse(Some(&Located::open(path)?))
 }
 
 pub(crate) fn looks_like_a_path(model: &str) -> bool {

@@ -134,9 +134,8 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         plan.rtt_p99_ms,
     );
     let first_epoch = machine.epoch();
-    let cuts = plan.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
     // A cut that a failover makes later is no boundary of the session: it travels raw.
-    let rounding = Rounding::new(plan.wire, plan.rounding.clone().unwrap_or_else(|| cuts.collect()));
+    let rounding = plan.rounding.clone();
     let report = Report::new(plan.pipeline.segments().to_vec());
     let mut recalled = std::mem::take(&mut plan.recalled);
     let logs = recalled.take_logs(&rounding, plan.hidden);

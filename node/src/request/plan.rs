@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use p2p::{
     Identity, Network,
-    codec::Wire,
+    codec::Rounding,
     wire::{control::Contact, receipt::Receipt},
 };
 use scheduler::{
@@ -36,10 +36,8 @@ pub struct Plan {
     pub max_tokens: u32,
     /// How tokens are chosen, and what was said already.
     pub conduct: Conduct,
-    /// How activations travel.
-    pub wire: Wire,
-    /// Boundaries at which they are rounded, for a session that fixed them before; else the pipeline's cuts are.
-    pub rounding: Option<Vec<u32>>,
+    /// How activations travel, and where they are rounded.
+    pub rounding: Rounding,
     /// Width of an activation.
     pub hidden: usize,
     /// Which model.

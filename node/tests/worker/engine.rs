@@ -49,6 +49,7 @@ fn request(format: Format, max_tokens: usize) -> GenerateRequest {
         verify: None,
         agreed: false,
         shadow: None,
+        wire: Default::default(),
         show_special: false,
         echo: false,
     }

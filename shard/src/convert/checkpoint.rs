@@ -4,17 +4,12 @@
 //! `name -> {dtype, shape, data_offsets: [start, end)}`, then the data. Offsets are checked against the file's
 //! length before anything is read; the header is at most [`MAX_HEADER`] bytes.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, ops::Range};
 
 use half::{bf16, f16};
 use serde_json::Value;
 
+use super::folder::Folder;
 use crate::{Error, Result};
 
 /// The cap of the reference implementation.
@@ -56,15 +51,16 @@ impl Stored {
 }
 
 /// All tensors of a folder, by name.
-pub(super) struct Checkpoint {
-    files: Vec<PathBuf>,
+pub(super) struct Checkpoint<'a> {
+    folder: &'a Folder,
+    files: Vec<String>,
     tensors: BTreeMap<String, Stored>,
 }
 
-impl Checkpoint {
+impl<'a> Checkpoint<'a> {
     /// Opens `model.safetensors`, the files of `model.safetensors.index.json`, or every `*.safetensors` there is.
-    pub fn open(folder: &Path) -> Result<Self> {
-        let mut checkpoint = Self { files: files(folder)?, tensors: BTreeMap::new() };
+    pub fn open(folder: &'a Folder) -> Result<Self> {
+        let mut checkpoint = Self { folder, files: files(folder)?, tensors: BTreeMap::new() };
         for index in 0..checkpoint.files.len() {
             checkpoint.read_header(index)?;
         }
@@ -83,12 +79,9 @@ impl Checkpoint {
     pub fn read(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>> {
         let stored = self.get(name).ok_or_else(|| Error::unsupported(format!("tensor {name} is missing")))?;
         let width = stored.cols() * stored.dtype.bytes();
-        let path = &self.files[stored.file];
         let mut bytes = vec![0; rows.len() * width];
-        let mut file = File::open(path).map_err(|e| Error::io(path, e))?;
-        file.seek(SeekFrom::Start(stored.offset + (rows.start * width) as u64))
-            .map_err(|e| Error::io(path, e))?;
-        file.read_exact(&mut bytes).map_err(|e| Error::io(path, e))?;
+        let offset = stored.offset + (rows.start * width) as u64;
+        self.folder.read_at(&self.files[stored.file], offset, &mut bytes)?;
         Ok(match stored.dtype {
             Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
@@ -99,19 +92,17 @@ impl Checkpoint {
     }
 
     fn read_header(&mut self, index: usize) -> Result<()> {
-        let path = self.files[index].clone();
-        let io = |e| Error::io(&path, e);
-        let mut file = File::open(&path).map_err(io)?;
-        let file_len = file.metadata().map_err(io)?.len();
+        let file = self.files[index].clone();
+        let file_len = self.folder.len(&file)?;
         let mut len = [0; 8];
-        file.read_exact(&mut len).map_err(io)?;
+        self.folder.read_at(&file, 0, &mut len)?;
         let header_len = u64::from_le_bytes(len);
-        let field = |what: &str| format!("{}: {what}", path.display());
+        let field = |what: &str| format!("{file}: {what}");
         if header_len > MAX_HEADER || header_len > file_len.saturating_sub(8) {
             return Err(Error::malformed(field("header length"), format!("{header_len} bytes do not fit")));
         }
         let mut header = vec![0; header_len as usize];
-        file.read_exact(&mut header).map_err(io)?;
+        self.folder.read_at(&file, 8, &mut header)?;
         let header: Value =
             serde_json::from_slice(&header).map_err(|e| Error::malformed(field("header"), e.to_string()))?;
         let entries =
@@ -161,33 +152,26 @@ fn stored(entry: &Value, file: usize, data: u64, file_len: u64) -> Result<Stored
     })
 }
 
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let index = folder.join("model.safetensors.index.json");
-    let mut names: Vec<String> = if index.is_file() {
-        let text = std::fs::read(&index).map_err(|e| Error::io(&index, e))?;
-        let value: Value = serde_json::from_slice(&text)
-            .map_err(|e| Error::malformed(index.display().to_string(), e.to_string()))?;
-        let map = value["weight_map"]
-            .as_object()
-            .ok_or_else(|| Error::malformed(index.display().to_string(), "it has no weight_map"))?;
-        map.values().filter_map(|v| v.as_str().map(String::from)).collect()
-    } else {
-        let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
-        let names = entries.filter_map(|e| Some(e.ok()?.file_name().to_string_lossy().into_owned()));
-        names.filter(|name| name.ends_with(".safetensors")).collect()
+/// The files of weights, by the index where there is one.
+fn files(folder: &Folder) -> Result<Vec<String>> {
+    const INDEX: &str = "model.safetensors.index.json";
+    let mut names: Vec<String> = match folder.json(INDEX)? {
+        Some(index) => {
+            let map = index["weight_map"].as_object();
+            let map = map.ok_or_else(|| Error::malformed(INDEX, "it has no weight_map"))?;
+            map.values().filter_map(|v| v.as_str().map(String::from)).collect()
+        }
+        None => folder.names().filter(|name| name.ends_with(".safetensors")).map(String::from).collect(),
     };
     names.sort();
     names.dedup();
     if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
-        return Err(Error::malformed(
-            index.display().to_string(),
-            format!("\"{name}\" is not a file of the folder"),
-        ));
+        return Err(Error::malformed(INDEX, format!("\"{name}\" is not a file of the folder")));
     }
     if names.is_empty() {
-        return Err(Error::invalid(format!("{} holds no .safetensors file", folder.display())));
+        return Err(Error::invalid(format!("{} holds no .safetensors file", folder.path().display())));
     }
-    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+    Ok(names)
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
 //! `config.json` of a checkpoint: which family it is, and the GGUF metadata that follows.
 
-use std::path::Path;
-
 use serde_json::Value;
 
+use super::folder::Folder;
 use crate::{Error, Result, gguf::Writer, kernels::math, quant::Format};
 
 /// `model_type` in config.json, architecture in GGUF.
@@ -38,12 +37,9 @@ pub(super) struct Config {
 }
 
 impl Config {
-    pub fn read(folder: &Path) -> Result<Self> {
-        let path = folder.join("config.json");
-        let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
-        let json: Value =
-            serde_json::from_slice(&bytes).map_err(|e| Error::malformed("config.json", e.to_string()))?;
-        Self::new(json)
+    pub fn read(folder: &Folder) -> Result<Self> {
+        folder.len("config.json")?;
+        Self::new(folder.json("config.json")?.unwrap_or_default())
     }
 
     pub fn new(json: Value) -> Result<Self> {
@@ -132,14 +128,12 @@ impl Config {
     }
 
     /// Adds the model's metadata. Errors: a size that is none, or a choice that GGUF cannot express.
-    pub fn write(&self, writer: &mut Writer, source: &Path, format: &Format) -> Result<()> {
+    pub fn write(&self, writer: &mut Writer, name: &str, format: &Format) -> Result<()> {
         let arch = self.arch;
         let key = |name: &str| format!("{arch}.{name}");
-        let name =
-            source.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
         writer.add_str("general.architecture", arch);
         writer.add_str("general.type", "model");
-        writer.add_str("general.name", name.as_deref().unwrap_or("converted"));
+        writer.add_str("general.name", name);
         writer.add_u32("general.file_type", file_type(format));
         writer.add_u32("general.quantization_version", 2);
         let copies = [
@@ -407,6 +401,9 @@ fn file_type(format: &Format) -> u32 {
         "q6_k" => 18,
         "iq4_nl" => 25,
         "bf16" => 32,
+        "tq1_0" => 36,
+        "tq2_0" => 37,
+        "mxfp4" => 38,
         _ => 1024,
     }
 }
@@ -444,7 +441,7 @@ mod tests {
             "num_hidden_layers": 2, "sliding_window": 64});
         json.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let mut writer = Writer::new();
-        Config::new(json)?.write(&mut writer, Path::new("."), &crate::quant::F32)?;
+        Config::new(json)?.write(&mut writer, "converted", &crate::quant::F32)?;
         writer.add_tensor_info("a", &[1], &crate::quant::F32);
         let mut tensors = writer.start(Vec::new())?;
         tensors.tensor(&[0; 4])?;

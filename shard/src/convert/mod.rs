@@ -11,11 +11,14 @@
 
 mod checkpoint;
 mod config;
+mod folder;
 mod names;
 mod vocab;
 
 use std::{
     collections::BTreeMap,
+    fs::File,
+    io::{BufWriter, Seek, Write},
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
@@ -30,6 +33,7 @@ use crate::{
 };
 use checkpoint::Checkpoint;
 use config::Config;
+pub use folder::{Folder, MAX_PARTS};
 use names::Planned;
 
 /// Slices between the reading threads and the writer.
@@ -46,7 +50,7 @@ pub struct Options {
 }
 
 /// What was written.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Converted {
     /// The GGUF architecture.
     pub architecture: String,
@@ -66,6 +70,38 @@ pub fn convert(
     options: &Options,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Converted> {
+    let unchecked = Unchecked::beside(output);
+    let file = unchecked.create()?;
+    let name = source.canonicalize().ok().and_then(|p| Some(p.file_name()?.to_string_lossy().into_owned()));
+    let converted = write(&Folder::open(source)?, name.as_deref(), &file, options, progress)?;
+    unchecked.accept(&file, converted.bytes, output)?;
+    Ok(converted)
+}
+
+/// As [`convert`], of a folder and to a file that are open: the file must be empty and readable. What is in it is a model
+/// only when this has returned; `name` is what the model calls itself.
+///
+/// # Errors
+/// Those of the system, and [`Error`] for a checkpoint that is not sound or makes no model that can be run.
+pub fn convert_open(
+    source: &Folder,
+    name: Option<&str>,
+    output: &File,
+    options: &Options,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Converted> {
+    let converted = write(source, name, output, options, progress)?;
+    runnable(output, converted.bytes)?;
+    Ok(converted)
+}
+
+fn write(
+    source: &Folder,
+    name: Option<&str>,
+    output: &File,
+    options: &Options,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Converted> {
     let config = Config::read(source)?;
     let checkpoint = Checkpoint::open(source)?;
     let plan = names::plan(&config, &checkpoint)?;
@@ -73,13 +109,12 @@ pub fn convert(
         plan.iter().map(|p| choose(p, options.format, config.tied())).collect::<Result<_>>()?;
 
     let mut writer = Writer::new();
-    config.write(&mut writer, source, options.format)?;
+    config.write(&mut writer, name.unwrap_or("converted"), options.format)?;
     vocab::write(&mut writer, source, &config)?;
     for (planned, format) in plan.iter().zip(&formats) {
         writer.add_tensor_info(&planned.name, &planned.dims(), format);
     }
-    let unchecked = Unchecked::beside(output);
-    let mut out = writer.create(&unchecked.0)?;
+    let mut out = writer.start(BufWriter::with_capacity(1 << 20, output))?;
 
     let slices = slices(&plan);
     let total: u64 = plan.iter().zip(&formats).map(|(p, f)| bytes_of(f, p.rows() * p.cols) as u64).sum();
@@ -103,10 +138,19 @@ pub fn convert(
         }
         Ok::<(), Error>(())
     })?;
-    out.finish()?;
-    unchecked.accept(output)?;
-    let bytes = std::fs::metadata(output).map_err(|e| Error::io(output, e))?.len();
+    let mut out = out.finish()?;
+    out.flush().map_err(|e| Error::io("", e))?;
+    let bytes = out.get_mut().stream_position().map_err(|e| Error::io("", e))?;
     Ok(Converted { architecture: config.arch().into(), tensors: plan.len(), bytes, formats: count(&formats) })
+}
+
+/// Whether the engine can run what was written.
+fn runnable(file: &File, bytes: u64) -> Result<()> {
+    let checked = Gguf::of_file(file, bytes, "").and_then(|gguf| Blueprint::from_gguf(&gguf).map(drop));
+    checked.map_err(|error| {
+        let why = format!("with the checkpoint's tensors it makes no model that can be run: {error}");
+        Error::malformed("config.json", why)
+    })
 }
 
 /// How often each format occurs, in order of first occurrence.
@@ -131,14 +175,15 @@ impl Unchecked {
         Self(path.into())
     }
 
-    /// Gives the file its name, if the engine can run it.
-    fn accept(&self, output: &Path) -> Result<()> {
-        let checked = Gguf::open(&self.0).and_then(|gguf| Blueprint::from_gguf(&gguf).map(drop));
-        checked.map_err(|error| {
-            let why = format!("with the checkpoint's tensors it makes no model that can be run: {error}");
-            Error::malformed("config.json", why)
-        })?;
-        std::fs::rename(&self.0, output).map_err(|e| Error::io(output, e))
+    fn create(&self) -> Result<File> {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&self.0);
+        file.map_err(|e| Error::io(&self.0, e))
+    }
+
+    /// Gives the file of so many bytes its name, if the engine can run it.
+    fn accept(&self, file: &File, bytes: u64, output: &Path) -> Result<()> {
+        runnable(file, bytes)?;
+        file.sync_all().and_then(|()| std::fs::rename(&self.0, output)).map_err(|e| Error::io(output, e))
     }
 }
 
@@ -322,10 +367,12 @@ mod tests {
         let mut writer = Writer::new();
         writer.add_str("general.architecture", "llama");
         writer.add_tensor_info("token_embd.weight", &[2, 2], named("f32").unwrap());
-        let mut out = writer.create(&unchecked.0).unwrap();
+        let file = unchecked.create().unwrap();
+        let mut out = writer.start(&file).unwrap();
         out.tensor(&[0; 16]).unwrap();
         out.finish().unwrap();
-        let why = unchecked.accept(&output).unwrap_err().to_string();
+        let bytes = file.metadata().unwrap().len();
+        let why = unchecked.accept(&file, bytes, &output).unwrap_err().to_string();
         assert!(why.contains("config.json"), "{why}");
         let passing = unchecked.0.clone();
         drop(unchecked);

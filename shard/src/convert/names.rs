@@ -122,7 +122,7 @@ impl Planned {
     }
 
     /// The f32 values of some rows, in GGUF's order.
-    pub fn read(&self, checkpoint: &Checkpoint, rows: Range<usize>) -> Result<Vec<f32>> {
+    pub fn read(&self, checkpoint: &Checkpoint<'_>, rows: Range<usize>) -> Result<Vec<f32>> {
         let mut values = Vec::with_capacity(rows.len() * self.cols);
         let mut start = 0;
         for piece in &self.pieces {
@@ -162,7 +162,7 @@ fn interleave(values: &[f32], head_dim: usize, cols: usize) -> Vec<f32> {
 }
 
 /// Names every tensor of the checkpoint, in file order: globals, then layer by layer.
-pub(super) fn plan(config: &Config, checkpoint: &Checkpoint) -> Result<Vec<Planned>> {
+pub(super) fn plan(config: &Config, checkpoint: &Checkpoint<'_>) -> Result<Vec<Planned>> {
     let mut planner = Planner { config, checkpoint, planned: BTreeMap::new() };
     for (name, values) in config.rope_tensors()? {
         let cols = values.len();
@@ -198,7 +198,7 @@ pub(super) fn plan(config: &Config, checkpoint: &Checkpoint) -> Result<Vec<Plann
 
 struct Planner<'a> {
     config: &'a Config,
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a Checkpoint<'a>,
     /// By (layer, name); globals stand before layer 0.
     planned: BTreeMap<(usize, String), Planned>,
 }

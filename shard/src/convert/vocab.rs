@@ -4,11 +4,11 @@
 //! scores where it is present. Two kinds are understood: byte-level BPE (`gpt2` in GGUF) and SentencePiece BPE with byte
 //! fallback (`llama`). Ids that no token has become `[PADn]`, type unused, as other tools write them.
 
-use std::{collections::HashMap, path::Path};
+use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::config::Config;
+use super::{config::Config, folder::Folder};
 use crate::{Error, Result, gguf::Writer};
 
 const NORMAL: i32 = 1;
@@ -27,14 +27,14 @@ struct Vocab {
 }
 
 /// Adds everything below `tokenizer.` to the file.
-pub(super) fn write(writer: &mut Writer, folder: &Path, config: &Config) -> Result<()> {
-    let json = read_json(&folder.join("tokenizer.json"))?.ok_or_else(|| {
+pub(super) fn write(writer: &mut Writer, folder: &Folder, config: &Config) -> Result<()> {
+    let json = folder.json("tokenizer.json")?.ok_or_else(|| {
         Error::invalid(format!(
             "{} holds no tokenizer.json; publishers that ship only tokenizer.model need it converted with `transformers` first",
-            folder.display()
+            folder.path().display()
         ))
     })?;
-    let settings = read_json(&folder.join("tokenizer_config.json"))?.unwrap_or(Value::Null);
+    let settings = folder.json("tokenizer_config.json")?.unwrap_or(Value::Null);
     let model = &json["model"];
     if model["type"].as_str().is_some_and(|kind| kind != "BPE") {
         return Err(Error::unsupported(format!("tokenizer.json of type {}", model["type"])));
@@ -61,15 +61,13 @@ pub(super) fn write(writer: &mut Writer, folder: &Path, config: &Config) -> Resu
 
 fn write_sentence_piece(
     writer: &mut Writer,
-    folder: &Path,
+    folder: &Folder,
     json: &Value,
     vocab: &mut Vocab,
     merges: &[(String, String)],
 ) -> Result<()> {
-    let path = folder.join("tokenizer.model");
     let mut scores = vec![0.0; vocab.tokens.len()];
-    if path.is_file() {
-        let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    if let Some(bytes) = folder.read("tokenizer.model")? {
         for (id, piece) in protobuf::pieces(&bytes)?.into_iter().enumerate().take(scores.len()) {
             scores[id] = piece.score;
             if vocab.types[id] == NORMAL || piece.kind == BYTE {
@@ -227,10 +225,11 @@ fn is_byte(token: &str) -> bool {
     hex.is_some_and(|hex| hex.len() == 2 && u8::from_str_radix(hex, 16).is_ok())
 }
 
-fn chat_template(folder: &Path, settings: &Value) -> Result<Option<String>> {
-    let file = folder.join("chat_template.jinja");
-    if file.is_file() {
-        return std::fs::read_to_string(&file).map(Some).map_err(|e| Error::io(file, e));
+fn chat_template(folder: &Folder, settings: &Value) -> Result<Option<String>> {
+    const FILE: &str = "chat_template.jinja";
+    if let Some(bytes) = folder.read(FILE)? {
+        let text = String::from_utf8(bytes);
+        return text.map(Some).map_err(|e| Error::malformed(FILE, e.to_string()));
     }
     Ok(match &settings["chat_template"] {
         Value::String(text) => Some(text.clone()),
@@ -240,15 +239,6 @@ fn chat_template(folder: &Path, settings: &Value) -> Result<Option<String>> {
         }
         _ => None,
     })
-}
-
-fn read_json(path: &Path) -> Result<Option<Value>> {
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::malformed(name, e.to_string()))
 }
 
 /// The few fields of SentencePiece's `ModelProto` that matter here: `repeated SentencePiece pieces = 1` with

@@ -39,7 +39,7 @@ use crate::{
     quant::{self, Format},
 };
 pub use metadata::{Array, Kind, Metadata, Strings, Value};
-pub use ranges::{Ends, byte_ranges, layer_count};
+pub use ranges::{Ends, Layout, Part, byte_ranges, layer_count};
 pub use write::{TensorWriter, Writer};
 
 /// Most metadata pairs of a file; real models have below 100.

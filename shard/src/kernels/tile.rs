@@ -127,10 +127,13 @@ impl<P: Source, const M: usize> Kernel for IntegerKernel<'_, P, M> {
             }
             for record in 0..t.blocks / P::PER {
                 let scale_record = t.scales.add(record * P::SCALE_STRIDE);
+                if P::STREAMED {
+                    ahead::<S>(scale_record, P::SCALE_STRIDE);
+                }
                 for i in 0..P::PER {
                     let b = record * P::PER + i;
                     let codes = t.codes.add(b * P::CODE_STRIDE);
-                    if M <= 2 {
+                    if P::STREAMED {
                         ahead::<S>(codes, P::CODE_STRIDE);
                     }
                     let q = t.q.add(b * M * BLOCK);

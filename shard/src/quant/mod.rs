@@ -14,13 +14,24 @@
 //! Limits: little-endian blocks only; a row is a whole number of blocks; `dot` does not treat NaN or infinite
 //! scales specially, they poison that output as IEEE 754 says.
 //!
-//! Layouts are those of ggml, as the `gguf` package on PyPI decodes them; `tests/data/quant/make.py` holds the proof.
+//! Layouts are those of ggml, as the `gguf` package on PyPI decodes them; `tests/data/quant/make.py` and `tables.py` hold the proof.
 
 mod affine;
 mod bfloat16;
+pub(crate) mod codebook;
 mod float16;
 mod float32;
+mod grids;
+pub(crate) mod iq1_m;
+pub(crate) mod iq1_s;
+pub(crate) mod iq2_s;
+pub(crate) mod iq2_xs;
+pub(crate) mod iq2_xxs;
+pub(crate) mod iq3_s;
+pub(crate) mod iq3_xxs;
 mod iq4_nl;
+pub(crate) mod iq4_xs;
+mod mxfp4;
 mod q2_k;
 mod q3_k;
 mod q4_0;
@@ -33,13 +44,24 @@ mod q6_k;
 mod q8_0;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tq1_0;
+pub(crate) mod tq2_0;
 
 use std::fmt;
 
 pub use bfloat16::BF16;
 pub use float16::F16;
 pub use float32::F32;
+pub use iq1_m::IQ1_M;
+pub use iq1_s::IQ1_S;
+pub use iq2_s::IQ2_S;
+pub use iq2_xs::IQ2_XS;
+pub use iq2_xxs::IQ2_XXS;
+pub use iq3_s::IQ3_S;
+pub use iq3_xxs::IQ3_XXS;
 pub use iq4_nl::{IQ4_NL, VALUES as IQ4_NL_VALUES};
+pub use iq4_xs::IQ4_XS;
+pub use mxfp4::{MXFP4, VALUES as MXFP4_VALUES};
 pub use q2_k::Q2_K;
 pub use q3_k::Q3_K;
 pub use q4_0::Q4_0;
@@ -50,10 +72,14 @@ pub use q5_1::Q5_1;
 pub use q5_k::Q5_K;
 pub use q6_k::Q6_K;
 pub use q8_0::Q8_0;
+pub use tq1_0::TQ1_0;
+pub use tq2_0::TQ2_0;
 
-/// Every format there is, in the order of the GGUF type numbers.
-pub static ALL: &[&Format] =
-    &[&F32, &F16, &Q4_0, &Q4_1, &Q5_0, &Q5_1, &Q8_0, &Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_NL, &BF16];
+/// Every format there is. A new one goes to the end: golden hashes are seeded with the place.
+pub static ALL: &[&Format] = &[
+    &F32, &F16, &Q4_0, &Q4_1, &Q5_0, &Q5_1, &Q8_0, &Q2_K, &Q3_K, &Q4_K, &Q5_K, &Q6_K, &IQ4_NL, &BF16, &MXFP4,
+    &IQ4_XS, &TQ1_0, &TQ2_0, &IQ3_S, &IQ3_XXS, &IQ2_XXS, &IQ2_XS, &IQ2_S, &IQ1_S, &IQ1_M,
+];
 
 /// Activations share a scale per this many values, and every integer format's block is a multiple of it.
 pub const ACTIVATION_BLOCK: usize = 32;

@@ -6,6 +6,8 @@ use super::*;
 
 /// What other programs say, see `tests/data/quant/make.py`.
 const GOLDEN: &[u8] = include_bytes!("../../tests/data/quant/golden.bin");
+/// The same for the formats of tables, see `tests/data/quant/tables.py`.
+const TABLES: &[u8] = include_bytes!("../../tests/data/quant/tables.bin");
 
 struct Golden {
     kind: u8,
@@ -16,7 +18,11 @@ struct Golden {
 }
 
 fn golden() -> Vec<Golden> {
-    let mut rest = GOLDEN;
+    // 14 formats with one record of blocks and three rows each, 7 plain and 3 searching quantizers; 11 and 3.
+    [records(GOLDEN, 14 + 7 + 3 + 3 * 14), records(TABLES, 11 + 3 + 3 * 11)].into_iter().flatten().collect()
+}
+
+fn records(mut rest: &'static [u8], count: usize) -> Vec<Golden> {
     let mut take = |len: usize| {
         let (taken, left) = rest.split_at(len);
         rest = left;
@@ -24,7 +30,7 @@ fn golden() -> Vec<Golden> {
     };
     let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap()) as usize;
     let mut records = Vec::new();
-    for _ in 0..24 + 3 * ALL.len() {
+    for _ in 0..count {
         let head = take(2);
         let format = by_name(std::str::from_utf8(take(head[1].into())).unwrap()).unwrap();
         let (count, bytes) = (number(take(4)), number(take(4)));
@@ -139,6 +145,8 @@ fn bound(format: &Format, weights: &[f32]) -> f32 {
         "q4_k" => 1.5 * from_zero / 15.0,
         "q5_k" => 1.5 * from_zero / 31.0,
         "q6_k" => 1.5 * largest / 31.0,
+        "mxfp4" => 0.26 * largest,
+        "tq1_0" | "tq2_0" => 0.501 * largest,
         name => panic!("no bound for {name}"),
     }
 }
@@ -156,7 +164,9 @@ fn random_blocks(format: &Format, bytes: &[u8]) -> Vec<u8> {
         "q2_k" => &[80, 82],
         "q3_k" => &[108],
         "q6_k" => &[208],
-        "f16" | "f32" | "bf16" => &[],
+        "tq1_0" => &[52],
+        "tq2_0" => &[64],
+        "f16" | "f32" | "bf16" | "mxfp4" | "iq1_m" => &[],
         _ => &[0],
     };
     let mut blocks: Vec<u8> =
@@ -167,6 +177,8 @@ fn random_blocks(format: &Format, bytes: &[u8]) -> Vec<u8> {
             "f16" => block[1] &= 0xbb,
             "bf16" => block[1] = block[1] & 0x83 | 0x3c,
             "f32" => block[3] = block[3] & 0x83 | 0x3c,
+            "mxfp4" => block[0] = block[0] & 15 | 0x70,
+            "iq1_m" => block[55] = block[55] & 0x8f | 0x30,
             _ => {}
         }
     }

@@ -7,12 +7,13 @@
 //! counts is that every honest answer is right and that the memory of the daemon and of its worker stays bounded; both
 //! are printed. Garbage gossip is in `p2p/tests/hostile.rs`, where the raw protocols are at hand.
 //!
-//! Leases that are not used are in `leases.rs`, made-up identities in `sybils.rs`.
+//! Leases that are not used are in `leases.rs`, made-up identities in `sybils.rs`, model files in `files.rs`.
 //!
 //! Attackers and honest nodes are in different networks of loopback, which count as different prefixes of addresses.
 //! `SHOAL_HOSTILE=full` opens 10,000 connections and asks 40 times; without it the same in small.
 
 mod bytes;
+mod files;
 mod leases;
 mod silent;
 mod sybils;

@@ -11,8 +11,8 @@ use crate::{
         operate::StatusArgs,
         swarm::{AskArgs, PauseArgs, PlanArgs, WhyArgs},
     },
-    control::{self, Mode, Question},
-    events::{PlanReport, PromptEvent, PromptInput, Way},
+    control::{self, Question},
+    events::{Conducted, PlanReport, PromptEvent, PromptInput, Way},
     output::{self, human_bytes, say},
     reports::{LimitReport, PeerModel, PeersReport},
 };
@@ -281,9 +281,16 @@ fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
     let sampling = SamplingArgs::greedy(args.max_tokens as usize);
     let messages = json!([{ "role": "user", "content": &args.prompt }]);
     let prompt = PromptInput::Messages(messages);
-    let mut ask = remote::question(prompt, &args.route, &args.wire, &sampling, false)?;
+    let mut ask = remote::question(prompt, &args.route, args.wire.choice(), &sampling, false)?;
     ask.model = args.model.clone().unwrap_or_default();
     asked(home, &Question::Plan(Box::new(ask)))
+}
+
+/// How activations travelled: the form, and where they were rounded.
+fn rounded(own: &Conducted) -> String {
+    let cuts: Vec<String> = own.cuts.iter().map(u32::to_string).collect();
+    let at = if cuts.is_empty() { String::new() } else { format!(" --cuts {}", cuts.join(",")) };
+    format!("--wire {}{at}", own.wire.name())
 }
 
 fn show_plan(asked: &PlanReport) -> Result<()> {
@@ -314,6 +321,11 @@ fn show_plan(asked: &PlanReport) -> Result<()> {
     say!("as asked       {}", speed(&plan.as_asked));
     say!("ends abroad    {}", speed(&plan.ends_abroad));
     say!("here alone     {}", speed(&plan.local));
+    if let Some(ms) = plan.rounding_saves_ms {
+        say!(
+            "--allow-rounding would send 29 % of the bytes: {ms:.0} ms less in all, and other tokens here and there"
+        );
+    }
     say!("{}", if plan.local_wins { "Doing it here alone is faster." } else { "The swarm is faster." });
     Ok(())
 }
@@ -366,8 +378,8 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
     let own = report.conducted.as_deref();
     let me = own.map_or("", |own| own.me.as_str());
     let how =
-        [own.map(|own| own.model.as_str()), report.mode.map(Mode::name), own.map(|own| own.wire.as_str())];
-    let how: Vec<&str> = how.into_iter().flatten().collect();
+        [own.map(|own| own.model.clone()), report.mode.map(|mode| mode.name().to_owned()), own.map(rounded)];
+    let how: Vec<String> = how.into_iter().flatten().collect();
     match &report.conductor {
         // Its session is the other node's.
         Some(conductor) => say!("answered by {}", remote::short(conductor)),

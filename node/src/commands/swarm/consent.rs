@@ -15,6 +15,7 @@ use crate::{
     consent::{MODES, given, sentence, set},
     control::Mode,
     output::{self, say},
+    private_folder,
 };
 
 /// What else joining means.
@@ -28,7 +29,7 @@ pub(super) fn joining() -> String {
 
 /// Keeps the user's agreement. Where it cannot be written the question comes again.
 pub(super) fn remember(home: &Path, mode: Mode) {
-    if let Err(error) = set(home, mode, true) {
+    if let Err(error) = private_folder::prepare(home).and_then(|()| set(home, mode, true)) {
         tracing::warn!(%error, "the answer is not kept");
     }
 }
@@ -80,6 +81,7 @@ pub(in crate::commands) fn consent(args: ConsentArgs) -> Result<()> {
                 mode.name()
             )));
         };
+        private_folder::prepare(&home)?;
         set(&home, mode, !args.revoke)?;
         if !args.json {
             match args.revoke {

@@ -9,7 +9,6 @@ use std::{
 use p2p::{Identity, SwarmId, blob::sparse, invite::Invite};
 use scheduler::ModelId;
 use serde_json::{Value, json};
-use shard::{gguf::Gguf, models::Blueprint};
 use tokio::sync::{mpsc, watch};
 
 use super::{
@@ -24,6 +23,7 @@ use crate::{
     content,
     control::{self, Mode},
     daemon::{self, Caps, Notice, Serve, Setup},
+    header::Header,
     inference::local,
     inference::swarm::Door,
     library::{self, Entry, Library},
@@ -54,14 +54,14 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         take_up(&mut args, invite);
     }
     let which = which(&args, &args.engine.model, &home)?;
-    let num_layers = which.here.as_ref().map_or(Ok(0), |here| model::num_layers(&here.gguf))?;
+    let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
     let beside = beside(&args, which.id, &home)?;
     if !args.no_share && !args.ask_only {
         let served = which.id.into_iter().chain(beside.iter().filter_map(|beside| beside.place.id()));
         share(&home, &served.collect::<Vec<_>>())?;
     }
-    agree(&args, which.here.as_ref().map(|here| &here.gguf), &serve, num_layers)?;
+    agree(&args, which.here.as_ref().map(|here| &here.header), &serve, num_layers)?;
     if args.yes {
         MODES.into_iter().for_each(|mode| consent::remember(&home, mode));
     } else if asks(&args, &serve) {
@@ -70,7 +70,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     }
     let (network, template) = network(&args, &home, identity.clone(), invite)?;
     let context = match &which.here {
-        Some(here) => model::context(&here.gguf, args.engine.ctx)?,
+        Some(here) => here.header.context(args.engine.ctx)?,
         // The worker cuts it to what the model was made for.
         None => args.engine.ctx.unwrap_or(model::DEFAULT_CTX),
     };
@@ -80,7 +80,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
     };
     let name = local::model_name(&args.engine.model);
     let about = match &which.here {
-        Some(Here { gguf, .. }) => local::info(gguf, &Blueprint::from_gguf(gguf)?, context, name),
+        Some(Here { header, .. }) => header.info(context, name)?,
         None => local::unknown(context, name),
     };
     let (door, opened) = watch::channel(None);
@@ -96,7 +96,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
             nice: true,
             ..Spec::new(source)
         },
-        file_bytes: which.here.as_ref().map_or(0, |here| here.gguf.file_len()),
+        file_bytes: which.here.as_ref().map_or(0, |here| here.header.file_len),
         model: which.id.unwrap_or_default(),
         num_layers,
         home,
@@ -187,18 +187,18 @@ fn asks(args: &JoinArgs, serve: &Serve) -> bool {
 }
 
 /// Says what will happen before it does; a person at a terminal may still say no.
-fn agree(args: &JoinArgs, gguf: Option<&Gguf>, serve: &Serve, num_layers: u32) -> Result<()> {
+fn agree(args: &JoinArgs, header: Option<&Header>, serve: &Serve, num_layers: u32) -> Result<()> {
     if args.json {
         return Ok(());
     }
-    let Some(gguf) = gguf else {
+    let Some(header) = header else {
         return agree_absent(args, serve);
     };
     let (layers, at_most) = match serve {
         Serve::These(ranges) => (ranges.iter().map(|range| range.len()).sum::<u32>(), ""),
         Serve::Scarcest(cap) => (*cap, "at most "),
     };
-    let bytes = model::layer_bytes(gguf) * u64::from(layers) / u64::from(num_layers);
+    let bytes = header.layer_bytes * u64::from(layers) / u64::from(num_layers);
     match layers {
         0 => say!("Joining \"{}\" to ask only: this machine serves nothing.", args.swarm),
         _ => say!(

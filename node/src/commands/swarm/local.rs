@@ -14,7 +14,7 @@ use serde_json::Value;
 use shard::kernels::threads::Pool;
 use tempfile::TempDir;
 
-use crate::{Error, Result, cli::EngineArgs, control, reports::PeersReport};
+use crate::{Error, Result, cli::EngineArgs, control, private_folder, reports::PeersReport};
 
 /// A node loads a small model and opens sockets; a minute means that it hangs.
 const START_S: u64 = 60;
@@ -52,7 +52,7 @@ impl LocalSwarm {
         let mut first = None;
         for (index, layers) in layers.iter().enumerate() {
             let home = swarm._folder.path().join(index.to_string());
-            std::fs::create_dir_all(&home)?;
+            private_folder::prepare(&home)?;
             let (node, address) =
                 start_node(&home, engine, layers, first.as_deref(), api.filter(|_| index == 0))?;
             first = first.or(address);

@@ -106,6 +106,7 @@ fn report(prompt_tokens: usize, expected_tokens: usize, layers: u32, measured: M
             ends_abroad: abroad(),
             local: Way::Possible { total_ms, tok_s: Some(tok_s) },
             local_wins: true,
+            rounding_saves_ms: None,
         },
         me: ME.into(),
         end: true,

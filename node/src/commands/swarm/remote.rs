@@ -2,6 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
+use api::choice::WireChoice;
 use serde::de::IgnoredAny;
 
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
 pub fn question(
     prompt: PromptInput,
     route: &RouteArgs,
-    wire: &str,
+    wire: WireChoice,
     sampling: &SamplingArgs,
     may_stay_home: bool,
 ) -> Result<PromptRequest> {
@@ -26,7 +27,7 @@ pub fn question(
         prompt,
         mode: route.mode.unwrap_or(Mode::Boomerang),
         may_stay_home,
-        wire: wire.to_owned(),
+        wire,
         trusted: route.trust.clone(),
         head: route.head,
         tail: route.tail,

@@ -13,7 +13,8 @@ use crate::{
         swarm::{Layers, UpArgs},
     },
     events::{PromptEvent, PromptInput},
-    library, model,
+    header::Header,
+    library,
     output::{self, Waiting, say},
 };
 
@@ -44,7 +45,7 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         return Ok(());
     };
     let messages = PromptInput::Messages(json!([{ "role": "user", "content": prompt }]));
-    let ask = remote::question(messages, &args.route, &args.wire, &args.sampling, false)?;
+    let ask = remote::question(messages, &args.route, args.wire.choice(), &args.sampling, false)?;
     let me = swarm.nodes[0].name.clone();
     let last =
         runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |event| show(event, &me, args.json)))?;
@@ -61,8 +62,7 @@ pub(super) fn start(
     api: Option<SocketAddr>,
     json: bool,
 ) -> Result<local::LocalSwarm> {
-    let gguf = library::open(&engine.model)?;
-    let num_layers = model::num_layers(&gguf)?;
+    let num_layers = Header::read(library::locate(&engine.model)?.as_ref())?.num_layers();
     if num_layers < 3 {
         return Err(Error::usage("a model of fewer than 3 layers has no middle to share"));
     }

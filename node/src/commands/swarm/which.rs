@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use scheduler::{LayerRange, LayerSet, ModelId};
-use shard::{gguf::Gguf, models::Blueprint};
 
 use crate::{
     Error, Result,
     cli::swarm::{Also, JoinArgs},
     content,
     daemon::{Absent, Beside, MOST_BESIDE, Serve, Where},
+    header::Header,
     inference::local,
     library::{self, Library},
     model,
@@ -18,7 +18,7 @@ use crate::{
 
 /// A model whose file is on this machine.
 pub(super) struct Here {
-    pub(super) gguf: Gguf,
+    pub(super) header: Header,
     /// `None` for the one inside the binary.
     pub(super) path: Option<PathBuf>,
 }
@@ -35,12 +35,12 @@ pub(super) fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> 
     let id = content::parse_id(model);
     let embedded = ModelId::new(library::embedded_hash());
     if model == library::DEFAULT_MODEL || id == Some(embedded) {
-        let gguf = library::open(library::DEFAULT_MODEL)?;
-        return Ok(Which { id: Some(embedded), here: Some(Here { gguf, path: None }), absent: None });
+        let header = Header::read(None)?;
+        return Ok(Which { id: Some(embedded), here: Some(Here { header, path: None }), absent: None });
     }
     if library::looks_like_a_path(model) {
         let path = std::path::absolute(model)?;
-        let here = Here { gguf: library::open_file(&path)?, path: Some(path) };
+        let here = Here { header: Header::of_file(&path)?, path: Some(path) };
         return Ok(Which { id: Some(library::id(model)?), here: Some(here), absent: None });
     }
     // The models of this node's folder first; those of the person's own folder are as good.
@@ -52,7 +52,7 @@ pub(super) fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> 
             None => entry.check_unchanged().map(|()| true)?,
         };
         if whole {
-            let here = Here { gguf: library::open_file(&entry.path)?, path: Some(entry.path.clone()) };
+            let here = Here { header: Header::of_file(&entry.path)?, path: Some(entry.path.clone()) };
             return Ok(Which { id: entry.model(), here: Some(here), absent: None });
         }
         let from = entry.from.iter().chain(&args.from).cloned().collect();
@@ -72,7 +72,7 @@ pub(super) fn beside(args: &JoinArgs, first: Option<ModelId>, home: &Path) -> Re
     }
     let one = |also: &Also| {
         let Which { id, here, absent } = which(args, &also.model, home)?;
-        let known = here.as_ref().map(|here| model::num_layers(&here.gguf)).transpose()?;
+        let known = here.as_ref().map(|here| here.header.num_layers());
         let serve = match (&also.layers, args.ask_only) {
             (_, true) => Serve::These(Vec::new()),
             (Some(layers), false) => these(&also.model, layers.0.clone(), known)?,
@@ -80,10 +80,7 @@ pub(super) fn beside(args: &JoinArgs, first: Option<ModelId>, home: &Path) -> Re
         };
         let name = local::model_name(&also.model);
         let about = match &here {
-            Some(Here { gguf, .. }) => {
-                let context = model::context(gguf, args.engine.ctx)?;
-                local::info(gguf, &Blueprint::from_gguf(gguf)?, context, name)
-            }
+            Some(Here { header, .. }) => header.info(header.context(args.engine.ctx)?, name)?,
             None => local::unknown(args.engine.ctx.unwrap_or(model::DEFAULT_CTX), name),
         };
         let place = match (id, here, absent) {

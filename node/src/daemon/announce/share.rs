@@ -6,10 +6,10 @@
 //!
 //! Limits: [`MAX_UPLOADS`] streams at a time, [`MAX_UPLOADS_PER_PEER`] of one peer, beyond which a stream is closed and
 //! the puller asks another node; [`MAX_ANNOUNCED`] models in announcements, the rest is found by id only. Headers of
-//! shared files are read in this process, by the parser that the engine reads every file with.
+//! shared files are read in a process of their own ([`crate::header`]), once for each model that is whole or has its header.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, hash_map},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
@@ -28,16 +28,13 @@ use scheduler::{
     capability::{MAX_LAYERS, MAX_MS},
 };
 use serde_json::{Value, json};
-use shard::{
-    gguf::Gguf,
-    models::{Blueprint, layer_costs},
-};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::Announcing;
 use crate::{
     content::{self, HomeShelf},
     daemon::serve::Pulls,
+    header::Header,
     library::Entry,
 };
 
@@ -49,6 +46,9 @@ const MAX_UPLOADS_PER_PEER: usize = 4;
 const MAX_ANNOUNCED: usize = 8;
 /// How often the list is looked at; the time of its last change, that is.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Headers of shared models; a model's bytes never change.
+type Headers = HashMap<ModelId, Header>;
 
 /// The uploads under way.
 #[derive(Clone)]
@@ -126,16 +126,20 @@ pub(crate) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
     let (sender, receiver) = watch::channel(Vec::new());
     tokio::spawn(async move {
         let mut seen: Option<SystemTime> = None;
+        let mut known: Headers = HashMap::new();
         loop {
             let list = home.join("models.json");
             let read = spawn_blocking({
-                let home = home.clone();
+                let (home, mut known) = (home.clone(), std::mem::take(&mut known));
                 move || {
                     let changed = std::fs::metadata(list).and_then(|meta| meta.modified()).ok();
-                    (changed != seen).then(|| (changed, offers(&home)))
+                    let read = (changed != seen).then(|| (changed, offers(&home, &mut known)));
+                    (known, read)
                 }
             });
-            if let Ok(Some((changed, (offers, all)))) = read.await {
+            let (headers, read) = read.await.unwrap_or_default();
+            known = headers;
+            if let Some((changed, (offers, all))) = read {
                 // A pull that goes on changes a file, not the list: then it is read again.
                 seen = changed.filter(|_| all);
                 sender.send_if_modified(|known| {
@@ -154,7 +158,7 @@ pub(crate) fn watch_list(home: PathBuf) -> watch::Receiver<Vec<Offer>> {
 }
 
 /// The shared models below `home` whose headers are here, and whether all of them are.
-fn offers(home: &Path) -> (Vec<Offer>, bool) {
+fn offers(home: &Path, known: &mut Headers) -> (Vec<Offer>, bool) {
     let shared = match content::shared(home) {
         Ok(shared) => shared,
         Err(error) => {
@@ -162,21 +166,24 @@ fn offers(home: &Path) -> (Vec<Offer>, bool) {
             return (Vec::new(), false);
         }
     };
-    let all = shared.len();
-    let offers: Vec<Offer> = shared.into_iter().filter_map(|(model, entry)| offer(model, &entry)).collect();
-    let complete = offers.len() == all;
+    let offers: Vec<Offer> = shared.iter().filter_map(|(model, entry)| offer(*model, entry, known)).collect();
+    known.retain(|model, _| shared.iter().any(|(shared, _)| shared == model));
+    let complete = offers.len() == shared.len();
     (offers, complete)
 }
 
 /// A model as it is announced, if its header is here and says what others would believe.
-fn offer(model: ModelId, entry: &Entry) -> Option<Offer> {
-    let gguf = Gguf::open(&entry.path).ok()?;
-    let blueprint = Blueprint::from_gguf(&gguf).ok()?;
-    let num_layers = u32::try_from(blueprint.layers.len()).ok().filter(|n| (1..=MAX_LAYERS).contains(n))?;
-    let hidden = u32::try_from(blueprint.hidden).ok().filter(|n| (1..=MAX_HIDDEN).contains(n))?;
-    let context = blueprint.context.clamp(1, MAX_POSITIONS as usize) as u32;
+fn offer(model: ModelId, entry: &Entry, known: &mut Headers) -> Option<Offer> {
+    let header = match known.entry(model) {
+        hash_map::Entry::Occupied(known) => known.into_mut(),
+        hash_map::Entry::Vacant(new) => new.insert(Header::of_file(&entry.path).ok()?),
+    };
+    let info = header.info(0, String::new()).ok()?;
+    let num_layers = Some(header.num_layers()).filter(|n| (1..=MAX_LAYERS).contains(n))?;
+    let hidden = u32::try_from(info.hidden).ok().filter(|n| (1..=MAX_HIDDEN).contains(n))?;
+    let context = header.trained().ok()?.clamp(1, MAX_POSITIONS as usize) as u32;
     let name = entry.name.chars().take(MAX_NAME).collect();
-    let costs = layer_costs(&blueprint, &gguf).ok().filter(is_describable);
+    let costs = header.costs().filter(|costs| is_describable(costs)).cloned();
     Some(Offer { model, name, num_layers, hidden, context, file_bytes: entry.bytes, costs })
 }
 

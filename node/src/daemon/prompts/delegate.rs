@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use api::choice::WireChoice;
 use p2p::{
     HopError, Plane, Stream,
     wire::{
@@ -199,7 +200,7 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         prompt,
         mode: Mode::Boomerang,
         may_stay_home: true,
-        wire: "raw".into(),
+        wire: WireChoice::default(),
         trusted: Vec::new(),
         head: 1,
         tail: 1,

@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
+use api::choice::Wire;
 use tokio::sync::mpsc;
 
 use super::{
@@ -163,8 +164,9 @@ impl Tee {
         // Two answers never share a session; one that another node drives has none here.
         let drawn = || format!("{:016x}", self.ask.seed ^ clock::unix_ms());
         self.name = route.session().map_or_else(drawn, str::to_owned);
-        let cuts = route.stages().skip(1).map(|stage| stage.start).collect();
-        let rounding = (self.ask.wire != "raw" && route.own.is_some()).then_some(cuts);
+        // What was rounded is rounded there again, whatever the next route is; what was not stays exact.
+        let own = route.own.as_ref().filter(|_| self.ask.wire.form() != Wire::Raw);
+        let rounding = own.map(|own| own.cuts.clone());
         let begun = Begun::now(self.ask.clone(), self.model.clone(), rounding);
         match Journal::create(home, &self.name, &begun) {
             Ok(journal) => self.journal = Some(journal),

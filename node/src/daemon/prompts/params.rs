@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use api::inference::Format;
-use scheduler::NodeId;
+use api::{choice::Wire, inference::Format};
+use scheduler::{NodeId, backlog::Shed};
 use shard::sample::SamplingParams;
 
 use crate::{
@@ -36,6 +36,12 @@ impl Trouble {
         let why = format!("the prompt has {tokens} tokens, the context holds {context}; shorten it");
         let refusal = Refusal::kind(RefusalKind::TooLong, why);
         Self(Refusal { tokens: Some(tokens), context: Some(context), ..refusal })
+    }
+
+    /// It does not wait for room, or no longer.
+    pub(super) fn shed(shed: Shed) -> Self {
+        let refusal = Refusal::kind(RefusalKind::Busy, shed.to_string());
+        Self(Refusal { retry_after_s: Some(shed.retry_after_s), ..refusal })
     }
 
     /// The worker would not: the request's fault when it read it, else its own.
@@ -90,6 +96,8 @@ pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
         ("tools", ask.api.tools.is_some() || ask.api.show_special),
         ("chat_template_kwargs", !ask.api.extra.is_empty()),
         ("logprobs", ask.sampling.logprobs),
+        ("cuts", !ask.wire.cuts.is_empty()),
+        ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),
         ("prompt", matches!(ask.prompt, PromptInput::Tokens { .. })),
     ];
     asked.into_iter().find(|(_, asked)| *asked).map(|(field, _)| field)

@@ -1,11 +1,11 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::collections::BTreeSet;
 
-use p2p::{Identity, Network, codec::Wire};
+use p2p::{
+    Identity, Network,
+    codec::{Rounding, Wire},
+};
 use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
 use serde_json::{Value, json};
 use shard::sample::SamplingParams;
@@ -27,16 +27,15 @@ use crate::{
         Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind,
         RouteEvent, Token,
     },
-    feedback::FeedbackQueue,
+    feedback::{FeedbackQueue, Waiting},
     request::{self, CHUNK_ROWS, Means, Plan, Progress, Recalled, Recollections, Report, Reroute},
+    rounding,
     sessions::{Order, SessionTable},
     worker::{Conduct, Prompt, TextKind, Worker},
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
-/// A prompt that no node has room for waits this long.
-const QUEUE: Duration = Duration::from_secs(60);
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
@@ -89,6 +88,8 @@ struct Planned {
     ids: Vec<u32>,
     prompt_tokens: u32,
     wire: Wire,
+    /// Where the request wants them rounded, if it says.
+    cuts: Option<Vec<u32>>,
     sampling: SamplingParams,
     max_tokens: u32,
     routed: Routed,
@@ -197,7 +198,7 @@ impl PromptTask {
         let me = format!("{:?}", self.me);
         let line = match self.about(&ask.model).prepare(&ask, &Said::default(), false).await {
             Ok(planned) => {
-                let plan = prediction(&planned.routed, planned.prompt_tokens);
+                let plan = prediction(&planned.routed, planned.prompt_tokens, planned.wire);
                 PlanReport { plan, me, end: true }.into()
             }
             Err(trouble) => trouble.0.into(),
@@ -229,8 +230,8 @@ impl PromptTask {
             );
             return Err(Trouble::invalid("mode", why));
         }
-        let wire: Wire =
-            ask.wire.parse().map_err(|why| format!("\"{}\" is no wire format: {why}", ask.wire))?;
+        let formed = rounding::session(&ask.wire, ready.num_layers, ready.hidden as usize);
+        let (wire, cuts) = formed.map_err(|(field, why)| Trouble::invalid(field, why))?;
         let sampling = sampling(&ask.sampling)?;
         if let Some((id, _)) = sampling.logit_bias.iter().find(|(id, _)| *id >= ready.vocab) {
             let why = format!("token {id} does not exist; ids are below {}", ready.vocab);
@@ -253,7 +254,7 @@ impl PromptTask {
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
         let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
-            .ok_or_else(|| format!("{wire} needs a width that is a multiple of {}", wire.group()))?;
+            .ok_or_else(|| format!("a row of {} values cannot travel", ready.hidden))?;
         let shape = Shape {
             prompt_tokens: ids.len() as u32,
             output_tokens: EXPECTED_TOKENS.min(max_tokens),
@@ -288,7 +289,7 @@ impl PromptTask {
             NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
             NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, why),
         })?;
-        Ok(Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed, recalled })
+        Ok(Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed, recalled })
     }
 
     async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<Vec<u32>, Trouble> {
@@ -315,40 +316,31 @@ impl PromptTask {
         said: Said,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<(), Trouble> {
-        let until = Instant::now() + QUEUE;
+        let mut waiting = Waiting::new(self.lessons.clone(), self.local.ready.model);
         let mut looks = 0;
+        let mut full = waiting.others();
         loop {
-            let planned = self.prepare_when_free(&ask, &said, until, lines).await?;
-            match self.look(planned, &ask, &said, looks, lines).await? {
-                // The scheduler takes the last look as it is.
-                Looked::Crowded => looks = (looks + 1).min(LOOKS - 1),
-                Looked::Full if Instant::now() < until => {}
-                Looked::Full => {
-                    let why = "everybody who could compute it has been full for a minute; try again later";
-                    return Err(Trouble::kind(RefusalKind::Busy, why));
+            // While every node is full it waits in line.
+            if full && !lines.is_closed() {
+                tokio::select! {
+                    room = waiting.room() => room.map_err(Trouble::shed)?,
+                    () = lines.closed() => {}
                 }
+            }
+            let planned = match self.prepare(&ask, &said, true).await {
+                Err(trouble) if trouble.is_busy() && !lines.is_closed() => {
+                    full = true;
+                    continue;
+                }
+                prepared => prepared?,
+            };
+            full = match self.look(planned, &ask, &said, looks, &mut waiting, lines).await? {
+                Looked::Crowded => false,
+                Looked::Full => true,
                 Looked::Answered => return Ok(()),
-            }
-        }
-    }
-
-    /// As [`PromptTask::prepare`]; while everybody is full it waits, until then at most.
-    async fn prepare_when_free(
-        &self,
-        ask: &PromptRequest,
-        said: &Said,
-        until: Instant,
-        lines: &mpsc::Sender<PromptEvent>,
-    ) -> Result<Planned, Trouble> {
-        loop {
-            match self.prepare(ask, said, true).await {
-                Err(trouble) if trouble.is_busy() && Instant::now() < until && !lines.is_closed() => {}
-                prepared => return prepared,
-            }
-            tokio::select! {
-                () = self.lessons.room() => {}
-                () = lines.closed() => {}
-            }
+            };
+            // The scheduler takes the last look as it is.
+            looks = if full { looks } else { (looks + 1).min(LOOKS - 1) };
         }
     }
 
@@ -359,9 +351,11 @@ impl PromptTask {
         ask: &PromptRequest,
         said: &Said,
         looks: u32,
+        waiting: &mut Waiting,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
-        let Planned { session, ids, prompt_tokens, wire, sampling, max_tokens, routed, recalled } = planned;
+        let Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed, recalled } =
+            planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
@@ -377,13 +371,22 @@ impl PromptTask {
             return Err(Trouble::kind(RefusalKind::Busy, why));
         };
         inlets.reading.expect(self.local.ready.hidden);
+        let starts = routed.route.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
+        let cuts = said
+            .rounding
+            .clone()
+            .or(cuts)
+            .or_else(|| recalled.boundaries())
+            .unwrap_or_else(|| starts.collect());
+        let rounding = Rounding::new(wire, cuts);
         let route = OwnRoute {
             session: format!("{session:?}"),
             model: self.local.name.clone(),
             me: format!("{:?}", self.me),
             verify: ask.verify,
-            wire: wire.name().to_owned(),
-            plan: prediction(&routed, prompt_tokens),
+            wire: rounding::word(rounding.wire()),
+            cuts: rounding.boundaries().to_vec(),
+            plan: prediction(&routed, prompt_tokens, wire),
         };
         let event = RouteEvent { mode: ask.mode, own: Some(route.clone()), elsewhere: None };
         let _ = lines.send(PromptEvent::Route(Box::new(event))).await;
@@ -406,7 +409,7 @@ impl PromptTask {
             session,
             prompt: ids,
             max_tokens,
-            rounding: said.rounding.clone().or_else(|| recalled.boundaries()),
+            rounding,
             conduct: Conduct {
                 sampling,
                 seed: ask.seed,
@@ -416,7 +419,6 @@ impl PromptTask {
                 format: ask.api.format.clone(),
                 show_special: ask.api.show_special,
             },
-            wire,
             hidden: self.local.ready.hidden as usize,
             model,
             pipeline: routed.route.pipeline,
@@ -452,6 +454,8 @@ impl PromptTask {
             let Some(piece) = piece else { break };
             let event = match piece {
                 Progress::Token { id, text: piece, bytes, logprob, top, .. } => {
+                    waiting.let_in();
+                    self.lessons.advanced();
                     text.push_str(&piece);
                     let top = top.into_iter().map(|top| (top.id, top.logprob, top.bytes));
                     let logprobs =

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use p2p::codec;
 use scheduler::{
     NodeId,
     cost::Cost,
@@ -32,7 +33,7 @@ pub(super) fn noticed(why: Option<Failure>) -> &'static str {
 }
 
 /// The prediction, part by part.
-pub(super) fn prediction(routed: &Routed, prompt_tokens: u32) -> Prediction {
+pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire) -> Prediction {
     let way = |found: &Result<Route, NoRoute>, step_ms: Option<f64>| match found {
         Ok(route) => Way::Possible {
             total_ms: whole_ms(routed, &route.cost),
@@ -73,7 +74,18 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32) -> Prediction {
         ends_abroad: way(&comparison.plain, routed.steps_ms[1]),
         local: way(&comparison.local, routed.steps_ms[2]),
         local_wins: comparison.local_wins(),
+        rounding_saves_ms: (wire == codec::Wire::Raw)
+            .then(|| rounding_saves_ms(routed))
+            .filter(|ms| *ms > 0.0),
     }
+}
+
+/// What the form that `auto` takes where it may round saves on the lines of this route, ms.
+fn rounding_saves_ms(routed: &Routed) -> f64 {
+    let transfer_ms: f64 = routed.route.legs.iter().map(|leg| leg.cost.transfer_ms).sum();
+    let (form, exact) = (codec::Wire::C8, codec::Wire::Raw);
+    let kept = form.group_bytes() as f64 / (form.group() * exact.group_bytes()) as f64;
+    transfer_ms * (1.0 - kept)
 }
 
 /// All of an answer, with what every token takes at home besides layers, ms.
@@ -125,7 +137,8 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
     let conducted = Conducted {
         model: route.model.clone(),
         me: route.me.clone(),
-        wire: route.wire.clone(),
+        wire: route.wire,
+        cuts: route.cuts.clone(),
         gave_up,
         stop: report.met.clone(),
         ended_turn: report.ended_turn,

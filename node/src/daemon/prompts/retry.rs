@@ -50,6 +50,7 @@ pub(super) fn events(kept: &Kept) -> Vec<PromptEvent> {
 
 #[cfg(test)]
 mod tests {
+    use api::choice::WireChoice;
     use serde_json::json;
 
     use super::{events, interrupted};
@@ -65,7 +66,7 @@ mod tests {
             prompt: PromptInput::Messages(json!([{ "role": "user", "content": "Name a fish." }])),
             mode: Mode::Open,
             may_stay_home: false,
-            wire: "raw".into(),
+            wire: WireChoice::default(),
             trusted: Vec::new(),
             head: 1,
             tail: 1,

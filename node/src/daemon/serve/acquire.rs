@@ -27,9 +27,9 @@ use p2p::{
 };
 use scheduler::{LayerRange, LayerSet, ModelId};
 use serde_json::{Value, json};
-use shard::{gguf::Gguf, models::Blueprint};
 use tokio::{
     sync::{mpsc, oneshot},
+    task::spawn_blocking,
     time::sleep,
 };
 
@@ -50,8 +50,8 @@ use crate::{
         setup::{Absent, Serve, Where},
         view::{Facts, Viewing},
     },
-    inference::local,
-    library, model,
+    header::Header,
+    library,
     output::human_bytes,
     worker::{self, Output, Ready, Worker},
 };
@@ -167,13 +167,17 @@ impl Acquire {
 
     /// A model that is whole on this machine.
     async fn load(&self, id: ModelId, source: worker::Source) -> Result<()> {
-        let gguf = match &source {
-            worker::Source::Embedded => library::open(library::DEFAULT_MODEL)?,
-            worker::Source::File(path) => library::open_file(path)?,
+        let header = match &source {
+            worker::Source::Embedded => Header::read(None)?,
+            worker::Source::File(path) => {
+                let path = path.clone();
+                let read = spawn_blocking(move || Header::of_file(&path)).await;
+                read.unwrap_or_else(|error| Err(Error::Failed(error.to_string())))?
+            }
         };
-        let about = local::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
-        let (load, serve) = self.choose(id, &gguf, u64::MAX, None).await?;
-        let file_bytes = gguf.file_len();
+        let about = header.info(0, String::new())?;
+        let (load, serve) = self.choose(id, &header, u64::MAX, None).await?;
+        let file_bytes = header.file_len;
         self.fetched(Fetched { source, model: id, file_bytes, load, serve, about }).await
     }
 
@@ -215,15 +219,15 @@ impl Acquire {
         };
         // Before the header comes: with it come bytes of the first layers, which are no reason to keep to those.
         let here = content::held(&self.pulls.home, prepared.entry()).ok().map(|holding| holding.layers);
-        let gguf = prepared.header(&mut sources, &mut |event| finder.heard(&event)).await?;
-        let about = local::info(&gguf, &Blueprint::from_gguf(&gguf)?, 0, String::new());
-        let (load, serve) = self.choose(id, &gguf, prepared.offered_bytes(), here).await?;
+        let header = prepared.header(&mut sources, &mut |event| finder.heard(&event)).await?;
+        let about = header.info(0, String::new())?;
+        let (load, serve) = self.choose(id, &header, prepared.offered_bytes(), here).await?;
         if load.is_empty() {
             return Err(Error::usage(
                 "not one layer fits what this node was offered: raise --disk or --weights",
             ));
         }
-        prepared.want_layers(&gguf, load.clone())?;
+        prepared.want_layers(&header, load.clone())?;
         let bad = prepared.verify()?;
         if bad > 0 {
             tracing::warn!(bytes = bad, "a part of the model has gone bad on this disk; it is fetched again");
@@ -298,12 +302,12 @@ impl Acquire {
     async fn choose(
         &self,
         model: ModelId,
-        gguf: &Gguf,
+        header: &Header,
         offered_bytes: u64,
         here: Option<LayerSet>,
     ) -> Result<(Vec<LayerRange>, Vec<LayerRange>)> {
-        let num_layers = model::num_layers(gguf)?;
-        let layer_bytes = (model::layer_bytes(gguf) / u64::from(num_layers)).max(1);
+        let num_layers = header.num_layers();
+        let layer_bytes = (header.layer_bytes / u64::from(num_layers)).max(1);
         let fits = |bytes: u64| u32::try_from(bytes / layer_bytes).unwrap_or(u32::MAX);
         let left_bytes = self.weights.left_bytes(self.place);
         let serve = match &self.serve {
@@ -316,7 +320,7 @@ impl Acquire {
                 layers.clone()
             }
             Serve::Scarcest(cap) => {
-                let room = offered_bytes.saturating_sub(gguf.header_len());
+                let room = offered_bytes.saturating_sub(header.header_len);
                 let cap = (*cap).min(num_layers).min(fits(room)).min(left_bytes.map_or(u32::MAX, fits));
                 let kept =
                     here.as_ref().and_then(|here| here.ranges().iter().max_by_key(|range| range.len()));

@@ -13,6 +13,7 @@
 
 use std::time::{Duration, Instant};
 
+use api::choice::{Wire, WireChoice};
 use scheduler::NodeId;
 use serde_json::{Value, json};
 
@@ -106,7 +107,7 @@ pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
         prompt: PromptInput::Messages(question(chance)),
         mode: Mode::Boomerang,
         may_stay_home: false,
-        wire: "q8".to_owned(),
+        wire: WireChoice { wire: Some(Wire::Q8), ..WireChoice::default() },
         trusted: Vec::new(),
         head: 1,
         tail: 1,

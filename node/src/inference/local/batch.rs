@@ -158,7 +158,7 @@ impl Jobs {
 
     fn send(&self, work: Work) -> Result<(), Failure> {
         self.door.try_send(work).map_err(|error| match error {
-            TrySendError::Full(_) => Failure::Busy { retry_after_s: 1 },
+            TrySendError::Full(_) => Failure::busy(1),
             TrySendError::Disconnected(_) => {
                 Failure::Internal { why: "the engine stopped; start `shoal serve` again".into() }
             }

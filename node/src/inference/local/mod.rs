@@ -17,7 +17,7 @@ use api::{
     Inference,
     inference::{
         EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
-        Prompt, Verify,
+        Prompt, Verify, Wire,
     },
     swarm::{
         Contribution, ContributionChange, Holding, ModeInfo, Node, NodeState, Reachability, SwarmEvent,
@@ -252,6 +252,11 @@ impl Ready {
             let why = format!("this node is alone, it cannot answer in mode `{}`", mode.name());
             return Err(Failure::invalid("mode", why));
         }
+        if !request.wire.cuts.is_empty() {
+            let why =
+                "repeat an answer of a swarm: ask a node that is in one, or `shoal run --wire c8 --cuts 2,4`";
+            return Err(Failure::invalid("cuts", why));
+        }
         let constraint = match &self.constraints {
             Ok(constraints) => constraints.constraint(&request.format)?,
             Err(_) if request.format == api::inference::Format::Text => None,
@@ -271,6 +276,8 @@ impl Ready {
             model: self.info.name.clone(),
             mode: Mode::Local,
             verify: Verify::Off,
+            wire: Wire::Raw,
+            cuts: Vec::new(),
             route: vec![format!("{ME}:0-{}", self.info.num_layers)],
             predicted_tok_s: None,
             seed: request.seed.map_or_else(draw_seed, Ok)?,

@@ -65,6 +65,7 @@ fn asks(prompt: Prompt) -> GenerateRequest {
         verify: None,
         agreed: false,
         shadow: None,
+        wire: Default::default(),
         show_special: false,
         echo: false,
     }
@@ -126,6 +127,13 @@ async fn texts_that_cannot_be_embedded_are_refused_by_field_or_cut() {
 #[tokio::test]
 async fn gauges_follow_an_answer() {
     let alone = loaded().await;
+    // The thread that computes tells them when it first looks for work.
+    let told = async {
+        while value(&alone.metrics(), "kv_capacity_bytes") == 0.0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.unwrap();
     let metrics = alone.metrics();
     assert_eq!((value(&metrics, "sessions"), value(&metrics, "kv_used_bytes")), (0.0, 0.0));
     assert_eq!(value(&metrics, "kv_capacity_bytes"), f64::from(64 << 20));

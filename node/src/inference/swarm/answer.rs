@@ -16,7 +16,7 @@ use std::{
 use api::{
     inference::{
         Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, TokenLogprob,
-        TokenLogprobs, Usage, Verify,
+        TokenLogprobs, Usage, Verify, Wire,
     },
     swarm::{Pipeline, Stage, SwarmEvent, Verdict},
 };
@@ -109,6 +109,8 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
         model,
         mode,
         verify: route.own.as_ref().map_or(Verify::Off, |own| own.verify),
+        wire: route.own.as_ref().map_or(Wire::Raw, |own| own.wire),
+        cuts: route.own.as_ref().map(|own| own.cuts.clone()).unwrap_or_default(),
         route: plan_route,
         predicted_tok_s: route.own.as_ref().map(|own| own.plan.predicted.tok_s),
         seed,
@@ -137,7 +139,8 @@ pub(super) async fn count(shared: Arc<SwarmState>, request: GenerateRequest) -> 
 
 /// Why not, as the API says it.
 fn failure(refusal: Refusal) -> Failure {
-    let Refusal { error: why, kind, field, tokens, context } = refusal;
+    let Refusal { error: why, kind, field, tokens, context, retry_after_s } = refusal;
+    let retry_after_s = retry_after_s.unwrap_or(RETRY_AFTER_S);
     match kind {
         Some(RefusalKind::Invalid) => {
             Failure::Invalid { field: field.as_deref().and_then(Failure::field), why }
@@ -146,8 +149,8 @@ fn failure(refusal: Refusal) -> Failure {
             tokens: tokens.unwrap_or_default(),
             context: context.unwrap_or_default() as usize,
         },
-        Some(RefusalKind::Unavailable) => Failure::Unavailable { why, retry_after_s: RETRY_AFTER_S },
-        Some(RefusalKind::Busy) => Failure::Busy { retry_after_s: RETRY_AFTER_S },
+        Some(RefusalKind::Unavailable) => Failure::Unavailable { why, retry_after_s },
+        Some(RefusalKind::Busy) => Failure::Busy { why, retry_after_s },
         Some(RefusalKind::Internal) => Failure::Internal { why },
         None => Failure::Invalid { field: None, why },
     }

@@ -31,6 +31,7 @@ use std::{
 
 use api::{
     Inference,
+    choice::WireChoice,
     inference::{EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo},
     swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
 };
@@ -61,6 +62,8 @@ const UNIT_BYTES: u64 = 64 << 10;
 /// What the operator decided.
 #[derive(Clone, Debug, Default)]
 pub struct Preferences {
+    /// How activations travel where a request does not say it.
+    pub wire: WireChoice,
     /// Nodes that may compute in trusted mode, 64 hex digits each.
     pub trusted: BTreeSet<String>,
     /// The mode of requests that name none; `None` takes what is faster of this machine alone and `boomerang`.
@@ -76,6 +79,7 @@ pub(crate) struct SwarmState {
     door: Door,
     board: Board,
     trusted: BTreeSet<String>,
+    wire: WireChoice,
     mode: Option<Mode>,
     home: PathBuf,
     sessions: Arc<Semaphore>,
@@ -102,6 +106,7 @@ impl Swarmed {
             board: Board::new(),
             trusted: preferences.trusted,
             mode: preferences.mode,
+            wire: preferences.wire,
             home: preferences.home,
             sessions: Arc::new(Semaphore::new(SESSIONS)),
             room: OnceLock::new(),

@@ -59,7 +59,7 @@ pub(super) fn question(
         may_stay_home: mode.is_none(),
         verify: request.verify.unwrap_or_default(),
         shadow: request.shadow.unwrap_or_default(),
-        wire: "raw".into(),
+        wire: request.wire.clone().or(&shared.wire),
         trusted: shared.trusted.iter().cloned().collect(),
         head: 1,
         tail: 1,

@@ -4,6 +4,7 @@
 //! any order.
 
 use bincode::{Decode, Encode};
+use serde::{Deserialize, Serialize};
 use shard::sample::SamplingParams;
 
 /// What the daemon says.
@@ -196,7 +197,7 @@ pub struct Ready {
 }
 
 /// See [`scheduler::layer_cost::LayerCost`].
-#[derive(Clone, Debug, Encode, Decode)]
+#[derive(Clone, Debug, Encode, Decode, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct CostRun {
     pub layers: u32,

@@ -4,11 +4,14 @@ use super::{
     Layout, ROWS,
     codes::{Codes, W2, W3, W4, W5, W6, W8},
     pack, panel_bytes,
-    scales::{Affine, Halves, HalvesMin, ScaleKind, Single, WithMin},
+    scales::{Affine, Groups, Halves, HalvesMin, Power, ScaleKind, Shared, Single, WithMin},
     unpacked,
 };
 use crate::kernels::{Isa, amx, tile};
-use crate::quant::{self, Format};
+use crate::quant::{
+    self, Format, codebook::Codebook, iq1_m::Iq1M, iq1_s::Iq1S, iq2_s::Iq2S, iq2_xs::Iq2Xs, iq2_xxs::Iq2Xxs,
+    iq3_s::Iq3S, iq3_xxs::Iq3Xxs, iq4_xs::Iq4Xs, tq1_0, tq2_0,
+};
 
 /// A layout as a table of functions, so that a matrix carries one pointer.
 pub(crate) struct Panels {
@@ -63,7 +66,7 @@ macro_rules! panels {
 
 /// The panels of an integer format.
 pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
-    static TABLE: [(u32, Panels); 11] = [
+    static TABLE: [(u32, Panels); 22] = [
         (quant::Q4_0.ggml_type, panels!(Q4_0, false, false, false)),
         (quant::Q4_1.ggml_type, panels!(Q4_1, false, true, false)),
         (quant::Q5_0.ggml_type, panels!(Q5_0, false, false, false)),
@@ -75,6 +78,17 @@ pub(crate) fn by_format(format: &Format) -> Option<&'static Panels> {
         (quant::Q5_K.ggml_type, panels!(Q5K, false, true, false)),
         (quant::Q6_K.ggml_type, panels!(Q6K, true, false, false)),
         (quant::IQ4_NL.ggml_type, panels!(Iq4Nl, false, false, true)),
+        (quant::MXFP4.ggml_type, panels!(Mxfp4, false, false, true)),
+        (quant::TQ1_0.ggml_type, panels!(Tq1_0, false, false, false)),
+        (quant::TQ2_0.ggml_type, panels!(Tq2_0, false, false, false)),
+        (quant::IQ4_XS.ggml_type, panels!(Book<Iq4Xs, W4, Groups<0>>, false, false, true)),
+        (quant::IQ3_S.ggml_type, panels!(Book<Iq3S, W4, Groups<0>>, false, false, true)),
+        (quant::IQ3_XXS.ggml_type, panels!(Book<Iq3Xxs, W4, Groups<2>>, false, false, true)),
+        (quant::IQ2_XXS.ggml_type, panels!(Book<Iq2Xxs, W3, Groups<3>>, false, false, true)),
+        (quant::IQ2_XS.ggml_type, panels!(Book<Iq2Xs, W3, Halves<3>>, true, false, true)),
+        (quant::IQ2_S.ggml_type, panels!(Book<Iq2S, W3, Halves<3>>, true, false, true)),
+        (quant::IQ1_S.ggml_type, panels!(Book<Iq1S, W3, Groups<3>>, false, false, true)),
+        (quant::IQ1_M.ggml_type, panels!(Book<Iq1M, W3, Halves<3>>, true, false, true)),
     ];
     TABLE.iter().find(|row| row.0 == format.ggml_type).map(|row| &row.1)
 }
@@ -304,7 +318,7 @@ impl Layout for Q5K {
 struct Q6K;
 impl Layout for Q6K {
     type Codes = W6;
-    type Scales = Halves;
+    type Scales = Halves<0>;
     const FOLD: i32 = 32;
     const SIGNED: bool = false;
     const GGUF_BYTES: usize = 210;
@@ -329,7 +343,7 @@ impl Layout for Q6K {
 struct Q3K;
 impl Layout for Q3K {
     type Codes = W3;
-    type Scales = Halves;
+    type Scales = Halves<0>;
     const FOLD: i32 = 4;
     const SIGNED: bool = false;
     const GGUF_BYTES: usize = 110;
@@ -369,6 +383,89 @@ impl Layout for Q2K {
             let Some(block) = block else { continue };
             for (j, &both) in block[..16].iter().enumerate() {
                 out[64 + 16 * j + r] = both;
+            }
+        }
+    }
+}
+
+struct Mxfp4;
+impl Layout for Mxfp4 {
+    type Codes = W4;
+    type Scales = Power;
+    const FOLD: i32 = 0;
+    const TABLE: Option<[i8; 16]> = Some(quant::MXFP4_VALUES);
+    const SIGNED: bool = true;
+    const GGUF_BYTES: usize = 17;
+    fn codes(block: &[u8], _i: usize) -> [u32; 8] {
+        nibbles(block, 1)
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        for (block, out) in blocks.iter().zip(out) {
+            *out = block.map_or(0, |block| block[0]);
+        }
+    }
+}
+
+/// One code per byte as words.
+fn words(codes: [u8; 32]) -> [u32; 8] {
+    std::array::from_fn(|g| word(&codes, 4 * g))
+}
+
+struct Tq2_0;
+impl Layout for Tq2_0 {
+    type Codes = W2;
+    type Scales = Shared;
+    const FOLD: i32 = 1;
+    const SIGNED: bool = false;
+    const GGUF_BYTES: usize = 66;
+    fn codes(block: &[u8], i: usize) -> [u32; 8] {
+        words(tq2_0::codes(block, i))
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        halves(blocks, 64, 0, out);
+    }
+}
+
+struct Tq1_0;
+impl Layout for Tq1_0 {
+    type Codes = W2;
+    type Scales = Shared;
+    const FOLD: i32 = 1;
+    const SIGNED: bool = false;
+    const GGUF_BYTES: usize = 54;
+    fn codes(block: &[u8], i: usize) -> [u32; 8] {
+        words(tq1_0::codes(block, i))
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        halves(blocks, 52, 0, out);
+    }
+}
+
+/// A [`Codebook`] with codes of the given width; grids are looked up while packing.
+struct Book<C, W, K>(std::marker::PhantomData<(C, W, K)>);
+impl<C: Codebook, W: Codes, K: ScaleKind> Layout for Book<C, W, K> {
+    type Codes = W;
+    type Scales = K;
+    const FOLD: i32 = 0;
+    const TABLE: Option<[i8; 16]> = Some(C::TABLE);
+    const SIGNED: bool = true;
+    const GGUF_BYTES: usize = C::FORMAT.block_bytes;
+    fn codes(block: &[u8], i: usize) -> [u32; 8] {
+        words(C::codes(block, i))
+    }
+    fn scales(blocks: &[Option<&[u8]>; ROWS], out: &mut [u8]) {
+        const { assert!(C::HALVES == K::HALVES) };
+        for (r, block) in blocks.iter().enumerate() {
+            let Some(block) = block else { continue };
+            out[2 * r..][..2].copy_from_slice(&C::d(block));
+            for i in 0..K::PER {
+                let [first, second] = C::scales(block, i).map(|scale| scale as u8);
+                if C::HALVES {
+                    out[32 + 32 * i + r] = first;
+                    out[32 + 32 * i + 16 + r] = second;
+                } else {
+                    out[32 + 16 * i + r] = first;
+                }
             }
         }
     }

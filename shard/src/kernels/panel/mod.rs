@@ -73,6 +73,8 @@ pub trait Source: 'static {
     const HALVES: bool;
     /// Whether there are minima.
     const MIN: bool;
+    /// Whether panels come from memory, so that what follows is asked for beforehand.
+    const STREAMED: bool;
     /// Bytes from one 32-block of codes to the next.
     const CODE_STRIDE: usize;
     /// Bytes from one scale record to the next.
@@ -91,6 +93,7 @@ impl<L: Layout> Source for Packed<L> {
     const PER: usize = L::Scales::PER;
     const HALVES: bool = L::Scales::HALVES;
     const MIN: bool = L::Scales::MIN;
+    const STREAMED: bool = true;
     const CODE_STRIDE: usize = L::Codes::BYTES;
     const SCALE_STRIDE: usize = L::Scales::BYTES;
 

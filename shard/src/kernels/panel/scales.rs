@@ -38,8 +38,14 @@ pub struct Single;
 pub struct WithMin;
 /// `d[16]`, `-dmin[16]` f16 per eight blocks, then per block `sc[16]`, `mn[16]` u8.
 pub struct Affine;
-/// `d[16]` f16 per eight blocks, then per block `sc[2][16]` i8, one per half.
-pub struct Halves;
+/// `d[16]` f16 per eight blocks, then per block `sc[2][16]` i8, one per half; `d` counts in units of `2^-SHIFT`.
+pub struct Halves<const SHIFT: u32>;
+/// `d[16]` f16 per eight blocks, then per block `sc[16]` i8; `d` counts in units of `2^-SHIFT`.
+pub struct Groups<const SHIFT: u32>;
+/// `d[16]` f16 per eight blocks.
+pub struct Shared;
+/// `e[16]` u8 per block: the scale is `2^(e - 128)`, zero for an `e` of zero.
+pub struct Power;
 /// `d[16]`, `-dmin[16]` f16 per eight blocks, then per block and half 16 bytes: low nibble `sc`, high nibble `mn`.
 pub struct HalvesMin;
 
@@ -98,7 +104,7 @@ impl ScaleKind for Affine {
     }
 }
 
-impl ScaleKind for Halves {
+impl<const SHIFT: u32> ScaleKind for Halves<SHIFT> {
     const PER: usize = 8;
     const BYTES: usize = 32 + 8 * 32;
     const HALVES: bool = true;
@@ -109,7 +115,61 @@ impl ScaleKind for Halves {
         unsafe {
             let sc = from.add(32 + 32 * i).cast();
             let half = [S::to_f32(S::load_i8_i32(sc)), S::to_f32(S::load_i8_i32(sc.add(16)))];
-            Scales { d: S::load_f16(from.cast()), m: zero::<S>(), half, half_min: [zero::<S>(); 2] }
+            let d = unit::<S, SHIFT>(S::load_f16(from.cast()));
+            Scales { d, m: zero::<S>(), half, half_min: [zero::<S>(); 2] }
+        }
+    }
+}
+
+/// `d * 2^-SHIFT`.
+#[inline(always)]
+unsafe fn unit<S: Simd, const SHIFT: u32>(d: S::F) -> S::F {
+    // SAFETY: the caller has the instruction set.
+    unsafe { if SHIFT == 0 { d } else { S::mul(d, S::splat(1.0 / (1_u32 << SHIFT) as f32)) } }
+}
+
+impl<const SHIFT: u32> ScaleKind for Groups<SHIFT> {
+    const PER: usize = 8;
+    const BYTES: usize = 32 + 8 * 16;
+    const HALVES: bool = false;
+    const MIN: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let none = [zero::<S>(); 2];
+            let sc = S::to_f32(S::load_i8_i32(from.add(32 + 16 * i).cast()));
+            let d = unit::<S, SHIFT>(S::mul(S::load_f16(from.cast()), sc));
+            Scales { d, m: zero::<S>(), half: none, half_min: none }
+        }
+    }
+}
+
+impl ScaleKind for Shared {
+    const PER: usize = 8;
+    const BYTES: usize = 32;
+    const HALVES: bool = false;
+    const MIN: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, _i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe { Single::load::<S>(from, 0) }
+    }
+}
+
+impl ScaleKind for Power {
+    const PER: usize = 1;
+    const BYTES: usize = 16;
+    const HALVES: bool = false;
+    const MIN: bool = false;
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8, _i: usize) -> Scales<S> {
+        // SAFETY: the contract is the caller's.
+        unsafe {
+            let none = [zero::<S>(); 2];
+            // 2^(e - 127), which is 0 for e = 0, halved.
+            let power = S::exp2_int(S::add_i32(S::load_u8_i32(from), S::splat_i32(-127)));
+            Scales { d: S::mul(power, S::splat(0.5)), m: zero::<S>(), half: none, half_min: none }
         }
     }
 }

@@ -33,6 +33,7 @@ impl<const HALVES: bool, const MIN: bool, const SIGNED: bool, const PLAIN: bool>
     const PER: usize = 1;
     const HALVES: bool = HALVES;
     const MIN: bool = MIN;
+    const STREAMED: bool = false;
     const CODE_STRIDE: usize = stride(HALVES, MIN);
     const SCALE_STRIDE: usize = stride(HALVES, MIN);
 
