@@ -263,8 +263,8 @@ impl PromptTask {
         };
         // A strict answer rests on nothing that was computed before it was asked.
         let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict);
-        let recall =
-            |memory: &Recollections| memory.recall(ready.model, &ids, wire, said.rounding.as_deref());
+        let fixed = said.rounding.as_deref().or(cuts.as_deref());
+        let recall = |memory: &Recollections| memory.recall(ready.model, &ids, wire, fixed);
         let recalled = memory.map(recall).unwrap_or_default();
         let (answer, answered) = oneshot::channel();
         let question = RouteQuestion {
