@@ -47,13 +47,14 @@ fn a_prompt_that_was_computed_before_is_not_computed_again() {
     let again = run(&asks, "How many?", &["--shadow", "none"]);
     let (cached, all) = kept(&again);
     assert_eq!(again["ids"], wholes[0]["ids"], "{again}");
-    assert!(all > 150 && cached * 100 >= all * 95, "{cached} of {all}");
+    // All but the last token and what lies beyond the last name.
+    assert!(all > 150 && all - cached <= 16, "{cached} of {all}");
     assert!(again["bytes_out"].as_u64() < first["bytes_out"].as_u64().map(|bytes| bytes / 4), "{again}");
 
     // Another question with the same beginning is checked like any other.
     let other = run(&asks, "And then?", &["--shadow", "none"]);
     assert_eq!(other["ids"], wholes[1]["ids"], "{other}");
-    assert!(kept(&other).0 * 100 >= kept(&other).1 * 90, "{other}");
+    assert!(kept(&other).0 + 32 >= kept(&other).1, "{other}");
     assert_eq!((&other["convicted"], &other["verified"]), (&serde_json::json!([]), &serde_json::json!(1.0)));
 
     // A strict answer rests on nothing that was computed before, and another node finds nothing of this one's.
