@@ -11,8 +11,9 @@ use shard::executor::{Capacity, Input, Item, Output, Workspace};
 
 use super::{
     ipc::{self, Ask, Body, Output as Told, Run, Tell, Want},
+    kept::Key,
     load::Loaded,
-    session::{Admission, Held, Key, MAX_ROWS, Sessions},
+    session::{Admission, Held, MAX_ROWS, Sessions},
 };
 use crate::{Error, Result};
 

@@ -15,7 +15,8 @@ use std::{
 use scheduler::{LayerRange, Millis, SessionId, keep::Shelf};
 use shard::{round::Rounding, state::SessionState};
 
-use super::session::Key;
+/// A session and the first layer of one of its ranges.
+pub(super) type Key = (SessionId, u32);
 
 /// What is not used for so long is forgotten: what a user thinks before asking on, as [`p2p::wire::control::MAX_LEASE_TTL_MS`].
 pub(super) const TTL: Duration = Duration::from_secs(600);

@@ -13,7 +13,7 @@ use shard::{round::Rounding, state::SessionState};
 use super::{
     IDLE, MAX_SESSIONS,
     ipc::{self, Open, Run},
-    kept::{Ended, Kept},
+    kept::{Ended, Kept, Key},
     load::Loaded,
     sample_loop::SampleLoop,
 };
@@ -21,9 +21,6 @@ use crate::worker::Fault;
 
 /// Rows of one pass, and so of one job: what a frame of the data plane may carry.
 pub(super) const MAX_ROWS: u32 = 256;
-
-/// A session and the first layer of one of its ranges.
-pub(super) type Key = (SessionId, u32);
 
 /// One range of one session.
 pub(super) struct Held {
