@@ -66,7 +66,11 @@ impl<K: Ord + Copy> Shelf<K> {
 
     /// Forgets the entries that were not used for longer than `ttl_ms` and says which they were.
     pub fn drop_late(&mut self, now: Millis, ttl_ms: u64) -> Vec<K> {
-        self.entries.extract_if(.., |_, entry| now.since(entry.used) > ttl_ms).map(|(key, _)| key).collect()
+        let late = |entry: &Entry| now.since(entry.used) > ttl_ms;
+        let gone: Vec<K> =
+            self.entries.iter().filter(|(_, entry)| late(entry)).map(|(key, _)| *key).collect();
+        self.entries.retain(|_, entry| !late(entry));
+        gone
     }
 
     /// How many there are.
