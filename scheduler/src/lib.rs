@@ -54,6 +54,7 @@ pub mod trust;
 pub mod view;
 
 pub mod cost;
+pub mod decide;
 pub mod route;
 pub mod snapshot;
 pub mod standby;

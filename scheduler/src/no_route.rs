@@ -16,6 +16,8 @@ pub enum NoRoute {
     EndsNotHeld,
     /// Every layer is held, but no chain of links and KV room joins them.
     Unreachable,
+    /// The search for room ended before it found a route or proved that there is none: ask again, or for less.
+    Unproven,
     /// The best route is predicted to miss the deadline.
     TooSlow {
         /// Its predicted time, ms.
@@ -35,6 +37,10 @@ impl fmt::Display for NoRoute {
             Self::Hole { layer } => write!(f, "no eligible node holds layer {layer}"),
             Self::EndsNotHeld => f.write_str("boomerang needs the first and last layers at the requester"),
             Self::Unreachable => f.write_str("no chain of links with enough room covers all layers"),
+            Self::Unproven => f.write_str(
+                "room for this prompt is so scarce that none was found in time, though there may be one; try again in a \
+                 moment, or with a shorter prompt or answer",
+            ),
             Self::TooSlow { predicted_ms } => {
                 write!(f, "the best route takes {predicted_ms:.0} ms, past the deadline")
             }

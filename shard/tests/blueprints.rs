@@ -8,7 +8,7 @@ use shard::{
     executor::{Capacity, Executor, Workspace, cpu::Shard},
     gguf::{Gguf, Tensor, Value},
     kernels::Isa,
-    models::{self, Blueprint, FeedForward, Scaling},
+    models::{self, Attention, Blueprint, FeedForward, Scaling},
     quant,
 };
 
@@ -216,6 +216,57 @@ fn rope_factors_must_be_positive_and_complete() {
 }
 
 #[test]
+fn layers_that_predict_further_tokens_are_left_out() {
+    let with = |name: &'static str, layers: u32, ahead: u32| {
+        let gguf = open("qwen35");
+        let metadata = [
+            ("qwen35.block_count", Some(Value::U32(layers))),
+            ("qwen35.nextn_predict_layers", Some(Value::U32(ahead))),
+        ];
+        copy(&gguf, &metadata, move |tensor| {
+            let extra = tensor.info.name.starts_with("output_norm");
+            let extra = extra.then(|| Copied { name: name.into(), ..Copied::same(tensor) });
+            extra.into_iter().chain(same(tensor)).collect::<Vec<_>>()
+        })
+    };
+    let gguf = with("blk.4.nextn.enorm.weight", 5, 1);
+    let plain = open("qwen35");
+    let (ours, its) = (Blueprint::from_gguf(&gguf).unwrap(), Blueprint::from_gguf(&plain).unwrap());
+    assert_eq!((ours.layers.len(), its.layers.len(), ours.unused_layers), (4, 4, 1));
+    assert_eq!(shard::gguf::layer_count(&gguf).unwrap(), 4);
+    let logits = |gguf| {
+        let shard = Shard::whole(gguf, cpu(Isa::detect(), 1)).unwrap();
+        let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
+        shard.prefill(&mut ws, &mut shard.new_state(), &[1, 2, 3, 4, 5]).unwrap();
+        common::bits(ws.logits(0))
+    };
+    assert!(logits(&gguf) == logits(&plain));
+    let error = refusal(&with("blk.5.nextn.enorm.weight", 5, 1)).to_string();
+    assert!(error.contains("blk.5.nextn.enorm.weight has no use"), "{error}");
+    refuse_key("qwen35", "qwen35.nextn_predict_layers", Some(Value::U32(4)), "nextn_predict_layers");
+}
+
+#[test]
+fn delta_nets_that_contradict_themselves_are_refused() {
+    for (key, value, what) in [
+        ("ssm.group_count", 4, "does not divide"),
+        ("ssm.inner_size", 97, "is no width of"),
+        ("ssm.inner_size", 48, "whole groups of 16"),
+        ("ssm.state_size", 24, "attn_qkv.weight"),
+        ("ssm.conv_kernel", 3, "ssm_conv1d.weight"),
+        ("ssm.conv_kernel", 17, "limit is 16"),
+        ("full_attention_interval", 2, "tensor blk."),
+    ] {
+        refuse_key("qwen35", &format!("qwen35.{key}"), Some(Value::U32(value)), what);
+    }
+    for key in
+        ["ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", "ssm.conv_kernel"]
+    {
+        refuse_key("qwen35", &format!("qwen35.{key}"), None, "is missing");
+    }
+}
+
+#[test]
 fn blueprints_say_what_the_families_are() {
     let read = |name: &str| Blueprint::from_gguf(&open(name)).unwrap();
     let windows = |name: &str| {
@@ -236,4 +287,17 @@ fn blueprints_say_what_the_families_are() {
     assert_eq!(experts("mixtral"), (true, None));
     assert_eq!(experts("qwen2moe"), (false, Some(96)));
     assert_eq!(experts("qwen3moe"), (true, None));
+    assert_eq!((experts("qwen3next"), experts("qwen35moe")), ((true, Some(64)), (true, Some(32))));
+    let attends = |name: &str| {
+        let softmax = |layer: &models::Layer| matches!(layer.attention, Attention::Softmax(_));
+        read(name).layers.iter().map(softmax).collect::<Vec<_>>()
+    };
+    assert_eq!(attends("qwen3next"), [false, false, false, true, false]);
+    assert_eq!(attends("qwen35"), [false, false, true, false]);
+    assert_eq!(attends("qwen35moe"), [false, true, false, true]);
+    let tiled = |name: &str| match read(name).layers[0].attention {
+        Attention::DeltaNet(delta) => delta.tiled,
+        _ => panic!("{name} begins with attention"),
+    };
+    assert_eq!((tiled("qwen3next"), tiled("qwen35"), tiled("qwen35moe")), (false, true, true));
 }

@@ -23,7 +23,9 @@ fn one_fingerprint_over_instruction_sets_threads_and_chunks() {
         .map(|format| (format!("{format:?}"), bytes(shape.to_bytes(format, 21).unwrap())))
         .collect();
     models.push(("experts".into(), bytes(experts.to_bytes(&quant::Q4_0, 22).unwrap())));
-    models.push(("gemma3".into(), open("gemma3")));
+    for name in ["gemma3", "qwen35"] {
+        models.push((name.into(), open(name)));
+    }
     let prompt = tokens(40, 288, 23);
     for (name, gguf) in models {
         let expected = fingerprint(&whole(&gguf, fast(), 512), &prompt, usize::MAX).unwrap();

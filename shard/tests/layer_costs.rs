@@ -6,7 +6,7 @@ use common::{bytes, fast, open};
 use scheduler::{LayerRange, layer_cost::LayerCosts};
 use shard::{
     executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
-    models::{Blueprint, FeedForward, layer_costs},
+    models::{Attention, Blueprint, FeedForward, layer_costs},
     quant,
     synthetic::{self, Family, Shape},
 };
@@ -116,7 +116,14 @@ fn published_families_are_described() {
         let blueprint = Blueprint::from_gguf(&gguf).unwrap();
         let costs = layer_costs(&blueprint, &gguf).unwrap();
         assert_eq!(costs.num_layers() as usize, blueprint.layers.len(), "{name}");
-        let positions = costs.state_bytes(range(0, costs.num_layers()), 1);
+        let all = range(0, costs.num_layers());
+        // What a delta net keeps does not grow with positions.
+        let constant: usize = (0..blueprint.layers.len())
+            .filter(|layer| matches!(blueprint.layers[*layer].attention, Attention::DeltaNet(_)))
+            .map(|layer| blueprint.state_kind(layer).bytes(blueprint.context))
+            .sum();
+        assert_eq!(costs.state_bytes(all, 0), constant as u64, "{name}");
+        let positions = costs.state_bytes(all, 1) - constant as u64;
         assert_eq!(positions, blueprint.kv_bytes_per_token() as u64, "{name}");
         let whole: u64 = gguf.tensors().iter().filter(|t| t.name.starts_with("blk.")).map(|t| t.len).sum();
         assert_eq!(costs.weight_bytes(range(0, costs.num_layers())), whole, "{name}");

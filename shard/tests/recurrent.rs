@@ -1,4 +1,4 @@
-//! A family whose layers remember a vector instead of positions: the same bits however it is run, and a session that goes
+//! Families whose layers remember a vector instead of positions: the same bits however it is run, and a session that goes
 //! back says how far it got.
 
 mod common;
@@ -13,7 +13,7 @@ use shard::{
         load,
     },
     gguf::Gguf,
-    kernels::Isa,
+    kernels::{DeltaShape, Isa},
     quant,
     state::recurrent::CHECKPOINT,
     synthetic::{Family, Shape},
@@ -23,8 +23,9 @@ use shard::{
 const LAYERS: u32 = 6;
 const CONTEXT: usize = 1024;
 
-fn model() -> Arc<Gguf> {
-    let shape = Shape {
+/// A plain recurrence, and a delta net with experts.
+fn models() -> [Arc<Gguf>; 2] {
+    let plain = Shape {
         family: Family::Recurrent { interval: 3 },
         layers: LAYERS as usize,
         hidden: 64,
@@ -37,7 +38,11 @@ fn model() -> Arc<Gguf> {
         tied: true,
         experts: None,
     };
-    bytes(shape.to_bytes(&quant::Q8_0, 5).unwrap())
+    let delta =
+        DeltaShape { key_heads: 2, value_heads: 4, key_dim: 24, value_dim: 16, kernel: 4, tiled: false };
+    let family = Family::Qwen3Next { interval: 3, delta };
+    let hybrid = Shape { family, experts: Some((4, 2)), ..plain.clone() };
+    [plain, hybrid].map(|shape| bytes(shape.to_bytes(&quant::Q8_0, 5).unwrap()))
 }
 
 fn whole(gguf: &Arc<Gguf>) -> Shard {
@@ -50,13 +55,14 @@ fn range(start: u32, end: u32) -> LayerRange {
 
 #[test]
 fn instruction_sets_threads_and_chunks_do_not_matter() {
-    let gguf = model();
-    let prompt = tokens(300, 101, 1);
-    let expected = fingerprint(&whole(&gguf), &prompt, 300).unwrap();
-    for isa in Isa::available() {
-        for (threads, chunk) in [(1, 64), (2, 7)] {
-            let shard = Shard::whole(&gguf, cpu(isa, threads)).unwrap();
-            assert_eq!(fingerprint(&shard, &prompt, chunk).unwrap(), expected, "{} {chunk}", isa.name());
+    for gguf in models() {
+        let prompt = tokens(300, 101, 1);
+        let expected = fingerprint(&whole(&gguf), &prompt, 300).unwrap();
+        for isa in Isa::available() {
+            for (threads, chunk) in [(1, 64), (2, 7)] {
+                let shard = Shard::whole(&gguf, cpu(isa, threads)).unwrap();
+                assert_eq!(fingerprint(&shard, &prompt, chunk).unwrap(), expected, "{} {chunk}", isa.name());
+            }
         }
     }
 }
@@ -89,83 +95,88 @@ fn run(gguf: &Arc<Gguf>, cuts: &[u32], ids: &[u32], chunk: usize) -> (Vec<u32>, 
 
 #[test]
 fn split_equals_whole_and_states_have_one_name() {
-    let gguf = model();
-    let ids = tokens(520, 101, 2);
-    let (expected, _) = run(&gguf, &[], &ids, 130);
-    for cuts in [&[1][..], &[3], &[2, 4], &[1, 2, 3, 4, 5]] {
-        let (one, names) = run(&gguf, cuts, &ids, 64);
-        assert!(one == expected, "cut before layers {cuts:?}");
-        let (other, again) = run(&gguf, cuts, &ids, 260);
-        assert!(other == expected && again == names, "cut before layers {cuts:?} in other passes");
+    for gguf in models() {
+        let ids = tokens(520, 101, 2);
+        let (expected, _) = run(&gguf, &[], &ids, 130);
+        for cuts in [&[1][..], &[3], &[2, 4], &[1, 2, 3, 4, 5]] {
+            let (one, names) = run(&gguf, cuts, &ids, 64);
+            assert!(one == expected, "cut before layers {cuts:?}");
+            let (other, again) = run(&gguf, cuts, &ids, 260);
+            assert!(other == expected && again == names, "cut before layers {cuts:?} in other passes");
+        }
     }
 }
 
 /// Every kind of layer: a session that goes back holds the checkpoint, and what is computed again from there is the same.
 #[test]
 fn a_session_goes_back_to_a_checkpoint_and_on() {
-    let gguf = model();
-    let shard = whole(&gguf);
-    let ids = tokens(600, 101, 3);
-    let mut ws = Workspace::new(&shard, Capacity { rows: 600, items: 1, logit_rows: 600 }).unwrap();
-    let mut state = shard.new_state();
-    let all = Item { state: &mut state, input: Input::Tokens(&ids), output: Output::All };
-    shard.forward(&mut ws, &mut [all]).unwrap();
-    let (logits, name) = (ws.logits(0).to_vec(), state.digest().unwrap());
-    for to in [599, 513, 512, 300, 255, 0] {
-        let kept = state.rewind(to);
-        assert_eq!((kept, state.len()), (to / CHECKPOINT * CHECKPOINT, kept));
-        let again = Item { state: &mut state, input: Input::Tokens(&ids[kept..]), output: Output::All };
-        shard.forward(&mut ws, &mut [again]).unwrap();
-        assert!(bits(ws.logits(0)) == bits(&logits[kept * 101..]), "back to {to}");
-        assert_eq!(state.digest().unwrap(), name);
+    for gguf in models() {
+        let shard = whole(&gguf);
+        let ids = tokens(600, 101, 3);
+        let mut ws = Workspace::new(&shard, Capacity { rows: 600, items: 1, logit_rows: 600 }).unwrap();
+        let mut state = shard.new_state();
+        let all = Item { state: &mut state, input: Input::Tokens(&ids), output: Output::All };
+        shard.forward(&mut ws, &mut [all]).unwrap();
+        let (logits, name) = (ws.logits(0).to_vec(), state.digest().unwrap());
+        for to in [599, 513, 512, 300, 255, 0] {
+            let kept = state.rewind(to);
+            assert_eq!((kept, state.len()), (to / CHECKPOINT * CHECKPOINT, kept));
+            let again = Item { state: &mut state, input: Input::Tokens(&ids[kept..]), output: Output::All };
+            shard.forward(&mut ws, &mut [again]).unwrap();
+            assert!(bits(ws.logits(0)) == bits(&logits[kept * 101..]), "back to {to}");
+            assert_eq!(state.digest().unwrap(), name);
+        }
+        // Layers of attention alone keep any position.
+        let part = range(2, 3);
+        let mut state = shard.new_state_of(part).unwrap();
+        let rows = vec![0.5; 300 * 64];
+        let item = Item { state: &mut state, input: Input::Activations(&rows), output: Output::None };
+        shard.run(&mut ws, part, &shard::round::Rounding::NONE, &mut [item]).unwrap();
+        assert_eq!(state.rewind(299), 299);
     }
-    // Layers of attention alone keep any position.
-    let part = range(2, 3);
-    let mut state = shard.new_state_of(part).unwrap();
-    let rows = vec![0.5; 300 * 64];
-    let item = Item { state: &mut state, input: Input::Activations(&rows), output: Output::None };
-    shard.run(&mut ws, part, &shard::round::Rounding::NONE, &mut [item]).unwrap();
-    assert_eq!(state.rewind(299), 299);
 }
 
 #[test]
 fn a_snapshot_goes_on_elsewhere() {
-    let gguf = model();
-    let shard = whole(&gguf);
-    let ids = tokens(420, 101, 4);
-    let mut ws = Workspace::new(&shard, Capacity { rows: 100, items: 1, logit_rows: 1 }).unwrap();
-    let mut state = shard.new_state();
-    shard.prefill(&mut ws, &mut state, &ids[..400]).unwrap();
-    let bytes = state.snapshot().unwrap();
-    let mut other = shard.new_state();
-    other.restore(&bytes).unwrap();
-    for state in [&mut state, &mut other] {
-        shard.prefill(&mut ws, state, &ids[400..]).unwrap();
+    for gguf in models() {
+        let shard = whole(&gguf);
+        let ids = tokens(420, 101, 4);
+        let mut ws = Workspace::new(&shard, Capacity { rows: 100, items: 1, logit_rows: 1 }).unwrap();
+        let mut state = shard.new_state();
+        shard.prefill(&mut ws, &mut state, &ids[..400]).unwrap();
+        let bytes = state.snapshot().unwrap();
+        let mut other = shard.new_state();
+        other.restore(&bytes).unwrap();
+        for state in [&mut state, &mut other] {
+            shard.prefill(&mut ws, state, &ids[400..]).unwrap();
+        }
+        assert_eq!(state.digest().unwrap(), other.digest().unwrap());
+        assert_eq!(other.rewind(410), 256, "the checkpoint came along");
     }
-    assert_eq!(state.digest().unwrap(), other.digest().unwrap());
-    assert_eq!(other.rewind(410), 256, "the checkpoint came along");
 }
 
 #[test]
 fn the_oracle_computes_the_same_family() {
-    let gguf = model();
-    let shard = whole(&gguf);
-    let oracle = load(&Device::Reference, &gguf, range(0, LAYERS), Ends::BOTH, Options::default()).unwrap();
-    let ids = tokens(40, 101, 6);
-    let logits = |executor: &dyn Executor| {
-        let mut ws = Workspace::new(executor, Capacity { rows: 40, items: 1, logit_rows: 40 }).unwrap();
-        let mut state = executor.new_state();
-        executor
-            .forward(
-                &mut ws,
-                &mut [Item { state: &mut state, input: Input::Tokens(&ids), output: Output::All }],
-            )
-            .unwrap();
-        ws.logits(0).to_vec()
-    };
-    let (ours, its) = (logits(&shard), logits(&*oracle));
-    for (row, (ours, its)) in ours.chunks_exact(101).zip(its.chunks_exact(101)).enumerate() {
-        let far = common::one_minus_cos(ours, its);
-        assert!(far < 2e-3, "row {row}: 1-cos {far:e}");
+    for gguf in models() {
+        let shard = whole(&gguf);
+        let oracle =
+            load(&Device::Reference, &gguf, range(0, LAYERS), Ends::BOTH, Options::default()).unwrap();
+        let ids = tokens(40, 101, 6);
+        let logits = |executor: &dyn Executor| {
+            let mut ws = Workspace::new(executor, Capacity { rows: 40, items: 1, logit_rows: 40 }).unwrap();
+            let mut state = executor.new_state();
+            executor
+                .forward(
+                    &mut ws,
+                    &mut [Item { state: &mut state, input: Input::Tokens(&ids), output: Output::All }],
+                )
+                .unwrap();
+            ws.logits(0).to_vec()
+        };
+        let (ours, its) = (logits(&shard), logits(&*oracle));
+        for (row, (ours, its)) in ours.chunks_exact(101).zip(its.chunks_exact(101)).enumerate() {
+            let far = common::one_minus_cos(ours, its);
+            assert!(far < 2e-3, "row {row}: 1-cos {far:e}");
+        }
     }
 }

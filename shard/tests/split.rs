@@ -62,6 +62,9 @@ fn split_equals_whole() {
         ("glm4", &[&[1, 2]]),
         ("qwen2moe", &[&[1], &[1, 2]]),
         ("qwen3moe", &[&[2]]),
+        ("qwen3next", &[&[1], &[3], &[1, 2, 3, 4]]),
+        ("qwen35", &[&[2], &[1, 3]]),
+        ("qwen35moe", &[&[1, 2]]),
     ];
     for (name, all_cuts) in cases {
         let golden = &goldens(name)[0];

@@ -116,7 +116,7 @@ impl RequestDriver {
         tokio::spawn(async move {
             let patience = Duration::from_millis(LEASE_MS);
             let asked = match network.connect(&there).await {
-                Ok(_) => network.ask(node, &Ask::Lease(lease), patience).await,
+                Ok(_) => network.ask(node, &Ask::Lease(Box::new(lease)), patience).await,
                 Err(_) => Err(HopError::Closed),
             };
             let answer = match asked {

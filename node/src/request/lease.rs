@@ -110,9 +110,11 @@ impl RequestDriver {
                 let patience = Duration::from_millis(LEASE_MS);
                 let offers = !lease.beginnings.is_empty();
                 let plain = Lease { beginnings: Vec::new(), ..lease.clone() };
-                match network.ask(node, &Ask::Lease(lease), patience).await {
+                match network.ask(node, &Ask::Lease(Box::new(lease)), patience).await {
                     // A node of before does not know what is offered, and closes the stream.
-                    Err(HopError::Closed) if offers => network.ask(node, &Ask::Lease(plain), patience).await,
+                    Err(HopError::Closed) if offers => {
+                        network.ask(node, &Ask::Lease(Box::new(plain)), patience).await
+                    }
                     answered => answered,
                 }
             }

@@ -112,7 +112,7 @@ impl Role {
 pub enum Ask {
     /// To serve as a stage. One that offers beginnings has a first byte of its own: a node of before does not know it and closes the
     /// stream, and is asked again without them.
-    Lease(Lease),
+    Lease(Box<Lease>),
     /// To forget a session.
     Release {
         /// Which.
@@ -322,7 +322,7 @@ impl Ask {
         }
         let mut from = Reader::new(bytes);
         let ask = match from.u8()? {
-            0 => Self::Lease(Lease::read(&mut from)?),
+            0 => Self::Lease(Box::new(Lease::read(&mut from)?)),
             1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
             3 => Self::Ping,
@@ -334,7 +334,7 @@ impl Ask {
                 if beginnings.is_empty() || !beginnings.is_sorted_by(|a, b| a.positions > b.positions) {
                     return Err(Malformed("lease: beginnings"));
                 }
-                Self::Lease(Lease { beginnings, ..lease })
+                Self::Lease(Box::new(Lease { beginnings, ..lease }))
             }
             _ => return Err(Malformed("ask: kind")),
         };

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::folder::Folder;
+use super::{folder::Folder, hybrid};
 use crate::{Error, Result, gguf::Writer, kernels::math, quant::Format};
 
 /// `model_type` in config.json, architecture in GGUF.
@@ -19,6 +19,9 @@ const FAMILIES: &[(&str, &str)] = &[
     ("phi3", "phi3"),
     ("starcoder2", "starcoder2"),
     ("glm4", "glm4"),
+    ("qwen3_next", "qwen3next"),
+    ("qwen3_5_text", "qwen35"),
+    ("qwen3_5_moe_text", "qwen35moe"),
 ];
 
 /// Largest head accepted: tables are made of its length. Those in use are up to 512.
@@ -176,6 +179,10 @@ impl Config {
                 writer.add_f32(&key(to), x as f32);
             }
         }
+        if hybrid::known(arch) {
+            self.check_hybrid()?;
+            hybrid::Heads::read(self)?.write(self, writer)?;
+        }
         self.write_attention(writer, &key)?;
         self.write_rope(writer, &key)
     }
@@ -183,7 +190,8 @@ impl Config {
     fn write_attention(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) -> Result<()> {
         if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
             && (dim * heads != hidden
-                || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch))
+                || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch)
+                || hybrid::known(self.arch))
         {
             writer.add_u32(&key("attention.key_length"), dim as u32);
             writer.add_u32(&key("attention.value_length"), dim as u32);
@@ -216,6 +224,29 @@ impl Config {
             }
             _ => Ok(None),
         }
+    }
+
+    /// Refuses what the published hybrids do not have.
+    fn check_hybrid(&self) -> Result<()> {
+        let other =
+            |key: &str, usual: &[Value]| !self.json[key].is_null() && !usual.contains(&self.json[key]);
+        for (key, usual) in [
+            ("attention_bias", vec![Value::Bool(false)]),
+            ("norm_topk_prob", vec![Value::Bool(true)]),
+            ("decoder_sparse_step", vec![Value::from(1)]),
+            ("mlp_only_layers", vec![Value::Array(Vec::new())]),
+        ] {
+            if other(key, &usual) {
+                return Err(Error::unsupported(format!("config.json: {key} {}", self.json[key])));
+            }
+        }
+        Ok(())
+    }
+
+    /// A list of texts, if there is one.
+    pub fn strings(&self, key: &str) -> Option<Vec<String>> {
+        let list = self.json[key].as_array()?;
+        Some(list.iter().map(|text| text.as_str().unwrap_or_default().to_owned()).collect())
     }
 
     /// Refuses another nonlinearity than the family's.
@@ -269,6 +300,9 @@ impl Config {
                 }
                 None if self.arch == "llama" || self.arch == "phi3" => {
                     writer.add_u32(&key("rope.dimension_count"), dim as u32);
+                }
+                None if hybrid::known(self.arch) => {
+                    writer.add_u32(&key("rope.dimension_count"), dim as u32 / 4);
                 }
                 None if self.arch == "glm4" => {
                     writer.add_u32(&key("rope.dimension_count"), dim as u32 / 2);
@@ -346,11 +380,11 @@ impl Config {
     }
 
     /// The size called `key`; none where it is missing or null.
-    fn size(&self, key: &str) -> Result<Option<u32>> {
+    pub fn size(&self, key: &str) -> Result<Option<u32>> {
         size(&self.json, key)
     }
 
-    fn number(&self, key: &str) -> Result<usize> {
+    pub fn number(&self, key: &str) -> Result<usize> {
         let n = self.json[key].as_u64().filter(|&n| n > 0 && n < 1 << 31);
         n.map(|n| n as usize).ok_or_else(|| {
             Error::malformed(format!("config.json: {key}"), "it is missing or no sound number")

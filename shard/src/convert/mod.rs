@@ -12,6 +12,7 @@
 mod checkpoint;
 mod config;
 mod folder;
+mod hybrid;
 mod names;
 mod vocab;
 
@@ -196,7 +197,7 @@ impl Drop for Unchecked {
 /// The format a tensor is stored in: vectors and routers f32; the head (and a tied embedding) at least q6_k, since
 /// every token's logits pass through it; rows that are not whole blocks in the nearest format of 32-blocks.
 fn choose(planned: &Planned, wanted: &'static Format, tied: bool) -> Result<&'static Format> {
-    if planned.vector || planned.name.contains("ffn_gate_inp") {
+    if planned.vector || ["ffn_gate_inp", "ssm_conv1d"].iter().any(|part| planned.name.contains(part)) {
         return named("f32");
     }
     let head = planned.name == "output.weight" || (tied && planned.name == "token_embd.weight");

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, ops::Range};
 use super::{
     checkpoint::{Checkpoint, Stored},
     config::Config,
+    hybrid,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, kernels::math};
 
 /// Names inside a layer that mean the same in every family.
 const LAYER: &[(&str, &str)] = &[
@@ -37,6 +38,7 @@ fn norm(arch: &str, inner: &str) -> Option<&'static str> {
     match (arch, inner) {
         ("gemma2" | "gemma3" | "glm4", "post_self_attn_layernorm") => Some("post_attention_norm"),
         ("gemma2" | "gemma3", "post_attention_layernorm") => Some("post_attention_norm"),
+        (arch, "post_attention_layernorm") if hybrid::known(arch) => Some("post_attention_norm"),
         (_, "post_attention_layernorm") => Some("ffn_norm"),
         ("gemma2" | "gemma3", "pre_feedforward_layernorm") => Some("ffn_norm"),
         ("gemma2" | "gemma3", "post_feedforward_layernorm") => Some("post_ffw_norm"),
@@ -66,6 +68,8 @@ pub(super) struct Planned {
     pieces: Vec<Piece>,
     permute: Option<usize>,
     add_one: bool,
+    /// The groups of columns in the order of the file, each this wide.
+    columns: Option<(Vec<usize>, usize)>,
 }
 
 /// Consecutive rows of one checkpoint tensor, or values computed from the configuration.
@@ -87,7 +91,16 @@ impl Planned {
     fn matrix(name: String, tensor: &str, stored: &Stored) -> Self {
         let vector = stored.shape.len() < 2;
         let pieces = vec![Piece::Rows { tensor: tensor.into(), rows: 0..stored.rows() }];
-        Self { name, cols: stored.cols(), vector, stacked: 1, pieces, permute: None, add_one: false }
+        Self {
+            name,
+            cols: stored.cols(),
+            vector,
+            stacked: 1,
+            pieces,
+            permute: None,
+            add_one: false,
+            columns: None,
+        }
     }
 
     /// Errors: an expert that no tensor of the checkpoint brought.
@@ -142,6 +155,11 @@ impl Planned {
         if self.permute.is_some() {
             values = interleave(&values, self.row_unit(), self.cols);
         }
+        if let Some((order, width)) = &self.columns {
+            let rows = values.chunks_exact(self.cols);
+            let group = |row: &[f32], at: usize| row[at * width..(at + 1) * width].to_vec();
+            values = rows.flat_map(|row| order.iter().flat_map(|at| group(row, *at))).collect();
+        }
         if self.add_one {
             values.iter_mut().for_each(|v| *v += 1.0);
         }
@@ -175,6 +193,7 @@ pub(super) fn plan(config: &Config, checkpoint: &Checkpoint<'_>) -> Result<Vec<P
             pieces,
             permute: None,
             add_one: false,
+            columns: None,
         })?;
     }
     for name in checkpoint.names() {
@@ -217,7 +236,7 @@ impl Planner<'_> {
         };
         if let Some(global) = global {
             let mut planned = Planned::matrix(format!("{global}.{suffix}"), full, stored);
-            planned.add_one = stem == "norm" && self.config.arch().starts_with("gemma");
+            planned.add_one = stem == "norm" && self.adds_one();
             return self.add(planned);
         }
         let unknown = || Error::unsupported(format!("tensor {full} of the checkpoint"));
@@ -242,7 +261,8 @@ impl Planner<'_> {
 
     /// The name inside the text model, or none for what a text model does not need.
     fn text_name<'n>(&self, full: &'n str) -> Option<&'n str> {
-        if full.ends_with("rotary_emb.inv_freq") {
+        let ahead = full.trim_start_matches("model.").starts_with("mtp.");
+        if full.ends_with("rotary_emb.inv_freq") || ahead && hybrid::known(self.config.arch()) {
             return None;
         }
         if self.config.nested && !full.contains("language_model") {
@@ -252,13 +272,65 @@ impl Planner<'_> {
         Some(name.trim_start_matches("model."))
     }
 
+    /// Whether norms are stored as what is added to one.
+    fn adds_one(&self) -> bool {
+        self.config.arch().starts_with("gemma") || hybrid::known(self.config.arch())
+    }
+
+    /// A tensor of a delta net; false for one that none has.
+    fn delta_net(&mut self, full: &str, layer: usize, name: &str, stored: &Stored) -> Result<bool> {
+        let heads = hybrid::Heads::read(self.config)?;
+        let plain = |name: &str| Planned::matrix(format!("blk.{layer}.{name}"), full, stored);
+        match name {
+            "norm.weight" => self.add(plain("ssm_norm.weight"))?,
+            "out_proj.weight" => {
+                let mut planned = plain("ssm_out.weight");
+                if !heads.in_order() {
+                    let order: Vec<usize> = heads.order().collect();
+                    if order.len() * heads.value_dim != stored.cols() {
+                        return Ok(false);
+                    }
+                    planned.columns = Some((order, heads.value_dim));
+                }
+                self.add(planned)?;
+            }
+            "A_log" | "dt_bias" => {
+                let values = self.values(full, stored)?;
+                let (name, value): (_, fn(f32) -> f32) = match name {
+                    "A_log" => ("ssm_a", |x| -math::exp(f64::from(x)) as f32),
+                    _ => ("ssm_dt.bias", |x| x),
+                };
+                let ordered: Option<Vec<f32>> =
+                    heads.order().map(|head| values.get(head).copied().map(value)).collect();
+                let Some(ordered) = ordered else { return Ok(false) };
+                let mut planned = plain(name);
+                planned.pieces = vec![Piece::Values(ordered)];
+                self.add(planned)?;
+            }
+            _ => {
+                let stem = name.strip_suffix(".weight").unwrap_or_default();
+                let Some(parts) = heads.rows(stem, stored.rows()) else { return Ok(false) };
+                for (name, rows) in parts {
+                    let mut planned = plain(name);
+                    let piece = |rows| Piece::Rows { tensor: full.into(), rows };
+                    planned.pieces = rows.into_iter().map(piece).collect();
+                    self.add(planned)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
     fn layer(&mut self, full: &str, layer: usize, inner: &str, stored: &Stored) -> Result<bool> {
         let (stem, suffix) = inner.rsplit_once('.').unwrap_or((inner, ""));
         let arch = self.config.arch();
+        if let (true, Some(name)) = (hybrid::known(arch), inner.strip_prefix("linear_attn.")) {
+            return self.delta_net(full, layer, name, stored);
+        }
         let known = LAYER.iter().find(|(from, _)| *from == stem).map(|(_, to)| *to);
         let Some(name) = known.or_else(|| norm(arch, stem)) else { return Ok(false) };
         let mut planned = Planned::matrix(format!("blk.{layer}.{name}.{suffix}"), full, stored);
-        planned.add_one = arch.starts_with("gemma") && name.ends_with("norm");
+        planned.add_one = self.adds_one() && name.ends_with("norm");
         planned.permute = match (arch, name) {
             ("llama", "attn_q") => Some(self.config.heads()?),
             ("llama", "attn_k") => Some(self.config.kv_heads()?),
@@ -330,6 +402,7 @@ impl Planner<'_> {
                 pieces: (0..count).map(piece).collect(),
                 permute: None,
                 add_one: false,
+                columns: None,
             })?;
         }
         Ok(true)
@@ -347,6 +420,7 @@ impl Planner<'_> {
                 .collect(),
             permute: None,
             add_one: false,
+            columns: None,
         });
         if entry.cols != stored.cols() || entry.pieces[index].rows() != stored.rows() {
             return Err(Error::malformed(full, "its shape differs from the other experts'"));
@@ -393,6 +467,7 @@ mod tests {
             pieces,
             permute: None,
             add_one: false,
+            columns: None,
         };
         assert!(stack(vec![piece("a"), piece("b")]).check_experts().is_ok());
         let why = stack(vec![piece("a"), piece("")]).check_experts().unwrap_err().to_string();

@@ -27,7 +27,7 @@ use crate::{
     gguf::Gguf,
     kernels::{KvShape, Pairing},
     models::{
-        Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, NormKind, Softmax,
+        Activation, Attention, Blueprint, Dense, Experts, FeedForward, Frequencies, Layer, NormKind, Softmax,
         layer_name,
     },
     round::Rounding,
@@ -91,7 +91,8 @@ impl CandleShard {
     ) -> Result<Self> {
         let blueprint = Blueprint::from_gguf(gguf)?;
         let context = check_load(&blueprint, layers, ends, options)?;
-        if blueprint.layers.iter().any(|layer| !matches!(layer.attention, Attention::Softmax(_))) {
+        let known = |layer: &Layer| matches!(layer.attention, Attention::Softmax(softmax) if !softmax.gated);
+        if !blueprint.layers.iter().all(known) {
             return Err(Error::unsupported("recurrent layers on this device; `--device cpu` computes them"));
         }
         let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();

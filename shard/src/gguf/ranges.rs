@@ -27,13 +27,16 @@ impl Ends {
     pub const BOTH: Self = Self { embedding: true, head: true };
 }
 
-/// The number of layers the header states.
+/// The number of layers the header states, without those that predict further tokens and are not run.
 ///
 /// # Errors
 /// [`Error::Malformed`] if it states none.
 pub fn layer_count(gguf: &Gguf) -> Result<u32> {
     let key = format!("{}.block_count", gguf.metadata().architecture()?);
-    let count = gguf.metadata().u64(&key).and_then(|count| u32::try_from(count).ok());
+    let ahead = format!("{}.nextn_predict_layers", gguf.metadata().architecture()?);
+    let ahead = gguf.metadata().u64(&ahead).unwrap_or(0);
+    let count = gguf.metadata().u64(&key).and_then(|count| count.checked_sub(ahead));
+    let count = count.and_then(|count| u32::try_from(count).ok());
     count.filter(|&count| count > 0).ok_or_else(|| Error::malformed(key, "is no number of layers"))
 }
 

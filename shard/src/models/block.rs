@@ -5,11 +5,13 @@ use super::{
     blueprint::{Experts, FeedForward},
     reader::Sizes,
 };
+use crate::kernels::DeltaShape;
 
 /// Collects the tensors of one layer.
 pub(super) struct Block {
     sizes: Sizes,
     rules: Vec<Rule>,
+    feed_forward_norm: &'static str,
 }
 
 /// Whether a group of biases exists.
@@ -22,7 +24,7 @@ pub(super) enum Bias {
 
 impl Block {
     pub fn new(sizes: &Sizes) -> Self {
-        Self { sizes: *sizes, rules: Vec::new() }
+        Self { sizes: *sizes, rules: Vec::new(), feed_forward_norm: "ffn_norm" }
     }
 
     fn add(mut self, name: &'static str, dims: &[usize]) -> Self {
@@ -48,6 +50,13 @@ impl Block {
             .bias(bias, "ffn_norm.bias", hidden)
     }
 
+    /// The norms before the two sublayers, the second under the name of the place it has: after attention.
+    pub fn norms_around_attention(mut self) -> Self {
+        let hidden = self.sizes.hidden;
+        self.feed_forward_norm = "post_attention_norm";
+        self.add("attn_norm.weight", &[hidden]).add("post_attention_norm.weight", &[hidden])
+    }
+
     /// The norms after the two sublayers, before their residual additions.
     pub fn norms_after(self) -> Self {
         let hidden = self.sizes.hidden;
@@ -66,6 +75,33 @@ impl Block {
             .bias(qkv_bias, "attn_k.bias", kv)
             .bias(qkv_bias, "attn_v.bias", kv)
             .bias(out_bias, "attn_output.bias", hidden)
+    }
+
+    /// Attention whose matrix of queries holds a gate behind each head.
+    pub fn attention_gated(self) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        self.add("attn_q.weight", &[hidden, 2 * q])
+            .add("attn_k.weight", &[hidden, kv])
+            .add("attn_v.weight", &[hidden, kv])
+            .add("attn_output.weight", &[q, hidden])
+    }
+
+    /// A gated delta net; `fused` says that beta and alpha are the rows of one matrix.
+    pub fn delta_net(self, delta: &DeltaShape, fused: bool) -> Self {
+        let (hidden, heads) = (self.sizes.hidden, delta.value_heads);
+        let block = self
+            .add("attn_qkv.weight", &[hidden, delta.channels()])
+            .add("attn_gate.weight", &[hidden, delta.value_width()])
+            .add("ssm_conv1d.weight", &[delta.kernel, delta.channels()])
+            .add("ssm_dt.bias", &[heads])
+            .add("ssm_a", &[heads])
+            .add("ssm_norm.weight", &[delta.value_dim])
+            .add("ssm_out.weight", &[delta.value_width(), hidden]);
+        match fused {
+            true => block.add("ssm_ba.weight", &[hidden, 2 * heads]),
+            false => block.add("ssm_beta.weight", &[hidden, heads]).add("ssm_alpha.weight", &[hidden, heads]),
+        }
     }
 
     /// A gated linear recurrence.
@@ -138,6 +174,11 @@ impl Block {
 
     /// The finished layer.
     pub fn layer(self, attention: impl Into<super::Attention>, feed_forward: FeedForward) -> super::Layer {
-        super::Layer { attention: attention.into(), feed_forward, tensors: self.rules }
+        super::Layer {
+            attention: attention.into(),
+            feed_forward,
+            feed_forward_norm: self.feed_forward_norm,
+            tensors: self.rules,
+        }
     }
 }

@@ -1,7 +1,10 @@
 //! What a model is, once its metadata is read: plain data that one executor interprets.
 
 use super::{rope::Rope, tensors::Rule};
-use crate::{kernels::KvShape, state::Kind};
+use crate::{
+    kernels::{DeltaShape, KvShape},
+    state::Kind,
+};
 
 /// Everything the executor must know about a model besides its weights.
 ///
@@ -33,6 +36,8 @@ pub struct Blueprint {
     pub layers: Vec<Layer>,
     /// The vocabulary head.
     pub head: Head,
+    /// Layers that the file holds after those and a pass does not run: they predict tokens further ahead.
+    pub unused_layers: usize,
     /// The tensors outside layers; no other may exist in the file.
     pub tensors: Vec<Rule>,
 }
@@ -65,11 +70,13 @@ pub struct Layer {
     pub attention: Attention,
     /// What follows attention.
     pub feed_forward: FeedForward,
+    /// The norm between the two, as its tensors are named without `.weight`.
+    pub feed_forward_norm: &'static str,
     /// The tensors of this layer, without the `blk.N.` prefix; no other may exist in the file.
     pub tensors: Vec<Rule>,
 }
 
-/// How the positions of a layer see each other. Latent attention, linear attention and sparse selections are
+/// How the positions of a layer see each other. Latent attention and sparse selections are
 /// further variants; each brings its own state and its own step in the executor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Attention {
@@ -77,6 +84,8 @@ pub enum Attention {
     Softmax(Softmax),
     /// A gated linear recurrence.
     Recurrence(Recurrence),
+    /// A gated delta net: each head keeps a matrix that maps keys to values.
+    DeltaNet(DeltaShape),
 }
 
 impl Attention {
@@ -84,7 +93,7 @@ impl Attention {
     pub fn rope(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.rope,
-            Self::Recurrence(_) => None,
+            Self::Recurrence(_) | Self::DeltaNet(_) => None,
         }
     }
 
@@ -92,7 +101,7 @@ impl Attention {
     pub fn window(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.window,
-            Self::Recurrence(_) => None,
+            Self::Recurrence(_) | Self::DeltaNet(_) => None,
         }
     }
 }
@@ -116,6 +125,8 @@ pub struct Softmax {
     pub scale: f32,
     /// `cap * tanh(score / cap)` on scaled scores, before the mask.
     pub softcap: Option<f32>,
+    /// Whether the result is multiplied by the sigmoid of a gate, whose rows follow each head's in the matrix of queries.
+    pub gated: bool,
 }
 
 /// What follows attention in a layer.
@@ -175,6 +186,14 @@ pub struct Head {
     pub softcap: Option<f32>,
 }
 
+impl Layer {
+    /// The norm after attention, as its tensors are named, if the one of that name is not the one in front of the feed-forward.
+    pub fn norm_after_attention(&self) -> Option<&'static str> {
+        const AFTER: &str = "post_attention_norm";
+        (self.feed_forward_norm != AFTER).then_some(AFTER)
+    }
+}
+
 impl Blueprint {
     /// Width of all query heads together.
     pub fn q_width(&self) -> usize {
@@ -188,6 +207,16 @@ impl Blueprint {
                 Kind::Paged(KvShape { kv_heads: self.kv_heads, head_dim: self.head_dim })
             }
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
+            Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },
+        }
+    }
+
+    /// Width of what layer `layer` makes of the positions it sees, in front of its output matrix.
+    pub fn mixed_width(&self, layer: usize) -> usize {
+        match self.layers[layer].attention {
+            Attention::Softmax(_) => self.q_width(),
+            Attention::Recurrence(recurrence) => recurrence.width,
+            Attention::DeltaNet(delta) => delta.value_width(),
         }
     }
 

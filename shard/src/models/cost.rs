@@ -66,11 +66,18 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
             let position_bytes = 2 * keys * STATE_VALUE;
             (position_bytes + 2 * queries / SCORES_PER_BYTE, position_bytes, 0)
         }
-        Attention::Recurrence(_) => (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64),
+        Attention::Recurrence(_) | Attention::DeltaNet(_) => {
+            (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64)
+        }
+    };
+    // A delta net reads and writes its state for every row.
+    let state_work = match layer.attention {
+        Attention::DeltaNet(delta) => 2 * (delta.matrices_len() * size_of::<f32>()) as u64,
+        Attention::Softmax(_) | Attention::Recurrence(_) => 0,
     };
     let figure = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
     LayerCost {
-        row_work: bytes + products / WEIGHTS_PER_BYTE,
+        row_work: bytes + products / WEIGHTS_PER_BYTE + state_work,
         weight_bytes: whole,
         seen_work: figure(seen_work),
         window: layer.attention.window().map(|window| figure(window as u64)),

@@ -13,6 +13,7 @@
 mod block;
 mod blueprint;
 mod cost;
+mod delta;
 mod fixture;
 mod gemma2;
 mod gemma3;
@@ -23,7 +24,10 @@ mod phi3;
 mod qwen2;
 mod qwen2moe;
 mod qwen3;
+mod qwen35;
+mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod reader;
 mod rope;
 mod starcoder2;
@@ -68,6 +72,9 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "glm4", covers: "GLM 4 (0414)", read: glm4::read },
     Architecture { name: "qwen2moe", covers: "Qwen 1.5 MoE, Qwen 2 MoE", read: qwen2moe::read },
     Architecture { name: "qwen3moe", covers: "Qwen 3 MoE", read: qwen3moe::read },
+    Architecture { name: "qwen3next", covers: "Qwen 3 Next, Qwen 3 Coder Next", read: qwen3next::read },
+    Architecture { name: "qwen35", covers: "Qwen 3.5 and 3.6, dense (text)", read: qwen35::read },
+    Architecture { name: "qwen35moe", covers: "Qwen 3.5 and 3.6, MoE (text)", read: qwen35moe::read },
     Architecture { name: FIXTURE, covers: "no published model: fixtures of tests", read: fixture::read },
 ];
 
@@ -86,7 +93,7 @@ impl Blueprint {
         let reader = Reader::new(gguf, architecture.name);
         let blueprint = (architecture.read)(&reader)?;
         reader.refuse_unread(blueprint.context)?;
-        tensors::check(gguf, &blueprint.tensors, &blueprint.layers)?;
+        tensors::check(gguf, &blueprint)?;
         Ok(blueprint)
     }
 }

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::{Gguf, Metadata},
-    kernels::Pairing,
+    kernels::{DeltaShape, Pairing},
 };
 
 /// The sizes that every family states.
@@ -22,13 +22,15 @@ pub(super) struct Sizes {
     pub kv_heads: usize,
     pub head_dim: usize,
     pub feed_forward: usize,
+    /// Layers after those that a pass does not run.
+    pub unused_layers: usize,
 }
 
 impl Sizes {
     /// Softmax attention with rope 0 and the usual factor.
     pub fn attention(&self, window: Option<usize>) -> Softmax {
         let scale = 1.0 / (self.head_dim as f32).sqrt();
-        Softmax { rope: Some(0), window, scale, softcap: None }
+        Softmax { rope: Some(0), window, scale, softcap: None, gated: false }
     }
 }
 
@@ -87,6 +89,16 @@ impl<'g> Reader<'g> {
         let key = format!("{}.{name}", self.architecture);
         self.read.borrow_mut().insert(key.clone());
         key
+    }
+
+    /// The full name of a key, for errors.
+    pub fn name(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    /// Takes note of a key that may have any value.
+    pub fn ignore(&self, name: &str) {
+        self.key(name);
     }
 
     fn metadata(&self) -> &'g Metadata {
@@ -216,15 +228,25 @@ impl<'g> Reader<'g> {
             [_, rows] if (1..=limits::VOCAB as u64).contains(&rows) => rows as usize,
             _ => return Err(Error::malformed("tensor token_embd.weight: shape", "is no table of tokens")),
         };
+        let blocks = self.size("block_count", limits::LAYERS)?;
+        let unused_layers = self.size_opt("nextn_predict_layers", blocks - 1)?.unwrap_or(0);
+        // Models of experts alone may state no other width.
+        let feed_forward = match self.size_opt("feed_forward_length", limits::FEED_FORWARD)? {
+            Some(width) => width,
+            None => self
+                .size_opt("expert_feed_forward_length", limits::FEED_FORWARD)?
+                .ok_or_else(|| Error::malformed(self.key("feed_forward_length"), "is missing or zero"))?,
+        };
         Ok(Sizes {
-            layers: self.size("block_count", limits::LAYERS)?,
+            layers: blocks - unused_layers,
             context: self.size("context_length", limits::CONTEXT)?,
             hidden,
             vocab,
             heads,
             kv_heads,
             head_dim,
-            feed_forward: self.size("feed_forward_length", limits::FEED_FORWARD)?,
+            feed_forward,
+            unused_layers,
         })
     }
 
@@ -354,6 +376,7 @@ impl<'g> Reader<'g> {
             ropes,
             layers,
             head: Head { tied: !self.has("output.weight"), scale: 1.0, softcap: None },
+            unused_layers: sizes.unused_layers,
             tensors,
         }
     }
@@ -384,6 +407,12 @@ impl<'g> Reader<'g> {
 /// `count` layers, each made by `layer` from its index.
 pub(super) fn layers(count: usize, layer: impl Fn(usize) -> Layer) -> Vec<Layer> {
     (0..count).map(layer).collect()
+}
+
+impl From<DeltaShape> for Attention {
+    fn from(delta: DeltaShape) -> Self {
+        Self::DeltaNet(delta)
+    }
 }
 
 impl From<Softmax> for Attention {

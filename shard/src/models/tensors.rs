@@ -1,5 +1,6 @@
 //! Which tensors a family has, with their shapes, and the check that a file has exactly those.
 
+use super::Blueprint;
 use crate::{Error, Result, gguf::Gguf};
 
 /// Whether a tensor must be there.
@@ -47,12 +48,14 @@ pub fn layer_name(layer: usize, name: &str) -> String {
     format!("blk.{layer}.{name}")
 }
 
-/// Checks that `gguf` holds what `globals` and, for each layer, `layers` say, with those shapes, and nothing else.
+/// Checks that `gguf` holds what `blueprint` says, in and outside layers, with those shapes, and nothing else but unused layers.
 ///
 /// # Errors
 /// [`Error::Unsupported`] naming the first tensor that is missing or that the family does not use,
 /// [`Error::Malformed`] naming one whose shape disagrees with the metadata.
-pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[super::Layer]) -> Result<()> {
+pub fn check(gguf: &Gguf, blueprint: &Blueprint) -> Result<()> {
+    let (globals, layers) = (&blueprint.tensors, &blueprint.layers);
+    let unused = layers.len()..layers.len() + blueprint.unused_layers;
     for rule in globals {
         check_one(gguf, rule, rule.name)?;
     }
@@ -63,6 +66,7 @@ pub fn check(gguf: &Gguf, globals: &[Rule], layers: &[super::Layer]) -> Result<(
     }
     for info in gguf.tensors() {
         let known = match split(&info.name) {
+            Some((layer, _)) if unused.contains(&layer) => true,
             Some((layer, name)) => {
                 layers.get(layer).is_some_and(|layer| layer.tensors.iter().any(|rule| rule.name == name))
             }

@@ -14,6 +14,8 @@
 //!
 //! Limits: the newest [`KEPT`] checkpoints are kept; before the oldest only the beginning is.
 
+use std::ops::Range;
+
 use super::LayerState;
 use crate::{Error, Result};
 
@@ -61,24 +63,39 @@ impl Recurrent {
         (2 + 2 * KEPT.min(positions / CHECKPOINT)) * width * size_of::<f32>()
     }
 
-    /// Begins a pass: what it computes counts when it is advanced.
-    pub(crate) fn begin(&mut self) {
-        self.next.copy_from_slice(&self.now);
+    /// Computes `rows` rows from `start` on; what comes out counts when it is advanced.
+    ///
+    /// `update` is given the state before the pass, the one to write and which rows of the pass to compute, up to a checkpoint or
+    /// the last; what it is to write holds the state before those rows, except before the first rows of the pass.
+    pub(crate) fn pass(
+        &mut self,
+        start: usize,
+        rows: usize,
+        mut update: impl FnMut(&[f32], &mut [f32], Range<usize>),
+    ) {
         self.spare.extend(self.made.drain(..).map(|checkpoint| checkpoint.values));
+        if rows == 0 {
+            self.next.copy_from_slice(&self.now);
+        }
+        let mut done = 0;
+        while done < rows {
+            let at = (start + done + 1).next_multiple_of(CHECKPOINT).min(start + rows);
+            update(&self.now, &mut self.next, done..at - start);
+            done = at - start;
+            if at.is_multiple_of(CHECKPOINT) {
+                self.keep(at);
+            }
+        }
     }
 
-    /// Lets `update` make the state after `position` of the one before it.
-    pub(crate) fn step(&mut self, position: usize, update: impl FnOnce(&mut [f32])) {
-        update(&mut self.next);
-        let at = position + 1;
-        if at.is_multiple_of(CHECKPOINT) {
-            if self.made.len() == KEPT {
-                self.spare.push(self.made.remove(0).values);
-            }
-            let mut values = self.spare.pop().unwrap_or_else(|| vec![0.0; self.next.len()]);
-            values.copy_from_slice(&self.next);
-            self.made.push(Checkpoint { at, values });
+    /// Notes a checkpoint of the pass under way.
+    fn keep(&mut self, at: usize) {
+        if self.made.len() == KEPT {
+            self.spare.push(self.made.remove(0).values);
         }
+        let mut values = self.spare.pop().unwrap_or_else(|| vec![0.0; self.next.len()]);
+        values.copy_from_slice(&self.next);
+        self.made.push(Checkpoint { at, values });
     }
 
     /// The newest checkpoint before `len`, if a snapshot of that length has one besides the state.
@@ -194,10 +211,12 @@ mod tests {
             state.reserve(start + rows).unwrap();
             for layer in 0..2 {
                 let recurrent: &mut Recurrent = state.layer_mut(layer).unwrap();
-                recurrent.begin();
-                for position in start..start + rows {
-                    recurrent.step(position, |values| values.iter_mut().for_each(|value| *value += 1.0));
-                }
+                recurrent.pass(start, rows, |before, values, rows| {
+                    if rows.start == 0 {
+                        values.copy_from_slice(before);
+                    }
+                    values.iter_mut().for_each(|value| *value += rows.len() as f32);
+                });
             }
             state.advance(rows);
         }
@@ -239,8 +258,7 @@ mod tests {
         }
         let mut state = counted(700, 64);
         let recurrent: &mut Recurrent = state.layer_mut(0).unwrap();
-        recurrent.begin();
-        (700..800).for_each(|position| recurrent.step(position, |values| values.fill(9.0)));
+        recurrent.pass(700, 100, |_, values, _| values.fill(9.0));
         assert!(state.snapshot().unwrap() == expected);
         run(&mut state, 900, 64);
         assert!(state.snapshot().unwrap() == counted(900, 5).snapshot().unwrap());

@@ -13,6 +13,7 @@ import torch
 import transformers as tf
 from safetensors.torch import save_file
 
+import hybrid
 import vocab as vocabulary
 
 # Of a transformers configuration, what says nothing about the stored model.
@@ -69,6 +70,8 @@ def config_json(family, dtype, vocab):
     config = family.config
     out = {k: v for k, v in config.to_dict().items() if k not in NOISE and not k.startswith("_")}
     out |= {"architectures": [family.model_class.__name__], "bos_token_id": None, "eos_token_id": vocab.eos}
+    if family.arch in hybrid.ARCHS:
+        out["full_attention_interval"] = hybrid.interval(config)
     if family.hf_style == "v5":
         return out | {"rope_parameters": dict(config.rope_parameters), "dtype": dtype}
     return out | rope_v4(config) | {"torch_dtype": dtype}

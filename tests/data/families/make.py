@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import hf_dir
+import hybrid
 import mapping
 import spec
 import vocab as vocabulary
@@ -49,6 +50,9 @@ def draw(family, name, shape, rng):
         return torch.randn(shape, generator=rng) * std
 
     inner = name.split(".", 3)[-1] if ".layers." in name else name
+    delta = hybrid.draw(inner, shape, rng, family.residual)
+    if delta is not None:
+        return delta
     if inner == "lm_head.weight":
         rows = torch.exp(0.5 * torch.randn(shape[0], 1, generator=rng))
         return normal(family.head_gain / 2 / math.sqrt(hidden)) * rows
@@ -69,7 +73,7 @@ def draw(family, name, shape, rng):
             weight = weight * side
         elif mapping.NORMS.get(family.arch, {}).get(inner.split(".")[0], "").startswith("post_"):
             weight = weight * 0.7
-        return weight - 1.0 if gemma else weight
+        return weight - 1.0 if gemma or hybrid.zero_centered(family.arch, inner) else weight
     if inner == "self_attn.qkv_proj.weight":
         q_k = (config.num_attention_heads + config.num_key_value_heads) * width
         rows = torch.ones(shape[0], 1)

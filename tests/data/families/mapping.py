@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import torch
 
+import hybrid
 import spec
 import vocab as vocabulary
 
@@ -49,7 +50,7 @@ GLM_NORMS = {
     "post_attention_layernorm": "ffn_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
-NORMS = {"gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS}
+NORMS = {"gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS} | dict.fromkeys(hybrid.ARCHS, hybrid.NORMS)
 
 
 def permute(weight, heads):
@@ -65,7 +66,8 @@ def tensors(family, state):
     for full, value in state.items():
         array = value.to(torch.float32).numpy()
         stem, _, suffix = full.removeprefix("model.").rpartition(".")
-        if arch.startswith("gemma") and "norm" in stem:
+        inner = stem.split(".", 2)[-1] + "." + suffix
+        if "norm" in stem and (arch.startswith("gemma") or hybrid.zero_centered(arch, inner)):
             array = array + np.float32(1.0)
         if full == "lm_head.weight":
             if not config.tie_word_embeddings:
@@ -82,6 +84,11 @@ def tensors(family, state):
                 half = array.shape[1] // 2
                 yield f"{block}.ffn_gate_exps.weight", array[:, :half]
                 yield f"{block}.ffn_up_exps.weight", array[:, half:]
+        elif inner.startswith("linear_attn"):
+            layer = stem.split(".")[1]
+            name = full.split(".linear_attn.")[1]
+            for name, part in hybrid.tensors(arch, config, name, array):
+                yield f"blk.{layer}.{name}", part
         else:
             _, layer, inner = stem.split(".", 2)
             name = names[inner]
@@ -94,7 +101,7 @@ def tensors(family, state):
 
 def stored(name, array):
     """The array in the type it has in the file; asserts that nothing is lost."""
-    if array.ndim == 1 or "ffn_gate_inp" in name:
+    if array.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name:
         return np.ascontiguousarray(array, dtype=np.float32)
     half = np.ascontiguousarray(array, dtype=np.float16)
     assert np.array_equal(half.astype(np.float32), array), name
@@ -162,7 +169,8 @@ def metadata(writer, family, head_dim):
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     if arch == "llama":
@@ -185,10 +193,12 @@ def metadata(writer, family, head_dim):
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-    if arch in ("qwen2moe", "qwen3moe"):
+    if arch in ("qwen2moe", "qwen3moe", "qwen3next", "qwen35moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if arch == "qwen2moe":
+    if arch in ("qwen2moe", "qwen3next", "qwen35moe"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if arch in hybrid.ARCHS:
+        hybrid.metadata(writer, arch, config)
 
 
 def head_dim(config):

@@ -31,6 +31,9 @@ SEEDS = {
     "mixtral": 2,
     "qwen2moe": 2,
     "qwen3moe": 21,
+    "qwen3next": 8,
+    "qwen35": 3,
+    "qwen35moe": 0,
 }
 
 
@@ -91,6 +94,11 @@ def base(vocab, hidden, heads, kv, ffn, layers, eps, tied, rope, context=2048, *
     )
 
 
+def delta(interval, keys, values, dim=16):
+    return dict(full_attention_interval=interval, linear_num_key_heads=keys, linear_num_value_heads=values,
+                linear_key_head_dim=dim, linear_value_head_dim=dim)
+
+
 def families():
     llama3 = {
         "rope_type": "llama3",
@@ -108,6 +116,10 @@ def families():
     starcoder2 = base(356, 96, 6, 2, 160, 3, 1e-3, True, default_rope(1e5), use_bias=True, sliding_window=None)
     starcoder2["norm_epsilon"] = starcoder2.pop("rms_norm_eps")
     starcoder2["hidden_act"] = "gelu_pytorch_tanh"
+    quarter = default_rope(1e7) | {"partial_rotary_factor": 0.25}
+    qwen35moe = base(333, 64, 2, 1, 0, 4, 1e-6, False, quarter, head_dim=64, num_experts=8, num_experts_per_tok=2,
+                     moe_intermediate_size=32, shared_expert_intermediate_size=32, **delta(2, 2, 6))
+    del qwen35moe["intermediate_size"]
     families = [
         Family("llama", "llama", tf.LlamaForCausalLM,
                tf.LlamaConfig(**base(353, 64, 4, 4, 160, 3, 1e-5, False, default_rope(10000.0))), hf="f16"),
@@ -153,6 +165,14 @@ def families():
                tf.Qwen3MoeConfig(**base(337, 64, 4, 2, 160, 3, 1e-6, False, default_rope(1e6), head_dim=32,
                                         num_experts=8, num_experts_per_tok=3, moe_intermediate_size=32,
                                         norm_topk_prob=True)), hf="f16", hf_style="v5"),
+        Family("qwen3next", "qwen3next", tf.Qwen3NextForCausalLM,
+               tf.Qwen3NextConfig(**base(345, 64, 4, 2, 160, 5, 1e-6, False, quarter, head_dim=32, num_experts=6,
+                                         num_experts_per_tok=3, moe_intermediate_size=32,
+                                         shared_expert_intermediate_size=64, **delta(4, 2, 4))), hf="bf16", hf_style="v5"),
+        Family("qwen35", "qwen35", tf.Qwen3_5ForCausalLM,
+               tf.Qwen3_5TextConfig(**base(339, 64, 4, 1, 128, 4, 1e-6, True, quarter, head_dim=32, **delta(3, 2, 6))),
+               hf="f16", hf_style="v5"),
+        Family("qwen35moe", "qwen35moe", tf.Qwen3_5MoeForCausalLM, tf.Qwen3_5MoeTextConfig(**qwen35moe)),
     ]
     return [dataclasses.replace(family, seed=SEEDS[family.name]) for family in families]
 

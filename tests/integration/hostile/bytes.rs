@@ -89,7 +89,7 @@ fn frames_that_are_never_finished_hold_little() {
             role: Role::Stage,
             beginnings: Vec::new(),
         };
-        let answer = network.ask(victim, &Ask::Lease(lease), ANSWER * 10).await.unwrap();
+        let answer = network.ask(victim, &Ask::Lease(Box::new(lease)), ANSWER * 10).await.unwrap();
         assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
         let mut held = Vec::new();
         for i in 0..streams {

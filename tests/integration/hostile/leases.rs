@@ -77,7 +77,7 @@ impl Stranger {
             role: Role::Stage,
             beginnings: Vec::new(),
         };
-        self.network.ask(self.victim, &Ask::Lease(lease), PATIENCE).await.unwrap()
+        self.network.ask(self.victim, &Ask::Lease(Box::new(lease)), PATIENCE).await.unwrap()
     }
 
     async fn release(&self, session: SessionId, epoch: u32) {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     kernels::{Activations, AttentionJob},
-    models::FeedForward,
+    models::{Attention, FeedForward, Layer},
 };
 
 /// The buffers of forward passes of one shard; holds the results of the last pass.
@@ -27,7 +27,7 @@ pub(super) struct CpuBuffers {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
     pub(super) v: Vec<f32>,
-    /// The output of attention, `[rows][q width]`.
+    /// The output of attention, `[rows][mixed width]`.
     pub(super) attended: Vec<f32>,
     pub(super) gate: Vec<f32>,
     pub(super) up: Vec<f32>,
@@ -36,8 +36,50 @@ pub(super) struct CpuBuffers {
     pub(super) logits: Vec<f32>,
     pub(super) scratch: Activations,
     pub(super) routing: Routing,
+    pub(super) hybrid: Hybrid,
     pub(super) jobs: Vec<AttentionJob<'static>>,
     pub(super) spans: Vec<Span>,
+}
+
+/// The buffers of delta nets and of gated attention; empty in other models.
+#[derive(Default)]
+pub(super) struct Hybrid {
+    /// q, k and v as projected, `[rows][channels]`.
+    pub projected: Vec<f32>,
+    /// And as the recurrence reads them.
+    pub inputs: Vec<f32>,
+    /// The gate of the result, `[rows][mixed width]`.
+    pub gate: Vec<f32>,
+    /// `[rows][value heads]`.
+    pub alpha: Vec<f32>,
+    /// `[rows][value heads]`.
+    pub beta: Vec<f32>,
+}
+
+impl Hybrid {
+    /// For passes of `rows` rows through layers that mix positions as `held` says.
+    fn new(held: &[Layer], q_width: usize, rows: usize) -> Self {
+        let (mut channels, mut gate, mut heads) = (0, 0, 0);
+        for layer in held {
+            match layer.attention {
+                Attention::DeltaNet(delta) => {
+                    channels = channels.max(delta.channels());
+                    gate = gate.max(delta.value_width());
+                    heads = heads.max(delta.value_heads);
+                }
+                Attention::Softmax(softmax) if softmax.gated => gate = gate.max(q_width),
+                Attention::Softmax(_) | Attention::Recurrence(_) => {}
+            }
+        }
+        let buffer = |width: usize| vec![0.0f32; rows * width];
+        Self {
+            projected: buffer(channels),
+            inputs: buffer(channels),
+            gate: buffer(gate),
+            alpha: buffer(heads),
+            beta: buffer(heads),
+        }
+    }
 }
 
 /// The buffers of expert layers; empty in other models.
@@ -69,6 +111,8 @@ impl CpuBuffers {
         let buffer = |width: usize| vec![0.0f32; rows * width];
         shard.cpu.reserve_attention(blueprint.head_dim);
         let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
+        let layers = shard.range.start() as usize..shard.range.end() as usize;
+        let mixed = layers.map(|layer| blueprint.mixed_width(layer)).max().unwrap_or(0);
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
             .map(|index| held.iter().any(|layer| layer.attention.rope() == Some(index)))
             .collect();
@@ -101,13 +145,14 @@ impl CpuBuffers {
             q: buffer(blueprint.q_width()),
             k: buffer(blueprint.kv_width()),
             v: buffer(blueprint.kv_width()),
-            attended: buffer(blueprint.q_width()),
+            attended: buffer(mixed),
             gate: buffer(blueprint.widest()),
             up: buffer(blueprint.widest()),
             tables: blueprint.ropes.iter().zip(&used_ropes).map(table).collect(),
             logits: vec![0.0; logit_rows * blueprint.vocab],
             scratch: Activations::new(),
             routing,
+            hybrid: Hybrid::new(held, blueprint.q_width(), rows),
             jobs: Vec::with_capacity(items),
             spans: Vec::with_capacity(items),
         }

@@ -6,7 +6,7 @@ use scheduler::LayerRange;
 
 use super::super::{
     Input, Item, Pass,
-    batch::{Gave, refuse_non_finite, round_at},
+    batch::{Gave, Span, refuse_non_finite, round_at},
 };
 use super::{
     Embedding, HeadWeights, Shard,
@@ -25,7 +25,7 @@ use crate::{
 /// Rows of the embedding table read between giving its pages in the file back.
 const MANY_ROWS: usize = 16;
 /// States of other models and layers are not admitted, as their tags say.
-const OWN: &str = "the state was made by this executor";
+pub(super) const OWN: &str = "the state was made by this executor";
 
 /// Where a layer is: in the model, and in the caches of a pass.
 #[derive(Clone, Copy)]
@@ -147,13 +147,16 @@ impl Shard {
             (Mixer::Recurrence { gate, input }, Attention::Recurrence(_)) => {
                 self.recur(ws, items, (gate, input, place.cached), rows, last)
             }
+            (Mixer::DeltaNet(weights), Attention::DeltaNet(shape)) => {
+                self.delta_net(ws, items, (weights, shape, place.cached), rows, last)
+            }
             _ => unreachable!("weights are loaded as the blueprint says"),
         };
         if rows == 0 {
             return 0;
         }
         let y = &mut ws.y[..rows * hidden];
-        let mixed = &ws.attended[..rows * blueprint.q_width()];
+        let mixed = &ws.attended[..rows * blueprint.mixed_width(place.layer)];
         product(cpu, &mut ws.scratch, mixed, rows, [(&layer.out, y)]);
         if let Some(weight) = &layer.attention_norm_after {
             cpu.rms_norm_in_place(&mut ws.y[..rows * hidden], hidden, Some(weight), blueprint.norm.eps);
@@ -177,7 +180,16 @@ impl Shard {
         let k = &mut ws.k[..rows * kv_width];
         let v = &mut ws.v[..rows * kv_width];
         let h = &ws.h[..rows * blueprint.hidden];
-        product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q), (&weights.k, k), (&weights.v, v)]);
+        match &weights.gate {
+            None => {
+                product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q), (&weights.k, k), (&weights.v, v)])
+            }
+            Some(gate) => {
+                let to = &mut ws.hybrid.gate[..rows * q_width];
+                let targets = [(&weights.q, q), (gate, to), (&weights.k, k), (&weights.v, v)];
+                product(cpu, &mut ws.scratch, h, rows, targets);
+            }
+        }
         self.rotate(ws, weights, spec, rows);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
@@ -187,6 +199,13 @@ impl Shard {
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
             self.attend(ws, items, spec, cached, last);
+        }
+        if spec.gated {
+            if last {
+                keep_rows(&ws.spans, &mut ws.hybrid.gate, q_width);
+            }
+            let size = rows * q_width;
+            cpu.mul_sigmoid(&mut ws.attended[..size], &ws.hybrid.gate[..size]);
         }
         rows
     }
@@ -207,22 +226,21 @@ impl Shard {
         cpu.sigmoid(gates);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
-            state.begin();
-            for row in 0..span.rows {
-                let at = (span.first + row) * width..(span.first + row + 1) * width;
-                let (gate, x) = (&ws.q[at.clone()], &mut ws.attended[at]);
-                state.step(span.start + row, |state| blend(state, gate, x));
-            }
+            let (gates, mixed) = (&ws.q, &mut ws.attended);
+            state.pass(span.start, span.rows, |before, state, rows| {
+                if rows.start == 0 {
+                    state.copy_from_slice(before);
+                }
+                for row in rows {
+                    let at = (span.first + row) * width..(span.first + row + 1) * width;
+                    blend(state, &gates[at.clone()], &mut mixed[at]);
+                }
+            });
         }
         if !last {
             return rows;
         }
-        let mut kept = 0;
-        for span in &ws.spans {
-            let first = span.first + span.rows - span.wanted;
-            ws.attended.copy_within(first * width..(first + span.wanted) * width, kept * width);
-            kept += span.wanted;
-        }
+        keep_rows(&ws.spans, &mut ws.attended, width);
         keep_wanted(ws)
     }
 
@@ -337,11 +355,16 @@ fn blend(state: &mut [f32], gate: &[f32], x: &mut [f32]) {
 }
 
 /// Moves the wanted rows of the residual stream to the front, in order, and returns how many there are.
-fn keep_wanted(ws: &mut CpuBuffers) -> usize {
+pub(super) fn keep_wanted(ws: &mut CpuBuffers) -> usize {
+    keep_rows(&ws.spans, &mut ws.x, ws.hidden)
+}
+
+/// Moves the wanted rows of `x`, each of `width` values, to the front, in order, and returns how many there are.
+pub(super) fn keep_rows(spans: &[Span], x: &mut [f32], width: usize) -> usize {
     let mut kept = 0;
-    for span in &ws.spans {
+    for span in spans {
         let first = span.first + span.rows - span.wanted;
-        ws.x.copy_within(first * ws.hidden..(first + span.wanted) * ws.hidden, kept * ws.hidden);
+        x.copy_within(first * width..(first + span.wanted) * width, kept * width);
         kept += span.wanted;
     }
     kept

@@ -5,8 +5,8 @@ use std::ops::Range;
 use crate::{
     Error, Result,
     gguf::Gguf,
-    kernels::{Cpu, Matrix},
-    models::{Attention, Blueprint, Experts, FeedForward, layer_name},
+    kernels::{Cpu, DeltaShape, Matrix},
+    models::{Attention, Blueprint, Experts, FeedForward, Softmax, layer_name},
 };
 
 /// A matrix and what is added to its products.
@@ -44,16 +44,32 @@ pub(super) enum FeedForwardWeights {
 /// The projections of softmax attention.
 pub(super) struct SoftmaxWeights {
     pub q: Linear,
+    /// The gate of the result.
+    pub gate: Option<Linear>,
     pub k: Linear,
     pub v: Linear,
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
 }
 
+/// Everything a delta net computes with in front of its output matrix.
+pub(super) struct DeltaWeights {
+    pub qkv: Linear,
+    pub z: Linear,
+    pub beta: Linear,
+    pub alpha: Linear,
+    /// The convolution, `[kernel][channels]`, oldest row first.
+    pub taps: Vec<f32>,
+    pub dt: Vec<f32>,
+    pub a: Vec<f32>,
+    pub norm: Vec<f32>,
+}
+
 /// What mixes positions.
 pub(super) enum Mixer {
     Softmax(SoftmaxWeights),
     Recurrence { gate: Linear, input: Linear },
+    DeltaNet(DeltaWeights),
 }
 
 /// Everything one layer computes with.
@@ -84,7 +100,12 @@ impl LayerWeights {
     /// Bytes of the layer's matrices in memory.
     pub fn resident_bytes(&self) -> usize {
         let mixer: usize = match &self.mixer {
-            Mixer::Softmax(w) => [&w.q, &w.k, &w.v].iter().map(|m| m.resident_bytes()).sum(),
+            Mixer::Softmax(w) => {
+                [&w.q, &w.k, &w.v].into_iter().chain(&w.gate).map(Linear::resident_bytes).sum()
+            }
+            Mixer::DeltaNet(w) => {
+                [&w.qkv, &w.z, &w.beta, &w.alpha].into_iter().map(Linear::resident_bytes).sum()
+            }
             Mixer::Recurrence { gate, input } => gate.resident_bytes() + input.resident_bytes(),
         };
         let attention = mixer + self.out.resident_bytes();
@@ -132,7 +153,8 @@ impl Loader<'_> {
     pub fn layer(&self, index: usize) -> Result<LayerWeights> {
         let name = |suffix: &str| layer_name(index, suffix);
         let mixer = match self.blueprint.layers[index].attention {
-            Attention::Softmax(_) => Mixer::Softmax(self.softmax(index)?),
+            Attention::Softmax(softmax) => Mixer::Softmax(self.softmax(index, softmax)?),
+            Attention::DeltaNet(delta) => Mixer::DeltaNet(self.delta_net(index, &delta)?),
             Attention::Recurrence(_) => Mixer::Recurrence {
                 gate: self.linear(&name("recurrence_gate"))?,
                 input: self.linear(&name("recurrence_input"))?,
@@ -142,19 +164,24 @@ impl Loader<'_> {
             FeedForward::Dense(dense) => FeedForwardWeights::Dense(self.network(index, dense.width)?),
             FeedForward::Experts(experts) => FeedForwardWeights::Experts(self.experts(index, experts)?),
         };
+        let layer = &self.blueprint.layers[index];
+        let (out, after) = (
+            if matches!(layer.attention, Attention::DeltaNet(_)) { "ssm_out" } else { "attn_output" },
+            layer.norm_after_attention().map(|after| format!("{after}.weight")),
+        );
         Ok(LayerWeights {
             attention_norm: self.norm(&name("attn_norm"))?,
             mixer,
-            out: self.linear(&name("attn_output"))?,
-            attention_norm_after: self.vector(&name("post_attention_norm.weight")),
-            feed_forward_norm: self.norm(&name("ffn_norm"))?,
+            out: self.linear(&name(out))?,
+            attention_norm_after: after.and_then(|after| self.vector(&name(&after))),
+            feed_forward_norm: self.norm(&name(layer.feed_forward_norm))?,
             feed_forward,
             feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
         })
     }
 
     /// Queries, keys and values, which may be the rows of one matrix.
-    fn softmax(&self, index: usize) -> Result<SoftmaxWeights> {
+    fn softmax(&self, index: usize, spec: Softmax) -> Result<SoftmaxWeights> {
         let name = |suffix: &str| layer_name(index, suffix);
         let (q, kv) = (self.blueprint.q_width(), self.blueprint.kv_width());
         let fused = name("attn_qkv");
@@ -171,7 +198,49 @@ impl Loader<'_> {
         self.gguf.forget(&format!("{fused}.weight"));
         let (q_norm, k_norm) =
             (self.vector(&name("attn_q_norm.weight")), self.vector(&name("attn_k_norm.weight")));
-        Ok(SoftmaxWeights { q, k, v, q_norm, k_norm })
+        let (q, gate) = match spec.gated {
+            false => (q, None),
+            true => {
+                let dim = self.blueprint.head_dim;
+                // Each head's queries, then its gate.
+                let part = |first: usize| {
+                    let heads = (0..self.blueprint.heads).map(move |head| 2 * head + first);
+                    self.gathered(&name("attn_q"), heads.map(move |part| part * dim..(part + 1) * dim))
+                };
+                (part(0)?, Some(part(1)?))
+            }
+        };
+        Ok(SoftmaxWeights { q, gate, k, v, q_norm, k_norm })
+    }
+
+    fn delta_net(&self, index: usize, delta: &DeltaShape) -> Result<DeltaWeights> {
+        let name = |suffix: &str| layer_name(index, suffix);
+        let values = |suffix: &str| Ok::<_, Error>(self.gguf.require(&name(suffix))?.to_f32());
+        let fused = name("ssm_ba");
+        let (beta, alpha) = match self.gguf.info(&format!("{fused}.weight")) {
+            None => (self.linear(&name("ssm_beta"))?, self.linear(&name("ssm_alpha"))?),
+            Some(_) => {
+                // For each key head, beta of its value heads and then alpha.
+                let shared = delta.value_heads / delta.key_heads;
+                let part = |first: usize| {
+                    let heads = (0..delta.key_heads).map(move |head| (2 * head + first) * shared);
+                    self.gathered(&fused, heads.map(move |first| first..first + shared))
+                };
+                (part(0)?, part(1)?)
+            }
+        };
+        let stored = values("ssm_conv1d.weight")?;
+        let tap = |tap: usize| stored.chunks_exact(delta.kernel).map(move |channel| channel[tap]);
+        Ok(DeltaWeights {
+            qkv: self.linear(&name("attn_qkv"))?,
+            z: self.linear(&name("attn_gate"))?,
+            beta,
+            alpha,
+            taps: (0..delta.kernel).flat_map(tap).collect(),
+            dt: values("ssm_dt.bias")?,
+            a: values("ssm_a")?,
+            norm: values("ssm_norm.weight")?,
+        })
     }
 
     /// The dense network; gate and up may be the halves of one matrix.
@@ -227,6 +296,20 @@ impl Loader<'_> {
         let matrix = self.matrix_rows(&format!("{prefix}.weight"), rows.clone())?;
         let bias = self.vector(&format!("{prefix}.bias")).map(|bias| bias[rows].to_vec());
         Ok(Linear { matrix, bias })
+    }
+
+    /// The rows of `parts`, one after the other, as one matrix.
+    fn gathered(&self, prefix: &str, parts: impl Iterator<Item = Range<usize>>) -> Result<Linear> {
+        let tensor = self.gguf.require(&format!("{prefix}.weight"))?;
+        let row = tensor.bytes.len() / tensor.rows();
+        let mut bytes = Vec::new();
+        let mut rows = 0;
+        for part in parts {
+            rows += part.len();
+            bytes.extend_from_slice(&tensor.bytes[part.start * row..part.end * row]);
+        }
+        let matrix = Matrix::pack(self.cpu, tensor.format, rows, tensor.cols(), &bytes)?;
+        Ok(Linear { matrix, bias: None })
     }
 
     /// Packs a whole tensor and lets go of its pages in the file.

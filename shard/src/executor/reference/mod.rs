@@ -14,6 +14,7 @@
     reason = "the oracle must not share elementary functions with the kernels"
 )]
 
+mod delta;
 mod executor;
 mod state;
 
@@ -135,11 +136,15 @@ impl Model {
         let mut y = match self.blueprint.layers[index].attention {
             Attention::Softmax(spec) => self.attention(rows, index, spec, &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
+            Attention::DeltaNet(shape) => self.delta_net(rows, index, shape, &h),
         };
-        self.norm_after(&layer_name(index, "post_attention_norm.weight"), &mut y);
+        let layer = &self.blueprint.layers[index];
+        if let Some(after) = layer.norm_after_attention() {
+            self.norm_after(&layer_name(index, &format!("{after}.weight")), &mut y);
+        }
         add(x, &y, 1.0);
-        let h = self.norm(&layer_name(index, "ffn_norm"), x);
-        let mut y = match &self.blueprint.layers[index].feed_forward {
+        let h = self.norm(&layer_name(index, layer.feed_forward_norm), x);
+        let mut y = match &layer.feed_forward {
             FeedForward::Dense(dense) => self.dense(index, dense.width, dense.activation, &h),
             FeedForward::Experts(experts) => self.experts(index, experts, &h),
         };
@@ -175,6 +180,12 @@ impl Model {
             let part = |name| self.linear(&layer_name(index, name), h);
             (part("attn_q"), part("attn_k"), part("attn_v"))
         };
+        let mut gates = Vec::new();
+        if spec.gated {
+            let halves: Vec<&[f32]> = q.chunks_exact(dim).collect();
+            gates = halves.iter().skip(1).step_by(2).flat_map(|gate| gate.to_vec()).collect();
+            q = halves.iter().step_by(2).flat_map(|query| query.to_vec()).collect();
+        }
         let position = rows.keys.len();
         for (x, norm) in [(&mut q, "attn_q_norm.weight"), (&mut k, "attn_k_norm.weight")] {
             for head in x.chunks_exact_mut(dim) {
@@ -192,6 +203,7 @@ impl Model {
             let kv_head = head / (b.heads / b.kv_heads);
             attend(q, keys, values, kv_head * dim, spec, out);
         }
+        out.iter_mut().zip(&gates).for_each(|(out, gate)| *out *= sigmoid(*gate));
         self.linear(&layer_name(index, "attn_output"), &out)
     }
 
@@ -251,7 +263,7 @@ impl Model {
             let (gate, up) = (part("ffn_gate_shexp", h), part("ffn_up_shexp", h));
             let inner: Vec<f32> = gate.iter().zip(&up).map(|(&gate, up)| silu(gate) * up).collect();
             let share = part("ffn_gate_inp_shexp", h)[0];
-            add(&mut out, &part("ffn_down_shexp", &inner), 1.0 / (1.0 + (-share).exp()));
+            add(&mut out, &part("ffn_down_shexp", &inner), sigmoid(share));
         }
         out
     }
@@ -353,7 +365,11 @@ fn add(x: &mut [f32], y: &[f32], factor: f32) {
 }
 
 fn silu(x: f32) -> f32 {
-    x / (1.0 + (-x).exp())
+    x * sigmoid(x)
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 fn gelu(x: f32) -> f32 {

@@ -21,6 +21,7 @@ impl Rows {
         let widths = match blueprint.layers[layer].attention {
             Attention::Softmax(_) => [blueprint.kv_width(); 2],
             Attention::Recurrence(recurrence) => [0, recurrence.width],
+            Attention::DeltaNet(delta) => [0, delta.state_len()],
         };
         Self { widths, keys: Vec::new(), values: Vec::new() }
     }

@@ -127,6 +127,7 @@ formulas! {
     Gelu = |x, y| math::gelu_lanes::<S>(x);
     Silu = |x, y| math::silu_lanes::<S>(x);
     Sigmoid = |x, y| math::sigmoid_lanes::<S>(x);
+    SigmoidMul = |x, y| S::mul(x, math::sigmoid_lanes::<S>(y));
     Softcap(cap) = |x, y| S::mul(math::tanh_lanes::<S>(S::div(x, S::splat(cap))), S::splat(cap));
 }
 
@@ -164,7 +165,7 @@ impl<M: Formula> Kernel for Map<'_, M> {
 /// # Safety
 /// The instruction set of `S` is available.
 #[inline(always)]
-unsafe fn sum_row<S: Simd>(row: &[f32], mean: f32, square: bool) -> f32 {
+pub(super) unsafe fn sum_row<S: Simd>(row: &[f32], mean: f32, square: bool) -> f32 {
     // SAFETY: positions are inside the row. A missing element is the mean (or 0): it adds +0, and a lane that started
     // at +0 keeps its bits.
     unsafe {
@@ -316,7 +317,7 @@ impl Kernel for Rope<'_> {
 
 impl Cpu {
     /// Divides `x`, made of rows of `cols`, among the threads: `work(rows, their elements)`.
-    fn divide(&self, x: &mut [f32], cols: usize, work: impl Fn(Range<usize>, &mut [f32]) + Sync) {
+    pub(super) fn divide(&self, x: &mut [f32], cols: usize, work: impl Fn(Range<usize>, &mut [f32]) + Sync) {
         let rows = x.len() / cols;
         if x.len() < PARALLEL || rows < 2 || self.pool().threads() == 1 {
             return work(0..rows, x);
@@ -436,6 +437,11 @@ impl Cpu {
     /// `x = 1 / (1 + e^-x)`; see [`math::sigmoid_f32`].
     pub fn sigmoid(&self, x: &mut [f32]) {
         self.map(Sigmoid {}, x, None);
+    }
+
+    /// `x = x * sigmoid(gate)`; see [`math::sigmoid_f32`].
+    pub fn mul_sigmoid(&self, x: &mut [f32], gate: &[f32]) {
+        self.map(SigmoidMul {}, x, Some(gate));
     }
 
     /// `x = tanh(x / cap) * cap`; see [`math::tanh_f32`].

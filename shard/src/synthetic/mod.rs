@@ -9,22 +9,22 @@
 //! A model speaks if it is given another's vocabulary ([`Shape::write_speaking`]): a swarm can then run it, with a text that is
 //! noise. Without one it has no tokenizer.
 
+mod pool;
+
 use std::{
     io::{Cursor, Write},
     path::Path,
 };
 
-use half::f16;
-
 use crate::{
     Error, Result,
     gguf::{Metadata, TensorWriter, Writer},
+    kernels::DeltaShape,
     models,
     quant::{self, Format},
 };
+use pool::Pool;
 
-/// Bytes of the pool that matrices are copied from.
-const POOL: usize = 1 << 20;
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const KINDS: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
@@ -50,6 +50,13 @@ pub enum Family {
         /// Width of their network.
         width: usize,
     },
+    /// `qwen3next` with experts in every layer: gated delta nets, every `interval`-th layer attention. [`Shape::experts`] must be set.
+    Qwen3Next {
+        /// Every how many layers one is attention.
+        interval: usize,
+        /// The others; not tiled.
+        delta: DeltaShape,
+    },
     /// The family that only fixtures have ([`models::FIXTURE`]): gated recurrences, every `interval`-th layer softmax attention.
     Recurrent {
         /// Every how many layers one is attention.
@@ -63,6 +70,7 @@ impl Family {
             Self::Llama => "llama",
             Self::Gemma3 { .. } => "gemma3",
             Self::Qwen3Moe { .. } => "qwen3moe",
+            Self::Qwen3Next { .. } => "qwen3next",
             Self::Recurrent { .. } => models::FIXTURE,
         }
     }
@@ -74,7 +82,17 @@ impl Family {
 
     /// Whether queries and keys are normed.
     fn norms_heads(self) -> bool {
-        matches!(self, Self::Gemma3 { .. } | Self::Qwen3Moe { .. })
+        matches!(self, Self::Gemma3 { .. } | Self::Qwen3Moe { .. } | Self::Qwen3Next { .. })
+    }
+
+    /// The delta net of layer `layer`, if it is one.
+    fn delta(self, layer: usize) -> Option<DeltaShape> {
+        match self {
+            Self::Qwen3Next { interval, delta } => {
+                (!(layer + 1).is_multiple_of(interval.max(1))).then_some(delta)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -128,6 +146,25 @@ pub static SHAPES: &[(&str, Shape)] = &[
             ..llama(8, 2048, (32, 4, 128), 768, 32_768, false)
         },
     ),
+    (
+        "qwen3next",
+        Shape {
+            family: Family::Qwen3Next {
+                interval: 4,
+                delta: DeltaShape {
+                    key_heads: 16,
+                    value_heads: 32,
+                    key_dim: 128,
+                    value_dim: 128,
+                    kernel: 4,
+                    tiled: false,
+                },
+            },
+            experts: Some((32, 10)),
+            context: 32_768,
+            ..llama(12, 2048, (16, 2, 256), 512, 32_768, false)
+        },
+    ),
 ];
 
 const fn llama(
@@ -169,6 +206,8 @@ enum Fill {
     Norm,
     /// Normal values of this size in F32 (routers).
     Router { gain: f32 },
+    /// Values around minus one (decays).
+    Decay,
 }
 
 struct Planned {
@@ -235,7 +274,9 @@ impl Shape {
         seed: u64,
         speaks: Option<&Metadata>,
     ) -> Result<(Writer, Vec<Planned>)> {
-        let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward, self.dense_width()];
+        let delta = (0..self.layers).find_map(|layer| self.family.delta(layer));
+        let delta = delta.map_or(self.hidden, |delta| delta.value_width());
+        let widths = [self.hidden, self.heads * self.head_dim, self.feed_forward, self.dense_width(), delta];
         if let Some(width) = widths.iter().find(|width| !width.is_multiple_of(format.block_len)) {
             let name = format.name;
             return Err(Error::invalid(format!("rows of {width} weights are not whole blocks of {name}")));
@@ -259,7 +300,7 @@ impl Shape {
             ("attention.head_count_kv", self.kv_heads),
             ("attention.key_length", self.head_dim),
             ("attention.value_length", self.head_dim),
-            ("rope.dimension_count", self.head_dim),
+            ("rope.dimension_count", self.rotated()),
         ] {
             writer.add_u32(&format!("{family}.{key}"), value as u32);
         }
@@ -269,6 +310,20 @@ impl Shape {
         }
         match self.family {
             Family::Llama => {}
+            Family::Qwen3Next { interval, delta } => {
+                for (key, value) in [
+                    ("expert_feed_forward_length", self.feed_forward),
+                    ("expert_shared_feed_forward_length", self.feed_forward),
+                    ("full_attention_interval", interval),
+                    ("ssm.conv_kernel", delta.kernel),
+                    ("ssm.state_size", delta.key_dim),
+                    ("ssm.group_count", delta.key_heads),
+                    ("ssm.time_step_rank", delta.value_heads),
+                    ("ssm.inner_size", delta.value_width()),
+                ] {
+                    writer.add_u32(&format!("{family}.{key}"), value as u32);
+                }
+            }
             Family::Recurrent { interval } => {
                 writer.add_u32(&format!("{family}.attention_interval"), interval as u32);
             }
@@ -299,6 +354,14 @@ impl Shape {
         }
     }
 
+    /// Values of a head that rotate.
+    fn rotated(&self) -> usize {
+        match self.family {
+            Family::Qwen3Next { .. } => self.head_dim / 4,
+            _ => self.head_dim,
+        }
+    }
+
     /// The experts of a layer, if it has any.
     fn experts_of(&self, layer: usize) -> Option<(usize, usize)> {
         match self.family {
@@ -323,13 +386,26 @@ impl Shape {
                 add("recurrence_gate.weight", &[hidden, q], matrix(1.2));
                 add("recurrence_gate.bias", &[q], Fill::Norm);
                 add("recurrence_input.weight", &[hidden, q], matrix(1.0));
+            } else if let Some(delta) = self.family.delta(layer) {
+                let (channels, values, heads) = (delta.channels(), delta.value_width(), delta.value_heads);
+                add("attn_qkv.weight", &[hidden, channels], matrix(1.0));
+                add("attn_gate.weight", &[hidden, values], matrix(1.0));
+                add("ssm_ba.weight", &[hidden, 2 * heads], matrix(1.0));
+                add("ssm_conv1d.weight", &[delta.kernel, channels], Fill::Router { gain: 1.0 });
+                add("ssm_dt.bias", &[heads], Fill::Norm);
+                add("ssm_a", &[heads], Fill::Decay);
+                add("ssm_norm.weight", &[delta.value_dim], Fill::Norm);
             } else {
-                add("attn_q.weight", &[hidden, q], matrix(1.2));
+                let gated = if let Family::Qwen3Next { .. } = self.family { 2 } else { 1 };
+                add("attn_q.weight", &[hidden, gated * q], matrix(1.2));
                 add("attn_k.weight", &[hidden, kv], matrix(1.2));
                 add("attn_v.weight", &[hidden, kv], matrix(1.0));
             }
-            add("attn_output.weight", &[q, hidden], matrix(0.7));
-            if self.family.norms_heads() {
+            match self.family.delta(layer) {
+                Some(delta) => add("ssm_out.weight", &[delta.value_width(), hidden], matrix(0.7)),
+                None => add("attn_output.weight", &[q, hidden], matrix(0.7)),
+            }
+            if self.family.norms_heads() && self.family.delta(layer).is_none() {
                 add("attn_q_norm.weight", &[self.head_dim], Fill::Norm);
                 add("attn_k_norm.weight", &[self.head_dim], Fill::Norm);
             }
@@ -337,7 +413,15 @@ impl Shape {
                 add("post_attention_norm.weight", &[hidden], Fill::Norm);
                 add("post_ffw_norm.weight", &[hidden], Fill::Norm);
             }
-            add("ffn_norm.weight", &[hidden], Fill::Norm);
+            if let Family::Qwen3Next { .. } = self.family {
+                add("post_attention_norm.weight", &[hidden], Fill::Norm);
+                add("ffn_gate_inp_shexp.weight", &[hidden], Fill::Router { gain: 1.0 });
+                add("ffn_gate_shexp.weight", &[hidden, inner], matrix(1.0));
+                add("ffn_up_shexp.weight", &[hidden, inner], matrix(1.0));
+                add("ffn_down_shexp.weight", &[inner, hidden], matrix(1.0));
+            } else {
+                add("ffn_norm.weight", &[hidden], Fill::Norm);
+            }
             match self.experts_of(layer) {
                 None => {
                     add("ffn_gate.weight", &[hidden, wide], matrix(1.0));
@@ -402,6 +486,7 @@ fn fill_all<W: Write>(
         let count = tensor.dims.iter().product::<u64>() as usize;
         match tensor.fill {
             Fill::Norm => out.tensor(&random.normals(count, 0.2, 1.0))?,
+            Fill::Decay => out.tensor(&random.normals(count, 0.2, -1.0))?,
             Fill::Router { gain } => out.tensor(&random.normals(count, gain / (cols as f32).sqrt(), 0.0))?,
             Fill::Matrix { gain } => {
                 pool.set_size(gain / (cols as f32).sqrt());
@@ -417,111 +502,6 @@ fn fill_all<W: Write>(
         }
     }
     Ok(())
-}
-
-/// Random blocks of one format whose weights have a chosen standard deviation.
-struct Pool {
-    format: &'static Format,
-    bytes: Vec<u8>,
-    /// Standard deviation of the weights of `bytes` if every scale were one.
-    unit: f32,
-}
-
-/// Where a block has its f16 scale, and where its f16 minimum with the ratio that makes weights average to zero.
-fn scales(format: &Format) -> Option<(usize, Option<(usize, f32)>)> {
-    Some(match format.name {
-        "q8_0" | "q4_0" | "q5_0" | "iq4_nl" | "iq4_xs" | "iq3_s" | "iq3_xxs" | "iq2_xxs" | "iq2_xs"
-        | "iq2_s" | "iq1_s" => (0, None),
-        "iq1_m" => (48, None),
-        "mxfp4" => (0, None),
-        "q4_1" => (0, Some((2, -7.5))),
-        "q5_1" => (0, Some((2, -15.5))),
-        "q2_k" => (80, Some((82, 1.5))),
-        "q3_k" => (108, None),
-        "q4_k" => (0, Some((2, 7.5))),
-        "q5_k" => (0, Some((2, 15.5))),
-        "q6_k" => (208, None),
-        _ => return None,
-    })
-}
-
-impl Pool {
-    fn new(format: &'static Format, random: &mut Random) -> Self {
-        let blocks = POOL / format.block_bytes;
-        let mut bytes = vec![0; blocks * format.block_bytes];
-        let mut pool = match scales(format) {
-            Some(_) => {
-                bytes
-                    .chunks_mut(8)
-                    .for_each(|to| to.copy_from_slice(&random.next().to_le_bytes()[..to.len()]));
-                Self { format, bytes, unit: 1.0 }
-            }
-            None => {
-                let encode = format.quantize.unwrap_or(|_, _| {});
-                let mut weights = vec![0.0f32; blocks * format.block_len];
-                weights.iter_mut().for_each(|weight| *weight = random.normal());
-                encode(&weights, &mut bytes);
-                Self { format, bytes, unit: 1.0 }
-            }
-        };
-        pool.set_size(1.0);
-        let sample = (1024 * 32 / format.block_len).min(blocks);
-        let mut weights = vec![0.0; sample * format.block_len];
-        (format.dequantize)(&pool.bytes[..sample * format.block_bytes], &mut weights);
-        let square: f64 = weights.iter().map(|w| f64::from(*w) * f64::from(*w)).sum();
-        pool.unit = (square / weights.len() as f64).sqrt() as f32;
-        pool
-    }
-
-    /// Gives the weights the standard deviation `size`.
-    fn set_size(&mut self, size: f32) {
-        let scale = size / self.unit;
-        let Some((d, minimum)) = scales(self.format) else {
-            return self.rescale(scale, size);
-        };
-        for (index, block) in self.bytes.chunks_exact_mut(self.format.block_bytes).enumerate() {
-            if self.format.name == "mxfp4" {
-                block[0] = exponent(scale, index);
-                continue;
-            }
-            if self.format.name == "iq1_m" {
-                scatter(f16::from_f32(scale).to_bits(), &mut block[d..]);
-                continue;
-            }
-            block[d..d + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-            if let Some((at, ratio)) = minimum {
-                block[at..at + 2].copy_from_slice(&f16::from_f32(scale * ratio).to_le_bytes());
-            }
-        }
-    }
-
-    /// The same for formats without scales, through f32.
-    fn rescale(&mut self, factor: f32, size: f32) {
-        let mut weights = vec![0.0; self.bytes.len() / self.format.block_bytes * self.format.block_len];
-        (self.format.dequantize)(&self.bytes, &mut weights);
-        weights.iter_mut().for_each(|weight| *weight *= factor);
-        if let Some(encode) = self.format.quantize {
-            encode(&weights, &mut self.bytes);
-        }
-        self.unit = size;
-    }
-}
-
-/// The biased exponent of block `index` when the scales are to be `scale` in the mean of squares: powers of two below
-/// and above it in the right proportion, spread by the golden ratio.
-fn exponent(scale: f32, index: usize) -> u8 {
-    let below = f32::from_bits(scale.to_bits() & 0x7f80_0000);
-    let over = scale / below;
-    let share = (over * over - 1.0) / 3.0;
-    let place = (index as u32).wrapping_mul(0x9e37_79b9) as f32 / 4_294_967_296.0;
-    (below.to_bits() >> 23) as u8 + 1 + u8::from(place < share)
-}
-
-/// Puts the nibbles of a scale into the top bits of four words, as IQ1_M keeps it.
-fn scatter(bits: u16, words: &mut [u8]) {
-    for j in 0..4 {
-        words[2 * j + 1] = words[2 * j + 1] & 15 | (bits >> (4 * j) << 4) as u8;
-    }
 }
 
 /// SplitMix64 (Steele, Lea and Flood 2014): a counter and a mixing function.

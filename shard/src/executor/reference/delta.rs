@@ -1,0 +1,81 @@
+//! A gated delta net, one value at a time.
+
+use super::{Model, sigmoid, silu, state::Rows};
+use crate::{kernels::DeltaShape, models::layer_name};
+
+impl Model {
+    /// One row through a delta net; its state after every row counts as a value of `rows`.
+    pub(super) fn delta_net(&self, rows: &mut Rows, index: usize, shape: DeltaShape, h: &[f32]) -> Vec<f32> {
+        let linear = |name: &str| self.linear(&layer_name(index, name), h);
+        let stored = |name: &str| &self.tensors[&layer_name(index, name)].values;
+        let (projected, z) = (linear("attn_qkv"), linear("attn_gate"));
+        let shared = shape.value_heads / shape.key_heads;
+        let (beta, alpha) = match self.tensors.contains_key(&layer_name(index, "ssm_ba.weight")) {
+            false => (linear("ssm_beta"), linear("ssm_alpha")),
+            true => {
+                // For each key head, beta of its value heads and then alpha.
+                let both = linear("ssm_ba");
+                let at = |head: usize| head / shared * 2 * shared + head % shared;
+                let part = |offset| (0..shape.value_heads).map(|head| both[at(head) + offset]).collect();
+                (part(0), part(shared))
+            }
+        };
+        let mut state = rows.values.last().cloned().unwrap_or_else(|| vec![0.0; shape.state_len()]);
+        let (matrices, columns) = state.split_at_mut(shape.key_dim * shape.value_heads * shape.value_dim);
+        let convolved = convolve(stored("ssm_conv1d.weight"), columns, &projected);
+        columns.rotate_left(projected.len().min(columns.len()));
+        let newest = columns.len().saturating_sub(projected.len());
+        columns[newest..].iter_mut().zip(&projected).for_each(|(column, x)| *column = *x);
+        let (q, rest) = convolved.split_at(shape.key_heads * shape.key_dim);
+        let (k, v) = rest.split_at(q.len());
+        let mut out = Vec::with_capacity(z.len());
+        for head in 0..shape.value_heads {
+            let key_head = if shape.tiled { head % shape.key_heads } else { head / shared };
+            let key = key_head * shape.key_dim..(key_head + 1) * shape.key_dim;
+            let (q, k) = (unit(&q[key.clone()]), unit(&k[key]));
+            let step = alpha[head] + stored("ssm_dt.bias")[head];
+            let softplus = if step > 20.0 { step } else { step.exp().ln_1p() };
+            let decay = (stored("ssm_a")[head] * softplus).exp();
+            let matrix =
+                &mut matrices[head * shape.key_dim * shape.value_dim..][..shape.key_dim * shape.value_dim];
+            matrix.iter_mut().for_each(|value| *value *= decay);
+            let read = |matrix: &[f32], key: &[f32], column: usize| -> f32 {
+                matrix.chunks_exact(shape.value_dim).zip(key).map(|(row, key)| row[column] * key).sum()
+            };
+            let wanted = &v[head * shape.value_dim..(head + 1) * shape.value_dim];
+            let missing: Vec<f32> = wanted
+                .iter()
+                .enumerate()
+                .map(|(column, wanted)| (wanted - read(matrix, &k, column)) * sigmoid(beta[head]))
+                .collect();
+            for (row, key) in matrix.chunks_exact_mut(shape.value_dim).zip(&k) {
+                row.iter_mut().zip(&missing).for_each(|(value, missing)| *value += key * missing);
+            }
+            let scale = (shape.key_dim as f32).sqrt();
+            let result: Vec<f32> =
+                (0..shape.value_dim).map(|column| read(matrix, &q, column) / scale).collect();
+            let square = result.iter().map(|x| x * x).sum::<f32>() / result.len() as f32;
+            let root = (square + self.blueprint.norm.eps).sqrt();
+            let gates = &z[out.len()..];
+            let weights = stored("ssm_norm.weight");
+            out.extend(result.iter().zip(weights).zip(gates).map(|((x, w), z)| x / root * w * silu(*z)));
+        }
+        rows.keys.push(Vec::new());
+        rows.values.push(state);
+        self.linear(&layer_name(index, "ssm_out"), &out)
+    }
+}
+
+/// Each channel over its last inputs, oldest first, the newest being `x`; `taps` lie together channel by channel.
+fn convolve(taps: &[f32], columns: &[f32], x: &[f32]) -> Vec<f32> {
+    let one = |(channel, taps): (usize, &[f32])| {
+        let past = columns.iter().skip(channel).step_by(x.len());
+        silu(past.chain([&x[channel]]).zip(taps).map(|(x, tap)| x * tap).sum())
+    };
+    taps.chunks_exact(taps.len() / x.len()).enumerate().map(one).collect()
+}
+
+fn unit(x: &[f32]) -> Vec<f32> {
+    let length = (x.iter().map(|x| x * x).sum::<f32>() + 1e-6).sqrt();
+    x.iter().map(|x| x / length).collect()
+}

@@ -1,0 +1,626 @@
+//! The gated delta net: a recurrence whose state maps keys to values (Yang, Kautz and Hatamizadeh, "Gated Delta Networks",
+//! arXiv 2412.06464, section 3).
+//!
+//! # What is computed, in this order (profile d1)
+//! Of a row, the projections `q | k | v` first go through a causal convolution, channel by channel over the row and the ones
+//! before it: `c = x_0 w_0`, then `c = fma(x_j, w_j, c)`, oldest row first, then `silu(c)`. Each head of q and k becomes
+//! `x * (1 / sqrt(ss + 1e-6))`, `ss` the sum of squares in 16 virtual lanes; q is then multiplied by `1 / sqrt(key_dim)`.
+//!
+//! Value head `h` has a state `S`, one row of `value_dim` values per key dimension, a decay `g = exp(a * softplus(alpha + dt))` and
+//! a strength `b = sigmoid(beta)` for each row. With the q and k of its key head, key dimensions ascending in every sum:
+//! 1. `m = fma(S_i, k_i, m)` from 0: what the state answers to the key;
+//! 2. `d = (v - m * g) * b`: what is missing, times the strength;
+//! 3. `S_i = fma(d, k_i, S_i * g)`, and `o = fma(S_i, q_i, o)` from 0.
+//!
+//! The result is `((o * (1 / sqrt(ss / value_dim + eps))) * weight) * silu(z)`.
+//!
+//! Lanes are channels and value dimensions, so nothing crosses them but `ss`. Rows are computed one after the other, always:
+//! solving for many rows at once would be other sums. So the bits do not depend on passes, threads or vector width.
+//!
+//! # How it is fast
+//! The unit of work is one value head; a block of 64 of its columns stays in the first cache for all rows of a pass.
+//!
+//! Limits: value heads are whole groups of 16 values; one head is one thread's.
+
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use super::{
+    Cpu, Kernel, math,
+    simd::{LANES, Simd},
+    vector::{Shared, load_part, store_part, sum_row},
+};
+
+/// Added to the sum of squares of a key or query before the root.
+const EPS: f32 = 1e-6;
+/// Vectors of columns that are computed together.
+const COLUMNS: usize = 4;
+/// Fewest multiply-adds for which waking the threads pays.
+const PARALLEL: usize = 200_000;
+
+/// The sizes of a gated delta net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of `key_heads`; each has a state.
+    pub value_heads: usize,
+    /// Values of a query or key.
+    pub key_dim: usize,
+    /// Values of a head's result, a multiple of [`DeltaShape::LANES`].
+    pub value_dim: usize,
+    /// Rows that the convolution sees, the current one included.
+    pub kernel: usize,
+    /// Value head `h` has key head `h mod key_heads`; otherwise consecutive value heads share one.
+    pub tiled: bool,
+}
+
+impl DeltaShape {
+    /// Values of a vector.
+    pub const LANES: usize = LANES;
+
+    /// Values of q, k and v of a row.
+    pub fn channels(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
+
+    /// Values of all heads of keys.
+    pub fn key_width(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Values of all heads of results.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Values of the states of all heads.
+    pub fn matrices_len(&self) -> usize {
+        self.key_dim * self.value_width()
+    }
+
+    /// Values that a session remembers: the states of all heads, and the rows that the convolution still sees.
+    pub fn state_len(&self) -> usize {
+        self.matrices_len() + self.columns_len()
+    }
+
+    fn columns_len(&self) -> usize {
+        (self.kernel - 1) * self.channels()
+    }
+
+    fn key_head(&self, value_head: usize) -> usize {
+        match self.tiled {
+            true => value_head % self.key_heads,
+            false => value_head / (self.value_heads / self.key_heads),
+        }
+    }
+
+    /// Writes to `columns` the last rows that the convolution sees after the first `rows` of `projected`, oldest first;
+    /// `before` are those it saw before them.
+    pub fn keep_columns(&self, before: &[f32], projected: &[f32], rows: usize, columns: &mut [f32]) {
+        let channels = self.channels();
+        for (index, to) in columns.chunks_exact_mut(channels).enumerate() {
+            let at = rows + index;
+            to.copy_from_slice(self.seen(before, projected, at));
+        }
+    }
+
+    /// Row `at - (kernel - 1)` of a pass, counted from its first; those before it are in `before`.
+    fn seen<'a>(&self, before: &'a [f32], projected: &'a [f32], at: usize) -> &'a [f32] {
+        let channels = self.channels();
+        match at.checked_sub(self.kernel - 1) {
+            Some(row) => &projected[row * channels..][..channels],
+            None => &before[at * channels..][..channels],
+        }
+    }
+}
+
+/// The rows of one session in front of the recurrence.
+pub struct DeltaInputs<'a> {
+    /// The sizes.
+    pub shape: DeltaShape,
+    /// q, k and v of every row as projected, `[n][channels]`.
+    pub projected: &'a [f32],
+    /// The `kernel - 1` rows before them, oldest first.
+    pub before: &'a [f32],
+    /// The convolution, `[kernel][channels]`, oldest first.
+    pub taps: &'a [f32],
+    /// q, k and v as the recurrence reads them, `[n][channels]`.
+    pub out: &'a mut [f32],
+}
+
+/// Consecutive rows of one session.
+pub struct DeltaJob<'a> {
+    /// The sizes.
+    pub shape: DeltaShape,
+    /// What [`Cpu::delta_inputs`] gave, `[n][channels]`.
+    pub inputs: &'a [f32],
+    /// Gates of the result, `[n][value width]`.
+    pub z: &'a [f32],
+    /// The factor on the state, `[n][value heads]`; see [`Cpu::delta_gates`].
+    pub decay: &'a [f32],
+    /// The strength of the correction, `[n][value heads]`.
+    pub strength: &'a [f32],
+    /// The state before the first row if `state` does not hold it, [`DeltaShape::matrices_len`] values.
+    pub before: Option<&'a [f32]>,
+    /// The state after the last row, `[value heads][key_dim][value_dim]`.
+    pub state: &'a mut [f32],
+    /// Weights of the norm of each head's result.
+    pub norm: &'a [f32],
+    /// Its eps.
+    pub eps: f32,
+    /// Results, `[n][value width]`.
+    pub out: &'a mut [f32],
+}
+
+/// Convolution and norms of some rows.
+struct Inputs<'a> {
+    shape: DeltaShape,
+    projected: &'a [f32],
+    before: &'a [f32],
+    taps: &'a [f32],
+    rows: Range<usize>,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Inputs<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let shape = self.shape;
+        let channels = shape.channels();
+        for (row, out) in self.rows.zip(self.out.chunks_exact_mut(channels)) {
+            // SAFETY: positions are inside rows of `channels` values, as many as the lengths that the caller checked say.
+            unsafe {
+                let mut at = 0;
+                while at < channels {
+                    let mut sum = S::splat(0.0);
+                    for tap in 0..shape.kernel {
+                        let x = load_part::<S>(shape.seen(self.before, self.projected, row + tap), at, 0.0);
+                        let w = load_part::<S>(&self.taps[tap * channels..(tap + 1) * channels], at, 0.0);
+                        sum = if tap == 0 { S::mul(x, w) } else { S::fma(x, w, sum) };
+                    }
+                    store_part::<S>(out, at, math::silu_lanes::<S>(sum));
+                    at += LANES;
+                }
+                let width = shape.key_width();
+                unit_heads::<S>(&mut out[..width], shape.key_dim, 1.0 / (shape.key_dim as f32).sqrt());
+                unit_heads::<S>(&mut out[width..2 * width], shape.key_dim, 1.0);
+            }
+        }
+    }
+}
+
+/// Gives every head of `dim` values the length `factor`.
+///
+/// # Safety
+/// The instruction set of `S` is available.
+#[inline(always)]
+unsafe fn unit_heads<S: Simd>(x: &mut [f32], dim: usize, factor: f32) {
+    for head in x.chunks_exact_mut(dim) {
+        // SAFETY: positions are inside the head.
+        unsafe {
+            let inverse = S::splat(1.0 / (sum_row::<S>(head, 0.0, true) + EPS).sqrt());
+            let mut at = 0;
+            while at < dim {
+                let x = S::mul(load_part::<S>(head, at, 0.0), inverse);
+                store_part::<S>(head, at, S::mul(x, S::splat(factor)));
+                at += LANES;
+            }
+        }
+    }
+}
+
+/// Decays and strengths of one row.
+struct Gates<'a> {
+    alpha: &'a mut [f32],
+    beta: &'a mut [f32],
+    dt: &'a [f32],
+    a: &'a [f32],
+}
+
+impl Kernel for Gates<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let mut at = 0;
+        while at < self.a.len() {
+            // SAFETY: the four have the same length (checked by the caller).
+            unsafe {
+                let alpha = S::add(load_part::<S>(self.alpha, at, 0.0), load_part::<S>(self.dt, at, 0.0));
+                let steps = math::softplus_lanes::<S>(alpha);
+                let decay = math::exp_lanes::<S>(S::mul(load_part::<S>(self.a, at, 0.0), steps));
+                store_part::<S>(self.alpha, at, decay);
+                let beta = load_part::<S>(self.beta, at, 0.0);
+                store_part::<S>(self.beta, at, math::sigmoid_lanes::<S>(beta));
+            }
+            at += LANES;
+        }
+    }
+}
+
+/// One value head over all rows of a job.
+struct Head<'a> {
+    shape: DeltaShape,
+    inputs: &'a [f32],
+    z: &'a [f32],
+    decay: &'a [f32],
+    strength: &'a [f32],
+    /// Of this head.
+    before: Option<&'a [f32]>,
+    /// Of this head.
+    state: &'a mut [f32],
+    norm: &'a [f32],
+    eps: f32,
+    index: usize,
+    out: &'a Shared<f32>,
+}
+
+impl Head<'_> {
+    fn rows(&self) -> usize {
+        self.decay.len() / self.shape.value_heads
+    }
+
+    /// Where the result of `row` is.
+    fn place(&self, row: usize) -> Range<usize> {
+        let at = row * self.shape.value_width() + self.index * self.shape.value_dim;
+        at..at + self.shape.value_dim
+    }
+
+    /// `N` vectors of columns from `column` on, all rows.
+    ///
+    /// # Safety
+    /// The instruction set of `S` is available; the columns are the head's; no other code touches its results.
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const N: usize>(&mut self, column: usize) {
+        let shape = self.shape;
+        let (key_dim, stride) = (shape.key_dim, shape.value_dim);
+        let key_at = shape.key_head(self.index) * key_dim;
+        let value_at = 2 * shape.key_width() + self.index * stride + column;
+        // SAFETY: `column + 16 N` values of each of `key_dim` rows are inside states (their lengths were checked); inputs and
+        // results likewise.
+        unsafe {
+            let state = self.state.as_mut_ptr().add(column);
+            for row in 0..self.rows() {
+                let from = match self.before {
+                    Some(before) if row == 0 => before.as_ptr().add(column),
+                    _ => state.cast_const(),
+                };
+                let input = &self.inputs[row * shape.channels()..][..shape.channels()];
+                let q = &input[key_at..][..key_dim];
+                let k = &input[shape.key_width() + key_at..][..key_dim];
+                let decay = S::splat(self.decay[row * shape.value_heads + self.index]);
+                let strength = S::splat(self.strength[row * shape.value_heads + self.index]);
+                let mut delta = [S::splat(0.0); N];
+                for (i, &k) in k.iter().enumerate() {
+                    let (k, at) = (S::splat(k), from.add(i * stride));
+                    for (j, sum) in delta.iter_mut().enumerate() {
+                        *sum = S::fma(S::load(at.add(LANES * j)), k, *sum);
+                    }
+                }
+                for (j, delta) in delta.iter_mut().enumerate() {
+                    let value = S::load(input[value_at + LANES * j..][..LANES].as_ptr());
+                    *delta = S::mul(S::sub(value, S::mul(*delta, decay)), strength);
+                }
+                let mut sums = [S::splat(0.0); N];
+                for (i, (&k, &q)) in k.iter().zip(q).enumerate() {
+                    let (k, q) = (S::splat(k), S::splat(q));
+                    let (from, to) = (from.add(i * stride), state.add(i * stride));
+                    for (j, sum) in sums.iter_mut().enumerate() {
+                        let kept = S::mul(S::load(from.add(LANES * j)), decay);
+                        let next = S::fma(delta[j], k, kept);
+                        S::store(to.add(LANES * j), next);
+                        *sum = S::fma(next, q, *sum);
+                    }
+                }
+                let out = self.out.part(self.place(row));
+                for (j, sum) in sums.into_iter().enumerate() {
+                    S::store(out[column + LANES * j..][..LANES].as_mut_ptr(), sum);
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for Head<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        let dim = self.shape.value_dim;
+        // SAFETY: whole vectors of columns of the head; its results are this unit's alone.
+        unsafe {
+            let mut column = 0;
+            while column + COLUMNS * LANES <= dim {
+                self.columns::<S, COLUMNS>(column);
+                column += COLUMNS * LANES;
+            }
+            while column < dim {
+                self.columns::<S, 1>(column);
+                column += LANES;
+            }
+            for row in 0..self.rows() {
+                let place = self.place(row);
+                let (z, out) = (&self.z[place.clone()], self.out.part(place));
+                let inverse = 1.0 / (sum_row::<S>(out, 0.0, true) / dim as f32 + self.eps).sqrt();
+                let mut at = 0;
+                while at < dim {
+                    let x = S::mul(load_part::<S>(out, at, 0.0), S::splat(inverse));
+                    let x = S::mul(x, load_part::<S>(self.norm, at, 0.0));
+                    let gate = math::silu_lanes::<S>(load_part::<S>(z, at, 0.0));
+                    store_part::<S>(out, at, S::mul(x, gate));
+                    at += LANES;
+                }
+            }
+        }
+    }
+}
+
+impl Cpu {
+    /// Convolution, silu and norms of the rows of one session; see the module.
+    pub fn delta_inputs(&self, job: DeltaInputs<'_>) {
+        let DeltaInputs { shape, projected, before, taps, out } = job;
+        let channels = shape.channels();
+        assert!(projected.len() == out.len() && out.len().is_multiple_of(channels), "rows of other lengths");
+        assert_eq!(before.len(), shape.columns_len(), "other rows before than the convolution sees");
+        assert_eq!(taps.len(), shape.kernel * channels, "another convolution");
+        self.divide(out, channels, |rows, out| {
+            self.run(Inputs { shape, projected, before, taps, rows, out });
+        });
+    }
+
+    /// Decays and strengths of rows of `a.len()` heads, in place: `alpha = exp(a * softplus(alpha + dt))`,
+    /// `beta = sigmoid(beta)`.
+    pub fn delta_gates(&self, alpha: &mut [f32], beta: &mut [f32], dt: &[f32], a: &[f32]) {
+        let heads = a.len();
+        assert!(dt.len() == heads && alpha.len() == beta.len(), "operands of different lengths");
+        assert!(heads > 0 && alpha.len().is_multiple_of(heads), "{} are not rows of {heads}", alpha.len());
+        for (alpha, beta) in alpha.chunks_exact_mut(heads).zip(beta.chunks_exact_mut(heads)) {
+            self.run(Gates { alpha, beta, dt, a });
+        }
+    }
+
+    /// The recurrence over the rows of one session, its norm and gate; see the module.
+    pub fn delta_net(&self, job: DeltaJob<'_>) {
+        let DeltaJob { shape, inputs, z, decay, strength, before, state, norm, eps, out } = job;
+        let rows = decay.len() / shape.value_heads;
+        assert!(
+            decay.len() == rows * shape.value_heads && strength.len() == decay.len(),
+            "gates of other rows"
+        );
+        assert_eq!(inputs.len(), rows * shape.channels(), "inputs of other rows");
+        assert!(out.len() == rows * shape.value_width() && z.len() == out.len(), "results of other rows");
+        assert!(norm.len() == shape.value_dim && norm.len().is_multiple_of(LANES), "another width of heads");
+        assert_eq!(state.len(), shape.matrices_len(), "another state");
+        assert!(before.is_none_or(|before| before.len() == state.len()), "another state");
+        let len = shape.key_dim * shape.value_dim;
+        let (states, out) = (Shared(state.as_mut_ptr()), Shared(out.as_mut_ptr()));
+        let head = |index: usize| {
+            let at = index * len..(index + 1) * len;
+            let before = before.map(|before| &before[at.clone()]);
+            // SAFETY: each head is computed once, and its state is inside all of them, which outlive the run.
+            let state = unsafe { states.part(at) };
+            self.run(Head { shape, inputs, z, decay, strength, before, state, norm, eps, index, out: &out });
+        };
+        if 2 * rows * shape.matrices_len() < PARALLEL {
+            return (0..shape.value_heads).for_each(head);
+        }
+        let next = AtomicUsize::new(0);
+        self.pool().run(&|_, _| {
+            loop {
+                let index = next.fetch_add(1, Relaxed);
+                if index >= shape.value_heads {
+                    return;
+                }
+                head(index);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::vector::tests::{assert_same, noise, on_every_cpu, tree};
+
+    const SHAPES: [DeltaShape; 4] = [
+        DeltaShape { key_heads: 2, value_heads: 6, key_dim: 5, value_dim: 16, kernel: 4, tiled: false },
+        DeltaShape { key_heads: 2, value_heads: 6, key_dim: 21, value_dim: 80, kernel: 2, tiled: true },
+        DeltaShape { key_heads: 1, value_heads: 1, key_dim: 33, value_dim: 48, kernel: 1, tiled: true },
+        DeltaShape { key_heads: 4, value_heads: 8, key_dim: 64, value_dim: 64, kernel: 4, tiled: false },
+    ];
+
+    /// What a pass of `rows` rows reads.
+    struct Case {
+        shape: DeltaShape,
+        rows: usize,
+        projected: Vec<f32>,
+        taps: Vec<f32>,
+        z: Vec<f32>,
+        alpha: Vec<f32>,
+        beta: Vec<f32>,
+        a: Vec<f32>,
+        dt: Vec<f32>,
+        norm: Vec<f32>,
+        start: Vec<f32>,
+    }
+
+    const NORM_EPS: f32 = 1e-5;
+
+    impl Case {
+        fn new(shape: DeltaShape, rows: usize) -> Self {
+            let heads = shape.value_heads;
+            Self {
+                shape,
+                rows,
+                projected: noise(1, rows * shape.channels(), 3.0),
+                taps: noise(2, shape.kernel * shape.channels(), 1.0),
+                z: noise(3, rows * shape.value_width(), 2.0),
+                alpha: noise(4, rows * heads, 4.0),
+                beta: noise(5, rows * heads, 4.0),
+                a: noise(6, heads, 1.0).iter().map(|a| -a.abs()).collect(),
+                dt: noise(7, heads, 1.0),
+                norm: noise(8, shape.value_dim, 1.5),
+                start: noise(9, shape.state_len(), 1.0),
+            }
+        }
+
+        /// Rows in passes of `chunk`, each with its inputs, as the executor runs them; the results and the state.
+        fn run(&self, cpu: &Cpu, chunk: usize) -> (Vec<f32>, Vec<f32>) {
+            let shape = self.shape;
+            let (channels, width, heads) = (shape.channels(), shape.value_width(), shape.value_heads);
+            let (mut out, mut state) = (vec![0.0; self.rows * width], self.start.clone());
+            for first in (0..self.rows).step_by(chunk) {
+                let rows = first..(first + chunk).min(self.rows);
+                let of = |width: usize| rows.start * width..rows.end * width;
+                let (before, before_columns) = state.split_at(shape.matrices_len());
+                let projected = &self.projected[of(channels)];
+                let mut inputs = vec![0.0; projected.len()];
+                let taps = &self.taps;
+                let job = DeltaInputs { shape, projected, before: before_columns, taps, out: &mut inputs };
+                cpu.delta_inputs(job);
+                let (mut decay, mut strength) =
+                    (self.alpha[of(heads)].to_vec(), self.beta[of(heads)].to_vec());
+                cpu.delta_gates(&mut decay, &mut strength, &self.dt, &self.a);
+                let mut next = vec![0.0; state.len()];
+                let (matrices, columns) = next.split_at_mut(before.len());
+                shape.keep_columns(before_columns, projected, rows.len(), columns);
+                // Odd passes compute in place.
+                let fresh = (first / chunk).is_multiple_of(2);
+                if !fresh {
+                    matrices.copy_from_slice(before);
+                }
+                cpu.delta_net(DeltaJob {
+                    shape,
+                    inputs: &inputs,
+                    z: &self.z[of(width)],
+                    decay: &decay,
+                    strength: &strength,
+                    before: fresh.then_some(before),
+                    state: matrices,
+                    norm: &self.norm,
+                    eps: NORM_EPS,
+                    out: &mut out[of(width)],
+                });
+                state = next;
+            }
+            (out, state)
+        }
+
+        /// The same with plain loops over single values, as the module says it.
+        fn twin(&self) -> (Vec<f32>, Vec<f32>) {
+            let shape = self.shape;
+            let (channels, width) = (shape.channels(), shape.value_width());
+            let (mut state, columns) = self.start.split_at(shape.matrices_len());
+            let mut states = state.to_vec();
+            let mut seen = columns.to_vec();
+            seen.extend(&self.projected);
+            let mut all = Vec::new();
+            for row in 0..self.rows {
+                let convolved: Vec<f32> = (0..channels)
+                    .map(|c| {
+                        let x = |tap: usize| seen[(row + tap) * channels + c];
+                        let w = |tap: usize| self.taps[tap * channels + c];
+                        let sum = (1..shape.kernel).fold(x(0) * w(0), |sum, tap| x(tap).mul_add(w(tap), sum));
+                        math::silu_f32(sum)
+                    })
+                    .collect();
+                let (q, rest) = convolved.split_at(shape.key_width());
+                let (k, v) = rest.split_at(shape.key_width());
+                for head in 0..shape.value_heads {
+                    let key =
+                        shape.key_head(head) * shape.key_dim..(shape.key_head(head) + 1) * shape.key_dim;
+                    let root = 1.0 / (shape.key_dim as f32).sqrt();
+                    let (q, k) = (unit(&q[key.clone()], root), unit(&k[key], 1.0));
+                    let at = row * shape.value_heads + head;
+                    let steps = math::softplus_f32(self.alpha[at] + self.dt[head]);
+                    let decay = math::exp_f32(self.a[head] * steps);
+                    let strength = math::sigmoid_f32(self.beta[at]);
+                    let mut result = Vec::new();
+                    for column in 0..shape.value_dim {
+                        let place = |i: usize| (head * shape.key_dim + i) * shape.value_dim + column;
+                        let m = (0..shape.key_dim).fold(0.0f32, |m, i| states[place(i)].mul_add(k[i], m));
+                        let d = (v[head * shape.value_dim + column] - m * decay) * strength;
+                        let mut o = 0.0f32;
+                        for i in 0..shape.key_dim {
+                            let next = d.mul_add(k[i], states[place(i)] * decay);
+                            states[place(i)] = next;
+                            o = next.mul_add(q[i], o);
+                        }
+                        result.push(o);
+                    }
+                    let inverse = 1.0 / (squares(&result) / shape.value_dim as f32 + NORM_EPS).sqrt();
+                    let z = &self.z[row * width + head * shape.value_dim..];
+                    all.extend(
+                        result
+                            .iter()
+                            .zip(&self.norm)
+                            .zip(z)
+                            .map(|((o, w), z)| ((o * inverse) * w) * math::silu_f32(*z)),
+                    );
+                }
+            }
+            state = &seen[seen.len() - columns.len()..];
+            states.extend(state);
+            (all, states)
+        }
+    }
+
+    fn squares(x: &[f32]) -> f32 {
+        let mut lanes = [0.0f32; LANES];
+        for (i, x) in x.iter().enumerate() {
+            lanes[i % LANES] = x.mul_add(*x, lanes[i % LANES]);
+        }
+        tree(lanes)
+    }
+
+    fn unit(x: &[f32], factor: f32) -> Vec<f32> {
+        let inverse = 1.0 / (squares(x) + EPS).sqrt();
+        x.iter().map(|x| (x * inverse) * factor).collect()
+    }
+
+    #[test]
+    fn every_instruction_set_equals_the_twin() {
+        for shape in SHAPES {
+            let case = Case::new(shape, 9);
+            let (expected, state) = case.twin();
+            on_every_cpu(|cpu, name| {
+                for chunk in [1, 2, 9] {
+                    let (found, left) = case.run(cpu, chunk);
+                    assert_same(&found, &expected, &format!("{name}, {shape:?}, chunks of {chunk}"));
+                    assert_same(&left, &state, &format!("state: {name}, {shape:?}, chunks of {chunk}"));
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn a_state_answers_a_key_with_its_value() {
+        let shape =
+            DeltaShape { key_heads: 1, value_heads: 1, key_dim: 4, value_dim: 16, kernel: 1, tiled: false };
+        let cpu = Cpu::new(crate::kernels::Isa::detect(), crate::kernels::threads::Pool::new(1, false));
+        // The key and the query are the same unit vector, twice; at full strength the second value replaces the first.
+        let mut inputs = vec![0.0; 2 * shape.channels()];
+        for (row, value) in inputs.chunks_exact_mut(shape.channels()).zip([3.0, 5.0]) {
+            (row[1], row[5]) = (1.0, 1.0);
+            row[8..].fill(value);
+        }
+        let (mut state, mut out) = (vec![0.0; shape.matrices_len()], vec![0.0; 32]);
+        cpu.delta_net(DeltaJob {
+            shape,
+            inputs: &inputs,
+            z: &[20.0; 32],
+            decay: &[1.0; 2],
+            strength: &[1.0; 2],
+            before: None,
+            state: &mut state,
+            norm: &[1.0; 16],
+            eps: 0.0,
+            out: &mut out,
+        });
+        assert!(state[16..32].iter().all(|value| *value == 5.0), "{state:?}");
+        assert!(state[..16].iter().chain(&state[32..]).all(|value| *value == 0.0));
+        assert!(out.iter().all(|value| (value - 20.0).abs() < 1e-5), "{out:?}");
+    }
+}
