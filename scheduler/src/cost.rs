@@ -223,7 +223,7 @@ impl Price {
     }
 
     /// As [`Self::refill`], as if every host had room for everything.
-    fn refill_unbounded(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+    pub fn refill_unbounded(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
         self.refill(snapshot, request)?;
         let least = self.need.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(0);
         for (i, room) in self.room.iter_mut().enumerate() {
@@ -235,6 +235,20 @@ impl Price {
         }
         self.capped = false;
         Ok(())
+    }
+
+    /// Takes `bytes` of a host's room away.
+    pub fn charge(&mut self, snapshot: &Snapshot, host: u32, bytes: u64) {
+        let i = host as usize;
+        let Some(announced) = snapshot.hosts[i].kv_bytes else { return };
+        let room = if self.room[i] == u64::MAX { announced } else { self.room[i] };
+        let left = room.saturating_sub(bytes);
+        let least = self.need.windows(2).map(|pair| pair[1] - pair[0]).min().unwrap_or(0);
+        self.room[i] = left;
+        self.capped |= self.need.last().is_some_and(|whole| left < *whole);
+        if left < least {
+            self.node[i].enter = f64::INFINITY;
+        }
     }
 
     /// Bytes of state that the layers from `first` up to `end` take for this request.
@@ -350,17 +364,6 @@ pub fn explain(snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> R
 /// As [`explain`].
 pub fn price(snapshot: &Snapshot, request: &Request, pipeline: &Pipeline) -> Result<Cost, NoRoute> {
     explain(snapshot, request, pipeline).map(|legs| total(&legs))
-}
-
-/// As [`price`] without the bounds on KV room, for pipelines whose room has been charged already.
-pub(crate) fn price_unbounded(
-    snapshot: &Snapshot,
-    request: &Request,
-    pipeline: &Pipeline,
-) -> Result<Cost, NoRoute> {
-    let mut price = Price::default();
-    price.refill_unbounded(snapshot, request)?;
-    explain_priced(snapshot, request, &price, pipeline).map(|legs| total(&legs))
 }
 
 /// The sum over all legs.

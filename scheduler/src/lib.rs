@@ -54,6 +54,7 @@ pub mod trust;
 pub mod view;
 
 pub mod cost;
+pub mod decide;
 pub mod route;
 pub mod snapshot;
 pub mod standby;
@@ -64,6 +65,7 @@ pub mod place;
 pub mod account;
 pub mod admit;
 pub mod backlog;
+pub mod depth;
 pub mod door;
 pub mod governor;
 pub mod lease;

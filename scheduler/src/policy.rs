@@ -119,6 +119,15 @@ impl Request {
             seed: 0,
         }
     }
+
+    /// Whether every route costs this one what it costs `other`: they may differ in seed, spread and deadline.
+    pub fn prices_like(&self, other: &Self) -> bool {
+        let (mine, its) = (&self.policy, &other.policy);
+        (self.requester, self.shape, &self.in_flight) == (other.requester, other.shape, &other.in_flight)
+            && (mine.boomerang, mine.closing_hop) == (its.boomerang, its.closing_hop)
+            && mine.trust_floor == its.trust_floor
+            && (&mine.allow, &mine.deny) == (&its.allow, &its.deny)
+    }
 }
 
 #[cfg(test)]

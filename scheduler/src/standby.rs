@@ -14,6 +14,7 @@
 //! Limits: `disjoint` takes the primary as given; a swarm may have two disjoint pipelines neither of which is part
 //! of the best one. Per-segment covers exist more often and are what failover uses first.
 
+use crate::cost::{self, Price};
 use crate::route::{NoRoute, Route, Router};
 use crate::snapshot::Snapshot;
 use crate::{LayerRange, NodeId, Pipeline, Request, Segment};
@@ -81,101 +82,141 @@ pub struct Cover {
 
 /// A cover for every segment of `primary` that is not the requester's own, in order.
 pub fn covers(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec<Cover> {
-    let mut room = snapshot.clone();
-    let positions = u64::from(request.shape.positions().max(1));
-    primary.segments().iter().for_each(|segment| charge(&mut room, segment, positions));
+    let none = |index| Cover { index, segments: Vec::new(), total_ms: f64::INFINITY };
+    let own = |segment: &Segment| Some(segment.node) == request.requester;
+    let segments = primary.segments().iter().enumerate().filter(|(_, segment)| !own(segment));
+    let Some(mut covering) = Covering::new(snapshot, request, primary) else {
+        return segments.map(|(index, _)| none(index)).collect();
+    };
     let mut covers = Vec::new();
-    for (index, segment) in primary.segments().iter().enumerate() {
-        if Some(segment.node) == request.requester {
-            continue;
-        }
-        let cover = cover(&room, request, primary, index);
-        cover.segments.iter().for_each(|segment| charge(&mut room, segment, positions));
+    for (index, _) in segments {
+        let cover = covering.cover(index).unwrap_or_else(|| none(index));
+        cover.segments.iter().for_each(|segment| covering.charge(segment));
         covers.push(cover);
     }
     covers
 }
 
-fn charge(snapshot: &mut Snapshot, segment: &Segment, positions: u64) {
-    let layers = segment.layers.start() as usize..segment.layers.end() as usize;
-    let bytes = layers.map(|layer| snapshot.state_bytes(layer, positions)).fold(0, u64::saturating_add);
-    if let Some(i) = snapshot.index_of(segment.node)
-        && let Some(left) = &mut snapshot.hosts[i as usize].kv_bytes
-    {
-        *left = left.saturating_sub(bytes);
-    }
+/// Prices for all covers of one pipeline.
+struct Covering<'a> {
+    snapshot: &'a Snapshot,
+    primary: &'a Pipeline,
+    requester: Option<NodeId>,
+    positions: u64,
+    /// Without the pipeline's nodes, with the room that is left.
+    router: Router,
+    /// With them, without bounds on room: the nodes that stay have theirs charged already.
+    whole: Price,
+    request: Request,
 }
 
-/// The cheapest tiling of one segment by nodes outside `primary`, other operators first.
-fn cover(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize) -> Cover {
-    let failed = primary.segments()[index];
-    let mut best = Cover { index, segments: Vec::new(), total_ms: f64::INFINITY };
-    let operator = snapshot.host(failed.node).map(|host| host.operator);
-    for other_operators in [true, false] {
-        let mut asked = without(snapshot, request, primary, false);
-        if let Some(home) = request.requester {
-            asked.policy.deny.insert(home);
-        }
-        if other_operators {
-            let kin = snapshot.hosts().iter().filter(|host| Some(host.operator) == operator);
-            asked.policy.deny.extend(kin.map(|host| host.id));
-        }
-        if let Some(found) = tile(snapshot, &asked, primary, index) {
-            best = found;
-            break;
+impl<'a> Covering<'a> {
+    fn new(snapshot: &'a Snapshot, request: &Request, primary: &'a Pipeline) -> Option<Self> {
+        let mut others = without(snapshot, request, primary, false);
+        others.policy.deny.extend(request.requester);
+        let mut router = Router::default();
+        router.prepare_parts(snapshot, &others).ok()?;
+        let mut lenient = request.clone();
+        primary.segments().iter().for_each(|segment| {
+            lenient.policy.deny.remove(&segment.node);
+        });
+        let mut whole = Price::default();
+        whole.refill_unbounded(snapshot, &lenient).ok()?;
+        let positions = u64::from(request.shape.positions().max(1));
+        let requester = request.requester;
+        let mut covering = Self { snapshot, primary, requester, positions, router, whole, request: lenient };
+        primary.segments().iter().for_each(|segment| covering.charge(segment));
+        Some(covering)
+    }
+
+    fn charge(&mut self, segment: &Segment) {
+        let layers = segment.layers.start() as usize..segment.layers.end() as usize;
+        let bytes = layers.map(|layer| self.snapshot.state_bytes(layer, self.positions));
+        if let Some(host) = self.snapshot.index_of(segment.node) {
+            self.router.charge(self.snapshot, host, bytes.fold(0, u64::saturating_add));
         }
     }
-    best
-}
 
-/// Routes the layers of one segment between its two neighbors.
-fn tile(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize) -> Option<Cover> {
-    let mut router = Router::default();
-    let from = index.checked_sub(1).map(|i| primary.segments()[i].node).or(request.requester);
-    let to = primary.segments().get(index + 1).map(|s| s.node).or(request.requester);
-    let range = primary.segments()[index].layers;
-    let (segments, part_ms) = router.between(snapshot, request, range, from, to)?;
-    let whole = primary.replaced(index, &segments).ok()?;
-    let mut lenient = request.clone();
-    whole.segments().iter().for_each(|s| {
-        lenient.policy.deny.remove(&s.node);
-    });
-    // The nodes that stay have their room charged already, so the sum is priced without that bound.
-    let total_ms =
-        crate::cost::price_unbounded(snapshot, &lenient, &whole).map_or(part_ms, |cost| cost.total_ms());
-    Some(Cover { index, segments, total_ms })
+    /// The cheapest tiling of one segment by nodes outside the pipeline, other operators first.
+    fn cover(&mut self, index: usize) -> Option<Cover> {
+        let failed = self.primary.segments()[index];
+        let operator = self.snapshot.host(failed.node).map(|host| host.operator);
+        let kin = self.snapshot.hosts().iter().zip(0u32..);
+        let kin = kin.filter(|(host, _)| Some(host.operator) == operator && host.id != failed.node);
+        let kin: Vec<u32> = kin.map(|(_, i)| i).collect();
+        let tried = if kin.is_empty() { None } else { self.tile(index, &kin) };
+        tried.or_else(|| self.tile(index, &[]))
+    }
+
+    /// Routes the layers of one segment between its two neighbors.
+    fn tile(&mut self, index: usize, barred: &[u32]) -> Option<Cover> {
+        let segments = self.primary.segments();
+        let from = index.checked_sub(1).map(|i| segments[i].node).or(self.requester);
+        let to = segments.get(index + 1).map(|s| s.node).or(self.requester);
+        let (segments, part_ms) =
+            self.router.between(self.snapshot, segments[index].layers, barred, from, to)?;
+        let whole = self.primary.replaced(index, &segments).ok()?;
+        let legs = cost::explain_priced(self.snapshot, &self.request, &self.whole, &whole);
+        let total_ms = legs.map_or(part_ms, |legs| cost::total(&legs).total_ms());
+        Some(Cover { index, segments, total_ms })
+    }
 }
 
 /// The node that should shadow segment `index` of `primary`: holds all of it, is not part of the pipeline, is of
 /// another operator than the segment's node, and is the nearest to take over among those trusted at least
 /// `trust_floor` of the policy. `None` when no node fits.
 pub fn shadow(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize) -> Option<NodeId> {
-    let segment = primary.segments().get(index)?;
-    let operator = snapshot.host(segment.node)?.operator;
-    let mut asked = without(snapshot, request, primary, false);
-    asked.policy.deny.extend(request.requester);
-    let kin = snapshot.hosts().iter().filter(|host| host.operator == operator);
-    asked.policy.deny.extend(kin.map(|host| host.id));
-    let whole = |id: NodeId| {
-        let alone = primary.replaced(index, &[Segment { node: id, layers: segment.layers }]).ok()?;
-        crate::cost::price(snapshot, &asked_without_primary(&asked, primary), &alone)
-            .ok()
-            .map(|cost| cost.total_ms())
-    };
-    let held = |host: &&crate::snapshot::Host| host.loaded.covers(segment.layers);
-    let able = snapshot.hosts().iter().filter(held).filter(|host| !asked.policy.deny.contains(&host.id));
-    able.filter_map(|host| whole(host.id).map(|ms| (ms, host.id)))
-        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
-        .map(|best| best.1)
+    let mut price = Price::default();
+    price.refill(snapshot, request).ok()?;
+    shadow_priced(snapshot, request, &price, primary, index)
 }
 
-/// `asked` with the pipeline's own nodes admitted again, for pricing them beside a shadow.
-fn asked_without_primary(asked: &Request, primary: &Pipeline) -> Request {
-    let mut request = asked.clone();
-    primary.segments().iter().for_each(|segment| {
-        request.policy.deny.remove(&segment.node);
+/// A shadow for every segment of `primary` that is not the requester's own, in order.
+pub fn shadows(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec<Option<NodeId>> {
+    let mut price = Price::default();
+    let priced = price.refill(snapshot, request).is_ok();
+    let segments = primary.segments().iter().enumerate();
+    let shadow = |(index, segment): (usize, &Segment)| {
+        let own = Some(segment.node) == request.requester;
+        (priced && !own).then(|| shadow_priced(snapshot, request, &price, primary, index)).flatten()
+    };
+    segments.map(shadow).collect()
+}
+
+/// What differs between two holders is their own compute and the hops beside it: only these are priced.
+fn shadow_priced(
+    snapshot: &Snapshot,
+    request: &Request,
+    price: &Price,
+    primary: &Pipeline,
+    index: usize,
+) -> Option<NodeId> {
+    let segments = primary.segments();
+    let layers = segments.get(index)?.layers;
+    let operator = snapshot.host(segments[index].node)?.operator;
+    let neighbor =
+        |at: Option<usize>| at.and_then(|at| segments.get(at)).and_then(|s| snapshot.index_of(s.node));
+    let (before, after) = (neighbor(index.checked_sub(1)), neighbor(Some(index + 1)));
+    let weight = snapshot.weight_of(layers);
+    let ends = layers.start() as usize >= price.head && layers.end() as usize <= price.tail_from;
+    let need = price.needs(layers.start(), layers.end());
+    let ms = |i: u32| {
+        let into = before.map_or_else(|| price.entry(snapshot, i), |from| price.hop(snapshot, from, i));
+        let out = after.map_or_else(|| price.exit(snapshot, i), |to| price.hop(snapshot, i, to));
+        let node = &price.node[i as usize];
+        into + node.enter + node.rate * weight + out
+    };
+    let able = snapshot.hosts().iter().zip(0u32..).filter(|(host, i)| {
+        let apart = host.operator != operator && Some(host.id) != request.requester;
+        ends && apart
+            && price.room[*i as usize] >= need
+            && host.loaded.covers(layers)
+            && !segments.iter().any(|segment| segment.node == host.id)
     });
-    request
+    able.map(|(host, i)| (ms(i), host.id))
+        .filter(|found| found.0.is_finite())
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
+        .map(|best| best.1)
 }
 
 /// The layers of `range` that no cover reaches.

@@ -14,6 +14,7 @@ use p2p::{
 };
 use scheduler::{
     LayerRange, LayerSet, Millis, ModelId, NodeId,
+    decide::Engine,
     view::{Geography, Merged, SwarmView},
 };
 use tokio::sync::broadcast;
@@ -55,6 +56,8 @@ pub(super) struct Viewing {
     pub(super) facts: BTreeMap<NodeId, Facts>,
     /// What leases and streams teach, until it is taken into the view.
     pub(super) feedback: FeedbackQueue,
+    /// What routes are decided with, kept from one prompt to the next.
+    pub(super) engine: Engine,
     /// Tells running prompts of nodes that are gone.
     pub(super) lost: broadcast::Sender<NodeId>,
 }
@@ -67,6 +70,7 @@ impl Viewing {
             swarm: SwarmView::new(Geography::around(UNMEASURED_MS)),
             facts: BTreeMap::new(),
             feedback: FeedbackQueue::default(),
+            engine: Engine::default(),
             lost: broadcast::Sender::new(LOSSES),
         }
     }

@@ -49,6 +49,7 @@ use tokio::{sync::mpsc, time::sleep};
 
 pub use self::{
     arbiter::{MAX_WITNESSES, Witness},
+    draft::{DraftTerms, Tally},
     plan::{Means, Plan, Progress, Report, Reroute},
 };
 use self::{draft::Drafts, replay_log::Logs, verify::Checks};
@@ -132,6 +133,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     let first_epoch = machine.epoch();
     // A cut that a failover makes later is no boundary of the session: it travels raw.
     let rounding = plan.rounding.clone();
+    let drafts = Drafts::new(session, &plan.draft);
     let report = Report::new(plan.pipeline.segments().to_vec());
     let mut conductor = RequestDriver {
         tokens: plan.prompt.clone(),
@@ -148,7 +150,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         running_epoch: 0,
         sampling: None,
         sampled: VecDeque::new(),
-        drafts: Drafts::new(draft::chosen(session)),
+        drafts,
         fed: BTreeMap::new(),
         shadows: BTreeMap::new(),
         step_began: began,
@@ -364,7 +366,7 @@ impl RequestDriver {
     async fn finish(&mut self) {
         let session = self.place();
         self.drafts.remember(&self.tokens);
-        self.report.drafts = self.drafts.count;
+        self.report.drafts = self.drafts.tally.clone();
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         worker.close(session);

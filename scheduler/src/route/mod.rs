@@ -102,18 +102,28 @@ impl Router {
 }
 
 impl Router {
-    /// The cheapest way to run only `range`, entered from `from` and left to `to`; the milliseconds include the hops
-    /// to both. The requester's own ends carry token ids, inner neighbors activations.
+    /// Prices `snapshot` for routes of parts of the model ([`Router::between`]).
+    pub(crate) fn prepare_parts(&mut self, snapshot: &Snapshot, request: &Request) -> Result<(), NoRoute> {
+        self.table.price.refill(snapshot, request)
+    }
+
+    /// From now on `bytes` of the room of a host are taken by others.
+    pub(crate) fn charge(&mut self, snapshot: &Snapshot, host: u32, bytes: u64) {
+        self.table.price.charge(snapshot, host, bytes);
+    }
+
+    /// The cheapest way to run only `range`, on none of `barred`, entered from `from` and left to `to`; the milliseconds
+    /// include the hops to both. The requester's own ends carry token ids, inner neighbors activations.
     pub(crate) fn between(
         &mut self,
         snapshot: &Snapshot,
-        request: &Request,
         range: LayerRange,
+        barred: &[u32],
         from: Option<NodeId>,
         to: Option<NodeId>,
     ) -> Option<(Vec<Segment>, f64)> {
         let price = &mut self.table.price;
-        price.refill(snapshot, request).ok()?;
+        let ends = (price.entry_from, price.exit_to);
         let end = |id: Option<NodeId>| id.and_then(|id| snapshot.index_of(id));
         if range.start() > 0 {
             price.entry_from = end(from).map(|host| End { host, carries: true });
@@ -121,9 +131,15 @@ impl Router {
         if range.end() < snapshot.num_layers() {
             price.exit_to = end(to).map(|host| End { host, carries: true });
         }
+        let bar =
+            |host: &u32| (*host, std::mem::replace(&mut price.node[*host as usize].enter, f64::INFINITY));
+        let before: Vec<(u32, f64)> = barred.iter().map(bar).collect();
         self.table.sweep(snapshot, range.start() as usize, range.end() as usize);
-        let found = best(snapshot, &self.table).ok()?;
-        Some((to_segments(snapshot, &found.visits), found.ms))
+        let found = best(snapshot, &self.table).ok();
+        let price = &mut self.table.price;
+        (price.entry_from, price.exit_to) = ends;
+        before.into_iter().for_each(|(host, enter)| price.node[host as usize].enter = enter);
+        found.map(|found| (to_segments(snapshot, &found.visits), found.ms))
     }
 }
 
@@ -189,10 +205,32 @@ pub fn compare(snapshot: &Snapshot, request: &Request) -> Comparison {
     let mut open = request.clone();
     open.policy.boomerang = None;
     let plain = if request.policy.boomerang.is_some() { route(snapshot, &open) } else { asked.clone() };
-    open.policy.allow = Some(Default::default());
-    let local =
-        if request.requester.is_some() { route(snapshot, &open) } else { Err(NoRoute::UnknownRequester) };
+    let local = at_home(snapshot, request);
     Comparison { asked, plain, local }
+}
+
+/// `request` run by its requester alone, whatever its policy says of others: there is one way, so nothing is searched.
+///
+/// # Errors
+/// [`NoRoute::UnknownRequester`], [`NoRoute::Hole`] for the first layer that it does not hold or may not run, and
+/// [`NoRoute::Unreachable`] when it has no room for all of them.
+pub fn at_home(snapshot: &Snapshot, request: &Request) -> Result<Route, NoRoute> {
+    let Some(me) = request.requester else { return Err(NoRoute::UnknownRequester) };
+    let home = snapshot.index_of(me).ok_or(NoRoute::UnknownRequester)?;
+    let held = |layer: &u32| snapshot.state_at(home, *layer as usize).is_some();
+    let barred = request.policy.deny.contains(&me);
+    if let Some(layer) = (0..snapshot.num_layers()).find(|layer| barred || !held(layer)) {
+        return Err(NoRoute::Hole { layer });
+    }
+    let mut open = request.clone();
+    open.policy.boomerang = None;
+    let pipeline = to_pipeline(snapshot, &[(home, 0, snapshot.num_layers())])?;
+    let legs = cost::explain(snapshot, &open, &pipeline).map_err(|_| NoRoute::Unreachable)?;
+    let cost = cost::total(&legs);
+    if open.policy.deadline_ms.is_some_and(|limit| cost.total_ms() > limit) {
+        return Err(NoRoute::TooSlow { predicted_ms: cost.total_ms() });
+    }
+    Ok(Route { pipeline, legs, optimum_ms: cost.total_ms(), cost, exact: true })
 }
 
 /// One visit: host, first layer, one past the last.

@@ -71,11 +71,13 @@ impl Table {
     pub fn sweep(&mut self, snapshot: &Snapshot, first: usize, end: usize) {
         (self.first, self.end) = (first, end);
         let states = snapshot.host_of.len();
-        self.to_go.clear();
+        // Only the layers searched are read.
+        let searched = snapshot.off[first] as usize..snapshot.off[end] as usize;
         self.to_go.resize(states, f64::INFINITY);
-        self.steps.clear();
+        self.to_go[searched.clone()].fill(f64::INFINITY);
         if matches!(snapshot.hops, Hops::Regions { .. }) {
             self.steps.resize(states, NONE);
+            self.steps[searched].fill(NONE);
         }
         self.last_layer(snapshot);
         match snapshot.hops {

@@ -10,13 +10,17 @@
 //! a lease that is refused costs less than an answer that is not given. A session with new cuts keeps its seats: where
 //! it runs already, being full does not count.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use p2p::wire::{announce::Offer, control::Contact};
 use scheduler::{
     Boomerang, Millis, ModelId, NodeId, Pipeline, Request, RoutePolicy, SessionId, Shape, Snapshot,
     cost::{self, explain},
-    route::{Comparison, NoRoute, Route, acquainted, compare, route},
+    decide::Wanted,
+    route::{Comparison, NoRoute, Route, acquainted, route},
     session::Standbys,
     snapshot::BadSnapshot,
     standby,
@@ -184,11 +188,11 @@ impl Router<'_> {
         let barred = deny.into_iter().chain(self.denied.iter().copied()).chain(policy.deny);
         policy.deny = barred.filter(|node| *node != self.me).collect();
         let request = self.request(model, session, shape, policy);
-        let found = self.snapshot(model, session, shape).ok().and_then(|mut snapshot| {
+        let found = self.snapshot(model, session, shape).ok().and_then(|snapshot| {
+            let mut snapshot = Arc::unwrap_or_clone(snapshot);
             let seats = self.in_flight.get(&session);
             snapshot.assume_room(|host| seats.is_some_and(|seats| seats.nodes.contains(&host.id)));
-            let mut full = snapshot.clone();
-            ask_the_full(&mut full);
+            let full = ask_the_full(&snapshot);
             let careful = acquainted(&snapshot, &request);
             let tries = [(&snapshot, &careful), (&full, &careful), (&snapshot, &request), (&full, &request)];
             let mut routes = tries.into_iter().filter_map(|(known, request)| route(known, request).ok());
@@ -226,28 +230,28 @@ impl Router<'_> {
             let first = &self.models.first;
             self.view.indispensable(node, first.id, first.ready.num_layers, self.now)
         });
-        let frozen = |view| self.freeze(&view, model, question.session, question.shape).ok();
+        let frozen = |view| self.freeze(&view, model, question.session, question.shape).ok().map(Arc::new);
         let mut narrowed = narrowed.and_then(frozen);
         let mut careful = acquainted(&snapshot, &request);
         if let Some(node) = question.prove {
             careful.policy.deny.remove(&node);
         }
-        let mut comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
+        let mut comparison = self.view.engine.compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
         if comparison.asked.is_err() {
             let strangers = !self.acquainted_but_full(&snapshot, &careful, &policy);
-            let roomy = strangers.then(|| snapshot.clone());
+            let roomy = strangers.then(|| Arc::clone(&snapshot));
             for known in narrowed.iter_mut().chain([&mut snapshot]) {
-                ask_the_full(known);
+                *known = Arc::new(ask_the_full(known));
             }
-            comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
+            comparison = self.view.engine.compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
             if comparison.asked.is_err()
                 && let Some(roomy) = roomy.filter(|_| careful != request)
             {
                 // No route leads past strangers.
                 careful = request.clone();
-                comparison = compare(narrowed.as_ref().unwrap_or(&roomy), &careful);
+                comparison = self.view.engine.compare(narrowed.as_ref().unwrap_or(&roomy), &careful);
                 if comparison.asked.is_err() {
-                    comparison = compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
+                    comparison = self.view.engine.compare(narrowed.as_ref().unwrap_or(&snapshot), &careful);
                 }
             }
         }
@@ -294,8 +298,7 @@ impl Router<'_> {
         let refused =
             |node: &NodeId| !policy.deny.contains(node) && snapshot.host(*node).is_some_and(|host| host.met);
         patient.policy.deny.retain(|node| !refused(node));
-        let mut full = snapshot.clone();
-        route(ask_the_full(&mut full), &patient).is_ok()
+        route(&ask_the_full(snapshot), &patient).is_ok()
     }
 
     /// Where nodes of `pipeline` are not connected: these, and those of the best route past them.
@@ -352,12 +355,19 @@ impl Router<'_> {
     }
 
     /// What is believed now, with what leases taught.
-    fn snapshot(&mut self, model: ModelId, session: SessionId, shape: Shape) -> Result<Snapshot, String> {
+    fn snapshot(
+        &mut self,
+        model: ModelId,
+        session: SessionId,
+        shape: Shape,
+    ) -> Result<Arc<Snapshot>, String> {
         self.view.take_feedback(self.now);
-        self.freeze(&self.view.swarm, model, session, shape).map_err(|e| e.to_string())
+        let wanted = wanted(self.models, self.me, model, shape);
+        let found = self.view.engine.snapshot(&self.view.swarm, &wanted, seed(session));
+        found.map_err(|why| why.to_string())
     }
 
-    /// `view` of a model, priced in the middle of an answer: there a row sees what most rows of it see.
+    /// `view` of a model, as [`Self::snapshot`] but for one question.
     fn freeze(
         &self,
         view: &SwarmView,
@@ -365,11 +375,8 @@ impl Router<'_> {
         session: SessionId,
         shape: Shape,
     ) -> Result<Snapshot, BadSnapshot> {
-        let ready = self.models.get(model).map(|held| &held.ready);
-        let context = shape.prompt_tokens.saturating_add(shape.output_tokens / 2);
-        let costs = ready.and_then(|ready| ready.costs.as_ref()).map(|costs| (costs, context));
-        let num_layers = ready.map_or(0, |ready| ready.num_layers);
-        view.snapshot_to_route(model, num_layers, costs, self.me, seed(session))
+        let Wanted { model, num_layers, costs, me } = wanted(self.models, self.me, model, shape);
+        view.snapshot_to_route(model, num_layers, costs, me, seed(session))
     }
 
     /// Who stands by for a pipeline, and where everybody is.
@@ -380,12 +387,12 @@ impl Router<'_> {
         pipeline: &Pipeline,
         shadow: Shadow,
     ) -> (Standbys, Vec<Contact>) {
-        let shadows = pipeline.segments().iter().enumerate().map(|(index, segment)| {
-            let followed = segment.node != self.me && shadow != Shadow::None;
-            followed.then(|| standby::shadow(snapshot, request, pipeline, index)).flatten()
-        });
+        let shadows = match shadow {
+            Shadow::None => vec![None; pipeline.segments().len()],
+            _ => standby::shadows(snapshot, request, pipeline),
+        };
         let standbys = Standbys {
-            shadows: shadows.collect(),
+            shadows,
             lazy: shadow == Shadow::Lazy,
             covers: standby::covers(snapshot, request, pipeline),
         };
@@ -441,8 +448,17 @@ impl Router<'_> {
     }
 }
 
-/// Takes everybody who says to be full to have room.
-fn ask_the_full(snapshot: &mut Snapshot) -> &Snapshot {
+/// Of a model what routes are priced in: the middle of an answer, where a row sees what most rows of it see.
+fn wanted(models: &Models, me: NodeId, model: ModelId, shape: Shape) -> Wanted<'_> {
+    let ready = models.get(model).map(|held| &held.ready);
+    let context = shape.prompt_tokens.saturating_add(shape.output_tokens / 2);
+    let costs = ready.and_then(|ready| ready.costs.as_ref()).map(|costs| (costs, context));
+    Wanted { model, num_layers: ready.map_or(0, |ready| ready.num_layers), costs, me }
+}
+
+/// The same where each node that says to be full is taken to have room.
+fn ask_the_full(snapshot: &Snapshot) -> Snapshot {
+    let mut snapshot = snapshot.clone();
     snapshot.assume_room(|host| host.kv_bytes == Some(0));
     snapshot
 }
@@ -486,16 +502,16 @@ mod tests {
         let (fast, slow) = (NodeId::numbered(2), NodeId::numbered(3));
         assert_eq!(middle(&snapshot([1_000, 1_000])), Some(fast));
         assert_eq!(middle(&snapshot([0, 1_000])), Some(slow), "passed by while others have room");
-        let mut full = snapshot([0, 0]);
+        let full = snapshot([0, 0]);
         assert_eq!(middle(&full), None);
-        assert_eq!(middle(ask_the_full(&mut full)), Some(fast), "the word may be old");
+        assert_eq!(middle(&ask_the_full(&full)), Some(fast), "the word may be old");
         let mut seated = snapshot([0, 1_000]);
         seated.assume_room(|host| host.id == fast);
         assert_eq!(middle(&seated), Some(fast), "it runs there already");
-        let mut small = snapshot([1, 1]);
+        let small = snapshot([1, 1]);
         let long = Shape { prompt_tokens: 500, ..Shape::ONE_TOKEN };
         let mut request = Request::new(NodeId::numbered(1), long);
         request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
-        assert!(route(ask_the_full(&mut small), &request).is_err(), "too little room is not full");
+        assert!(route(&ask_the_full(&small), &request).is_err(), "too little room is not full");
     }
 }

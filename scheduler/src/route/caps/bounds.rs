@@ -1,20 +1,12 @@
-//! Cost-to-go over whole segments, with a toll per unit of room, and the tolls that make the best bound of it.
+//! Cost-to-go over whole segments, with a toll per unit of room.
 //!
 //! `start[l, i]` is the least cost of finishing from layer l when host i has just been entered: no segment longer than its
 //! host's room, no host entered twice in a row. It forgets earlier visits, so it never exceeds the true cost; with tolls
 //! `t` every route that keeps the bounds costs at least `least(t) = start(t) - sum of t_i * room_i`.
 
-use super::flow::Flow;
 use super::problem::Problem;
-use super::{Best, MAX_PAIRS, ROUNDING, SWEEPS, TAKEN_AGAIN, labels};
 use crate::rng::Rng;
 use crate::route::Visit;
-
-/// Sweeps without a better bound after which steps are halved.
-const PATIENCE: usize = 3;
-
-/// A dive follows so many sweeps.
-const DIVE: usize = 3;
 
 #[derive(Clone)]
 pub(super) struct Bounds {
@@ -110,7 +102,7 @@ impl Bounds {
     }
 
     /// The best route with tolls: its segments and the bound that it proves.
-    fn cheapest(&self, problem: &Problem) -> Option<(f64, Vec<Visit>)> {
+    pub fn cheapest(&self, problem: &Problem) -> Option<(f64, Vec<Visit>)> {
         let n = problem.hosts();
         let first = problem.net.at[0].iter();
         let entries = first.map(|&host| (problem.entry[host as usize] + self.start(n, 0, host), host));
@@ -123,58 +115,6 @@ impl Bounds {
             layer = end;
         }
         Some((ms - self.all, segments))
-    }
-
-    /// Finds tolls for a high bound, offering every route on the way that fits; returns the bound and keeps its tolls swept.
-    pub fn tighten(&mut self, problem: &Problem, flow: &Flow, best: &mut Best) -> f64 {
-        let sweeps = (MAX_PAIRS / problem.pairs().max(1)).clamp(SWEEPS.1, SWEEPS.0);
-        let (mut least, mut kept) = (f64::NEG_INFINITY, self.toll.clone());
-        let (mut scale, mut idle) = (1.0, 0);
-        let mut used = vec![0u64; problem.hosts()];
-        for sweep in 0..sweeps {
-            if sweep > 0 {
-                self.sweep(problem);
-            }
-            let Some((ms, segments)) = self.cheapest(problem) else { return f64::INFINITY };
-            idle += 1;
-            if ms > least + least.abs() * 1e-6 {
-                idle = 0;
-            }
-            if ms > least {
-                least = ms;
-                kept.copy_from_slice(&self.toll);
-            }
-            if idle >= PATIENCE {
-                (scale, idle) = (scale / 2.0, 0);
-                self.toll.copy_from_slice(&kept);
-            }
-            used.fill(0);
-            segments.iter().for_each(|visit| used[visit.0 as usize] += problem.needs(visit.1, visit.2));
-            let over = |i: usize| used[i] as f64 - problem.net.room[i] as f64;
-            let bound = (0..problem.hosts()).filter(|&i| problem.bound[i]);
-            if bound.clone().all(|i| over(i) <= 0.0) {
-                best.offer(cost(problem, &segments), || segments);
-            }
-            if sweep % DIVE == DIVE - 1 {
-                labels::dive(problem, self, flow, TAKEN_AGAIN, best);
-            }
-            if least >= best.ms * (1.0 - ROUNDING) {
-                break;
-            }
-            let active = |i: &usize| over(*i) > 0.0 || self.toll[*i] > 0.0;
-            let norm: f64 = bound.clone().filter(active).map(|i| over(i) * over(i)).sum();
-            if norm == 0.0 {
-                break;
-            }
-            // Polyak's step towards the best route, or a little above the bound while there is none.
-            let goal = if best.ms.is_finite() { best.ms } else { ms.max(least) * 1.05 + 1e-9 };
-            let step = scale * (goal - ms).max(1e-9) / norm;
-            let moves: Vec<(usize, f64)> = bound.filter(active).map(|i| (i, step * over(i))).collect();
-            moves.into_iter().for_each(|(i, by)| self.toll[i] = (self.toll[i] + by).max(0.0));
-        }
-        self.toll = kept;
-        self.sweep(problem);
-        least
     }
 }
 

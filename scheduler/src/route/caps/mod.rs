@@ -6,7 +6,7 @@
 //!    for: bipartite matching where all layers take the same, a flow that may split layers where they do not. Without one
 //!    there is no route: a proof, over all nodes, since a route is such a sharing out.
 //! 2. `problem`: the nodes that a good route may use, with their prices laid out densely. Up to [`MAX_HOSTS`] all of them.
-//! 3. `bounds`: a toll per unit of room on every node that is overrun, found by subgradient steps (Held and Karp, *The
+//! 3. `tolls`, `bounds`: a toll per unit of room on every node that is overrun, found by subgradient steps (Held and Karp, *The
 //!    traveling-salesman problem and minimum spanning trees: part II*, 1971): the cheapest route with tolls, less the tolls of
 //!    all room there is, is a bound from below, and one that happens to fit is a route.
 //! 4. `labels`: a dive that never takes what would leave later layers without room, for a route at once; then beams
@@ -19,6 +19,7 @@ mod bounds;
 mod flow;
 mod labels;
 mod problem;
+mod tolls;
 mod windows;
 
 use super::Visit;
@@ -74,7 +75,7 @@ pub(super) fn search(snapshot: &Snapshot, table: &Table) -> Answer {
     if best.segments.is_empty() && complete {
         return if problem.whole { Answer::None } else { Answer::Unproven };
     }
-    let least = bounds.tighten(&problem, &flow, &mut best);
+    let least = tolls::tighten(&mut bounds, &problem, &flow, &mut best);
     complete = least >= best.ms * (1.0 - ROUNDING);
     if !complete {
         let mut rng = Rng::new(SALT);

@@ -1,0 +1,241 @@
+//! Everything that is decided of one request, over tables that outlast it.
+//!
+//! ```text
+//!  view ──▶ snapshot (per model and epoch) ──▶ table as asked ──▶ route, near-equal routes
+//!                                        └──▶ table with the ends abroad ──▶ comparison
+//! ```
+//!
+//! A snapshot is built when the view's epoch has changed and is shared until it changes again; a table is swept when
+//! its snapshot or anything that prices depend on has changed. A second prompt of the same size therefore only reads.
+//! A node decides through this engine; the simulator's policies ask [`Router`] directly.
+//!
+//! Limits: one snapshot is kept, that of the model asked about last, and one table of each kind. Strangers are drawn when a
+//! snapshot is built, and again after [`REDRAW`] questions.
+
+use std::sync::Arc;
+
+use crate::layer_cost::LayerCosts;
+use crate::route::{Comparison, NoRoute, Route, Router, at_home};
+use crate::snapshot::BadSnapshot;
+use crate::{ModelId, NodeId, Request, Snapshot, SwarmView};
+
+/// Questions after which other strangers are shown although nothing was announced.
+pub const REDRAW: u32 = 32;
+
+/// What a snapshot is built of.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Wanted<'a> {
+    /// Which model.
+    pub model: ModelId,
+    /// Its number of layers.
+    pub num_layers: u32,
+    /// What its layers cost, for rows behind so many positions.
+    pub costs: Option<(&'a LayerCosts, u32)>,
+    /// Who asks.
+    pub me: NodeId,
+}
+
+/// Snapshot and tables, kept from one decision to the next.
+#[derive(Clone, Debug, Default)]
+pub struct Engine {
+    frozen: Option<Frozen>,
+    asked: Kept,
+    plain: Kept,
+}
+
+#[derive(Clone, Debug)]
+struct Frozen {
+    epoch: u64,
+    model: ModelId,
+    num_layers: u32,
+    costs: Option<(LayerCosts, u32)>,
+    me: NodeId,
+    left: u32,
+    snapshot: Arc<Snapshot>,
+}
+
+impl Frozen {
+    fn is(&self, epoch: u64, wanted: &Wanted<'_>) -> bool {
+        let costs = self.costs.as_ref().map(|(costs, context)| (costs, *context));
+        self.epoch == epoch
+            && (self.model, self.num_layers, self.me) == (wanted.model, wanted.num_layers, wanted.me)
+            && costs == wanted.costs
+            && self.left > 0
+    }
+}
+
+/// A router and what its table is of.
+#[derive(Clone, Debug, Default)]
+struct Kept {
+    router: Router,
+    of: Option<(Arc<Snapshot>, Request)>,
+}
+
+impl Kept {
+    fn route(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Result<Route, NoRoute> {
+        let same = |(known, asked): &(Arc<Snapshot>, Request)| {
+            Arc::ptr_eq(known, snapshot) && asked.prices_like(request)
+        };
+        if !self.of.as_ref().is_some_and(same) {
+            self.of = None;
+            self.router.prepare(snapshot, request)?;
+            self.of = Some((Arc::clone(snapshot), request.clone()));
+        }
+        self.router.route(snapshot, request)
+    }
+}
+
+impl Engine {
+    /// What is believed of a model right now. `draw` chooses the strangers that it shows when it is built.
+    ///
+    /// # Errors
+    /// As [`SwarmView::snapshot_of`].
+    pub fn snapshot(
+        &mut self,
+        view: &SwarmView,
+        wanted: &Wanted<'_>,
+        draw: u64,
+    ) -> Result<Arc<Snapshot>, BadSnapshot> {
+        let epoch = view.epoch();
+        if let Some(frozen) = self.frozen.as_mut().filter(|frozen| frozen.is(epoch, wanted)) {
+            frozen.left -= 1;
+            return Ok(Arc::clone(&frozen.snapshot));
+        }
+        let Wanted { model, num_layers, costs, me } = *wanted;
+        let snapshot = Arc::new(view.snapshot_to_route(model, num_layers, costs, me, draw)?);
+        let costs = costs.map(|(costs, context)| (costs.clone(), context));
+        let known = Arc::clone(&snapshot);
+        self.frozen = Some(Frozen { epoch, model, num_layers, costs, me, left: REDRAW, snapshot: known });
+        Ok(snapshot)
+    }
+
+    /// Routes `request` as asked; equals [`route`](crate::route::route).
+    ///
+    /// # Errors
+    /// As [`route`](crate::route::route).
+    pub fn route(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Result<Route, NoRoute> {
+        self.asked.route(snapshot, request)
+    }
+
+    /// Routes `request` as asked, without boomerang, and all at home; equals [`compare`](crate::route::compare).
+    pub fn compare(&mut self, snapshot: &Arc<Snapshot>, request: &Request) -> Comparison {
+        let asked = self.asked.route(snapshot, request);
+        let plain = match request.policy.boomerang {
+            None => asked.clone(),
+            Some(_) => {
+                let mut open = request.clone();
+                open.policy.boomerang = None;
+                self.plain.route(snapshot, &open)
+            }
+        };
+        Comparison { asked, plain, local: at_home(snapshot, request) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Engine, REDRAW, Wanted};
+    use crate::route::compare;
+    use crate::snapshot::{Host, Links};
+    use crate::view::{Geography, SwarmView};
+    use crate::{
+        Boomerang, Capability, Claim, Holding, LayerRange, LayerSet, Millis, ModelId, NodeId, OperatorId,
+        Request, Shape, Snapshot,
+    };
+
+    fn node(n: u64) -> NodeId {
+        NodeId::numbered(n)
+    }
+
+    fn snapshot() -> Arc<Snapshot> {
+        let layers = |start, end| -> LayerSet { LayerRange::new(start, end).unwrap().into() };
+        let hosts = vec![
+            Host::new(node(1), layers(0, 6), 9.0),
+            Host::new(node(2), layers(1, 4), 1.0),
+            Host::new(node(3), layers(2, 6), 2.0),
+        ];
+        let links = Links::Matrix(vec![3.0; 9]);
+        Arc::new(Snapshot::new(ModelId::default(), 6, None, hosts, &links).unwrap())
+    }
+
+    #[test]
+    fn what_is_kept_changes_no_answer() {
+        let mut engine = Engine::default();
+        let (one, other) = (snapshot(), snapshot());
+        let mut request = Request::new(node(1), Shape::ONE_TOKEN);
+        request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
+        let mut questions = vec![request.clone()];
+        for change in [
+            |r: &mut Request| r.seed = 9,
+            |r: &mut Request| r.shape.output_tokens = 40,
+            |r: &mut Request| r.in_flight = vec![(NodeId::numbered(2), 3)],
+            |r: &mut Request| r.policy.deny = [NodeId::numbered(3)].into(),
+            |r: &mut Request| r.policy.deadline_ms = Some(1.0),
+            |r: &mut Request| r.policy.boomerang = None,
+            |r: &mut Request| r.policy.allow = Some([NodeId::numbered(2)].into()),
+            |r: &mut Request| r.policy.trust_floor = 1.5,
+        ] {
+            let mut changed = request.clone();
+            change(&mut changed);
+            questions.extend([changed, request.clone()]);
+        }
+        for request in &questions {
+            for snapshot in [&one, &other, &one] {
+                assert_eq!(engine.compare(snapshot, request), compare(snapshot, request), "{request:?}");
+            }
+        }
+    }
+
+    fn claim(n: u64, sequence: u64) -> Capability {
+        let holding = Holding {
+            model: ModelId::numbered(7),
+            loaded: vec![LayerRange::new(0, 4).unwrap()],
+            on_disk: Vec::new(),
+            decode_ms: 1.0,
+            prefill_ms: 0.2,
+            visit_ms: 0.1,
+            queue_ms: 0.0,
+            load_ms: 0.0,
+            active: 0,
+            batch_knee: 4,
+            kv_bytes: 1 << 30,
+        };
+        let claim = Claim {
+            node: node(n),
+            operator: OperatorId::numbered(n),
+            sequence,
+            region: 0,
+            access_ms: 0.0,
+            up_bytes_per_ms: 1e6,
+            down_bytes_per_ms: 1e6,
+            draining: false,
+            holdings: vec![holding],
+        };
+        Capability::try_from(claim).unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_lasts_until_the_view_changes() {
+        let mut view = SwarmView::new(Geography::around(50.0));
+        view.merge(claim(2, 1), Millis(0));
+        let mut engine = Engine::default();
+        let wanted = Wanted { model: ModelId::numbered(7), num_layers: 4, costs: None, me: node(1) };
+        let first = engine.snapshot(&view, &wanted, 1).unwrap();
+        assert!(Arc::ptr_eq(&first, &engine.snapshot(&view, &wanted, 2).unwrap()));
+        view.merge(claim(3, 1), Millis(1));
+        let second = engine.snapshot(&view, &wanted, 3).unwrap();
+        assert_eq!((first.hosts().len(), second.hosts().len()), (1, 2));
+        let longer = Wanted { num_layers: 5, ..wanted };
+        assert_eq!(engine.snapshot(&view, &longer, 3).unwrap().num_layers(), 5);
+        let mut same = engine.snapshot(&view, &wanted, 4).unwrap();
+        let mut built = 0;
+        for draw in 0..=u64::from(REDRAW) {
+            let next = engine.snapshot(&view, &wanted, draw).unwrap();
+            built += u32::from(!Arc::ptr_eq(&next, &same));
+            same = next;
+        }
+        assert_eq!(built, 1, "strangers are drawn again");
+    }
+}
