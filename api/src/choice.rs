@@ -1,7 +1,9 @@
 //! What a request may choose about who computes it: who may read it, how their work is checked, who stands by, in which
-//! form activations travel.
+//! form activations travel, and what drafts tokens for it.
 //!
 //! The words are those of the command line, of configuration files and of the socket of a running node.
+
+use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
@@ -169,6 +171,94 @@ impl WireChoice {
     }
 }
 
+/// What drafts tokens, so that one pass over all layers may confirm several. The tokens are the same whatever is chosen.
+///
+/// A choice says what may be tried: drafts are sent only where they pay.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Draft {
+    /// Everything that costs nothing where it does not help: lookup and grammar.
+    #[default]
+    Auto,
+    /// Nothing: one token a pass.
+    Off,
+    /// These.
+    By(DraftBy),
+}
+
+/// Drafters by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DraftBy {
+    /// What followed the last time that the text ended so.
+    pub lookup: bool,
+    /// What the form of the answer leaves no choice about.
+    pub grammar: bool,
+}
+
+impl Draft {
+    /// What a refusal says behind the name of the field.
+    pub const MUST: &'static str = "must be auto, off, or a list of lookup and grammar";
+
+    /// Whether text may be looked up.
+    pub fn lookup(&self) -> bool {
+        matches!(self, Self::Auto | Self::By(DraftBy { lookup: true, .. }))
+    }
+
+    /// Whether the form of the answer may draft.
+    pub fn grammar(&self) -> bool {
+        matches!(self, Self::Auto | Self::By(DraftBy { grammar: true, .. }))
+    }
+}
+
+impl FromStr for Draft {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => return Ok(Self::Auto),
+            "off" | "none" => return Ok(Self::Off),
+            _ => {}
+        }
+        let mut by = DraftBy::default();
+        for word in text.split(',') {
+            match word {
+                "lookup" => by.lookup = true,
+                "grammar" => by.grammar = true,
+                _ => return Err(format!("{}, not \"{word}\"", Self::MUST)),
+            }
+        }
+        Ok(Self::By(by))
+    }
+}
+
+impl fmt::Display for Draft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::By(by) => {
+                let words = [(by.lookup, "lookup"), (by.grammar, "grammar")];
+                let words = words.into_iter().filter(|(chosen, _)| *chosen).map(|(_, word)| word);
+                f.write_str(&words.collect::<Vec<_>>().join(","))
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for Draft {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Draft> for String {
+    fn from(draft: Draft) -> Self {
+        draft.to_string()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,5 +274,23 @@ mod tests {
         assert_eq!(of(None, None).or(&node).form(), Wire::ROUNDED);
         assert_eq!(of(None, Some(false)).or(&node).form(), Wire::Raw);
         assert_eq!(of(None, None).or(&of(Some(Wire::C7), None)).form(), Wire::C7);
+    }
+
+    #[test]
+    fn drafters_are_read_as_they_are_written() {
+        for text in ["auto", "off", "lookup", "grammar", "lookup,grammar"] {
+            let draft: Draft = text.parse().unwrap();
+            assert_eq!(draft.to_string(), text);
+            assert_eq!(serde_json::from_str::<Draft>(&format!("\"{text}\"")).unwrap(), draft);
+        }
+        assert_eq!("none".parse(), Ok(Draft::Off));
+        assert_eq!("grammar,grammar".parse(), Ok(Draft::By(DraftBy { grammar: true, lookup: false })));
+        for text in ["", "lookup,", "auto,lookup", "Lookup", "eagle"] {
+            let why = text.parse::<Draft>().unwrap_err();
+            assert!(why.starts_with(Draft::MUST), "{why}");
+        }
+        assert!(
+            Draft::Auto.lookup() && Draft::Auto.grammar() && !Draft::Off.lookup() && !Draft::Off.grammar()
+        );
     }
 }

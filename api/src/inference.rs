@@ -16,8 +16,10 @@ mod failure;
 pub mod ranges;
 mod request;
 
-pub use crate::choice::{Mode, Shadow, Verify, Wire, WireChoice};
-pub use events::{Done, Event, Finish, Plan, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage};
+pub use crate::choice::{Draft, Mode, Shadow, Verify, Wire, WireChoice};
+pub use events::{
+    Done, Drafts, Event, Finish, Plan, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage,
+};
 pub use failure::Failure;
 pub use request::{EmbedRequest, Format, GenerateRequest, Prompt, Sampling};
 

@@ -491,6 +491,7 @@ export class Chat {
         row('Checked by', judged ? account(verdict) : ''),
         row('Caught', verdict.convicted.length ? `${verdict.convicted.join(', ')} computed something else. ${verdict.wrongFrom === null ? 'Nothing of that is in the answer.' : `What you read from token ${verdict.wrongFrom + 1} on follows from it and is not to be relied on: ask again.`}` : ''),
         row('Speed', `${rate(speed)} tokens per second${outcome.predicted ? `, ${rate(outcome.predicted)} predicted` : ''}`),
+        row('Drafts', drafted(report.drafts)),
         row('First token', Number.isFinite(outcome.firstMs) ? `after ${duration(outcome.firstMs)}` : ''),
         row('Wire', outcome.wire && outcome.wire !== 'raw' ? `${outcome.wire}, rounded before layers ${outcome.cuts}` : ''),
         row('Seed', `${outcome.seed}: with it, the same tokens come again`),
@@ -514,6 +515,13 @@ function account({ checking, checkedBy, checkedTokens }) {
   if (!checkedBy.length) return checking ? 'no node yet: it is being computed again' : 'no node';
   const equal = checkedTokens ? `: ${count(checkedTokens, 'token')} recomputed and equal` : '';
   return `${named(checkedBy).join(', ')}${equal}${checking ? '; the rest is being computed again' : ''}`;
+}
+
+/** What came of drafted tokens, as a sentence. */
+function drafted(drafts) {
+  if (!drafts || !number(drafts.proposed)) return '';
+  const by = list(drafts.by, 4).map((name) => clean(name, 24)).join(' and ');
+  return `${number(drafts.tokens_per_pass).toFixed(1)} tokens a pass; ${number(drafts.right)} of ${number(drafts.proposed)} drafted by ${by} were right`;
 }
 
 const named = (nodes) => nodes.map((name) => (name === 'me' ? 'this machine' : name));

@@ -10,7 +10,7 @@ mod tools;
 use std::{net::SocketAddr, path::PathBuf};
 
 use ::api::{
-    choice::{Wire, WireChoice},
+    choice::{Draft, Wire, WireChoice},
     inference::ranges::{self, Range},
 };
 use clap::{Args, Parser, Subcommand};
@@ -357,6 +357,10 @@ pub struct SamplingArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 512)]
     pub max_tokens: usize,
+    /// What may draft tokens, so that a pass confirms several: auto, off, or a list of lookup (what followed before) and
+    /// grammar (what the form of the answer forces); the tokens are the same with any
+    #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
+    pub draft: Draft,
 }
 
 /// A number that the API takes, too.
@@ -382,6 +386,7 @@ impl SamplingArgs {
             stop: Vec::new(),
             logprobs: None,
             max_tokens,
+            draft: Draft::default(),
         }
     }
 }

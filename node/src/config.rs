@@ -68,9 +68,10 @@ const TABLES: &[(&str, &[&str], &[&str])] = &[
             "top_k",
             "top_p",
             "max_tokens",
+            "draft",
         ],
     ),
-    ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens"]),
+    ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens", "draft"]),
     ("pull", &["model", "pull"], &["disk", "rate"]),
 ];
 

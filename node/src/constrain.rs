@@ -23,7 +23,7 @@ use llguidance::{
     toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie},
 };
 use serde_json::{Value, json};
-use shard::tokenizer::{Tokenizer, vocabulary::Kind};
+use shard::tokenizer::{Encode, Tokenizer, vocabulary::Kind};
 
 /// Longest grammar or regular expression.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
@@ -181,6 +181,28 @@ impl Constraint {
     /// [`Broken`] when it was not allowed.
     pub fn accept(&mut self, id: u32) -> Result<(), Broken> {
         self.matcher.consume_token(id).map_err(|error| Broken(first_line(error)))
+    }
+
+    /// At most `most` tokens that spell what the answer goes on with, as far as its form leaves no choice about the text;
+    /// none where there is a choice at once. The same text may be spelled by other tokens, which the draws decide about.
+    pub fn forced(&mut self, tokenizer: &Tokenizer, most: usize) -> Vec<u32> {
+        let bytes = self.matcher.compute_ff_bytes();
+        // A character that is not complete yet waits for its rest.
+        let text = match std::str::from_utf8(&bytes) {
+            Ok(text) => text,
+            Err(error) => std::str::from_utf8(&bytes[..error.valid_up_to()]).unwrap_or_default(),
+        };
+        if text.is_empty() {
+            return Vec::new();
+        }
+        let mut tokens = tokenizer.encode(text, Encode { bos: false, special: false }).unwrap_or_default();
+        let spelled: Vec<u8> = tokens.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
+        if spelled != text.as_bytes() {
+            // A tokenizer that puts something before a text spells what is in the middle of one otherwise.
+            tokens = self.matcher.compute_ff_tokens();
+        }
+        tokens.truncate(most);
+        tokens
     }
 
     /// Whether the answer is complete and nothing may follow.

@@ -12,7 +12,7 @@
 mod report;
 
 use api::{
-    choice::{Mode, Shadow, Verify, Wire, WireChoice},
+    choice::{Draft, Mode, Shadow, Verify, Wire, WireChoice},
     inference::Format,
 };
 use serde::{Deserialize, Serialize};
@@ -118,7 +118,7 @@ pub struct ForApi {
     pub repeatable: bool,
 }
 
-/// How tokens are chosen; what is `None` is as in [`SamplingParams`].
+/// How tokens are chosen, and what drafts them; what is `None` is as in [`SamplingParams`].
 #[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
@@ -152,6 +152,8 @@ pub struct Sampling {
     pub logprobs: bool,
     /// Of how many alternatives, too.
     pub top_logprobs: usize,
+    /// What may draft tokens.
+    pub draft: Draft,
 }
 
 impl From<&SamplingParams> for Sampling {
@@ -168,6 +170,7 @@ impl From<&SamplingParams> for Sampling {
             logit_bias: params.logit_bias.clone(),
             logprobs: params.logprobs,
             top_logprobs: params.top_logprobs,
+            draft: Draft::default(),
         }
     }
 }

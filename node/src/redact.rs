@@ -276,6 +276,7 @@ mod tests {
             bytes: WORD.as_bytes().to_vec(),
             logprob: None,
             top: Vec::new(),
+            forced: ipc::DraftIds(vec![ID]),
         }]);
         let token = Progress::Token {
             position: 3,

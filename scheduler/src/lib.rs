@@ -66,6 +66,7 @@ pub mod place;
 pub mod account;
 pub mod admit;
 pub mod backlog;
+pub mod depth;
 pub mod door;
 pub mod governor;
 pub mod keep;

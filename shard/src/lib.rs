@@ -13,6 +13,7 @@
 //! the hashes every machine must reproduce, [`probe`] measures the machine.
 
 pub mod convert;
+pub mod draft;
 pub mod error;
 pub mod executor;
 pub mod gguf;

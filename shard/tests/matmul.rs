@@ -99,7 +99,7 @@ fn cpus() -> Vec<Cpu> {
 
 const ROWS: [usize; 6] = [1, 15, 16, 17, 33, 100];
 const COLS: [usize; 6] = [32, 64, 96, 160, 256, 512];
-const COUNTS: [usize; 14] = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 20, 25, 31, 33];
+const COUNTS: [usize; 15] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 20, 25, 31, 33];
 
 /// One format through every shape, count, instruction set and thread count.
 fn check(format: &'static Format) {

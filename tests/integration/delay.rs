@@ -75,7 +75,7 @@ impl Ring {
 }
 
 /// The address under which `to` is dialed over a new wire.
-fn wire(wires: &Wires, from: &'static str, to: &'static str, node: &Node) -> String {
+pub fn wire(wires: &Wires, from: &'static str, to: &'static str, node: &Node) -> String {
     let mut parts = node.tcp().split('/');
     let port: u16 = parts.by_ref().nth(4).unwrap().parse().unwrap();
     let name = parts.next_back().unwrap();

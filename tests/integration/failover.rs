@@ -1,8 +1,8 @@
 //! The kill matrix: real processes, every kind of death, at any moment of a prompt; the answer must be the one that
 //! an undisturbed run gives.
 //!
-//! Every other prompt drafts: the asking node remembers the answers that it gave before and proposes their tokens, some of them
-//! wrong (`SHOAL_DRAFT`). The tokens must be the same.
+//! Most prompts draft, the seed says by what: the asking node remembers the answers that it gave before and proposes their
+//! tokens, some of them wrong (`SHOAL_DRAFT`), or looks up what followed before in the text. The tokens must be the same.
 //!
 //! `SHOAL_FAULTS` sets the number of faults, `SHOAL_SEED` the first seed; each fault prints the seed that repeats it.
 
@@ -30,6 +30,8 @@ const BOUND: Duration = Duration::from_secs(150);
 const SLOW_MS: f64 = 1_500.0;
 /// Modes of the shadow, as often as they are drawn. Where no node can follow, it makes no difference.
 const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
+/// What drafts, as often as it is drawn; `auto` is here what `SHOAL_DRAFT` says.
+const DRAFTS: [&str; 4] = ["auto", "auto", "lookup", "off"];
 /// Two ways to hold the middle layers twice: with a follower for each segment, and so that the node that takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
@@ -147,9 +149,15 @@ fn asks() -> [Vec<String>; 3] {
 }
 
 /// Runs a prompt and strikes when the time has come; gives the last line.
-fn run(swarm: &Swarm, ask: &[String], shadow: &str, strike: &mut dyn FnMut(&Value, usize)) -> Value {
+fn run(
+    swarm: &Swarm,
+    ask: &[String],
+    shadow: &str,
+    draft: &str,
+    strike: &mut dyn FnMut(&Value, usize),
+) -> Value {
     let mut child = Command::new(binary())
-        .args(["run", "--via", "swarm", "--json", "--shadow", shadow, "--home"])
+        .args(["run", "--via", "swarm", "--json", "--shadow", shadow, "--draft", draft, "--home"])
         .arg(&swarm.asks.home)
         .args(ask)
         .stdout(Stdio::piped())
@@ -237,7 +245,7 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &[Va
     let mut drafts = (0, 0);
     // What was answered once can be drafted.
     for (ask, expected) in asks().iter().zip(expected) {
-        let line = run(&swarm, ask, "none", &mut |_, _| {});
+        let line = run(&swarm, ask, "none", "auto", &mut |_, _| {});
         assert_eq!(line["ids"], *expected, "{line}");
     }
     let mut stalls: BTreeMap<(&str, Kind), Vec<f64>> = BTreeMap::new();
@@ -263,7 +271,8 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &[Va
             swarm.strike(index, kind);
             victim = Some(index);
         }
-        let line = run(&swarm, &asks()[which], shadow, &mut |route, tokens| {
+        let draft = DRAFTS[Rng::new(!seed).below(DRAFTS.len())];
+        let line = run(&swarm, &asks()[which], shadow, draft, &mut |route, tokens| {
             if victim.is_none() && tokens >= at && !route.is_null() {
                 let strangers = route["stages"]
                     .as_array()

@@ -12,6 +12,7 @@ mod content;
 mod convert;
 mod delay;
 mod disasters;
+mod drafts;
 mod examples;
 mod failover;
 mod guides;

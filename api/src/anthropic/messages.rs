@@ -106,6 +106,7 @@ fn read(
         temperature: fields.ranged(&ranges::TEMPERATURE)?,
         top_k: fields.count("top_k", 0, 1 << 20)?,
         top_p: fields.ranged(&ranges::TOP_P)?,
+        draft: openai::draft(fields, headers)?,
         ..Sampling::default()
     };
     let request = GenerateRequest {

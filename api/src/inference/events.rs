@@ -155,4 +155,19 @@ pub struct Report {
     pub prefill_ms: f64,
     /// Tokens per second after the first.
     pub tok_s: f64,
+    /// What came of drafted tokens, where any were.
+    pub drafts: Option<Drafts>,
+}
+
+/// What came of the drafted tokens of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Drafts {
+    /// What drafted them: `lookup`, `grammar`.
+    pub by: Vec<String>,
+    /// Tokens of the answer for each pass over all layers, the prompt's pass not counted.
+    pub tokens_per_pass: f64,
+    /// Tokens drafted.
+    pub proposed: u32,
+    /// Those of them that are in the answer.
+    pub right: u32,
 }

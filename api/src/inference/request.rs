@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::choice::{Mode, Shadow, Verify, WireChoice};
+use crate::choice::{Draft, Mode, Shadow, Verify, WireChoice};
 
 /// What to generate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// How tokens are chosen; `None` is the model's own default.
+/// How tokens are chosen, and what drafts them; `None` is the model's own default, or the node's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divides the logits; 0 is greedy.
@@ -82,6 +82,8 @@ pub struct Sampling {
     pub frequency_penalty: Option<f32>,
     /// Added to the logits of token ids.
     pub logit_bias: Vec<(u32, f32)>,
+    /// What may draft tokens, so that a pass confirms several; they are the same with any.
+    pub draft: Option<Draft>,
 }
 
 /// What the answer must look like.

@@ -64,6 +64,7 @@ fn common(
         presence_penalty: options.ranged(&ranges::PRESENCE_PENALTY)?,
         frequency_penalty: options.ranged(&ranges::FREQUENCY_PENALTY)?,
         logit_bias: Vec::new(),
+        draft: openai::draft(fields, headers)?,
     };
     // -1 and -2 mean "until it ends" and "until the context is full". Clients that speak several dialects say it their way.
     let most = options.integer("num_predict", -2, MAX_TOKENS as i64)?;

@@ -18,8 +18,8 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{
-        Format, GenerateRequest, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs, Usage, Verify,
-        Wire, WireChoice, ranges,
+        Draft, Format, GenerateRequest, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs, Usage,
+        Verify, Wire, WireChoice, ranges,
     },
     names, schema,
 };
@@ -57,6 +57,7 @@ pub(crate) fn common(
         presence_penalty: fields.ranged(&ranges::PRESENCE_PENALTY)?,
         frequency_penalty: fields.ranged(&ranges::FREQUENCY_PENALTY)?,
         logit_bias: logit_bias(fields)?,
+        draft: draft(fields, headers)?,
     };
     Ok(GenerateRequest {
         id: names::fresh(prefix),
@@ -85,6 +86,16 @@ pub(crate) fn verify(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<
         Verify::ALL.map(|verify| (verify.name(), verify)).into_iter().chain(aliases).collect();
     let word = choice(fields, headers, "verify", "x-shoal-verify", &words, |word| word.0)?;
     Ok(word.map(|word| word.1))
+}
+
+/// What may draft tokens, from the body or from a header.
+pub(crate) fn draft(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<Draft>, ApiError> {
+    if let Some(text) = fields.text("draft")? {
+        return text.parse().map(Some).map_err(|why: String| fields.refuse("draft", why));
+    }
+    let Some(value) = headers.get("x-shoal-draft") else { return Ok(None) };
+    let text = value.to_str().unwrap_or_default();
+    text.parse().map(Some).map_err(|why: String| ApiError::field("x-shoal-draft", why))
 }
 
 /// How activations travel. Where they are rounded is given in the body only, as an answer tells it.

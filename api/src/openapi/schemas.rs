@@ -85,12 +85,20 @@ fn model() -> Value {
     json!({"type": "string", "description": "A name of GET /v1/models; the first one when absent"})
 }
 
+/// What may draft tokens.
+fn draft() -> Value {
+    let about = "What may draft tokens, so that a pass confirms several: auto, off, or a list of lookup and grammar. The tokens \
+                 are the same with any, and drafts that do not pay are not sent";
+    json!({"type": "string", "pattern": "^(auto|off|none|(lookup|grammar)(,(lookup|grammar))*)$", "description": about})
+}
+
 /// What every request for an answer takes.
-fn who() -> [(&'static str, Value); 6] {
+fn who() -> [(&'static str, Value); 7] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
         ("shadow", words(&["all", "lazy", "none"])),
+        ("draft", draft()),
         ("wire", words(&Wire::ALL.map(Wire::name))),
         ("allow_rounding", json!({"type": "boolean", "description": "Whether wire `auto` may round"})),
         ("cuts", list(integer(1, i64::from(u32::MAX)), 0, 256)),

@@ -376,6 +376,7 @@ impl Inference for Fake {
             ttft_ms: 120.0,
             prefill_ms: 100.0,
             tok_s: 15.5,
+            drafts: None,
         };
         let usage = Usage { prompt_tokens: 7, cached_tokens: 2, completion_tokens: n };
         events.push(Event::Done(Done { finish, stop: None, usage, report }));

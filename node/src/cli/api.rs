@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use api::Alias;
+use ::api::{Alias, choice::Draft};
 use clap::Args;
 
 /// Where the API listens when nothing else is said.
@@ -33,6 +33,9 @@ pub struct ApiArgs {
     /// Most answers under way; further requests are told to come back
     #[arg(long, default_value_t = 256, value_parser = answers)]
     pub answers: usize,
+    /// What may draft tokens of requests that do not say: auto, off, or a list of lookup and grammar; the tokens are the same
+    #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
+    pub draft: Draft,
 }
 
 /// The API of a node that joins a swarm.

@@ -56,8 +56,10 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
         }
         let front = Front::open(args.listen, &args.api, &home).await?;
         if swarm {
-            let swarmed =
-                Swarmed::start(Door::Socket(home.clone()), preferences(&args.trust, &args.wire, &home));
+            let swarmed = Swarmed::start(
+                Door::Socket(home.clone()),
+                preferences(&args.trust, &args.api, &args.wire, &home),
+            );
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
             let alone = Confined::start(&args.engine, args.kv_mib << 20)?;
@@ -76,13 +78,14 @@ pub(super) async fn beside(
     stop: impl Future<Output = ()>,
 ) -> Result<()> {
     let front = Front::open(address, &args.http, home).await?;
-    let swarmed = Swarmed::start(door, preferences(&args.trust, &args.wire, home));
+    let swarmed = Swarmed::start(door, preferences(&args.trust, &args.http, &args.wire, home));
     front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, json, stop).await
 }
 
-fn preferences(trust: &[String], wire: &FormArgs, home: &Path) -> Preferences {
+fn preferences(trust: &[String], args: &ApiArgs, wire: &FormArgs, home: &Path) -> Preferences {
     let trusted = trust.iter().map(|node| node.to_lowercase()).collect();
-    Preferences { trusted, mode: None, wire: wire.choice(), home: home.to_owned() }
+    let draft = args.draft.clone();
+    Preferences { trusted, mode: None, draft, wire: wire.choice(), home: home.to_owned() }
 }
 
 /// A node becomes ready, or stays on its way: it never gives up.

@@ -245,12 +245,28 @@ pub struct Conducted {
 }
 
 /// What became of the drafts of an answer.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct DraftReport {
     /// Tokens drafted.
     pub proposed: u32,
     /// Those of them that the draws agreed with.
     pub right: u32,
+    /// Passes over all layers, the prompt's not counted.
+    #[serde(default)]
+    pub passes: u32,
+    /// Tokens that came of them.
+    #[serde(default)]
+    pub tokens: u32,
+    /// By what drafted: its name, tokens drafted, those of them that were right.
+    #[serde(default)]
+    pub by: Vec<(String, u32, u32)>,
+}
+
+impl DraftReport {
+    /// Tokens for each pass.
+    pub fn tokens_per_pass(&self) -> f64 {
+        f64::from(self.tokens) / f64::from(self.passes.max(1))
+    }
 }
 
 /// A stage of an answer that is over.

@@ -7,39 +7,133 @@
 //! What follows from a draft is tentative until the draws have decided: it is not compared, not audited, not fed to a
 //! follower, and no evidence. What was rejected leaves the logs.
 
-use scheduler::{LayerRange, NodeId, session::MAX_DRAFT};
+use std::collections::BTreeMap;
 
-/// Proposes tokens.
-pub(crate) trait Drafter: Send {
-    /// At most `k` tokens that may follow `context`, the prompt and what was said so far. Any beginning of them may be right.
-    fn propose(&mut self, context: &[u32], k: usize) -> Vec<u32>;
+use api::choice::Draft;
+use scheduler::{
+    LayerRange, NodeId,
+    depth::{Depth, Odds},
+    session::MAX_DRAFT,
+};
+use shard::draft::{DraftedBy, Drafter, Guess, Lookup, PRIORS, TRUSTS, forced};
+
+/// What drafts a prompt's tokens, and what is believed of its steps before any was timed.
+#[derive(Clone, Debug, Default)]
+pub struct DraftTerms {
+    /// What may draft.
+    pub choice: Draft,
+    /// Whether the state of every layer can go back to any position. Another state is computed again behind each wrong draft:
+    /// then drafts are made only by name.
+    pub goes_back: bool,
+    /// A step of one row, ms.
+    pub plain_ms: f64,
+    /// One more row, ms.
+    pub row_ms: f64,
+}
+
+/// What came of drafts.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct Tally {
+    /// Passes that gave tokens, the prompt's not counted.
+    pub passes: u32,
+    /// Tokens that came of them.
+    pub tokens: u32,
+    /// Tokens drafted, and those of them that were right, by what drafted them.
+    kinds: BTreeMap<DraftedBy, (u32, u32)>,
+}
+
+impl Tally {
+    /// Tokens drafted, and those of them that were right.
+    pub fn all(&self) -> (u32, u32) {
+        self.kinds().fold((0, 0), |all, (_, proposed, right)| (all.0 + proposed, all.1 + right))
+    }
+
+    /// The same by what drafted them.
+    pub fn kinds(&self) -> impl Iterator<Item = (DraftedBy, u32, u32)> + '_ {
+        self.kinds.iter().map(|(kind, (proposed, right))| (*kind, *proposed, *right))
+    }
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drawn {
+    /// Positions below this are confirmed.
+    pub(super) confirmed: u32,
+    /// Rows that were drafted, and those of them that were right.
+    pub(super) drafted: u32,
+    /// See `drafted`.
+    pub(super) right: u32,
+    /// The text ended: what was drafted behind it is neither right nor wrong.
+    pub(super) stop: bool,
+    /// How long it took, ms; `None` for the prompt, which is no step.
+    pub(super) ms: Option<f64>,
 }
 
 /// The drafts of one session.
 #[derive(Default)]
 pub(super) struct Drafts {
     drafter: Option<Box<dyn Drafter>>,
+    /// Whether what the form of the answer forces is drafted.
+    grammar: bool,
+    /// How many drafts pay; `None` sends all, as tests want it.
+    depth: Option<Depth>,
+    /// By trust.
+    odds: Vec<Odds>,
     /// The draft behind the tokens known.
+    guesses: Vec<Guess>,
     tokens: Vec<u32>,
     /// Positions below this are confirmed, the end of the step that was drawn last.
     confirmed: u32,
     /// Second answers for tentative rows that were others than the first: whose, and from which position on.
     rivals: Vec<(LayerRange, NodeId, u32)>,
-    /// Drafted tokens, and those of them that were right.
-    pub(super) count: (u32, u32),
+    /// What came of drafts so far.
+    pub(super) tally: Tally,
 }
 
 impl Drafts {
-    /// Those of a session that drafts with `drafter`.
-    pub(super) fn new(drafter: Option<Box<dyn Drafter>>) -> Self {
-        Self { drafter, ..Self::default() }
+    /// Those of a session.
+    pub(super) fn new(session: scheduler::SessionId, terms: &DraftTerms) -> Self {
+        let lookup = || Some(Box::new(Lookup::default()) as Box<dyn Drafter>);
+        let choice =
+            if terms.choice == Draft::Auto && !terms.goes_back { &Draft::Off } else { &terms.choice };
+        let mut drafts = Self {
+            drafter: if choice.lookup() { lookup() } else { None },
+            grammar: choice.grammar(),
+            depth: Some(Depth::new(terms.plain_ms, terms.row_ms)),
+            odds: PRIORS.iter().map(|chance| Odds::new(*chance, 4.0)).collect(),
+            ..Self::default()
+        };
+        if drafts_for_tests() {
+            drafts.depth = None;
+            #[cfg(debug_assertions)]
+            if terms.choice == Draft::Auto {
+                drafts.drafter = oracle::of(session);
+                drafts.grammar = false;
+            }
+        }
+        let _ = session;
+        drafts
     }
 
-    /// Drafts what may follow `context`; how many tokens that are.
-    pub(super) fn propose(&mut self, context: &[u32]) -> u32 {
+    /// Drafts what may follow `context`, which the form of the answer continues with `forced` tokens; how many tokens that is.
+    pub(super) fn propose(&mut self, context: &[u32], certain: &[u32]) -> u32 {
         let most = MAX_DRAFT as usize;
-        self.tokens = self.drafter.as_mut().map_or_else(Vec::new, |drafter| drafter.propose(context, most));
-        self.tokens.truncate(most);
+        self.guesses.clear();
+        if self.grammar {
+            self.guesses.extend(forced(certain).take(most));
+        }
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| self.guesses.len() < most) {
+            let text: Vec<u32> =
+                context.iter().copied().chain(self.guesses.iter().map(|guess| guess.token)).collect();
+            self.guesses.extend(drafter.propose(&text, most - self.guesses.len()));
+        }
+        self.guesses.truncate(most);
+        if let Some(depth) = &self.depth {
+            let chances: Vec<f64> =
+                self.guesses.iter().map(|guess| self.odds[guess.trust].chance()).collect();
+            self.guesses.truncate(depth.best(&chances, 0.0));
+        }
+        self.tokens = self.guesses.iter().map(|guess| guess.token).collect();
         self.tokens.len() as u32
     }
 
@@ -50,7 +144,7 @@ impl Drafts {
 
     /// Whether any step had one.
     pub(super) fn used(&self) -> bool {
-        self.count.0 > 0
+        self.tally.all().0 > 0
     }
 
     /// Positions below this are confirmed, though their tokens may not have been said yet.
@@ -69,11 +163,24 @@ impl Drafts {
         self.rivals.push((layers, node, position));
     }
 
-    /// A step of `drafted` drafts was drawn, `right` of which were right; positions below `confirmed` stay. The rivals that
-    /// gave other rows for one of those.
-    pub(super) fn drawn(&mut self, confirmed: u32, drafted: u32, right: u32) -> Vec<(LayerRange, NodeId)> {
+    /// A step was drawn. The rivals that gave other rows for a position that is confirmed.
+    pub(super) fn drawn(&mut self, step: Drawn) -> Vec<(LayerRange, NodeId)> {
+        let Drawn { confirmed, drafted, right, stop, ms } = step;
         self.confirmed = confirmed;
-        self.count = (self.count.0 + drafted, self.count.1 + right);
+        let mut judged = [(0, false); TRUSTS];
+        for (at, guess) in (0..drafted).zip(&self.guesses) {
+            let kind = self.tally.kinds.entry(guess.kind).or_default();
+            *kind = (kind.0 + 1, kind.1 + u32::from(at < right));
+            let seen = &mut judged[guess.trust];
+            *seen = (seen.0 + u32::from(at < right), seen.1 || (at == right && !stop));
+        }
+        self.odds.iter_mut().zip(judged).for_each(|(odds, (right, missed))| odds.judge(right, missed));
+        if let Some(ms) = ms {
+            (self.tally.passes, self.tally.tokens) = (self.tally.passes + 1, self.tally.tokens + right + 1);
+            if let Some(depth) = &mut self.depth {
+                depth.note(drafted + 1, right + 1, ms);
+            }
+        }
         let rivals = std::mem::take(&mut self.rivals).into_iter();
         rivals.filter(|rival| rival.2 < confirmed).map(|(layers, node, _)| (layers, node)).collect()
     }
@@ -87,15 +194,12 @@ impl Drafts {
     }
 }
 
-/// The drafter of a session: none, but for tests that name one.
-pub(super) fn chosen(session: scheduler::SessionId) -> Option<Box<dyn Drafter>> {
+/// Whether tests want drafts whatever they cost.
+fn drafts_for_tests() -> bool {
     #[cfg(debug_assertions)]
-    return oracle::chosen(session);
+    return oracle::asked().is_some();
     #[cfg(not(debug_assertions))]
-    {
-        let _ = session;
-        None
-    }
+    false
 }
 
 /// The drafter of tests. Not part of a release build.
@@ -107,6 +211,7 @@ pub(super) mod oracle {
     };
 
     use scheduler::rng::mix;
+    use shard::draft::{DraftedBy, Guess};
 
     use super::Drafter;
 
@@ -128,7 +233,7 @@ pub(super) mod oracle {
     }
 
     impl Drafter for Oracle {
-        fn propose(&mut self, context: &[u32], k: usize) -> Vec<u32> {
+        fn propose(&mut self, context: &[u32], k: usize) -> Vec<Guess> {
             let known = self.answers.iter().find_map(|answer| answer.strip_prefix(context));
             let mut draft: Vec<u32> = known.unwrap_or(&[]).iter().take(k.min(self.most)).copied().collect();
             let drawn = mix(self.seed ^ (context.len() as u64) << 20);
@@ -136,7 +241,7 @@ pub(super) mod oracle {
             if let Some(wrong) = draft.get_mut(drawn as usize % (self.most + 1)) {
                 *wrong = if *wrong == 0 { 1 } else { *wrong - 1 };
             }
-            draft
+            draft.into_iter().map(|token| Guess { token, kind: DraftedBy::Lookup, trust: 0 }).collect()
         }
     }
 
@@ -145,8 +250,9 @@ pub(super) mod oracle {
         ANSWERS.get_or_init(Mutex::default)
     }
 
-    /// `SHOAL_DRAFT=K:SEED` drafts at most K tokens from answers that this process gave before, in every other session.
-    fn asked() -> Option<(usize, u64)> {
+    /// `SHOAL_DRAFT=K:SEED` sends all drafts, whatever they cost; a session that does not choose its drafters has at most K
+    /// tokens drafted from answers that this process gave before.
+    pub(super) fn asked() -> Option<(usize, u64)> {
         static ASKED: OnceLock<Option<(usize, u64)>> = OnceLock::new();
         *ASKED.get_or_init(|| {
             let text = std::env::var("SHOAL_DRAFT").ok()?;
@@ -155,12 +261,12 @@ pub(super) mod oracle {
         })
     }
 
-    pub(in crate::request) fn chosen(session: scheduler::SessionId) -> Option<Box<dyn Drafter>> {
+    /// The oracle of a session, where tests ask for it.
+    pub(super) fn of(session: scheduler::SessionId) -> Option<Box<dyn Drafter>> {
         let (most, seed) = asked()?;
         let name = session.as_bytes().iter().fold(seed, |mixed, byte| mix(mixed ^ u64::from(*byte)));
         let answers = answers().lock().unwrap_or_else(PoisonError::into_inner);
-        let known = answers.iter().cloned().collect();
-        (name % 2 == 0).then(|| Box::new(Oracle::new(known, most, name)) as Box<dyn Drafter>)
+        Some(Box::new(Oracle::new(answers.iter().cloned().collect(), most, name)))
     }
 
     pub(in crate::request) fn remember(tokens: &[u32]) {
@@ -176,9 +282,15 @@ pub(super) mod oracle {
 
 #[cfg(test)]
 mod tests {
-    use scheduler::{LayerRange, NodeId};
+    use api::choice::Draft;
+    use scheduler::{LayerRange, NodeId, SessionId, rng::Rng};
+    use shard::draft::{DraftedBy, Drafter, Guess};
 
-    use super::{Drafter, Drafts, oracle::Oracle};
+    use super::{DraftTerms, Drafts, Drawn, oracle::Oracle};
+
+    fn step(confirmed: u32, drafted: u32, right: u32) -> Drawn {
+        Drawn { confirmed, drafted, right, stop: false, ms: None }
+    }
 
     #[test]
     fn the_oracle_is_right_for_any_beginning() {
@@ -187,7 +299,8 @@ mod tests {
         for seed in 0..600 {
             let draft = Oracle::new(vec![vec![9, 9], answer.clone()], 5, seed).propose(&answer[..7], 16);
             assert_eq!(draft.len(), 5);
-            right[draft.iter().zip(&answer[7..]).take_while(|(drafted, said)| drafted == said).count()] += 1;
+            let agrees = |(drafted, said): &(&Guess, &u32)| drafted.token == **said;
+            right[draft.iter().zip(&answer[7..]).take_while(agrees).count()] += 1;
         }
         assert!(right.iter().all(|count| *count > 50), "{right:?}");
         assert!(Oracle::new(vec![answer], 5, 0).propose(&[1, 2], 16).is_empty());
@@ -199,7 +312,60 @@ mod tests {
         let mut drafts = Drafts::default();
         drafts.rivaled(layers, NodeId::numbered(1), 12);
         drafts.rivaled(layers, NodeId::numbered(2), 13);
-        assert_eq!(drafts.drawn(13, 4, 2), [(layers, NodeId::numbered(1))]);
-        assert_eq!((drafts.drawn(20, 2, 2), drafts.count, drafts.confirmed()), (vec![], (6, 4), 20));
+        assert_eq!(drafts.drawn(step(13, 4, 2)), [(layers, NodeId::numbered(1))]);
+        assert_eq!((drafts.drawn(step(20, 2, 2)), drafts.confirmed()), (vec![], 20));
+    }
+
+    /// A text that repeats over a long ring is drafted deep, noise on one machine hardly at all.
+    #[test]
+    fn drafts_are_made_where_they_pay() {
+        let answer = |drafts: &mut Drafts, text: &[u32], ring_ms: f64, row_ms: f64| {
+            let (mut said, mut passes) = (8, 0);
+            while said < text.len() {
+                let drafted = drafts.propose(&text[..said], &[]).min((text.len() - said) as u32 - 1);
+                let agree =
+                    drafts.tokens().iter().zip(&text[said..]).take_while(|(a, b)| a == b).count() as u32;
+                let (right, ms) = (agree.min(drafted), ring_ms + row_ms * f64::from(drafted));
+                drafts.drawn(Drawn { ms: Some(ms), ..step(said as u32, drafted, right) });
+                said += right as usize + 1;
+                passes += 1;
+            }
+            passes
+        };
+        let new = |choice: &str| {
+            let terms =
+                DraftTerms { choice: choice.parse().unwrap(), goes_back: true, plain_ms: 300.0, row_ms: 4.0 };
+            Drafts::new(SessionId::numbered(3), &terms)
+        };
+        let repeats: Vec<u32> = (0..200).map(|at| at % 20).collect();
+        let mut drafts = new("auto");
+        let passes = answer(&mut drafts, &repeats, 300.0, 4.0);
+        assert!(passes < 50, "{passes} passes");
+        let (proposed, right) = drafts.tally.all();
+        assert_eq!((drafts.tally.passes, drafts.tally.tokens), (passes, 192));
+        assert!(right > proposed * 9 / 10, "{right} of {proposed}");
+        assert!(drafts.tally.kinds().all(|(kind, ..)| kind == DraftedBy::Lookup));
+        assert_eq!(answer(&mut new("off"), &repeats, 300.0, 4.0), 192);
+        assert_eq!(answer(&mut new("grammar"), &repeats, 300.0, 4.0), 192);
+        let mut rng = Rng::new(5);
+        let noise: Vec<u32> = (0..300).map(|_| rng.below(12) as u32).collect();
+        let mut drafts = new("lookup");
+        answer(&mut drafts, &noise, 30.0, 12.0);
+        assert!(drafts.tally.all().0 < 40, "{:?}", drafts.tally);
+    }
+
+    #[test]
+    fn what_is_forced_goes_first_and_is_judged_by_itself() {
+        let terms = DraftTerms { choice: Draft::Auto, goes_back: true, plain_ms: 300.0, row_ms: 4.0 };
+        let mut drafts = Drafts::new(SessionId::numbered(3), &terms);
+        // Behind 5, 6, 7 the text went on with 8, 9 before.
+        let text = [4, 5, 6, 7, 8, 9, 1, 2];
+        assert!(drafts.propose(&text, &[5, 6, 7]) >= 5);
+        assert_eq!(drafts.tokens()[..5], [5, 6, 7, 8, 9]);
+        drafts.drawn(step(12, 5, 3));
+        assert_eq!(
+            drafts.tally.kinds().collect::<Vec<_>>(),
+            [(DraftedBy::Lookup, 2, 0), (DraftedBy::Grammar, 3, 3)]
+        );
     }
 }

@@ -244,7 +244,7 @@ impl RequestDriver {
                 }
             }
         }
-        if current && rows == 1 + self.machine.drafted() {
+        if current && rows == 1 && self.machine.drafted() == 0 {
             self.time_stage(layer);
         }
         if let Some(segment) = self.segment(stage) {

@@ -50,6 +50,7 @@ use tokio::{sync::mpsc, time::sleep};
 
 pub use self::{
     arbiter::{MAX_WITNESSES, Witness},
+    draft::{DraftTerms, Tally},
     plan::{Means, Plan, Progress, Report, Reroute},
     recall::{Recalled, Recollections},
 };
@@ -136,6 +137,7 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
     let first_epoch = machine.epoch();
     // A cut that a failover makes later is no boundary of the session: it travels raw.
     let rounding = plan.rounding.clone();
+    let drafts = Drafts::new(session, &plan.draft);
     let report = Report::new(plan.pipeline.segments().to_vec());
     let mut recalled = std::mem::take(&mut plan.recalled);
     let logs = recalled.take_logs(&rounding, plan.hidden);
@@ -155,7 +157,7 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         running_epoch: 0,
         sampling: None,
         sampled: VecDeque::new(),
-        drafts: Drafts::new(draft::chosen(session)),
+        drafts,
         fed: BTreeMap::new(),
         shadows: BTreeMap::new(),
         step_began: began,
@@ -374,7 +376,7 @@ impl RequestDriver {
     async fn finish(&mut self) {
         let session = self.place();
         self.drafts.remember(&self.tokens);
-        self.report.drafts = self.drafts.count;
+        self.report.drafts = self.drafts.tally.clone();
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         let keep = self.remember();

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use scheduler::{LayerRange, recover::Failure, session::Event};
 
-use super::{Progress, RequestDriver, frames::Given};
+use super::{Progress, RequestDriver, draft::Drawn, frames::Given};
 use crate::{
     sessions::{JOBS_AHEAD, Order},
     worker::{Body, DraftIds, Job, JobInput, Output, Sampled, Want},
@@ -68,8 +68,14 @@ impl RequestDriver {
         let (attempt, drafted) = (self.machine.attempt(), self.machine.drafted());
         let ids: Vec<u32> = sampled.iter().map(|token| token.id).collect();
         let count = ids.len() as u32;
+        let certain = last.forced.0.clone();
         self.report.met = last.met.clone();
-        self.settle_draft(to, drafted, count - 1);
+        // The tokens known until now end the prompt, or a step.
+        let ms = (!self.report.ids.is_empty()).then(|| self.step_began.elapsed().as_secs_f64() * 1e3);
+        if let Some(ms) = ms.filter(|_| drafted == 0) {
+            self.report.plain = (self.report.plain.0 + 1, self.report.plain.1 + ms);
+        }
+        self.settle_draft(Drawn { confirmed: to, drafted, right: count - 1, stop, ms });
         let said = sampled.into_iter().map(|token| {
             let Sampled { position, id, text, ends_turn, bytes, logprob, top, .. } = token;
             (Progress::Token { position, id, text, bytes, logprob, top }, ends_turn)
@@ -77,16 +83,16 @@ impl RequestDriver {
         self.sampled = said.collect();
         let ends = stop || self.report.ids.len() as u32 + count >= self.plan.max_tokens;
         let context: Vec<u32> = self.tokens.iter().chain(&ids).copied().collect();
-        let draft = if ends { 0 } else { self.drafts.propose(&context) };
+        let draft = if ends { 0 } else { self.drafts.propose(&context, &certain) };
         let tokens = Event::Tokens { epoch, attempt, position, tokens: ids, stop, draft };
         if ends { self.hold_last(tokens, to) } else { vec![tokens] }
     }
 
-    /// Of a step with `drafted` drafts `right` were right: rows below `confirmed` stay, and the others leave the logs.
-    fn settle_draft(&mut self, confirmed: u32, drafted: u32, right: u32) {
-        let rivals = self.drafts.drawn(confirmed, drafted, right);
-        if right < drafted {
-            self.forget_rows(confirmed);
+    /// A step was drawn: rows that are confirmed stay, and the others leave the logs.
+    fn settle_draft(&mut self, step: Drawn) {
+        let rivals = self.drafts.drawn(step);
+        if step.right < step.drafted {
+            self.forget_rows(step.confirmed);
         }
         self.logs.set_tentative(None);
         for (layers, node) in rivals {
@@ -126,7 +132,7 @@ impl RequestDriver {
             // What was drawn in an abandoned attempt may follow from rejected rows.
             Body::Sampled(_) if output.attempt != self.machine.attempt() => Vec::new(),
             Body::Sampled(sampled) => {
-                if output.rows == 1 + self.machine.drafted() {
+                if output.rows == 1 && self.machine.drafted() == 0 {
                     self.time_stage(output.layers.end());
                 }
                 self.next_tokens(output.epoch, sampled)

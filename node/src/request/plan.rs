@@ -17,6 +17,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
     arbiter::Witness,
+    draft::{DraftTerms, Tally},
     recall::{Recalled, Recollections},
 };
 use crate::{
@@ -66,6 +67,8 @@ pub struct Plan {
     pub shares: BTreeMap<NodeId, f64>,
     /// Nodes whose results are not bit for bit those of profile `d1`.
     pub approx: BTreeSet<NodeId>,
+    /// What drafts its tokens.
+    pub draft: DraftTerms,
     /// Weights of one layer, bytes.
     pub layer_bytes: u64,
     /// Who could be asked where two disagree.
@@ -169,8 +172,10 @@ pub struct Report {
     pub refusals: BTreeSet<NodeId>,
     /// Bytes of activations sent and received.
     pub wire_bytes: (u64, u64),
-    /// Tokens that were drafted, and those of them that were right.
-    pub drafts: (u32, u32),
+    /// What came of drafts.
+    pub drafts: Tally,
+    /// Steps without a draft: how many, and how long they took together, ms.
+    pub plain: (u32, f64),
     /// Two answers for one position differed this often.
     pub evidence: u32,
     /// By segment that others ran: its layers, who else computed the same, and up to which position.
@@ -221,7 +226,8 @@ impl Report {
             hedged: Vec::new(),
             refusals: BTreeSet::new(),
             wire_bytes: (0, 0),
-            drafts: (0, 0),
+            drafts: Tally::default(),
+            plain: (0, 0.0),
             evidence: 0,
             checks: Vec::new(),
             near: Vec::new(),

@@ -4,6 +4,7 @@
 //! again with its history goes on exactly: the emitted ids are pushed through detokenizer and stop strings without a
 //! sound, penalties count the same ids, and the draw depends on seed and position alone.
 
+use scheduler::session::MAX_DRAFT;
 use shard::{
     sample::{Sampler, SamplingParams},
     stop::StopStrings,
@@ -11,7 +12,7 @@ use shard::{
 };
 
 use super::{
-    ipc::{Conduct, Sampled, Top},
+    ipc::{Conduct, DraftIds, Sampled, Top},
     load::Loaded,
 };
 use crate::{Error, Result, constrain::Constraint};
@@ -129,6 +130,7 @@ impl<'m> SampleLoop<'m> {
                 .iter()
                 .map(|top| Top { id: top.id, bytes: bytes(top.id), logprob: top.logprob })
                 .collect(),
+            forced: DraftIds::default(),
         };
         if sampled.ends_turn {
             sampled.text = self.finish();
@@ -167,6 +169,11 @@ impl<'m> SampleLoop<'m> {
             if !goes_on {
                 break;
             }
+        }
+        if let (Some(constraint), Some(last)) = (&mut self.constraint, chosen.last_mut())
+            && !last.stop
+        {
+            last.forced = DraftIds(constraint.forced(self.tokenizer, MAX_DRAFT as usize));
         }
         Ok(chosen)
     }

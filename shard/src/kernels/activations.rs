@@ -41,7 +41,13 @@ impl Groups {
 
     fn of(n: usize, size: usize) -> Self {
         let rest = n % size;
-        Self { n, size, tail: if rest == 0 { 0 } else { rest.next_power_of_two() } }
+        // As many places as the smallest kernel that takes the rest.
+        let tail = match rest {
+            0..=4 => rest,
+            5 | 6 => 6,
+            rest => rest.next_power_of_two(),
+        };
+        Self { n, size, tail }
     }
 
     /// Number of groups.

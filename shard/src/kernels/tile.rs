@@ -182,7 +182,7 @@ unsafe fn ahead<S: Simd>(codes: *const u8, bytes: usize) {
     }
 }
 
-/// Runs the integer kernel for `m` rows (1, 2, 4 or 8).
+/// Runs the integer kernel for `m` rows (1, 2, 3, 4, 6 or 8).
 ///
 /// # Safety
 /// The instruction set is available and every pointer of the tile covers what its field says.
@@ -193,9 +193,11 @@ pub(crate) unsafe fn run<P: Source>(isa: Isa, tile: &Tile, m: usize) {
         match m {
             1 => isa.dispatch(IntegerKernel::<P, 1>(tile, PhantomData)),
             2 => isa.dispatch(IntegerKernel::<P, 2>(tile, PhantomData)),
+            3 => isa.dispatch(IntegerKernel::<P, 3>(tile, PhantomData)),
             4 => isa.dispatch(IntegerKernel::<P, 4>(tile, PhantomData)),
+            6 => isa.dispatch(IntegerKernel::<P, 6>(tile, PhantomData)),
             8 => isa.dispatch(IntegerKernel::<P, 8>(tile, PhantomData)),
-            _ => unreachable!("groups hold 1, 2, 4 or 8 rows"),
+            _ => unreachable!("groups hold 1, 2, 3, 4, 6 or 8 rows"),
         }
     }
 }
@@ -300,7 +302,7 @@ impl<const F: u8, const M: usize, const P: usize> Kernel for FloatKernel<'_, F, 
     }
 }
 
-/// Runs the float kernel for `m` rows (1, 2, 4 or 8); `F` is a [`Float`].
+/// Runs the float kernel for `m` rows (1, 2, 3, 4, 6 or 8); `F` is a [`Float`].
 ///
 /// # Safety
 /// The instruction set is available and every pointer of the tile covers what its field says.
@@ -310,9 +312,11 @@ pub(crate) unsafe fn run_float<const F: u8>(isa: Isa, tile: &FloatTile, m: usize
         match m {
             1 => isa.dispatch(FloatKernel::<F, 1, 4>(tile)),
             2 => isa.dispatch(FloatKernel::<F, 2, 4>(tile)),
+            3 => isa.dispatch(FloatKernel::<F, 3, 2>(tile)),
             4 => isa.dispatch(FloatKernel::<F, 4, 2>(tile)),
+            6 => isa.dispatch(FloatKernel::<F, 6, 2>(tile)),
             8 => isa.dispatch(FloatKernel::<F, 8, 2>(tile)),
-            _ => unreachable!("groups hold 1, 2, 4 or 8 rows"),
+            _ => unreachable!("groups hold 1, 2, 3, 4, 6 or 8 rows"),
         }
     }
 }

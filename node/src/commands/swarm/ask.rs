@@ -404,6 +404,9 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
             hedge.stall_ms
         );
     }
+    if let Some(drafts) = own.and_then(|own| own.drafts.as_ref()) {
+        say!("drafts    {}", remote::drafts_text(drafts));
+    }
     say!("checked   {}", remote::checked_text(&report));
     say!("{}", remote::summary_text(&report));
     Ok(())

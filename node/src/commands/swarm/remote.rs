@@ -9,7 +9,10 @@ use crate::{
     Error, Result,
     cli::{SamplingArgs, swarm::RouteArgs},
     control::{self, Caller, Mode, Question},
-    events::{FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest, StageRange},
+    events::{
+        DraftReport, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest, Sampling,
+        StageRange,
+    },
     journal, output,
 };
 
@@ -31,7 +34,7 @@ pub fn question(
         trusted: route.trust.clone(),
         head: route.head,
         tail: route.tail,
-        sampling: (&request.sampling).into(),
+        sampling: Sampling { draft: sampling.draft.clone(), ..(&request.sampling).into() },
         seed: request.seed,
         max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,
         stop: request.stop,
@@ -160,6 +163,12 @@ pub fn checked_text(report: &PromptReport) -> String {
         text.push_str(&format!("; what was shown from token {token} on followed from a lie: run it again"));
     }
     text
+}
+
+/// What came of drafts.
+pub fn drafts_text(drafts: &DraftReport) -> String {
+    let by = drafts.by.iter().map(|(name, proposed, right)| format!("{name} {right} of {proposed} right"));
+    format!("{:.2} tokens a pass; {}", drafts.tokens_per_pass(), by.collect::<Vec<_>>().join(", "))
 }
 
 /// One line about how it went.

@@ -114,7 +114,7 @@ impl Expected {
     pub fn measured(&self, report: &Report) -> Measured {
         let same = self.parts.iter().map(|part| part.segment).eq(report.segments.iter().copied());
         let undisturbed = same && report.faults.is_empty() && report.hedged.is_empty();
-        if !undisturbed || report.gaps_ms.len() < LEAST_STEPS {
+        if !undisturbed || plain_steps(report) < LEAST_STEPS {
             return Measured::default();
         }
         let opening = |opened_ms: f64| (opened_ms - self.lease_ms).max(0.0);
@@ -143,10 +143,18 @@ impl Expected {
     }
 }
 
+/// Steps of one row, which is what predictions are about.
+fn plain_steps(report: &Report) -> usize {
+    if report.drafts.all().0 > 0 { report.plain.0 as usize } else { report.gaps_ms.len() }
+}
+
 /// How long each stage of a prompt took for a token, as [`Part::ms`]; the last one together with what is done at home.
 fn took(report: &Report) -> Vec<Option<f64>> {
     let mut before = 0.0;
-    let step = report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64;
+    let step = match report.plain {
+        (steps, ms) if report.drafts.all().0 > 0 => ms / f64::from(steps.max(1)),
+        _ => report.gaps_ms.iter().sum::<f64>() / report.gaps_ms.len().max(1) as f64,
+    };
     let last = report.segments.len().saturating_sub(1);
     let ends = (0..report.segments.len()).map(|at| {
         let end = if at == last { step } else { report.stage_ms.get(at).copied().unwrap_or(0.0) };

@@ -28,7 +28,9 @@ use crate::{
         RouteEvent, Token,
     },
     feedback::{FeedbackQueue, Waiting},
-    request::{self, CHUNK_ROWS, Means, Plan, Progress, Recalled, Recollections, Report, Reroute},
+    request::{
+        self, CHUNK_ROWS, DraftTerms, Means, Plan, Progress, Recalled, Recollections, Report, Reroute,
+    },
     rounding,
     sessions::{Order, SessionTable},
     worker::{Conduct, Prompt, TextKind, Worker},
@@ -36,6 +38,9 @@ use crate::{
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
+/// What one more row of a step is believed to take before it was measured, in parts of a row by itself: between a thirteenth,
+/// the arithmetic, and a sixth, kernels for few rows.
+const ROW_SHARE: f64 = 0.15;
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 
@@ -292,6 +297,15 @@ impl PromptTask {
         Ok(Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed, recalled })
     }
 
+    /// What drafts its tokens.
+    fn draft_terms(&self, ask: &PromptRequest, plain_ms: f64) -> DraftTerms {
+        let ready = &self.local.ready;
+        let costs = ready.costs.as_ref();
+        let goes_back = costs.is_none_or(|costs| costs.layers().iter().all(|layer| layer.state_bytes == 0));
+        let row_ms = ROW_SHARE * ready.decode_ms * f64::from(ready.num_layers);
+        DraftTerms { choice: ask.sampling.draft.clone(), goes_back, plain_ms, row_ms }
+    }
+
     async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<Vec<u32>, Trouble> {
         let (prompt, field) = match &ask.prompt {
             PromptInput::Tokens { ids } => return token_ids(ids, self.local.ready.vocab),
@@ -433,6 +447,7 @@ impl PromptTask {
             shadow: ask.shadow,
             shares: self.local.shares.clone(),
             approx: self.approx.clone(),
+            draft: self.draft_terms(ask, expected.step_ms()),
             layer_bytes: self.local.layer_bytes,
             witnesses: routed.witnesses,
             recalled,

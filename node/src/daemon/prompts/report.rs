@@ -19,7 +19,7 @@ use crate::{
         Conducted, DraftReport, FinishReason, Near, OwnRoute, PlannedStage, Predicted, Prediction,
         PromptReport, StageReport, Stall, Timing, Way,
     },
-    request::Report,
+    request::{Report, Tally},
 };
 
 /// A failure in one word.
@@ -110,6 +110,14 @@ fn checked_stages(report: &Report, plan: &Prediction) -> Vec<StageReport> {
     stages
 }
 
+/// What is said of drafts, where any were made.
+fn drafts(tally: &Tally) -> Option<DraftReport> {
+    let (proposed, right) = tally.all();
+    let by = tally.kinds().map(|(kind, proposed, right)| (kind.name().to_owned(), proposed, right));
+    let Tally { passes, tokens, .. } = *tally;
+    (proposed > 0).then(|| DraftReport { proposed, right, passes, tokens, by: by.collect() })
+}
+
 /// What is said of an answer that is over; `why` remembers it.
 pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) -> PromptReport {
     let prompt_tokens = route.plan.prompt_tokens;
@@ -119,7 +127,6 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
     };
     let checkers: BTreeSet<String> =
         report.checks.iter().flat_map(|check| &check.1).map(|node| format!("{node:?}")).collect();
-    let (proposed, right) = report.drafts;
     let (finish_reason, gave_up) = match report.end {
         End::Stop => (FinishReason::Stop, None),
         End::Length => (FinishReason::Length, None),
@@ -151,7 +158,7 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
         integrity: report.integrity.map(|position| position.saturating_sub(prompt_tokens)),
         receipts: report.receipts.len(),
         hedged: stalls(&report.hedged),
-        drafts: (proposed > 0).then_some(DraftReport { proposed, right }),
+        drafts: drafts(&report.drafts),
         differing_answers: report.evidence,
         bytes_out: report.wire_bytes.0,
         bytes_in: report.wire_bytes.1,

@@ -13,10 +13,11 @@
 
 use std::path::Path;
 
+use api::choice::Draft;
 use serde_json::{Value, json};
 
 use crate::{
-    events::{PromptEvent, PromptRequest},
+    events::{PromptEvent, PromptRequest, Sampling},
     journal::{Journal, Kept},
 };
 
@@ -36,8 +37,10 @@ pub(super) fn interrupted(home: &Path, model: &str, ask: &PromptRequest) -> Opti
 
 /// What decides the tokens, as a journal gives it back: numbers too have been written and read.
 fn question(ask: &PromptRequest) -> Value {
+    // What drafts changes no token.
+    let sampling = Sampling { draft: Draft::default(), ..ask.sampling.clone() };
     let question = json!({
-        "prompt": ask.prompt, "wire": ask.wire, "sampling": ask.sampling, "seed": ask.seed,
+        "prompt": ask.prompt, "wire": ask.wire, "sampling": sampling, "seed": ask.seed,
         "max_tokens": ask.max_tokens, "stop": ask.stop, "api": ask.api,
     });
     serde_json::from_str(&question.to_string()).unwrap_or(question)

@@ -15,8 +15,8 @@ use std::{
 
 use api::{
     inference::{
-        Done, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report, TokenLogprob,
-        TokenLogprobs, Usage, Verify, Wire,
+        Done, Drafts, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report,
+        TokenLogprob, TokenLogprobs, Usage, Verify, Wire,
     },
     swarm::{Pipeline, Stage, SwarmEvent, Verdict},
 };
@@ -484,6 +484,12 @@ impl Story {
             ttft_ms: ttft_ms.max(waited_ms),
             prefill_ms: ttft_ms,
             tok_s: timing.map_or(0.0, |timing| timing.decode_tok_s),
+            drafts: conducted.and_then(|own| own.drafts.as_ref()).map(|drafts| Drafts {
+                by: drafts.by.iter().map(|(name, ..)| name.clone()).collect(),
+                tokens_per_pass: drafts.tokens_per_pass(),
+                proposed: drafts.proposed,
+                right: drafts.right,
+            }),
         };
         if report.checking
             && let Some(events) = self.events.take()

@@ -31,7 +31,7 @@ use std::{
 
 use api::{
     Inference,
-    choice::WireChoice,
+    choice::{Draft, WireChoice},
     inference::{EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo},
     swarm::{Contribution, ContributionChange, SwarmEvent, SwarmSnapshot},
 };
@@ -68,6 +68,8 @@ pub struct Preferences {
     pub trusted: BTreeSet<String>,
     /// The mode of requests that name none; `None` takes what is faster of this machine alone and `boomerang`.
     pub mode: Option<Mode>,
+    /// What may draft tokens of requests that do not say.
+    pub draft: Draft,
     /// The node's data folder, where it is kept whether strangers may compute ([`crate::consent`]).
     pub home: PathBuf,
 }
@@ -81,6 +83,7 @@ pub(crate) struct SwarmState {
     trusted: BTreeSet<String>,
     wire: WireChoice,
     mode: Option<Mode>,
+    draft: Draft,
     home: PathBuf,
     sessions: Arc<Semaphore>,
     /// Memory for caches in units, made once the node has said how much there is.
@@ -106,6 +109,7 @@ impl Swarmed {
             board: Board::new(),
             trusted: preferences.trusted,
             mode: preferences.mode,
+            draft: preferences.draft,
             wire: preferences.wire,
             home: preferences.home,
             sessions: Arc::new(Semaphore::new(SESSIONS)),

@@ -5,7 +5,7 @@ use api::inference::{Failure, GenerateRequest, Mode, Prompt};
 use super::{SwarmState, view::holds_all};
 use crate::{
     consent,
-    events::{ForApi, PromptInput, PromptRequest},
+    events::{ForApi, PromptInput, PromptRequest, Sampling},
     inference::local,
     reports::View,
 };
@@ -43,6 +43,7 @@ pub(super) fn question(
         return Err(Failure::invalid("echo", why));
     }
     let sampling = local::sampling(request)?;
+    let draft = request.sampling.draft.clone().unwrap_or_else(|| shared.draft.clone());
     let (prompt, tools, extra) = match &request.prompt {
         Prompt::Text(text) => (PromptInput::Text(text.clone()), None, Default::default()),
         Prompt::Tokens(ids) => (PromptInput::Tokens { ids: ids.clone() }, None, Default::default()),
@@ -63,7 +64,7 @@ pub(super) fn question(
         trusted: shared.trusted.iter().cloned().collect(),
         head: 1,
         tail: 1,
-        sampling: (&sampling).into(),
+        sampling: Sampling { draft, ..(&sampling).into() },
         seed: request.seed.map_or_else(local::draw_seed, Ok)?,
         max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),
         stop: request.stop.clone(),

@@ -2,8 +2,8 @@
 //! and the code that decides in a running node (`Logs`, `Book`, `Signatures`, [`Record`], [`FraudProof`]).
 //!
 //! One seed is one request: a stage of some experience with us answers it in one of [`WAYS`], the draw says whether it is
-//! checked, by whom, and who settles what is disputed. In half of them steps carry drafted rows, of which any beginning is
-//! right: rejected rows must leave no trace. 300 seeds; `SHOAL_SEEDS` for more. Positions computed are counted
+//! checked, by whom, and who settles what is disputed. In three of four of them steps carry drafted rows, as a drafter makes
+//! them that the seed draws: rejected rows must leave no trace. 300 seeds; `SHOAL_SEEDS` for more. Positions computed are counted
 //! and compared with what the shares of checked requests predict.
 //!
 //! Limits: network and timing are not here (`tests/integration/verify.rs` has them); the draw of a long acquaintance is
@@ -213,15 +213,24 @@ impl<'a> Case<'a> {
         let (layers, cast) = (segment(), cast());
         let mut logs = Logs::new(HIDDEN);
         let mut steps = Rng::new(mix(seed));
-        let drafts = steps.happens(0.5);
+        // By what a request drafts: nothing, anything, a form (short and right), a lookup (deep, all right or all wrong).
+        let drafter = steps.below(4);
         let mut at = 0;
         while at < POSITIONS {
             // The prompt, or a row and those drafted behind it, of which `right` are right.
             let (rows, drafted) = match at {
                 0 => (PROMPT as usize, 0),
-                _ => (1, if drafts { steps.below(MAX_DRAFT as usize + 1) } else { 0 }),
+                _ => {
+                    let deepest = [0, MAX_DRAFT as usize, 4, MAX_DRAFT as usize][drafter];
+                    (1, steps.below(deepest + 1))
+                }
             };
-            let right = steps.below(drafted + 1).min(POSITIONS - at - rows);
+            let right = match drafter {
+                2 => drafted,
+                3 => drafted * usize::from(steps.happens(0.5)),
+                _ => steps.below(drafted + 1),
+            };
+            let right = right.min(POSITIONS - at - rows);
             let kept = at + rows + right;
             logs.set_tentative((drafted > 0).then_some((at + rows) as u32));
             for (layer, truth, by) in

@@ -354,6 +354,8 @@ pub struct Sampled {
     pub logprob: Option<f32>,
     /// The likeliest tokens here, best first, when asked for.
     pub top: Vec<Top>,
+    /// Of the last one of a step: tokens that the form of the answer goes on with, as far as it leaves no choice.
+    pub forced: DraftIds,
 }
 
 /// One of the likeliest tokens.

@@ -1,0 +1,283 @@
+//! How many tokens to draft behind a step.
+//!
+//! A step of `1 + k` rows takes the ring and what its rows cost on every stage, `T(1 + k)`; it yields the token that is right
+//! in any case and the drafted ones up to the first wrong one. With `p[i]` the chance of draft `i` where all before it are
+//! right, that is
+//!
+//! ```text
+//! E(k) = 1 + p[0] + p[0] p[1] + ... + p[0] .. p[k-1]
+//! ```
+//!
+//! tokens, and the best depth is the `k` of the greatest `E(k) / T(1 + k)`. With equal chances `a` this is
+//! `A(k) = (1 - a^k) / (1 - a)` of the usual notation, which counts the certain token among its `k`.
+//!
+//! Worked example: a ring of 300 ms, rows of 4 ms, chances of 0.8. No draft: 1 / 300 = 3.3 tokens a second. Four drafts:
+//! `1 + 0.8 + 0.64 + 0.512 + 0.41 = 3.36` tokens in 316 ms, 10.6 a second. Eight: 4.33 in 332 ms, 13.0 a second. Sixteen:
+//! 4.89 in 364 ms, 13.4 a second. The same on one machine, 30 ms a step: eight give 4.33 in 62 ms, twice the speed of none.
+//!
+//! Nothing here looks at a clock: times are arguments. Where drafts cost more than they bring though the figures promised
+//! otherwise, [`Depth`] rests, longer each time.
+
+/// Weight of the newest measurement.
+const NEW: f64 = 0.2;
+/// A measurement counts as at most so many times what was expected: a stall says nothing of rows.
+const STALL: f64 = 3.0;
+/// A draft must promise this much more than none, since figures are never exact.
+const GAIN: f64 = 1.03;
+/// The debt, in plain steps, at which drafting rests.
+const DEBT: f64 = 1.0;
+/// Steps of the first rest; each one is twice as long as the one before.
+const REST_STEPS: u32 = 8;
+/// Longest rest: in an answer of common length a change of text is noticed.
+const MOST_REST_STEPS: u32 = 128;
+/// Rows that are told apart when extra rows are timed: up to 2, 4, 8 and more. Kernels cost by such classes.
+const CLASSES: [u32; 3] = [2, 4, 8];
+
+/// How often guesses of one kind are right, from those that were judged.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Odds {
+    right: f64,
+    wrong: f64,
+}
+
+impl Odds {
+    /// As much as this is believed before any guess, as if so many had been judged; both are at least 0.
+    pub fn new(chance: f64, judged: f64) -> Self {
+        let chance = if chance.is_finite() { chance.clamp(0.0, 1.0) } else { 0.0 };
+        let judged = if judged.is_finite() { judged.max(1e-3) } else { 1.0 };
+        Self { right: chance * judged, wrong: (1.0 - chance) * judged }
+    }
+
+    /// The chance of the next one, 0 to 1.
+    pub fn chance(&self) -> f64 {
+        self.right / (self.right + self.wrong)
+    }
+
+    /// Of one draft `right` guesses were right, and the next one was wrong if `missed`. What was seen long ago fades.
+    pub fn judge(&mut self, right: u32, missed: bool) {
+        if right == 0 && !missed {
+            return;
+        }
+        // Twenty drafts or so are remembered.
+        self.right = self.right * 0.95 + f64::from(right);
+        self.wrong = self.wrong * 0.95 + f64::from(u8::from(missed));
+    }
+}
+
+/// What steps cost, and whether drafts have paid.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Depth {
+    /// A step of one row, ms.
+    plain_ms: f64,
+    /// Whether one was measured.
+    measured: bool,
+    /// One more row, ms, as long as none of its class was measured.
+    row_ms: f64,
+    /// One more row, ms, by class of rows.
+    rows_ms: [Option<f64>; CLASSES.len() + 1],
+    /// What drafts have cost beyond what they brought, in plain steps; never below 0.
+    debt: f64,
+    rest: u32,
+    next_rest: u32,
+}
+
+fn class(rows: u32) -> usize {
+    CLASSES.iter().position(|most| rows <= *most).unwrap_or(CLASSES.len())
+}
+
+impl Depth {
+    /// With what is believed before anything is measured: ms of a step of one row, and of each row beyond.
+    pub fn new(plain_ms: f64, row_ms: f64) -> Self {
+        let sane = |ms: f64| if ms.is_finite() { ms.clamp(1e-3, 1e9) } else { 1.0 };
+        Self {
+            plain_ms: sane(plain_ms),
+            measured: false,
+            row_ms: sane(row_ms),
+            rows_ms: Default::default(),
+            debt: 0.0,
+            rest: 0,
+            next_rest: REST_STEPS,
+        }
+    }
+
+    /// Milliseconds of a step of `rows` rows, as far as is known.
+    pub fn step_ms(&self, rows: u32) -> f64 {
+        let at = class(rows);
+        // The nearest class that was measured says more than a belief.
+        let near =
+            (0..self.rows_ms.len()).filter_map(|other| Some((other.abs_diff(at), self.rows_ms[other]?)));
+        let row_ms = near.min_by_key(|(distance, _)| *distance).map_or(self.row_ms, |(_, ms)| ms);
+        self.plain_ms + row_ms * f64::from(rows.saturating_sub(1))
+    }
+
+    /// How many drafts to send of those on offer, of which `chances` are the chances, each where all before it are right;
+    /// a draft of `drafting_ms` each has still to be made. 0 while drafting rests.
+    pub fn best(&self, chances: &[f64], drafting_ms: f64) -> usize {
+        if self.rest > 0 {
+            return 0;
+        }
+        let (mut tokens, mut all_right) = (1.0, 1.0);
+        let (mut best, mut most) = (0, GAIN / self.step_ms(1));
+        for (at, chance) in chances.iter().enumerate() {
+            all_right *= if chance.is_finite() { chance.clamp(0.0, 1.0) } else { 0.0 };
+            tokens += all_right;
+            let ms = self.step_ms(at as u32 + 2) + drafting_ms.max(0.0) * (at + 1) as f64;
+            if tokens / ms > most {
+                (best, most) = (at + 1, tokens / ms);
+            }
+        }
+        best
+    }
+
+    /// A step of `rows` rows took `ms` and gave `tokens` tokens. Steps that were disturbed (a stage was lost) are not told.
+    pub fn note(&mut self, rows: u32, tokens: u32, ms: f64) {
+        if !(ms.is_finite() && ms > 0.0) || rows == 0 {
+            return;
+        }
+        let ms = if self.measured { ms.min(self.step_ms(rows) * STALL) } else { ms };
+        if rows == 1 {
+            let new = if self.measured { NEW } else { 1.0 };
+            self.plain_ms += new * (ms - self.plain_ms);
+            self.measured = true;
+            self.rest = self.rest.saturating_sub(1);
+            return;
+        }
+        if !self.measured {
+            // Nothing says what a plain step takes: less than this one.
+            self.plain_ms = self.plain_ms.min(ms);
+        }
+        let extra = ((ms - self.plain_ms) / f64::from(rows - 1)).max(0.0);
+        let known = &mut self.rows_ms[class(rows)];
+        *known = Some(known.map_or(extra, |known| known + NEW * (extra - known)));
+        self.debt = (self.debt + ms / self.plain_ms - f64::from(tokens)).max(0.0);
+        if self.debt >= DEBT {
+            (self.rest, self.debt) = (self.next_rest, 0.0);
+            self.next_rest = (self.next_rest * 2).min(MOST_REST_STEPS);
+        }
+    }
+
+    /// Whether drafting rests, since it did not pay.
+    pub fn rests(&self) -> bool {
+        self.rest > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn the_worked_example() {
+        let ring = Depth::new(300.0, 4.0);
+        let tokens = |k: i32| (1.0 - 0.8f64.powi(k + 1)) / 0.2;
+        let speed = |k: i32| tokens(k) / (300.0 + 4.0 * f64::from(k)) * 1e3;
+        assert!(
+            (speed(8) - 13.04).abs() < 0.01 && (speed(16) - 13.43).abs() < 0.01,
+            "{} {}",
+            speed(8),
+            speed(16)
+        );
+        let best = ring.best(&[0.8; 16], 0.0);
+        assert!((1..=16).all(|k| speed(k) <= speed(best as i32)), "{best}");
+        assert_eq!(ring.best(&[0.8; 4], 0.0), 4);
+        assert_eq!(ring.best(&[], 0.0), 0);
+        assert_eq!(ring.best(&[0.0; 16], 0.0), 0);
+    }
+
+    #[test]
+    fn what_is_measured_replaces_what_was_believed() {
+        let mut depth = Depth::new(1.0, 1.0);
+        depth.note(1, 1, 100.0);
+        depth.note(4, 1, 130.0);
+        assert_eq!((depth.step_ms(1), depth.step_ms(4), depth.step_ms(11)), (100.0, 130.0, 200.0));
+        // A stage that stalls for ten seconds is not what a row costs.
+        depth.note(4, 4, 10_000.0);
+        assert!(depth.step_ms(4) < 200.0, "{}", depth.step_ms(4));
+    }
+
+    #[test]
+    fn what_does_not_pay_rests_ever_longer() {
+        let mut depth = Depth::new(10.0, 0.1);
+        let mut drafted = Vec::new();
+        for step in 0..2_000 {
+            // Whatever was learned, the source claims to be certain.
+            let k = depth.best(&[1.0; 3], 0.0);
+            if k > 0 {
+                drafted.push(step);
+            }
+            depth.note(k as u32 + 1, 1, if k > 0 { 20.0 } else { 10.0 });
+        }
+        assert!(drafted.len() < 40, "{drafted:?}");
+        assert!(drafted.last() > Some(&1_800), "it tries again");
+    }
+
+    proptest! {
+        /// No other depth has a better rate, and none is taken that is not better than no draft.
+        #[test]
+        fn the_best_is_the_best(
+            plain in 0.1f64..1e3, row in 0.0f64..50.0, drafting in 0.0f64..20.0,
+            chances in prop::collection::vec(0.0f64..=1.0, 0..17),
+        ) {
+            let depth = Depth::new(plain, row);
+            let rate = |k: usize| {
+                let tokens: f64 = (0..=k).map(|n| chances[..n].iter().product::<f64>()).sum();
+                tokens / (depth.step_ms(k as u32 + 1) + drafting * k as f64)
+            };
+            let best = depth.best(&chances, drafting);
+            prop_assert!(best <= chances.len());
+            let most = (0..=chances.len()).map(rate).fold(0.0, f64::max);
+            prop_assert!(rate(best) >= most / GAIN * (1.0 - 1e-12));
+            prop_assert!(best == 0 || rate(best) > rate(0));
+        }
+
+        /// A longer ring never makes drafts shorter: rows cost the same, and what they save is more.
+        #[test]
+        fn a_longer_ring_drafts_no_less(
+            plain in 0.1f64..1e3, more in 0.0f64..1e3, row in 0.0f64..50.0,
+            chances in prop::collection::vec(0.0f64..=1.0, 0..17),
+        ) {
+            let near = Depth::new(plain, row).best(&chances, 0.0);
+            prop_assert!(Depth::new(plain + more, row).best(&chances, 0.0) >= near);
+        }
+
+        /// Whatever the drafts are worth and rows cost, an answer takes hardly longer than without them.
+        #[test]
+        fn drafts_never_cost_much(
+            seed in any::<u64>(), plain in 1.0f64..500.0, row in 0.0f64..200.0, believed in 0.0f64..20.0,
+            chance in 0.0f64..=1.0, offered in 1usize..17, steps in 100u32..400,
+        ) {
+            let mut rng = Rng::new(seed);
+            let (mut depth, mut odds) = (Depth::new(plain, believed), Odds::new(0.5, 2.0));
+            let (mut spent, mut tokens) = (0.0, 0);
+            while tokens < steps {
+                let k = depth.best(&vec![odds.chance(); offered], 0.0) as u32;
+                let right = (0..k).take_while(|_| rng.happens(chance)).count() as u32;
+                odds.judge(right, right < k);
+                let ms = plain + row * f64::from(k);
+                depth.note(k + 1, right + 1, ms);
+                spent += ms;
+                tokens += right + 1;
+            }
+            // Learning costs a step of seventeen rows at worst, and rests see to the remainder.
+            let allowed = plain * f64::from(tokens) * 1.05 + (plain + row * 16.0) * 2.0 + plain * 8.0;
+            prop_assert!(spent <= allowed, "{spent} ms for {tokens} tokens of {plain} ms");
+        }
+
+        /// Odds stay odds, and no figure panics.
+        #[test]
+        fn odd_figures_are_taken(chance: f64, judged: f64, ms: f64, rows: u32, tokens: u32, rounds in 0u32..50) {
+            let mut odds = Odds::new(chance, judged);
+            let mut depth = Depth::new(ms, judged);
+            for round in 0..rounds {
+                odds.judge(round % 7, round % 3 == 0);
+                depth.note(rows, tokens, ms);
+                depth.best(&[chance, odds.chance()], judged);
+            }
+            prop_assert!((0.0..=1.0).contains(&odds.chance()));
+            prop_assert!(depth.step_ms(5) > 0.0);
+        }
+    }
+}

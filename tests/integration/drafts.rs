@@ -1,0 +1,195 @@
+//! Drafts change how many passes an answer takes, and no token of it.
+//!
+//! `SHOAL_FIGURES=1` also measures what they bring, through nodes that are some way apart: `node/docs/benchmarks.md` says how.
+
+use std::time::Duration;
+
+use harness::{
+    Shoal, http,
+    node::Node,
+    wires::{Mood, Wires},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A text that repeats itself, so that minnow does too.
+const REPEATS: &str =
+    "The fox sat by the fire. The owl sat by the fire. The bear sat by the fire. The fox sat by the";
+
+fn ids(line: &Value) -> &Vec<Value> {
+    line["ids"].as_array().unwrap_or_else(|| panic!("{line}"))
+}
+
+/// The owner agrees that strangers compute.
+fn agree(node: &Node) {
+    let agreed = http::ask(node, "POST", "/swarm/consent", &json!({"mode": "boomerang", "agreed": true}));
+    assert_eq!(agreed.status, 200, "{agreed:?}");
+}
+
+/// {greedy, sampled} x {raw, c8}, with each drafter and with none: the same ids, and on one machine too. With `SHOAL_DRAFT` every
+/// draft is sent, whatever it costs.
+#[test]
+fn drafts_change_no_token() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let api = ["--ask-only", "--api", "127.0.0.1:0"];
+    let asks = Node::start_with(&home("a"), &api, &[("SHOAL_DRAFT", "5:1")]);
+    let serve =
+        |name: &str, layers: &str| Node::start(&home(name), &["--layers", layers, "--peer", asks.tcp()]);
+    let _serve = [serve("b", "1..4"), serve("c", "4..7")];
+    asks.meets(2);
+    agree(&asks);
+
+    let mut proposed = 0;
+    for sampled in [&[][..], &["--temperature", "0.8", "--top-p", "0.95", "--seed", "7"]] {
+        for wire in [&["--wire", "raw"][..], &["--wire", "c8"]] {
+            let ask = |draft: &str| {
+                let args =
+                    ["run", "--via", "swarm", "--raw", "-n", "24", "--verify", "off", "--draft", draft];
+                asks.ask(&[&args, sampled, wire, &[REPEATS]].concat())
+            };
+            let plain = ask("off");
+            assert!(plain["drafts"].is_null() && plain["faults"] == json!([]), "{plain}");
+            let drafted = ask("lookup");
+            assert_eq!(ids(&drafted), ids(&plain), "{wire:?} {sampled:?}: {drafted}");
+            proposed += drafted["drafts"]["proposed"].as_u64().unwrap_or(0);
+            assert_eq!(asks.ask(&["why"])["drafts"], drafted["drafts"]);
+            if wire == ["--wire", "raw"] && sampled.is_empty() {
+                let args = ["run", "--json", "--raw", "-n", "24", "--draft", "off"];
+                let alone = Shoal::new().json([&args, sampled, &[REPEATS]].concat(), "");
+                assert_eq!(ids(&alone), ids(&plain));
+            }
+        }
+    }
+    assert!(proposed > 20, "{proposed} tokens drafted");
+
+    // A form forces names of members: few passes, and the text that comes without drafts.
+    let schema = json!({"type": "object", "additionalProperties": false, "required": ["favorite_animal", "number_of_legs"],
+        "properties": {"favorite_animal": {"enum": ["fox", "bear"]}, "number_of_legs": {"type": "integer", "minimum": 0, "maximum": 9}}});
+    let form = |draft: &str| {
+        let body = json!({"messages": [{"role": "user", "content": "Tell me of an animal."}], "seed": 3, "mode": "boomerang",
+            "max_tokens": 60, "draft": draft,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}});
+        http::ask(&asks, "POST", "/v1/chat/completions", &body).body
+    };
+    let (plain, drafted) = (form("off"), form("grammar"));
+    assert_eq!(drafted["choices"], plain["choices"], "{drafted} {plain}");
+    let drafts = &drafted["shoal"]["drafts"];
+    assert!(drafts["right"].as_u64() > Some(4) && drafts["by"] == json!(["grammar"]), "{drafted}");
+    assert!(drafts["tokens_per_pass"].as_f64() > Some(1.5), "{drafted}");
+    let refused = form("eagle");
+    let why = refused["error"]["message"].as_str().unwrap_or_default();
+    assert!(why.contains("draft") && why.contains("lookup and grammar"), "{refused}");
+}
+
+/// Prompts of the figures: what they are called, the prompt, and the form of the answer.
+fn figures() -> [(&'static str, String, Option<Value>); 4] {
+    let code = (0..8).map(|n| format!(
+        "def area_{n}(width, height):\n    \"\"\"Return the area of rectangle {n}.\"\"\"\n    result = width * height\n    return result\n\n"
+    ));
+    let code: String = code.collect();
+    let schema = json!({"type": "object", "additionalProperties": false,
+        "required": ["customer_identifier", "delivery_address", "requested_delivery_window", "contains_fragile_items"],
+        "properties": {
+            "customer_identifier": {"type": "integer", "minimum": 0, "maximum": 999},
+            "delivery_address": {"type": "object", "additionalProperties": false, "required": ["country_of_destination", "postal_code"],
+                "properties": {"country_of_destination": {"enum": ["France", "Germany", "Spain"]}, "postal_code": {"type": "integer", "minimum": 0, "maximum": 99999}}},
+            "requested_delivery_window": {"enum": ["morning", "afternoon", "evening"]},
+            "contains_fragile_items": {"type": "boolean"}}});
+    [
+        ("prose", "Tell me a story about a fox who finds a lantern in the snow.".into(), None),
+        (
+            "summary",
+            format!(
+                "Summarize in a few sentences:\n\n{}",
+                include_str!("../../node/docs/privacy.md").chars().take(2_000).collect::<String>()
+            ),
+            None,
+        ),
+        (
+            "code edit",
+            format!(
+                "Rename the variable `result` to `area` in this file and print the whole file again.\n\n```python\n{code}```"
+            ),
+            None,
+        ),
+        ("JSON", "Write the delivery order of customer 42, who lives in Paris.".into(), Some(schema)),
+    ]
+}
+
+/// An answer through the API of `asks`: ids are not shown there, so the text, and the report.
+fn answer(asks: &Node, prompt: &str, form: Option<&Value>, draft: &str) -> (String, Value) {
+    let mut body = json!({"messages": [{"role": "user", "content": prompt}], "seed": 1, "temperature": 0, "mode": "boomerang",
+        "verify": "none", "shadow": "none", "max_tokens": 96, "draft": draft});
+    if let Some(form) = form {
+        body["response_format"] =
+            json!({"type": "json_schema", "json_schema": {"name": "order", "schema": form}});
+    }
+    let said = http::ask(asks, "POST", "/v1/chat/completions", &body).body;
+    let text = said["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{said}"));
+    (text.to_owned(), said["shoal"].clone())
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[test]
+fn figures_of_drafts() {
+    if std::env::var_os("SHOAL_FIGURES").is_none() {
+        println!(
+            "skipped: SHOAL_FIGURES=1 measures, and prints what it measured; SHOAL_MODEL names a .gguf file"
+        );
+        return;
+    }
+    let model = std::env::var("SHOAL_MODEL").unwrap_or_else(|_| "minnow".into());
+    let layers: u32 = std::env::var("SHOAL_LAYERS").ok().and_then(|n| n.parse().ok()).unwrap_or(8);
+    let runs: usize = std::env::var("SHOAL_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(3);
+    let (wires, folder) = (Wires::new(), TempDir::new().unwrap());
+    let start = |name: &str, args: &[&str]| {
+        let common = ["--model", &model, "--listen", "/ip4/127.0.0.1/tcp/0"];
+        Node::start(&folder.path().join(name), &[&common, args].concat())
+    };
+    let asks = start("a", &["--ask-only", "--api", "127.0.0.1:0"]);
+    let half = layers / 2;
+    let (first, second) = (format!("1..{half}"), format!("{half}..{}", layers - 1));
+    let to =
+        |from: &'static str, name: &'static str, node: &Node| super::delay::wire(&wires, from, name, node);
+    let b = start("b", &["--layers", &first, "--peer", &to("b", "a", &asks)]);
+    let _c = start("c", &["--layers", &second, "--peer", &to("c", "a", &asks), "--peer", &to("c", "b", &b)]);
+    asks.meets(2);
+    b.meets(1);
+    agree(&asks);
+    // What the nodes hold is heard of a little later than they are.
+    let body =
+        json!({"messages": [{"role": "user", "content": "Hello"}], "mode": "boomerang", "max_tokens": 2});
+    while http::ask(&asks, "POST", "/v1/chat/completions", &body).status != 200 {
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    println!(
+        "| one way | text | no drafts, tok/s | drafts, tok/s | ratio | tokens a pass | right of drafted |\n|---|---|---|---|---|---|---|"
+    );
+    for ms in [0, 50, 100] {
+        wires.set(if ms == 0 { Mood::Open } else { Mood::Late(Duration::from_millis(ms)) });
+        for (name, prompt, form) in figures() {
+            let (mut plain, mut drafted, mut drafts) = (Vec::new(), Vec::new(), Value::Null);
+            for _ in 0..runs {
+                let (text, report) = answer(&asks, &prompt, form.as_ref(), "off");
+                plain.push(report["tok_s"].as_f64().unwrap());
+                let (again, report) = answer(&asks, &prompt, form.as_ref(), "auto");
+                assert_eq!(again, text, "drafts change no token");
+                drafted.push(report["tok_s"].as_f64().unwrap());
+                drafts = report["drafts"].clone();
+            }
+            let (plain, drafted) = (median(plain), median(drafted));
+            println!(
+                "| {ms} ms | {name} | {plain:.2} | {drafted:.2} | {:.2} | {:.2} | {} of {} |",
+                drafted / plain,
+                drafts["tokens_per_pass"].as_f64().unwrap_or(1.0),
+                drafts["right"],
+                drafts["proposed"]
+            );
+        }
+    }
+}
