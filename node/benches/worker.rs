@@ -43,6 +43,7 @@ async fn measure() -> Result<(), node::worker::Fault> {
         positions: rows,
         at: 0,
         rounding: Rounding::NONE,
+        kept: Vec::new(),
         conduct: None,
     };
     worker.open(open).await?;

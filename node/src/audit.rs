@@ -110,6 +110,7 @@ impl Auditor {
             positions,
             at: 0,
             rounding: case.rounding.clone(),
+            kept: Vec::new(),
             conduct: None,
         };
         worker.open(open).await.ok()?;

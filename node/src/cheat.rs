@@ -1,7 +1,7 @@
 //! Ways to lie, for tests of how lies are found. Not part of a release build.
 //!
 //! `SHOAL_CHEAT` names one: `ulp:N` changes the lowest bit of a value of every row from position N on, `zero:N` gives
-//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing. `approx` is no lie: it announces
+//! zeros from there on, `garble:N` bytes that no encoder writes, `withhold` signs nothing, `claim` goes on from state that it has not. `approx` is no lie: it announces
 //! a machine that computes other bits and gives rows a little off; `approx-zero:N` is one that cheats.
 
 use std::sync::OnceLock;
@@ -13,6 +13,7 @@ enum Cheat {
     Zero(u32),
     Garble(u32),
     Withhold,
+    Claim,
     Approx,
     ApproxZero(u32),
 }
@@ -28,6 +29,7 @@ fn chosen() -> Option<&'static Cheat> {
             "zero" => Some(Cheat::Zero(from)),
             "garble" => Some(Cheat::Garble(from)),
             "withhold" => Some(Cheat::Withhold),
+            "claim" => Some(Cheat::Claim),
             "approx" => Some(Cheat::Approx),
             "approx-zero" => Some(Cheat::ApproxZero(from)),
             _ => None,
@@ -71,4 +73,9 @@ pub fn is_approx() -> bool {
 /// Whether to sign nothing.
 pub fn withholds() -> bool {
     matches!(chosen(), Some(Cheat::Withhold))
+}
+
+/// Whether to go on from state that is not here.
+pub fn claims() -> bool {
+    matches!(chosen(), Some(Cheat::Claim))
 }

@@ -58,6 +58,7 @@ pub mod decide;
 pub mod route;
 pub mod snapshot;
 pub mod standby;
+pub mod sticky;
 
 pub mod holders;
 pub mod place;
@@ -68,6 +69,7 @@ pub mod backlog;
 pub mod depth;
 pub mod door;
 pub mod governor;
+pub mod keep;
 pub mod lease;
 pub mod recover;
 pub mod session;

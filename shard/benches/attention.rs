@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use shard::kernels::{AttentionJob, Cpu, Isa, KvPage, KvShape, PAGE, page_len, threads::Pool};
+use shard::kernels::{AttentionJob, Cpu, Isa, KvPage, KvShape, PAGE, new_page, threads::Pool};
 
 /// Median and best milliseconds of `runs` calls after two to warm up.
 fn time_ms(runs: usize, mut work: impl FnMut()) -> (f64, f64) {
@@ -30,8 +30,7 @@ fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: u
     let KvShape { kv_heads, head_dim } = shape;
     let all = start + n;
     let (k, v) = (values(all * kv_heads * head_dim), values(all * kv_heads * head_dim));
-    let mut pages: Vec<KvPage> =
-        (0..all.div_ceil(PAGE)).map(|_| vec![0; page_len(shape)].into_boxed_slice()).collect();
+    let mut pages: Vec<KvPage> = (0..all.div_ceil(PAGE)).map(|_| new_page(shape, 0)).collect();
     cpu.store_kv(&mut pages, shape, &k, &v, 0);
     let q = values(n * heads * head_dim);
     let mut out = vec![0.0; q.len()];

@@ -18,7 +18,8 @@ use crate::{
     },
     gguf::Gguf,
     kernels::{
-        Activations, AttentionJob, Cpu, Isa, KvShape, Matrix, Pairing, Target, page_len, threads::Pool,
+        Activations, AttentionJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, Isa, KvShape, Matrix, Pairing,
+        Target, new_page, threads::Pool,
     },
     models::{Rope, Scaling},
     quant::{self, Format},
@@ -177,6 +178,7 @@ const OPERATIONS: &[Operation] = &[
         cpu.relu_squared(&mut gate);
         hash_f32(&gate)
     }),
+    ("delta-net", delta_net),
 ];
 
 fn round(rule: Rule) -> String {
@@ -200,11 +202,43 @@ fn rope(cpu: &Arc<Cpu>, pairing: Pairing, scaling: Scaling) -> String {
     hash_f32(&x)
 }
 
+/// Seven rows from a state on: convolution, gates, recurrence, norm; the results and the state.
+fn delta_net(cpu: &Arc<Cpu>) -> String {
+    let shape =
+        DeltaShape { key_heads: 2, value_heads: 6, key_dim: 40, value_dim: 80, kernel: 4, tiled: true };
+    let (n, heads, width) = (7, shape.value_heads, shape.value_width());
+    let projected = normals(18, n * shape.channels(), 1.0);
+    let taps = normals(19, shape.kernel * shape.channels(), 0.7);
+    let mut all = normals(20, shape.state_len(), 0.3);
+    let (state, columns) = all.split_at_mut(shape.matrices_len());
+    let mut inputs = vec![0.0; projected.len()];
+    let before = &*columns;
+    cpu.delta_inputs(DeltaInputs { shape, projected: &projected, before, taps: &taps, out: &mut inputs });
+    let (mut alpha, mut beta) = (normals(21, n * heads, 2.0), normals(22, n * heads, 2.0));
+    let a: Vec<f32> = normals(23, heads, 1.0).into_iter().map(|a| -a.abs()).collect();
+    cpu.delta_gates(&mut alpha, &mut beta, &normals(24, heads, 1.0), &a);
+    let mut out = vec![0.0; n * width];
+    cpu.delta_net(DeltaJob {
+        shape,
+        inputs: &inputs,
+        z: &normals(25, n * width, 1.5),
+        decay: &alpha,
+        strength: &beta,
+        before: None,
+        state,
+        norm: &normals(26, shape.value_dim, 1.0),
+        eps: 1e-6,
+        out: &mut out,
+    });
+    out.extend_from_slice(state);
+    hash_f32(&out)
+}
+
 /// Three rows at positions 597 to 599: two whole pages and a partial one behind them, three query heads per key head.
 fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> String {
     let (shape, heads, start, n) = (KvShape { kv_heads: 2, head_dim: 48 }, 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
-    let mut pages: Vec<_> = (0..3).map(|_| vec![0u16; page_len(shape)].into_boxed_slice()).collect();
+    let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
     cpu.store_kv(&mut pages, shape, &k, &v, 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);

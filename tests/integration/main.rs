@@ -22,6 +22,7 @@ mod lab;
 mod models;
 mod operate;
 mod packaging;
+mod prefix;
 mod privacy;
 mod pull;
 mod recurrent;

@@ -230,7 +230,7 @@ impl Daemon {
         match ask {
             ControlAsk::Lease(lease) => {
                 let tier = self.trusting.tier(from);
-                self.serving.lease(from, lease, tier, reply);
+                self.serving.lease(from, *lease, tier, reply);
             }
             ControlAsk::Release { session, epoch } => self.serving.released(from, session, epoch, reply),
             ControlAsk::Settle { session, upto } => self.serving.settle(from, session, upto, reply),

@@ -174,11 +174,18 @@ pub struct PromptReport {
     pub end: bool,
 }
 
+fn is_none(tokens: &u32) -> bool {
+    *tokens == 0
+}
+
 /// How long an answer took.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Timing {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Tokens of the prompt that were computed before and not for it.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub cached_tokens: u32,
     /// Until the first token.
     pub ttft_ms: f64,
     /// Tokens per second after the first.

@@ -134,6 +134,7 @@ fn the_end_of_an_answer_is_the_line_it_was() {
     };
     let timing = Timing {
         prompt_tokens: 7,
+        cached_tokens: 0,
         ttft_ms: 2.5,
         decode_tok_s: 10.5,
         stages: vec![stage],

@@ -107,6 +107,7 @@ impl RequestDriver {
             log: true,
             ttl_ms: TTL_MS,
             role: Role::Shadow,
+            beginnings: Vec::new(),
         };
         tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
         self.plan.contacts.push(there.clone());
@@ -115,7 +116,7 @@ impl RequestDriver {
         tokio::spawn(async move {
             let patience = Duration::from_millis(LEASE_MS);
             let asked = match network.connect(&there).await {
-                Ok(_) => network.ask(node, &Ask::Lease(lease), patience).await,
+                Ok(_) => network.ask(node, &Ask::Lease(Box::new(lease)), patience).await,
                 Err(_) => Err(HopError::Closed),
             };
             let answer = match asked {

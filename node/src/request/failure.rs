@@ -40,7 +40,12 @@ impl RequestDriver {
         }
         match order {
             Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
-                Ok(have) => self.granted(stage, epoch, have, load),
+                Ok(have) => {
+                    if epoch == self.machine.epoch() {
+                        self.recalled.has(have);
+                    }
+                    self.granted(stage, epoch, have, load)
+                }
                 Err(failure) if epoch == self.machine.epoch() => self.failed(node, failure),
                 Err(_) => Vec::new(),
             },

@@ -168,6 +168,7 @@ impl RequestDriver {
                 },
             ),
             Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
+                self.recalled.has(header.from);
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
             Kind::Commit => self.committed(stage, from, header, &payload),

@@ -60,6 +60,7 @@ impl RequestDriver {
                 positions,
                 at,
                 rounding: self.rounding.clone(),
+                kept: self.recalled.homes(),
                 conduct: last.then(|| Conduct { history, ..self.plan.conduct.clone() }),
             };
             let mut workers = self.means.worker.clone();
@@ -95,6 +96,7 @@ impl RequestDriver {
                 (None, Shadow::Lazy) => Role::LazyShadow,
                 (None, _) => Role::Shadow,
             },
+            beginnings: self.beginnings(segment.layers),
         };
         let (network, there) = (self.means.network.clone(), self.plan.contact(node));
         let (me, lessons, model) = (self.means.me, self.means.lessons.clone(), self.plan.model);
@@ -105,7 +107,16 @@ impl RequestDriver {
                     lessons.silent(node);
                     return Err(HopError::Closed);
                 }
-                network.ask(node, &Ask::Lease(lease), Duration::from_millis(LEASE_MS)).await
+                let patience = Duration::from_millis(LEASE_MS);
+                let offers = !lease.beginnings.is_empty();
+                let plain = Lease { beginnings: Vec::new(), ..lease.clone() };
+                match network.ask(node, &Ask::Lease(Box::new(lease)), patience).await {
+                    // A node of before does not know what is offered, and closes the stream.
+                    Err(HopError::Closed) if offers => {
+                        network.ask(node, &Ask::Lease(Box::new(plain)), patience).await
+                    }
+                    answered => answered,
+                }
             }
             .await;
             let mut load = None;

@@ -30,6 +30,7 @@ mod frames;
 mod lease;
 mod own_stages;
 mod plan;
+mod recall;
 mod replay_log;
 mod verify;
 
@@ -51,6 +52,7 @@ pub use self::{
     arbiter::{MAX_WITNESSES, Witness},
     draft::{DraftTerms, Tally},
     plan::{Means, Plan, Progress, Report, Reroute},
+    recall::{Recalled, Recollections},
 };
 use self::{draft::Drafts, replay_log::Logs, verify::Checks};
 use crate::{
@@ -77,6 +79,8 @@ struct RequestDriver {
     began: Instant,
     tokens: Vec<u32>,
     logs: Logs,
+    /// The beginning of the prompt that was computed before.
+    recalled: Recalled,
     rounding: Rounding,
     outboxes: PeerStreams,
     /// Jobs for the own worker that wait for their turn.
@@ -118,7 +122,7 @@ struct RequestDriver {
 }
 
 /// Runs the prompt to its end. Nothing is returned: the caller hears of it through [`Progress`].
-pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outlets) {
+pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: Outlets) {
     let (began, session) = (Instant::now(), plan.session);
     let prompt = plan.prompt.len() as u32;
     let (machine, first) = Session::start(
@@ -135,9 +139,12 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     let rounding = plan.rounding.clone();
     let drafts = Drafts::new(session, &plan.draft);
     let report = Report::new(plan.pipeline.segments().to_vec());
+    let mut recalled = std::mem::take(&mut plan.recalled);
+    let logs = recalled.take_logs(&rounding, plan.hidden);
     let mut conductor = RequestDriver {
         tokens: plan.prompt.clone(),
-        logs: Logs::new(plan.hidden),
+        logs,
+        recalled,
         outboxes: PeerStreams::new(means.network.clone(), place(means.me, session), inlets.orders.clone()),
         means,
         plan,
@@ -169,6 +176,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
         pings: BTreeMap::new(),
         report,
     };
+    conductor.recall();
     let mut over = conductor.perform(first).await;
     while !over {
         conductor.feed_worker();
@@ -201,6 +209,7 @@ pub async fn generate(means: Means, plan: Plan, inlets: Inlets, mut doors: Outle
     conductor.settle_all(&mut doors).await;
     conductor.finish().await;
     conductor.look_again().await;
+    conductor.disown();
     conductor.done().await;
 }
 
@@ -299,6 +308,7 @@ impl RequestDriver {
         let now = self.began.elapsed().as_secs_f64() * 1e3;
         if self.report.ids.is_empty() {
             self.report.ttft_ms = now;
+            self.report.cached = self.recalled.cached().min(self.plan.conduct.prompt_tokens);
         } else {
             let before: f64 = self.report.ttft_ms + self.report.gaps_ms.iter().sum::<f64>();
             self.report.gaps_ms.push(now - before);
@@ -369,7 +379,8 @@ impl RequestDriver {
         self.report.drafts = self.drafts.tally.clone();
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
-        worker.close(session);
+        let keep = self.remember();
+        worker.close_but(session, keep);
         self.report.segments = self.machine.segments().collect();
         self.report.stage_ms = self.mean_stage_ms();
     }

@@ -140,6 +140,7 @@ impl RequestDriver {
             Body::NeedReplay { have } => {
                 // What was to be drawn behind these rows is not: the replay asks for it again.
                 self.sampling = None;
+                self.recalled.has(have);
                 vec![Event::NeedReplay { stage, epoch: output.epoch, have }]
             }
             Body::Failed(why) => {

@@ -18,6 +18,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use super::{
     arbiter::Witness,
     draft::{DraftTerms, Tally},
+    recall::{Recalled, Recollections},
 };
 use crate::{
     audit::Auditor,
@@ -72,6 +73,8 @@ pub struct Plan {
     pub layer_bytes: u64,
     /// Who could be asked where two disagree.
     pub witnesses: Vec<Witness>,
+    /// What of the prompt was computed before.
+    pub recalled: Recalled,
 }
 
 impl Plan {
@@ -156,6 +159,8 @@ pub struct Report {
     pub opened_ms: Option<f64>,
     /// Time to the first token.
     pub ttft_ms: f64,
+    /// Positions of the prompt that no stage computed for it.
+    pub cached: u32,
     /// From token to token, ms, in order.
     pub gaps_ms: Vec<f64>,
     /// Failures survived: who, and from the last token before it to the first after it, ms.
@@ -215,6 +220,7 @@ impl Report {
             stage_ms: Vec::new(),
             opened_ms: None,
             ttft_ms: 0.0,
+            cached: 0,
             gaps_ms: Vec::new(),
             faults: Vec::new(),
             hedged: Vec::new(),
@@ -249,6 +255,8 @@ pub struct Means {
     pub auditor: Option<Auditor>,
     /// Its own worker; another one after a crash.
     pub worker: watch::Receiver<Worker>,
+    /// Where what it leaves behind is remembered, if that is wanted.
+    pub memory: Option<Recollections>,
     /// Asks the daemon for another pipeline without these nodes.
     pub reroute: mpsc::Sender<Reroute>,
     /// What leases teach.

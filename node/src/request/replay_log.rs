@@ -53,6 +53,28 @@ impl Logs {
         position >= self.tentative
     }
 
+    /// What is logged below position `to`.
+    pub(super) fn beginning(&self, to: u32) -> Self {
+        let cut = |(layer, log): (&u32, &Log)| {
+            let bytes = log.bytes[..log.bytes.len().min(to as usize * log.row_bytes)].to_vec();
+            let authors = log.authors.iter().filter(|(at, _)| *at < to).copied().collect();
+            (*layer, Log { bytes, authors, ..*log })
+        };
+        let logs: BTreeMap<u32, Log> = self.logs.iter().map(cut).collect();
+        let bytes = logs.values().map(|log| log.bytes.len()).sum();
+        Self { hidden: self.hidden, tentative: u32::MAX, bytes, logs }
+    }
+
+    /// What is logged, bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The layers that rows enter, and how many are logged of each.
+    pub(super) fn all_reached(&self) -> Vec<(u32, u32)> {
+        self.logs.keys().map(|layer| (*layer, self.reached(*layer))).collect()
+    }
+
     /// Adds the rows from position `from` on that enter `layer`, as `by` gave them; `None` when `bytes` are not `rows` rows that
     /// [`codec::encode`] writes in the form `wire`. What is there already stays: it was used.
     pub(super) fn add(

@@ -112,21 +112,25 @@ impl RequestDriver {
         if let Some(at) = self.checks.books.iter().position(|book| book.layers() == layers) {
             return &mut self.checks.books[at];
         }
-        let terms = Terms {
+        let terms = self.terms(layers);
+        let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
+        self.checks.books.push(Book::new(terms, positions));
+        let last = self.checks.books.len() - 1;
+        &mut self.checks.books[last]
+    }
+
+    /// What is agreed with those that compute `layers`.
+    pub(super) fn terms(&self, layers: LayerRange) -> Terms {
+        Terms {
             session: self.plan.session,
             requester: self.means.me,
             model: self.plan.model,
             layers,
             hidden: self.plan.hidden as u32,
-            class: Class::D1,
+            class: if self.is_approx(layers) { Class::Approx } else { Class::D1 },
             rounding: self.rounding.clone(),
             inner: false,
-        };
-        let terms = Terms { class: if self.is_approx(layers) { Class::Approx } else { Class::D1 }, ..terms };
-        let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens;
-        self.checks.books.push(Book::new(terms, positions));
-        let last = self.checks.books.len() - 1;
-        &mut self.checks.books[last]
+        }
     }
 
     /// Whether a node that computes other bits runs exactly `layers`.

@@ -2,7 +2,8 @@
 //!
 //! The chain covers what the cache holds: it is cut where the cache is cut and goes on when the same layers are leased
 //! again. Rows of a draft are in it, and are signed only when a later frame or the settling of the session has confirmed them:
-//! a stage that signed a rejected row and computed its position again would have signed two things in one place. A stage signs its head every [`p2p::wire::receipt::EVERY`] positions; one that follows signs after every
+//! a stage that signed a rejected row and computed its position again would have signed two things in one place. What was computed in an
+//! earlier session and is still here ([`super::prefixes`]) is in it as if it were computed now. A stage signs its head every [`p2p::wire::receipt::EVERY`] positions; one that follows signs after every
 //! frame, because whom it follows is waiting to be checked. At the end the head and the count become a bill.
 //!
 //! Limits: inputs of [`MAX_WAITING`] jobs wait for their outputs, more than the worker is ever given.
@@ -13,6 +14,7 @@ use p2p::{
     Identity,
     codec::Wire,
     wire::{
+        Malformed,
         announce::Class,
         control::{Lease, Settlement},
         frame::Header,
@@ -21,6 +23,7 @@ use p2p::{
 };
 use scheduler::NodeId;
 
+use super::prefixes::Step;
 use crate::sessions::JOBS_AHEAD;
 
 /// Jobs whose outputs are not there yet.
@@ -35,6 +38,8 @@ pub(super) struct CommitmentChain {
     confirmed: u32,
     /// By position, whether it was computed alone.
     alone: Vec<bool>,
+    /// By position, what went in and came out.
+    steps: Vec<Step>,
     waiting: VecDeque<Inputs>,
     last: Option<Commit>,
 }
@@ -83,7 +88,38 @@ impl CommitmentChain {
         };
         let grant = Grant::new(unix_s, random);
         let chain = Chain::new(&terms, grant, lease.epoch, lease.positions);
-        Self { terms, grant, chain, confirmed: 0, alone: Vec::new(), waiting: VecDeque::new(), last: None }
+        let (alone, steps, waiting) = Default::default();
+        Self { terms, grant, chain, confirmed: 0, alone, steps, waiting, last: None }
+    }
+
+    /// Goes on from an earlier session, as if these steps had been computed now.
+    pub(super) fn resume(&mut self, steps: &[Step]) {
+        for step in steps {
+            if self.push(*step, false).is_err() {
+                break;
+            }
+        }
+        self.confirmed = self.positions();
+    }
+
+    /// What it was agreed on, and the steps that a later session may go on from: none of their rows can be rejected.
+    pub(super) fn keepable(&self) -> (&Terms, Vec<Step>) {
+        let confirmed = self.steps.len().min(self.confirmed as usize);
+        (&self.terms, self.steps[..confirmed].to_vec())
+    }
+
+    fn push(&mut self, step: Step, alone: bool) -> Result<(), Malformed> {
+        let Step { input, output } = step;
+        self.chain.push(&Leaf { input, output, inner: [0; 32] })?;
+        self.alone.push(alone);
+        self.steps.push(step);
+        Ok(())
+    }
+
+    fn truncate(&mut self, to: u32) {
+        self.chain.truncate(to);
+        self.alone.truncate(to as usize);
+        self.steps.truncate(to as usize);
     }
 
     /// Whether it goes on under this lease.
@@ -94,7 +130,7 @@ impl CommitmentChain {
     /// Goes on under a new epoch with the positions below `have`; says how many there are.
     pub(super) fn adopt(&mut self, epoch: u32, have: u32) -> u32 {
         self.chain.adopt(epoch, have);
-        self.alone.truncate(have as usize);
+        self.truncate(have);
         self.waiting.clear();
         self.confirmed = self.confirmed.min(self.positions());
         self.positions()
@@ -136,13 +172,11 @@ impl CommitmentChain {
         if from > self.positions() {
             return Some(said);
         }
-        self.chain.truncate(from);
-        self.alone.truncate(from as usize);
+        self.truncate(from);
         for (input, output) in inputs.rows.into_iter().zip(digests(rows, wire, bytes)) {
-            if self.chain.push(&Leaf { input, output, inner: [0; 32] }).is_err() {
+            if self.push(Step { input, output }, rows == 1).is_err() {
                 return Some(said);
             }
-            self.alone.push(rows == 1);
         }
         self.confirmed = (from + rows).saturating_sub(u32::from(inputs.drafted));
         // What follows a stage signs at once, because the stage it follows is waiting to be checked; drafts wait all the same.
@@ -156,8 +190,7 @@ impl CommitmentChain {
     /// confirmed; `None` when there is nothing, or it cannot be signed for.
     pub(super) fn settle(&mut self, upto: u32, stage: &Identity, unix_s: u32) -> Option<Settlement> {
         let confirmed = self.confirmed.max(upto);
-        self.chain.truncate(confirmed);
-        self.alone.truncate(confirmed as usize);
+        self.truncate(confirmed);
         let commit = self.chain.conclude(stage).or(self.last)?;
         self.last = Some(commit);
         let decode_tokens =

@@ -16,9 +16,11 @@
 //! for, for as long as its lease says, is closed and its KV freed.
 
 mod commitment_chain;
+mod grant;
 mod inputs;
 mod lazy_log;
 mod neighbors;
+mod prefixes;
 mod served;
 
 use std::{
@@ -32,7 +34,7 @@ use p2p::{
     Identity, Network, Permit, codec,
     wire::{
         announce::Class,
-        control::{Answer, Contact, Lease, MAX_SETTLED, Refusal, Role},
+        control::{Answer, Contact, Lease, MAX_SETTLED, Role},
         frame::{Header, Kind},
     },
 };
@@ -49,19 +51,22 @@ use tokio::{
 use tracing::Instrument;
 
 pub(crate) use self::lazy_log::room;
-pub use self::served::{Served, Sign};
 use self::{
     commitment_chain::CommitmentChain,
     inputs::Inputs,
     lazy_log::{Frame, LazyLog},
     neighbors::Neighbors,
 };
+pub use self::{
+    prefixes::Prefixes,
+    served::{Served, Sign},
+};
 use crate::{
     clock,
     sessions::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, SessionTable, place},
     sessions::{peer_streams::PeerStreams, reading::Payload},
     telemetry::{Hops, Requester},
-    worker::{Body, DraftIds, Job, JobInput, OpenSession, Output, Want, Worker},
+    worker::{Body, DraftIds, Job, JobInput, Output, Want, Worker},
 };
 
 /// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
@@ -101,6 +106,8 @@ pub struct Stage {
     pub permit: Permit,
     /// Where lazy shadows keep what they are sent, shared by all sessions.
     pub room: Arc<Semaphore>,
+    /// What was computed in sessions that have ended, shared by all sessions.
+    pub prefixes: Prefixes,
 }
 
 struct Running {
@@ -180,10 +187,11 @@ impl Stage {
             running.go_through();
             running.settle();
         }
+        let keep = running.keep();
         let Running { stage, .. } = running;
         stage.table.leave(stage.requester, stage.session);
         let worker = stage.worker.borrow().clone();
-        worker.close(stage.place());
+        worker.close_but(stage.place(), keep);
         let Stage { session, books, slot, permit, .. } = stage;
         // The next waiting ask is admitted when the books say that the slot is free.
         drop((permit, slot));
@@ -211,10 +219,14 @@ impl Running {
             }
             Order::Release { epoch } => {
                 let over = self.leases.release(epoch);
+                if over {
+                    // What was signed tells what may be kept of it.
+                    return true;
+                }
                 let leases = &self.leases;
                 self.words.retain(|start, _| leases.starts_at(*start));
                 self.kept.retain(|start, _| leases.starts_at(*start));
-                over
+                false
             }
             Order::End { told } => {
                 let starts: Vec<u32> = self.leases.all().map(|lease| lease.layers.start()).collect();
@@ -249,99 +261,6 @@ impl Running {
             }
             _ => false,
         }
-    }
-
-    async fn lease(&mut self, lease: Lease) -> Answer {
-        let refused = Answer::refused;
-        if *self.stage.draining.borrow() && self.leases.is_empty() {
-            return refused(Refusal::Draining, "this node is about to leave");
-        }
-        if self.leases.is_past(lease.epoch) {
-            return refused(Refusal::Malformed, "a later epoch of this session is being served");
-        }
-        let open = OpenSession {
-            session: self.stage.place(),
-            epoch: lease.epoch,
-            layers: lease.layers,
-            positions: lease.positions,
-            at: lease.at,
-            rounding: lease.rounding.clone(),
-            conduct: None,
-        };
-        let worker = self.stage.worker.borrow().clone();
-        // Rows of a draft that may have been wrong are not kept into another epoch.
-        let start = lease.layers.start();
-        let earlier = self.leases.get(start).is_none_or(|held| held.epoch < lease.epoch);
-        let kept = self.inputs.get_mut(&start).filter(|_| earlier).map_or(u32::MAX, Inputs::begin_epoch);
-        let open = OpenSession { at: open.at.min(kept), ..open };
-        match worker.open(open).await {
-            Ok(have) => {
-                let have = self.go_on(&lease, have);
-                if let Some(next) = &lease.next {
-                    let (network, next) = (self.stage.network.clone(), next.clone());
-                    let by = self.stage.requester;
-                    // The first frame to it should not wait for a handshake, nor be lost.
-                    tokio::spawn(async move { network.reach_named(&next, by, REACH).await });
-                }
-                self.idle_since = Instant::now();
-                if lease.epoch > self.epoch {
-                    // What was under way belongs to the epoch before; the worker drops it without an answer.
-                    (self.epoch, self.jobs) = (lease.epoch, 0);
-                    self.came.clear();
-                    self.replay.clear();
-                }
-                // The worker forgot what overlaps, and so do we.
-                let (layers, at) = (lease.layers, lease.at);
-                let have = self.stand_by(&lease, have);
-                self.leases.grant(lease);
-                let leases = &self.leases;
-                self.words.retain(|start, _| leases.starts_at(*start));
-                self.inputs.retain(|start, _| leases.starts_at(*start));
-                self.kept.retain(|start, _| leases.starts_at(*start));
-                self.inputs.insert(layers.start(), Inputs::from(have.min(at)));
-                // How busy the node is, the carrier of the answer adds.
-                Answer::Accepted { have, sessions: 0, lanes: 1 }
-            }
-            Err(error) => refused(Refusal::NoRoom, &error.to_string()),
-        }
-    }
-
-    /// The chain of a lease goes on where cache and chain both are; says where that is.
-    fn go_on(&mut self, lease: &Lease, have: u32) -> u32 {
-        let start = lease.layers.start();
-        if have > 0
-            && let Some(word) = self.words.get_mut(&start).filter(|word| word.fits(lease))
-        {
-            return word.adopt(lease.epoch, have).min(have);
-        }
-        let mut random = [0; 4];
-        if let Err(error) = getrandom::fill(&mut random) {
-            tracing::warn!(%error, "no randomness: a chain may share its number with another of this second");
-        }
-        let it = (self.stage.hidden, self.stage.class);
-        let random = u32::from_le_bytes(random);
-        self.words
-            .insert(start, CommitmentChain::new(lease, self.stage.requester, it, clock::receipt_s(), random));
-        0
-    }
-
-    /// Says how far the node is, with what it keeps for a lease beside its cache of `have` positions; what it must compute
-    /// of that is lined up.
-    fn stand_by(&mut self, lease: &Lease, have: u32) -> u32 {
-        let start = lease.layers.start();
-        let kept = self.kept.remove(&start).filter(|kept| kept.layers == lease.layers);
-        let lazy = lease.role == Role::LazyShadow;
-        let Some(mut kept) = kept.or_else(|| lazy.then(|| LazyLog::new(lease.layers, have))) else {
-            return have;
-        };
-        kept.fit(have, lease.at);
-        let upto = kept.upto();
-        if lazy {
-            self.kept.insert(start, kept);
-        } else {
-            self.replay.extend(kept.replay(have, lease.epoch));
-        }
-        upto
     }
 
     /// Whether there is room for another frame at the worker.

@@ -11,8 +11,9 @@ use shard::executor::{Capacity, Input, Item, Output, Workspace};
 
 use super::{
     ipc::{self, Ask, Body, Output as Told, Run, Tell, Want},
+    kept::Key,
     load::Loaded,
-    session::{Admission, Held, Key, MAX_ROWS, Sessions},
+    session::{Admission, Held, MAX_ROWS, Sessions},
 };
 use crate::{Error, Result};
 
@@ -338,6 +339,7 @@ mod tests {
             at: 0,
             wire: if rounding.is_empty() { Wire::Raw } else { Wire::Q8 } as u8,
             rounding: rounding.to_vec(),
+            kept: Vec::new(),
             conduct: None,
         };
         engine.sessions.open(open, Vec::new(), Instant::now()).unwrap();
@@ -391,7 +393,7 @@ mod tests {
         let chunks = (0..4).map(|n| job(n, 1, 0, 256)).chain([job(9, 2, 0, 1), job(10, 2, 0, 1)]);
         check(chunks.collect(), &[&[0], &[9], &[1], &[10], &[2], &[3]]);
         // Nothing overtakes a frame that is no job; a job without a caller goes alone.
-        let close = (Ask::Close { session: bytes(1) }, Vec::new());
+        let close = (Ask::Close { session: bytes(1), keep: Vec::new() }, Vec::new());
         check(vec![job(0, 1, 0, 1), close, job(1, 2, 0, 1)], &[&[0], &[1]]);
         check(vec![job(0, 77, 0, 1), job(1, 78, 0, 1)], &[&[0], &[1]]);
     }

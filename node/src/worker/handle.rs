@@ -11,7 +11,7 @@ use std::{
     io,
     os::{unix::ffi::OsStrExt, unix::net::UnixStream as StdStream},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
@@ -31,6 +31,7 @@ use super::{
     Conduct, Fault, Job, JobInput, MAX_JOBS, MAX_QUEUED_BYTES, MAX_REPLIES, OUTPUTS, OpenSession, Output,
     PoisonGuard, Prompt, Ready, Room, Source, Spec, identity,
     ipc::{self, Ask, Frame, Tell},
+    room::Keeps,
     shared::{Range, Reply, Shared, State, read_frames, write_frames},
 };
 use crate::{
@@ -103,6 +104,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
     let shared = Arc::new(Shared {
         child: Some(child),
         program,
+        keeps: OnceLock::new(),
         _cores: cores,
         guard: spec.guard,
         room: spec.room,
@@ -113,6 +115,7 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         state: Mutex::default(),
     });
     let (frames, queue) = mpsc::channel(FRAMES);
+    let _ = shared.keeps.set(Keeps::new(&shared.room, &frames));
     let (sender, outputs) = mpsc::channel(OUTPUTS);
     tokio::spawn(write_frames(write, queue, shared.clone()));
     tokio::spawn(read_frames(read, sender, shared.clone()));
@@ -193,6 +196,7 @@ impl Worker {
         let shared = Shared {
             child: None,
             program: Default::default(),
+            keeps: OnceLock::new(),
             _cores: None,
             guard: PoisonGuard::default(),
             room: Room::default(),
@@ -225,7 +229,7 @@ impl Worker {
         if self.shared.guard.is_poison(open.session) {
             return Err(Fault::Poison);
         }
-        let OpenSession { session, epoch, layers, positions, at, rounding, conduct } = open;
+        let OpenSession { session, epoch, layers, positions, at, rounding, kept, conduct } = open;
         let conducts = conduct.is_some();
         let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special } =
             conduct.unwrap_or_default();
@@ -238,6 +242,7 @@ impl Worker {
             at,
             wire: rounding.wire() as u8,
             rounding: rounding.boundaries().to_vec(),
+            kept: kept.into_iter().map(|(session, upto)| (*session.as_bytes(), upto)).collect(),
             conduct: conducts.then(|| ipc::Conduct {
                 sampling: (&sampling).into(),
                 seed,
@@ -331,9 +336,25 @@ impl Worker {
 
     /// Forgets a session, after the jobs queued before. If too much is queued, the session's idle time does it.
     pub fn close(&self, session: SessionId) {
-        if self.post(&Ask::Close { session: *session.as_bytes() }).is_ok() {
+        self.close_but(session, Vec::new());
+    }
+
+    /// As [`Worker::close`], but for what sessions that begin alike may need: by first layer of a range, how many positions of it. They are
+    /// kept within the memory that no open session needs, and [`OpenSession::kept`] names them.
+    pub fn close_but(&self, session: SessionId, keep: Vec<(u32, u32)>) {
+        if self.post(&Ask::Close { session: *session.as_bytes(), keep }).is_ok() {
             lock(&self.shared.state).open.retain(|key, _| key.0 != session);
         }
+    }
+
+    /// Forgets what was kept of an ended session. If too much is queued, its time to live does it.
+    pub fn forget(&self, session: SessionId) {
+        let _ = self.post(&Ask::Forget { session: *session.as_bytes() });
+    }
+
+    /// What is kept of ended sessions here and at the other workers of its [`Room`], bytes.
+    pub fn kept_bytes(&self) -> u64 {
+        self.shared.room.kept_bytes()
     }
 
     /// Ends the child now; its memory is free as soon as the system has cleaned up.

@@ -19,7 +19,7 @@
 //!
 //! Bounds: [`MAX_JOBS`] jobs and [`MAX_QUEUED_BYTES`] under way (more is [`Fault::Busy`]); [`OUTPUTS`] outputs unread (then
 //! the worker waits); [`MAX_REPLIES`] questions unanswered; caches within [`Spec::kv_bytes`] (an opening beyond it is refused with what
-//! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame.
+//! is missing); [`MAX_SESSIONS`] ranges, each closed after [`IDLE`] without a frame; what is kept of ended sessions has what these leave (`kept.rs`).
 //!
 //! A worker is confined ([`crate::confine`]) before it looks at its file, which the daemon opens for it.
 //!
@@ -29,6 +29,7 @@ mod batcher;
 mod handle;
 mod identity;
 pub mod ipc;
+mod kept;
 mod load;
 mod poison;
 mod probe;
@@ -276,6 +277,8 @@ pub struct OpenSession {
     pub at: u32,
     /// Where the session rounds, and so the form in which activations leave; boundaries outside `layers` do not matter.
     pub rounding: codec::Rounding,
+    /// Ended sessions whose caches were kept here and that begin like this one, and how many positions they have in common.
+    pub kept: Vec<(SessionId, u32)>,
     /// For a range that ends with the last layer: choose tokens here.
     pub conduct: Option<Conduct>,
 }

@@ -163,6 +163,7 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
     };
     let mut waiting: VecDeque<Asked> = VecDeque::with_capacity(WAITING);
     let mut swept = Instant::now();
+    let mut kept_bytes = 0;
     loop {
         if waiting.is_empty() {
             match asks.recv_timeout(SWEEP) {
@@ -179,7 +180,11 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
             }
             Some(_) => {
                 if let Some((ask, payload)) = waiting.pop_front() {
+                    let moves = !matches!(ask, Ask::Ping { .. } | Ask::Check { .. } | Ask::Encode { .. });
                     answer(engine, ask, &payload, &mut tell)?;
+                    if moves {
+                        tell_kept(engine, &mut kept_bytes, &mut tell);
+                    }
                 }
             }
             None => {}
@@ -195,7 +200,17 @@ fn serve(engine: &mut Batcher<'_>, asks: &Receiver<Asked>, tells: &SyncSender<Fr
             for (session, first) in engine.sessions.sweep(now) {
                 tell(Tell::Closed { session: *session.as_bytes(), first }, Vec::new());
             }
+            tell_kept(engine, &mut kept_bytes, &mut tell);
         }
+    }
+}
+
+/// Lets what is kept of ended sessions give way, and says what it takes where that has changed.
+fn tell_kept(engine: &mut Batcher<'_>, told: &mut u64, tell: &mut dyn FnMut(Tell, Vec<u8>)) {
+    let bytes = engine.sessions.fit_kept(Instant::now());
+    if bytes != *told {
+        *told = bytes;
+        tell(Tell::Kept { bytes }, Vec::new());
     }
 }
 
@@ -236,8 +251,16 @@ fn answer(
         Ask::Truncate { session, to } => {
             return engine.sessions.truncate(ipc::session(session), to, now);
         }
-        Ask::Close { session } => {
-            engine.sessions.close(ipc::session(session));
+        Ask::Close { session, keep } => {
+            engine.sessions.close(ipc::session(session), &keep, now);
+            return Ok(());
+        }
+        Ask::Forget { session } => {
+            engine.sessions.kept().forget(ipc::session(session));
+            return Ok(());
+        }
+        Ask::Keep { most_bytes } => {
+            engine.sessions.kept().set_limit(most_bytes);
             return Ok(());
         }
         Ask::Load(_) | Ask::Run(_) => return Err(Error::usage("a second model for one worker")),

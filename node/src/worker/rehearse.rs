@@ -125,6 +125,7 @@ impl Rehearsal<'_> {
             positions: 1,
             at: 0,
             rounding: Rounding::NONE,
+            kept: Vec::new(),
             conduct,
         };
         match self.worker.open(open).await {

@@ -4,17 +4,66 @@
 //! daemon's ends of the workers count together: who opens a range takes its bytes from the [`Room`] before the worker is
 //! asked, and they come back when the range is closed, when the opening fails, or when the worker dies.
 //!
-//! Limits: a range counts as what it may grow to, as in the worker.
+//! What workers keep of ended sessions has what is left, and gives way: each says how much that is ([`Keeps`]), and is told to keep
+//! less when a range needs it.
+//!
+//! Limits: a range counts as what it may grow to, as in the worker, and pages that it shares count for each. What was told to go counts
+//! as gone at once: for the moment until the worker reads it there may be as much more.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Fault;
+use tokio::sync::mpsc::{Sender, WeakSender};
+
+use super::{
+    Fault,
+    ipc::{Ask, Frame},
+};
 
 /// See the module's page; clones share it.
 #[derive(Clone, Debug)]
 pub struct Room {
     most_bytes: u64,
-    taken_bytes: Arc<Mutex<u64>>,
+    inside: Arc<Mutex<Inside>>,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    taken_bytes: u64,
+    keepers: Vec<Keeper>,
+    next_keeper: u64,
+}
+
+/// A worker that keeps something of ended sessions.
+#[derive(Debug)]
+struct Keeper {
+    number: u64,
+    bytes: u64,
+    worker: WeakSender<Frame>,
+}
+
+impl Inside {
+    fn kept_bytes(&self) -> u64 {
+        self.keepers.iter().map(|keeper| keeper.bytes).sum()
+    }
+
+    /// Has workers keep so much less together.
+    fn shrink(&mut self, mut bytes: u64) {
+        for keeper in &mut self.keepers {
+            let less = bytes.min(keeper.bytes);
+            if less == 0 {
+                continue;
+            }
+            // One that has too much to do now is told next time.
+            let ask = Ask::Keep { most_bytes: keeper.bytes - less };
+            let told = keeper.worker.upgrade().is_none_or(|worker| {
+                Frame::new(&ask, Vec::new()).is_ok_and(|frame| worker.try_send(frame).is_ok())
+            });
+            if told {
+                keeper.bytes -= less;
+                bytes -= less;
+            }
+        }
+    }
 }
 
 impl Default for Room {
@@ -27,31 +76,73 @@ impl Default for Room {
 impl Room {
     /// So much for all.
     pub fn new(most_bytes: u64) -> Self {
-        Self { most_bytes, taken_bytes: Arc::default() }
+        Self { most_bytes, inside: Arc::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        // A number is whole whatever happened beside it.
-        self.taken_bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        // Numbers are whole whatever happened beside them.
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `bytes` until the part is dropped.
+    /// Takes `bytes` until the part is dropped; what is kept of ended sessions gives way.
     ///
     /// # Errors
     /// [`Fault::NoRoom`] when so much is not left.
     pub(super) fn take(&self, bytes: u64) -> Result<Part, Fault> {
-        let mut taken = self.lock();
-        let free_bytes = self.most_bytes.saturating_sub(*taken);
+        let mut inside = self.lock();
+        let free_bytes = self.most_bytes.saturating_sub(inside.taken_bytes);
         if bytes > free_bytes {
             return Err(Fault::NoRoom { needed_bytes: bytes, free_bytes });
         }
-        *taken += bytes;
+        inside.taken_bytes += bytes;
+        let beyond = inside.kept_bytes().saturating_sub(free_bytes - bytes);
+        inside.shrink(beyond);
         Ok(Part { room: self.clone(), bytes })
     }
 
     /// What is taken, bytes.
     pub fn taken_bytes(&self) -> u64 {
-        *self.lock()
+        self.lock().taken_bytes
+    }
+
+    /// What is kept of ended sessions, bytes.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.lock().kept_bytes()
+    }
+}
+
+/// What one worker keeps of ended sessions, for as long as it is there.
+#[derive(Debug)]
+pub(super) struct Keeps {
+    room: Room,
+    number: u64,
+}
+
+impl Keeps {
+    /// Nothing yet, of the worker that reads `frames`.
+    pub(super) fn new(room: &Room, frames: &Sender<Frame>) -> Self {
+        let mut inside = room.lock();
+        inside.next_keeper += 1;
+        let number = inside.next_keeper;
+        inside.keepers.push(Keeper { number, bytes: 0, worker: frames.downgrade() });
+        Self { room: room.clone(), number }
+    }
+
+    /// The worker says that it keeps so much. What is too much in the room goes.
+    pub(super) fn tell(&self, bytes: u64) {
+        let mut inside = self.room.lock();
+        if let Some(keeper) = inside.keepers.iter_mut().find(|keeper| keeper.number == self.number) {
+            keeper.bytes = bytes;
+        }
+        let free_bytes = self.room.most_bytes.saturating_sub(inside.taken_bytes);
+        let beyond = inside.kept_bytes().saturating_sub(free_bytes);
+        inside.shrink(beyond);
+    }
+}
+
+impl Drop for Keeps {
+    fn drop(&mut self) {
+        self.room.lock().keepers.retain(|keeper| keeper.number != self.number);
     }
 }
 
@@ -76,7 +167,7 @@ impl Part {
     /// Gives back all beyond `bytes`.
     pub(super) fn shrink(&mut self, bytes: u64) {
         let beyond = self.bytes.saturating_sub(bytes);
-        *self.room.lock() -= beyond;
+        self.room.lock().taken_bytes -= beyond;
         self.bytes -= beyond;
     }
 }
@@ -90,6 +181,25 @@ impl Drop for Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_kept_gives_way_to_what_is_taken() {
+        let (room, (one, mut told)) = (Room::new(100), tokio::sync::mpsc::channel(4));
+        let (other, _none) = tokio::sync::mpsc::channel(4);
+        let (keeps, beside) = (Keeps::new(&room, &one), Keeps::new(&room, &other));
+        keeps.tell(50);
+        beside.tell(30);
+        assert_eq!(room.kept_bytes(), 80);
+        let part = room.take(20).unwrap();
+        assert_eq!(room.kept_bytes(), 80, "there is room for both");
+        let more = room.take(70).unwrap();
+        assert_eq!((room.kept_bytes(), room.taken_bytes()), (10, 90));
+        assert!(told.recv().await.is_some(), "it is told to keep less");
+        beside.tell(30);
+        assert_eq!(room.kept_bytes(), 10, "and again when it keeps too much");
+        drop((part, more, keeps, beside));
+        assert_eq!((room.kept_bytes(), room.taken_bytes()), (0, 0));
+    }
 
     #[test]
     fn what_one_has_another_cannot_take() {

@@ -1,7 +1,8 @@
 //! The sessions of a worker: caches, epochs, room.
 //!
 //! A session has one cache per range of layers it opened here. Room is reserved when a range is opened, for all the
-//! positions it asked for, so that a session that was let in never runs out halfway.
+//! positions it asked for, so that a session that was let in never runs out halfway. What ended sessions leave behind
+//! ([`super::kept`]) has what is not reserved, and gives way.
 
 use std::{collections::HashMap, time::Instant};
 
@@ -12,6 +13,7 @@ use shard::{round::Rounding, state::SessionState};
 use super::{
     IDLE, MAX_SESSIONS,
     ipc::{self, Open, Run},
+    kept::{Ended, Kept, Key},
     load::Loaded,
     sample_loop::SampleLoop,
 };
@@ -19,9 +21,6 @@ use crate::worker::Fault;
 
 /// Rows of one pass, and so of one job: what a frame of the data plane may carry.
 pub(super) const MAX_ROWS: u32 = 256;
-
-/// A session and the first layer of one of its ranges.
-pub(super) type Key = (SessionId, u32);
 
 /// One range of one session.
 pub(super) struct Held {
@@ -57,6 +56,7 @@ pub(super) struct Sessions<'m> {
     model: &'m Loaded,
     held: HashMap<Key, Held>,
     conductors: HashMap<SessionId, SampleLoop<'m>>,
+    kept: Kept,
     limit_bytes: u64,
 }
 
@@ -67,7 +67,8 @@ fn refused(why: impl ToString) -> Fault {
 impl<'m> Sessions<'m> {
     /// None yet; caches may take `limit_bytes`.
     pub(super) fn new(model: &'m Loaded, limit_bytes: u64) -> Self {
-        Self { model, held: HashMap::new(), conductors: HashMap::new(), limit_bytes }
+        let (held, conductors) = Default::default();
+        Self { model, held, conductors, kept: Kept::new(), limit_bytes }
     }
 
     /// Bytes reserved.
@@ -113,8 +114,13 @@ impl<'m> Sessions<'m> {
         let fresh = self.model.stages[stage].new_state_of(layers).map_err(refused)?;
         let mut old: Vec<Held> = replaced.iter().filter_map(|key| self.held.remove(key)).collect();
         let same = old.iter().position(|held| held.layers == layers);
-        let mut state = same.map_or(fresh, |at| old.swap_remove(at).state);
-        let have = state.rewind(open.at.min(open.positions) as usize) as u32;
+        let named: Vec<_> = open.kept.iter().map(|(name, upto)| (ipc::session(*name), *upto)).collect();
+        let at = open.at.min(open.positions) as usize;
+        let mut state = match same {
+            Some(at) => old.swap_remove(at).state,
+            None => self.kept.share(&named, (layers, &rounding), at, now).unwrap_or(fresh),
+        };
+        let have = state.rewind(at) as u32;
         self.conductors.extend(conductor.map(|conductor| (session, conductor)));
         let held = Held {
             stage,
@@ -218,10 +224,27 @@ impl<'m> Sessions<'m> {
         self.conductors.get_mut(&session).map_or(Ok(()), |conductor| conductor.truncate(to as usize))
     }
 
-    /// Forgets `session`.
-    pub(super) fn close(&mut self, session: SessionId) {
-        self.held.retain(|key, _| key.0 != session);
+    /// Forgets `session`, but for the positions of its ranges that are to be kept, by first layer.
+    pub(super) fn close(&mut self, session: SessionId, keep: &[(u32, u32)], now: Instant) {
+        for (key, held) in self.held.extract_if(|key, _| key.0 == session) {
+            let Some((_, upto)) = keep.iter().find(|(first, _)| *first == key.1) else { continue };
+            let Held { layers, mut state, rounding, .. } = held;
+            let len = state.rewind(*upto as usize) as u32;
+            let cost = self.model.costs.weight(layers, len / 2);
+            self.kept.put(key, Ended { layers, rounding, state }, cost, now);
+        }
         self.conductors.remove(&session);
+    }
+
+    /// What is kept of ended sessions.
+    pub(super) fn kept(&mut self) -> &mut Kept {
+        &mut self.kept
+    }
+
+    /// Lets what is kept give way to what is reserved; the bytes that are left of it.
+    pub(super) fn fit_kept(&mut self, now: Instant) -> u64 {
+        let free_bytes = self.limit_bytes.saturating_sub(self.reserved_bytes());
+        self.kept.fit(free_bytes, self.held.values().map(|held| &held.state), now)
     }
 
     /// A frame for a range waits, so its requester has not given it up.

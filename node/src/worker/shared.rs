@@ -5,7 +5,7 @@ use std::{
     io,
     path::PathBuf,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -22,7 +22,7 @@ use tokio::{
 use super::{
     Body, Fault, Output, PoisonGuard, Room,
     ipc::{self, Frame, Tell},
-    room::Part,
+    room::{Keeps, Part},
 };
 use crate::confine::child::{Child, lock};
 
@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) _cores: Option<Cores>,
     pub(super) guard: PoisonGuard,
     pub(super) room: Room,
+    /// What the child keeps of ended sessions, as the room counts it.
+    pub(super) keeps: OnceLock<Keeps>,
     /// What each layer costs; `None` for a worker that never was.
     pub(super) costs: Option<LayerCosts>,
     pub(super) alive: AtomicBool,
@@ -131,6 +133,11 @@ impl Shared {
             Tell::Opened { id, have } => self.answer(id, Ok(Reply { have, payload })),
             Tell::Refused { id, fault } => self.answer(id, Err(fault)),
             Tell::Dropped { job } => self.job_done(job),
+            Tell::Kept { bytes } => {
+                if let Some(keeps) = self.keeps.get() {
+                    keeps.tell(bytes);
+                }
+            }
             Tell::Closed { session, first } => {
                 lock(&self.state).open.remove(&(ipc::session(session), first));
             }

@@ -84,6 +84,7 @@ fn open(session: SessionId, layers: LayerRange, conduct: Option<Conduct>) -> Ope
         positions: CONTEXT as u32,
         at: 0,
         rounding: Rounding::NONE,
+        kept: Vec::new(),
         conduct,
     }
 }

@@ -16,6 +16,7 @@ use super::fields::{
     read_addresses, read_range, read_rounding, write_addresses, write_range, write_rounding,
 };
 use super::frame::COMMIT_LEN;
+use super::prefix::{Beginning, MAX_BEGINNINGS};
 use super::receipt::{Receipt, Work};
 use crate::codec::Rounding;
 
@@ -70,6 +71,9 @@ pub struct Lease {
     pub ttl_ms: u32,
     /// What it is asked to be.
     pub role: Role,
+    /// Beginnings of this session that the stage may have computed for the same requester before, the longest first, at most
+    /// [`MAX_BEGINNINGS`]: it may go on from one of them, and then says so in [`Answer::Accepted`].
+    pub beginnings: Vec<Beginning>,
 }
 
 impl scheduler::door::Term for Lease {
@@ -106,8 +110,9 @@ impl Role {
 /// What is asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ask {
-    /// To serve as a stage.
-    Lease(Lease),
+    /// To serve as a stage. One that offers beginnings has a first byte of its own: a node of before does not know it and closes the
+    /// stream, and is asked again without them.
+    Lease(Box<Lease>),
     /// To forget a session.
     Release {
         /// Which.
@@ -266,6 +271,7 @@ impl Lease {
             log: from.bool()?,
             ttl_ms: from.u32()?,
             role: Role::from_u8(from.u8()?).ok_or(Malformed("lease: role"))?,
+            beginnings: Vec::new(),
         };
         if !(1..=MAX_POSITIONS).contains(&lease.positions) || lease.at > lease.positions {
             return Err(Malformed("lease: positions"));
@@ -282,7 +288,11 @@ impl Ask {
     pub fn encode(&self) -> Vec<u8> {
         let mut to = Writer::new();
         match self {
-            Self::Lease(lease) => lease.write(to.u8(0)),
+            Self::Lease(lease) if lease.beginnings.is_empty() => lease.write(to.u8(0)),
+            Self::Lease(lease) => {
+                lease.write(to.u8(6));
+                to.list(&lease.beginnings, |to, beginning| beginning.write(to));
+            }
             Self::Release { session, epoch } => {
                 to.u8(1).bytes(session.as_bytes()).u32(*epoch);
             }
@@ -312,12 +322,20 @@ impl Ask {
         }
         let mut from = Reader::new(bytes);
         let ask = match from.u8()? {
-            0 => Self::Lease(Lease::read(&mut from)?),
+            0 => Self::Lease(Box::new(Lease::read(&mut from)?)),
             1 => Self::Release { session: SessionId::new(from.array()?), epoch: from.u32()? },
             2 => Self::CatchUp { have: from.u32()? },
             3 => Self::Ping,
             4 => Self::Settle { session: SessionId::new(from.array()?), upto: from.u32()? },
             5 => Self::Receipt(Box::new(from.array()?)),
+            6 => {
+                let lease = Lease::read(&mut from)?;
+                let beginnings = from.list(MAX_BEGINNINGS, 36, Beginning::read)?;
+                if beginnings.is_empty() || !beginnings.is_sorted_by(|a, b| a.positions > b.positions) {
+                    return Err(Malformed("lease: beginnings"));
+                }
+                Self::Lease(Box::new(Lease { beginnings, ..lease }))
+            }
             _ => return Err(Malformed("ask: kind")),
         };
         from.finish().map(|()| ask)

@@ -24,6 +24,7 @@ pub mod cursor;
 pub mod delegate;
 mod fields;
 pub mod frame;
+pub mod prefix;
 pub mod receipt;
 
 use std::fmt;

@@ -15,6 +15,7 @@ use super::announce::{Announcement, Class, Draft, Link, Offer, own_operator};
 use super::control::{Answer, Ask, Contact, Lease, Refusal, Role, Settlement};
 use super::delegate::{Event, Prefix, Request};
 use super::frame::{Header, Hello, Kind};
+use super::prefix::{Beginning, Name};
 use super::receipt::{Receipt, Work};
 use super::{Malformed, announce, control, delegate, frame};
 use crate::codec::{Rounding, Wire};
@@ -79,7 +80,12 @@ fn lease() -> Lease {
         log: true,
         ttl_ms: 120_000,
         role: Role::Stage,
+        beginnings: Vec::new(),
     }
+}
+
+fn beginning(positions: u32) -> Beginning {
+    Beginning { positions, name: Name([7; 32]) }
 }
 
 fn signer() -> Identity {
@@ -177,6 +183,7 @@ static SAMPLES: LazyLock<Vec<Sample>> = LazyLock::new(samples);
 
 fn samples() -> Vec<Sample> {
     let (failed, why) = frame::Header::failed(3, 4, 17, "no memory");
+    let beginnings = Lease { beginnings: vec![beginning(1_024), beginning(16)], ..lease() };
     let mut bare = lease();
     (bare.next, bare.rounding) = (None, Rounding::NONE);
     bare.previous = None;
@@ -210,8 +217,9 @@ fn samples() -> Vec<Sample> {
         ("failed", failed.write().to_vec(), header),
         ("bye", Header::signal(Kind::Bye, 3, 0, 0, 0).write().to_vec(), header),
         ("commit", Header::signal(Kind::Commit, 3, 4, 16, frame::COMMIT_LEN).write().to_vec(), header),
-        ("ask-lease", Ask::Lease(lease()).encode(), ask),
-        ("ask-lease-bare", Ask::Lease(bare).encode(), ask),
+        ("ask-lease", Ask::Lease(Box::new(lease())).encode(), ask),
+        ("ask-lease-bare", Ask::Lease(Box::new(bare)).encode(), ask),
+        ("ask-lease-beginnings", Ask::Lease(Box::new(beginnings)).encode(), ask),
         ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
         ("ask-ping", Ask::Ping.encode(), ask),
@@ -275,7 +283,7 @@ fn samples_read_back_the_same() {
     for (name, bytes, again) in SAMPLES.iter() {
         assert_eq!(again(bytes).as_ref(), Ok(bytes), "{name}");
     }
-    assert_eq!(Ask::decode(&Ask::Lease(lease()).encode()), Ok(Ask::Lease(lease())));
+    assert_eq!(Ask::decode(&Ask::Lease(Box::new(lease())).encode()), Ok(Ask::Lease(Box::new(lease()))));
     assert_eq!(Request::decode(&request().encode().1), Ok(request()));
     let opened = announce::open(&announce::seal(&draft(), &signer()).unwrap()).unwrap();
     assert_eq!(said(&opened), draft());
@@ -345,7 +353,7 @@ fn spoiled_values_are_refused() {
     for (what, spoil) in spoils {
         let mut bad = lease();
         spoil(&mut bad);
-        assert!(Ask::decode(&Ask::Lease(bad).encode()).is_err(), "{what}");
+        assert!(Ask::decode(&Ask::Lease(Box::new(bad)).encode()).is_err(), "{what}");
     }
     for addresses in [
         vec!["/ip4/1.2.3.4".to_owned(); 9],
@@ -355,7 +363,7 @@ fn spoiled_values_are_refused() {
     ] {
         let mut bad = lease();
         bad.next = Some(Contact { node: NodeId::numbered(1), addresses });
-        assert!(Ask::decode(&Ask::Lease(bad).encode()).is_err());
+        assert!(Ask::decode(&Ask::Lease(Box::new(bad)).encode()).is_err());
     }
 }
 
@@ -508,6 +516,7 @@ fn arbitrary_lease() -> impl Strategy<Value = Lease> {
             log: flags.0,
             ttl_ms: flags.3,
             role: [Role::Stage, Role::Shadow, Role::LazyShadow][flags.1],
+            beginnings: (1..=flags.1 as u32).rev().map(|at| beginning(at * 16)).collect(),
         },
     )
 }
@@ -517,7 +526,7 @@ proptest! {
 
     #[test]
     fn any_lease_reads_back(lease in arbitrary_lease()) {
-        let ask = Ask::Lease(lease);
+        let ask = Ask::Lease(Box::new(lease));
         let bytes = ask.encode();
         prop_assert!(bytes.len() <= control::MAX_ASK);
         prop_assert_eq!(Ask::decode(&bytes), Ok(ask));

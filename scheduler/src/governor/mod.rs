@@ -46,11 +46,13 @@ pub enum Resource {
     Cpu,
     /// Dials to addresses that another node named. The prefix is that of the address, the peer the one who named it.
     Dials,
+    /// Positions of ended sessions that are remembered for the next of the same requester.
+    Kept,
 }
 
 impl Resource {
     /// Every resource, in the order of [`TABLE`].
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Handshakes,
         Self::QuicHandshakes,
         Self::Connections,
@@ -60,6 +62,7 @@ impl Resource {
         Self::Leases,
         Self::Cpu,
         Self::Dials,
+        Self::Kept,
     ];
 
     /// Its name in reports.
@@ -74,6 +77,7 @@ impl Resource {
             Self::Leases => "leases",
             Self::Cpu => "cpu_us",
             Self::Dials => "dials",
+            Self::Kept => "kept_positions",
         }
     }
 }
@@ -160,6 +164,11 @@ pub const TABLE: [Limit; Resource::ALL.len()] = [
         peer: 96,
         why: "a node has four addresses: two dozen next stages a minute for a requester, too few to trouble any target",
     },
+    row(
+        Resource::Kept,
+        [262_144, 131_072, 65_536],
+        "70 bytes of digests a position, 18 MB; the state itself has memory that no open session needs",
+    ),
 ];
 
 /// The limits a node runs with.

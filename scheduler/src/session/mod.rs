@@ -201,6 +201,13 @@ impl Session {
         (session, actions)
     }
 
+    /// Inputs of `layer` below `positions` are logged from an earlier session of the same beginning: a stage that lacks them need not
+    /// wait for the one before it.
+    pub fn recall(&mut self, layer: u32, positions: u32) {
+        let most = self.known() - 1;
+        self.log.insert(layer, positions.min(most));
+    }
+
     /// Its name.
     pub fn id(&self) -> SessionId {
         self.id

@@ -91,6 +91,17 @@ pub trait LayerState: Any + Send {
         to
     }
 
+    /// Another state of what lies before `to`, a position that [`LayerState::checkpoint`] gave; both share memory where they
+    /// can, and neither sees what the other does from then on. `None` for a kind that cannot be had twice.
+    fn share(&self, _to: usize) -> Option<Box<dyn LayerState>> {
+        None
+    }
+
+    /// Names each piece of memory that it is made of, once, and its bytes: pieces of one name in two states are shared.
+    fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
+        part(std::ptr::from_ref(self).addr(), self.bytes());
+    }
+
     /// Forgets everything from `to` on, which is a position that [`LayerState::checkpoint`] gave.
     fn rewind(&mut self, to: usize);
 
@@ -152,6 +163,11 @@ impl SessionState {
         self.layers.iter().map(|layer| layer.bytes()).sum()
     }
 
+    /// As [`LayerState::parts`], of all layers.
+    pub fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
+        self.layers.iter().for_each(|layer| layer.parts(part));
+    }
+
     /// Makes room for `positions` in all, so that passes up to there do not allocate.
     ///
     /// # Errors
@@ -187,6 +203,15 @@ impl SessionState {
             self.layers.iter_mut().for_each(|layer| layer.rewind(self.len));
         }
         self.len
+    }
+
+    /// Another session that has computed the positions before `to`, or before the last position below it that can be kept
+    /// without the rest. Both share memory, and what one computes from then on the other does not see. `None` where a layer
+    /// cannot be had twice.
+    pub fn share(&self, to: usize) -> Option<Self> {
+        let len = self.checkpoint(to);
+        let layers = self.layers.iter().map(|layer| layer.share(len)).collect::<Option<_>>()?;
+        Some(Self { tag: self.tag, layers, len, limit: self.limit })
     }
 
     /// Counts `positions` more, which a pass has computed in every layer.
@@ -302,6 +327,8 @@ impl SessionState {
 /// Tests of one kind of state share these.
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
     use super::*;
 
     const SHAPE: KvShape = KvShape { kv_heads: 2, head_dim: 4 };
@@ -314,7 +341,7 @@ pub(crate) mod tests {
         for layer in 0..2 {
             let paged: &mut Paged = kv.layer_mut(layer).unwrap();
             for (p, page) in paged.pages_mut().iter_mut().enumerate() {
-                for (i, bits) in page.iter_mut().enumerate() {
+                for (i, bits) in Arc::make_mut(page).iter_mut().enumerate() {
                     *bits = ((i * 31 + p * 7 + layer * 3) as u16 ^ seed) & 0x3bff;
                 }
             }
@@ -333,6 +360,33 @@ pub(crate) mod tests {
         assert_eq!(other.digest().unwrap(), kv.digest().unwrap());
         assert_eq!(other.rewind(299), 299);
         assert_eq!(other.snapshot().unwrap().len(), bytes.len() - 2 * 2 * 2 * 4 * 2);
+    }
+
+    #[test]
+    fn sessions_that_begin_alike_share_pages_until_one_writes() {
+        let kv = cache(600, 5);
+        let mut other = kv.share(300).unwrap();
+        assert_eq!((kv.len(), other.len(), other.bytes()), (600, 300, kv.bytes() * 2 / 3));
+        let apart = |states: &[&SessionState]| {
+            let mut parts = BTreeMap::new();
+            states.iter().for_each(|state| {
+                state.parts(&mut |part, bytes| {
+                    parts.insert(part, bytes);
+                });
+            });
+            parts.values().sum::<usize>()
+        };
+        assert_eq!(apart(&[&kv, &other]), kv.bytes(), "nothing is there twice");
+        let (before, digest) = (other.digest().unwrap(), kv.digest().unwrap());
+        let mut cut = cache(600, 5);
+        cut.rewind(300);
+        assert_eq!(before, cut.digest().unwrap());
+        let paged: &mut Paged = other.layer_mut(0).unwrap();
+        Arc::make_mut(&mut paged.pages_mut()[1])[0] ^= 1;
+        other.advance(1);
+        assert_eq!(kv.digest().unwrap(), digest, "what one writes the other does not see");
+        assert_ne!(other.digest().unwrap(), cut.digest().unwrap());
+        assert_eq!(apart(&[&kv, &other]), kv.bytes() + kv.bytes() / 6, "one page was copied");
     }
 
     #[test]

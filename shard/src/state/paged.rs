@@ -9,12 +9,16 @@
 //! len x { key: kv_heads x head_dim x f16, value: the same }
 //! ```
 //!
-//! Limits: pages are never shared between sessions; windows do not free old pages.
+//! Pages are copied when they are written to: sessions that begin alike share those that both have ([`LayerState::share`]).
+//!
+//! Limits: what two sessions share ends with the last whole page of both; windows do not free old pages.
+
+use std::sync::Arc;
 
 use super::LayerState;
 use crate::{
     Error, Result,
-    kernels::{KvPage, KvShape, PAGE, page_len},
+    kernels::{KvPage, KvShape, PAGE, new_page, page_len},
 };
 
 /// Positions whose keys lie together, dimension by dimension.
@@ -70,8 +74,19 @@ impl LayerState for Paged {
 
     fn reserve(&mut self, positions: usize) {
         while self.pages.len() < positions.div_ceil(PAGE) {
-            self.pages.push(vec![0; page_len(self.shape)].into_boxed_slice());
+            self.pages.push(new_page(self.shape, 0));
         }
+    }
+
+    fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
+        let mut pages = Vec::with_capacity(self.pages.capacity());
+        pages.extend(self.pages.iter().take(to.div_ceil(PAGE)).cloned());
+        Some(Box::new(Self { shape: self.shape, pages }))
+    }
+
+    fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
+        let bytes = page_len(self.shape) * size_of::<u16>();
+        self.pages.iter().for_each(|page| part(page.as_ptr().addr(), bytes));
     }
 
     fn rewind(&mut self, to: usize) {
@@ -102,7 +117,7 @@ impl LayerState for Paged {
                 if bits & 0x7c00 == 0x7c00 {
                     return Err(Error::malformed(format!("snapshot: position {position}"), "is not finite"));
                 }
-                self.pages[position / PAGE][index] = bits;
+                Arc::make_mut(&mut self.pages[position / PAGE])[index] = bits;
             }
         }
         Ok(())

@@ -129,6 +129,15 @@ impl LayerState for Recurrent {
         self.kept.iter().rev().map(|checkpoint| checkpoint.at).find(|at| *at <= to).unwrap_or(0)
     }
 
+    fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
+        let copy =
+            |checkpoint: &Checkpoint| Checkpoint { at: checkpoint.at, values: checkpoint.values.clone() };
+        let mut shared = Self { now: self.now.clone(), len: self.len, ..Self::new(self.now.len()) };
+        shared.kept.extend(self.kept.iter().map(copy));
+        shared.rewind(to);
+        Some(Box::new(shared))
+    }
+
     fn rewind(&mut self, to: usize) {
         if to == self.len {
             return;
@@ -274,6 +283,18 @@ mod tests {
         let mut state = counted(0, 1);
         assert!(state.restore(&poisoned).unwrap_err().to_string().contains("not finite"));
         assert!(state.is_empty());
+    }
+
+    #[test]
+    fn a_shared_state_goes_on_from_the_checkpoint_and_changes_nothing() {
+        let mut state = counted(600, 50);
+        let mut shared = state.share(590).unwrap();
+        assert_eq!((shared.len(), value(&mut shared)), (512, 512.0));
+        run(&mut shared, 900, 50);
+        assert!(shared.snapshot().unwrap() == counted(900, 64).snapshot().unwrap());
+        assert!(state.snapshot().unwrap() == counted(600, 64).snapshot().unwrap());
+        assert_eq!(state.share(600).unwrap().digest().unwrap(), state.digest().unwrap());
+        assert_eq!((state.len(), value(&mut state)), (600, 600.0));
     }
 
     #[test]

@@ -74,6 +74,11 @@ MISTAKES = [
     ("qwen2moe", "renormalized", put(norm_topk_prob=True)),
     ("qwen3moe", "not renormalized", put(norm_topk_prob=False)),
     ("qwen3moe", "two experts", put(num_experts_per_tok=2)),
+    ("qwen3next", "half of a head rotates", rope(partial_rotary_factor=0.5)),
+    ("qwen3next", "two experts", put(num_experts_per_tok=2)),
+    ("qwen35", "half of a head rotates", rope(partial_rotary_factor=0.5)),
+    ("qwen35", "eps 1e-3 for 1e-6", put(rms_norm_eps=1e-3)),
+    ("qwen35moe", "one expert", put(num_experts_per_tok=1)),
 ]
 
 

@@ -87,8 +87,9 @@ fn frames_that_are_never_finished_hold_little() {
             log: false,
             ttl_ms: 600_000,
             role: Role::Stage,
+            beginnings: Vec::new(),
         };
-        let answer = network.ask(victim, &Ask::Lease(lease), ANSWER * 10).await.unwrap();
+        let answer = network.ask(victim, &Ask::Lease(Box::new(lease)), ANSWER * 10).await.unwrap();
         assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
         let mut held = Vec::new();
         for i in 0..streams {

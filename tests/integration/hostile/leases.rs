@@ -75,8 +75,9 @@ impl Stranger {
             log: false,
             ttl_ms: TTL_MS,
             role: Role::Stage,
+            beginnings: Vec::new(),
         };
-        self.network.ask(self.victim, &Ask::Lease(lease), PATIENCE).await.unwrap()
+        self.network.ask(self.victim, &Ask::Lease(Box::new(lease)), PATIENCE).await.unwrap()
     }
 
     async fn release(&self, session: SessionId, epoch: u32) {

@@ -122,7 +122,9 @@ impl PromptTask {
     }
 
     /// Conducts a prompt for a peer.
-    pub(crate) async fn delegated(self, from: NodeId, mut stream: Stream) {
+    pub(crate) async fn delegated(mut self, from: NodeId, mut stream: Stream) {
+        // Who waits less would learn what another peer has asked.
+        self.memory = None;
         let asked = timeout(ASKING, read_request(&mut stream)).await.unwrap_or(Err(HopError::Timeout));
         let Ok(request) = asked else { return };
         tracing::info!(requester = %Requester(from), max_tokens = request.max_tokens, "conducting for a peer");
@@ -276,6 +278,7 @@ fn done(answer: Answer, ask: &PromptRequest, conductor: String, report: &str) ->
         faults.map(|(node, stall_ms)| Stall { node: format!("{node:?}"), stall_ms: stall_ms.unwrap_or(0.0) });
     let timing = Timing {
         prompt_tokens: ending.prompt_tokens,
+        cached_tokens: 0,
         ttft_ms: answer.ttft_ms,
         decode_tok_s: if steps == 0 { 0.0 } else { steps as f64 / decoding.max(1e-9) },
         stages: ending.stages,

@@ -124,7 +124,8 @@ impl Expected {
         };
         let mut measured = Measured {
             opening_ms: report.opened_ms.map(opening),
-            prefill_factor: report.opened_ms.and_then(factor),
+            // What was computed before says nothing of what computing takes.
+            prefill_factor: report.opened_ms.filter(|_| report.cached == 0).and_then(factor),
             ..Measured::default()
         };
         let took = took(report);

@@ -30,7 +30,7 @@ use super::{serve::Serving, setup::Node, view::Viewing};
 use crate::{
     control::{self, Line},
     events::{PromptEvent, PromptReport, PromptRequest, Refusal},
-    request::Reroute,
+    request::{Recollections, Reroute},
 };
 
 /// Prompts of this node at once that still teach what steps cost: two stages busy in turn hide each other's work.
@@ -112,6 +112,8 @@ pub(super) struct Prompts {
     keeps: bool,
     /// Prompts that run and the peers they run on.
     pub(super) in_flight: BTreeMap<SessionId, InFlight>,
+    /// What those that ended leave behind.
+    memory: Recollections,
     history: VecDeque<PromptReport>,
     routes: mpsc::Sender<RouteQuestion>,
     conductors: mpsc::Sender<ConductorQuestion>,
@@ -127,8 +129,11 @@ impl Prompts {
         let (reroutes, reroute) = mpsc::channel(control::QUESTIONS);
         let (finished, over) = mpsc::channel(control::QUESTIONS);
         let inbox = Inbox { routes: route, conductors: conductor, reroutes: reroute, finished: over };
-        let (in_flight, history) = (BTreeMap::new(), VecDeque::new());
-        (Self { node, home, keeps, in_flight, history, routes, conductors, reroutes, finished }, inbox)
+        let (in_flight, memory, history) = Default::default();
+        (
+            Self { node, home, keeps, in_flight, memory, history, routes, conductors, reroutes, finished },
+            inbox,
+        )
     }
 
     /// A task for one prompt. `shares` says what nodes contributed to a model.
@@ -153,6 +158,7 @@ impl Prompts {
             lost: view.lost.clone(),
             finished: self.finished.clone(),
             lessons: view.feedback.clone(),
+            memory: Some(self.memory.clone()),
             prove: None,
         }
     }

@@ -28,7 +28,9 @@ use crate::{
         RouteEvent, Token,
     },
     feedback::{FeedbackQueue, Waiting},
-    request::{self, CHUNK_ROWS, DraftTerms, Means, Plan, Progress, Report, Reroute},
+    request::{
+        self, CHUNK_ROWS, DraftTerms, Means, Plan, Progress, Recalled, Recollections, Report, Reroute,
+    },
     rounding,
     sessions::{Order, SessionTable},
     worker::{Conduct, Prompt, TextKind, Worker},
@@ -60,6 +62,8 @@ pub struct PromptTask {
     pub(super) lost: broadcast::Sender<NodeId>,
     pub(super) finished: mpsc::Sender<Finished>,
     pub(super) lessons: FeedbackQueue,
+    /// What ended prompts of this node leave behind; none for the prompts of other nodes.
+    pub(super) memory: Option<Recollections>,
     /// Who is challenged by it: the pipeline must pass this node, and no client hears of the prompt.
     pub(super) prove: Option<NodeId>,
 }
@@ -94,6 +98,7 @@ struct Planned {
     sampling: SamplingParams,
     max_tokens: u32,
     routed: Routed,
+    recalled: Recalled,
 }
 
 impl PromptTask {
@@ -113,6 +118,7 @@ impl PromptTask {
     /// Runs `ask` as a challenge of `node`: nothing is shown, what comes of it is remembered as of any prompt.
     pub(crate) fn challenge(mut self, node: NodeId, ask: PromptRequest) {
         self.prove = Some(node);
+        self.memory = None;
         let (lines, mut answer) = mpsc::channel(NEWS);
         tokio::spawn(self.answer_after(ask, Said::default(), lines));
         tokio::spawn(async move {
@@ -195,7 +201,7 @@ impl PromptTask {
     /// Says what answering it would take.
     pub async fn plan(self, ask: PromptRequest, lines: mpsc::Sender<Line>) {
         let me = format!("{:?}", self.me);
-        let line = match self.about(&ask.model).prepare(&ask, &[], false).await {
+        let line = match self.about(&ask.model).prepare(&ask, &Said::default(), false).await {
             Ok(planned) => {
                 let plan = prediction(&planned.routed, planned.prompt_tokens, planned.wire);
                 PlanReport { plan, me, end: true }.into()
@@ -206,7 +212,7 @@ impl PromptTask {
     }
 
     /// Encode, then ask who shall run it.
-    async fn prepare(&self, ask: &PromptRequest, emitted: &[u32], commit: bool) -> Result<Planned, Trouble> {
+    async fn prepare(&self, ask: &PromptRequest, said: &Said, commit: bool) -> Result<Planned, Trouble> {
         let Local { name, ready, .. } = &self.local;
         if !self.is_own(ask) {
             return Err(Trouble::from(format!(
@@ -241,7 +247,7 @@ impl PromptTask {
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
         let mut ids = self.encode(ask, &worker).await?;
         let prompt_tokens = ids.len() as u32;
-        ids.extend_from_slice(emitted);
+        ids.extend_from_slice(&said.ids);
         if ids.is_empty() {
             return Err(Trouble::invalid("prompt", "the prompt is empty"));
         }
@@ -249,7 +255,7 @@ impl PromptTask {
         if room == 0 {
             return Err(Trouble::too_long(ids.len(), ready.context));
         }
-        let max_tokens = ask.max_tokens.saturating_sub(emitted.len() as u32).clamp(1, room);
+        let max_tokens = ask.max_tokens.saturating_sub(said.ids.len() as u32).clamp(1, room);
         let session = SessionId::new(random()?);
         let trusted = trusted(ask)?;
         let row = p2p::codec::encoded_len(wire, 1, ready.hidden as usize)
@@ -260,6 +266,11 @@ impl PromptTask {
             prefill_chunk: CHUNK_ROWS,
             activation_bytes: row as u32,
         };
+        // A strict answer rests on nothing that was computed before it was asked.
+        let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict);
+        let fixed = said.rounding.as_deref().or(cuts.as_deref());
+        let recall = |memory: &Recollections| memory.recall(ready.model, &ids, wire, fixed);
+        let recalled = memory.map(recall).unwrap_or_default();
         let (answer, answered) = oneshot::channel();
         let question = RouteQuestion {
             session,
@@ -272,6 +283,7 @@ impl PromptTask {
             exact: ask.verify == Verify::Strict,
             shadow: ask.shadow,
             prove: self.prove,
+            former: recalled.former(),
             commit,
             answer,
         };
@@ -282,7 +294,7 @@ impl PromptTask {
             NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
             NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, why),
         })?;
-        Ok(Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed })
+        Ok(Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed, recalled })
     }
 
     /// What drafts its tokens.
@@ -329,7 +341,7 @@ impl PromptTask {
                     () = lines.closed() => {}
                 }
             }
-            let planned = match self.prepare(&ask, &said.ids, true).await {
+            let planned = match self.prepare(&ask, &said, true).await {
                 Err(trouble) if trouble.is_busy() && !lines.is_closed() => {
                     full = true;
                     continue;
@@ -356,7 +368,8 @@ impl PromptTask {
         waiting: &mut Waiting,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
-        let Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed } = planned;
+        let Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed, recalled } =
+            planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
@@ -373,7 +386,12 @@ impl PromptTask {
         };
         inlets.reading.expect(self.local.ready.hidden);
         let starts = routed.route.pipeline.segments().iter().skip(1).map(|segment| segment.layers.start());
-        let cuts = said.rounding.clone().or(cuts).unwrap_or_else(|| starts.collect());
+        let cuts = said
+            .rounding
+            .clone()
+            .or(cuts)
+            .or_else(|| recalled.boundaries())
+            .unwrap_or_else(|| starts.collect());
         let rounding = Rounding::new(wire, cuts);
         let route = OwnRoute {
             session: format!("{session:?}"),
@@ -398,6 +416,7 @@ impl PromptTask {
             reroute: self.reroutes.clone(),
             lessons: self.lessons.clone(),
             lost: self.lost.subscribe(),
+            memory: self.memory.clone(),
             progress,
         };
         let plan = Plan {
@@ -431,6 +450,7 @@ impl PromptTask {
             draft: self.draft_terms(ask, expected.step_ms()),
             layer_bytes: self.local.layer_bytes,
             witnesses: routed.witnesses,
+            recalled,
         };
         let orders = inlets.orders.clone();
         let span = tracing::info_span!(

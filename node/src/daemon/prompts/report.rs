@@ -135,6 +135,7 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
     };
     let timing = Timing {
         prompt_tokens,
+        cached_tokens: report.cached.min(prompt_tokens),
         ttft_ms: report.ttft_ms,
         decode_tok_s: if report.gaps_ms.is_empty() { 0.0 } else { 1e3 / mean.max(1e-9) },
         stages: checked_stages(report, &route.plan),

@@ -24,6 +24,7 @@ use scheduler::{
     session::Standbys,
     snapshot::BadSnapshot,
     standby,
+    sticky::{self, Former},
     view::SwarmView,
 };
 use tokio::sync::oneshot;
@@ -58,6 +59,8 @@ pub struct RouteQuestion {
     pub exact: bool,
     /// What those do who stand by.
     pub shadow: Shadow,
+    /// Where its beginning was computed before.
+    pub former: Former,
     /// A node that has to serve although it owes a proof: this is its challenge.
     pub prove: Option<NodeId>,
     /// Whether it will be run: counts as load until it is finished.
@@ -270,6 +273,7 @@ impl Router<'_> {
                 question.mode.name()
             ))
         })?;
+        let route = if home { route } else { sticky::stick(&snapshot, &request, route, &question.former) };
         // A node to fall back on must not be left out because it is slower.
         let (standbys, contacts) = self.backing(&snapshot, &request, &route.pipeline, question.shadow);
         let nodes = route.pipeline.segments().iter().map(|segment| segment.node);

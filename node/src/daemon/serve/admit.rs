@@ -291,6 +291,7 @@ impl Serving {
             slot,
             permit,
             room: self.room.clone(),
+            prefixes: self.prefixes.clone(),
         };
         self.totals.sessions += 1;
         tokio::spawn(stage.run(inlets.clone(), doors));

@@ -39,7 +39,7 @@ use crate::{
     content::peers,
     control,
     sessions::{Order, SessionTable},
-    stage::{self, Served},
+    stage::{self, Prefixes, Served},
     worker::{self, Worker},
 };
 
@@ -155,6 +155,8 @@ pub(super) struct Serving {
     pub(super) table: SessionTable,
     /// Where lazy shadows keep what they are sent.
     pub(super) room: Arc<Semaphore>,
+    /// What was computed in sessions of others that have ended.
+    pub(super) prefixes: Prefixes,
     pub(super) door: Door,
     pub(super) gate: Gate,
     pub(super) placing: Placing,
@@ -236,6 +238,7 @@ impl Serving {
             models,
             table,
             room: stage::room(kv_bytes),
+            prefixes: Prefixes::default(),
             door: Door::new(kv_bytes),
             gate: Gate::new(caps.sessions),
             placing: Placing::new(cap),

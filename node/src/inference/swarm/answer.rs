@@ -499,7 +499,7 @@ impl Story {
         let ended_turn = usize::from(conducted.is_some_and(|own| own.ended_turn));
         let usage = Usage {
             prompt_tokens: timing.map_or(0, |timing| timing.prompt_tokens as usize),
-            cached_tokens: 0,
+            cached_tokens: timing.map_or(0, |timing| timing.cached_tokens as usize),
             completion_tokens: said.completion_tokens + ended_turn,
         };
         let stop = conducted.and_then(|own| own.stop.clone());

@@ -53,10 +53,22 @@ pub enum Ask {
         /// Whose.
         session: [u8; 16],
     },
-    /// Forget the session.
+    /// Close the session, and forget all of it that is not to be kept.
     Close {
         /// Which.
         session: [u8; 16],
+        /// First layers of the ranges whose caches stay for sessions that begin alike, and how many positions of each.
+        keep: Vec<(u32, u32)>,
+    },
+    /// Forget what was kept of an ended session.
+    Forget {
+        /// Which.
+        session: [u8; 16],
+    },
+    /// What is kept of ended sessions may take no more than this now.
+    Keep {
+        /// Bytes.
+        most_bytes: u64,
     },
 }
 
@@ -110,6 +122,11 @@ pub enum Tell {
     Dropped {
         /// As asked.
         job: u64,
+    },
+    /// What is kept of ended sessions takes so much now, pages that open sessions share not counted.
+    Kept {
+        /// Bytes.
+        bytes: u64,
     },
     /// The session's range was idle for too long and is gone.
     Closed {
@@ -222,6 +239,7 @@ pub struct Open {
     pub at: u32,
     pub wire: u8,
     pub rounding: Vec<u32>,
+    pub kept: Vec<([u8; 16], u32)>,
     pub conduct: Option<Conduct>,
 }
 

@@ -332,6 +332,7 @@ mod tests {
             at: 0,
             wire: 0,
             rounding: vec![2],
+            kept: vec![([4; 16], 64)],
             conduct: Some(conduct),
         };
         let good = bytes(&Frame::new(&Ask::Open { id: 1, open }, ids_to_bytes(&[1, 2])).unwrap());

@@ -111,6 +111,14 @@ impl Terms {
         hash("shoal/terms/1", &[to.as_bytes()])
     }
 
+    /// The key under which beginnings of sessions with these terms are named; the session itself is no part of it.
+    pub(in crate::wire) fn prefix_key(&self, state: u8) -> [u8; 32] {
+        let anonymous = Self { session: SessionId::new([0; 16]), ..self.clone() };
+        let mut to = Writer::new();
+        anonymous.write(&mut to);
+        hash("shoal prefix 1", &[to.as_bytes(), &[state]])
+    }
+
     /// Bytes of one row in a form, `None` if a row of this width has no such form.
     pub fn row_len(&self, wire: Wire) -> Option<usize> {
         encoded_len(wire, 1, self.hidden as usize)

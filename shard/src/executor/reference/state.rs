@@ -43,6 +43,12 @@ impl LayerState for Rows {
 
     fn reserve(&mut self, _positions: usize) {}
 
+    fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
+        let mut shared = self.clone();
+        shared.rewind(to);
+        Some(Box::new(shared))
+    }
+
     fn rewind(&mut self, to: usize) {
         self.keys.truncate(to);
         self.values.truncate(to);

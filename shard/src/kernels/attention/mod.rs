@@ -39,7 +39,10 @@ mod tests;
 
 use std::{
     cell::RefCell,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use super::{
@@ -69,8 +72,14 @@ pub struct KvShape {
     pub head_dim: usize,
 }
 
-/// [`PAGE`] positions of one layer, [`page_len`] f16 bit patterns, laid out as the module says. New pages are zeros.
-pub type KvPage = Box<[u16]>;
+/// [`PAGE`] positions of one layer, [`page_len`] f16 bit patterns, laid out as the module says. New pages are zeros. Sessions that
+/// begin alike share pages; one that is written to is copied first, if others have it.
+pub type KvPage = Arc<Box<[u16]>>;
+
+/// A page of `shape` that is filled with `bits`.
+pub fn new_page(shape: KvShape, bits: u16) -> KvPage {
+    Arc::new(vec![bits; page_len(shape)].into_boxed_slice())
+}
 
 /// f16 values in one page of `shape`.
 pub fn page_len(shape: KvShape) -> usize {
@@ -146,7 +155,7 @@ impl Cpu {
             let (from, to) = (start.max(base), end.min(base + PAGE));
             let rows = (from - start) * width..(to - start) * width;
             // SAFETY: each index is taken by one thread, and the pages outlive the run.
-            let page = unsafe { &mut shared.part(index..index + 1)[0] };
+            let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
             self.run(Store { page, shape, k: &k[rows.clone()], v: &v[rows], at: from - base });
         };
         if count == 1 {

@@ -1,5 +1,7 @@
 //! Attention against a plain twin that follows the module's order word by word, bit for bit, and against f64.
 
+use std::sync::Arc;
+
 use half::f16;
 
 use super::*;
@@ -74,7 +76,7 @@ const CASES: [Case; 17] = [
 
 fn pages(shape: KvShape, positions: usize) -> Vec<KvPage> {
     // NaN in place of the zeros of a new page: whatever is read before it is stored would be seen in the results.
-    (0..positions.div_ceil(PAGE)).map(|_| vec![0x7e00; page_len(shape)].into_boxed_slice()).collect()
+    (0..positions.div_ceil(PAGE)).map(|_| new_page(shape, 0x7e00)).collect()
 }
 
 /// Stores everything at once and computes the rows in chunks.
@@ -267,7 +269,8 @@ fn storing_rounds_saturates_and_touches_nothing_else() {
             let mut own = expected.clone();
             for (at, (&k, &v)) in k.iter().zip(&v).enumerate() {
                 let (t, head, d) = (start + at / width, at % width / dim, at % dim);
-                let page = &mut expected[t / PAGE][2 * PAGE * dim * head..][..2 * PAGE * dim];
+                let page =
+                    &mut Arc::make_mut(&mut expected[t / PAGE])[2 * PAGE * dim * head..][..2 * PAGE * dim];
                 let j = t % PAGE;
                 page[(j / LANES * dim + d) * LANES + j % LANES] =
                     f16::from_f32(k.clamp(-65504.0, 65504.0)).to_bits();

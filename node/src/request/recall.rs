@@ -1,0 +1,333 @@
+//! What this node's ended prompts leave behind, for prompts that begin like them.
+//!
+//! The caches stay where they were computed: in the own worker, and at the stages under the names of the rows they received
+//! ([`p2p::wire::prefix`]). Here stay the tokens, and the rows that crossed every cut. They are what the next session begins with:
+//!
+//! ```text
+//!   same tokens up to c ──▶ log of every cut filled below c ──▶ names offered with the leases ──▶ a stage says what it has
+//!                                     │                                                              │
+//!                                     └── a stage that has less gets the rows from the log, as after a failure
+//! ```
+//!
+//! So nothing is weaker than in a session that computed all of it: stages sign for the whole chain, the log holds every row to compare
+//! with, to audit and to replay. A stage that says to have what it has not signs for other rows than the log's.
+//!
+//! Only this node's own prompts are remembered and recalled, not those that it conducts for others: who waits less would learn what another
+//! has asked. With `--verify strict` nothing is recalled: such an answer rests on nothing that was computed before it was asked.
+//! A session in which two answers differed or a node was convicted leaves nothing behind.
+//!
+//! Bounds: [`MOST_BYTES`] of rows and [`MOST`] sessions, the longest unused out first, each for [`TTL`].
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use p2p::{
+    codec::{Rounding, Wire},
+    wire::{
+        prefix::{self, Beginning, MAX_BEGINNINGS},
+        receipt::Row,
+    },
+};
+use scheduler::{LayerRange, ModelId, NodeId, Segment, SessionId, session::End, sticky::Former};
+
+use super::{RequestDriver, replay_log::Logs};
+
+/// Rows remembered, bytes.
+const MOST_BYTES: usize = 256 << 20;
+/// Sessions remembered.
+const MOST: usize = 64;
+/// As long as workers and stages keep a state that is not used.
+const TTL: Duration = Duration::from_secs(600);
+
+/// The ended prompts of this node. Clones share them.
+#[derive(Clone, Default)]
+pub struct Recollections(Arc<Mutex<Vec<Remembered>>>);
+
+/// One of them. Its tokens are a user's words: it has no `Debug`.
+struct Remembered {
+    /// What it is called at the own worker.
+    place: SessionId,
+    model: ModelId,
+    rounding: Rounding,
+    /// Those whose rows were computed.
+    tokens: Vec<u32>,
+    logs: Logs,
+    segments: Vec<Segment>,
+    used: Instant,
+}
+
+/// The beginning of a prompt that was computed before.
+#[derive(Clone, Default)]
+pub struct Recalled {
+    /// How many positions.
+    positions: u32,
+    rounding: Option<Rounding>,
+    logs: Option<Logs>,
+    /// The sessions that may have it in the own worker, and up to where.
+    homes: Vec<(SessionId, u32)>,
+    /// Who ran what.
+    segments: Vec<Segment>,
+    names: BTreeMap<LayerRange, Vec<Beginning>>,
+    /// What stages said to have before the first token: the least of it.
+    least: Option<u32>,
+}
+
+/// Tokens that two begin with.
+fn common(one: &[u32], other: &[u32]) -> usize {
+    one.iter().zip(other).take_while(|(one, other)| one == other).count()
+}
+
+impl Recollections {
+    fn lock(&self) -> MutexGuard<'_, Vec<Remembered>> {
+        // Each of them is whole whatever happened to another.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The longest beginning of `prompt` that was computed for `wire`, rounded at `boundaries` where these are fixed already. The last
+    /// token is always computed: its answer is the next one.
+    pub fn recall(&self, model: ModelId, prompt: &[u32], wire: Wire, boundaries: Option<&[u32]>) -> Recalled {
+        let (mut all, now) = (self.lock(), Instant::now());
+        all.retain(|it| now.saturating_duration_since(it.used) <= TTL);
+        let most = prompt.len().saturating_sub(1);
+        let fits = |it: &Remembered| {
+            let rounding = &it.rounding;
+            it.model == model
+                && rounding.wire() == wire
+                && (wire == Wire::Raw || boundaries.is_none_or(|fixed| fixed == rounding.boundaries()))
+        };
+        let begins = |it: &Remembered| if fits(it) { common(&it.tokens, prompt).min(most) } else { 0 };
+        let lengths: Vec<usize> = all.iter().map(begins).collect();
+        let Some(best) = (0..all.len()).max_by_key(|at| (lengths[*at], all[*at].used)) else {
+            return Recalled::default();
+        };
+        // Stages have names for these lengths alone; what they compute beyond is then first in the log, and theirs to answer for.
+        let positions = lengths[best] as u32 / prefix::EVERY * prefix::EVERY;
+        if positions < prefix::EVERY {
+            return Recalled::default();
+        }
+        let homes = all.iter().zip(&lengths).filter(|(_, length)| **length > 0);
+        let homes = homes.map(|(it, length)| (it.place, *length as u32)).collect();
+        let it = &mut all[best];
+        it.used = now;
+        Recalled {
+            positions,
+            rounding: Some(it.rounding.clone()),
+            logs: Some(it.logs.beginning(positions)),
+            homes,
+            segments: it.segments.clone(),
+            ..Recalled::default()
+        }
+    }
+
+    /// Remembers a session; those that the own worker need not keep any longer: this one begins with all of them, or there is no more room.
+    fn keep(&self, new: Remembered) -> Vec<SessionId> {
+        let mut all = self.lock();
+        let covered = |it: &Remembered| {
+            (it.model, &it.rounding) == (new.model, &new.rounding) && new.tokens.starts_with(&it.tokens)
+        };
+        let mut gone: Vec<SessionId> = all.extract_if(.., |it| covered(it)).map(|it| it.place).collect();
+        all.push(new);
+        while all.len() > MOST || all.iter().map(|it| it.logs.bytes()).sum::<usize>() > MOST_BYTES {
+            let Some(oldest) = (0..all.len()).min_by_key(|at| all[*at].used) else { break };
+            gone.push(all.remove(oldest).place);
+        }
+        gone
+    }
+
+    /// What a session left behind is not to be used.
+    fn forget(&self, place: SessionId) {
+        self.lock().retain(|it| it.place != place);
+    }
+}
+
+impl Recalled {
+    /// Who ran what then, for the price of a route.
+    pub fn former(&self) -> Former {
+        Former { segments: self.segments.clone(), positions: self.positions }
+    }
+
+    /// Where the session rounded: its own conversation goes on under the same rules whatever route it takes.
+    pub fn boundaries(&self) -> Option<Vec<u32>> {
+        let rounding = self.rounding.as_ref().filter(|rounding| rounding.wire() != Wire::Raw)?;
+        Some(rounding.boundaries().to_vec())
+    }
+
+    /// The sessions that may have it in the own worker.
+    pub(super) fn homes(&self) -> Vec<(SessionId, u32)> {
+        self.homes.clone()
+    }
+
+    /// The log to begin with.
+    pub(super) fn take_logs(&mut self, rounding: &Rounding, hidden: usize) -> Logs {
+        if self.rounding.as_ref().is_some_and(|before| before != rounding) {
+            *self = Self::default();
+        }
+        self.logs.take().unwrap_or_else(|| Logs::new(hidden))
+    }
+
+    /// A stage said that it has so many positions.
+    pub(super) fn has(&mut self, have: u32) {
+        self.least = Some(self.least.map_or(have, |least| least.min(have)));
+    }
+
+    /// Positions that no stage computed for the first token.
+    pub(super) fn cached(&self) -> u32 {
+        self.least.unwrap_or(0)
+    }
+}
+
+impl RequestDriver {
+    /// The beginnings of this session that the node of `layers` may have computed before.
+    pub(super) fn beginnings(&mut self, layers: LayerRange) -> Vec<Beginning> {
+        let tainted = !self.checks.denied.is_empty();
+        if self.recalled.positions == 0 || tainted {
+            return Vec::new();
+        }
+        if !self.recalled.names.contains_key(&layers) {
+            let start = layers.start();
+            let reached = self.recalled.positions.min(self.logs.settled(start));
+            let rows = (0..reached).map_while(|position| self.logs.row(start, position));
+            let rows: Vec<Row> = rows.map(|(wire, bytes)| Row::of(wire, bytes)).collect();
+            let names = prefix::names(&self.terms(layers), &rows);
+            let step = names.len().div_ceil(MAX_BEGINNINGS).max(1);
+            let names = names.into_iter().rev().step_by(step).collect();
+            self.recalled.names.insert(layers, names);
+        }
+        self.recalled.names.get(&layers).cloned().unwrap_or_default()
+    }
+
+    /// Tells the machine what the log begins with.
+    pub(super) fn recall(&mut self) {
+        for (layer, positions) in self.logs.all_reached() {
+            self.machine.recall(layer, positions);
+        }
+    }
+
+    /// What the own worker keeps of the session, by first layer, and how many positions; it is remembered here as well.
+    pub(super) fn remember(&mut self) -> Vec<(u32, u32)> {
+        let report = &self.report;
+        let ended = matches!(report.end, End::Stop | End::Length | End::Cancelled);
+        let sound = report.convicted.is_empty() && report.evidence == 0 && report.integrity.is_none();
+        // The row of the last token was never computed.
+        let positions = (self.tokens.len() as u32).saturating_sub(1);
+        let Some(memory) = self.means.memory.as_ref().filter(|_| {
+            ended && sound && !self.strict() && report.opened_ms.is_some() && positions >= prefix::EVERY
+        }) else {
+            return Vec::new();
+        };
+        let me: NodeId = self.means.me;
+        let segments: Vec<Segment> = self.machine.segments().collect();
+        let homes = segments.iter().filter(|segment| segment.node == me);
+        let homes = homes.map(|segment| (segment.layers.start(), positions)).collect();
+        let gone = memory.keep(Remembered {
+            place: self.place(),
+            model: self.plan.model,
+            rounding: self.rounding.clone(),
+            tokens: self.tokens[..positions as usize].to_vec(),
+            logs: self.logs.beginning(positions),
+            segments,
+            used: Instant::now(),
+        });
+        let worker = self.means.worker.borrow();
+        gone.into_iter().for_each(|session| worker.forget(session));
+        homes
+    }
+
+    /// Someone lied in this session, as was found behind the answer: nothing goes on from it.
+    pub(super) fn disown(&self) {
+        if let Some(memory) = self.means.memory.as_ref().filter(|_| !self.report.convicted.is_empty()) {
+            memory.forget(self.place());
+            self.means.worker.borrow().forget(self.place());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use p2p::codec::Wire;
+
+    use super::*;
+
+    fn session(number: u64, tokens: std::ops::Range<u32>, bytes: usize) -> Remembered {
+        let mut logs = Logs::new(1);
+        let rows = (bytes / 4).max(tokens.len());
+        logs.add(3, 0, rows as u32, Wire::Raw, &vec![0; 4 * rows], NodeId::numbered(9)).unwrap();
+        Remembered {
+            place: SessionId::numbered(number),
+            model: ModelId::numbered(1),
+            rounding: Rounding::NONE,
+            tokens: tokens.collect(),
+            logs,
+            segments: vec![Segment { node: NodeId::numbered(9), layers: LayerRange::new(3, 5).unwrap() }],
+            used: Instant::now(),
+        }
+    }
+
+    fn recalled(memory: &Recollections, prompt: std::ops::Range<u32>, wire: Wire) -> Recalled {
+        memory.recall(ModelId::numbered(1), &prompt.collect::<Vec<_>>(), wire, None)
+    }
+
+    #[test]
+    fn the_longest_beginning_is_recalled_and_never_the_last_token() {
+        let memory = Recollections::default();
+        assert_eq!(recalled(&memory, 0..100, Wire::Raw).positions, 0);
+        memory.keep(session(1, 0..40, 0));
+        memory.keep(Remembered { tokens: (0..30).chain(90..190).collect(), ..session(2, 0..130, 0) });
+        let mut found = recalled(&memory, 0..100, Wire::Raw);
+        assert_eq!((found.positions, found.boundaries()), (32, None));
+        assert_eq!(found.homes, [(SessionId::numbered(1), 40), (SessionId::numbered(2), 30)]);
+        assert_eq!(found.take_logs(&Rounding::NONE, 1).reached(3), 32, "rows beyond are another session's");
+        assert_eq!(recalled(&memory, 0..32, Wire::Raw).positions, 16, "never the last token");
+        assert_eq!(recalled(&memory, 0..16, Wire::Raw).positions, 0, "not worth a name");
+        assert_eq!(recalled(&memory, 0..100, Wire::Q8).positions, 0, "other bits");
+        let other = memory.recall(ModelId::numbered(2), &(0..100).collect::<Vec<_>>(), Wire::Raw, None);
+        assert_eq!(other.positions, 0);
+        memory.forget(SessionId::numbered(1));
+        assert_eq!(recalled(&memory, 0..100, Wire::Raw).positions, 16);
+    }
+
+    #[test]
+    fn a_conversation_replaces_its_beginning_and_keeps_its_boundaries() {
+        let memory = Recollections::default();
+        let q8 = Rounding::new(Wire::Q8, vec![3, 5]);
+        let turn = |number, tokens| Remembered { rounding: q8.clone(), ..session(number, tokens, 0) };
+        assert_eq!(memory.keep(turn(1, 0..40)), []);
+        assert_eq!(memory.keep(turn(2, 0..90)), [SessionId::numbered(1)]);
+        let found = recalled(&memory, 0..200, Wire::Q8);
+        assert_eq!((found.positions, found.boundaries()), (80, Some(vec![3, 5])));
+        let tokens: Vec<u32> = (0..200).collect();
+        let fixed = |at: &[u32]| memory.recall(ModelId::numbered(1), &tokens, Wire::Q8, Some(at)).positions;
+        assert_eq!((fixed(&[3, 5]), fixed(&[4])), (80, 0));
+        let mut other = found.clone();
+        assert_eq!(other.take_logs(&Rounding::new(Wire::Q8, vec![4]), 1).reached(3), 0);
+        assert_eq!((other.positions, other.homes.len()), (0, 0), "nothing of it fits");
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let memory = Recollections::default();
+        let mut gone = 0;
+        for number in 0..MOST as u64 + 10 {
+            let from = number as u32 * 1_000;
+            gone += memory.keep(session(number, from..from + 20, 0)).len();
+        }
+        assert_eq!((gone, memory.lock().len()), (10, MOST));
+        let big = |number| session(number, 500_000..500_020, MOST_BYTES / 3 * 2);
+        assert_eq!(memory.keep(big(1_000)).len(), 1);
+        memory.keep(Remembered { tokens: (600_000..600_020).collect(), ..big(1_001) });
+        assert_eq!(memory.lock().len(), 1, "two of them have no room");
+    }
+
+    #[test]
+    fn what_is_cached_is_what_the_least_of_all_stages_has() {
+        let mut recalled = Recalled::default();
+        assert_eq!(recalled.cached(), 0);
+        [1_024, 1_035, 1_024].into_iter().for_each(|have| recalled.has(have));
+        assert_eq!(recalled.cached(), 1_024);
+        recalled.has(0);
+        assert_eq!(recalled.cached(), 0);
+    }
+}

@@ -1,0 +1,158 @@
+//! What this node computed in sessions that have ended, by the names of the rows that it received.
+//!
+//! The state itself stays in the worker ([`crate::worker::Worker::close_but`]) and goes when memory is short or its time is over; here is
+//! what it takes to go on from it: names at every [`prefix::EVERY`] positions, and the digests of inputs and outputs, so that the stage
+//! signs for the whole session as if it had computed all of it now. It did.
+//!
+//! Only who asked for a session finds it again: names are keyed by the requester, and an entry is given to that one alone. A time
+//! to the first token tells no node what another has asked.
+//!
+//! Bounds: positions for a requester, for an address and for all in the governor ([`Resource::Kept`]); who has used its share, or
+//! meets a full table, displaces its own oldest entries. [`TTL`] after the last use an entry is forgotten.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use p2p::{
+    Governor, Permit,
+    wire::{
+        prefix::{Beginning, Name, names},
+        receipt::{Row, Terms},
+    },
+};
+use scheduler::{NodeId, SessionId, governor::Resource};
+
+/// As long as the worker keeps a state that is not used.
+const TTL: Duration = Duration::from_secs(600);
+
+/// What a stage did at one position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Step {
+    pub(super) input: Row,
+    pub(super) output: Row,
+}
+
+/// The sessions that may be gone on from, shared by all sessions of a node.
+#[derive(Clone, Debug, Default)]
+pub struct Prefixes(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: BTreeMap<u64, Entry>,
+    by_name: HashMap<Name, u64>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    requester: NodeId,
+    /// What the session is called at the worker.
+    place: SessionId,
+    names: Vec<Beginning>,
+    steps: Arc<[Step]>,
+    used: Instant,
+    /// Counts its positions.
+    _permit: Permit,
+}
+
+/// A beginning that is here.
+pub(super) struct Found {
+    /// Which entry; see [`Prefixes::forget`].
+    pub(super) number: u64,
+    /// What its session is called at the worker.
+    pub(super) place: SessionId,
+    /// Positions that both sessions have in common.
+    pub(super) positions: u32,
+    /// What was done at them, and maybe beyond.
+    pub(super) steps: Arc<[Step]>,
+}
+
+impl Table {
+    fn remove(&mut self, number: u64) -> Option<Entry> {
+        let entry = self.entries.remove(&number)?;
+        for name in entry.names.iter().map(|beginning| beginning.name) {
+            // A later session that begins alike has taken the name over.
+            if self.by_name.get(&name) == Some(&number) {
+                self.by_name.remove(&name);
+            }
+        }
+        Some(entry)
+    }
+}
+
+impl Prefixes {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // A name that leads nowhere is found to.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The longest of these beginnings that `requester` had computed here.
+    pub(super) fn find(&self, requester: NodeId, offered: &[Beginning], now: Instant) -> Option<Found> {
+        let mut table = self.lock();
+        let its = |beginning: &Beginning| {
+            let number = *table.by_name.get(&beginning.name)?;
+            let entry = table.entries.get(&number)?;
+            let fresh = now.saturating_duration_since(entry.used) <= TTL;
+            let fits = beginning.positions as usize <= entry.steps.len();
+            (entry.requester == requester && fresh && fits).then_some((number, beginning.positions))
+        };
+        let (number, positions) = offered.iter().find_map(its)?;
+        let entry = table.entries.get_mut(&number)?;
+        entry.used = now;
+        Some(Found { number, place: entry.place, positions, steps: entry.steps.clone() })
+    }
+
+    /// The worker has it no more.
+    pub(super) fn forget(&self, number: u64) {
+        self.lock().remove(number);
+    }
+
+    /// Remembers what the session in `place` did under `terms`; returns the sessions that need not be kept any longer, because this one
+    /// begins with all that they computed, or others took their share; `None` when there is no room for it.
+    pub(super) fn keep(
+        &self,
+        (place, terms): (SessionId, &Terms),
+        steps: Vec<Step>,
+        governor: &Governor,
+        now: Instant,
+    ) -> Option<Vec<SessionId>> {
+        let requester = terms.requester;
+        let names = names(terms, steps.iter().map(|step| &step.input));
+        names.last()?;
+        let mut table = self.lock();
+        let whole = |entry: &Entry| {
+            entry.requester == requester && entry.names.last().is_some_and(|end| names.contains(end))
+        };
+        let late = |entry: &Entry| now.saturating_duration_since(entry.used) > TTL;
+        let gone: Vec<u64> = table
+            .entries
+            .iter()
+            .filter(|(_, entry)| whole(entry) || late(entry))
+            .map(|(number, _)| *number)
+            .collect();
+        let mut freed: Vec<SessionId> =
+            gone.into_iter().filter_map(|number| table.remove(number)).map(|entry| entry.place).collect();
+        let permit = loop {
+            match governor.take_for(requester, Resource::Kept, steps.len() as u64) {
+                Ok(permit) => break permit,
+                Err(_) => {
+                    let its = table.entries.iter().filter(|(_, entry)| entry.requester == requester);
+                    let oldest = its.min_by_key(|(_, entry)| entry.used).map(|(number, _)| *number);
+                    let entry = oldest.and_then(|number| table.remove(number))?;
+                    freed.push(entry.place);
+                }
+            }
+        };
+        table.next += 1;
+        let number = table.next;
+        table.by_name.extend(names.iter().map(|beginning| (beginning.name, number)));
+        let entry = Entry { requester, place, names, steps: steps.into(), used: now, _permit: permit };
+        table.entries.insert(number, entry);
+        // A session has an entry for each range: what one of them needs is not forgotten for another.
+        freed.retain(|place| table.entries.values().all(|entry| entry.place != *place));
+        Some(freed)
+    }
+}

@@ -1,0 +1,156 @@
+//! Where the beginning of a prompt was computed before, and when it pays to go there again.
+//!
+//! A node that holds the state of the first positions for a segment computes only the rest of the prompt there. [`price`] is what a
+//! pipeline costs with that: a segment that ran on the same node then is priced for the rest, any other for all of the prompt.
+//! [`stick`] compares the best route with the former one; where nodes of that are gone or full it tries the same cuts with the cheapest
+//! other holders, since what crossed these cuts is known and need not be computed by the others again.
+//!
+//! Limits: the search itself does not know what is kept; a route that shares some segments with the former one and is better than
+//! both is not found.
+
+use crate::cost::{Cost, Leg, explain, total};
+use crate::no_route::NoRoute;
+use crate::route::Route;
+use crate::{Pipeline, Request, Segment, Snapshot};
+
+/// What ran the beginning of a prompt before.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Former {
+    /// Who ran what.
+    pub segments: Vec<Segment>,
+    /// Positions that this prompt shares with it.
+    pub positions: u32,
+}
+
+/// Prices a pipeline for a request whose beginning is kept where `former` says.
+///
+/// # Errors
+/// Those of [`explain`].
+pub fn price(
+    snapshot: &Snapshot,
+    request: &Request,
+    pipeline: &Pipeline,
+    former: &Former,
+) -> Result<Vec<Leg>, NoRoute> {
+    let mut rest = request.clone();
+    rest.shape.prompt_tokens = request.shape.prompt_tokens.saturating_sub(former.positions).max(1);
+    let whole = explain(snapshot, request, pipeline)?;
+    let rest = explain(snapshot, &rest, pipeline)?;
+    let priced =
+        |(whole, rest): (Leg, Leg)| if former.segments.contains(&whole.segment) { rest } else { whole };
+    Ok(whole.into_iter().zip(rest).map(priced).collect())
+}
+
+/// The route to take: `best`, unless that of `former`, or its cuts with other nodes where those are missing, costs less with what is kept.
+pub fn stick(snapshot: &Snapshot, request: &Request, best: Route, former: &Former) -> Route {
+    if former.positions == 0 {
+        return best;
+    }
+    let with = |pipeline: &Pipeline| price(snapshot, request, pipeline, former).ok();
+    let cost = |legs: &[Leg]| total(legs).total_ms();
+    let known = with(&best.pipeline).unwrap_or_else(|| best.legs.clone());
+    let Some(again) = again(snapshot, request, former) else { return best };
+    let Some(legs) = with(&again).filter(|legs| cost(legs) < cost(&known)) else { return best };
+    let whole: Cost = total(&legs);
+    Route { pipeline: again, legs, cost: whole, ..best }
+}
+
+/// The former route, with the cheapest other holder of each segment whose node may not run it now.
+fn again(snapshot: &Snapshot, request: &Request, former: &Former) -> Option<Pipeline> {
+    let mut pipeline = Pipeline::new(former.segments.clone(), snapshot.num_layers()).ok()?;
+    for _ in 0..former.segments.len() {
+        let layer = match explain(snapshot, request, &pipeline) {
+            Ok(_) => return Some(pipeline),
+            Err(NoRoute::Broken { layer }) => layer,
+            Err(_) => return None,
+        };
+        let at = pipeline.segments().iter().position(|segment| segment.layers.start() == layer)?;
+        let Segment { node: gone, layers } = pipeline.segments()[at];
+        let others = snapshot.hosts().iter().filter(|host| host.id != gone && !pipeline.visits(host.id));
+        let replaced = others.filter_map(|host| {
+            let there = pipeline.replaced(at, &[Segment { node: host.id, layers }]).ok()?;
+            let ms = match explain(snapshot, request, &there) {
+                Ok(legs) => total(&legs).total_ms(),
+                // This segment runs, a later one does not yet.
+                Err(NoRoute::Broken { layer: later }) if later > layer => host.prefill_ms,
+                Err(_) => return None,
+            };
+            Some((ms, there))
+        });
+        pipeline = replaced.min_by(|a, b| a.0.total_cmp(&b.0))?.1;
+    }
+    explain(snapshot, request, &pipeline).ok().map(|_| pipeline)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::{Host, Links};
+    use crate::{Boomerang, LayerRange, LayerSet, ModelId, NodeId, Shape, route};
+
+    fn range(start: u32, end: u32) -> LayerRange {
+        LayerRange::new(start, end).unwrap()
+    }
+
+    fn segment(node: u64, start: u32, end: u32) -> Segment {
+        Segment { node: NodeId::numbered(node), layers: range(start, end) }
+    }
+
+    /// Node 1 asks; 2 to 4 hold the layers between its ends, 2 is the fastest.
+    fn snapshot(nodes: &[u64]) -> Snapshot {
+        let ends: LayerSet = [range(0, 1), range(5, 6)].into_iter().collect();
+        let mut hosts = vec![Host::new(NodeId::numbered(1), ends, 1.0)];
+        hosts.extend(nodes.iter().map(|node| {
+            let mut host = Host::new(NodeId::numbered(*node), range(1, 5).into(), 0.9 + *node as f64 / 10.0);
+            host.prefill_ms = host.decode_ms / 10.0;
+            host
+        }));
+        let links = vec![1.0; hosts.len() * hosts.len()];
+        Snapshot::new(ModelId::default(), 6, None, hosts, &Links::Matrix(links)).unwrap()
+    }
+
+    fn request(prompt_tokens: u32, output_tokens: u32) -> Request {
+        let shape = Shape { prompt_tokens, output_tokens, ..Shape::ONE_TOKEN };
+        let mut request = Request::new(NodeId::numbered(1), shape);
+        request.policy.boomerang = Some(Boomerang { head: 1, tail: 1 });
+        request
+    }
+
+    fn former(positions: u32) -> Former {
+        let segments = vec![segment(1, 0, 1), segment(3, 1, 3), segment(4, 3, 5), segment(1, 5, 6)];
+        Former { segments, positions }
+    }
+
+    fn chosen(snapshot: &Snapshot, request: &Request, former: &Former) -> Vec<Segment> {
+        let best = route::route(snapshot, request).unwrap();
+        stick(snapshot, request, best, former).pipeline.segments().to_vec()
+    }
+
+    #[test]
+    fn the_holder_is_preferred_when_it_pays() {
+        let (all, asked) = (snapshot(&[2, 3, 4]), request(1_000, 8));
+        assert_eq!(chosen(&all, &asked, &former(990)), former(0).segments);
+        assert_eq!(chosen(&all, &asked, &former(0))[1].node, NodeId::numbered(2));
+        // Two visits a token cost more than what is kept of a short prompt saves.
+        let long = request(20, 500);
+        assert_eq!(chosen(&all, &long, &former(16))[1].node, NodeId::numbered(2));
+        let legs = price(&all, &asked, &Pipeline::new(former(0).segments, 6).unwrap(), &former(990)).unwrap();
+        assert!(legs.iter().all(|leg| leg.cost.prefill_ms <= 10.0 * 4.0), "{legs:?}");
+    }
+
+    #[test]
+    fn where_a_holder_is_gone_another_takes_its_part_at_the_same_cuts() {
+        let asked = request(1_000, 8);
+        let without =
+            |gone: u64| -> Vec<u64> { [2, 3, 4].into_iter().filter(|node| *node != gone).collect() };
+        let cuts =
+            |segments: Vec<Segment>| segments.iter().map(|s| (s.node, s.layers.start())).collect::<Vec<_>>();
+        let node = NodeId::numbered;
+        for (gone, nodes) in [(3, [2, 4]), (4, [3, 2])] {
+            let found = cuts(chosen(&snapshot(&without(gone)), &asked, &former(990)));
+            assert_eq!(found, [(node(1), 0), (node(nodes[0]), 1), (node(nodes[1]), 3), (node(1), 5)]);
+        }
+        let found = chosen(&snapshot(&[2]), &asked, &former(990));
+        assert_eq!(found.len(), 3, "one node is left: {found:?}");
+    }
+}
