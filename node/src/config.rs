@@ -71,7 +71,7 @@ const TABLES: &[(&str, &[&str], &[&str])] = &[
             "draft",
         ],
     ),
-    ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens", "draft"]),
+    ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens"]),
     ("pull", &["model", "pull"], &["disk", "rate"]),
 ];
 

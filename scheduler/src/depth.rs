@@ -25,9 +25,9 @@ const STALL: f64 = 3.0;
 /// A draft must promise this much more than none, since figures are never exact.
 const GAIN: f64 = 1.03;
 /// The debt, in plain steps, at which drafting rests.
-const DEBT: f64 = 1.0;
+const DEBT: f64 = 0.5;
 /// Steps of the first rest; each one is twice as long as the one before.
-const REST_STEPS: u32 = 8;
+const REST_STEPS: u32 = 16;
 /// Longest rest: in an answer of common length a change of text is noticed.
 const MOST_REST_STEPS: u32 = 128;
 /// Rows that are told apart when extra rows are timed: up to 2, 4, 8 and more. Kernels cost by such classes.

@@ -55,7 +55,7 @@ pub const TRUSTS: usize = 6;
 
 /// How often guesses of each trust are right before any was judged: lookup by how far the text agrees, then the form.
 /// SmolLM2-135M over stories, summaries, code edits and JSON.
-pub const PRIORS: [f64; TRUSTS] = [0.3, 0.4, 0.6, 0.75, 0.9, 0.97];
+pub const PRIORS: [f64; TRUSTS] = [0.1, 0.25, 0.6, 0.75, 0.9, 0.97];
 
 /// Proposes tokens.
 pub trait Drafter: Send {

@@ -55,7 +55,7 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 18] = [
     "prompt",
     "messages",
     "model",
@@ -63,6 +63,7 @@ const FIELDS: [&str; 17] = [
     "verify",
     "wire",
     "cuts",
+    "draft",
     "logit_bias",
     "response_format",
     "tools",

@@ -5,6 +5,7 @@ use std::{
     ops::ControlFlow,
 };
 
+use api::choice::Draft;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use serde_json::{Value, json};
 
@@ -31,6 +32,10 @@ const HELP: &str = "\
 pub(super) fn run(args: ChatArgs) -> Result<()> {
     // The editor of lines opens what it needs of the terminal.
     let mut lines = Lines::new()?;
+    if let Draft::By(_) = args.sampling.draft {
+        let why = "chat answers in this process, where nothing is drafted; `shoal run --via swarm --draft lookup` drafts";
+        return Err(Error::usage(why));
+    }
     let model = Model::load_confined(&args.engine)?;
     output::catch_interrupt()?;
     if lines.interactive() {

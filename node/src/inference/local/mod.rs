@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use api::{
     Inference,
+    choice::Draft,
     inference::{
         EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
         Prompt, Verify, Wire,
@@ -251,6 +252,11 @@ impl Ready {
         if let Some(mode) = request.mode.filter(|mode| *mode != Mode::Local) {
             let why = format!("this node is alone, it cannot answer in mode `{}`", mode.name());
             return Err(Failure::invalid("mode", why));
+        }
+        if let Some(Draft::By(_)) = &request.sampling.draft {
+            let why =
+                "works where others compute, too; this node is alone and drafts nothing: send auto or off";
+            return Err(Failure::invalid("draft", why));
         }
         if !request.wire.cuts.is_empty() {
             let why =
