@@ -91,6 +91,15 @@ impl Shadow {
     }
 }
 
+/// How an answer is guarded against those who compute it; what a request leaves open is the node's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Guard {
+    /// How strangers' work is checked.
+    pub verify: Option<Verify>,
+    /// What those do who stand by.
+    pub shadow: Option<Shadow>,
+}
+
 /// In which form activations travel between nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::choice::{Draft, Mode, Shadow, Verify, WireChoice};
+use crate::choice::{Draft, Guard, Mode, WireChoice};
 
 /// What to generate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -28,12 +28,10 @@ pub struct GenerateRequest {
     pub format: Format,
     /// Who may read the prompt; `None` is the node's default.
     pub mode: Option<Mode>,
-    /// How strangers' work is to be checked; `None` is the node's default.
-    pub verify: Option<Verify>,
+    /// How it is guarded against those who compute.
+    pub guard: Guard,
     /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
     pub agreed: bool,
-    /// What those do who stand by; `None` is the node's default.
-    pub shadow: Option<Shadow>,
     /// How activations travel.
     pub wire: WireChoice,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.

@@ -18,8 +18,8 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{
-        Draft, Format, GenerateRequest, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs, Usage,
-        Verify, Wire, WireChoice, ranges,
+        Draft, Format, GenerateRequest, Guard, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs,
+        Usage, Verify, Wire, WireChoice, ranges,
     },
     names, schema,
 };
@@ -70,22 +70,22 @@ pub(crate) fn common(
         logprobs: None,
         format: Format::Text,
         mode: choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
-        verify: verify(fields, headers)?,
+        guard: guard(fields, headers)?,
         agreed: agreed(headers)?,
-        shadow: choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?,
         wire: wire(fields, headers)?,
         show_special: false,
         echo: false,
     })
 }
 
-/// How strangers are checked, in the words of the API or of the command line.
-pub(crate) fn verify(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<Verify>, ApiError> {
+/// How strangers are checked, in the words of the API or of the command line, and who stands by.
+pub(crate) fn guard(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Guard, ApiError> {
     let aliases = [("off", Verify::Off), ("strict", Verify::Strict)];
     let words: Vec<(&'static str, Verify)> =
         Verify::ALL.map(|verify| (verify.name(), verify)).into_iter().chain(aliases).collect();
     let word = choice(fields, headers, "verify", "x-shoal-verify", &words, |word| word.0)?;
-    Ok(word.map(|word| word.1))
+    let shadow = choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?;
+    Ok(Guard { verify: word.map(|word| word.1), shadow })
 }
 
 /// What may draft tokens, from the body or from a header.

@@ -303,7 +303,7 @@ impl Inference for Fake {
         let plan = Plan {
             model: model.clone(),
             mode,
-            verify: if local { Verify::Off } else { request.verify.unwrap_or(Verify::Sample) },
+            verify: if local { Verify::Off } else { request.guard.verify.unwrap_or(Verify::Sample) },
             wire: request.wire.form(),
             cuts: request.wire.cuts.clone(),
             route: if local {

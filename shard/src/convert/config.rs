@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{folder::Folder, hybrid};
+use super::folder::Folder;
 use crate::{Error, Result, gguf::Writer, kernels::math, quant::Format};
 
 /// `model_type` in config.json, architecture in GGUF.
@@ -23,6 +23,11 @@ const FAMILIES: &[(&str, &str)] = &[
     ("qwen3_5_text", "qwen35"),
     ("qwen3_5_moe_text", "qwen35moe"),
 ];
+
+/// The architectures with gated delta nets beside attention.
+pub(super) fn has_delta_nets(arch: &str) -> bool {
+    ["qwen3next", "qwen35", "qwen35moe"].contains(&arch)
+}
 
 /// Largest head accepted: tables are made of its length. Those in use are up to 512.
 const MAX_HEAD_DIM: usize = 1 << 16;
@@ -179,9 +184,8 @@ impl Config {
                 writer.add_f32(&key(to), x as f32);
             }
         }
-        if hybrid::known(arch) {
+        if has_delta_nets(arch) {
             self.check_hybrid()?;
-            hybrid::Heads::read(self)?.write(self, writer)?;
         }
         self.write_attention(writer, &key)?;
         self.write_rope(writer, &key)
@@ -191,7 +195,7 @@ impl Config {
         if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
             && (dim * heads != hidden
                 || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch)
-                || hybrid::known(self.arch))
+                || has_delta_nets(self.arch))
         {
             writer.add_u32(&key("attention.key_length"), dim as u32);
             writer.add_u32(&key("attention.value_length"), dim as u32);
@@ -301,7 +305,7 @@ impl Config {
                 None if self.arch == "llama" || self.arch == "phi3" => {
                     writer.add_u32(&key("rope.dimension_count"), dim as u32);
                 }
-                None if hybrid::known(self.arch) => {
+                None if has_delta_nets(self.arch) => {
                     writer.add_u32(&key("rope.dimension_count"), dim as u32 / 4);
                 }
                 None if self.arch == "glm4" => {

@@ -14,11 +14,6 @@ const MAX: usize = 1 << 12;
 /// How the pairs of a head are shared among the three position axes of images where config.json does not say.
 const SECTIONS: [i32; 4] = [11, 11, 10, 0];
 
-/// The architectures of this file.
-pub(super) fn known(arch: &str) -> bool {
-    ["qwen3next", "qwen35", "qwen35moe"].contains(&arch)
-}
-
 /// Tensors of a block, and the rows of a checkpoint's that each is made of.
 type Parts = Vec<(&'static str, Vec<Range<usize>>)>;
 

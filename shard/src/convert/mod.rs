@@ -33,7 +33,7 @@ use crate::{
     quant::{self, Format},
 };
 use checkpoint::Checkpoint;
-use config::Config;
+use config::{Config, has_delta_nets};
 pub use folder::{Folder, MAX_PARTS};
 use names::Planned;
 
@@ -111,6 +111,9 @@ fn write(
 
     let mut writer = Writer::new();
     config.write(&mut writer, name.unwrap_or("converted"), options.format)?;
+    if has_delta_nets(config.arch()) {
+        hybrid::Heads::read(&config)?.write(&config, &mut writer)?;
+    }
     vocab::write(&mut writer, source, &config)?;
     for (planned, format) in plan.iter().zip(&formats) {
         writer.add_tensor_info(&planned.name, &planned.dims(), format);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     checkpoint::{Checkpoint, Stored},
-    config::Config,
+    config::{Config, has_delta_nets},
     hybrid,
 };
 use crate::{Error, Result, kernels::math};
@@ -38,7 +38,7 @@ fn norm(arch: &str, inner: &str) -> Option<&'static str> {
     match (arch, inner) {
         ("gemma2" | "gemma3" | "glm4", "post_self_attn_layernorm") => Some("post_attention_norm"),
         ("gemma2" | "gemma3", "post_attention_layernorm") => Some("post_attention_norm"),
-        (arch, "post_attention_layernorm") if hybrid::known(arch) => Some("post_attention_norm"),
+        (arch, "post_attention_layernorm") if has_delta_nets(arch) => Some("post_attention_norm"),
         (_, "post_attention_layernorm") => Some("ffn_norm"),
         ("gemma2" | "gemma3", "pre_feedforward_layernorm") => Some("ffn_norm"),
         ("gemma2" | "gemma3", "post_feedforward_layernorm") => Some("post_ffw_norm"),
@@ -262,7 +262,7 @@ impl Planner<'_> {
     /// The name inside the text model, or none for what a text model does not need.
     fn text_name<'n>(&self, full: &'n str) -> Option<&'n str> {
         let ahead = full.trim_start_matches("model.").starts_with("mtp.");
-        if full.ends_with("rotary_emb.inv_freq") || ahead && hybrid::known(self.config.arch()) {
+        if full.ends_with("rotary_emb.inv_freq") || ahead && has_delta_nets(self.config.arch()) {
             return None;
         }
         if self.config.nested && !full.contains("language_model") {
@@ -274,7 +274,7 @@ impl Planner<'_> {
 
     /// Whether norms are stored as what is added to one.
     fn adds_one(&self) -> bool {
-        self.config.arch().starts_with("gemma") || hybrid::known(self.config.arch())
+        self.config.arch().starts_with("gemma") || has_delta_nets(self.config.arch())
     }
 
     /// A tensor of a delta net; false for one that none has.
@@ -324,7 +324,7 @@ impl Planner<'_> {
     fn layer(&mut self, full: &str, layer: usize, inner: &str, stored: &Stored) -> Result<bool> {
         let (stem, suffix) = inner.rsplit_once('.').unwrap_or((inner, ""));
         let arch = self.config.arch();
-        if let (true, Some(name)) = (hybrid::known(arch), inner.strip_prefix("linear_attn.")) {
+        if let (true, Some(name)) = (has_delta_nets(arch), inner.strip_prefix("linear_attn.")) {
             return self.delta_net(full, layer, name, stored);
         }
         let known = LAYER.iter().find(|(from, _)| *from == stem).map(|(_, to)| *to);
