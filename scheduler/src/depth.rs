@@ -22,6 +22,9 @@
 const NEW: f64 = 0.2;
 /// A measurement counts as at most so many times what was expected: a stall says nothing of rows.
 const STALL: f64 = 3.0;
+/// What a row was seen to cost goes back to what is believed by this share with every plain step: a cost that keeps drafts away
+/// is not measured again otherwise.
+const FADE: f64 = 0.03;
 /// A draft must promise this much more than none, since figures are never exact.
 const GAIN: f64 = 1.03;
 /// The debt, in plain steps, at which drafting rests.
@@ -140,6 +143,8 @@ impl Depth {
             self.plain_ms += new * (ms - self.plain_ms);
             self.measured = true;
             self.rest = self.rest.saturating_sub(1);
+            let believed = self.row_ms;
+            self.rows_ms.iter_mut().flatten().for_each(|row_ms| *row_ms += FADE * (believed - *row_ms));
             return;
         }
         if !self.measured {
@@ -196,6 +201,21 @@ mod tests {
         // A stage that stalls for ten seconds is not what a row costs.
         depth.note(4, 4, 10_000.0);
         assert!(depth.step_ms(4) < 200.0, "{}", depth.step_ms(4));
+    }
+
+    /// One pass that was late for another reason keeps drafts away for a while, not for good.
+    #[test]
+    fn a_late_pass_is_forgotten() {
+        let mut depth = Depth::new(150.0, 2.0);
+        depth.note(1, 1, 150.0);
+        let best = depth.best(&[0.6; 4], 0.0);
+        assert!(best >= 3, "{best}");
+        depth.note(best as u32 + 1, 1, 450.0);
+        let steps = (0..200).find(|_| {
+            depth.note(1, 1, 150.0);
+            depth.best(&[0.6; 4], 0.0) > 0
+        });
+        assert!(steps.is_some_and(|steps| steps < 60), "{steps:?}");
     }
 
     #[test]
