@@ -6,11 +6,11 @@ use p2p::codec;
 
 use crate::{Error, Result, worker};
 
-/// The field that cannot be meant, and why.
+/// The field that cannot be meant, and a sentence that begins with its name.
 pub type Refused = (&'static str, String);
 
 /// The codec's name for a form that was chosen; `auto` is exact.
-fn codec_form(wire: Wire) -> codec::Wire {
+pub fn codec_form(wire: Wire) -> codec::Wire {
     codec::Wire::ALL.into_iter().find(|form| form.name() == wire.name()).unwrap_or_default()
 }
 
@@ -55,7 +55,7 @@ pub fn session(
     let inside = cuts.iter().all(|cut| (1..layers).contains(cut));
     if !inside || !cuts.is_sorted_by(|a, b| a < b) {
         let last = layers.saturating_sub(1);
-        return Err(("cuts", format!("must be ascending layers between 1 and {last}, not {cuts:?}")));
+        return Err(("cuts", format!("cuts must be ascending layers between 1 and {last}, not {cuts:?}")));
     }
     Ok((form, Some(cuts.clone())))
 }
@@ -65,12 +65,8 @@ pub fn session(
 /// # Errors
 /// What [`session`] refuses, and a form that rounds without cuts: nothing travels here that could say where.
 pub fn alone(choice: &WireChoice, layers: u32, hidden: usize) -> Result<shard::round::Rounding> {
-    let refused = |(field, why): Refused| match field {
-        "cuts" if why.starts_with("cuts") => Error::usage(why.replacen("cuts change", "--cuts changes", 1)),
-        "cuts" => Error::usage(format!("--cuts {why}")),
-        _ => Error::usage(why),
-    };
-    let (form, cuts) = session(choice, layers, hidden).map_err(refused)?;
+    let (form, cuts) =
+        session(choice, layers, hidden).map_err(|(_, why)| Error::usage(format!("--{why}")))?;
     match cuts {
         None if form != codec::Wire::Raw && choice.wire.is_some_and(|wire| wire != Wire::Auto) => {
             let why = format!("--wire {form} rounds where a session is cut; say where with --cuts 2,4");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use api::choice::Wire;
 use p2p::codec;
 use scheduler::{
     NodeId,
@@ -20,6 +21,7 @@ use crate::{
         PromptReport, StageReport, Stall, Timing, Way,
     },
     request::{Report, Tally},
+    rounding,
 };
 
 /// A failure in one word.
@@ -83,7 +85,7 @@ pub(super) fn prediction(routed: &Routed, prompt_tokens: u32, wire: codec::Wire)
 /// What the form that `auto` takes where it may round saves on the lines of this route, ms.
 fn rounding_saves_ms(routed: &Routed) -> f64 {
     let transfer_ms: f64 = routed.route.legs.iter().map(|leg| leg.cost.transfer_ms).sum();
-    let (form, exact) = (codec::Wire::C8, codec::Wire::Raw);
+    let (form, exact) = (rounding::codec_form(Wire::ROUNDED), codec::Wire::Raw);
     let kept = form.group_bytes() as f64 / (form.group() * exact.group_bytes()) as f64;
     transfer_ms * (1.0 - kept)
 }

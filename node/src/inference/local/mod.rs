@@ -254,13 +254,11 @@ impl Ready {
             return Err(Failure::invalid("mode", why));
         }
         if let Some(Draft::By(_)) = &request.sampling.draft {
-            let why =
-                "works where others compute, too; this node is alone and drafts nothing: send auto or off";
+            let why = "draft: this node is alone and drafts nothing; send auto or off";
             return Err(Failure::invalid("draft", why));
         }
         if !request.wire.cuts.is_empty() {
-            let why =
-                "repeat an answer of a swarm: ask a node that is in one, or `shoal run --wire c8 --cuts 2,4`";
+            let why = "cuts repeat an answer of a swarm: ask a node that is in one, or `shoal run --wire c8 --cuts 2,4`";
             return Err(Failure::invalid("cuts", why));
         }
         let constraint = match &self.constraints {
