@@ -320,9 +320,9 @@ async fn who_must_be_there_is_looked_for_beside_its_ghost() {
     let (again, mut of_again) = node(config(2, QUIC)).await;
     let contact = again.contact().await;
     me.connect(&contact).await.unwrap();
-    let asked = me.ask(again.me(), &Ask::Ping, Duration::from_millis(50)).await;
-    // On a slow machine the old connection has ended by now.
-    assert!(matches!(asked, Err(HopError::Timeout | HopError::Closed)), "nothing is there: {asked:?}");
+    // The connection to the ghost may be there still or have ended, and the dial may have found the new node already:
+    // which of them is no matter here.
+    let _ = me.ask(again.me(), &Ask::Ping, Duration::from_millis(50)).await;
     let found = async {
         // A busy machine may need more than one round.
         while !me.reach(&contact, Duration::from_millis(300)).await.unwrap_or(false) {}
