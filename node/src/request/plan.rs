@@ -17,12 +17,13 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
     arbiter::Witness,
-    draft::{DraftTerms, Tally},
+    draft::DraftTerms,
     recall::{Recalled, Recollections},
 };
 use crate::{
     audit::Auditor,
     control::{Shadow, Verify},
+    drafting::Tally,
     feedback::FeedbackQueue,
     worker::{Conduct, Top, Worker},
 };
