@@ -437,7 +437,7 @@ pub struct ChatArgs {
     pub engine: EngineArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub wire: FormArgs,
+    pub wire: WireArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sampling: SamplingArgs,

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use api::choice::{Mode, Wire};
+use api::choice::Mode;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -25,7 +25,7 @@ use crate::{
     inference::local::prompt::{self, Session},
     library,
     model::Model,
-    output,
+    output, rounding,
 };
 
 const HELP: &str = "\
@@ -48,10 +48,6 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
             Answers::Node(Asker::new(home)?)
         }
         None => {
-            if !(args.wire.wire == Wire::Auto || args.wire.wire == Wire::Raw) {
-                let why = "--wire is for answers through a swarm: add --via swarm";
-                return Err(Error::usage(why));
-            }
             model = Model::load_confined(&args.engine)?;
             if lines.interactive() {
                 eprintln!(
@@ -59,7 +55,9 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
                     model.name, model.ctx
                 );
             }
-            Answers::Here(&model, Box::new(Session::new(&model)?))
+            let (end, hidden) = (model.executor.range().end(), model.executor.blueprint().hidden);
+            let rounding = rounding::alone(&args.wire.choice(), end, hidden)?;
+            Answers::Here(&model, Box::new(Session::rounded(&model, rounding)?))
         }
     };
     output::catch_interrupt()?;
