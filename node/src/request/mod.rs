@@ -50,7 +50,7 @@ use tokio::{sync::mpsc, time::sleep};
 
 pub use self::{
     arbiter::{MAX_WITNESSES, Witness},
-    draft::DraftTerms,
+    draft::{DraftTerms, Tally},
     plan::{Means, Plan, Progress, Report, Reroute},
     recall::{Recalled, Recollections},
 };
@@ -376,7 +376,7 @@ impl RequestDriver {
     async fn finish(&mut self) {
         let session = self.place();
         self.drafts.remember(&self.tokens);
-        self.report.drafts = self.drafts.tally().clone();
+        self.report.drafts = self.drafts.tally.clone();
         let worker = self.means.worker.borrow().clone();
         self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         let keep = self.remember();

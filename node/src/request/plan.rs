@@ -17,13 +17,12 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
     arbiter::Witness,
-    draft::DraftTerms,
+    draft::{DraftTerms, Tally},
     recall::{Recalled, Recollections},
 };
 use crate::{
     audit::Auditor,
     control::{Shadow, Verify},
-    drafting::Tally,
     feedback::FeedbackQueue,
     worker::{Conduct, Top, Worker},
 };
