@@ -1,6 +1,6 @@
 //! Drafts: tokens guessed behind those known, so that one pass may confirm several.
 //!
-//! A [`Drafter`] proposes; the last stage draws a token after every row of the step and keeps the drafts that the draws agree
+//! A drafter proposes ([`crate::drafting`]); the last stage draws a token after every row of the step and keeps the drafts that the draws agree
 //! with, and one more ([`scheduler::session`]). A draw depends on the seed and the position alone, so the tokens are those of
 //! an answer without drafts, whatever is proposed.
 //!
