@@ -38,6 +38,7 @@ mod replay_log;
 mod state;
 mod timing;
 mod verify;
+mod witness;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,15 +53,15 @@ use scheduler::{
 };
 use tokio::time::sleep;
 
-pub use self::{
-    arbiter::{MAX_WITNESSES, Witness},
-    draft::{DraftTerms, Tally},
-    plan::{Means, Plan, Progress, Report, Reroute},
-    recall::{Recalled, Recollections},
-};
 use self::{
     delivery::Delivery, draft::Drafts, followers::Followers, lease::Leases, own_stages::OwnStages,
     state::RequestState, timing::Timing, verify::Checks,
+};
+pub use self::{
+    draft::{DraftTerms, Tally},
+    plan::{Means, Plan, Progress, Report, Reroute},
+    recall::{Recalled, Recollections},
+    witness::{MAX_WITNESSES, Witness},
 };
 use crate::{
     sessions::peer_streams::PeerStreams,
