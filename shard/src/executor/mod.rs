@@ -14,6 +14,7 @@
 //! |---|---|---|
 //! | [`cpu`] | kernels of our own | `d1`: the same bits on every machine |
 //! | [`candle`](mod@candle) (a feature) | candle's tensors, on its CPU, CUDA and Metal devices | `approx` |
+//! | `gpu` (a feature) | kernels of our own on GPUs of every vendor | `d1` where the device rounds as it must, else `approx` |
 //! | [`mod@reference`] | plain loops, written to be read | `approx` |
 //!
 //! [`load`] is the only place that chooses one; everything else, in this crate and outside, sees the trait.
@@ -33,6 +34,8 @@ pub mod candle;
 mod chain;
 pub mod cpu;
 mod device;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod host;
 mod mean;
 pub mod reference;
@@ -69,6 +72,8 @@ pub struct Options {
 pub enum Class {
     /// Those of profile `d1`, if this machine passes the self-test of the instruction set ([`crate::golden::check`]).
     D1(Isa),
+    /// Those of profile `d1`, if the GPU passes the self-test (`golden::check_gpu`).
+    D1Gpu,
     /// Near them: its work is held to [`crate::tolerance`].
     Approx,
 }
