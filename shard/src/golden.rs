@@ -32,9 +32,6 @@ use crate::{
     synthetic::{Family, Random, Shape},
 };
 
-#[cfg(feature = "gpu")]
-pub use gpu::check_gpu;
-
 static EXPECTED: &str = include_str!("golden.txt");
 
 /// One hash and what it should be.
@@ -64,6 +61,19 @@ pub fn check(isa: Isa) -> Result<Vec<Check>> {
     let cpu = Arc::new(Cpu::new(isa, Pool::new(2, false)));
     let found = hashes(&cpu, 7)?;
     Ok(found.into_iter().map(|(name, hash)| Check { expected: expected(&name), name, hash }).collect())
+}
+
+/// As [`check`], what `device` computes of the list.
+///
+/// # Errors
+/// Those of the device; [`Error::Invalid`] for one that computes nothing of profile `d1`.
+pub fn check_device(device: &Device) -> Result<Vec<Check>> {
+    match device {
+        Device::Cpu(cpu) => check(cpu.isa()),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(device) => gpu::check_gpu(device),
+        _ => Err(Error::invalid("this device is of class approx by its nature: it has no self-test")),
+    }
 }
 
 /// (name, hash) of every operation and model; `chunk` rows per pass through a model.

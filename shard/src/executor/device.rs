@@ -158,6 +158,22 @@ fn open_candle(name: DeviceName) -> Result<Device> {
     Err(Error::unsupported(format!("device {name} in this build; build with `--features {feature}`")))
 }
 
+/// The GPUs of this machine that this build computes on, in words; their places are their numbers in [`DeviceName::Gpu`].
+#[cfg(feature = "gpu")]
+pub fn gpus() -> Vec<String> {
+    let describe = |info: super::gpu::GpuInfo| match info.software {
+        true => format!("{} (software)", info.name),
+        false => info.name,
+    };
+    super::gpu::list().into_iter().map(describe).collect()
+}
+
+/// None: this build computes on no GPU by itself.
+#[cfg(not(feature = "gpu"))]
+pub fn gpus() -> Vec<String> {
+    Vec::new()
+}
+
 #[cfg(feature = "gpu")]
 fn open_gpu(number: usize) -> Result<Device> {
     Ok(Device::Gpu(Gpu::open(number)?))

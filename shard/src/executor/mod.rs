@@ -48,13 +48,12 @@ use scheduler::LayerRange;
 pub use crate::gguf::Ends;
 use crate::{
     Error, Result,
-    kernels::Isa,
     models::Blueprint,
     round::Rounding,
     state::{Kind, SessionState},
 };
 pub use chain::Chain;
-pub use device::{Device, DeviceName, load};
+pub use device::{Device, DeviceName, gpus, load};
 pub use mean::Mean;
 pub use run::{argmax, fingerprint, whole_range};
 pub use workspace::{Buffers, Capacity, Workspace};
@@ -70,10 +69,8 @@ pub struct Options {
 /// Which bits an executor computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Those of profile `d1`, if this machine passes the self-test of the instruction set ([`crate::golden::check`]).
-    D1(Isa),
-    /// Those of profile `d1`, if the GPU passes the self-test (`golden::check_gpu`).
-    D1Gpu,
+    /// Those of profile `d1`, if the device passes its self-test (`golden::check_device`).
+    D1,
     /// Near them: its work is held to [`crate::tolerance`].
     Approx,
 }

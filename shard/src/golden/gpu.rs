@@ -27,7 +27,7 @@ const FORMATS: [&str; 11] =
 ///
 /// # Errors
 /// What the device says when it fails.
-pub fn check_gpu(gpu: &Arc<Gpu>) -> Result<Vec<Check>> {
+pub(super) fn check_gpu(gpu: &Arc<Gpu>) -> Result<Vec<Check>> {
     let found = hashes(gpu)?;
     let expected = |name: &str| {
         let line = EXPECTED.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -38,7 +38,8 @@ pub fn check_gpu(gpu: &Arc<Gpu>) -> Result<Vec<Check>> {
 
 fn hashes(gpu: &Arc<Gpu>) -> Result<Vec<(String, String)>> {
     let mut all = Vec::new();
-    for (index, format) in quant::ALL.iter().enumerate().filter(|(_, format)| FORMATS.contains(&format.name)) {
+    for (index, format) in quant::ALL.iter().enumerate().filter(|(_, format)| FORMATS.contains(&format.name))
+    {
         all.push((format!("matmul-{}", format.name), matmul(gpu, format, index as u64)?));
     }
     let (x, weight) = (normals(1, 3 * 203, 2.0), normals(2, 203, 1.0));

@@ -147,7 +147,8 @@ impl GpuBuffers {
     }
 
     fn given(&self, gave: Gave, index: usize) -> &[f32] {
-        let Some(span) = self.spans.get(index).filter(|_| self.gave == gave && !self.results.is_empty()) else {
+        let Some(span) = self.spans.get(index).filter(|_| self.gave == gave && !self.results.is_empty())
+        else {
             return &[];
         };
         &self.results[span.first_wanted * self.width..][..span.wanted * self.width]
@@ -163,9 +164,16 @@ struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    fn add(&mut self, kernels: [Arc<Compiled>; 2], params: &[u32], buffers: &[&wgpu::Buffer], groups: Groups) {
+    fn add(
+        &mut self,
+        kernels: [Arc<Compiled>; 2],
+        params: &[u32],
+        buffers: &[&wgpu::Buffer],
+        groups: Groups,
+    ) {
         let params = self.gpu.upload("params", params);
-        let all: Vec<&wgpu::Buffer> = [self.info, &params].into_iter().chain(buffers.iter().copied()).collect();
+        let all: Vec<&wgpu::Buffer> =
+            [self.info, &params].into_iter().chain(buffers.iter().copied()).collect();
         let bind = self.gpu.bind(&kernels[0], &all);
         self.steps.push(Step { kernels, bind, groups });
     }
@@ -230,7 +238,8 @@ impl Steps {
             None => (0, 0, &scratch.nothing),
         };
         let [q_norm, k_norm] = layer.has_head_norms.map(u32::from);
-        let params = [heads, kv_heads, dim, held as u32, turning, apart, q_norm, k_norm, b.norm.eps.to_bits()];
+        let params =
+            [heads, kv_heads, dim, held as u32, turning, apart, q_norm, k_norm, b.norm.eps.to_bits()];
         let buffers = [&scratch.qkv, angles, &layer.head_norms, &scratch.queries, &arena.buffer];
         let kernel = shard.gpu.kernel(Kernel::Heads);
         binder.add([kernel.clone(), kernel], &params, &buffers, Groups::Each(heads + 2 * kv_heads));

@@ -48,8 +48,8 @@ use crate::{
     state::LayerState,
 };
 use buffers::{GpuBuffers, Steps};
-pub use device::{Arithmetic, Gpu, GpuInfo, list};
 use device::words;
+pub use device::{Arithmetic, Gpu, GpuInfo, list};
 use state::{DevicePages, Pool};
 use weights::{LayerParts, Loader, NormPart, Part, beyond};
 
@@ -172,7 +172,13 @@ impl GpuShard {
     }
 
     /// Positions, sessions and pages of a pass, as the kernels read them.
-    fn describe(&self, ws: &GpuBuffers, items: &[Item<'_>], layers: LayerRange, rows: usize) -> Result<Vec<u32>> {
+    fn describe(
+        &self,
+        ws: &GpuBuffers,
+        items: &[Item<'_>],
+        layers: LayerRange,
+        rows: usize,
+    ) -> Result<Vec<u32>> {
         let room = ws.spans.iter().map(|span| (span.start + span.rows).div_ceil(PAGE)).max().unwrap_or(1);
         let mut info = vec![rows as u32, room as u32, items.len() as u32, 0];
         for (item, span) in ws.spans.iter().enumerate() {
@@ -194,7 +200,13 @@ impl GpuShard {
     }
 
     /// Computes the rows that were admitted.
-    fn compute(&self, ws: &mut GpuBuffers, pass: Pass<'_>, items: &mut [Item<'_>], rows: usize) -> Result<()> {
+    fn compute(
+        &self,
+        ws: &mut GpuBuffers,
+        pass: Pass<'_>,
+        items: &mut [Item<'_>],
+        rows: usize,
+    ) -> Result<()> {
         ws.gave = Gave::by(self, pass);
         let hidden = self.blueprint.hidden;
         ws.width = if ws.gave == Gave::Logits { self.blueprint.vocab } else { hidden };

@@ -201,7 +201,8 @@ pub fn rope(gpu: &Gpu, job: &RopeJob<'_>) -> Result<Vec<f32>> {
     info.resize(4 + 2 * n + 1, 0);
     let apart = u32::from(job.pairing == Pairing::Halves);
     let [heads, dim, dims] = [job.heads, job.head_dim, job.dims].map(|size| size as u32);
-    let (info, params) = (gpu.upload("pass", &info), gpu.upload("params", &[heads, 0, dim, 0, dims, apart, 0, 0, 0]));
+    let (info, params) =
+        (gpu.upload("pass", &info), gpu.upload("params", &[heads, 0, dim, 0, dims, apart, 0, 0, 0]));
     let (x, table) = (gpu.upload_floats("x", job.x), gpu.upload_floats("table", job.table));
     let [nothing, pages] = [gpu.buffer("nothing", 16), gpu.buffer("pages", 16)];
     let out = gpu.buffer("out", 4 * job.x.len());
@@ -229,20 +230,24 @@ pub fn attention(gpu: &Gpu, job: &AttentionJob<'_>) -> Result<Vec<f32>> {
     let all: Vec<f32> = (0..positions)
         .flat_map(|at| [&job.k[at * width..][..width], &job.v[at * width..][..width]].concat())
         .collect();
-    let (all, stored) = (gpu.upload_floats("kv", &all), gpu.upload("params", &[0, key_heads, dim, 0, 0, 0, 0, 0, 0]));
+    let (all, stored) =
+        (gpu.upload_floats("kv", &all), gpu.upload("params", &[0, key_heads, dim, 0, 0, 0, 0, 0, 0]));
     let (everything, q) = (info(0), gpu.upload_floats("q", job.q));
     let buffers = [&everything, &stored, &all, &nothing, &nothing, &gpu.buffer("none", 16), &arena];
     run(gpu, Kernel::Heads, &buffers, [2 * key_heads, positions as u32], &[])?;
-    let params = gpu.upload("params", &[
-        heads,
-        key_heads,
-        dim,
-        0,
-        job.window.map_or(u32::MAX, |window| window as u32),
-        job.scale.to_bits(),
-        job.softcap.map_or(0, f32::to_bits),
-        u32::from(job.sinks.is_some()),
-    ]);
+    let params = gpu.upload(
+        "params",
+        &[
+            heads,
+            key_heads,
+            dim,
+            0,
+            job.window.map_or(u32::MAX, |window| window as u32),
+            job.scale.to_bits(),
+            job.softcap.map_or(0, f32::to_bits),
+            u32::from(job.sinks.is_some()),
+        ],
+    );
     let sinks = gpu.upload_floats("sinks", job.sinks.unwrap_or(&[0.0]));
     let (last, out) = (info(positions - n), gpu.buffer("out", 4 * job.q.len()));
     let buffers = [&last, &params, &q, &arena, &sinks, &out];

@@ -106,9 +106,7 @@ impl Kernel {
             Self::Matmul(ggml_type, rows) => {
                 let format = format(ggml_type).unwrap_or_default();
                 let (shared, chain) = match format.contains("fn fetch") {
-                    true => {
-                        (include_str!("wgsl/integer.wgsl"), include_str!("wgsl/chain_integer.wgsl"))
-                    }
+                    true => (include_str!("wgsl/integer.wgsl"), include_str!("wgsl/chain_integer.wgsl")),
                     false => ("", include_str!("wgsl/chain_float.wgsl")),
                 };
                 include_str!("wgsl/matmul.wgsl")

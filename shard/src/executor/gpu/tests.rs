@@ -1,17 +1,27 @@
 //! Every kernel has the bits of the processor's. Without a GPU or a software Vulkan device the tests say so and pass, unless
 //! `SHOAL_GPU=required` is set.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
 
 use half::f16;
 
 use super::{
-    Gpu,
+    Gpu, GpuShard,
     ops::{self, MatrixJob},
 };
 use crate::{
-    executor::Class,
+    executor::{
+        self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Workspace, argmax,
+        cpu::Shard, whole_range,
+    },
+    gguf::Gguf,
     golden,
+    kernels::{Cpu, Isa, threads::Pool},
+    models::Blueprint,
     quant::{self, QuantizedRow},
     synthetic::Random,
 };
@@ -20,7 +30,10 @@ use crate::{
 fn gpu() -> Option<&'static Arc<Gpu>> {
     static DEVICE: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
     let open = || match Gpu::open(0) {
-        Ok(gpu) => Some(gpu),
+        Ok(gpu) => {
+            eprintln!("device of the tests: {:?}, {:?}, {:?}", gpu.info(), gpu.arithmetic(), gpu.class());
+            Some(gpu)
+        }
         Err(error) => {
             let required = std::env::var("SHOAL_GPU").is_ok_and(|value| value == "required");
             assert!(!required, "SHOAL_GPU=required: {error}");
@@ -72,6 +85,13 @@ fn arithmetic_in_integers_rounds_as_ieee_754_says() {
         let bounded = if a.is_nan() { a } else { a.clamp(-65_504.0, 65_504.0) };
         f16::from_f32(bounded).to_f32()
     });
+}
+
+/// Both software devices that exist are: what they lack is computed in integers.
+#[test]
+fn a_software_device_is_of_class_d1() {
+    let Some(gpu) = gpu() else { return };
+    assert!(gpu.class() == Class::D1 || !gpu.info().software, "{:?} {:?}", gpu.info(), gpu.arithmetic());
 }
 
 #[test]
@@ -127,10 +147,143 @@ fn products_are_those_of_the_scalar_specification() {
 #[test]
 fn the_golden_hashes_are_those_of_the_processor() {
     let Some(gpu) = gpu() else { return };
-    let checks = golden::check_gpu(gpu).unwrap();
+    let checks = golden::check_device(&Device::Gpu(gpu.clone())).unwrap();
     assert!(checks.len() > 25, "{checks:?}");
-    if gpu.class() == Class::D1Gpu {
+    if gpu.class() == Class::D1 {
         let wrong: Vec<_> = checks.iter().filter(|check| !check.passed()).collect();
         assert!(wrong.is_empty(), "{:?}: {wrong:?}", gpu.info());
     }
+}
+
+/// Greedy tokens of a model on the processor and on the device, the digest of the state after them, and what a token cost.
+fn follow(gpu: &Arc<Gpu>, gguf: &Arc<Gguf>, prompt: &[u32], steps: usize) {
+    let (cpu, device) = (Device::Cpu(processor()), Device::Gpu(gpu.clone()));
+    let range = whole_range(gguf).unwrap();
+    let options = Options { context: Some(prompt.len() + steps + 8) };
+    let load = |device: &Device| executor::load(device, gguf, range, Ends::BOTH, options).unwrap();
+    let run = |executor: Box<dyn Executor>| {
+        let mut ws = Workspace::new(&*executor, Capacity::one_session(7)).unwrap();
+        let mut state = executor.new_state();
+        executor.prefill(&mut ws, &mut state, prompt).unwrap();
+        let mut bits = vec![];
+        for _ in 0..steps {
+            bits.push(blake3::hash(&ws.logits(0).iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()));
+            let token = argmax(ws.logits(0));
+            executor.step(&mut ws, &mut state, token).unwrap();
+        }
+        (bits, state.digest().unwrap())
+    };
+    assert_eq!(run(load(&device)), run(load(&cpu)), "{}", Blueprint::from_gguf(gguf).unwrap().architecture);
+}
+
+fn processor() -> Arc<Cpu> {
+    Arc::new(Cpu::new(Isa::detect(), Pool::new(2, false)))
+}
+
+fn minnow() -> Arc<Gguf> {
+    Arc::new(Gguf::open(concat!(env!("CARGO_MANIFEST_DIR"), "/minnow/minnow.gguf")).unwrap())
+}
+
+#[test]
+fn minnow_and_the_families_say_what_they_say_on_the_processor() {
+    let Some(gpu) = gpu() else { return };
+    follow(gpu, &minnow(), &[1, 17, 300, 42, 5, 99, 260, 7, 8, 9, 10], 8);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/families");
+    let (mut computed, mut refused) = (Vec::new(), Vec::new());
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for path in files.iter().filter(|path| path.extension().is_some_and(|end| end == "gguf")) {
+        let gguf = Arc::new(Gguf::open(path).unwrap());
+        let (range, name) = (whole_range(&gguf).unwrap(), path.file_stem().unwrap().to_string_lossy());
+        match GpuShard::load(&gguf, gpu.clone(), range, Ends::BOTH, Options::default()) {
+            Ok(_) => {
+                follow(gpu, &gguf, &(5..25).collect::<Vec<_>>(), 3);
+                computed.push(name);
+            }
+            Err(error) => {
+                let why = error.to_string();
+                assert!(why.contains("on this device"), "{name}: {why}");
+                refused.push(format!("{name}: {why}"));
+            }
+        }
+    }
+    eprintln!("computed: {computed:?}\nrefused: {refused:#?}");
+    assert!(computed.len() >= 10, "{computed:?}");
+}
+
+#[test]
+fn a_token_is_one_submit_and_ten_dispatches_a_layer() {
+    let Some(gpu) = gpu() else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(64) });
+    let shard = GpuShard::load(&gguf, gpu.clone(), whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
+    let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
+    let mut state = shard.new_state();
+    shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
+    let before = shard.counts();
+    shard.step(&mut ws, &mut state, 4).unwrap();
+    let (after, layers) = (shard.counts(), shard.blueprint().layers.len() as u64);
+    assert_eq!(after.submits - before.submits, 1);
+    let dispatches = after.dispatches - before.dispatches;
+    assert!(dispatches <= 12 * layers + 2, "{dispatches} dispatches for {layers} layers");
+}
+
+/// States move between processor and device, sessions share pages, and a batch gives each what it would get alone.
+#[test]
+fn sessions_move_share_and_stand_side_by_side() {
+    let Some(gpu) = gpu() else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(600) });
+    let range = whole_range(&gguf).unwrap();
+    let cpu = Shard::load(&gguf, processor(), range, Ends::BOTH, options).unwrap();
+    let shard = GpuShard::load(&gguf, gpu.clone(), range, Ends::BOTH, options).unwrap();
+    let capacity = Capacity { rows: 300, items: 2, logit_rows: 8 };
+    let (mut ours, mut theirs) =
+        (Workspace::new(&shard, capacity).unwrap(), Workspace::new(&cpu, capacity).unwrap());
+    let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+
+    let prompt: Vec<u32> = (0..270).map(|i| 3 + i % 200).collect();
+    let (mut there, mut here) = (cpu.new_state(), shard.new_state());
+    cpu.prefill(&mut theirs, &mut there, &prompt).unwrap();
+    if shard.class() == Class::Approx {
+        return;
+    }
+    here.restore(&there.snapshot().unwrap()).unwrap();
+    assert_eq!(here.digest().unwrap(), there.digest().unwrap());
+    let mut other = here.share(260).unwrap();
+    let (mut alone, before) = (there.share(260).unwrap(), here.digest().unwrap());
+
+    let mut items = [
+        Item { state: &mut here, input: Input::Tokens(&[7, 8, 9]), output: Output::All },
+        Item { state: &mut other, input: Input::Tokens(&[100]), output: Output::Last },
+    ];
+    shard.forward(&mut ours, &mut items).unwrap();
+    cpu.forward(
+        &mut theirs,
+        &mut [Item { state: &mut there, input: Input::Tokens(&[7, 8, 9]), output: Output::All }],
+    )
+    .unwrap();
+    assert_eq!(bits(ours.logits(0)), bits(theirs.logits(0)));
+    cpu.step(&mut theirs, &mut alone, 100).unwrap();
+    assert_eq!(bits(ours.logits(1)), bits(theirs.logits(0)));
+    assert_eq!(other.digest().unwrap(), alone.digest().unwrap(), "the shared page was copied first");
+
+    assert_eq!(here.rewind(270), 270);
+    assert_eq!(here.digest().unwrap(), before);
+    there.restore(&here.snapshot().unwrap()).unwrap();
+    assert!(here.restore(&[0; 40]).is_err());
+}
+
+#[test]
+fn what_the_device_lacks_is_refused_with_what_to_do() {
+    let count = super::list().len();
+    let why = Gpu::open(count + 7).err().unwrap().to_string();
+    assert!(why.contains(&format!("which has {count}")) && why.contains("--device cpu"), "{why}");
+}
+
+/// `SHOAL_MODEL=model.gguf cargo test -p shoal-shard --features gpu --lib -- --ignored gpu`.
+#[test]
+#[ignore = "needs a model in SHOAL_MODEL"]
+fn a_real_model_says_what_it_says_on_the_processor() {
+    let Some(gpu) = gpu() else { return };
+    let gguf = Arc::new(Gguf::open(std::env::var("SHOAL_MODEL").unwrap()).unwrap());
+    follow(gpu, &gguf, &[1, 504, 1194, 282, 4649, 314, 253, 1789], 32);
 }

@@ -75,9 +75,10 @@ pub(super) struct Loader<'a> {
 pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
     let other = |layer: &Layer| match (&layer.attention, &layer.feed_forward) {
         (Attention::Softmax(softmax), FeedForward::Dense(dense)) => {
-            let whole = layer.tensors.iter().any(|rule| {
-                matches!(rule.name, "attn_k_norm.weight") && rule.dims[0] != blueprint.head_dim
-            });
+            let whole = layer
+                .tensors
+                .iter()
+                .any(|rule| matches!(rule.name, "attn_k_norm.weight") && rule.dims[0] != blueprint.head_dim);
             match () {
                 () if softmax.gated => Some("gated attention"),
                 () if whole => Some("norms over all heads"),
@@ -128,7 +129,8 @@ impl Loader<'_> {
         let dim = blueprint.head_dim;
         let norms = ["attn_q_norm.weight", "attn_k_norm.weight"].map(|suffix| self.vector(&name(suffix)));
         let has_head_norms = norms.each_ref().map(Option::is_some);
-        let both: Vec<f32> = norms.into_iter().flat_map(|norm| norm.unwrap_or_else(|| vec![0.0; dim])).collect();
+        let both: Vec<f32> =
+            norms.into_iter().flat_map(|norm| norm.unwrap_or_else(|| vec![0.0; dim])).collect();
         let curve = Curve::of(dense.activation).ok_or_else(|| Error::unsupported("this activation"))?;
         let (curve, gate_up) = match dense.activation.gated() {
             false => (Kernel::Curve(curve), self.matrices(&[&name("ffn_up")])?),
@@ -143,7 +145,9 @@ impl Loader<'_> {
             qkv,
             head_norms: self.gpu.upload_floats("head norms", &both),
             has_head_norms,
-            sinks: self.vector(&name("attn_sinks.weight")).map(|sinks| self.gpu.upload_floats("sinks", &sinks)),
+            sinks: self
+                .vector(&name("attn_sinks.weight"))
+                .map(|sinks| self.gpu.upload_floats("sinks", &sinks)),
             out: self.matrices(&[&name("attn_output")])?,
             feed_forward_norm: self.norm(&name(layer.feed_forward_norm))?,
             gate_up,
