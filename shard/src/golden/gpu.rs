@@ -97,7 +97,7 @@ fn rope(gpu: &Gpu, pairing: Pairing, scaling: Scaling) -> Result<String> {
 }
 
 fn attention(gpu: &Gpu, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> Result<String> {
-    let (shape, heads, start, n) = (KvShape { kv_heads: 2, head_dim: 48 }, 6, 597, 3);
+    let (shape, heads, start, n) = (KvShape::new(2, 48), 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
     let q = normals(16, n * heads * shape.head_dim, 1.0);

@@ -122,7 +122,7 @@ impl GpuShard {
         gpu.check()?;
         // States of class `d1` are those of the processor.
         let executor = if gpu.class() == Class::Approx { "gpu" } else { "" };
-        let shape = KvShape { kv_heads: blueprint.kv_heads, head_dim: blueprint.head_dim };
+        let shape = KvShape::new(blueprint.kv_heads, blueprint.head_dim);
         Ok(Self {
             pool: Pool::new(gpu.clone(), shape, weights.len()),
             tags: Tags::new(gguf, executor, &blueprint, layers, &frequencies),

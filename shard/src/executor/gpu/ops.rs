@@ -213,7 +213,7 @@ pub fn rope(gpu: &Gpu, job: &RopeJob<'_>) -> Result<Vec<f32>> {
 
 /// Keys and values are stored as a pass stores them, then attention of the last rows; see [`crate::kernels::attention`].
 pub fn attention(gpu: &Gpu, job: &AttentionJob<'_>) -> Result<Vec<f32>> {
-    let KvShape { kv_heads, head_dim } = job.shape;
+    let KvShape { kv_heads, head_dim, .. } = job.shape;
     let (width, q_width) = (kv_heads * head_dim, job.heads * head_dim);
     let (positions, n) = (job.k.len() / width, job.q.len() / q_width);
     let pages = positions.div_ceil(PAGE);

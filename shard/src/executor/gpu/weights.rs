@@ -95,6 +95,7 @@ pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
             }
         }
         (Attention::Softmax(_), FeedForward::Experts(_)) => Some("experts"),
+        (Attention::Latent(_), _) => Some("latent attention"),
         _ => Some("recurrent layers"),
     };
     if blueprint.head_dim > 256 || !blueprint.head_dim.is_multiple_of(2) {
