@@ -358,7 +358,7 @@ pub struct SamplingArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 512)]
     pub max_tokens: usize,
-    /// What may draft tokens of an answer through a swarm, so that a pass confirms several: auto, off, or a list of lookup
+    /// What may draft tokens of an answer, so that a pass confirms several: auto, off, or a list of lookup
     /// (what followed before) and grammar (what the form of the answer forces); the tokens are the same with any
     #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
     pub draft: Draft,
@@ -437,7 +437,19 @@ pub struct ChatArgs {
     pub engine: EngineArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub wire: WireArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
     /// One JSON object per line; one user message per line of standard input
     #[arg(long)]
     pub json: bool,
