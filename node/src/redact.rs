@@ -299,6 +299,7 @@ mod tests {
             reused_tokens: 0,
             prefill: std::time::Duration::ZERO,
             steps: Vec::new(),
+            drafts: Default::default(),
         };
         let resumed = Resumed { session: "00".into(), ids: vec![ID], text: WORD.into() };
         let report =

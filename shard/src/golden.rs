@@ -164,6 +164,7 @@ const OPERATIONS: &[Operation] = &[
     ("round-bf16", |_| round(Rule::Bf16)),
     ("round-f16", |_| round(Rule::F16)),
     ("attention", |cpu| attention(cpu, None, None, false)),
+    ("attention-latent", attention_latent),
     ("attention-window", |cpu| attention(cpu, Some(100), None, false)),
     ("attention-softcap", |cpu| attention(cpu, Some(300), Some(50.0), false)),
     ("attention-sinks", |cpu| attention(cpu, Some(300), None, true)),
@@ -234,9 +235,35 @@ fn delta_net(cpu: &Arc<Cpu>) -> String {
     hash_f32(&out)
 }
 
+/// The same rows with one key for six heads, whose end is the value.
+fn attention_latent(cpu: &Arc<Cpu>) -> String {
+    let (shape, heads, start, n) = (KvShape { latent: Some(40), ..KvShape::new(1, 56) }, 6, 597, 3);
+    let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
+    let k = normals(14, (start + n) * shape.head_dim, 1.0);
+    cpu.store_kv(&mut pages, shape, &k, &[], 0);
+    let q = normals(16, n * heads * shape.head_dim, 1.0);
+    let mut out = vec![0.0; n * heads * shape.value_dim()];
+    let (pages, out_rows) = (&pages[..], &mut out[..]);
+    let job = AttentionJob {
+        q: &q,
+        pages,
+        shape,
+        start,
+        n,
+        heads,
+        scale: 0.3,
+        softcap: None,
+        window: None,
+        sinks: None,
+        out: out_rows,
+    };
+    cpu.attention(&mut [job]);
+    hash_f32(&out)
+}
+
 /// Three rows at positions 597 to 599: two whole pages and a partial one behind them, three query heads per key head.
 fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> String {
-    let (shape, heads, start, n) = (KvShape { kv_heads: 2, head_dim: 48 }, 6, 597, 3);
+    let (shape, heads, start, n) = (KvShape::new(2, 48), 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
     let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));

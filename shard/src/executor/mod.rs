@@ -295,7 +295,7 @@ fn read_bytes(blueprint: &Blueprint, layers: LayerRange, position: usize) -> usi
         .map(|layer| match blueprint.state_kind(layer) {
             Kind::Paged(shape) => {
                 let seen = blueprint.layers[layer].attention.window().unwrap_or(usize::MAX).min(position);
-                seen * 2 * size_of::<u16>() * shape.kv_heads * shape.head_dim
+                seen * shape.position_len() * size_of::<u16>()
             }
             Kind::Recurrent { width } => width * size_of::<f32>(),
         })

@@ -23,6 +23,7 @@ use crate::{
     content::hex,
     control::{Line, Mode, Verify},
     daemon::serve::Local,
+    drafting::ROW_SHARE,
     events::{
         Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, PromptToken,
         RefusalKind, RouteEvent, Token,
@@ -38,9 +39,6 @@ use crate::{
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
-/// What one more row of a step is believed to take before it was measured, in parts of a row by itself: between a thirteenth,
-/// the arithmetic, and a sixth, kernels for few rows.
-const ROW_SHARE: f64 = 0.15;
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
 /// Tokens of a prompt told at once.

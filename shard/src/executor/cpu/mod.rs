@@ -11,9 +11,9 @@
 //! Limits: whole model families only as [`crate::models`] describes them.
 
 mod buffers;
-mod delta;
 mod experts;
 mod forward;
+mod mixers;
 mod network;
 mod weights;
 
