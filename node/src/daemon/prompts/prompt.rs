@@ -473,7 +473,7 @@ impl PromptTask {
             let event = match piece {
                 Progress::Token { id, text: piece, bytes, logprob, top, prompt, .. } => {
                     waiting.let_in();
-                    if !tell_prompt(prompt, &lines).await {
+                    if !tell_prompt(prompt, lines).await {
                         break;
                     }
                     self.lessons.advanced();
@@ -505,7 +505,7 @@ impl PromptTask {
                 Progress::Answered(_) if !ask.api.over_http => continue,
                 Progress::Answered(mut report) => {
                     told = true;
-                    tell_prompt(std::mem::take(&mut report.prompt), &lines).await;
+                    tell_prompt(std::mem::take(&mut report.prompt), lines).await;
                     // No node serves it any more: what goes on behind it burdens this node only.
                     let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.rest);
@@ -514,7 +514,7 @@ impl PromptTask {
                 }
                 Progress::Done(mut report) => {
                     if !told {
-                        tell_prompt(std::mem::take(&mut report.prompt), &lines).await;
+                        tell_prompt(std::mem::take(&mut report.prompt), lines).await;
                     }
                     text.push_str(&report.rest);
                     ended = Some(report);
