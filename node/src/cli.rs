@@ -262,8 +262,8 @@ pub struct EngineArgs {
     /// Let the system move compute threads between cores
     #[arg(long)]
     pub no_pin: bool,
-    /// What computes: auto, cpu, candle-cpu, cuda:0 or metal; auto takes a GPU where this build supports one. Others than
-    /// cpu compute nearly the same bits (class approx)
+    /// What computes: auto, cpu, candle-cpu, cuda:0, metal or gpu:0; auto takes a GPU of cuda or metal where this build has
+    /// one. Others than cpu and gpu compute nearly the same bits (class approx); `shoal selftest --device` checks them
     #[arg(long, default_value = "auto", env = "SHOAL_DEVICE")]
     pub device: DeviceName,
 }
@@ -520,8 +520,11 @@ pub struct BenchArgs {
 #[derive(Debug, Args)]
 pub struct SelftestArgs {
     /// Check this instruction set only [default: all this machine has]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "device")]
     pub isa: Option<String>,
+    /// Check this device instead of the processor's instruction sets, e.g. gpu:0
+    #[arg(long)]
+    pub device: Option<DeviceName>,
     /// One JSON object on one line
     #[arg(long)]
     pub json: bool,

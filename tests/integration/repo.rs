@@ -50,6 +50,7 @@ fn heavy_libraries_stay_in_their_crates() {
         ("axum", "shoal-api"),
         ("petgraph", "shoal-scheduler"),
         ("minijinja", "shoal-shard"),
+        ("wgpu", "shoal-shard"),
     ];
     for package in metadata()["packages"].as_array().expect("packages") {
         for dependency in package["dependencies"].as_array().expect("dependencies") {

@@ -142,7 +142,7 @@ impl Executor for Shard {
     }
 
     fn class(&self) -> Class {
-        Class::D1(self.cpu.isa())
+        Class::D1
     }
 
     fn device(&self) -> String {
