@@ -16,9 +16,9 @@ use scheduler::{
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
-    arbiter::Witness,
     draft::{DraftTerms, Tally},
     recall::{Recalled, Recollections},
+    witness::Witness,
 };
 use crate::{
     audit::Auditor,
