@@ -119,6 +119,11 @@ pub(crate) async fn begin_all(
     let drawn = |request: &GenerateRequest, seed: Option<u64>, index: usize| GenerateRequest {
         seed: seed.map(|seed| seed.wrapping_add(index as u64)),
         show_special: !offer.names.is_empty() || form.is_some(),
+        // What is said about the answer as a whole stands above what is said about calls in it.
+        format: match (&request.format, &offer.free) {
+            (Format::Text, Some(calls)) => calls.clone(),
+            (asked, _) => asked.clone(),
+        },
         ..request.clone()
     };
     let generation = app.inference.generate(drawn(first, first.seed, 0)).await?;

@@ -44,7 +44,7 @@ mod queue;
 pub mod reasoning;
 mod router;
 mod schema;
-mod schema_refs;
+pub mod schema_refs;
 mod server;
 mod sse;
 pub mod swarm;

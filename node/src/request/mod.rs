@@ -238,8 +238,9 @@ impl RequestDriver {
         if ends_turn {
             self.state.report.ended_turn = true;
             // The token that ends the turn is not part of the answer; text held back before it may be.
-            if let Progress::Token { text, .. } = said {
+            if let Progress::Token { text, prompt, .. } = said {
                 self.state.report.rest.push_str(&text);
+                self.state.report.prompt = prompt;
             }
             return;
         }

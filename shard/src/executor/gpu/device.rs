@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use super::source::Kernel;
+use super::source::{Arithmetic, Kernel};
 use crate::{Error, Result, executor::Class, synthetic::Random};
 
 /// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress, and a software
@@ -20,15 +20,6 @@ use crate::{Error, Result, executor::Class, synthetic::Random};
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Operands of a probe.
 const OPERANDS: usize = 8192;
-
-/// How a device rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arithmetic {
-    /// `fma` rounds once; otherwise it is computed in integers.
-    pub fused: bool,
-    /// Additions and products keep subnormal numbers; otherwise they are computed in integers.
-    pub keeps_subnormals: bool,
-}
 
 /// A GPU as a user sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]

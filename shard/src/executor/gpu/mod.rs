@@ -49,7 +49,8 @@ use crate::{
 };
 use buffers::{GpuBuffers, Steps};
 use device::words;
-pub use device::{Arithmetic, Gpu, GpuInfo, list};
+pub use device::{Gpu, GpuInfo, list};
+pub use source::Arithmetic;
 use state::{DevicePages, Pool};
 use weights::{LayerParts, Loader, NormPart, Part, beyond};
 

@@ -5,11 +5,19 @@
 
 use std::fmt::Write;
 
-use super::device::Arithmetic;
 use crate::{kernels::math, models::Activation};
 
 /// Rows of activations that one thread multiplies with what it decodes of the matrix, where a pass has several.
 pub(super) const ROWS: u32 = 4;
+
+/// How a device rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arithmetic {
+    /// `fma` rounds once; otherwise it is computed in integers.
+    pub fused: bool,
+    /// Additions and products keep subnormal numbers; otherwise they are computed in integers.
+    pub keeps_subnormals: bool,
+}
 
 /// One operation on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
