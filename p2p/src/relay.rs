@@ -1,27 +1,127 @@
-//! Lends this node to others as a relay.
+//! Lends this node to members of its swarm as a relay.
 //!
-//! libp2p's relay, with one thing withheld: it is not told of connections that are themselves relayed. It gives such
-//! connections a handler that takes no events, counts them all the same, and when it begins or ceases to offer its
-//! service tells every connection it counted so (libp2p-relay 0.22, `reconfigure_relay_status`): the handler that
-//! takes no events panics, and a relayed conversation ends the moment one of its ends learns that it can be reached.
+//! libp2p's relay with three things changed:
+//!
+//! * *Members only.* The protocol by which others ask for a reservation or a circuit is spoken on a connection only after the peer
+//!   has introduced itself there as a member of this swarm; to everybody else the node has no such protocol. libp2p would speak
+//!   it with every peer, and tells of a request only when it is granted.
+//! * *Only when it can be reached*, as [`scheduler::reach`] judges it and not after one word of one peer: a relay that is hidden
+//!   itself leads nowhere ([`Relay::offer`]).
+//! * *Within the governor's limits* of reservations and circuits. A request beyond them is dropped, which resets its stream.
+//!
+//! And one thing is withheld: it is not told of connections that are themselves relayed, so that a circuit never runs through
+//! two relays. It gives such connections a handler that takes no events and counts them all the same (libp2p-relay 0.22).
 
+use std::collections::{HashMap, VecDeque};
 use std::task::{Context, Poll};
 
 use libp2p::core::transport::PortUse;
 use libp2p::core::{Endpoint, Multiaddr};
+use libp2p::swarm::behaviour::ConnectionEstablished;
+use libp2p::swarm::derive_prelude::Either;
 use libp2p::swarm::{
-    ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent,
-    ToSwarm,
+    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, THandler,
+    THandlerInEvent, THandlerOutEvent, ToSwarm,
 };
 use libp2p::{PeerId, relay};
+use scheduler::governor::{Holder, Resource};
+
+use crate::governor::{Governor, Permit};
+use crate::identity::node_id;
+
+/// The first of two kinds of handlers or events: that of connections that are not relayed.
+trait First {
+    type Kind;
+}
+
+impl<L, R> First for Either<L, R> {
+    type Kind = L;
+}
+
+type FromHandler = <THandlerOutEvent<relay::Behaviour> as First>::Kind;
+type ToHandler = <THandlerInEvent<relay::Behaviour> as First>::Kind;
+
+/// A connection that is not relayed.
+struct Known {
+    peer: PeerId,
+    /// Its peer has introduced itself on it.
+    member: bool,
+    reservation: Option<Permit>,
+    /// Circuits that its peer dialed over it.
+    circuits: Vec<Permit>,
+}
 
 /// A relay for others; see the [module](self).
-pub(crate) struct Relay(relay::Behaviour);
+pub(crate) struct Relay {
+    inner: relay::Behaviour,
+    governor: Governor,
+    offered: bool,
+    known: HashMap<ConnectionId, Known>,
+    /// Connections whose handlers are to be told what is offered; drained whenever the swarm polls.
+    telling: VecDeque<(PeerId, ConnectionId)>,
+}
 
 impl Relay {
-    /// A relay run by `me` within the limits of `config`.
-    pub fn new(me: PeerId, config: relay::Config) -> Self {
-        Self(relay::Behaviour::new(me, config))
+    /// A relay run by `me` within the limits of `config` and `governor`. It offers nothing yet.
+    pub fn new(me: PeerId, config: relay::Config, governor: Governor) -> Self {
+        let mut inner = relay::Behaviour::new(me, config);
+        // A new connection begins without the protocol, whatever addresses are believed in.
+        inner.set_status(Some(relay::Status::Disable));
+        Self { inner, governor, offered: false, known: HashMap::new(), telling: VecDeque::new() }
+    }
+
+    /// The peer at the other end has said that it is of this swarm.
+    pub fn introduced(&mut self, connection: ConnectionId) {
+        let Some(known) = self.known.get_mut(&connection).filter(|known| !known.member) else { return };
+        known.member = true;
+        if self.offered {
+            self.telling.push_back((known.peer, connection));
+        }
+    }
+
+    /// Whether members may be reached through this node from now on. Circuits that there are stay.
+    pub fn offer(&mut self, offered: bool) {
+        if self.offered != offered {
+            self.offered = offered;
+            let members = self.known.iter().filter(|(_, known)| known.member);
+            self.telling.extend(members.map(|(connection, known)| (known.peer, *connection)));
+        }
+    }
+
+    /// Whether what a handler tells is passed on: a request is, where there is room for what it asks.
+    fn admits(&mut self, connection: ConnectionId, event: &FromHandler) -> bool {
+        let Some(known) = self.known.get_mut(&connection) else { return false };
+        let holder = || node_id(&known.peer).map_or_else(Holder::default, |node| self.governor.holder(node));
+        let refused = match event {
+            FromHandler::ReservationReqReceived { .. } if known.reservation.is_none() => {
+                let permit = self.governor.take(holder(), Resource::Reservations, 1);
+                permit.map(|permit| known.reservation = Some(permit)).err()
+            }
+            FromHandler::CircuitReqReceived { .. } => {
+                let permit = self.governor.take(holder(), Resource::Circuits, 1);
+                permit.map(|permit| known.circuits.push(permit)).err()
+            }
+            FromHandler::ReservationReqAcceptFailed { .. }
+            | FromHandler::ReservationReqDenied { .. }
+            | FromHandler::ReservationReqDenyFailed { .. }
+            | FromHandler::ReservationTimedOut {} => {
+                known.reservation = None;
+                None
+            }
+            FromHandler::CircuitReqDenied { .. }
+            | FromHandler::CircuitReqDenyFailed { .. }
+            | FromHandler::CircuitReqAcceptFailed { .. }
+            | FromHandler::CircuitClosed { .. } => {
+                // They are all alike.
+                known.circuits.pop();
+                None
+            }
+            _ => None,
+        };
+        if let Some(refused) = &refused {
+            tracing::debug!(peer = %known.peer, %refused, "not relayed");
+        }
+        refused.is_none()
     }
 }
 
@@ -36,7 +136,7 @@ impl NetworkBehaviour for Relay {
         local: &Multiaddr,
         remote: &Multiaddr,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        self.0.handle_established_inbound_connection(connection, peer, local, remote)
+        self.inner.handle_established_inbound_connection(connection, peer, local, remote)
     }
 
     fn handle_established_outbound_connection(
@@ -47,14 +147,23 @@ impl NetworkBehaviour for Relay {
         role: Endpoint,
         port: PortUse,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        self.0.handle_established_outbound_connection(connection, peer, address, role, port)
+        self.inner.handle_established_outbound_connection(connection, peer, address, role, port)
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
-        // Closing a connection that was never counted changes nothing, so only the beginning is withheld.
-        if !matches!(&event, FromSwarm::ConnectionEstablished(made) if made.endpoint.is_relayed()) {
-            self.0.on_swarm_event(event);
+        match &event {
+            // Closing a connection that was never counted changes nothing, so only the beginning is withheld.
+            FromSwarm::ConnectionEstablished(made) if made.endpoint.is_relayed() => return,
+            FromSwarm::ConnectionEstablished(ConnectionEstablished { peer_id, connection_id, .. }) => {
+                let known = Known { peer: *peer_id, member: false, reservation: None, circuits: Vec::new() };
+                self.known.insert(*connection_id, known);
+            }
+            FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. }) => {
+                self.known.remove(connection_id);
+            }
+            _ => {}
         }
+        self.inner.on_swarm_event(event);
     }
 
     fn on_connection_handler_event(
@@ -63,11 +172,25 @@ impl NetworkBehaviour for Relay {
         connection: ConnectionId,
         event: THandlerOutEvent<Self>,
     ) {
-        self.0.on_connection_handler_event(peer, connection, event);
+        let admitted = match &event {
+            Either::Left(event) => self.admits(connection, event),
+            Either::Right(_) => true,
+        };
+        if admitted {
+            self.inner.on_connection_handler_event(peer, connection, event);
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
-        self.0.poll(cx)
+        while let Some((peer_id, connection)) = self.telling.pop_front() {
+            if self.known.contains_key(&connection) {
+                let status = if self.offered { relay::Status::Enable } else { relay::Status::Disable };
+                let event = Either::Left(ToHandler::SetStatus { status });
+                let handler = NotifyHandler::One(connection);
+                return Poll::Ready(ToSwarm::NotifyHandler { peer_id, handler, event });
+            }
+        }
+        self.inner.poll(cx)
     }
 }
 
@@ -76,14 +199,15 @@ mod tests {
     use std::task::Waker;
 
     use libp2p::core::ConnectedPoint;
-    use libp2p::swarm::behaviour::{ConnectionEstablished, ExternalAddrConfirmed};
+    use libp2p::swarm::behaviour::ExternalAddrConfirmed;
 
     use super::*;
 
-    /// How many connections are told when the relay, connected to a peer over `address`, begins its service.
-    fn told(address: &str) -> usize {
+    /// How many connections are told when the relay, connected to a peer over `address`, begins its service; `member`: the peer has
+    /// introduced itself.
+    fn told(address: &str, member: bool) -> usize {
         let (me, peer) = (PeerId::random(), PeerId::random());
-        let mut relay = Relay::new(me, relay::Config::default());
+        let mut relay = Relay::new(me, relay::Config::default(), Governor::default());
         let endpoint = ConnectedPoint::Dialer {
             address: address.parse().unwrap(),
             role_override: Endpoint::Dialer,
@@ -98,6 +222,16 @@ mod tests {
         }));
         let mine = "/ip4/198.51.100.7/tcp/9".parse().unwrap();
         relay.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &mine }));
+        if member {
+            relay.introduced(ConnectionId::new_unchecked(1));
+        }
+        let unasked = relay.poll(&mut Context::from_waker(Waker::noop()));
+        assert!(
+            !matches!(unasked, Poll::Ready(ToSwarm::NotifyHandler { .. })),
+            "an address alone offers nothing"
+        );
+        relay.offer(true);
+        relay.offer(true);
         let mut told = 0;
         while let Poll::Ready(action) = relay.poll(&mut Context::from_waker(Waker::noop())) {
             told += usize::from(matches!(action, ToSwarm::NotifyHandler { .. }));
@@ -107,8 +241,13 @@ mod tests {
 
     #[test]
     fn only_direct_connections_hear_that_the_service_began() {
-        assert_eq!(told("/ip4/203.0.113.1/tcp/9"), 1);
+        assert_eq!(told("/ip4/203.0.113.1/tcp/9", true), 1);
         let through = format!("/ip4/203.0.113.1/tcp/9/p2p/{}/p2p-circuit", PeerId::random());
-        assert_eq!(told(&through), 0);
+        assert_eq!(told(&through, true), 0);
+    }
+
+    #[test]
+    fn a_stranger_never_hears_of_the_service() {
+        assert_eq!(told("/ip4/203.0.113.1/tcp/9", false), 0);
     }
 }
