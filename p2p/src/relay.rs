@@ -2,9 +2,9 @@
 //!
 //! libp2p's relay with three things changed:
 //!
-//! * *Members only.* The protocol by which others ask for a reservation or a circuit is spoken on a connection only after the peer
-//!   has introduced itself there as a member of this swarm; to everybody else the node has no such protocol. libp2p would speak
-//!   it with every peer, and tells of a request only when it is granted.
+//! * *Members only.* A request for a reservation or a circuit is looked at when the peer has introduced itself on that connection as
+//!   a member of this swarm. A newcomer that dials through this node asks before that, so a request is held, [`MAX_HELD`] on a
+//!   connection; that of a stranger ends with its connection. libp2p would grant it and tell afterwards.
 //! * *Only when it can be reached*, as [`scheduler::reach`] judges it and not after one word of one peer: a relay that is hidden
 //!   itself leads nowhere ([`Relay::offer`]).
 //! * *Within the governor's limits* of reservations and circuits. A request beyond them is dropped, which resets its stream.
@@ -41,11 +41,16 @@ impl<L, R> First for Either<L, R> {
 type FromHandler = <THandlerOutEvent<relay::Behaviour> as First>::Kind;
 type ToHandler = <THandlerInEvent<relay::Behaviour> as First>::Kind;
 
+/// Requests of a connection whose peer has not introduced itself; more are dropped.
+const MAX_HELD: usize = 2;
+
 /// A connection that is not relayed.
 struct Known {
     peer: PeerId,
     /// Its peer has introduced itself on it.
     member: bool,
+    /// What its peer asked for before that.
+    held: Vec<FromHandler>,
     reservation: Option<Permit>,
     /// Circuits that its peer dialed over it.
     circuits: Vec<Permit>,
@@ -74,8 +79,14 @@ impl Relay {
     pub fn introduced(&mut self, connection: ConnectionId) {
         let Some(known) = self.known.get_mut(&connection).filter(|known| !known.member) else { return };
         known.member = true;
-        if self.offered {
-            self.telling.push_back((known.peer, connection));
+        let (peer, held) = (known.peer, std::mem::take(&mut known.held));
+        held.into_iter().for_each(|request| self.heard(peer, connection, request));
+    }
+
+    /// A handler tells something.
+    fn heard(&mut self, peer: PeerId, connection: ConnectionId, event: FromHandler) {
+        if self.admits(connection, &event) {
+            self.inner.on_connection_handler_event(peer, connection, Either::Left(event));
         }
     }
 
@@ -83,8 +94,7 @@ impl Relay {
     pub fn offer(&mut self, offered: bool) {
         if self.offered != offered {
             self.offered = offered;
-            let members = self.known.iter().filter(|(_, known)| known.member);
-            self.telling.extend(members.map(|(connection, known)| (known.peer, *connection)));
+            self.telling.extend(self.known.iter().map(|(connection, known)| (known.peer, *connection)));
         }
     }
 
@@ -155,8 +165,12 @@ impl NetworkBehaviour for Relay {
             // Closing a connection that was never counted changes nothing, so only the beginning is withheld.
             FromSwarm::ConnectionEstablished(made) if made.endpoint.is_relayed() => return,
             FromSwarm::ConnectionEstablished(ConnectionEstablished { peer_id, connection_id, .. }) => {
-                let known = Known { peer: *peer_id, member: false, reservation: None, circuits: Vec::new() };
+                let (held, circuits) = (Vec::new(), Vec::new());
+                let known = Known { peer: *peer_id, member: false, held, reservation: None, circuits };
                 self.known.insert(*connection_id, known);
+                if self.offered {
+                    self.telling.push_back((*peer_id, *connection_id));
+                }
             }
             FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. }) => {
                 self.known.remove(connection_id);
@@ -172,12 +186,19 @@ impl NetworkBehaviour for Relay {
         connection: ConnectionId,
         event: THandlerOutEvent<Self>,
     ) {
-        let admitted = match &event {
-            Either::Left(event) => self.admits(connection, event),
-            Either::Right(_) => true,
-        };
-        if admitted {
-            self.inner.on_connection_handler_event(peer, connection, event);
+        // A relayed connection has a handler that tells nothing.
+        let Either::Left(event) = event;
+        let asks = matches!(
+            event,
+            FromHandler::ReservationReqReceived { .. } | FromHandler::CircuitReqReceived { .. }
+        );
+        match self.known.get_mut(&connection) {
+            Some(known) if asks && !known.member => {
+                if known.held.len() < MAX_HELD {
+                    known.held.push(event);
+                }
+            }
+            _ => self.heard(peer, connection, event),
         }
     }
 
@@ -203,9 +224,8 @@ mod tests {
 
     use super::*;
 
-    /// How many connections are told when the relay, connected to a peer over `address`, begins its service; `member`: the peer has
-    /// introduced itself.
-    fn told(address: &str, member: bool) -> usize {
+    /// How many connections are told when the relay, connected to a peer over `address`, begins its service.
+    fn told(address: &str) -> usize {
         let (me, peer) = (PeerId::random(), PeerId::random());
         let mut relay = Relay::new(me, relay::Config::default(), Governor::default());
         let endpoint = ConnectedPoint::Dialer {
@@ -222,9 +242,6 @@ mod tests {
         }));
         let mine = "/ip4/198.51.100.7/tcp/9".parse().unwrap();
         relay.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &mine }));
-        if member {
-            relay.introduced(ConnectionId::new_unchecked(1));
-        }
         let unasked = relay.poll(&mut Context::from_waker(Waker::noop()));
         assert!(
             !matches!(unasked, Poll::Ready(ToSwarm::NotifyHandler { .. })),
@@ -241,13 +258,8 @@ mod tests {
 
     #[test]
     fn only_direct_connections_hear_that_the_service_began() {
-        assert_eq!(told("/ip4/203.0.113.1/tcp/9", true), 1);
+        assert_eq!(told("/ip4/203.0.113.1/tcp/9"), 1);
         let through = format!("/ip4/203.0.113.1/tcp/9/p2p/{}/p2p-circuit", PeerId::random());
-        assert_eq!(told(&through, true), 0);
-    }
-
-    #[test]
-    fn a_stranger_never_hears_of_the_service() {
-        assert_eq!(told("/ip4/203.0.113.1/tcp/9", false), 0);
+        assert_eq!(told(&through), 0);
     }
 }
