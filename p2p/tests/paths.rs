@@ -164,10 +164,7 @@ async fn a_stranger_is_neither_reached_through_a_relay_nor_reaches_others() {
     let refused = async {
         loop {
             match stranger.select_next_some().await {
-                SwarmEvent::ListenerClosed { listener_id, reason, .. } if listener_id == listener => {
-                    assert!(reason.is_err(), "no reservation is given up by itself");
-                    break;
-                }
+                SwarmEvent::ListenerClosed { listener_id, .. } if listener_id == listener => break,
                 SwarmEvent::NewListenAddr { address, .. } => panic!("it is reached at {address}"),
                 _ => {}
             }
