@@ -200,9 +200,10 @@ Example:
     /// Measure what others could learn from what your machine sends them
     #[command(subcommand)]
     Privacy(PrivacyCommand),
-    /// Turn a folder of safetensors into a GGUF file
-    #[command(after_help = "Example:
-  shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf")]
+    /// Turn a folder of safetensors, or a GGUF in several parts, into one GGUF file
+    #[command(after_help = "Examples:
+  shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf
+  shoal convert glm-q4_k_m-00001-of-00005.gguf --output glm.gguf")]
     Convert(ConvertArgs),
     /// Show and explain the settings
     #[command(subcommand)]
@@ -261,8 +262,8 @@ pub struct EngineArgs {
     /// Let the system move compute threads between cores
     #[arg(long)]
     pub no_pin: bool,
-    /// What computes: auto, cpu, candle-cpu, cuda:0 or metal; auto takes a GPU where this build supports one. Others than
-    /// cpu compute nearly the same bits (class approx)
+    /// What computes: auto, cpu, candle-cpu, cuda:0, metal or gpu:0; auto takes a GPU of cuda or metal where this build has
+    /// one. Others than cpu and gpu compute nearly the same bits (class approx); `shoal selftest --device` checks them
     #[arg(long, default_value = "auto", env = "SHOAL_DEVICE")]
     pub device: DeviceName,
 }
@@ -357,7 +358,7 @@ pub struct SamplingArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 512)]
     pub max_tokens: usize,
-    /// What may draft tokens of an answer through a swarm, so that a pass confirms several: auto, off, or a list of lookup
+    /// What may draft tokens of an answer, so that a pass confirms several: auto, off, or a list of lookup
     /// (what followed before) and grammar (what the form of the answer forces); the tokens are the same with any
     #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
     pub draft: Draft,
@@ -436,7 +437,19 @@ pub struct ChatArgs {
     pub engine: EngineArgs,
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub wire: WireArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
     /// One JSON object per line; one user message per line of standard input
     #[arg(long)]
     pub json: bool,
@@ -507,8 +520,11 @@ pub struct BenchArgs {
 #[derive(Debug, Args)]
 pub struct SelftestArgs {
     /// Check this instruction set only [default: all this machine has]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "device")]
     pub isa: Option<String>,
+    /// Check this device instead of the processor's instruction sets, e.g. gpu:0
+    #[arg(long)]
+    pub device: Option<DeviceName>,
     /// One JSON object on one line
     #[arg(long)]
     pub json: bool,

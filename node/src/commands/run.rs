@@ -16,7 +16,10 @@ use super::{
 };
 use crate::{
     Error, Result,
-    cli::{RunArgs, swarm::Via},
+    cli::{
+        RunArgs,
+        swarm::{RouteArgs, Via},
+    },
     control,
     events::{PromptEvent, PromptInput},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
@@ -35,7 +38,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     {
         remote::mention_unfinished(home);
     }
-    if args.via == Via::Swarm || (args.via == Via::Auto && running && may_leave(&args, &home)) {
+    let leaves = || may_leave(&args.route, args.json, &home);
+    if args.via == Via::Swarm || (args.via == Via::Auto && running && leaves()) {
         return through_the_swarm(&args, &prompt, &home?);
     }
     let started = Instant::now();
@@ -85,9 +89,9 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
 }
 
 /// Whether a prompt that names no mode may leave this machine, where the user cannot be asked.
-fn may_leave(args: &RunArgs, home: &Result<std::path::PathBuf>) -> bool {
+pub(super) fn may_leave(route: &RouteArgs, json: bool, home: &Result<std::path::PathBuf>) -> bool {
     let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, control::Mode::Boomerang));
-    let stays = args.route.mode.is_none() && !agreed && !consent::can_ask(args.json);
+    let stays = route.mode.is_none() && !agreed && !consent::can_ask(json);
     if stays {
         eprintln!(
             "Computed in this process: you have not agreed yet that strangers may; `shoal consent boomerang` does."
@@ -190,17 +194,21 @@ pub(super) fn summary_json(summary: &Summary) -> Value {
         "ttft_ms": summary.prefill.as_secs_f64() * 1e3,
         "prefill_tok_s": summary.prefill_tok_s(),
         "decode_tok_s": summary.decode_tok_s(),
+        "drafts": summary.drafts.report(),
     })
 }
 
 pub(super) fn summary_text(summary: &Summary) -> String {
+    let per_pass = summary.drafts.tokens_per_pass();
+    let drafts = summary.drafts.report().map(|_| format!(" ({per_pass:.2} tokens a pass)"));
     format!(
-        "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s, ended by {}",
+        "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s{}, ended by {}",
         summary.prompt_tokens,
         summary.reused_tokens,
         summary.ids.len(),
         summary.prefill_tok_s(),
         summary.decode_tok_s(),
+        drafts.unwrap_or_default(),
         summary.finish.name()
     )
 }

@@ -74,7 +74,8 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         // The child may open no file.
         Source::File(path) => {
             let path = std::path::absolute(path).map_err(dead)?;
-            Some(Located::open(&path).map_err(|error| Fault::Refused(error.to_string()))?)
+            let located = Located::open(&path).and_then(|located| located.whole().map(|()| located));
+            Some(located.map_err(|error| Fault::Refused(error.to_string()))?)
         }
     };
     let load = load(&spec, threads, cores.as_ref(), file.as_ref()).map_err(dead)?;
@@ -231,7 +232,7 @@ impl Worker {
         }
         let OpenSession { session, epoch, layers, positions, at, rounding, kept, conduct } = open;
         let conducts = conduct.is_some();
-        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special } =
+        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo } =
             conduct.unwrap_or_default();
         let format = form(&format)?;
         let open = ipc::Open {
@@ -250,6 +251,7 @@ impl Worker {
                 prompt_tokens,
                 format,
                 show_special,
+                echo,
             }),
         };
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);

@@ -34,6 +34,16 @@ struct Place {
     cached: usize,
 }
 
+/// How attention looks back into a cache.
+pub(super) struct Look<'a> {
+    pub cached: usize,
+    pub shape: KvShape,
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub window: Option<usize>,
+    pub sinks: Option<&'a [f32]>,
+}
+
 impl Shard {
     /// The head, if it follows `layers`.
     fn leaves_by(&self, layers: LayerRange) -> Option<&HeadWeights> {
@@ -149,6 +159,9 @@ impl Shard {
             (Mixer::DeltaNet(weights), Attention::DeltaNet(shape)) => {
                 self.delta_net(ws, items, (weights, shape, place.cached), rows, last)
             }
+            (Mixer::Latent(weights), Attention::Latent(spec)) => {
+                self.latent(ws, items, (weights, spec, place.cached), rows, last)
+            }
             _ => unreachable!("weights are loaded as the blueprint says"),
         };
         if rows == 0 {
@@ -212,7 +225,12 @@ impl Shard {
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
-            self.attend(ws, items, (weights, spec, cached), last);
+            let sinks = weights.sinks.as_deref();
+            let Softmax { scale, softcap, window, .. } = spec;
+            let look = Look { cached, shape: self.kv_shape(), scale, softcap, window, sinks };
+            let mut out = mem::take(&mut ws.attended);
+            self.attend(ws, items, look, &mut out, last);
+            ws.attended = out;
         }
         if spec.gated {
             if last {
@@ -259,7 +277,7 @@ impl Shard {
     }
 
     fn kv_shape(&self) -> KvShape {
-        KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim }
+        KvShape::new(self.blueprint.kv_heads, self.blueprint.head_dim)
     }
 
     /// Norms over heads and rotation of queries and keys.
@@ -283,18 +301,19 @@ impl Shard {
         }
     }
 
-    /// Softmax attention of every item over its own cache, into `ws.attended`.
-    fn attend(
+    /// Softmax attention of every item over its own cache, into `out`.
+    pub(super) fn attend(
         &self,
         ws: &mut CpuBuffers,
         items: &[Item<'_>],
-        (weights, spec, cached): (&SoftmaxWeights, Softmax, usize),
+        look: Look<'_>,
+        mut out: &mut [f32],
         last: bool,
     ) {
-        let width = self.blueprint.q_width();
-        let shape = self.kv_shape();
+        let Look { cached, shape, scale, softcap, window, sinks } = look;
+        let heads = self.blueprint.heads;
+        let width = heads * shape.head_dim;
         let mut jobs = recycle(mem::take(&mut ws.jobs));
-        let mut out = &mut ws.attended[..];
         for (item, span) in items.iter().zip(&ws.spans) {
             let n = if last { span.wanted } else { span.rows };
             if n == 0 {
@@ -302,7 +321,7 @@ impl Shard {
             }
             let Some(paged) = item.state.layer::<Paged>(cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
-            let (here, rest) = mem::take(&mut out).split_at_mut(n * width);
+            let (here, rest) = mem::take(&mut out).split_at_mut(n * heads * shape.value_dim());
             out = rest;
             jobs.push(AttentionJob {
                 q: &ws.q[(span.first + skipped) * width..][..n * width],
@@ -310,11 +329,11 @@ impl Shard {
                 shape,
                 start: span.start + skipped,
                 n,
-                heads: self.blueprint.heads,
-                scale: spec.scale,
-                softcap: spec.softcap,
-                window: spec.window,
-                sinks: weights.sinks.as_deref(),
+                heads,
+                scale,
+                softcap,
+                window,
+                sinks,
                 out: here,
             });
         }

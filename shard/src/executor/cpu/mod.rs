@@ -11,9 +11,9 @@
 //! Limits: whole model families only as [`crate::models`] describes them.
 
 mod buffers;
-mod delta;
 mod experts;
 mod forward;
+mod mixers;
 mod network;
 mod weights;
 
@@ -142,7 +142,7 @@ impl Executor for Shard {
     }
 
     fn class(&self) -> Class {
-        Class::D1(self.cpu.isa())
+        Class::D1
     }
 
     fn device(&self) -> String {

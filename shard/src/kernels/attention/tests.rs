@@ -22,15 +22,16 @@ struct Case {
     softcap: Option<f32>,
     window: Option<usize>,
     sinks: bool,
+    latent: Option<usize>,
 }
 
 impl Case {
     const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
-        Self { kv_heads, group, dim, start, n, softcap: None, window: None, sinks: false }
+        Self { kv_heads, group, dim, start, n, softcap: None, window: None, sinks: false, latent: None }
     }
 
     fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.kv_heads, head_dim: self.dim }
+        KvShape { kv_heads: self.kv_heads, head_dim: self.dim, latent: self.latent }
     }
 
     fn width(&self) -> usize {
@@ -49,12 +50,25 @@ impl Case {
     /// Queries of the n rows, keys and values of all positions.
     fn data(&self) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let all = (self.start + self.n) * self.kv_heads * self.dim;
-        (noise(11, self.n * self.width(), 4.0), noise(12, all, 2.0), noise(13, all, 1.0))
+        let (q, k) = (noise(11, self.n * self.width(), 4.0), noise(12, all, 2.0));
+        match self.latent {
+            None => (q, k, noise(13, all, 1.0)),
+            Some(values) => {
+                let v = k.chunks_exact(self.dim).flat_map(|key| key[self.dim - values..].to_vec()).collect();
+                (q, k, v)
+            }
+        }
+    }
+
+    /// What is stored of `v` for a range of positions.
+    fn stored<'v>(&self, v: &'v [f32], positions: std::ops::Range<usize>) -> &'v [f32] {
+        let width = self.kv_heads * self.shape().value_dim();
+        if self.latent.is_some() { &[] } else { &v[positions.start * width..positions.end * width] }
     }
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 17] = [
+const CASES: [Case; 21] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -72,6 +86,10 @@ const CASES: [Case; 17] = [
     Case { window: Some(300), softcap: Some(20.0), ..Case::new(1, 2, 64, 700, 90) },
     Case { sinks: true, ..Case::new(2, 3, 64, 500, 30) },
     Case { sinks: true, window: Some(20), ..Case::new(2, 2, 48, 0, 70) },
+    Case { latent: Some(40), ..Case::new(1, 4, 48, 0, 37) },
+    Case { latent: Some(64), ..Case::new(1, 5, 80, 509, 1) },
+    Case { latent: Some(21), window: Some(33), ..Case::new(1, 3, 26, 240, 40) },
+    Case { latent: Some(8), ..Case::new(2, 2, 12, 300, 7) },
 ];
 
 fn pages(shape: KvShape, positions: usize) -> Vec<KvPage> {
@@ -85,16 +103,17 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
     let (kv_width, width) = (case.kv_heads * case.dim, case.width());
     let mut pages = pages(case.shape(), case.start + case.n);
     let before = case.start * kv_width;
-    cpu.store_kv(&mut pages, case.shape(), &k[..before], &v[..before], 0);
-    let mut out = vec![f32::NAN; q.len()];
+    cpu.store_kv(&mut pages, case.shape(), &k[..before], case.stored(&v, 0..case.start), 0);
+    let out_width = case.kv_heads * case.group * case.shape().value_dim();
+    let mut out = vec![f32::NAN; case.n * out_width];
     let sinks = case.sinks();
     let mut done = 0;
     while done < case.n {
         let n = chunk.min(case.n - done);
         let rows = done * width..(done + n) * width;
         let start = case.start + done;
-        let stored = start * kv_width..(start + n) * kv_width;
-        cpu.store_kv(&mut pages, case.shape(), &k[stored.clone()], &v[stored], start);
+        let keys = &k[start * kv_width..(start + n) * kv_width];
+        cpu.store_kv(&mut pages, case.shape(), keys, case.stored(&v, start..start + n), start);
         cpu.attention(&mut [AttentionJob {
             q: &q[rows.clone()],
             pages: &pages,
@@ -106,7 +125,7 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
             softcap: case.softcap,
             window: case.window,
             sinks: sinks.as_deref(),
-            out: &mut out[rows],
+            out: &mut out[done * out_width..(done + n) * out_width],
         }]);
         done += n;
     }
@@ -126,8 +145,9 @@ fn twin(case: &Case) -> Vec<f32> {
         let first = case.window.map_or(0, |w| (t + 1).saturating_sub(w));
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
-            let row = |x: &[f32], j: usize, d: usize| {
-                rounded(x[(j * case.kv_heads + head / case.group) * case.dim + d])
+            let values = case.shape().value_dim();
+            let row = |x: &[f32], dim: usize, j: usize, d: usize| {
+                rounded(x[(j * case.kv_heads + head / case.group) * dim + d])
             };
             let mut state: Option<(f32, f32, Vec<f32>)> = None;
             for page in first / PAGE..=t / PAGE {
@@ -135,7 +155,7 @@ fn twin(case: &Case) -> Vec<f32> {
                 let s = positions.clone().map(|j| {
                     let mut lanes = [0.0_f32; LANES];
                     for d in 0..case.dim {
-                        lanes[d % LANES] = q[d].mul_add(row(&k, j, d), lanes[d % LANES]);
+                        lanes[d % LANES] = q[d].mul_add(row(&k, case.dim, j, d), lanes[d % LANES]);
                     }
                     let s = tree(lanes) * case.scale();
                     case.softcap.map_or(s, |cap| math::tanh_f32(s / cap) * cap)
@@ -143,12 +163,12 @@ fn twin(case: &Case) -> Vec<f32> {
                 let s = s.collect::<Vec<_>>();
                 let m = s.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let mut lanes = [0.0; LANES];
-                let mut o = vec![0.0_f32; case.dim];
+                let mut o = vec![0.0_f32; values];
                 for (j, s) in positions.zip(s) {
                     let p = math::exp_f32(s - m);
                     lanes[j % LANES] += p;
                     for (d, o) in o.iter_mut().enumerate() {
-                        *o = p.mul_add(row(&v, j, d), *o);
+                        *o = p.mul_add(row(&v, values, j, d), *o);
                     }
                 }
                 let l = tree(lanes);
@@ -187,19 +207,20 @@ fn textbook(case: &Case) -> Vec<f64> {
         let first = case.window.map_or(0, |w| (t + 1).saturating_sub(w));
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
-            let row = |x: &[f32], j: usize, d: usize| {
-                f64::from(rounded(x[(j * case.kv_heads + head / case.group) * case.dim + d]))
+            let values = case.shape().value_dim();
+            let row = |x: &[f32], dim: usize, j: usize, d: usize| {
+                f64::from(rounded(x[(j * case.kv_heads + head / case.group) * dim + d]))
             };
             let scores = (first..=t).map(|j| {
-                let s = (0..case.dim).map(|d| f64::from(q[d]) * row(&k, j, d)).sum::<f64>()
+                let s = (0..case.dim).map(|d| f64::from(q[d]) * row(&k, case.dim, j, d)).sum::<f64>()
                     * f64::from(case.scale());
                 case.softcap.map_or(s, |cap| (s / f64::from(cap)).tanh() * f64::from(cap)).exp()
             });
             let scores = scores.collect::<Vec<_>>();
             let sink = case.sinks().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
             let total = scores.iter().sum::<f64>() + sink;
-            for d in 0..case.dim {
-                let sum = (first..=t).zip(&scores).map(|(j, p)| p * row(&v, j, d)).sum::<f64>();
+            for d in 0..values {
+                let sum = (first..=t).zip(&scores).map(|(j, p)| p * row(&v, values, j, d)).sum::<f64>();
                 out.push(sum / total);
             }
         }
@@ -260,7 +281,7 @@ fn storing_rounds_saturates_and_touches_nothing_else() {
     on_every_cpu(|cpu, name| {
         for (kv_heads, dim, start, n) in [(2, 6, 0, 3), (1, 16, 13, 40), (3, 20, 250, 300), (2, 64, 256, 256)]
         {
-            let shape = KvShape { kv_heads, head_dim: dim };
+            let shape = KvShape::new(kv_heads, dim);
             let width = kv_heads * dim;
             let (mut k, v) = (noise(1, n * width, 1e-3), noise(2, n * width, 9.0));
             k[0] = 1e9;

@@ -41,8 +41,7 @@ pub(super) struct Task<'a> {
     q: *const f32,
     out: *mut f32,
     pages: &'a [KvPage],
-    pub(super) dim: usize,
-    kv_heads: usize,
+    shape: KvShape,
     /// Query heads per key/value head.
     group: usize,
     start: usize,
@@ -59,21 +58,19 @@ pub(super) struct Task<'a> {
 }
 
 // SAFETY: q and pages are only read; units write disjoint parts of out (a unit owns its pairs, a pair owns its
-// head_dim values).
+// value_dim values).
 unsafe impl Sync for Task<'_> {}
 
 impl<'a> Task<'a> {
     /// The job, which was checked, in units of at most `rows` pairs.
     pub(super) fn new(job: &'a mut AttentionJob<'_>, rows: usize) -> Self {
-        let KvShape { kv_heads, head_dim } = job.shape;
-        let group = job.heads / kv_heads;
+        let group = job.heads / job.shape.kv_heads;
         Self {
             q: job.q.as_ptr(),
             units: job.units(rows),
             out: job.out.as_mut_ptr(),
             pages: job.pages,
-            dim: head_dim,
-            kv_heads,
+            shape: job.shape,
             group,
             start: job.start,
             pairs: job.n * group,
@@ -99,11 +96,10 @@ impl<'a> Task<'a> {
         kv_head * self.group + pair % self.group
     }
 
-    /// Where the values of a pair begin in queries and result.
+    /// Which query of all, and which result, is a pair's.
     #[inline(always)]
-    fn offset(&self, kv_head: usize, pair: usize) -> usize {
-        let head = self.head(kv_head, pair);
-        (pair / self.group * self.kv_heads * self.group + head) * self.dim
+    fn place(&self, kv_head: usize, pair: usize) -> usize {
+        pair / self.group * self.shape.kv_heads * self.group + self.head(kv_head, pair)
     }
 }
 
@@ -134,14 +130,14 @@ struct Work<'a> {
     weights: *mut f32,
     /// `[ROWS][padded]` queries, side by side for the same reason as [`WEIGHTS`].
     queries: *mut f32,
-    /// `[ROWS][padded]` results of the page and of all pages so far.
+    /// `[ROWS][padded_value]` results of the page and of all pages so far.
     page_out: *mut f32,
     all_out: *mut f32,
     /// `[dim][16]` keys, widened.
     keys: *mut f32,
-    /// `[RUN][padded]` values, widened.
+    /// `[RUN][padded_value]` values, widened.
     values: *mut f32,
-    /// head_dim rounded up to whole vectors.
+    /// Width of a key, rounded up to whole vectors.
     padded: usize,
     /// Maximum and sum of all pages so far.
     maximum: [f32; ROWS],
@@ -156,12 +152,12 @@ impl Kernel for Unit<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Unit { task, unit, scratch } = self;
-        assert!(scratch.len() >= scratch_lines(task.dim), "too little working memory");
-        let blocks = task.units / task.kv_heads;
+        assert!(scratch.len() >= scratch_lines(task.shape.head_dim), "too little working memory");
+        let blocks = task.units / task.shape.kv_heads;
         // The last rows see most positions: they go first.
-        let block = blocks - 1 - unit / task.kv_heads;
+        let block = blocks - 1 - unit / task.shape.kv_heads;
         let first = block * task.rows;
-        let padded = task.dim.next_multiple_of(LANES);
+        let padded = task.shape.head_dim.next_multiple_of(LANES);
         let weights = scratch.as_mut_ptr().cast::<f32>();
         // SAFETY: the parts follow each other inside the scratch, whose length was checked; the caller promises the
         // instruction set.
@@ -172,7 +168,7 @@ impl Kernel for Unit<'_> {
             let keys = all_out.add(ROWS * padded);
             let mut work = Work {
                 task,
-                kv_head: unit % task.kv_heads,
+                kv_head: unit % task.shape.kv_heads,
                 first,
                 count: task.rows.min(task.pairs - first),
                 weights,
@@ -180,7 +176,7 @@ impl Kernel for Unit<'_> {
                 page_out,
                 all_out,
                 keys,
-                values: keys.add(task.dim * LANES),
+                values: keys.add(task.shape.head_dim * LANES),
                 padded,
                 maximum: [0.0; ROWS],
                 sum: [0.0; ROWS],
@@ -188,8 +184,8 @@ impl Kernel for Unit<'_> {
                 page_sum: [0.0; ROWS],
             };
             for row in 0..work.count {
-                let q = task.q.add(task.offset(work.kv_head, first + row));
-                q.copy_to_nonoverlapping(queries.add(row * padded), task.dim);
+                let q = task.q.add(task.place(work.kv_head, first + row) * task.shape.head_dim);
+                q.copy_to_nonoverlapping(queries.add(row * padded), task.shape.head_dim);
             }
             let seen = work.union(0, work.count);
             for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
@@ -206,6 +202,12 @@ impl Work<'_> {
         if S::TILE >= 8 { 4 } else { 2 }
     }
 
+    /// Width of a value, rounded up to whole vectors.
+    #[inline(always)]
+    fn padded_value(&self) -> usize {
+        self.task.shape.value_dim().next_multiple_of(LANES)
+    }
+
     /// Positions seen by any of `count` pairs from `row` on.
     #[inline(always)]
     fn union(&self, row: usize, count: usize) -> Range<usize> {
@@ -217,7 +219,7 @@ impl Work<'_> {
     #[inline(always)]
     unsafe fn page<S: Simd>(&mut self, page: usize) {
         let base = page * PAGE;
-        let dim = self.task.dim;
+        let dim = self.task.shape.head_dim;
         let seen = inside(&self.union(0, self.count), base);
         // A single tile reads everything once, so widening would only cost; but a partial vector of the last row
         // must not be read past the page.
@@ -225,8 +227,7 @@ impl Work<'_> {
         // SAFETY: the page has the task's shape (checked), so the head's keys and values are inside it; rows and
         // positions are inside the working memory; the caller promises the instruction set.
         unsafe {
-            let keys = self.task.pages[page].as_ptr().add(self.kv_head * 2 * PAGE * dim);
-            let values = keys.add(PAGE * dim);
+            let keys = self.task.pages[page].as_ptr().add(self.kv_head * PAGE * self.task.shape.head_len());
             for group in seen.start / LANES..seen.end.div_ceil(LANES) {
                 let keys = keys.add(group * LANES * dim);
                 if stored {
@@ -240,19 +241,24 @@ impl Work<'_> {
             }
             for row in 0..self.count {
                 self.weigh::<S>(row, base, seen.clone());
-                for d in (0..self.padded).step_by(LANES) {
-                    S::store(self.page_out.add(row * self.padded + d), S::splat(0.0));
+                for d in (0..self.padded_value()).step_by(LANES) {
+                    S::store(self.page_out.add(row * self.padded_value() + d), S::splat(0.0));
                 }
             }
             let mut at = seen.start;
             while at < seen.end {
                 let run = at..seen.end.min(at + RUN);
-                let values = values.add(at * dim);
-                if stored {
-                    self.mix_run::<S, Stored>(values, dim, run.clone(), base);
+                if self.task.shape.latent.is_some() {
+                    self.turn_values::<S>(keys, run.clone());
+                    self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                 } else {
-                    self.widen_values::<S>(values, run.len());
-                    self.mix_run::<S, Widened>(self.values, self.padded, run.clone(), base);
+                    let values = keys.add((PAGE + at) * dim);
+                    if stored {
+                        self.mix_run::<S, Stored>(values, dim, run.clone(), base);
+                    } else {
+                        self.widen_values::<S>(values, run.len());
+                        self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
+                    }
                 }
                 at = run.end;
             }
@@ -302,7 +308,7 @@ impl Work<'_> {
             for (r, q) in q.iter_mut().enumerate() {
                 *q = q.add((row + r) * self.padded);
             }
-            let scores = scores::<S, K, R>(keys, self.task.dim, &q);
+            let scores = scores::<S, K, R>(keys, self.task.shape.head_dim, &q);
             for (r, scores) in scores.into_iter().enumerate() {
                 S::store(self.weights.add((row + r) * WEIGHTS + group * LANES), scores);
             }
@@ -354,17 +360,45 @@ impl Work<'_> {
     /// Widens `count` rows of values; the padding of a row becomes 0.
     #[inline(always)]
     unsafe fn widen_values<S: Simd>(&self, values: *const u16, count: usize) {
-        let dim = self.task.dim;
+        let dim = self.task.shape.head_dim;
         let whole = dim / LANES * LANES;
         // SAFETY: as in `page`; vectors are read only where 16 values of the row follow.
         unsafe {
             for j in 0..count {
-                let (from, to) = (values.add(j * dim), self.values.add(j * self.padded));
+                let (from, to) = (values.add(j * dim), self.values.add(j * self.padded_value()));
                 for d in (0..whole).step_by(LANES) {
                     S::store(to.add(d), S::load_f16(from.add(d)));
                 }
-                for d in whole..self.padded {
+                for d in whole..self.padded_value() {
                     *to.add(d) = if d < dim { f16::from_bits(*from.add(d)).to_f32() } else { 0.0 };
+                }
+            }
+        }
+    }
+
+    /// Widens the ends of the keys of positions `run`, sixteen of which lie side by side; the padding of a row becomes 0.
+    #[inline(always)]
+    unsafe fn turn_values<S: Simd>(&self, keys: *const u16, run: Range<usize>) {
+        let (dim, values) = (self.task.shape.head_dim, self.task.shape.value_dim());
+        // SAFETY: as in `page`; a group of keys is there whole, whether its positions are written or not.
+        unsafe {
+            for group in run.start / LANES..run.end.div_ceil(LANES) {
+                let lanes = run.start.max(group * LANES)..run.end.min((group + 1) * LANES);
+                let to = |position: usize, d: usize| {
+                    self.values.add((position - run.start) * self.padded_value() + d)
+                };
+                for d in 0..values {
+                    let mut column = [0.0f32; LANES];
+                    let from = keys.add((group * dim + dim - values + d) * LANES);
+                    S::store(column.as_mut_ptr(), S::load_f16(from));
+                    for position in lanes.clone() {
+                        *to(position, d) = column[position % LANES];
+                    }
+                }
+                for position in lanes {
+                    for d in values..self.padded_value() {
+                        *to(position, d) = 0.0;
+                    }
                 }
             }
         }
@@ -419,20 +453,20 @@ impl Work<'_> {
             let mut o = [self.page_out; R];
             for r in 0..R {
                 p[r] = p[r].add((row + r) * WEIGHTS + from);
-                o[r] = o[r].add((row + r) * self.padded);
+                o[r] = o[r].add((row + r) * self.padded_value());
             }
             let mut d = 0;
             if S::TILE >= 8 {
-                while d + 4 * LANES <= self.padded {
+                while d + 4 * LANES <= self.padded_value() {
                     mix::<S, V, R, 4>(values.add(d), stride, to - from, &p, &shifted(&o, d));
                     d += 4 * LANES;
                 }
             }
-            while d + 2 * LANES <= self.padded {
+            while d + 2 * LANES <= self.padded_value() {
                 mix::<S, V, R, 2>(values.add(d), stride, to - from, &p, &shifted(&o, d));
                 d += 2 * LANES;
             }
-            if d < self.padded {
+            if d < self.padded_value() {
                 mix::<S, V, R, 1>(values.add(d), stride, to - from, &p, &shifted(&o, d));
             }
         }
@@ -459,8 +493,8 @@ impl Work<'_> {
         }
         // SAFETY: as in `page`.
         unsafe {
-            for d in (0..self.padded).step_by(LANES) {
-                let at = row * self.padded + d;
+            for d in (0..self.padded_value()).step_by(LANES) {
+                let at = row * self.padded_value() + d;
                 let mut o = S::load(self.page_out.add(at));
                 if !is_first {
                     let before = S::load(self.all_out.add(at));
@@ -485,10 +519,10 @@ impl Work<'_> {
             }
             // SAFETY: as in `page`; a pair's place in the result belongs to this unit alone.
             unsafe {
-                let to = self.task.out.add(self.task.offset(self.kv_head, self.first + row));
-                let to = std::slice::from_raw_parts_mut(to, self.task.dim);
-                for d in (0..self.task.dim).step_by(LANES) {
-                    let mut o = S::load(self.all_out.add(row * self.padded + d));
+                let to = self.task.place(self.kv_head, self.first + row) * self.task.shape.value_dim();
+                let to = std::slice::from_raw_parts_mut(self.task.out.add(to), self.task.shape.value_dim());
+                for d in (0..self.task.shape.value_dim()).step_by(LANES) {
+                    let mut o = S::load(self.all_out.add(row * self.padded_value() + d));
                     if let Some(factor) = factor {
                         o = S::mul(o, S::splat(factor));
                     }
