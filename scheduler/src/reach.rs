@@ -227,6 +227,9 @@ mod tests {
 
     const MINUTE: u64 = 60_000;
 
+    /// Prefixes and their words, see [`after`].
+    type Trace = &'static [(u8, char)];
+
     fn prefix(number: u8) -> Prefix {
         Prefix::V4([127, 0, number])
     }
@@ -256,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_confirms_an_address_depends_on_where_it_comes_from() {
-        let cases: &[(Origin, &[(u8, char)], bool)] = &[
+        let cases: &[(Origin, Trace, bool)] = &[
             (Origin::Named, &[], true),
             (Origin::Named, &[(1, '-')], true),
             (Origin::Named, &[(1, '-'), (1, '-'), (1, '-')], true),
