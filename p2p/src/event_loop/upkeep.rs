@@ -116,10 +116,9 @@ impl EventLoop {
             },
             Report::Probed { by, address, reached } => {
                 let now = Instant::now();
-                if let (Some(false), Some(met)) = (reached, self.met.get(&by)) {
-                    if let Some(prefix) = self.governor.holder(met.node).prefix {
-                        self.way.missed(&address, prefix, now);
-                    }
+                let prefix = self.met.get(&by).and_then(|met| self.governor.holder(met.node).prefix);
+                if let (Some(false), Some(prefix)) = (reached, prefix) {
+                    self.way.missed(&address, prefix, now);
                 }
                 self.way.answered();
                 self.reweigh(now);
