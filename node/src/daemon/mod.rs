@@ -239,7 +239,10 @@ impl Daemon {
                 self.node.network.answer(reply, Answer::Released);
             }
             // These are answered by the network itself.
-            ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
+            ControlAsk::CatchUp { .. }
+            | ControlAsk::Ping
+            | ControlAsk::Probe(_)
+            | ControlAsk::DialBack(_) => {}
         }
     }
 
