@@ -291,7 +291,7 @@ async fn reasoning_is_told_apart_from_the_answer() {
         [("/api/chat", "/message/thinking", "/message/content"), ("/api/generate", "/thinking", "/response")]
     {
         let reply = api.post(path, &ask(false)).await.json();
-        assert_eq!(said(&[reply.clone()], thinking), "They greet me.", "{path}");
+        assert_eq!(said(std::slice::from_ref(&reply), thinking), "They greet me.", "{path}");
         assert_eq!(said(&[reply], answer), "Hi there!", "{path}");
         let text = api.post(path, &ask(true)).await.text();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
