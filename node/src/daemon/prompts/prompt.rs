@@ -477,7 +477,7 @@ impl PromptTask {
             shares: self.local.shares.clone(),
             approx: self.approx.clone(),
             draft: self.draft_terms(ask, expected.step_ms()),
-            layer_bytes: self.local.layer_bytes,
+            costs: self.local.ready.costs.clone(),
             witnesses: routed.witnesses,
             recalled,
         };
