@@ -233,9 +233,9 @@ fn what_fits_is_measured_by_each_layers_own_bytes() {
     // By the mean layer, 247 bytes, two would fit and three would not, wherever they are.
     assert_eq!(window(&[], 500), Some((0, 3, 480)), "both dense layers and one of experts");
     let beginning = LayerSet::new(LayerRange::new(0, 3));
-    assert_eq!(window(&[beginning.clone()], 600), Some((3, 5, 600)));
+    assert_eq!(window(std::slice::from_ref(&beginning), 600), Some((3, 5, 600)));
     assert_eq!(
-        window(&[beginning.clone()], 500),
+        window(std::slice::from_ref(&beginning), 500),
         Some((3, 4, 300)),
         "two of these take more than the mean says"
     );
