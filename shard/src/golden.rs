@@ -254,6 +254,7 @@ fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks:
         scale: 0.3,
         softcap,
         window,
+        far: None,
         sinks: sinks.as_deref(),
         out: &mut out,
     };

@@ -171,7 +171,7 @@ impl Bench<'_> {
         let mut cache = PrefixCache::new(usize::MAX);
         state.rewind(ids.len());
         cache.put(ids.clone(), state);
-        let mut state = cache.take(&ids).unwrap_or_else(|| self.executor.new_state());
+        let mut state = cache.take(AttentionKind::Dense, &ids).unwrap_or_else(|| self.executor.new_state());
         let kv_hits = state.len();
         self.executor.prefill(&mut self.workspace, &mut state, &ids[kv_hits..])?;
         Ok(Run { prefill, first_token, steps, kv_hits, kv_misses: 2 * ids.len() - kv_hits })

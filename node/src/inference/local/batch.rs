@@ -338,7 +338,7 @@ impl<'m> Batch<'m> {
         let sampler = Sampler::new(job.sampling.clone(), job.seed, self.logits.len())?;
         let stops = StopStrings::new(job.stop.clone())?;
         // What is shown is told while it is computed, whatever was kept.
-        let kept = if job.echo.is_some() { None } else { self.kept.take(&job.prompt) };
+        let kept = if job.echo.is_some() { None } else { self.kept.take(AttentionKind::Dense, &job.prompt) };
         let state = kept.unwrap_or_else(|| self.model.executor.new_state());
         let mut ids = std::mem::take(&mut job.prompt);
         ids.reserve(room);

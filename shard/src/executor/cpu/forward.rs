@@ -141,7 +141,7 @@ impl Shard {
         norm_or_copy(cpu, blueprint.norm, layer.attention_norm.as_ref(), ws, rows);
         let rows = match (&layer.mixer, blueprint.layers[place.layer].attention) {
             (Mixer::Softmax(weights), Attention::Softmax(spec)) => {
-                self.look_back(ws, items, (weights, spec, place.cached), rows, last)
+                self.look_back(ws, items, (weights, spec, place), rows, last)
             }
             (Mixer::Recurrence { gate, input }, Attention::Recurrence(_)) => {
                 self.recur(ws, items, (gate, input, place.cached), rows, last)
@@ -184,7 +184,7 @@ impl Shard {
         &self,
         ws: &mut CpuBuffers,
         items: &mut [Item<'_>],
-        (weights, spec, cached): (&SoftmaxWeights, Softmax, usize),
+        (weights, spec, place): (&SoftmaxWeights, Softmax, Place),
         rows: usize,
         last: bool,
     ) -> usize {
@@ -207,12 +207,13 @@ impl Shard {
         self.rotate(ws, weights, spec, rows);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
-            let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
+            let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
             cpu.store_kv(paged.pages_mut(), self.kv_shape(), &ws.k[at.clone()], &ws.v[at], span.start);
+            paged.mark(span.start..span.start + span.rows);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
-            self.attend(ws, items, (weights, spec, cached), last);
+            self.attend(ws, items, (weights, spec, place), last);
         }
         if spec.gated {
             if last {
@@ -288,7 +289,7 @@ impl Shard {
         &self,
         ws: &mut CpuBuffers,
         items: &[Item<'_>],
-        (weights, spec, cached): (&SoftmaxWeights, Softmax, usize),
+        (weights, spec, place): (&SoftmaxWeights, Softmax, Place),
         last: bool,
     ) {
         let width = self.blueprint.q_width();
@@ -300,7 +301,8 @@ impl Shard {
             if n == 0 {
                 continue;
             }
-            let Some(paged) = item.state.layer::<Paged>(cached) else { unreachable!("{OWN}") };
+            let (window, _) = self.blueprint.sight(place.layer, item.state.attention());
+            let Some(paged) = item.state.layer::<Paged>(place.cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
             let (here, rest) = mem::take(&mut out).split_at_mut(n * width);
             out = rest;
@@ -313,7 +315,8 @@ impl Shard {
                 heads: self.blueprint.heads,
                 scale: spec.scale,
                 softcap: spec.softcap,
-                window: spec.window,
+                window,
+                far: paged.far(),
                 sinks: weights.sinks.as_deref(),
                 out: here,
             });

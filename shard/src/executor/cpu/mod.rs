@@ -19,7 +19,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use scheduler::LayerRange;
+use scheduler::{AttentionKind, LayerRange};
 
 use super::{
     Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace, batch, read_bytes, tags::Tags,
@@ -30,7 +30,7 @@ use crate::{
     gguf::{Gguf, Tensor},
     kernels::{Cpu, Matrix},
     models::{Blueprint, FeedForward, Frequencies, Layer},
-    state::LayerState,
+    state::{Kind, LayerState, Paged},
 };
 use buffers::CpuBuffers;
 use weights::{LayerWeights, NormWeights};
@@ -169,8 +169,19 @@ impl Executor for Shard {
         if layers == self.range { self.tag } else { self.tags.of(self.range, layers) }
     }
 
-    fn new_layer_state(&self, layer: u32) -> Box<dyn LayerState> {
-        self.blueprint.state_kind(layer as usize).empty(self.context)
+    fn attends(&self, _attention: AttentionKind) -> Result<()> {
+        Ok(())
+    }
+
+    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn LayerState> {
+        let layer = layer as usize;
+        match self.blueprint.state_kind(layer) {
+            Kind::Paged(shape) => {
+                let (_, rule) = self.blueprint.sight(layer, attention);
+                Box::new(Paged::new(shape, self.context).attending(attention, rule, &self.cpu))
+            }
+            kind @ Kind::Recurrent { .. } => kind.empty(self.context),
+        }
     }
 
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {

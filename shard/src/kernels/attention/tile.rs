@@ -5,7 +5,7 @@ use std::{marker::PhantomData, ops::Range};
 use half::f16;
 
 use super::{
-    AttentionJob, KvPage, KvShape, PAGE,
+    AttentionJob, Far, KvPage, KvShape, PAGE,
     registers::{Source, Stored, Widened, mix, scores},
 };
 use crate::kernels::{
@@ -23,33 +23,35 @@ const RUN: usize = 32;
 
 /// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
 /// together and would compete for the same sets of the first-level cache.
-const WEIGHTS: usize = PAGE + LANES;
+pub(super) const WEIGHTS: usize = PAGE + LANES;
 
 /// 64 bytes of working memory, aligned to a cache line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 pub(super) struct Line(#[expect(dead_code, reason = "used through pointers")] [f32; LANES]);
 
-/// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values.
+/// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values, and for
+/// sparse attention a group of queries and one of keys as they are stored.
 pub(super) fn scratch_lines(dim: usize) -> usize {
     let vectors = dim.div_ceil(LANES);
-    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors
+    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + dim + dim.div_ceil(2)
 }
 
 /// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
 pub(super) struct Task<'a> {
     q: *const f32,
     out: *mut f32,
-    pages: &'a [KvPage],
+    pub(super) pages: &'a [KvPage],
+    pub(super) far: Option<Far<'a>>,
     pub(super) dim: usize,
-    kv_heads: usize,
+    pub(super) kv_heads: usize,
     /// Query heads per key/value head.
-    group: usize,
-    start: usize,
+    pub(super) group: usize,
+    pub(super) start: usize,
     /// (query row, query head) pairs per key/value head.
     pairs: usize,
-    scale: f32,
-    softcap: Option<f32>,
+    pub(super) scale: f32,
+    pub(super) softcap: Option<f32>,
     window: usize,
     sinks: Option<&'a [f32]>,
     /// Pairs per unit.
@@ -72,6 +74,7 @@ impl<'a> Task<'a> {
             units: job.units(rows),
             out: job.out.as_mut_ptr(),
             pages: job.pages,
+            far: job.far,
             dim: head_dim,
             kv_heads,
             group,
@@ -79,7 +82,7 @@ impl<'a> Task<'a> {
             pairs: job.n * group,
             scale: job.scale,
             softcap: job.softcap,
-            window: job.window.unwrap_or(usize::MAX),
+            window: job.window().unwrap_or(usize::MAX),
             sinks: job.sinks,
             rows,
             job: PhantomData,
@@ -89,8 +92,14 @@ impl<'a> Task<'a> {
     /// Positions that pair number `pair` sees.
     #[inline(always)]
     fn visible(&self, pair: usize) -> Range<usize> {
-        let end = self.start + pair / self.group + 1;
+        let end = self.position(pair) + 1;
         end.saturating_sub(self.window)..end
+    }
+
+    /// The position of a pair's query row.
+    #[inline(always)]
+    pub(super) fn position(&self, pair: usize) -> usize {
+        self.start + pair / self.group
     }
 
     /// The query head of a pair.
@@ -123,32 +132,38 @@ pub(super) struct Unit<'a> {
 }
 
 /// The working memory and place of a unit.
-struct Work<'a> {
-    task: &'a Task<'a>,
-    kv_head: usize,
+pub(super) struct Work<'a> {
+    pub(super) task: &'a Task<'a>,
+    pub(super) kv_head: usize,
     /// First pair.
-    first: usize,
+    pub(super) first: usize,
     /// Pairs.
-    count: usize,
+    pub(super) count: usize,
     /// `[ROWS][WEIGHTS]` scores, then weights.
-    weights: *mut f32,
+    pub(super) weights: *mut f32,
     /// `[ROWS][padded]` queries, side by side for the same reason as [`WEIGHTS`].
-    queries: *mut f32,
+    pub(super) queries: *mut f32,
     /// `[ROWS][padded]` results of the page and of all pages so far.
-    page_out: *mut f32,
+    pub(super) page_out: *mut f32,
     all_out: *mut f32,
     /// `[dim][16]` keys, widened.
-    keys: *mut f32,
+    pub(super) keys: *mut f32,
     /// `[RUN][padded]` values, widened.
-    values: *mut f32,
+    pub(super) values: *mut f32,
+    /// `[dim][16]` queries of one head at sixteen positions.
+    pub(super) turned: *mut f32,
+    /// `[dim][16]` keys from sixteen places, as they are stored.
+    pub(super) gathered: *mut u16,
     /// head_dim rounded up to whole vectors.
-    padded: usize,
+    pub(super) padded: usize,
     /// Maximum and sum of all pages so far.
     maximum: [f32; ROWS],
     sum: [f32; ROWS],
     /// The same of the current page.
-    page_maximum: [f32; ROWS],
-    page_sum: [f32; ROWS],
+    pub(super) page_maximum: [f32; ROWS],
+    pub(super) page_sum: [f32; ROWS],
+    /// Whether a pair sees anything beyond its window.
+    pub(super) sees_far: [bool; ROWS],
 }
 
 impl Kernel for Unit<'_> {
@@ -170,6 +185,8 @@ impl Kernel for Unit<'_> {
             let page_out = queries.add(ROWS * padded);
             let all_out = page_out.add(ROWS * padded);
             let keys = all_out.add(ROWS * padded);
+            let values = keys.add(task.dim * LANES);
+            let turned = values.add(RUN * padded);
             let mut work = Work {
                 task,
                 kv_head: unit % task.kv_heads,
@@ -180,16 +197,22 @@ impl Kernel for Unit<'_> {
                 page_out,
                 all_out,
                 keys,
-                values: keys.add(task.dim * LANES),
+                values,
+                turned,
+                gathered: turned.add(task.dim * LANES).cast(),
                 padded,
                 maximum: [0.0; ROWS],
                 sum: [0.0; ROWS],
                 page_maximum: [0.0; ROWS],
                 page_sum: [0.0; ROWS],
+                sees_far: [false; ROWS],
             };
             for row in 0..work.count {
                 let q = task.q.add(task.offset(work.kv_head, first + row));
                 q.copy_to_nonoverlapping(queries.add(row * padded), task.dim);
+            }
+            if let Some(far) = task.far {
+                work.far::<S>(far);
             }
             let seen = work.union(0, work.count);
             for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
@@ -202,7 +225,7 @@ impl Kernel for Unit<'_> {
 
 impl Work<'_> {
     /// Pairs per register tile.
-    const fn tile<S: Simd>() -> usize {
+    pub(super) const fn tile<S: Simd>() -> usize {
         if S::TILE >= 8 { 4 } else { 2 }
     }
 
@@ -257,7 +280,10 @@ impl Work<'_> {
                 at = run.end;
             }
             for row in 0..self.count {
-                self.combine::<S>(row, base);
+                let visible = self.task.visible(self.first + row);
+                if !inside(&visible, base).is_empty() {
+                    self.combine::<S>(row, visible.start >= base && !self.sees_far[row]);
+                }
             }
         }
     }
@@ -297,6 +323,18 @@ impl Work<'_> {
             return;
         }
         // SAFETY: as in `page`.
+        unsafe { self.score_rows::<S, K, R>(keys, group * LANES, row) }
+    }
+
+    /// q.k of R pairs from `row` on with 16 keys, to place `at` of their scores.
+    #[inline(always)]
+    pub(super) unsafe fn score_rows<S: Simd, K: Source, const R: usize>(
+        &self,
+        keys: *const K::Value,
+        at: usize,
+        row: usize,
+    ) {
+        // SAFETY: as in `page`.
         unsafe {
             let mut q = [self.queries.cast_const(); R];
             for (r, q) in q.iter_mut().enumerate() {
@@ -304,7 +342,7 @@ impl Work<'_> {
             }
             let scores = scores::<S, K, R>(keys, self.task.dim, &q);
             for (r, scores) in scores.into_iter().enumerate() {
-                S::store(self.weights.add((row + r) * WEIGHTS + group * LANES), scores);
+                S::store(self.weights.add((row + r) * WEIGHTS + at), scores);
             }
         }
     }
@@ -327,10 +365,7 @@ impl Work<'_> {
             let mut maximum = hidden;
             for group in groups.clone() {
                 let at = group * LANES;
-                let mut s = S::mul(S::load(weights.add(at)), S::splat(self.task.scale));
-                if let Some(cap) = self.task.softcap {
-                    s = S::mul(math::tanh_lanes::<S>(S::div(s, S::splat(cap))), S::splat(cap));
-                }
+                let mut s = self.scaled::<S>(weights.add(at));
                 if at < own.start || at + LANES > own.end {
                     s = S::select_below(own.end.saturating_sub(at), s, hidden);
                     s = S::select_below(own.start.saturating_sub(at), hidden, s);
@@ -338,7 +373,29 @@ impl Work<'_> {
                 maximum = S::max(maximum, s);
                 S::store(weights.add(at), s);
             }
-            let maximum = S::max_lane(maximum);
+            self.exponentials::<S>(row, groups, S::max_lane(maximum));
+        }
+    }
+
+    /// Sixteen scores, scaled and capped.
+    #[inline(always)]
+    pub(super) unsafe fn scaled<S: Simd>(&self, scores: *const f32) -> S::F {
+        // SAFETY: as in `page`.
+        unsafe {
+            let s = S::mul(S::load(scores), S::splat(self.task.scale));
+            match self.task.softcap {
+                Some(cap) => S::mul(math::tanh_lanes::<S>(S::div(s, S::splat(cap))), S::splat(cap)),
+                None => s,
+            }
+        }
+    }
+
+    /// Turns scaled scores into weights; sets maximum and sum.
+    #[inline(always)]
+    pub(super) unsafe fn exponentials<S: Simd>(&mut self, row: usize, groups: Range<usize>, maximum: f32) {
+        // SAFETY: as in `page`.
+        unsafe {
+            let weights = self.weights.add(row * WEIGHTS);
             let mut sums = S::splat(0.0);
             for group in groups {
                 let s = S::load(weights.add(group * LANES));
@@ -354,18 +411,25 @@ impl Work<'_> {
     /// Widens `count` rows of values; the padding of a row becomes 0.
     #[inline(always)]
     unsafe fn widen_values<S: Simd>(&self, values: *const u16, count: usize) {
+        for j in 0..count {
+            // SAFETY: as in `page`.
+            unsafe { self.widen_value::<S>(values.add(j * self.task.dim), j) }
+        }
+    }
+
+    /// Widens one row of values to place `at`.
+    #[inline(always)]
+    pub(super) unsafe fn widen_value<S: Simd>(&self, from: *const u16, at: usize) {
         let dim = self.task.dim;
         let whole = dim / LANES * LANES;
         // SAFETY: as in `page`; vectors are read only where 16 values of the row follow.
         unsafe {
-            for j in 0..count {
-                let (from, to) = (values.add(j * dim), self.values.add(j * self.padded));
-                for d in (0..whole).step_by(LANES) {
-                    S::store(to.add(d), S::load_f16(from.add(d)));
-                }
-                for d in whole..self.padded {
-                    *to.add(d) = if d < dim { f16::from_bits(*from.add(d)).to_f32() } else { 0.0 };
-                }
+            let to = self.values.add(at * self.padded);
+            for d in (0..whole).step_by(LANES) {
+                S::store(to.add(d), S::load_f16(from.add(d)));
+            }
+            for d in whole..self.padded {
+                *to.add(d) = if d < dim { f16::from_bits(*from.add(d)).to_f32() } else { 0.0 };
             }
         }
     }
@@ -415,38 +479,48 @@ impl Work<'_> {
         // SAFETY: as in `page`.
         unsafe {
             let values = values.add((from - run.start) * stride);
+            self.mix_rows::<S, V, R>((values, stride), from..to, row);
+        }
+    }
+
+    /// Adds values, which are a distance apart, with the weights at `places` to the results of R pairs from `row` on.
+    #[inline(always)]
+    pub(super) unsafe fn mix_rows<S: Simd, V: Source, const R: usize>(
+        &self,
+        (values, stride): (*const V::Value, usize),
+        places: Range<usize>,
+        row: usize,
+    ) {
+        let count = places.len();
+        // SAFETY: as in `page`.
+        unsafe {
             let mut p = [self.weights.cast_const(); R];
             let mut o = [self.page_out; R];
             for r in 0..R {
-                p[r] = p[r].add((row + r) * WEIGHTS + from);
+                p[r] = p[r].add((row + r) * WEIGHTS + places.start);
                 o[r] = o[r].add((row + r) * self.padded);
             }
             let mut d = 0;
             if S::TILE >= 8 {
                 while d + 4 * LANES <= self.padded {
-                    mix::<S, V, R, 4>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                    mix::<S, V, R, 4>(values.add(d), stride, count, &p, &shifted(&o, d));
                     d += 4 * LANES;
                 }
             }
             while d + 2 * LANES <= self.padded {
-                mix::<S, V, R, 2>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                mix::<S, V, R, 2>(values.add(d), stride, count, &p, &shifted(&o, d));
                 d += 2 * LANES;
             }
             if d < self.padded {
-                mix::<S, V, R, 1>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d));
             }
         }
     }
 
-    /// Joins the page's result of a pair with those before it.
+    /// Joins the page's result of a pair with those before it, if it is not the first.
     #[inline(always)]
-    unsafe fn combine<S: Simd>(&mut self, row: usize, base: usize) {
-        let visible = self.task.visible(self.first + row);
-        if inside(&visible, base).is_empty() {
-            return;
-        }
+    pub(super) unsafe fn combine<S: Simd>(&mut self, row: usize, is_first: bool) {
         let (m, l) = (self.page_maximum[row], self.page_sum[row]);
-        let is_first = visible.start >= base;
         let (mut a, mut b) = (0.0, 1.0);
         if is_first {
             (self.maximum[row], self.sum[row]) = (m, l);
