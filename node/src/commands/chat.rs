@@ -8,6 +8,7 @@ use std::{
 use api::choice::Draft;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use serde_json::{Value, json};
+use shard::round::Rounding;
 
 use super::{
     request,
@@ -62,7 +63,7 @@ struct Chat<'a> {
 
 impl<'a> Chat<'a> {
     fn new(model: &'a Model, args: ChatArgs) -> Result<Self> {
-        let session = Session::new(model)?;
+        let session = Session::of(model, Rounding::NONE, args.attention)?;
         let mut chat =
             Self { model, args, session, messages: Vec::new(), stats: "no answer yet".into(), failed: false };
         chat.reset();

@@ -35,7 +35,13 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     {
         remote::mention_unfinished(home);
     }
-    if args.via == Via::Swarm || (args.via == Via::Auto && running && may_leave(&args, &home)) {
+    if args.via == Via::Swarm && !args.attention.is_dense() {
+        let why = format!("--attention {} is computed in this process only: add --via local", args.attention);
+        return Err(Error::usage(why));
+    }
+    if args.via == Via::Swarm
+        || (args.via == Via::Auto && running && args.attention.is_dense() && may_leave(&args, &home))
+    {
         return through_the_swarm(&args, &prompt, &home?);
     }
     let started = Instant::now();
@@ -50,7 +56,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     };
     let request = request(ids, &args.sampling)?;
     output::catch_interrupt()?;
-    let mut session = Session::rounded(&model, rounding)?;
+    let mut session = Session::of(&model, rounding, args.attention)?;
     let mut failure = None;
     let mut waiting = Some(Waiting::start("reading the prompt"));
     let summary = prompt::generate(&model, &mut session, &request, &mut |event| {
@@ -73,6 +79,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     if args.json {
         let mut line = summary_json(&summary);
         line["model"] = json!(model.name);
+        line["attention"] = json!(args.attention.to_string());
         line["load_ms"] = json!(load_ms);
         output::json_line(&line)?;
         return ended(summary.finish);

@@ -24,6 +24,7 @@ use std::{
 };
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprob, TokenLogprobs, Usage};
+use scheduler::AttentionKind;
 use shard::{
     executor::{Capacity, Input, Item, Output, Workspace},
     sample::{Logprob, Sampler, SamplingParams},
