@@ -201,9 +201,10 @@ Example:
     /// Measure what others could learn from what your machine sends them
     #[command(subcommand)]
     Privacy(PrivacyCommand),
-    /// Turn a folder of safetensors into a GGUF file
-    #[command(after_help = "Example:
-  shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf")]
+    /// Turn a folder of safetensors, or a GGUF in several parts, into one GGUF file
+    #[command(after_help = "Examples:
+  shoal convert ./Qwen2.5-0.5B-Instruct --format q8_0 --output qwen.gguf
+  shoal convert glm-q4_k_m-00001-of-00005.gguf --output glm.gguf")]
     Convert(ConvertArgs),
     /// Show and explain the settings
     #[command(subcommand)]

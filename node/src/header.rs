@@ -140,9 +140,11 @@ impl Header {
     /// Those of the engine for a file that is not sound, which name it; [`Error::Failed`] when the process ends without
     /// an answer.
     pub fn read(located: Option<&Located>) -> Result<Self> {
-        let Some(Located { file, bytes, path }) = located else {
+        let Some(located) = located else {
             return Ok(Self::of(&library::parse(None)?)?);
         };
+        located.whole()?;
+        let Located { file, bytes, path, .. } = located;
         let said = ask(file, *bytes)?;
         let said = serde_json::from_slice(&said).map_err(|_| {
             let limits = format!("{CPU_SECONDS} s and {} MiB", MEMORY_BYTES >> 20);

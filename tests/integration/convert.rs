@@ -1,11 +1,16 @@
 //! `shoal convert` gives the file that an independent converter gives.
 
-use std::{fs, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use harness::{Shoal, data};
+use serde_json::json;
 use shard::{
     convert::{Options, convert},
-    gguf::{Gguf, Tensor, Value},
+    gguf::{Gguf, Tensor, Value, Writer},
     quant,
 };
 
@@ -122,4 +127,76 @@ fn a_broken_checkpoint_leaves_no_file_behind() {
     fs::write(source.join("config.json"), r#"{"model_type": "mamba"}"#).unwrap();
     let error = convert(&source, &output, &options, &|_, _| {}).unwrap_err().to_string();
     assert!(error.contains("mamba"), "{error}");
+}
+
+/// The fixture as publishers split large models: the first part has the metadata and no tensor.
+fn split(folder: &Path) -> Vec<PathBuf> {
+    let whole = Gguf::open(data("families/qwen2.gguf")).unwrap();
+    let tensors = whole.tensors();
+    let path = |part: usize| folder.join(format!("qwen2-{part:05}-of-00003.gguf"));
+    for (part, own) in
+        [&tensors[..0], &tensors[..tensors.len() / 2], &tensors[tensors.len() / 2..]].iter().enumerate()
+    {
+        let mut writer = Writer::new();
+        if part == 0 {
+            for (key, value) in whole.metadata().iter() {
+                writer.add_value(key, value);
+            }
+        }
+        let count = i32::try_from(tensors.len()).unwrap();
+        writer
+            .add_u32("split.no", part as u32)
+            .add_u32("split.count", 3)
+            .add_i32("split.tensors.count", count);
+        for info in *own {
+            writer.add_tensor_info(&info.name, &info.dims, whole.require(&info.name).unwrap().format);
+        }
+        let mut out = writer.create(path(part + 1)).unwrap();
+        own.iter().for_each(|info| out.tensor(whole.require(&info.name).unwrap().bytes).unwrap());
+        out.finish().unwrap();
+    }
+    (1..=3).map(path).collect()
+}
+
+#[test]
+fn a_model_in_parts_runs_like_the_whole_and_becomes_one_file_for_a_swarm() {
+    let shoal = Shoal::new();
+    let parts = split(shoal.home());
+    let part = |index: usize| parts[index].to_str().unwrap();
+    let eval = |model: &str| {
+        shoal.json(["eval", "--model", model, "--tokens", "5 6 7 8", "--greedy", "8", "--json"], "")
+    };
+    let whole = data("families/qwen2.gguf");
+    let expected = eval(whole.to_str().unwrap());
+    for part in [part(0), part(2)] {
+        assert_eq!(eval(part)["greedy"], expected["greedy"]);
+    }
+    let inspected = shoal.json(["model", "inspect", part(1), "--json"], "");
+    assert_eq!((&inspected["architecture"], &inspected["runs_here"]), (&json!("qwen2"), &json!(true)));
+    for command in
+        [&["model", "add", part(0)][..], &["up", "--local", "2", "--model", part(0), "--run", "hi"]]
+    {
+        let error = shoal.fails(command.iter().copied(), "").1;
+        assert!(error.contains("one of 3 parts") && error.contains("shoal convert"), "{command:?}: {error}");
+    }
+    let joined = shoal.home().join("joined.gguf");
+    let joined = joined.to_str().unwrap();
+    let refused = shoal.fails(["convert", part(0), "--format", "f16", "--output", joined], "").1;
+    assert!(refused.contains("leave out --format"), "{refused}");
+    let report = shoal.json(["convert", part(1), "--output", joined, "--json"], "");
+    assert_eq!(report["architecture"], "qwen2");
+    let (ours, theirs) = (Gguf::open(joined).unwrap(), Gguf::open(&whole).unwrap());
+    assert_eq!(ours.metadata().iter().collect::<Vec<_>>(), theirs.metadata().iter().collect::<Vec<_>>());
+    for info in theirs.tensors() {
+        assert!(
+            ours.require(&info.name).unwrap().bytes == theirs.require(&info.name).unwrap().bytes,
+            "{}",
+            info.name
+        );
+    }
+    shoal.ok(["model", "add", joined, "--name", "joined"], "");
+    assert_eq!(eval("joined")["greedy"], expected["greedy"]);
+    fs::remove_file(&parts[1]).unwrap();
+    let error = shoal.fails(["run", "--model", part(0), "hi"], "").1;
+    assert!(error.contains("missing beside it: qwen2-00002-of-00003.gguf"), "{error}");
 }

@@ -119,14 +119,14 @@ pub struct AuditArgs {
 /// `shoal convert`
 #[derive(Debug, Args)]
 pub struct ConvertArgs {
-    /// Folder with config.json, *.safetensors and tokenizer.json
+    /// Folder with config.json, *.safetensors and tokenizer.json, or one of the parts of a GGUF to join
     pub source: PathBuf,
-    /// The file to write [default: FOLDER-FORMAT.gguf]
+    /// The file to write [default: FOLDER-FORMAT.gguf, of parts their common name]
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k and others
-    #[arg(short, long, default_value = "q8_0")]
-    pub format: String,
+    /// Weight format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k and others [default: q8_0]
+    #[arg(short, long)]
+    pub format: Option<String>,
     /// Threads that quantize [default: physical cores]
     #[arg(short, long)]
     pub threads: Option<u16>,

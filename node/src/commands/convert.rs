@@ -1,4 +1,4 @@
-//! `shoal convert`: safetensors to GGUF.
+//! `shoal convert`: safetensors to GGUF, and the parts of a GGUF to one file.
 //!
 //! What a publisher's folder says is parsed by `shoal worker --convert`, which is handed the open files and confines itself
 //! first. This process opens them, shows how far it is, and gives the result its name once the other one is done.
@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, json};
 use shard::{
     convert::{Converted, Folder, Options, convert_open},
+    gguf::{Gguf, split},
     kernels::threads::Pool,
     quant::{self, Format},
 };
@@ -38,19 +39,22 @@ use crate::{
 
 /// Longest line: the task names some thousand files at most, an error is a sentence.
 const MAX_LINE: u64 = 1 << 20;
+/// The format of the matrices where the user names none.
+const DEFAULT_FORMAT: &str = "q8_0";
 /// How often the child says how far it is.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// What the child is to do.
 #[derive(Serialize, Deserialize)]
 struct Task {
-    /// What errors call the folder.
+    /// What errors call the folder, or the part that was named.
     folder: PathBuf,
     /// What the model calls itself.
     name: Option<String>,
     /// Names and lengths of the files.
     files: Vec<(String, u64)>,
-    format: String,
+    /// The format of the matrices; `None` joins the files, which are parts of a GGUF, as they are.
+    format: Option<String>,
     threads: usize,
 }
 
@@ -89,13 +93,23 @@ impl Drop for Unchecked {
 }
 
 pub(super) fn run(args: ConvertArgs) -> Result<()> {
-    let format = format(&args.format)?;
+    let parts = split::parts(&args.source);
+    if parts.is_some() && (args.format.is_some() || args.threads.is_some()) {
+        return Err(Error::usage(
+            "the parts of a GGUF are joined as they are: leave out --format and --threads",
+        ));
+    }
     let folder_name = args.source.canonicalize().map_err(|e| shard::Error::io(&args.source, e))?;
     let folder_name = folder_name.file_name().map(|n| n.to_string_lossy().into_owned());
-    let output = match args.output {
-        Some(path) => path,
-        None => format!("{}-{}.gguf", folder_name.as_deref().unwrap_or_default(), format.name).into(),
+    let format = match parts {
+        Some(_) => None,
+        None => Some(format(args.format.as_deref().unwrap_or(DEFAULT_FORMAT))?),
     };
+    let stem = folder_name.as_deref().unwrap_or_default();
+    let output = args.output.unwrap_or_else(|| match format {
+        Some(format) => format!("{stem}-{}.gguf", format.name).into(),
+        None => format!("{}.gguf", split::stem(stem)).into(),
+    });
     if output.exists() && !args.force {
         return Err(Error::usage(format!("{} exists; --force replaces it", output.display())));
     }
@@ -103,12 +117,15 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
     let started = Instant::now();
     let bar = output::progress(0, "converting", true);
     let (unchecked, file) = Unchecked::beside(&output).map_err(|e| shard::Error::io(&output, e))?;
-    let files = Folder::open(&args.source)?.into_files();
+    let files = match split::open_parts(&args.source)? {
+        Some(parts) => parts.into_iter().map(|(file, bytes)| (String::new(), file, bytes)).collect(),
+        None => Folder::open(&args.source)?.into_files(),
+    };
     let task = Task {
         folder: args.source,
         name: folder_name,
         files: files.iter().map(|(name, _, bytes)| (name.clone(), *bytes)).collect(),
-        format: format.name.to_owned(),
+        format: format.map(|format| format.name.to_owned()),
         threads,
     };
     let descriptors: Vec<&File> =
@@ -137,7 +154,7 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
         return output::json_line(&json!({
             "output": output.to_string_lossy(),
             "architecture": architecture,
-            "format": format.name,
+            "format": format.map(|format| format.name),
             "tensors": tensors,
             "formats": formats.iter().map(|(name, n)| (name.clone(), json!(n))).collect::<Map<_, _>>(),
             "bytes": bytes,
@@ -149,14 +166,16 @@ pub(super) fn run(args: ConvertArgs) -> Result<()> {
         output.display(),
         human_bytes(bytes)
     );
-    let others = formats.iter().filter(|(name, _)| name != format.name);
-    let others: Vec<String> = others.map(|(name, n)| format!("{n} in {name}")).collect();
-    if !others.is_empty() {
-        say!(
-            "not in {}: {} (vectors, the head, and rows that are no whole blocks)",
-            format.name,
-            others.join(", ")
-        );
+    if let Some(format) = format {
+        let others = formats.iter().filter(|(name, _)| name != format.name);
+        let others: Vec<String> = others.map(|(name, n)| format!("{n} in {name}")).collect();
+        if !others.is_empty() {
+            say!(
+                "not in {}: {} (vectors, the head, and rows that are no whole blocks)",
+                format.name,
+                others.join(", ")
+            );
+        }
     }
     say!("try: shoal run --model {} \"Hello\"", output.display());
     Ok(())
@@ -230,8 +249,6 @@ pub(super) fn run_confined() -> Result<()> {
     confine::limit_memory(mapped.saturating_add(confine::SLACK_BYTES));
     confine::enter(Purpose::Compute);
     let files = task.files.into_iter().zip(files).map(|((name, bytes), file)| (name, file, bytes));
-    let folder = Folder::new(&task.folder, files);
-    let options = Options { format: format(&task.format)?, threads: task.threads };
     let tell = |told: &Told| -> io::Result<()> {
         (&stream).write_all(format!("{}\n", serde_json::to_string(told)?).as_bytes())
     };
@@ -243,7 +260,20 @@ pub(super) fn run_confined() -> Result<()> {
             let _ = tell(&Told::Progress { done, total });
         }
     };
-    let told = match convert_open(&folder, task.name.as_deref(), &output, &options, &progress) {
+    let made = match &task.format {
+        None => joined(files.map(|(_, file, bytes)| (file, bytes)).collect(), &output, &progress),
+        Some(name) => {
+            let options = Options { format: format(name)?, threads: task.threads };
+            convert_open(
+                &Folder::new(&task.folder, files),
+                task.name.as_deref(),
+                &output,
+                &options,
+                &progress,
+            )
+        }
+    };
+    let told = match made {
         Ok(Converted { architecture, tensors, bytes, formats }) => {
             let formats = formats.into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
             Told::Done { architecture, tensors, bytes, formats }
@@ -253,6 +283,14 @@ pub(super) fn run_confined() -> Result<()> {
         Err(other) => Told::Failed(Why::Other { why: other.to_string() }),
     };
     Ok(tell(&told)?)
+}
+
+/// The parts of a GGUF as one file.
+fn joined(parts: Vec<(File, u64)>, output: &File, progress: &dyn Fn(u64, u64)) -> shard::Result<Converted> {
+    let gguf = Gguf::of_parts(parts.iter().map(|(file, bytes)| (file, *bytes)), "")?;
+    let bytes = split::join(&gguf, output, progress)?;
+    let architecture = gguf.metadata().architecture()?.to_owned();
+    Ok(Converted { architecture, tensors: gguf.tensors().len(), bytes, formats: Vec::new() })
 }
 
 /// The task's line, read byte by byte: what follows it carries descriptors.

@@ -33,8 +33,8 @@ use std::sync::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
-/// Open files of a confined child: standard streams, the socket twice, the model, what a runtime waits with.
-const MAX_FILES: u64 = 64;
+/// Open files of a confined child: standard streams, the socket twice, the model's parts, what a runtime waits with.
+const MAX_FILES: u64 = 64 + shard::gguf::split::MAX_PARTS as u64;
 /// Address space beyond what was counted: stacks, the allocator's arenas (64 MiB each), scratch memory of passes.
 pub const SLACK_BYTES: u64 = 6 << 30;
 /// How much a worker gives way to other programs, of 19.

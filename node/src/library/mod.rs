@@ -18,7 +18,7 @@ use std::{
 
 use scheduler::ModelId;
 use serde_json::{Value, json};
-use shard::gguf::Gguf;
+use shard::gguf::{Gguf, split};
 
 use crate::{Error, Result, confine};
 
@@ -104,13 +104,16 @@ pub struct Located {
     pub bytes: u64,
     /// Where it is, for messages.
     pub path: PathBuf,
+    /// Of a model in several files the other parts, in order, with their lengths.
+    pub rest: Vec<(fs::File, u64)>,
 }
 
 impl Located {
     /// Opens `path`.
     ///
     /// # Errors
-    /// [`Error::Usage`] when there is no such file; those of the system.
+    /// [`Error::Usage`] when there is no such file, or when it is one of several parts and another is missing; those of the
+    /// system.
     pub fn open(path: &Path) -> Result<Self> {
         let file = fs::File::open(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::usage(format!(
@@ -123,7 +126,34 @@ impl Located {
         if !about.is_file() {
             return Err(shard::Error::invalid(format!("{} is not a file", path.display())).into());
         }
-        Ok(Self { file, bytes: about.len(), path: path.to_owned() })
+        let path = path.to_owned();
+        match split::open_parts(&path)? {
+            None => Ok(Self { file, bytes: about.len(), path, rest: Vec::new() }),
+            Some(mut parts) => {
+                let (file, bytes) = parts.remove(0);
+                Ok(Self { file, bytes, path, rest: parts })
+            }
+        }
+    }
+
+    /// The files that hold the model, in order, with their lengths.
+    pub fn files(&self) -> impl Iterator<Item = (&fs::File, u64)> {
+        std::iter::once((&self.file, self.bytes)).chain(self.rest.iter().map(|(file, len)| (file, *len)))
+    }
+
+    /// Refuses a model in several files where it has to be one, whose hash is its name.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] saying how it becomes one.
+    pub fn whole(&self) -> Result<()> {
+        if self.rest.is_empty() {
+            return Ok(());
+        }
+        let (path, parts) = (self.path.display(), self.rest.len() + 1);
+        Err(Error::usage(format!(
+            "{path} is one of {parts} parts; they run on this machine as they are, but a swarm knows a model by one file: \
+             `shoal convert {path} --output MODEL.gguf` joins them"
+        )))
     }
 }
 
@@ -132,10 +162,10 @@ impl Located {
 /// # Errors
 /// Those of the engine for a file that is not sound, which name it.
 pub fn parse(located: Option<&Located>) -> Result<Gguf> {
-    let Some(Located { file, bytes, path }) = located else { return Ok(Gguf::from_bytes(EMBEDDED)?) };
-    Gguf::of_file(file, *bytes, path).map_err(|error| match error {
+    let Some(located) = located else { return Ok(Gguf::from_bytes(EMBEDDED)?) };
+    Gguf::of_parts(located.files(), &located.path).map_err(|error| match error {
         shard::Error::Malformed { field, why } => {
-            shard::Error::malformed(format!("{}: {field}", path.display()), why).into()
+            shard::Error::malformed(format!("{}: {field}", located.path.display()), why).into()
         }
         other => other.into(),
     })
@@ -189,7 +219,9 @@ pub fn id(model: &str) -> Result<ModelId> {
     {
         return Ok(id);
     }
-    let hash = blake3::Hasher::new().update_reader(fs::File::open(&path)?)?.finalize();
+    let located = Located::open(&path)?;
+    located.whole()?;
+    let hash = blake3::Hasher::new().update_reader(located.file)?.finalize();
     Ok(ModelId::new(*hash.as_bytes()))
 }
 

@@ -74,7 +74,8 @@ pub async fn spawn(spec: Spec) -> Result<(Worker, Ready, mpsc::Receiver<Output>)
         // The child may open no file.
         Source::File(path) => {
             let path = std::path::absolute(path).map_err(dead)?;
-            Some(Located::open(&path).map_err(|error| Fault::Refused(error.to_string()))?)
+            let located = Located::open(&path).and_then(|located| located.whole().map(|()| located));
+            Some(located.map_err(|error| Fault::Refused(error.to_string()))?)
         }
     };
     let load = load(&spec, threads, cores.as_ref(), file.as_ref()).map_err(dead)?;

@@ -169,7 +169,7 @@ fn open(load: &Load, file: Option<File>) -> Result<(Gguf, ModelId)> {
         return Ok((library::parse(None)?, ModelId::new(id)));
     };
     let file = file.ok_or_else(|| Error::usage("the daemon sent no file with its name"))?;
-    let located = Located { file, bytes: load.bytes, path: ipc::path(path) };
+    let located = Located { file, bytes: load.bytes, path: ipc::path(path), rest: Vec::new() };
     let id = match load.model {
         Some(id) if !load.verify => id,
         known => {

@@ -230,7 +230,7 @@ impl<'a> Iterator for Strings<'a> {
 impl ExactSizeIterator for Strings<'_> {}
 
 /// Decodes one number or truth value; `bytes` holds at least its size.
-fn scalar(kind: Kind, bytes: &[u8]) -> Value<'static> {
+pub(super) fn scalar(kind: Kind, bytes: &[u8]) -> Value<'static> {
     fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
         std::array::from_fn(|i| bytes[i])
     }

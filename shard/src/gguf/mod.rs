@@ -1,7 +1,7 @@
 //! GGUF files: one header with metadata and a table of tensors, then the tensors' bytes.
 //!
 //! Read with [`Gguf::open`] (mapped, so that weights cost no memory until they are touched) or
-//! [`Gguf::from_bytes`]; written with [`Writer`]. Versions 2 and 3, little endian, in one file.
+//! [`Gguf::from_bytes`]; written with [`Writer`]. Versions 2 and 3, little endian, in one file or in several ([`split`]).
 //!
 //! ```text
 //! "GGUF"  version u32  tensors u64  pairs u64
@@ -22,6 +22,7 @@
 mod metadata;
 mod parse;
 mod ranges;
+pub mod split;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -64,7 +65,8 @@ const PREAMBLE: u64 = 24;
 
 /// An open GGUF file whose whole structure has been checked.
 pub struct Gguf {
-    source: Arc<Source>,
+    /// One file, or the files of a model in parts.
+    files: Box<[File]>,
     path: Option<PathBuf>,
     metadata: Metadata,
     tensors: Box<[TensorInfo]>,
@@ -82,7 +84,7 @@ pub struct TensorInfo {
     pub dims: Box<[u64]>,
     /// The type number, maybe one that this build does not know.
     pub ggml_type: u32,
-    /// Bytes from the start of the file.
+    /// Bytes from the start of the file; of a model in parts, from the start of the first.
     pub offset: u64,
     /// Bytes of data; 0 when the type is unknown.
     pub len: u64,
@@ -92,6 +94,12 @@ impl TensorInfo {
     /// The number of weights.
     pub fn elements(&self) -> u64 {
         self.dims.iter().product()
+    }
+
+    /// The same, `by` bytes further.
+    fn moved(&self, by: u64) -> Self {
+        let Self { name, dims, ggml_type, offset, len } = self;
+        Self { name: name.clone(), dims: dims.clone(), ggml_type: *ggml_type, offset: offset + by, len: *len }
     }
 }
 
@@ -144,22 +152,63 @@ enum Source {
 }
 
 impl Source {
+    /// The first `len` bytes of `file`, which errors call `path`.
+    fn map(file: &fs::File, len: u64, path: &Path) -> Result<Self> {
+        if len < PREAMBLE {
+            return Err(Error::malformed("header", "the file ends before it"));
+        }
+        let len = usize::try_from(len)
+            .map_err(|_| Error::malformed("header", "the file is beyond this machine"))?;
+        // SAFETY: the mapping is read-only and private to this struct, all views of it are bounded by its length,
+        // and no code relies on two reads of the same bytes being equal: lazily decoded values are checked again.
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) };
+        map.map(Self::Mapped).map_err(|source| Error::io(path, source))
+    }
+
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
             Self::Bytes(bytes) => bytes,
         }
     }
+
+    /// See [`Gguf::forget_range`].
+    fn forget(&self, range: Range<u64>) {
+        let Self::Mapped(map) = self else { return };
+        let page = page_size();
+        let end = usize::try_from(range.end).unwrap_or(usize::MAX).min(map.len()) / page * page;
+        let start = usize::try_from(range.start).unwrap_or(usize::MAX).min(map.len()).next_multiple_of(page);
+        if start < end {
+            // SAFETY: a shared read-only file mapping has no private changes to lose: dropped pages read the
+            // same from the file. Both ends lie inside the mapping.
+            let advised =
+                unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
+            if let Err(error) = advised {
+                tracing::debug!(%error, "the system keeps the pages of a repacked tensor");
+            }
+        }
+    }
+}
+
+/// One of the files of a model.
+struct File {
+    source: Arc<Source>,
+    /// Bytes of those before it.
+    start: u64,
 }
 
 impl Gguf {
-    /// Maps the file at `path` and checks its header.
+    /// Maps the file at `path` and checks its header. A file that is one of several parts by its name ([`split::parts`]) opens
+    /// with the others, all of which must be beside it.
     ///
     /// The file must not shrink while it is open: reading beyond its new end ends the process (SIGBUS). Changing
     /// bytes under the mapping changes what is read, but never what is out of bounds.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let io = |source| Error::io(path, source);
+        if let Some(parts) = split::open_parts(path)? {
+            return Self::of_parts(parts.iter().map(|(file, len)| (file, *len)), path);
+        }
         if !fs::metadata(path).map_err(io)?.is_file() {
             return Err(Error::invalid(format!("{} is not a file", path.display())));
         }
@@ -175,29 +224,43 @@ impl Gguf {
     /// As for [`Gguf::open`]. A file that is shorter than `len` ends the process when its end is read.
     pub fn of_file(file: &fs::File, len: u64, path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let io = |source| Error::io(path, source);
-        if len < PREAMBLE {
-            return Err(Error::malformed("header", "the file ends before it"));
-        }
-        let len = usize::try_from(len)
-            .map_err(|_| Error::malformed("header", "the file is beyond this machine"))?;
-        // SAFETY: the mapping is read-only and private to this struct, all views of it are bounded by its length,
-        // and no code relies on two reads of the same bytes being equal: lazily decoded values are checked again.
-        let map = unsafe { memmap2::MmapOptions::new().len(len).map(file) }.map_err(io)?;
-        Self::parse(Source::Mapped(map), Some(path.to_owned()))
+        Self::parse(vec![Source::map(file, len, path)?], Some(path.to_owned()))
+    }
+
+    /// As [`Gguf::of_file`], of all parts of a model, first to last.
+    ///
+    /// # Errors
+    /// As for [`Gguf::of_file`], and [`Error::Malformed`] for parts that do not belong together.
+    pub fn of_parts<'f>(
+        parts: impl IntoIterator<Item = (&'f fs::File, u64)>,
+        path: impl AsRef<Path>,
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        let sources: Vec<Source> =
+            parts.into_iter().map(|(file, len)| Source::map(file, len, path)).collect::<Result<_>>()?;
+        Self::parse(sources, Some(path.to_owned()))
     }
 
     /// Checks a whole file that is in memory already: an embedded model, a test.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
-        Self::parse(Source::Bytes(bytes.into()), None)
+        Self::parse(vec![Source::Bytes(bytes.into())], None)
     }
 
-    fn parse(source: Source, path: Option<PathBuf>) -> Result<Self> {
-        let source = Arc::new(source);
-        let header = parse::header(source.bytes())?;
-        let metadata = Metadata::new(source.clone(), header.entries, header.by_key);
+    fn parse(sources: Vec<Source>, path: Option<PathBuf>) -> Result<Self> {
+        let header = match &sources[..] {
+            [source] => parse::header(source.bytes())?,
+            sources => split::headers(sources)?,
+        };
+        let mut end = 0;
+        let file = |source: Source| {
+            let start = end;
+            end += source.bytes().len() as u64;
+            File { source: Arc::new(source), start }
+        };
+        let files: Box<[File]> = sources.into_iter().map(file).collect();
+        let metadata = Metadata::new(files[0].source.clone(), header.entries, header.by_key);
         Ok(Self {
-            source,
+            files,
             path,
             metadata,
             tensors: header.tensors,
@@ -221,8 +284,14 @@ impl Gguf {
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let info = self.info(name)?;
         let format = quant::by_type(info.ggml_type)?;
-        let bytes = &self.source.bytes()[info.offset as usize..][..info.len as usize];
+        let file = self.file(info.offset);
+        let bytes = &file.source.bytes()[(info.offset - file.start) as usize..][..info.len as usize];
         Some(Tensor { info, format, bytes })
+    }
+
+    /// The file that holds byte `offset`.
+    fn file(&self, offset: u64) -> &File {
+        &self.files[self.files.partition_point(|file| file.start <= offset).max(1) - 1]
     }
 
     /// The tensor called `name`, or `Unsupported` saying that it is missing or of which unknown type it is.
@@ -240,14 +309,19 @@ impl Gguf {
         Some(&self.tensors[self.by_name[at] as usize])
     }
 
+    /// How many files hold the model.
+    pub fn parts(&self) -> usize {
+        self.files.len()
+    }
+
     /// Where the file is; `None` for bytes in memory.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Bytes of the whole file.
+    /// Bytes of the whole file, or of all parts.
     pub fn file_len(&self) -> u64 {
-        self.source.bytes().len() as u64
+        self.files.iter().map(|file| file.source.bytes().len() as u64).sum()
     }
 
     /// Bytes of preamble, metadata and tensor table, without the padding after them.
@@ -270,18 +344,9 @@ impl Gguf {
 
     /// As [`Gguf::forget`] for a range of the file; only pages that lie wholly inside are dropped.
     pub fn forget_range(&self, range: Range<u64>) {
-        let Source::Mapped(map) = &*self.source else { return };
-        let page = page_size();
-        let start = (range.start as usize).min(map.len()).next_multiple_of(page);
-        let end = (range.end as usize).min(map.len()) / page * page;
-        if start < end {
-            // SAFETY: a shared read-only file mapping has no private changes to lose: dropped pages read the
-            // same from the file. Both ends lie inside the mapping.
-            let advised =
-                unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
-            if let Err(error) = advised {
-                tracing::debug!(%error, "the system keeps the pages of a repacked tensor");
-            }
+        for file in &self.files {
+            let local = range.start.saturating_sub(file.start)..range.end.saturating_sub(file.start);
+            file.source.forget(local);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{fmt, str, sync::Arc};
 use super::{
     DEFAULT_ALIGNMENT, MAX_ARRAY, MAX_DIMS, MAX_HEADER, MAX_NAME, MAX_PAIRS, MAX_STRING, MAX_TENSORS,
     PREAMBLE, TensorInfo,
-    metadata::{Entry, Kind},
+    metadata::{Entry, Kind, scalar},
 };
 use crate::{Error, Result, quant};
 
@@ -211,6 +211,20 @@ fn alignment(file: &[u8], entries: &[Entry]) -> Result<u64> {
     Ok(alignment.into())
 }
 
+/// The non-negative whole number of `key` in `file`, of any integer type.
+pub(super) fn integer(file: &[u8], entries: &[Entry], key: &str) -> Option<u64> {
+    let is_it =
+        |entry: &&Entry| &file[entry.key_at as usize..][..usize::from(entry.key_len)] == key.as_bytes();
+    let entry = entries.iter().find(is_it)?;
+    entry
+        .kind
+        .is_integer()
+        .then(|| scalar(entry.kind, &file[entry.at as usize..]))?
+        .as_i128()?
+        .try_into()
+        .ok()
+}
+
 /// One row of the tensor table, `offset` still relative and `len` open.
 fn tensor(cursor: &mut Cursor<'_>, index: u64) -> Result<TensorInfo> {
     let name = cursor.name(format_args!("tensor name {index}"))?;
@@ -234,7 +248,7 @@ fn tensor(cursor: &mut Cursor<'_>, index: u64) -> Result<TensorInfo> {
 }
 
 /// Sorts the tensors by name and refuses a name that occurs twice.
-fn index_names(tensors: &[TensorInfo]) -> Result<Box<[u32]>> {
+pub(super) fn index_names(tensors: &[TensorInfo]) -> Result<Box<[u32]>> {
     let name = |index: u32| &*tensors[index as usize].name;
     let mut order: Box<[u32]> = (0..tensors.len() as u32).collect();
     order.sort_unstable_by_key(|&index| name(index));

@@ -4,6 +4,15 @@ use super::*;
 
 /// A file with a value of every type and three tensors.
 fn sample() -> Writer {
+    let mut writer = sample_metadata();
+    writer
+        .add_tensor_info("a", &[2, 3], &quant::F32)
+        .add_tensor_info("b", &[32, 2], &quant::Q8_0)
+        .add_tensor_info("c", &[5], &quant::F16);
+    writer
+}
+
+fn sample_metadata() -> Writer {
     let mut writer = Writer::new();
     writer
         .add_str("general.architecture", "llama")
@@ -20,10 +29,6 @@ fn sample() -> Writer {
         .add_u32s("u32s", &[1, u32::MAX])
         .add_u8s("u8s", &[1, 255])
         .add_bools("bools", &[true, false]);
-    writer
-        .add_tensor_info("a", &[2, 3], &quant::F32)
-        .add_tensor_info("b", &[32, 2], &quant::Q8_0)
-        .add_tensor_info("c", &[5], &quant::F16);
     writer
 }
 
@@ -152,4 +157,66 @@ fn only_files_are_opened() {
     let empty = dir.path().join("empty");
     fs::write(&empty, []).unwrap();
     assert!(matches!(Gguf::open(&empty), Err(Error::Malformed { .. })));
+}
+
+/// The sample in three parts: the first has the metadata and no tensor, the others have one and two.
+fn write_parts(folder: &Path) -> Vec<PathBuf> {
+    let tensors: [(&str, &[u64], &'static Format, &[u8]); 3] = [
+        ("a", &[2, 3], &quant::F32, &[1; 24]),
+        ("b", &[32, 2], &quant::Q8_0, &[2; 68]),
+        ("c", &[5], &quant::F16, &[3; 10]),
+    ];
+    let path = |part: usize| folder.join(format!("big-{:05}-of-00003.gguf", part + 1));
+    for (part, own) in [&tensors[..0], &tensors[..1], &tensors[1..]].into_iter().enumerate() {
+        let mut writer = if part == 0 { sample_metadata() } else { Writer::new() };
+        writer.add_u32("split.no", part as u32).add_u32("split.count", 3).add_i32("split.tensors.count", 3);
+        for (name, dims, format, _) in own {
+            writer.add_tensor_info(name, dims, format);
+        }
+        let bytes: Vec<&[u8]> = own.iter().map(|tensor| tensor.3).collect();
+        fs::write(path(part), write(writer, &bytes)).unwrap();
+    }
+    (0..3).map(path).collect()
+}
+
+#[test]
+fn parts_open_as_one_by_the_name_of_any_and_join_to_the_whole_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = write_parts(folder.path());
+    for path in &paths {
+        let gguf = Gguf::open(path).unwrap();
+        assert_eq!((gguf.parts(), gguf.metadata().u64("u32"), gguf.tensors().len()), (3, Some(7), 3));
+        for (name, bytes) in [("a", &[1u8; 24][..]), ("b", &[2; 68]), ("c", &[3; 10])] {
+            assert_eq!(gguf.require(name).unwrap().bytes, bytes, "{name}");
+        }
+        let whole: u64 = paths.iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+        assert_eq!(gguf.file_len(), whole);
+        gguf.forget_range(0..u64::MAX);
+        assert_eq!(gguf.require("c").unwrap().bytes, [3; 10]);
+        let joined = tempfile::NamedTempFile::new().unwrap();
+        let len = split::join(&gguf, joined.as_file(), &|done, total| assert!(done <= total)).unwrap();
+        let joined = fs::read(joined.path()).unwrap();
+        assert!(joined.len() as u64 == len && joined == sample_bytes(), "as if it had never been split");
+    }
+}
+
+#[test]
+fn parts_that_are_missing_or_do_not_belong_together_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = write_parts(folder.path());
+    let second = fs::read(&paths[1]).unwrap();
+    fs::copy(&paths[2], &paths[1]).unwrap();
+    let refused = || Gguf::open(&paths[0]).unwrap_err().to_string();
+    assert!(refused().contains("part 2 of 3: split.no"), "{}", refused());
+    fs::write(&paths[1], &second[..second.len() - 64]).unwrap();
+    assert!(refused().contains("part 2 of 3"), "{}", refused());
+    fs::remove_file(&paths[1]).unwrap();
+    fs::remove_file(&paths[2]).unwrap();
+    let error = refused();
+    assert!(error.contains("big-00002-of-00003.gguf, big-00003-of-00003.gguf"), "{error}");
+    let mut wrong = sample();
+    wrong.add_u32("split.no", 1).add_u32("split.count", 3).add_i32("split.tensors.count", 3);
+    fs::write(&paths[1], write(wrong, &[&[1; 24], &[2; 68], &[3; 10]])).unwrap();
+    fs::write(&paths[2], &second).unwrap();
+    assert!(refused().contains("part 3 of 3: split.no"), "{}", refused());
 }

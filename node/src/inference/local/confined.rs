@@ -213,7 +213,8 @@ async fn run(shared: &Shared) -> io::Result<()> {
         }
     };
     let mut spec = shared.spec.clone();
-    spec.file = located.as_ref().map(|located| (located.path.clone(), located.bytes));
+    let lengths = |located: &library::Located| located.files().map(|(_, bytes)| bytes).collect();
+    spec.file = located.as_ref().map(|located| (located.path.clone(), lengths(located)));
     // The engine may open no file: what it computes on is claimed here, and given back when it has ended.
     let threads = spec.threads.map_or_else(Pool::physical_cores, usize::from);
     let cores = (!spec.no_pin).then(|| Cores::claim(threads)).flatten();
@@ -221,7 +222,8 @@ async fn run(shared: &Shared) -> io::Result<()> {
     // Small enough for the socket's buffer, so nothing waits for a reader that does not exist yet.
     io::Write::write_all(&mut &ours, &wire::frame(&ToEngine::Start(spec))?)?;
     if let Some(located) = &located {
-        descriptors::send(&ours, &[&located.file])?;
+        let files: Vec<_> = located.files().map(|(file, _)| file).collect();
+        files.chunks(descriptors::MAX_FILES).try_for_each(|files| descriptors::send(&ours, files))?;
     }
     ours.set_nonblocking(true)?;
     let child = Child::start(shared.program.clone(), &["worker", "--engine"], theirs.into()).await?;

@@ -61,10 +61,15 @@ pub fn run() -> Result<()> {
         return Err(Error::usage("the first message asks for no model"));
     };
     let located = match &spec.file {
-        Some((path, bytes)) => {
-            let file = descriptors::receive(&stream)?.into_iter().next().map(File::from);
-            let file = file.ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
-            Some(Located { file, bytes: *bytes, path: path.clone() })
+        Some((path, lengths)) => {
+            let mut files = Vec::new();
+            while files.len() < lengths.len() {
+                files.extend(descriptors::receive(&stream)?.into_iter().map(File::from));
+            }
+            let mut files = files.into_iter().zip(lengths.iter().copied());
+            let first = files.next().ok_or_else(|| Error::usage("the parent sent no file with its name"))?;
+            let (file, bytes) = first;
+            Some(Located { file, bytes, path: path.clone(), rest: files.collect() })
         }
         None => None,
     };
@@ -72,7 +77,7 @@ pub fn run() -> Result<()> {
     // What follows needs files that cannot be opened later: which processors there are, and what tasks wait with.
     Pool::physical_cores();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let bytes = located.as_ref().map_or(0, |located| located.bytes);
+    let bytes = located.as_ref().map_or(0, |located| located.files().map(|(_, bytes)| bytes).sum());
     confine::limit_memory(confine::for_model(bytes, spec.kv_bytes as u64));
     if confine::computes_on_processors(&spec.device) {
         confine::enter(Purpose::Engine);

@@ -33,8 +33,8 @@ pub(super) struct EngineSpec {
     pub(super) model: String,
     /// What clients call it.
     pub(super) name: String,
-    /// Where the file is and how long, whose descriptor follows; `None` for the embedded model.
-    pub(super) file: Option<(PathBuf, u64)>,
+    /// Where the file is, and the lengths of its parts, whose descriptors follow; `None` for the embedded model.
+    pub(super) file: Option<(PathBuf, Vec<u64>)>,
     /// The processor of each thread, claimed by the parent; none to let the system place them.
     pub(super) processors: Vec<usize>,
     pub(super) threads: Option<u16>,
