@@ -113,7 +113,7 @@ impl Work<'_> {
             }
             for row in 0..self.count {
                 let own = seen(self, row);
-                self.sees_far[row] = !own.is_empty();
+                self.beyond.seen[row] = !own.is_empty();
                 let kinds = [
                     (0..strides, own.sinks),
                     (strides..landmarks, own.strides),
@@ -150,7 +150,7 @@ impl Work<'_> {
                 row = rows.end;
             }
             for row in 0..self.count {
-                if self.sees_far[row] {
+                if self.beyond.seen[row] {
                     self.combine::<S>(row, true);
                 }
             }
@@ -220,11 +220,11 @@ impl Work<'_> {
         unsafe {
             for (lane, key) in keys.enumerate() {
                 for d in 0..self.task.dim {
-                    *self.gathered.add(d * LANES + lane) = *key.add(d * apart);
+                    *self.beyond.gathered.add(d * LANES + lane) = *key.add(d * apart);
                 }
             }
             for d in 0..self.task.dim {
-                S::store(self.keys.add(d * LANES), S::load_f16(self.gathered.add(d * LANES)));
+                S::store(self.keys.add(d * LANES), S::load_f16(self.beyond.gathered.add(d * LANES)));
             }
         }
     }
@@ -276,13 +276,13 @@ impl Work<'_> {
                     for (lane, row) in rows.iter().enumerate() {
                         for d in 0..task.dim {
                             let q = row.map_or(0.0, |row| *self.queries.add(row * self.padded + d));
-                            *self.turned.add(d * LANES + lane) = q;
+                            *self.beyond.turned.add(d * LANES + lane) = q;
                         }
                     }
                     for k in 0..count {
                         let keys = self.key(base - (1 << (first_stride(rule) as usize + k)));
                         let mut scores = [0.0; LANES];
-                        S::store(scores.as_mut_ptr(), diagonal::<S>(keys, self.turned, task.dim));
+                        S::store(scores.as_mut_ptr(), diagonal::<S>(keys, self.beyond.turned, task.dim));
                         for (row, score) in rows.iter().zip(scores) {
                             if let Some(row) = row {
                                 *self.weights.add(row * WEIGHTS + at + k) = score;

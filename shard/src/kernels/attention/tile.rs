@@ -50,14 +50,19 @@ pub(super) struct Task<'a> {
     pub(super) start: usize,
     /// (query row, query head) pairs per key/value head.
     pairs: usize,
-    pub(super) scale: f32,
-    pub(super) softcap: Option<f32>,
+    curve: Curve,
     window: usize,
     sinks: Option<&'a [f32]>,
     /// Pairs per unit.
     rows: usize,
     pub(super) units: usize,
     job: PhantomData<&'a mut [f32]>,
+}
+
+/// What q.k becomes.
+struct Curve {
+    scale: f32,
+    softcap: Option<f32>,
 }
 
 // SAFETY: q and pages are only read; units write disjoint parts of out (a unit owns its pairs, a pair owns its
@@ -80,8 +85,7 @@ impl<'a> Task<'a> {
             group,
             start: job.start,
             pairs: job.n * group,
-            scale: job.scale,
-            softcap: job.softcap,
+            curve: Curve { scale: job.scale, softcap: job.softcap },
             window: job.window().unwrap_or(usize::MAX),
             sinks: job.sinks,
             rows,
@@ -150,20 +154,32 @@ pub(super) struct Work<'a> {
     pub(super) keys: *mut f32,
     /// `[RUN][padded]` values, widened.
     pub(super) values: *mut f32,
+    pub(super) beyond: Beyond,
+    /// head_dim rounded up to whole vectors.
+    pub(super) padded: usize,
+    /// Of all parts so far, and of the current one.
+    so_far: Sums,
+    part: Sums,
+}
+
+/// Maximum and sum of each pair.
+struct Sums {
+    maximum: [f32; ROWS],
+    sum: [f32; ROWS],
+}
+
+impl Sums {
+    const NONE: Self = Self { maximum: [0.0; ROWS], sum: [0.0; ROWS] };
+}
+
+/// What sparse attention needs besides.
+pub(super) struct Beyond {
     /// `[dim][16]` queries of one head at sixteen positions.
     pub(super) turned: *mut f32,
     /// `[dim][16]` keys from sixteen places, as they are stored.
     pub(super) gathered: *mut u16,
-    /// head_dim rounded up to whole vectors.
-    pub(super) padded: usize,
-    /// Maximum and sum of all pages so far.
-    maximum: [f32; ROWS],
-    sum: [f32; ROWS],
-    /// The same of the current page.
-    pub(super) page_maximum: [f32; ROWS],
-    pub(super) page_sum: [f32; ROWS],
     /// Whether a pair sees anything beyond its window.
-    pub(super) sees_far: [bool; ROWS],
+    pub(super) seen: [bool; ROWS],
 }
 
 impl Kernel for Unit<'_> {
@@ -198,14 +214,10 @@ impl Kernel for Unit<'_> {
                 all_out,
                 keys,
                 values,
-                turned,
-                gathered: turned.add(task.dim * LANES).cast(),
+                beyond: Beyond { turned, gathered: turned.add(task.dim * LANES).cast(), seen: [false; ROWS] },
                 padded,
-                maximum: [0.0; ROWS],
-                sum: [0.0; ROWS],
-                page_maximum: [0.0; ROWS],
-                page_sum: [0.0; ROWS],
-                sees_far: [false; ROWS],
+                so_far: Sums::NONE,
+                part: Sums::NONE,
             };
             for row in 0..work.count {
                 let q = task.q.add(task.offset(work.kv_head, first + row));
@@ -274,7 +286,9 @@ impl Work<'_> {
                 if stored {
                     self.mix_run::<S, Stored>(values, dim, run.clone(), base);
                 } else {
-                    self.widen_values::<S>(values, run.len());
+                    for j in 0..run.len() {
+                        self.widen_value::<S>(values.add(j * dim), j);
+                    }
                     self.mix_run::<S, Widened>(self.values, self.padded, run.clone(), base);
                 }
                 at = run.end;
@@ -282,7 +296,7 @@ impl Work<'_> {
             for row in 0..self.count {
                 let visible = self.task.visible(self.first + row);
                 if !inside(&visible, base).is_empty() {
-                    self.combine::<S>(row, visible.start >= base && !self.sees_far[row]);
+                    self.combine::<S>(row, visible.start >= base && !self.beyond.seen[row]);
                 }
             }
         }
@@ -382,8 +396,8 @@ impl Work<'_> {
     pub(super) unsafe fn scaled<S: Simd>(&self, scores: *const f32) -> S::F {
         // SAFETY: as in `page`.
         unsafe {
-            let s = S::mul(S::load(scores), S::splat(self.task.scale));
-            match self.task.softcap {
+            let s = S::mul(S::load(scores), S::splat(self.task.curve.scale));
+            match self.task.curve.softcap {
                 Some(cap) => S::mul(math::tanh_lanes::<S>(S::div(s, S::splat(cap))), S::splat(cap)),
                 None => s,
             }
@@ -403,21 +417,12 @@ impl Work<'_> {
                 sums = S::add(sums, p);
                 S::store(weights.add(group * LANES), p);
             }
-            self.page_maximum[row] = maximum;
-            self.page_sum[row] = S::sum_tree(sums);
+            self.part.maximum[row] = maximum;
+            self.part.sum[row] = S::sum_tree(sums);
         }
     }
 
-    /// Widens `count` rows of values; the padding of a row becomes 0.
-    #[inline(always)]
-    unsafe fn widen_values<S: Simd>(&self, values: *const u16, count: usize) {
-        for j in 0..count {
-            // SAFETY: as in `page`.
-            unsafe { self.widen_value::<S>(values.add(j * self.task.dim), j) }
-        }
-    }
-
-    /// Widens one row of values to place `at`.
+    /// Widens one row of values to place `at`; its padding becomes 0.
     #[inline(always)]
     pub(super) unsafe fn widen_value<S: Simd>(&self, from: *const u16, at: usize) {
         let dim = self.task.dim;
@@ -520,16 +525,16 @@ impl Work<'_> {
     /// Joins the page's result of a pair with those before it, if it is not the first.
     #[inline(always)]
     pub(super) unsafe fn combine<S: Simd>(&mut self, row: usize, is_first: bool) {
-        let (m, l) = (self.page_maximum[row], self.page_sum[row]);
+        let (m, l) = (self.part.maximum[row], self.part.sum[row]);
         let (mut a, mut b) = (0.0, 1.0);
         if is_first {
-            (self.maximum[row], self.sum[row]) = (m, l);
+            (self.so_far.maximum[row], self.so_far.sum[row]) = (m, l);
         } else {
-            let before = self.maximum[row];
+            let before = self.so_far.maximum[row];
             let joint = if before > m { before } else { m };
             (a, b) = (math::exp_f32(before - joint), math::exp_f32(m - joint));
-            self.maximum[row] = joint;
-            self.sum[row] = self.sum[row] * a + l * b;
+            self.so_far.maximum[row] = joint;
+            self.so_far.sum[row] = self.so_far.sum[row] * a + l * b;
         }
         // SAFETY: as in `page`.
         unsafe {
@@ -549,10 +554,10 @@ impl Work<'_> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self) {
         for row in 0..self.count {
-            let (mut sum, mut factor) = (self.sum[row], None);
+            let (mut sum, mut factor) = (self.so_far.sum[row], None);
             if let Some(sinks) = self.task.sinks {
                 let sink = sinks[self.task.head(self.kv_head, self.first + row)];
-                let before = self.maximum[row];
+                let before = self.so_far.maximum[row];
                 let joint = if before > sink { before } else { sink };
                 let a = math::exp_f32(before - joint);
                 (sum, factor) = (sum * a + math::exp_f32(sink - joint), Some(a));
