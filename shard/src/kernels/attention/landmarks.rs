@@ -89,10 +89,9 @@ impl Kernel for Means<'_> {
                     }
                 }
                 for step in [8, 4, 2, 1] {
-                    for j in 0..step {
-                        for lane in 0..wide {
-                            sums[j][lane] += sums[j + step][lane];
-                        }
+                    let (low, high) = sums.split_at_mut(step);
+                    for (low, high) in low.iter_mut().zip(high) {
+                        low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
                     }
                 }
                 value[d..d + wide].iter_mut().zip(sums[0]).for_each(|(value, sum)| *value = half(sum));
