@@ -20,8 +20,8 @@ use crate::{
     calls::{Parsed, Parser, ToolCall},
     error::ApiError,
     inference::{
-        Done, Event, Failure, Finish, GenerateRequest, Generation, Plan, PromptToken, Report, TokenLogprobs,
-        Usage,
+        Done, Event, Failure, Finish, Format, GenerateRequest, Generation, Plan, PromptToken, Report,
+        TokenLogprobs, Usage,
     },
     queue::Place,
     tools::Offer,
@@ -103,6 +103,11 @@ pub(crate) async fn begin_all(
     let drawn = |request: &GenerateRequest, seed: Option<u64>, index: usize| GenerateRequest {
         seed: seed.map(|seed| seed.wrapping_add(index as u64)),
         show_special: !offer.names.is_empty(),
+        // What is said about the answer as a whole stands above what is said about calls in it.
+        format: match (&request.format, &offer.free) {
+            (Format::Text, Some(calls)) => calls.clone(),
+            (asked, _) => asked.clone(),
+        },
         ..request.clone()
     };
     let generation = app.inference.generate(drawn(first, first.seed, 0)).await?;

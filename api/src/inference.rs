@@ -21,7 +21,7 @@ pub use events::{
     Done, Drafts, Event, Finish, Plan, PromptToken, Report, TokenLogprob, TokenLogprobs, Usage,
 };
 pub use failure::Failure;
-pub use request::{EmbedRequest, Format, GenerateRequest, Prompt, Sampling};
+pub use request::{CallForm, EmbedRequest, Format, GenerateRequest, Prompt, Sampling};
 
 /// The events of one answer. Ends after [`Event::Done`] or [`Event::Failed`]; dropping it cancels.
 pub type EventStream = BoxStream<'static, Event>;

@@ -43,7 +43,7 @@ mod openapi;
 mod queue;
 mod router;
 mod schema;
-mod schema_refs;
+pub mod schema_refs;
 mod server;
 mod sse;
 pub mod swarm;

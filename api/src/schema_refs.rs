@@ -11,7 +11,7 @@ const DATA: [&str; 4] = ["const", "enum", "default", "examples"];
 const NAMED: [&str; 5] = ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
 /// `schema` with its references moved below `place`, a path such as `/properties/arguments`.
-pub(crate) fn moved(schema: &Value, place: &str) -> Value {
+pub fn moved(schema: &Value, place: &str) -> Value {
     match schema {
         Value::Object(members) => {
             let member = |(key, value): (&String, &Value)| {

@@ -12,6 +12,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
 };
@@ -69,6 +70,7 @@ impl Default for Config {
 /// An API bound to a listener.
 pub struct Server {
     app: Arc<App>,
+    service: axum::Router,
     listener: TcpListener,
     address: SocketAddr,
 }
@@ -103,7 +105,8 @@ impl Server {
             held: crate::body::Held::default(),
             counters: Arc::new(metrics::Counters::default()),
         };
-        Ok(Self { app: Arc::new(app), listener, address })
+        let app = Arc::new(app);
+        Ok(Self { service: router::router(app.clone()), app, listener, address })
     }
 
     /// Where it listens.
@@ -116,9 +119,15 @@ impl Server {
         self.app.access.ticket()
     }
 
+    /// Serves one connection that came another way than over the listener, such as a pipe, until either side ends it. It
+    /// counts among no connections.
+    pub async fn connection(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        connection(stream, self.service.clone()).await;
+    }
+
     /// Serves until `stop` completes; then takes no more connections and gives answers under way a few seconds.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let service = router::router(self.app.clone());
+        let service = self.service;
         let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let mut stop = std::pin::pin!(stop);
         loop {
@@ -160,7 +169,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> io::Result<(
     Ok((stream, place))
 }
 
-async fn connection(stream: TcpStream, service: axum::Router) {
+async fn connection(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, service: axum::Router) {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())

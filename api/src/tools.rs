@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     error::ApiError,
     fields::{Fields, required},
-    inference::Format,
+    inference::{CallForm, Format},
     schema, schema_refs,
 };
 
@@ -26,6 +26,8 @@ pub(crate) struct Offer {
     pub names: Vec<String>,
     /// What the answer must look like, when a call is demanded.
     pub forced: Option<Format>,
+    /// What a call looks like, when there may be one.
+    pub free: Option<Format>,
     /// Whether an answer may hold one call only.
     pub single: bool,
 }
@@ -107,7 +109,12 @@ impl Offer {
             Ok([schema]) => Some(Format::JsonSchema(schema)),
             Err(schemas) => (!schemas.is_empty()).then(|| Format::JsonSchema(json!({"anyOf": schemas}))),
         };
-        Ok(Self { tools: Some(Value::Array(tools)), names, forced, single: false })
+        let form = |tool: &Value| CallForm {
+            name: name(tool),
+            parameters: schema::close(&tool["function"]["parameters"]),
+        };
+        let free = forced.is_none().then(|| Format::Calls(tools.iter().map(form).collect()));
+        Ok(Self { tools: Some(Value::Array(tools)), names, forced, free, single: false })
     }
 }
 

@@ -263,8 +263,8 @@ pub struct EngineArgs {
     /// Let the system move compute threads between cores
     #[arg(long)]
     pub no_pin: bool,
-    /// What computes: auto, cpu, candle-cpu, cuda:0 or metal; auto takes a GPU where this build supports one. Others than
-    /// cpu compute nearly the same bits (class approx)
+    /// What computes: auto, cpu, candle-cpu, cuda:0, metal or gpu:0; auto takes a GPU of cuda or metal where this build has
+    /// one. Others than cpu and gpu compute nearly the same bits (class approx); `shoal selftest --device` checks them
     #[arg(long, default_value = "auto", env = "SHOAL_DEVICE")]
     pub device: DeviceName,
 }
@@ -359,7 +359,7 @@ pub struct SamplingArgs {
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 512)]
     pub max_tokens: usize,
-    /// What may draft tokens of an answer through a swarm, so that a pass confirms several: auto, off, or a list of lookup
+    /// What may draft tokens of an answer, so that a pass confirms several: auto, off, or a list of lookup
     /// (what followed before) and grammar (what the form of the answer forces); the tokens are the same with any
     #[arg(long, default_value = "auto", value_name = "DRAFTERS")]
     pub draft: Draft,
@@ -444,7 +444,19 @@ pub struct ChatArgs {
     pub attention: AttentionKind,
     #[command(flatten)]
     #[allow(missing_docs)]
+    pub wire: WireArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
     pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
     /// One JSON object per line; one user message per line of standard input
     #[arg(long)]
     pub json: bool,
@@ -521,8 +533,11 @@ pub struct BenchArgs {
 #[derive(Debug, Args)]
 pub struct SelftestArgs {
     /// Check this instruction set only [default: all this machine has]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "device")]
     pub isa: Option<String>,
+    /// Check this device instead of the processor's instruction sets, e.g. gpu:0
+    #[arg(long)]
+    pub device: Option<DeviceName>,
     /// One JSON object on one line
     #[arg(long)]
     pub json: bool,

@@ -8,15 +8,19 @@
 //! What a form takes to compile is bounded twice: it is measured first ([`bounds`]), and what comes from a client is tried in
 //! a disposable process ([`trial`]) before the process that samples compiles it, on a stack of its own.
 //!
+//! An answer that may call tools is bound only where it calls one (`calls.rs`).
+//!
 //! Limits: white space in JSON is fixed (`", "` and `": "`) unless the schema says otherwise with `x-guidance`: small models
 //! left free can write blanks for ever. Log-probabilities beside a constraint are those of the tokens it allows.
 
 pub mod bounds;
+mod calls;
 pub mod trial;
 
 use std::{fmt, sync::Arc, thread};
 
 use api::inference::{Failure, Format};
+use calls::Calls;
 use llguidance::{
     Matcher, ParserFactory,
     api::TopLevelGrammar,
@@ -27,6 +31,8 @@ use shard::tokenizer::{Encode, Tokenizer, vocabulary::Kind};
 
 /// Longest grammar or regular expression.
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
+/// Largest declaration of all tools of one answer.
+const MAX_TOOLS_BYTES: usize = 1 << 20;
 /// Stack of the thread that compiles: several times what the deepest form that [`bounds`] lets pass takes in a build
 /// without optimization. Pages that are not touched cost nothing.
 const STACK_BYTES: usize = 256 << 20;
@@ -35,12 +41,18 @@ const IMPOSSIBLE: f32 = -1e30;
 
 /// Makes constraints for one model's vocabulary.
 pub struct Constraints {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
+    vocabulary: Arc<calls::Vocabulary>,
 }
 
 /// One answer's constraint.
-pub struct Constraint {
-    matcher: Matcher,
+pub struct Constraint(Bound);
+
+enum Bound {
+    /// From its beginning to its end.
+    Whole(Box<Matcher>),
+    /// Where it calls a tool.
+    Calls(Box<Calls>),
 }
 
 /// A constraint that cannot go on.
@@ -89,7 +101,8 @@ impl Constraints {
         let mut factory = ParserFactory::new(environment, InferenceCapabilities::default(), &[])
             .map_err(|error| Broken(first_line(error)))?;
         factory.quiet();
-        Ok(Self { factory })
+        let factory = Arc::new(factory);
+        Ok(Self { vocabulary: Arc::new(calls::Vocabulary::new(factory.clone())), factory })
     }
 
     /// The constraint that `format` asks for, if it asks for one. Its first choice is computed, so that a form that exceeds
@@ -103,13 +116,17 @@ impl Constraints {
         }
         let refuse = |why: String| Failure::invalid("response_format", why);
         measure(format).map_err(refuse)?;
+        let unusable = |why: String| refuse(format!("the form cannot be used: {why}"));
+        if let Format::Calls(tools) = format {
+            let calls = Calls::new(self.vocabulary.clone(), tools).map_err(unusable)?;
+            return Ok(Some(Constraint(Bound::Calls(Box::new(calls)))));
+        }
         let compiled = thread::scope(|scope| {
             let thread = thread::Builder::new().name("form".into()).stack_size(STACK_BYTES);
             thread.spawn_scoped(scope, || self.compile(format)).map(|running| running.join())
         });
-        let unusable = |why: String| refuse(format!("the form cannot be used: {why}"));
         match compiled {
-            Ok(Ok(matcher)) => Ok(Some(Constraint { matcher: matcher.map_err(unusable)? })),
+            Ok(Ok(matcher)) => Ok(Some(Constraint(Bound::Whole(Box::new(matcher.map_err(unusable)?))))),
             Ok(Err(_)) => Err(unusable("the grammar engine fails on it".into())),
             Err(error) => Err(Failure::Internal { why: format!("no thread could be started: {error}") }),
         }
@@ -117,7 +134,7 @@ impl Constraints {
 
     fn compile(&self, format: &Format) -> Result<Matcher, String> {
         let grammar = match format {
-            Format::Text | Format::JsonObject => {
+            Format::Text | Format::Calls(_) | Format::JsonObject => {
                 TopLevelGrammar::from_json_schema(fixed_space(json!({"type": "object"})))
             }
             Format::JsonSchema(schema) => TopLevelGrammar::from_json_schema(fixed_space(schema.clone())),
@@ -138,6 +155,16 @@ pub fn measure(format: &Format) -> Result<(), String> {
     let most = MAX_GRAMMAR_BYTES >> 10;
     match format {
         Format::Text | Format::JsonObject => Ok(()),
+        Format::Calls(tools) => {
+            let bytes: usize =
+                tools.iter().map(|tool| tool.name.len() + tool.parameters.to_string().len()).sum();
+            let fits = bytes <= MAX_TOOLS_BYTES;
+            if fits {
+                Ok(())
+            } else {
+                Err(format!("the tools have more than {} KiB: offer fewer", MAX_TOOLS_BYTES >> 10))
+            }
+        }
         Format::JsonSchema(schema) => {
             bounds::schema(schema)?;
             let fits = schema.to_string().len() <= MAX_GRAMMAR_BYTES;
@@ -166,13 +193,14 @@ impl Constraint {
     /// # Errors
     /// [`Broken`] when the grammar's limits are exceeded.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), Broken> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|error| Broken(first_line(error)))?;
-        for (id, logit) in logits.iter_mut().enumerate() {
-            if id >= allowed.len() || !allowed.is_allowed(id as u32) {
-                *logit = IMPOSSIBLE;
+        match &mut self.0 {
+            Bound::Calls(calls) => calls.mask(logits),
+            Bound::Whole(matcher) => {
+                let allowed = matcher.compute_mask_or_eos().map_err(|error| Broken(first_line(error)))?;
+                calls::forbid(logits, &allowed);
+                Ok(())
             }
         }
-        Ok(())
     }
 
     /// Goes on with a token.
@@ -180,13 +208,21 @@ impl Constraint {
     /// # Errors
     /// [`Broken`] when it was not allowed.
     pub fn accept(&mut self, id: u32) -> Result<(), Broken> {
-        self.matcher.consume_token(id).map_err(|error| Broken(first_line(error)))
+        match &mut self.0 {
+            Bound::Calls(calls) => calls.accept(id),
+            Bound::Whole(matcher) => matcher.consume_token(id).map_err(|error| Broken(first_line(error))),
+        }
     }
 
     /// At most `most` tokens that spell what the answer goes on with, as far as its form leaves no choice about the text;
     /// none where there is a choice at once. The same text may be spelled by other tokens, which the draws decide about.
     pub fn forced(&mut self, tokenizer: &Tokenizer, most: usize) -> Vec<u32> {
-        let bytes = self.matcher.compute_ff_bytes();
+        let matcher = match &mut self.0 {
+            Bound::Whole(matcher) => Some(&mut **matcher),
+            Bound::Calls(calls) => calls.within(),
+        };
+        let Some(matcher) = matcher else { return Vec::new() };
+        let bytes = matcher.compute_ff_bytes();
         // A character that is not complete yet waits for its rest.
         let text = match std::str::from_utf8(&bytes) {
             Ok(text) => text,
@@ -199,7 +235,7 @@ impl Constraint {
         let spelled: Vec<u8> = tokens.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
         if spelled != text.as_bytes() {
             // A tokenizer that puts something before a text spells what is in the middle of one otherwise.
-            tokens = self.matcher.compute_ff_tokens();
+            tokens = matcher.compute_ff_tokens();
         }
         tokens.truncate(most);
         tokens
@@ -207,6 +243,6 @@ impl Constraint {
 
     /// Whether the answer is complete and nothing may follow.
     pub fn is_complete(&self) -> bool {
-        self.matcher.is_stopped()
+        matches!(&self.0, Bound::Whole(matcher) if matcher.is_stopped())
     }
 }

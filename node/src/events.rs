@@ -116,6 +116,9 @@ pub struct ForApi {
     /// The client can ask for the very same answer again, since it chose the seed and wants nothing besides text: the
     /// answer is kept on disk while it runs.
     pub repeatable: bool,
+    /// Whether the tokens of the prompt are told first, with log-probabilities where these are wanted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub echo: bool,
 }
 
 /// How tokens are chosen, and what drafts them; what is `None` is as in [`SamplingParams`].
@@ -183,6 +186,11 @@ pub enum PromptEvent {
     Resumed(Resumed),
     /// Who computes it. A second one replaces the first: its nodes were crowded, and nothing was computed.
     Route(Box<RouteEvent>),
+    /// The next tokens of the prompt, before the first of the answer, where they are to be told.
+    Prompt {
+        /// In their order.
+        tokens: Vec<PromptToken>,
+    },
     /// A token.
     Token(Token),
     /// How fast it goes.
@@ -252,6 +260,18 @@ pub struct Token {
     pub text: String,
     /// Log-probabilities, when asked for.
     #[serde(flatten)]
+    pub logprobs: Option<Logprobs>,
+}
+
+/// A token of the prompt.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct PromptToken {
+    /// Its id.
+    pub id: u32,
+    /// Its own bytes.
+    pub bytes: Vec<u8>,
+    /// Log-probabilities, when asked for and where something is before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Logprobs>,
 }
 

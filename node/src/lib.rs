@@ -14,6 +14,7 @@ pub mod constrain;
 pub mod content;
 pub mod control;
 pub mod daemon;
+pub mod drafting;
 pub mod error;
 pub mod events;
 pub mod feedback;

@@ -115,9 +115,10 @@ impl Model {
         Ok(Self { name: args.model.clone(), gguf, tokenizer, template, executor, ctx, _cores: None })
     }
 
-    /// Buffers for one session, passes of at most [`CHUNK_ROWS`] rows.
-    pub fn workspace(&self) -> Result<Workspace> {
-        Ok(Workspace::new(&*self.executor, Capacity::one_session(CHUNK_ROWS.min(self.ctx)))?)
+    /// Buffers for one session, passes of at most [`CHUNK_ROWS`] rows with the logits of `logit_rows` of them.
+    pub fn workspace(&self, logit_rows: usize) -> Result<Workspace> {
+        let rows = CHUNK_ROWS.min(self.ctx).max(logit_rows);
+        Ok(Workspace::new(&*self.executor, Capacity { rows, items: 1, logit_rows })?)
     }
 }
 

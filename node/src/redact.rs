@@ -61,6 +61,9 @@ impl Debug for PromptEvent {
             }
             Self::Done(report) => f.debug_tuple("Done").field(report).finish(),
             Self::Checked(report) => f.debug_tuple("Checked").field(report).finish(),
+            Self::Prompt { tokens } => {
+                f.debug_tuple("Prompt").field(&Hidden(tokens.len(), "tokens")).finish()
+            }
             Self::Failed(refusal) => f.debug_tuple("Failed").field(refusal).finish(),
         }
     }
@@ -277,6 +280,7 @@ mod tests {
             logprob: None,
             top: Vec::new(),
             forced: ipc::DraftIds(vec![ID]),
+            prompt: Vec::new(),
         }]);
         let token = Progress::Token {
             position: 3,
@@ -285,6 +289,7 @@ mod tests {
             bytes: WORD.as_bytes().to_vec(),
             logprob: None,
             top: Vec::new(),
+            prompt: Vec::new(),
         };
         let summary = Summary {
             finish: Finish::Stop,
@@ -294,6 +299,7 @@ mod tests {
             reused_tokens: 0,
             prefill: std::time::Duration::ZERO,
             steps: Vec::new(),
+            drafts: Default::default(),
         };
         let resumed = Resumed { session: "00".into(), ids: vec![ID], text: WORD.into() };
         let report =

@@ -76,6 +76,8 @@ pub struct Depth {
     measured: bool,
     /// One more row, ms, as long as none of its class was measured.
     row_ms: f64,
+    /// What a row is believed to take of a plain step, where nothing is believed of that: no draft before one was measured.
+    share: Option<f64>,
     /// One more row, ms, by class of rows.
     rows_ms: [Option<f64>; CLASSES.len() + 1],
     /// What drafts have cost beyond what they brought, in plain steps; never below 0.
@@ -96,11 +98,19 @@ impl Depth {
             plain_ms: sane(plain_ms),
             measured: false,
             row_ms: sane(row_ms),
+            share: None,
             rows_ms: Default::default(),
             debt: 0.0,
             rest: 0,
             next_rest: REST_STEPS,
         }
+    }
+
+    /// Where nothing is believed of a step but that each row beyond the first takes `share` of a step of one row, above 0:
+    /// nothing is drafted before such a step was measured.
+    pub fn unmeasured(share: f64) -> Self {
+        let share = if share.is_finite() { share.clamp(1e-3, 1e3) } else { 1.0 };
+        Self { share: Some(share), ..Self::new(1.0, share) }
     }
 
     /// Milliseconds of a step of `rows` rows, as far as is known.
@@ -116,7 +126,7 @@ impl Depth {
     /// How many drafts to send of those on offer, of which `chances` are the chances, each where all before it are right;
     /// a draft of `drafting_ms` each has still to be made. 0 while drafting rests.
     pub fn best(&self, chances: &[f64], drafting_ms: f64) -> usize {
-        if self.rest > 0 {
+        if self.rest > 0 || (self.share.is_some() && !self.measured) {
             return 0;
         }
         let (mut tokens, mut all_right) = (1.0, 1.0);
@@ -142,6 +152,9 @@ impl Depth {
             let new = if self.measured { NEW } else { 1.0 };
             self.plain_ms += new * (ms - self.plain_ms);
             self.measured = true;
+            if let Some(share) = self.share {
+                self.row_ms = share * self.plain_ms;
+            }
             self.rest = self.rest.saturating_sub(1);
             let believed = self.row_ms;
             self.rows_ms.iter_mut().flatten().for_each(|row_ms| *row_ms += FADE * (believed - *row_ms));
@@ -201,6 +214,16 @@ mod tests {
         // A stage that stalls for ten seconds is not what a row costs.
         depth.note(4, 4, 10_000.0);
         assert!(depth.step_ms(4) < 200.0, "{}", depth.step_ms(4));
+    }
+
+    #[test]
+    fn nothing_is_drafted_before_a_plain_step_was_measured() {
+        let mut depth = Depth::unmeasured(0.1);
+        assert_eq!(depth.best(&[1.0; 4], 0.0), 0);
+        depth.note(1, 1, 40.0);
+        assert_eq!((depth.step_ms(1), depth.step_ms(3)), (40.0, 48.0));
+        assert_eq!(depth.best(&[1.0; 4], 0.0), 4);
+        assert_eq!(depth.best(&[0.05; 4], 0.0), 0);
     }
 
     /// One pass that was late for another reason keeps drafts away for a while, not for good.

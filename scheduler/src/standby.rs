@@ -97,6 +97,18 @@ pub fn covers(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec
     covers
 }
 
+/// The cheapest nodes outside of `pipeline` that together run exactly the layers of its segment `index`, other operators first;
+/// the pipeline's other segments stay as they are.
+pub fn tiling(
+    snapshot: &Snapshot,
+    request: &Request,
+    pipeline: &Pipeline,
+    index: usize,
+) -> Option<Vec<Segment>> {
+    let cover = Covering::new(snapshot, request, pipeline)?.cover(index)?;
+    Some(cover.segments).filter(|segments| !segments.is_empty())
+}
+
 /// Prices for all covers of one pipeline.
 struct Covering<'a> {
     snapshot: &'a Snapshot,

@@ -3,7 +3,8 @@
 //! A node that holds the state of the first positions for a segment computes only the rest of the prompt there. [`price`] is what a
 //! pipeline costs with that: a segment that ran on the same node then is priced for the rest, any other for all of the prompt.
 //! [`stick`] compares the best route with the former one; where nodes of that are gone or full it tries the same cuts with the cheapest
-//! other holders, since what crossed these cuts is known and need not be computed by the others again.
+//! other holder, since what crossed these cuts is known and need not be computed by the others again. Where no node holds all of a
+//! part that is gone, several share it: there alone rows are computed that cross cuts which are not in the log.
 //!
 //! Limits: the search itself does not know what is kept; a route that shares some segments with the former one and is better than
 //! both is not found.
@@ -11,7 +12,7 @@
 use crate::cost::{Cost, Leg, explain, total};
 use crate::no_route::NoRoute;
 use crate::route::Route;
-use crate::{Pipeline, Request, Segment, Snapshot};
+use crate::{Pipeline, Request, Segment, Snapshot, standby};
 
 /// What ran the beginning of a prompt before.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -55,7 +56,7 @@ pub fn stick(snapshot: &Snapshot, request: &Request, best: Route, former: &Forme
     Route { pipeline: again, legs, cost: whole, ..best }
 }
 
-/// The former route, with the cheapest other holder of each segment whose node may not run it now.
+/// The former route, with the cheapest other holder of each segment whose node may not run it now, or the cheapest holders.
 fn again(snapshot: &Snapshot, request: &Request, former: &Former) -> Option<Pipeline> {
     let mut pipeline = Pipeline::new(former.segments.clone(), snapshot.num_layers()).ok()?;
     for _ in 0..former.segments.len() {
@@ -77,7 +78,10 @@ fn again(snapshot: &Snapshot, request: &Request, former: &Former) -> Option<Pipe
             };
             Some((ms, there))
         });
-        pipeline = replaced.min_by(|a, b| a.0.total_cmp(&b.0))?.1;
+        pipeline = match replaced.min_by(|a, b| a.0.total_cmp(&b.0)) {
+            Some((_, there)) => there,
+            None => pipeline.replaced(at, &standby::tiling(snapshot, request, &pipeline, at)?).ok()?,
+        };
     }
     explain(snapshot, request, &pipeline).ok().map(|_| pipeline)
 }
@@ -152,5 +156,27 @@ mod tests {
         }
         let found = chosen(&snapshot(&[2]), &asked, &former(990));
         assert_eq!(found.len(), 3, "one node is left: {found:?}");
+    }
+
+    /// Of the part that is gone no node holds all: two share it, and what is kept behind it counts.
+    #[test]
+    fn where_no_other_node_holds_all_of_a_part_several_share_it() {
+        let ends: LayerSet = [range(0, 1), range(5, 6)].into_iter().collect();
+        let host = |node: u64, layers: LayerSet, ms: f64| {
+            let mut host = Host::new(NodeId::numbered(node), layers, ms);
+            host.prefill_ms = ms / 10.0;
+            host
+        };
+        let parts = [(4, (3, 5), 1.3), (5, (1, 2), 1.1), (6, (2, 3), 1.1), (7, (3, 5), 1.0)];
+        let hosts: Vec<Host> = std::iter::once(host(1, ends, 1.0))
+            .chain(parts.map(|(node, (start, end), ms)| host(node, range(start, end).into(), ms)))
+            .collect();
+        let links = vec![1.0; hosts.len() * hosts.len()];
+        let snapshot = Snapshot::new(ModelId::default(), 6, None, hosts, &Links::Matrix(links)).unwrap();
+        let shared =
+            [segment(1, 0, 1), segment(5, 1, 2), segment(6, 2, 3), segment(4, 3, 5), segment(1, 5, 6)];
+        assert_eq!(chosen(&snapshot, &request(1_000, 8), &former(990)), shared);
+        let short = chosen(&snapshot, &request(20, 500), &former(16));
+        assert_eq!(short[3], segment(7, 3, 5), "it does not pay");
     }
 }

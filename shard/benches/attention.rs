@@ -31,7 +31,7 @@ fn values(len: usize) -> Vec<f32> {
 }
 
 fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: usize) {
-    let KvShape { kv_heads, head_dim } = shape;
+    let KvShape { kv_heads, head_dim, .. } = shape;
     let all = start + n;
     let (k, v) = (values(all * kv_heads * head_dim), values(all * kv_heads * head_dim));
     let mut pages: Vec<KvPage> = (0..all.div_ceil(PAGE)).map(|_| new_page(shape, 0)).collect();
@@ -73,8 +73,8 @@ fn main() {
     let isa = args.next().and_then(|name| Isa::from_name(&name)).unwrap_or_else(Isa::detect);
     let cpu = Cpu::new(isa, Pool::new(threads, true));
     println!("{}, {threads} threads", isa.name());
-    let small = KvShape { kv_heads: 8, head_dim: 64 };
-    let large = KvShape { kv_heads: 8, head_dim: 128 };
+    let small = KvShape::new(8, 64);
+    let large = KvShape::new(8, 128);
     bench(&cpu, "32/8 heads of 64, prefill 512", 32, small, 0, 512);
     bench(&cpu, "32/8 heads of 128, prefill 512", 32, large, 0, 512);
     bench(&cpu, "32/8 heads of 64, 512 more after 3584", 32, small, 3584, 512);
@@ -82,7 +82,7 @@ fn main() {
     bench(&cpu, "32/8 heads of 64, decode at 4096", 32, small, 4095, 1);
     bench(&cpu, "32/8 heads of 128, decode at 4096", 32, large, 4095, 1);
     bench(&cpu, "8/8 heads of 128, decode at 4096", 8, large, 4095, 1);
-    bench(&cpu, "14/2 heads of 64, decode at 4096", 14, KvShape { kv_heads: 2, head_dim: 64 }, 4095, 1);
+    bench(&cpu, "14/2 heads of 64, decode at 4096", 14, KvShape::new(2, 64), 4095, 1);
     for positions in [512, 4096, 8192] {
         for kind in ["dense", "window:128", "sparse"] {
             let kind: AttentionKind = kind.parse().expect("these exist");

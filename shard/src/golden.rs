@@ -7,6 +7,9 @@
 //!
 //! Inputs come from a seeded generator with exact arithmetic, so they are the same bits everywhere too.
 
+#[cfg(feature = "gpu")]
+mod gpu;
+
 use std::sync::Arc;
 
 use scheduler::LayerRange;
@@ -14,7 +17,8 @@ use scheduler::LayerRange;
 use crate::{
     Error, Result,
     executor::{
-        Capacity, Chain, Device, Executor, Input, Item, Options, Output, Workspace, cpu::Shard, fingerprint,
+        self, Capacity, Chain, Device, Ends, Executor, Input, Item, Options, Output, Workspace, fingerprint,
+        whole_range,
     },
     gguf::Gguf,
     kernels::{
@@ -59,8 +63,22 @@ pub fn check(isa: Isa) -> Result<Vec<Check>> {
     Ok(found.into_iter().map(|(name, hash)| Check { expected: expected(&name), name, hash }).collect())
 }
 
+/// As [`check`], what `device` computes of the list.
+///
+/// # Errors
+/// Those of the device; [`Error::Invalid`] for one that computes nothing of profile `d1`.
+pub fn check_device(device: &Device) -> Result<Vec<Check>> {
+    match device {
+        Device::Cpu(cpu) => check(cpu.isa()),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(device) => gpu::check_gpu(device),
+        _ => Err(Error::invalid("this device is of class approx by its nature: it has no self-test")),
+    }
+}
+
 /// (name, hash) of every operation and model; `chunk` rows per pass through a model.
 pub fn hashes(cpu: &Arc<Cpu>, chunk: usize) -> Result<Vec<(String, String)>> {
+    let device = Device::Cpu(cpu.clone());
     let mut all = Vec::new();
     for (index, format) in quant::ALL.iter().enumerate() {
         all.push((format!("matmul-{}", format.name), matmul(cpu, format, index as u64)?));
@@ -69,16 +87,23 @@ pub fn hashes(cpu: &Arc<Cpu>, chunk: usize) -> Result<Vec<(String, String)>> {
         all.push((name.to_string(), run(cpu)));
     }
     for case in MODELS {
-        all.push((case.name.to_string(), model(cpu, case, chunk)?));
+        all.push((case.name.to_string(), model(&device, case, chunk)?));
     }
-    // The same hash twice: cuts must not matter.
-    all.push(("model-whole".into(), chain(cpu, &[(0, 3)], chunk)?));
-    all.push(("model-cut".into(), chain(cpu, &[(0, 1), (1, 2), (2, 3)], chunk)?));
-    // A session that rounds, in one run and in three: twice the same hash again.
-    all.push(("model-rounded".into(), rounded(cpu, &[(0, 3)], chunk)?));
-    all.push(("model-rounded-cut".into(), rounded(cpu, &[(0, 1), (1, 2), (2, 3)], chunk)?));
+    all.extend(cuts(&device, chunk)?);
     all.push(("sampler".into(), sampler()?));
     Ok(all)
+}
+
+/// The same hash twice, because cuts must not matter; and of a session that rounds, in one run and in three, twice the same again.
+fn cuts(device: &Device, chunk: usize) -> Result<[(String, String); 4]> {
+    const WHOLE: &[(u32, u32)] = &[(0, 3)];
+    const CUT: &[(u32, u32)] = &[(0, 1), (1, 2), (2, 3)];
+    Ok([
+        ("model-whole".into(), chain(device, WHOLE, chunk)?),
+        ("model-cut".into(), chain(device, CUT, chunk)?),
+        ("model-rounded".into(), rounded(device, WHOLE, chunk)?),
+        ("model-rounded-cut".into(), rounded(device, CUT, chunk)?),
+    ])
 }
 
 fn hash_f32(values: &[f32]) -> String {
@@ -164,6 +189,7 @@ const OPERATIONS: &[Operation] = &[
     ("round-bf16", |_| round(Rule::Bf16)),
     ("round-f16", |_| round(Rule::F16)),
     ("attention", |cpu| attention(cpu, None, None, false)),
+    ("attention-latent", attention_latent),
     ("attention-window", |cpu| attention(cpu, Some(100), None, false)),
     ("attention-softcap", |cpu| attention(cpu, Some(300), Some(50.0), false)),
     ("attention-sinks", |cpu| attention(cpu, Some(300), None, true)),
@@ -234,9 +260,36 @@ fn delta_net(cpu: &Arc<Cpu>) -> String {
     hash_f32(&out)
 }
 
+/// The same rows with one key for six heads, whose end is the value.
+fn attention_latent(cpu: &Arc<Cpu>) -> String {
+    let (shape, heads, start, n) = (KvShape { latent: Some(40), ..KvShape::new(1, 56) }, 6, 597, 3);
+    let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
+    let k = normals(14, (start + n) * shape.head_dim, 1.0);
+    cpu.store_kv(&mut pages, shape, &k, &[], 0);
+    let q = normals(16, n * heads * shape.head_dim, 1.0);
+    let mut out = vec![0.0; n * heads * shape.value_dim()];
+    let (pages, out_rows) = (&pages[..], &mut out[..]);
+    let job = AttentionJob {
+        q: &q,
+        pages,
+        shape,
+        start,
+        n,
+        heads,
+        scale: 0.3,
+        softcap: None,
+        window: None,
+        far: None,
+        sinks: None,
+        out: out_rows,
+    };
+    cpu.attention(&mut [job]);
+    hash_f32(&out)
+}
+
 /// Three rows at positions 597 to 599: two whole pages and a partial one behind them, three query heads per key head.
 fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> String {
-    let (shape, heads, start, n) = (KvShape { kv_heads: 2, head_dim: 48 }, 6, 597, 3);
+    let (shape, heads, start, n) = (KvShape::new(2, 48), 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
     let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
@@ -291,24 +344,28 @@ const MODELS: &[Case] = &[
     Case { name: "model-experts-q4_0", format: "q4_0", experts: Some((6, 2)), tokens: 40 },
 ];
 
-fn model(cpu: &Arc<Cpu>, case: &Case, chunk: usize) -> Result<String> {
+fn model(device: &Device, case: &Case, chunk: usize) -> Result<String> {
     let format = quant::by_name(case.format).ok_or_else(|| Error::unsupported(case.format))?;
     let (shape, tokens) = (Shape { experts: case.experts, ..TINY }, case.tokens);
     let gguf = Arc::new(Gguf::from_bytes(shape.to_bytes(format, 77)?)?);
-    let shard = Shard::whole(&gguf, cpu.clone())?;
+    let shard = whole(device, &gguf)?;
     let mut random = Random(99);
     let ids: Vec<u32> = (0..tokens).map(|_| random.below(shape.vocab) as u32).collect();
     let chunk = if chunk == 0 { tokens } else { chunk };
-    Ok(fingerprint(&shard, &ids, chunk)?.to_hex()[..16].to_string())
+    Ok(fingerprint(&*shard, &ids, chunk)?.to_hex()[..16].to_string())
+}
+
+fn whole(device: &Device, gguf: &Arc<Gguf>) -> Result<Box<dyn Executor>> {
+    executor::load(device, gguf, whole_range(gguf)?, Ends::BOTH, Options::default())
 }
 
 /// The logits after a prompt and after each of four more tokens, through one shard per range of layers.
-fn chain(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String> {
+fn chain(device: &Device, ranges: &[(u32, u32)], chunk: usize) -> Result<String> {
     let format = quant::by_name("q6_k").ok_or_else(|| Error::unsupported("q6_k"))?;
     let gguf = Arc::new(Gguf::from_bytes(TINY.to_bytes(format, 78)?)?);
     let ranges: Vec<LayerRange> = ranges.iter().filter_map(|&(a, b)| LayerRange::new(a, b)).collect();
     let chunk = if chunk == 0 { 24 } else { chunk };
-    let mut chain = Chain::load(&Device::Cpu(cpu.clone()), &gguf, &ranges, Options::default(), chunk)?;
+    let mut chain = Chain::load(device, &gguf, &ranges, Options::default(), chunk)?;
     let mut random = Random(98);
     let ids: Vec<u32> = (0..28).map(|_| random.below(TINY.vocab) as u32).collect();
     let mut all = chain.forward(&ids[..24])?.to_vec();
@@ -319,12 +376,12 @@ fn chain(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String> 
 }
 
 /// As [`chain`], through one shard run range by range, with activations rounded before layers 1 and 2.
-fn rounded(cpu: &Arc<Cpu>, ranges: &[(u32, u32)], chunk: usize) -> Result<String> {
+fn rounded(device: &Device, ranges: &[(u32, u32)], chunk: usize) -> Result<String> {
     let format = quant::by_name("q6_k").ok_or_else(|| Error::unsupported("q6_k"))?;
     let gguf = Arc::new(Gguf::from_bytes(TINY.to_bytes(format, 78)?)?);
-    let shard = Shard::whole(&gguf, cpu.clone())?;
+    let shard = whole(device, &gguf)?;
     let chunk = if chunk == 0 { 28 } else { chunk };
-    let mut ws = Workspace::new(&shard, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
+    let mut ws = Workspace::new(&*shard, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
     let mut parts = ranges
         .iter()
         .filter_map(|&(a, b)| LayerRange::new(a, b))

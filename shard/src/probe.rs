@@ -26,7 +26,7 @@ pub fn read_bandwidth(cpu: &Cpu) -> Result<f64> {
 }
 
 /// Heads of the attention that is timed, each with keys and values of its own, and values of one.
-pub const HEADS: KvShape = KvShape { kv_heads: 8, head_dim: 64 };
+pub const HEADS: KvShape = KvShape::new(8, 64);
 /// Most positions that attention is timed over: four arrays of 2 KiB a position are in memory, and pages of half as much.
 pub const MAX_POSITIONS: usize = 1 << 18;
 

@@ -177,3 +177,22 @@ fn executors_without_it_say_so() {
     let shard = whole(&gguf, fast(), CONTEXT);
     assert!(shard.new_state_with(range, AttentionKind::Window(0)).is_err());
 }
+
+/// A model whose values are a part of its keys takes a window, not landmarks.
+#[test]
+fn latent_attention_takes_a_window_and_refuses_landmarks() {
+    let gguf = open("deepseek_v2");
+    let shard = whole(&gguf, fast(), CONTEXT);
+    let why = shard.new_state_with(shard.range(), kind("sparse")).err().map(|error| error.to_string());
+    assert!(why.as_deref().is_some_and(|why| why.contains("latent attention: choose dense")), "{why:?}");
+    let ids = tokens(40, shard.blueprint().vocab, 6);
+    let see = |attention: &str, chunk: usize| {
+        let mut ws = Workspace::new(&shard, Capacity { rows: 40, items: 1, logit_rows: 40 }).unwrap();
+        feed(&shard, &mut ws, &mut empty(&shard, attention), &ids, chunk)
+    };
+    let (dense, narrow) = (see("dense", 40), see("window:5", 40));
+    let vocab = shard.blueprint().vocab;
+    assert!(narrow[..6 * vocab] == dense[..6 * vocab], "six positions are within the window");
+    assert!(narrow[6 * vocab..] != dense[6 * vocab..], "the window hides nothing");
+    assert!(see("window:5", 7) == narrow && see("window:63", 40) == dense, "a window is a window");
+}

@@ -65,6 +65,8 @@ fn split_equals_whole() {
         ("qwen3next", &[&[1], &[3], &[1, 2, 3, 4]]),
         ("qwen35", &[&[2], &[1, 3]]),
         ("qwen35moe", &[&[1, 2]]),
+        ("deepseek_v2", &[&[1], &[1, 2]]),
+        ("deepseek_v3", &[&[2]]),
     ];
     for (name, all_cuts) in cases {
         let golden = &goldens(name)[0];

@@ -120,6 +120,13 @@ impl Default for Shoal {
     }
 }
 
+/// Standard output of a command that must have succeeded.
+fn succeeded(output: Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "shoal failed: {error}");
+    String::from_utf8(output.stdout).expect("shoal prints UTF-8")
+}
+
 impl Shoal {
     /// A newcomer: nothing is configured.
     pub fn new() -> Self {
@@ -133,8 +140,19 @@ impl Shoal {
 
     /// Runs a command with `input` on standard input.
     pub fn run_with(&self, args: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> Output {
+        self.run_in(args, input, &[])
+    }
+
+    /// As [`Self::run_with`], with further variables of the environment.
+    pub fn run_in(
+        &self,
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        input: &str,
+        variables: &[(&str, &str)],
+    ) -> Output {
         let mut child = Command::new(binary())
             .args(args)
+            .envs(variables.iter().copied())
             .env("SHOAL_HOME", self.home())
             .env_remove("SHOAL_MODEL")
             .env_remove("SHOAL_THREADS")
@@ -154,15 +172,22 @@ impl Shoal {
 
     /// Runs a command that must succeed and gives its standard output.
     pub fn ok(&self, args: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> String {
-        let output = self.run_with(args, input);
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "shoal failed: {error}");
-        String::from_utf8(output.stdout).expect("shoal prints UTF-8")
+        succeeded(self.run_with(args, input))
     }
 
     /// Runs a command that must succeed and parses the last line it prints.
     pub fn json(&self, args: impl IntoIterator<Item = impl AsRef<OsStr>>, input: &str) -> Value {
-        let text = self.ok(args, input);
+        self.json_in(args, input, &[])
+    }
+
+    /// As [`Self::json`], with further variables of the environment.
+    pub fn json_in(
+        &self,
+        args: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        input: &str,
+        variables: &[(&str, &str)],
+    ) -> Value {
+        let text = succeeded(self.run_in(args, input, variables));
         let last = text.lines().last().unwrap_or_default();
         serde_json::from_str(last).unwrap_or_else(|e| panic!("{e} in {last:?}"))
     }

@@ -82,6 +82,61 @@ fn drafts_change_no_token() {
     assert!(why.contains("draft") && why.contains("lookup and grammar"), "{refused}");
 }
 
+/// Alone, too: no token is another one, whatever drafts, and a conversation goes on from what it kept. With `SHOAL_DRAFT` every
+/// draft is sent.
+#[test]
+fn drafts_alone_change_no_token() {
+    let shoal = Shoal::new();
+    let run = |draft: &str, more: &[&str]| {
+        let args = ["run", "--json", "--raw", "-n", "40", "--draft", draft];
+        shoal.json_in([&args, more, &[REPEATS]].concat(), "", &[("SHOAL_DRAFT", "5:1")])
+    };
+    let mut proposed = 0;
+    for more in [&[][..], &["--temperature", "0.8", "--top-p", "0.95", "--seed", "7", "--logprobs", "2"]] {
+        let (plain, drafted) = (run("off", more), run("lookup", more));
+        assert!(plain["drafts"].is_null(), "{plain}");
+        assert_eq!(ids(&drafted), ids(&plain), "{drafted}");
+        proposed += drafted["drafts"]["proposed"].as_u64().unwrap_or(0);
+    }
+    assert!(proposed > 20, "{proposed} tokens drafted");
+    let chat = |draft: &str| {
+        let args = ["chat", "--json", "-n", "30", "--draft", draft];
+        shoal.json_in(args, "Tell me of the fox and the fox.\nAnd of the fox?\n", &[("SHOAL_DRAFT", "5:1")])
+    };
+    let (plain, drafted) = (chat("off"), chat("lookup"));
+    assert_eq!(ids(&drafted), ids(&plain));
+    assert!(plain["reused_tokens"].as_u64() > Some(30), "{plain}");
+    assert_eq!(drafted["reused_tokens"], plain["reused_tokens"]);
+}
+
+/// `shoal chat --via swarm` is answered by the node that runs here, which keeps what a conversation has computed.
+#[test]
+fn a_conversation_through_the_swarm_goes_on_from_what_was_kept() {
+    let folder = TempDir::new().unwrap();
+    let home = |name: &str| folder.path().join(name);
+    let asks = Node::start(&home("a"), &["--ask-only", "--api", "127.0.0.1:0"]);
+    let _serves = Node::start(&home("b"), &["--layers", "1..7", "--peer", asks.tcp()]);
+    asks.meets(1);
+    agree(&asks);
+    let turns = "Tell me a story about a fox.\nWho was in it?\n";
+    let args = ["chat", "--json", "-n", "24", "--home", asks.home.to_str().unwrap()];
+    let shoal = Shoal::new();
+    let alone = shoal.ok(["chat", "--json", "-n", "24"], turns);
+    let through = shoal.ok([&args[..], &["--via", "swarm"]].concat(), turns);
+    let answers = |text: &str| -> Vec<Value> {
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.filter(|line| line["event"] == "done").collect()
+    };
+    let (alone, through) = (answers(&alone), answers(&through));
+    assert_eq!((alone.len(), through.len()), (2, 2));
+    for (alone, through) in alone.iter().zip(&through) {
+        assert_eq!(ids(through), ids(alone));
+    }
+    assert!(through[1]["cached_tokens"].as_u64() > Some(20), "{}", through[1]);
+    let (code, why) = Shoal::new().fails(["chat", "--via", "swarm"], turns);
+    assert!(code != 0 && why.contains("shoal consent boomerang"), "{why}");
+}
+
 /// Prompts of the figures: what they are called, the prompt, and the form of the answer.
 fn figures() -> [(&'static str, String, Option<Value>); 4] {
     let code = (0..8).map(|n| format!(

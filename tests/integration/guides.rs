@@ -396,3 +396,29 @@ fn lines_are_cut_as_the_shell_cuts_them() {
     assert_eq!(simple(&found[0].commands[0])[0], ["shoal", "join", "--yes"]);
     assert!(!node::cli::parses(["join", "--yess"]) && node::cli::parses(["join", "--yes"]));
 }
+
+/// Each row of the table of security names what holds it, and that is there and has tests.
+#[test]
+fn what_holds_a_row_of_the_security_table_exists() {
+    let page = fs::read_to_string(root().join("node/docs/security.md")).unwrap();
+    let rows: Vec<&str> =
+        page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| from ")).collect();
+    assert!(rows.len() > 25, "{} rows", rows.len());
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").collect();
+        let named: Vec<&str> = cells.last().unwrap().split('`').skip(1).step_by(2).collect();
+        assert!(cells.len() == 4 && !named.is_empty(), "no test is named: {row}");
+        for name in named {
+            assert!(has_tests(&root().join(name)), "{name} has no test: {row}");
+        }
+    }
+}
+
+/// Whether a file, or one of a folder, is Rust with tests in it.
+fn has_tests(path: &Path) -> bool {
+    if path.is_dir() {
+        return fs::read_dir(path).unwrap().any(|entry| has_tests(&entry.unwrap().path()));
+    }
+    let marks = ["#[test]", "#[tokio::test", "proptest!", "fuzz_target!"];
+    fs::read_to_string(path).is_ok_and(|text| marks.iter().any(|mark| text.contains(mark)))
+}

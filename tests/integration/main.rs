@@ -6,6 +6,7 @@ mod browser;
 mod candle;
 mod cli;
 mod clients;
+mod completions;
 mod confined;
 mod consent;
 mod content;

@@ -207,6 +207,7 @@ fn doctor_writes_a_report_that_names_nobody() {
         "clock",
         "processor",
         "numerics",
+        "devices",
         "memory",
         "disk",
         "files",

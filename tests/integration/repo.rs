@@ -50,6 +50,7 @@ fn heavy_libraries_stay_in_their_crates() {
         ("axum", "shoal-api"),
         ("petgraph", "shoal-scheduler"),
         ("minijinja", "shoal-shard"),
+        ("wgpu", "shoal-shard"),
     ];
     for package in metadata()["packages"].as_array().expect("packages") {
         for dependency in package["dependencies"].as_array().expect("dependencies") {
@@ -135,4 +136,30 @@ fn unsafe_code_stays_in_its_rooms() {
         }
     }
     assert!(read > 10);
+}
+
+#[test]
+fn the_page_of_families_names_those_that_are_computed() {
+    let page = fs::read_to_string(root().join("node/docs/models.md")).unwrap();
+    let table: Vec<&str> =
+        page.split("\n## ").next().unwrap().lines().filter(|l| l.starts_with("| `")).collect();
+    let computed = shard::models::ALL.iter().filter(|family| family.name != shard::models::FIXTURE);
+    for family in computed.clone() {
+        let row = format!("| `{}` | {} | ", family.name, family.covers);
+        assert_eq!(
+            table.iter().filter(|line| line.starts_with(&row)).count(),
+            1,
+            "node/docs/models.md lacks {row}"
+        );
+    }
+    assert_eq!(table.len(), computed.count(), "node/docs/models.md has a family that is not computed");
+    let fixtures = fs::read_dir(root().join("tests/data/families")).unwrap().flatten();
+    for file in fixtures.filter_map(|file| file.file_name().into_string().ok()) {
+        let Some(name) = file.strip_suffix(".golden.json") else { continue };
+        let measured = format!(" {name} ");
+        assert!(
+            table.iter().any(|line| line.contains(&measured)),
+            "node/docs/models.md has no figure of {name}"
+        );
+    }
 }

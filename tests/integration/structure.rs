@@ -25,13 +25,11 @@ const RECORDS: Exceptions = &[
     ("api/src/swarm.rs Node", "what the page shows of a node, as JSON"),
     ("node/src/cli/swarm.rs JoinArgs", "a command line"),
     ("node/src/events/report.rs Conducted", "a report, as JSON"),
-    ("node/src/request/mod.rs RequestDriver", "to be parted into leases, log, checks and timing"),
     ("node/src/request/plan.rs Plan", "what a prompt starts with"),
     ("node/src/request/plan.rs Report", "what a prompt says when it is over"),
     ("node/src/worker/ipc/message.rs Ready", "a message"),
     ("node/src/worker/mod.rs Ready", "what a worker says of itself, once"),
     ("p2p/src/config.rs Config", "settings"),
-    ("scheduler/src/session/mod.rs Session", "to be parted into stages, attempts and patience"),
     ("scheduler/src/snapshot.rs Host", "a row of a snapshot"),
     ("shard/src/executor/cpu/buffers.rs CpuBuffers", "one buffer for each step of a layer"),
     ("shard/src/tokenizer/definition.rs Definition", "what a file says of its tokenizer"),
@@ -45,8 +43,6 @@ const RECORDS: Exceptions = &[
     ("simulations/src/world.rs Machine", "a machine of a simulated world"),
 ];
 const SPREAD: Exceptions = &[
-    ("node RequestDriver", "to be parted into leases, log, checks and timing"),
-    ("scheduler Session", "to be parted into stages, attempts and patience"),
     ("scheduler SwarmView", "each kind of knowledge has its file"),
     ("shard Cpu", "an entry stands with its kernel"),
     ("simulations Run", "a simulated world: each kind of event has its file"),

@@ -91,6 +91,8 @@ pub enum Format {
     /// Anything.
     #[default]
     Text,
+    /// Anything, but where it calls a tool, the call is one of these and sound.
+    Calls(Vec<CallForm>),
     /// One JSON object.
     JsonObject,
     /// JSON that this JSON schema allows.
@@ -99,6 +101,22 @@ pub enum Format {
     Grammar(String),
     /// Text that this regular expression matches as a whole.
     Regex(String),
+}
+
+/// A tool that an answer may call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallForm {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments, an object.
+    pub parameters: Value,
+}
+
+impl CallForm {
+    /// The same tool with arguments of any members.
+    pub fn open(&self) -> Self {
+        Self { name: self.name.clone(), parameters: serde_json::json!({"type": "object"}) }
+    }
 }
 
 /// Texts to embed.

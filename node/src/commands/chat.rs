@@ -1,26 +1,31 @@
-//! `shoal chat`: a conversation whose history stays computed.
+//! `shoal chat`: a conversation whose history stays computed, in this process or by the running node and its swarm.
 
 use std::{
     io::{self, BufRead, IsTerminal},
     ops::ControlFlow,
+    path::PathBuf,
 };
 
-use api::choice::Draft;
+use api::choice::Mode;
 use rustyline::{DefaultEditor, error::ReadlineError};
 use serde_json::{Value, json};
-use shard::round::Rounding;
+use tokio::runtime::Runtime;
 
 use super::{
     request,
-    run::{show_json, show_text, summary_json, summary_text},
+    run::{may_leave, refuse_attention, show_json, show_text, summary_json, summary_text},
+    swarm::{consent, remote},
     utf8,
 };
 use crate::{
     Error, Result,
-    cli::ChatArgs,
+    cli::{ChatArgs, swarm::Via},
+    control,
+    events::{PromptEvent, PromptInput, PromptReport},
     inference::local::prompt::{self, Session},
+    library,
     model::Model,
-    output,
+    output, rounding,
 };
 
 const HELP: &str = "\
@@ -33,16 +38,30 @@ const HELP: &str = "\
 pub(super) fn run(args: ChatArgs) -> Result<()> {
     // The editor of lines opens what it needs of the terminal.
     let mut lines = Lines::new()?;
-    if let Draft::By(_) = args.sampling.draft {
-        let why = "chat answers in this process, where nothing is drafted; `shoal run --via swarm --draft lookup` drafts";
-        return Err(Error::usage(why));
-    }
-    let model = Model::load_confined(&args.engine)?;
+    let model;
+    let answers = match node(&args)? {
+        Some(home) => {
+            consent::before_strangers(&home, args.route.mode.unwrap_or(Mode::Boomerang), args.json)?;
+            if lines.interactive() {
+                eprintln!("The running node answers. /help lists the commands.");
+            }
+            Answers::Node(Asker::new(home)?)
+        }
+        None => {
+            model = Model::load_confined(&args.engine)?;
+            if lines.interactive() {
+                eprintln!(
+                    "{} is ready, {} tokens of context. /help lists the commands.",
+                    model.name, model.ctx
+                );
+            }
+            let (end, hidden) = (model.executor.range().end(), model.executor.blueprint().hidden);
+            let rounding = rounding::alone(&args.wire.choice(), end, hidden)?;
+            Answers::Here(&model, Box::new(Session::of(&model, rounding, args.attention)?))
+        }
+    };
     output::catch_interrupt()?;
-    if lines.interactive() {
-        eprintln!("{} is ready, {} tokens of context. /help lists the commands.", model.name, model.ctx);
-    }
-    let mut chat = Chat::new(&model, args)?;
+    let mut chat = Chat::new(answers, args);
     while let Some(line) = lines.next()? {
         if chat.turn(line.trim())?.is_break() {
             break;
@@ -52,22 +71,70 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
     if unnoticed { Err(Error::Failed("not every message was answered".into())) } else { Ok(()) }
 }
 
+/// The home of the node that is to answer; `None` to answer in this process.
+fn node(args: &ChatArgs) -> Result<Option<PathBuf>> {
+    refuse_attention(args.via, args.attention)?;
+    let home = args.home.path();
+    let runs = || home.as_ref().is_ok_and(|home| control::socket(home).exists());
+    let through = match args.via {
+        Via::Local => false,
+        Via::Swarm => true,
+        Via::Auto => args.attention.is_dense() && runs() && may_leave(&args.route, args.json, &home),
+    };
+    if through { home.map(Some) } else { Ok(None) }
+}
+
+/// Who answers.
+enum Answers<'a> {
+    /// This process, which keeps what it computed.
+    Here(&'a Model, Box<Session>),
+    /// The running node and its swarm, which keep what they computed.
+    Node(Asker),
+}
+
+/// A way to the running node.
+struct Asker {
+    home: PathBuf,
+    runtime: Runtime,
+}
+
+impl Asker {
+    fn new(home: PathBuf) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Self { home, runtime })
+    }
+
+    /// The node's answer to the conversation, shown as it comes.
+    fn answer(&self, args: &ChatArgs, messages: &[Value]) -> Result<PromptReport> {
+        let prompt = PromptInput::Messages(json!(messages));
+        let (wire, home) = (args.wire.choice(), args.via == Via::Auto);
+        let mut ask = remote::question(prompt, &args.route, wire, &args.sampling, home)?;
+        if args.engine.model != library::DEFAULT_MODEL {
+            ask.model.clone_from(&args.engine.model);
+        }
+        self.runtime.block_on(remote::generate(&self.home, ask, &mut |event| match event {
+            _ if args.json => output::json_line(event),
+            PromptEvent::Token(token) => output::text(&token.text),
+            PromptEvent::Done(report) => output::text(&format!("{}\n", report.rest)),
+            _ => Ok(()),
+        }))
+    }
+}
+
 struct Chat<'a> {
-    model: &'a Model,
+    answers: Answers<'a>,
     args: ChatArgs,
-    session: Session,
     messages: Vec<Value>,
     stats: String,
     failed: bool,
 }
 
 impl<'a> Chat<'a> {
-    fn new(model: &'a Model, args: ChatArgs) -> Result<Self> {
-        let session = Session::of(model, Rounding::NONE, args.attention)?;
-        let mut chat =
-            Self { model, args, session, messages: Vec::new(), stats: "no answer yet".into(), failed: false };
+    fn new(answers: Answers<'a>, args: ChatArgs) -> Self {
+        let stats = "no answer yet".into();
+        let mut chat = Self { answers, args, messages: Vec::new(), stats, failed: false };
         chat.reset();
-        Ok(chat)
+        chat
     }
 
     fn reset(&mut self) {
@@ -95,8 +162,14 @@ impl<'a> Chat<'a> {
                 self.reset();
             }
             "stats" => {
-                let kept = output::human_bytes(self.session.kv_bytes() as u64);
-                eprintln!("{}; {} positions kept in {kept}", self.stats, self.session.len());
+                let kept = match &self.answers {
+                    Answers::Here(_, session) => {
+                        let bytes = output::human_bytes(session.kv_bytes() as u64);
+                        format!("; {} positions kept in {bytes}", session.len())
+                    }
+                    Answers::Node(_) => String::new(),
+                };
+                eprintln!("{}{kept}", self.stats);
             }
             "help" | "?" => eprintln!("{HELP}"),
             _ => eprintln!("no command /{word}; /help lists them"),
@@ -112,7 +185,9 @@ impl<'a> Chat<'a> {
             self.messages.pop();
         }
         match result {
-            Err(Error::Usage(why)) => {
+            // The node has cancelled it; what it said is on the screen.
+            Err(Error::Interrupted) => Ok(()),
+            Err(Error::Usage(why) | Error::Failed(why)) => {
                 self.failed = true;
                 eprintln!("{why} (/reset starts over)");
                 if self.args.json {
@@ -126,34 +201,51 @@ impl<'a> Chat<'a> {
     }
 
     fn generate(&mut self) -> Result<()> {
-        let ids = prompt::encode_chat(self.model, &json!(self.messages))?;
-        let request = request(ids, &self.args.sampling)?;
         output::clear_interrupt();
-        let (model, json) = (self.model, self.args.json);
-        let mut failure = None;
-        let summary = prompt::generate(model, &mut self.session, &request, &mut |event| {
-            let shown = if json { show_json(model, &event) } else { show_text(&event) };
-            if let Err(error) = shown {
-                failure = Some(error);
+        let (stats, text) = match &mut self.answers {
+            Answers::Here(model, session) => here(model, session, &self.args, &self.messages)?,
+            Answers::Node(asker) => {
+                let report = asker.answer(&self.args, &self.messages)?;
+                let kept = report.timing.as_ref().map_or(0, |timing| timing.cached_tokens);
+                (format!("{}; {kept} positions were kept", remote::summary_text(&report)), report.text)
             }
-            if failure.is_some() || output::interrupted() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        })?;
-        if let Some(error) = failure {
-            return Err(error);
-        }
-        if json {
-            output::json_line(&summary_json(&summary))?;
-        } else {
-            output::text("\n")?;
-        }
-        self.stats = summary_text(&summary);
-        self.messages.push(json!({"role": "assistant", "content": summary.text}));
+        };
+        self.stats = stats;
+        self.messages.push(json!({"role": "assistant", "content": text}));
         Ok(())
     }
+}
+
+/// The answer of this process to the conversation, shown as it comes: how it went, and the text.
+fn here(
+    model: &Model,
+    session: &mut Session,
+    args: &ChatArgs,
+    messages: &[Value],
+) -> Result<(String, String)> {
+    let ids = prompt::encode_chat(model, &json!(messages))?;
+    let request = request(ids, &args.sampling)?;
+    let mut failure = None;
+    let summary = prompt::generate(model, session, &request, &mut |event| {
+        let shown = if args.json { show_json(model, &event) } else { show_text(&event) };
+        if let Err(error) = shown {
+            failure = Some(error);
+        }
+        if failure.is_some() || output::interrupted() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    if args.json {
+        output::json_line(&summary_json(&summary))?;
+    } else {
+        output::text("\n")?;
+    }
+    Ok((summary_text(&summary), summary.text))
 }
 
 /// User messages: an editor with history at a terminal, plain lines otherwise.

@@ -118,5 +118,6 @@ fn request(prompt: Vec<u32>, args: &SamplingArgs) -> Result<Request> {
         ..SamplingParams::default()
     };
     sampling.validate().map_err(|error| Error::usage(error.to_string()))?;
-    Ok(Request { prompt, sampling, seed: args.seed, max_tokens: args.max_tokens, stop: args.stop.clone() })
+    let (seed, max_tokens) = (args.seed, args.max_tokens);
+    Ok(Request { prompt, sampling, seed, max_tokens, stop: args.stop.clone(), draft: args.draft.clone() })
 }

@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use scheduler::AttentionKind;
 use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
@@ -16,7 +17,10 @@ use super::{
 };
 use crate::{
     Error, Result,
-    cli::{RunArgs, swarm::Via},
+    cli::{
+        RunArgs,
+        swarm::{RouteArgs, Via},
+    },
     control,
     events::{PromptEvent, PromptInput},
     inference::local::prompt::{self, Event, Finish, Session, Summary},
@@ -27,6 +31,7 @@ use crate::{
 };
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
+    refuse_attention(args.via, args.attention)?;
     let prompt = prompt_text(args.prompt.clone())?;
     let home = args.home.path();
     let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
@@ -35,13 +40,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     {
         remote::mention_unfinished(home);
     }
-    if args.via == Via::Swarm && !args.attention.is_dense() {
-        let why = format!("--attention {} is computed in this process only: add --via local", args.attention);
-        return Err(Error::usage(why));
-    }
-    if args.via == Via::Swarm
-        || (args.via == Via::Auto && running && args.attention.is_dense() && may_leave(&args, &home))
-    {
+    let leaves = || running && args.attention.is_dense() && may_leave(&args.route, args.json, &home);
+    if args.via == Via::Swarm || (args.via == Via::Auto && leaves()) {
         return through_the_swarm(&args, &prompt, &home?);
     }
     let started = Instant::now();
@@ -91,10 +91,19 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     ended(summary.finish)
 }
 
+/// Refuses attention that the swarm does not compute where a prompt must go there.
+pub(super) fn refuse_attention(via: Via, attention: AttentionKind) -> Result<()> {
+    if via == Via::Swarm && !attention.is_dense() {
+        let why = format!("--attention {attention} is computed in this process only: add --via local");
+        return Err(Error::usage(why));
+    }
+    Ok(())
+}
+
 /// Whether a prompt that names no mode may leave this machine, where the user cannot be asked.
-fn may_leave(args: &RunArgs, home: &Result<std::path::PathBuf>) -> bool {
+pub(super) fn may_leave(route: &RouteArgs, json: bool, home: &Result<std::path::PathBuf>) -> bool {
     let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, control::Mode::Boomerang));
-    let stays = args.route.mode.is_none() && !agreed && !consent::can_ask(args.json);
+    let stays = route.mode.is_none() && !agreed && !consent::can_ask(json);
     if stays {
         eprintln!(
             "Computed in this process: you have not agreed yet that strangers may; `shoal consent boomerang` does."
@@ -197,17 +206,21 @@ pub(super) fn summary_json(summary: &Summary) -> Value {
         "ttft_ms": summary.prefill.as_secs_f64() * 1e3,
         "prefill_tok_s": summary.prefill_tok_s(),
         "decode_tok_s": summary.decode_tok_s(),
+        "drafts": summary.drafts.report(),
     })
 }
 
 pub(super) fn summary_text(summary: &Summary) -> String {
+    let per_pass = summary.drafts.tokens_per_pass();
+    let drafts = summary.drafts.report().map(|_| format!(" ({per_pass:.2} tokens a pass)"));
     format!(
-        "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s, ended by {}",
+        "{} prompt tokens ({} reused), {} generated; prefill {:.0} tok/s, decode {:.1} tok/s{}, ended by {}",
         summary.prompt_tokens,
         summary.reused_tokens,
         summary.ids.len(),
         summary.prefill_tok_s(),
         summary.decode_tok_s(),
+        drafts.unwrap_or_default(),
         summary.finish.name()
     )
 }

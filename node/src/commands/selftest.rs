@@ -3,7 +3,11 @@
 use std::time::Instant;
 
 use serde_json::json;
-use shard::{golden, kernels::Isa};
+use shard::{
+    executor::Device,
+    golden,
+    kernels::{Isa, threads::Pool},
+};
 
 use crate::{
     Error, Result,
@@ -13,21 +17,21 @@ use crate::{
 };
 
 pub(super) fn run(args: SelftestArgs) -> Result<()> {
-    let isas = match &args.isa {
-        Some(name) => vec![model::isa(name)?],
-        None => Isa::available(),
-    };
     let started = Instant::now();
     let mut failed = 0;
     let mut rows = Vec::new();
-    for isa in isas {
-        for check in golden::check(isa)? {
+    for device in devices(&args)? {
+        let name = match &device {
+            Device::Cpu(cpu) => cpu.isa().name().to_owned(),
+            _ => args.device.unwrap_or_default().to_string(),
+        };
+        for check in golden::check_device(&device)? {
             failed += usize::from(!check.passed());
             if !args.json {
                 let word = if check.passed() { "ok" } else { "DIFFERS" };
-                say!("{:7} {:24} {word:8} {}", isa.name(), check.name, check.hash);
+                say!("{name:7} {:24} {word:8} {}", check.name, check.hash);
             }
-            rows.push(json!({"isa": isa.name(), "check": check.name, "hash": check.hash, "expected": check.expected, "passed": check.passed()}));
+            rows.push(json!({"isa": name, "check": check.name, "hash": check.hash, "expected": check.expected, "passed": check.passed()}));
         }
     }
     let class = if failed == 0 { "d1" } else { "approx" };
@@ -45,4 +49,17 @@ pub(super) fn run(args: SelftestArgs) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// What is checked: a device, or the processor with one instruction set or with each that it has.
+fn devices(args: &SelftestArgs) -> Result<Vec<Device>> {
+    let on = |isa: Option<&str>| model::cpu(isa, Pool::new(2, false));
+    if let Some(device) = args.device {
+        return Ok(vec![Device::open(device, || on(None))?]);
+    }
+    let all = match &args.isa {
+        Some(name) => vec![model::isa(name)?],
+        None => Isa::available(),
+    };
+    all.into_iter().map(|isa| Ok(Device::Cpu(on(Some(isa.name()))?))).collect()
 }

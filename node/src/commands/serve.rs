@@ -62,7 +62,7 @@ pub(super) fn run(args: ServeArgs) -> Result<()> {
             );
             front.serve(swarmed.clone(), move || told(swarmed.readiness()), true, args.json, stopped()).await
         } else {
-            let alone = Confined::start(&args.engine, args.kv_mib << 20)?;
+            let alone = Confined::start(&args.engine, args.kv_mib << 20, args.api.draft.clone())?;
             front.serve(alone.clone(), move || alone.loaded(), false, args.json, stopped()).await
         }
     })

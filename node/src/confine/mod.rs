@@ -17,7 +17,8 @@
 //! work may need, since the filter forbids setting them.
 //!
 //! Limits: outside Linux only resource limits hold. What the kernel lacks is said in [`Confinement`], and is no error.
-//! Computing on a graphics card needs its driver's files: there is no filter then.
+//! Computing on a graphics card needs its driver's files, calls and mappings: there is no filter and no limit of address space
+//! then ([`enter_worker`]), which `shoal doctor` says.
 
 pub mod child;
 pub mod descriptors;
@@ -35,6 +36,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
 /// Open files of a confined child: standard streams, the socket twice, the model's parts, what a runtime waits with.
 const MAX_FILES: u64 = 64 + shard::gguf::split::MAX_PARTS as u64;
+/// Open files of a worker whose device has a driver: device nodes, libraries, caches, pieces of shared memory.
+const DRIVER_FILES: u64 = 1024 + MAX_FILES;
 /// Address space beyond what was counted: stacks, the allocator's arenas (64 MiB each), scratch memory of passes.
 pub const SLACK_BYTES: u64 = 6 << 30;
 /// How much a worker gives way to other programs, of 19.
@@ -84,6 +87,22 @@ static SENDS: AtomicBool = AtomicBool::new(false);
 /// From now on [`command`] leaves this process its network: traces go to a collector.
 pub fn keep_network() {
     SENDS.store(true, Ordering::Relaxed);
+}
+
+/// What a worker does first, before it knows what it will compute on: as [`begin_child`], with files enough for a driver.
+pub fn begin_worker() {
+    begin_child_with(DRIVER_FILES);
+}
+
+/// Confines a worker that computes on `device` with `memory` bytes of address space. A driver opens files, maps the device's
+/// memory and makes calls that are its own: such a worker keeps what its user may do, but for the number of open files.
+pub fn enter_worker(purpose: Purpose, device: &str, memory: u64) -> Confinement {
+    if !computes_on_processors(device) {
+        return Confinement::default();
+    }
+    lower(Resource::Nofile, MAX_FILES);
+    limit_memory(memory);
+    enter(purpose)
 }
 
 /// Confines this process, a command that has opened what it was told to and will compute on `device`, unless its traces go

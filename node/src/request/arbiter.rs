@@ -9,7 +9,7 @@
 //! Otherwise it comes when no third holder can be asked, when it does not answer within [`PATIENCE`], and when its
 //! word decides nothing ([`Ruling::Open`]).
 //!
-//! Limits: one third holder a dispute; [`MAX_WITNESSES`] are known.
+//! Limits: one third holder a dispute; [`MAX_WITNESSES`](super::MAX_WITNESSES) are known.
 //!
 //! [`Verify::Strict`]: crate::control::Verify::Strict
 
@@ -20,19 +20,20 @@ use std::{
 
 use p2p::{
     HopError,
-    wire::control::{Answer, Ask, Contact, Lease, Role},
+    wire::control::{Answer, Ask, Lease, Role},
 };
-use scheduler::{LayerRange, LayerSet, NodeId, OperatorId, recover::Failure, session::Event};
+use scheduler::{LayerRange, NodeId, recover::Failure, session::Event};
 
 use super::{
-    RequestDriver,
     commitments::{Ruling, Third},
-    lease::LEASE_MS,
+    lease::{LEASE_MS, Leases},
+    replay_log::Logs,
+    state::RequestState,
+    verify::Checks,
+    witness::{operator, unrelated},
 };
 use crate::sessions::Order;
 
-/// Holders remembered of a route, the most trusted first; a dispute needs one of another operator.
-pub const MAX_WITNESSES: usize = 32;
 /// Positions of a dispute that are computed one by one: what a stage computes between two signatures, twice.
 const EXACT: u32 = 32;
 /// How long a third holder may take: the range from its beginning, as a prompt.
@@ -40,59 +41,24 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long it keeps the session when the requester does not come back.
 const TTL_MS: u32 = 15_000;
 
-/// A node that holds layers, and who answers for it.
-#[derive(Clone)]
-pub struct Witness {
-    /// Where it is.
-    pub contact: Contact,
-    /// Whose it is.
-    pub operator: OperatorId,
-    /// What it holds in memory.
-    pub holds: LayerSet,
-}
-
-/// The first of `witnesses` that holds `layers`, belongs to none of the operators of `parties`, and is not among
-/// `busy`.
-fn unrelated<'a>(
-    witnesses: &'a [Witness],
-    layers: LayerRange,
-    parties: &[NodeId],
-    busy: &BTreeSet<NodeId>,
-) -> Option<&'a Witness> {
-    let operators: Vec<OperatorId> = parties.iter().map(|node| operator(witnesses, *node)).collect();
-    witnesses.iter().find(|witness| {
-        let node = witness.contact.node;
-        witness.holds.covers(layers)
-            && !busy.contains(&node)
-            && !parties.contains(&node)
-            && !operators.contains(&witness.operator)
-    })
-}
-
-/// Whose `node` is; its own where nothing else is known.
-fn operator(witnesses: &[Witness], node: NodeId) -> OperatorId {
-    let known = witnesses.iter().find(|witness| witness.contact.node == node);
-    known.map_or_else(|| OperatorId::new(*node.as_bytes()), |witness| witness.operator)
-}
-
-impl RequestDriver {
+impl Checks {
     /// Asks a third holder about a disputed range; false when there is none to ask.
-    pub(super) fn ask_third(&mut self, layers: LayerRange) -> bool {
-        if self.strict() && self.means.auditor.is_some() {
+    pub(super) fn ask_third(&mut self, state: &mut RequestState, layers: LayerRange) -> bool {
+        if state.strict() && state.means.auditor.is_some() {
             return false;
         }
-        let Some((window, author)) = self.at_issue(layers) else { return false };
-        let (me, plan) = (self.means.me, &self.plan);
-        let book = self.checks.books.iter().find(|book| book.layers() == layers);
+        let Some((window, author)) = self.at_issue(&state.logs, layers) else { return false };
+        let (me, plan) = (state.means.me, &state.plan);
+        let book = self.books.iter().find(|book| book.layers() == layers);
         let words = book.into_iter().flat_map(|book| book.words.keys().copied());
         let parties: Vec<NodeId> = words.chain([author]).collect();
         // Who runs or follows something in this session would lose that lease to another.
-        let mut busy: BTreeSet<NodeId> = self.machine.segments().map(|segment| segment.node).collect();
-        busy.extend(self.shadows.values());
-        busy.extend(self.checks.denied.iter().chain(&plan.approx).chain([&me]));
+        let mut busy: BTreeSet<NodeId> = state.machine.segments().map(|segment| segment.node).collect();
+        busy.extend(state.followers.nodes());
+        busy.extend(self.denied.iter().chain(&plan.approx).chain([&me]));
         let Some(witness) = unrelated(&plan.witnesses, layers, &parties, &busy) else { return false };
         let there = witness.contact.clone();
-        let (node, epoch) = (there.node, self.machine.epoch());
+        let (node, epoch) = (there.node, state.machine.epoch());
         let exact = window.1 - window.0 <= EXACT;
         let lease = Lease {
             session: plan.session,
@@ -101,7 +67,7 @@ impl RequestDriver {
             layers,
             positions: plan.prompt.len() as u32 + plan.max_tokens.saturating_sub(1),
             at: 0,
-            rounding: self.rounding.clone(),
+            rounding: state.plan.rounding.clone(),
             next: None,
             previous: None,
             log: true,
@@ -110,9 +76,9 @@ impl RequestDriver {
             beginnings: Vec::new(),
         };
         tracing::info!(%layers, %node, ?window, "two nodes disagree; asking a third");
-        self.plan.contacts.push(there.clone());
-        self.book(layers).third = Some(Third { node, window, exact, asked: Instant::now() });
-        let (network, orders) = (self.means.network.clone(), self.orders.clone());
+        state.plan.contacts.push(there.clone());
+        self.book(state, layers).third = Some(Third { node, window, exact, asked: Instant::now() });
+        let (network, orders) = (state.means.network.clone(), state.orders.clone());
         tokio::spawn(async move {
             let patience = Duration::from_millis(LEASE_MS);
             let asked = match network.connect(&there).await {
@@ -129,48 +95,54 @@ impl RequestDriver {
     }
 
     /// The positions in dispute, and the one node that gave all of their rows.
-    fn at_issue(&self, layers: LayerRange) -> Option<((u32, u32), NodeId)> {
-        let book = self.checks.books.iter().find(|book| book.layers() == layers)?;
+    fn at_issue(&self, logs: &Logs, layers: LayerRange) -> Option<((u32, u32), NodeId)> {
+        let book = self.books.iter().find(|book| book.layers() == layers)?;
         let window = book.disputed().filter(|_| book.third.is_none() && !book.open)?;
-        let author = self.logs.author(layers.end(), window.0)?;
-        (self.logs.author(layers.end(), window.1 - 1) == Some(author)).then_some((window, author))
+        let author = logs.author(layers.end(), window.0)?;
+        (logs.author(layers.end(), window.1 - 1) == Some(author)).then_some((window, author))
     }
 
     /// Whether `node` was asked about the stage that starts at `layer`.
     pub(super) fn is_third(&self, layer: u32, node: NodeId) -> bool {
         let asked = |book: &super::commitments::Book| book.third.is_some_and(|third| third.node == node);
-        self.checks.books.iter().any(|book| book.layers().start() == layer && asked(book))
+        self.books.iter().any(|book| book.layers().start() == layer && asked(book))
     }
 
     /// A third holder that was asked promised, or not; false when it is not one.
-    pub(super) fn third_opened(&mut self, layers: LayerRange, node: NodeId, promised: bool) -> bool {
+    pub(super) fn third_opened(
+        &mut self,
+        state: &mut RequestState,
+        layers: LayerRange,
+        node: NodeId,
+        promised: bool,
+    ) -> bool {
         if !self.is_third(layers.start(), node) {
             return false;
         }
-        let book = self.book(layers);
+        let book = self.book(state, layers);
         let Some(Third { window: (from, upto), exact, .. }) = book.third else { return true };
         if !promised {
             (book.third, book.open) = (None, true);
             return true;
         }
-        let (boundary, epoch) = (layers.start(), self.machine.epoch());
-        self.fed.insert((node, boundary), 0);
+        let (boundary, epoch) = (layers.start(), state.machine.epoch());
+        state.followers.set_fed(node, boundary, 0);
         if exact {
-            (from..upto).for_each(|to| self.feed(node, boundary, epoch, to));
+            (from..upto).for_each(|to| state.feed(node, boundary, epoch, to));
         }
-        self.feed(node, boundary, epoch, upto);
+        state.feed(node, boundary, epoch, upto);
         true
     }
 
     /// What third holders have decided since, and what follows from it.
-    pub(super) fn hear_thirds(&mut self) -> Vec<Event> {
+    pub(super) fn hear_thirds(&mut self, state: &mut RequestState, leases: &mut Leases) -> Vec<Event> {
         let mut events = Vec::new();
         let asked: Vec<(LayerRange, Third)> =
-            self.checks.books.iter().filter_map(|book| Some((book.layers(), book.third?))).collect();
+            self.books.iter().filter_map(|book| Some((book.layers(), book.third?))).collect();
         for (layers, third) in asked {
-            let author = self.logs.author(layers.end(), third.window.0);
-            let witnesses = &self.plan.witnesses;
-            let book = self.checks.books.iter().find(|book| book.layers() == layers);
+            let author = state.logs.author(layers.end(), third.window.0);
+            let witnesses = &state.plan.witnesses;
+            let book = self.books.iter().find(|book| book.layers() == layers);
             let ruling = book
                 .zip(author)
                 .and_then(|(book, author)| book.rule(author, |node| operator(witnesses, node)));
@@ -178,63 +150,24 @@ impl RequestDriver {
                 continue;
             }
             tracing::info!(%layers, node = %third.node, ?ruling, "a third holder has spoken");
-            self.bill(third.node, self.machine.epoch());
-            self.outboxes.close(third.node);
-            let book = self.book(layers);
+            leases.bill(state, third.node, state.machine.epoch());
+            state.outboxes.close(third.node);
+            let book = self.book(state, layers);
             (book.third, book.open) = (None, true);
             match ruling {
                 Some(Ruling::Upheld(upto)) => {
                     book.open = false;
                     let wrong = book.upheld(upto, third.node);
-                    self.report.thirds += 1;
-                    events.extend(self.refute(layers, wrong));
+                    state.report.thirds += 1;
+                    events.extend(self.refute(state, layers, wrong));
                 }
                 Some(Ruling::Wrong { at, exact }) => {
-                    self.report.thirds += 1;
-                    events.extend(self.convict(layers, at, (!exact).then_some(third.window.1)));
+                    state.report.thirds += 1;
+                    events.extend(self.convict(state, layers, at, (!exact).then_some(third.window.1)));
                 }
                 Some(Ruling::Open) | None => {}
             }
         }
         events
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use p2p::wire::control::Contact;
-    use scheduler::{LayerRange, LayerSet, NodeId, OperatorId};
-
-    use super::{Witness, operator, unrelated};
-
-    #[test]
-    fn who_is_asked_is_nobodys_friend() {
-        let range = |from, to| LayerRange::new(from, to).unwrap();
-        let witness = |node, of, from, to| Witness {
-            contact: Contact { node: NodeId::numbered(node), addresses: Vec::new() },
-            operator: OperatorId::numbered(of),
-            holds: LayerSet::new([range(from, to)]),
-        };
-        // Of the stage's operator, of the follower's, with too few layers, at work in the session, and one that fits.
-        let all = [
-            witness(1, 1, 0, 8),
-            witness(2, 2, 0, 8),
-            witness(3, 1, 0, 8),
-            witness(4, 2, 0, 8),
-            witness(5, 5, 0, 4),
-            witness(6, 6, 0, 8),
-            witness(7, 7, 2, 8),
-        ];
-        let parties = [NodeId::numbered(1), NodeId::numbered(2)];
-        let busy = BTreeSet::from([NodeId::numbered(6)]);
-        let asked = |witnesses: &[Witness]| {
-            unrelated(witnesses, range(2, 6), &parties, &busy).map(|witness| witness.contact.node)
-        };
-        assert_eq!(asked(&all), Some(NodeId::numbered(7)));
-        assert_eq!(asked(&all[..6]), None);
-        assert_eq!(operator(&all, NodeId::numbered(3)), OperatorId::numbered(1));
-        assert_eq!(operator(&[], NodeId::numbered(3)), OperatorId::new(*NodeId::numbered(3).as_bytes()));
     }
 }

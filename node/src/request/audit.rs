@@ -16,7 +16,7 @@ use scheduler::{NodeId, Segment, trust::Outcome};
 use shard::tolerance::{self, Verdict};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{Progress, RequestDriver};
+use super::{plan::Progress, state::RequestState, verify::Checks};
 use crate::{audit::Case, control::Verify};
 
 /// An audit that takes longer at the end of an answer is given up.
@@ -35,49 +35,54 @@ enum Look {
     Disputed,
 }
 
-impl RequestDriver {
+/// Whether a segment is among the share of what its node does that is audited.
+fn drawn(state: &RequestState, segment: Segment) -> bool {
+    let share = state.plan.shares.get(&segment.node).copied().unwrap_or(1.0);
+    let mut draw = [0; 4];
+    let drawn =
+        getrandom::fill(&mut draw).is_err() || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
+    let cheap = state.plan.layer_bytes.saturating_mul(u64::from(segment.layers.len())) <= MAX_AUDIT_BYTES;
+    state.strict() || drawn && cheap
+}
+
+impl Checks {
     /// Audits what is disputed, and what is drawn and not checked to its end; then says what became of checking.
-    pub(super) async fn look_again(&mut self) {
-        let strangers = self.strangers();
+    pub(super) async fn look_again(&mut self, state: &mut RequestState) {
+        let strangers = state.strangers();
         let mut wanted: Vec<(Segment, bool)> = Vec::new();
-        if self.plan.verify != Verify::Off && self.means.auditor.is_some() {
-            wanted.extend(strangers.iter().map(|segment| (*segment, self.drawn(*segment))));
+        if state.plan.verify != Verify::Off && state.means.auditor.is_some() {
+            wanted.extend(strangers.iter().map(|segment| (*segment, drawn(state, *segment))));
         }
-        let looks: Vec<Look> = wanted.iter().map(|(segment, drawn)| self.look(*segment, *drawn)).collect();
-        let behind = looks.contains(&Look::Open) && !looks.contains(&Look::Disputed) && !self.strict();
-        let _held = if behind { self.answered(&strangers).await } else { None };
+        let looks: Vec<Look> =
+            wanted.iter().map(|(segment, drawn)| self.look(state, *segment, *drawn)).collect();
+        let behind = looks.contains(&Look::Open) && !looks.contains(&Look::Disputed) && !state.strict();
+        let _held = if behind { self.answered(state, &strangers).await } else { None };
         for (segment, drawn) in wanted {
-            if self.look(segment, drawn) != Look::Settled {
-                self.audit_once(segment).await;
+            if self.look(state, segment, drawn) != Look::Settled {
+                self.audit_once(state, segment).await;
             }
         }
-        self.conclude(&strangers);
+        self.conclude(state, &strangers);
     }
 
     /// Tells the caller that its answer is complete, where the audit may go on behind it.
-    async fn answered(&mut self, strangers: &[Segment]) -> Option<OwnedSemaphorePermit> {
-        let behind = self.means.auditor.as_ref()?.behind()?;
-        self.tally(strangers);
-        let _ = self.means.progress.send(Progress::Answered(Box::new(self.report.clone()))).await;
+    async fn answered(
+        &mut self,
+        state: &mut RequestState,
+        strangers: &[Segment],
+    ) -> Option<OwnedSemaphorePermit> {
+        let behind = state.means.auditor.as_ref()?.behind()?;
+        self.tally(state, strangers);
+        let _ = state.means.progress.send(Progress::Answered(Box::new(state.report.clone()))).await;
         Some(behind)
     }
 
-    /// Whether a segment is among the share of what its node does that is audited.
-    fn drawn(&self, segment: Segment) -> bool {
-        let share = self.plan.shares.get(&segment.node).copied().unwrap_or(1.0);
-        let mut draw = [0; 4];
-        let drawn = getrandom::fill(&mut draw).is_err()
-            || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
-        let cheap = self.plan.layer_bytes.saturating_mul(u64::from(segment.layers.len())) <= MAX_AUDIT_BYTES;
-        self.strict() || drawn && cheap
-    }
-
     /// What an audit of a segment would be for.
-    fn look(&mut self, segment: Segment, drawn: bool) -> Look {
+    fn look(&mut self, state: &RequestState, segment: Segment, drawn: bool) -> Look {
         let layers = segment.layers;
-        let reached = self.logs.settled(layers.end());
-        let logs = &self.logs;
-        let book = self.checks.books.iter_mut().find(|book| book.layers() == layers);
+        let reached = state.logs.settled(layers.end());
+        let logs = &state.logs;
+        let book = self.books.iter_mut().find(|book| book.layers() == layers);
         let disputed = book.is_some_and(|book| book.compare(logs));
         match disputed {
             true => Look::Disputed,
@@ -87,26 +92,33 @@ impl RequestDriver {
     }
 
     /// Audits a segment now.
-    async fn audit_once(&mut self, segment: Segment) {
+    async fn audit_once(&mut self, state: &mut RequestState, segment: Segment) {
         let layers = segment.layers;
-        let (Some(auditor), Some((case, said))) = (self.means.auditor.clone(), self.case(layers)) else {
+        let (Some(auditor), Some((case, said))) = (state.means.auditor.clone(), state.case(layers)) else {
             return;
         };
-        if self.plan.approx.contains(&segment.node) {
+        if state.plan.approx.contains(&segment.node) {
             if let Ok(Some(own)) = tokio::time::timeout(AUDIT, auditor.outputs(&case)).await {
-                self.look_near(segment, &case, &own, &said);
+                self.look_near(state, segment, &case, &own, &said);
             }
             return;
         }
         let found = tokio::time::timeout(AUDIT, auditor.audit(&case, &said)).await.ok().flatten();
-        self.checks.audits += 1;
-        let round = self.checks.audits;
-        self.book(layers).audit = Some(round);
-        self.audited(layers, round, found);
+        self.audits += 1;
+        let round = self.audits;
+        self.book(state, layers).audit = Some(round);
+        self.audited(state, layers, round, found);
     }
 
     /// Judges the rows `said` of a segment whose node computes other bits by how far they are from our `own`.
-    fn look_near(&mut self, segment: Segment, case: &Case, own: &[u8], said: &[u8]) {
+    fn look_near(
+        &mut self,
+        state: &mut RequestState,
+        segment: Segment,
+        case: &Case,
+        own: &[u8],
+        said: &[u8],
+    ) {
         let Segment { node, layers } = segment;
         let values = |wire, bytes: &[u8]| {
             let rows = bytes.len() / codec::encoded_len(wire, 1, case.hidden)?.max(1);
@@ -119,7 +131,7 @@ impl RequestDriver {
             return;
         };
         // Others may have run it before, or stood in for it.
-        let its = |row: &usize| self.logs.author(layers.end(), *row as u32) == Some(node);
+        let its = |row: &usize| state.logs.author(layers.end(), *row as u32) == Some(node);
         let of_row = tolerance::distances(&entered, &own, &said, case.hidden);
         let its: Vec<usize> = (0..of_row.len()).filter(its).collect();
         let distances: Vec<f64> = its.iter().map(|row| of_row[*row]).collect();
@@ -128,66 +140,67 @@ impl RequestDriver {
         tracing::debug!(%node, %layers, rows, ?verdict, "computed again, within a tolerance");
         match verdict {
             Verdict::Near { median } => {
-                self.report.near.push((layers, rows, median));
-                self.checks.outcomes.push((node, Outcome::Verified { tokens: u64::from(rows) }));
+                state.report.near.push((layers, rows, median));
+                self.outcomes.push((node, Outcome::Verified { tokens: u64::from(rows) }));
             }
             Verdict::Unclear { .. } => {}
             Verdict::Far { row, median } => {
                 let row = its[row] as u32;
                 tracing::warn!(%node, %layers, row, median, "too far off for any hardware");
                 // Its inputs are known for sure where they came from here; else a lying neighbor may have sent others.
-                let me = self.means.me;
+                let me = state.means.me;
                 if (0..=row)
-                    .all(|row| self.logs.author(layers.start(), row).is_none_or(|author| author == me))
+                    .all(|row| state.logs.author(layers.start(), row).is_none_or(|author| author == me))
                 {
-                    self.checks.outcomes.push((node, Outcome::Mismatch));
-                    self.report.convicted.push(node);
+                    self.outcomes.push((node, Outcome::Mismatch));
+                    state.report.convicted.push(node);
                 }
-                self.forget(node, layers, row, None);
+                self.forget(state, node, layers, row, None);
             }
         }
     }
 
     /// What is to be said of the answer.
-    fn tally(&mut self, strangers: &[Segment]) {
+    fn tally(&mut self, state: &mut RequestState, strangers: &[Segment]) {
         let (mut checked, mut all) = (0.0, 0.0);
-        self.report.checks = strangers
+        state.report.checks = strangers
             .iter()
             .map(|segment| {
-                let rows = self.logs.settled(segment.layers.end());
-                let book = self.checks.books.iter().find(|book| book.layers() == segment.layers);
+                let rows = state.logs.settled(segment.layers.end());
+                let book = self.books.iter().find(|book| book.layers() == segment.layers);
                 let done = book.map_or(0, |book| book.checked.min(rows));
                 checked += f64::from(done) * f64::from(segment.layers.len());
                 all += f64::from(rows) * f64::from(segment.layers.len());
                 (segment.layers, book.map_or_else(Vec::new, |book| book.by.iter().copied().collect()), done)
             })
             .collect();
-        self.report.verified = if all > 0.0 { checked / all } else { 1.0 };
+        state.report.verified = if all > 0.0 { checked / all } else { 1.0 };
     }
 
     /// What is to be remembered of everybody, and said of the answer.
-    fn conclude(&mut self, strangers: &[Segment]) {
-        for suspect in std::mem::take(&mut self.checks.suspects) {
-            self.checks.outcomes.push((suspect.node, Outcome::Aborted));
+    fn conclude(&mut self, state: &mut RequestState, strangers: &[Segment]) {
+        for suspect in std::mem::take(&mut self.suspects) {
+            self.outcomes.push((suspect.node, Outcome::Aborted));
         }
-        self.tally(strangers);
-        let judged: BTreeSet<NodeId> = self.checks.outcomes.iter().map(|(node, _)| *node).collect();
+        self.tally(state, strangers);
+        let judged: BTreeSet<NodeId> = self.outcomes.iter().map(|(node, _)| *node).collect();
         // A node that says that it is full does no wrong.
-        let stalled = self.report.faults.iter().map(|(node, _)| *node);
-        let stalled: BTreeSet<NodeId> = stalled.filter(|node| !self.report.refusals.contains(node)).collect();
+        let stalled = state.report.faults.iter().map(|(node, _)| *node);
+        let stalled: BTreeSet<NodeId> =
+            stalled.filter(|node| !state.report.refusals.contains(node)).collect();
         let mut met: BTreeSet<NodeId> = strangers.iter().map(|segment| segment.node).collect();
-        met.extend(self.checks.books.iter().flat_map(|book| book.words.keys()));
+        met.extend(self.books.iter().flat_map(|book| book.words.keys()));
         met.extend(&stalled);
-        for node in met.difference(&judged).filter(|node| **node != self.means.me) {
-            let words = self.checks.books.iter().filter_map(|book| Some((book, book.words.get(node)?)));
+        for node in met.difference(&judged).filter(|node| **node != state.means.me) {
+            let words = self.books.iter().filter_map(|book| Some((book, book.words.get(node)?)));
             let tokens = words.filter_map(|(book, word)| Some(word.good?.pos.min(book.checked))).max();
             let outcome = match tokens {
                 _ if stalled.contains(node) => Outcome::Stalled,
                 Some(tokens) if tokens > 0 => Outcome::Verified { tokens: u64::from(tokens) },
                 _ => Outcome::Finished,
             };
-            self.checks.outcomes.push((*node, outcome));
+            self.outcomes.push((*node, outcome));
         }
-        self.report.outcomes = std::mem::take(&mut self.checks.outcomes);
+        state.report.outcomes = std::mem::take(&mut self.outcomes);
     }
 }

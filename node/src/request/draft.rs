@@ -1,21 +1,17 @@
 //! Drafts: tokens guessed behind those known, so that one pass may confirm several.
 //!
-//! A [`Drafter`] proposes; the last stage draws a token after every row of the step and keeps the drafts that the draws agree
+//! A drafter proposes ([`crate::drafting`]); the last stage draws a token after every row of the step and keeps the drafts that the draws agree
 //! with, and one more ([`scheduler::session`]). A draw depends on the seed and the position alone, so the tokens are those of
 //! an answer without drafts, whatever is proposed.
 //!
 //! What follows from a draft is tentative until the draws have decided: it is not compared, not audited, not fed to a
 //! follower, and no evidence. What was rejected leaves the logs.
 
-use std::collections::BTreeMap;
-
 use api::choice::Draft;
-use scheduler::{
-    LayerRange, NodeId,
-    depth::{Depth, Odds},
-    session::MAX_DRAFT,
-};
-use shard::draft::{DraftedBy, Drafter, Guess, Lookup, PRIORS, TRUSTS, forced};
+use scheduler::{LayerRange, NodeId, depth::Depth, session::MAX_DRAFT};
+
+use crate::drafting::Drafting;
+pub use crate::drafting::Tally;
 
 /// What drafts a prompt's tokens, and what is believed of its steps before any was timed.
 #[derive(Clone, Debug, Default)]
@@ -29,29 +25,6 @@ pub struct DraftTerms {
     pub plain_ms: f64,
     /// One more row, ms.
     pub row_ms: f64,
-}
-
-/// What came of drafts.
-#[derive(Clone, Default, PartialEq, Debug)]
-pub struct Tally {
-    /// Passes that gave tokens, the prompt's not counted.
-    pub passes: u32,
-    /// Tokens that came of them.
-    pub tokens: u32,
-    /// Tokens drafted, and those of them that were right, by what drafted them.
-    kinds: BTreeMap<DraftedBy, (u32, u32)>,
-}
-
-impl Tally {
-    /// Tokens drafted, and those of them that were right.
-    pub fn all(&self) -> (u32, u32) {
-        self.kinds().fold((0, 0), |all, (_, proposed, right)| (all.0 + proposed, all.1 + right))
-    }
-
-    /// The same by what drafted them.
-    pub fn kinds(&self) -> impl Iterator<Item = (DraftedBy, u32, u32)> + '_ {
-        self.kinds.iter().map(|(kind, (proposed, right))| (*kind, *proposed, *right))
-    }
 }
 
 /// How a step ended.
@@ -72,16 +45,7 @@ pub(super) struct Drawn {
 /// The drafts of one session.
 #[derive(Default)]
 pub(super) struct Drafts {
-    drafter: Option<Box<dyn Drafter>>,
-    /// Whether what the form of the answer forces is drafted.
-    grammar: bool,
-    /// How many drafts pay; `None` sends all, as tests want it.
-    depth: Option<Depth>,
-    /// By trust.
-    odds: Vec<Odds>,
-    /// The draft behind the tokens known.
-    guesses: Vec<Guess>,
-    tokens: Vec<u32>,
+    drafting: Drafting,
     /// Positions below this are confirmed, the end of the step that was drawn last.
     confirmed: u32,
     /// Second answers for tentative rows that were others than the first: whose, and from which position on.
@@ -93,53 +57,27 @@ pub(super) struct Drafts {
 impl Drafts {
     /// Those of a session.
     pub(super) fn new(session: scheduler::SessionId, terms: &DraftTerms) -> Self {
-        let lookup = || Some(Box::new(Lookup::default()) as Box<dyn Drafter>);
-        let choice =
-            if terms.choice == Draft::Auto && !terms.goes_back { &Draft::Off } else { &terms.choice };
-        let mut drafts = Self {
-            drafter: if choice.lookup() { lookup() } else { None },
-            grammar: choice.grammar(),
-            depth: Some(Depth::new(terms.plain_ms, terms.row_ms)),
-            odds: PRIORS.iter().map(|chance| Odds::new(*chance, 4.0)).collect(),
-            ..Self::default()
-        };
+        let depth = Depth::new(terms.plain_ms, terms.row_ms);
+        let mut drafting = Drafting::new(&terms.choice, terms.goes_back, depth);
         if drafts_for_tests() {
-            drafts.depth = None;
+            drafting.send_all();
             #[cfg(debug_assertions)]
             if terms.choice == Draft::Auto {
-                drafts.drafter = oracle::of(session);
-                drafts.grammar = false;
+                drafting.draft_by(oracle::of(session));
             }
         }
         let _ = session;
-        drafts
+        Self { drafting, ..Self::default() }
     }
 
     /// Drafts what may follow `context`, which the form of the answer continues with `forced` tokens; how many tokens that is.
     pub(super) fn propose(&mut self, context: &[u32], certain: &[u32]) -> u32 {
-        let most = MAX_DRAFT as usize;
-        self.guesses.clear();
-        if self.grammar {
-            self.guesses.extend(forced(certain).take(most));
-        }
-        if let Some(drafter) = self.drafter.as_mut().filter(|_| self.guesses.len() < most) {
-            let text: Vec<u32> =
-                context.iter().copied().chain(self.guesses.iter().map(|guess| guess.token)).collect();
-            self.guesses.extend(drafter.propose(&text, most - self.guesses.len()));
-        }
-        self.guesses.truncate(most);
-        if let Some(depth) = &self.depth {
-            let chances: Vec<f64> =
-                self.guesses.iter().map(|guess| self.odds[guess.trust].chance()).collect();
-            self.guesses.truncate(depth.best(&chances, 0.0));
-        }
-        self.tokens = self.guesses.iter().map(|guess| guess.token).collect();
-        self.tokens.len() as u32
+        self.drafting.propose(context, certain, MAX_DRAFT as usize).len() as u32
     }
 
     /// The draft behind the tokens known.
     pub(super) fn tokens(&self) -> &[u32] {
-        &self.tokens
+        self.drafting.tokens()
     }
 
     /// Whether any step had one.
@@ -167,20 +105,11 @@ impl Drafts {
     pub(super) fn drawn(&mut self, step: Drawn) -> Vec<(LayerRange, NodeId)> {
         let Drawn { confirmed, drafted, right, stop, ms } = step;
         self.confirmed = confirmed;
-        let mut judged = [(0, false); TRUSTS];
-        for (at, guess) in (0..drafted).zip(&self.guesses) {
-            let kind = self.tally.kinds.entry(guess.kind).or_default();
-            *kind = (kind.0 + 1, kind.1 + u32::from(at < right));
-            let seen = &mut judged[guess.trust];
-            *seen = (seen.0 + u32::from(at < right), seen.1 || (at == right && !stop));
+        self.drafting.judge(drafted, right, stop, ms);
+        if ms.is_some() {
+            self.drafting.count(right + 1);
         }
-        self.odds.iter_mut().zip(judged).for_each(|(odds, (right, missed))| odds.judge(right, missed));
-        if let Some(ms) = ms {
-            (self.tally.passes, self.tally.tokens) = (self.tally.passes + 1, self.tally.tokens + right + 1);
-            if let Some(depth) = &mut self.depth {
-                depth.note(drafted + 1, right + 1, ms);
-            }
-        }
+        self.tally.clone_from(self.drafting.tally());
         let rivals = std::mem::take(&mut self.rivals).into_iter();
         rivals.filter(|rival| rival.2 < confirmed).map(|(layers, node, _)| (layers, node)).collect()
     }
@@ -211,9 +140,7 @@ pub(super) mod oracle {
     };
 
     use scheduler::rng::mix;
-    use shard::draft::{DraftedBy, Guess};
-
-    use super::Drafter;
+    use shard::draft::{DraftedBy, Drafter, Guess};
 
     /// Answers that are remembered; beyond, the oldest are forgotten.
     const MAX_ANSWERS: usize = 16;

@@ -15,74 +15,57 @@ const DOUBT_MS: u64 = 150;
 const PINGS: usize = 8;
 
 impl RequestDriver {
-    pub(super) fn failed(&mut self, node: NodeId, failure: Failure) -> Vec<Event> {
-        let ours = self.machine.segments().any(|segment| segment.node == node);
-        let shadow = self.shadows.values().any(|shadow| *shadow == node);
-        tracing::debug!(%node, ?failure, "noticed");
-        self.noticed = Some((node, failure));
-        // Who serves this node's other prompts and does not promise in time has too much to do already.
-        let late = failure == Failure::Late && self.report.opened_ms.is_none() && node != self.means.me;
-        if failure == Failure::Refused || late && self.means.lessons.serves(node) {
-            self.report.refusals.insert(node);
-        }
-        if ours && self.silent_since.is_none() {
-            self.silent_since = Some((node, self.last_token));
-        }
-        self.outboxes.close(node);
-        self.shadows.retain(|_, shadow| *shadow != node);
-        if ours || shadow { vec![Event::Failed { node, failure }] } else { Vec::new() }
-    }
-
     pub(super) fn order(&mut self, order: Order) -> Vec<Event> {
         if let Order::Opened { node, epoch, layers, answer: Ok(_), .. } = &order {
-            self.seats.insert(*node);
-            self.claim(*node, *epoch, *layers);
+            self.leases.claim(&mut self.state, *node, *epoch, *layers);
         }
         match order {
             Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
                 Ok(have) => {
-                    if epoch == self.machine.epoch() {
-                        self.recalled.has(have);
+                    if epoch == self.state.machine.epoch() {
+                        self.state.recalled.has(have);
                     }
-                    self.granted(stage, epoch, have, load)
+                    self.leases.granted(&self.state, stage, epoch, have, load)
                 }
-                Err(failure) if epoch == self.machine.epoch() => self.failed(node, failure),
+                Err(failure) if epoch == self.state.machine.epoch() => self.state.failed(node, failure),
                 Err(_) => Vec::new(),
             },
             Order::Opened { stage: None, layers, node, answer, .. }
-                if self.third_opened(layers, node, answer.is_ok()) =>
+                if self.checks.third_opened(&mut self.state, layers, node, answer.is_ok()) =>
             {
                 Vec::new()
             }
             // It may be a stage by now, and has been asked again.
-            Order::Opened { stage: None, epoch, .. } if epoch != self.machine.epoch() => Vec::new(),
+            Order::Opened { stage: None, epoch, .. } if epoch != self.state.machine.epoch() => Vec::new(),
             Order::Opened { stage: None, layers, node, answer, .. } => match answer {
                 Ok(have) => {
                     let start = layers.start();
-                    self.fed.insert((node, start), have);
-                    if let Some(stage) = self.stage_from(start) {
+                    self.state.followers.set_fed(node, start, have);
+                    if let Some(stage) = self.state.stage_from(start) {
                         // Its verdict on the last token is still awaited.
                         if self.checks.last.is_some() {
-                            self.feed_rest(stage)
+                            self.state.feed_rest(stage)
                         } else {
-                            self.feed_shadow(stage)
+                            self.state.feed_shadow(stage)
                         }
                     }
                     Vec::new()
                 }
-                Err(failure) => self.failed(node, failure),
+                Err(failure) => self.state.failed(node, failure),
             },
             Order::Rerouted(found) => {
                 let found = found.map(|(pipeline, standbys, contacts)| {
-                    self.plan.meet(contacts);
+                    self.state.plan.meet(contacts);
                     (pipeline, standbys)
                 });
                 vec![Event::Rerouted(found)]
             }
             // A closing that this node caused itself is no failure of anybody.
-            Order::Lost(loss) if self.outboxes.lost(loss) => self.failed(loss.node, Failure::Closed),
+            Order::Lost(loss) if self.state.outboxes.lost(loss) => {
+                self.state.failed(loss.node, Failure::Closed)
+            }
             Order::Lost(_) => Vec::new(),
-            Order::Workless => self.failed(self.means.me, Failure::Closed),
+            Order::Workless => self.state.failed(self.state.means.me, Failure::Closed),
             Order::Pinged(node, there) => {
                 if let Some(under_way) = self.pings.get_mut(&node) {
                     *under_way = under_way.saturating_sub(1);
@@ -91,7 +74,7 @@ impl RequestDriver {
             }
             Order::Detoured(node) => {
                 tracing::debug!(%node, "reached another way");
-                self.outboxes.turn(node);
+                self.state.outboxes.turn(node);
                 vec![Event::Pong { node }, Event::Detoured { node }]
             }
             Order::Cancel => vec![Event::Cancel],
@@ -99,7 +82,9 @@ impl RequestDriver {
                 self.settled(node, &settled);
                 Vec::new()
             }
-            Order::Audited { layers, round, found } => self.audited(layers, round, found),
+            Order::Audited { layers, round, found } => {
+                self.checks.audited(&mut self.state, layers, round, found)
+            }
             Order::Lease { .. } | Order::Release { .. } | Order::End { .. } | Order::Settle { .. } => {
                 Vec::new()
             }
@@ -109,8 +94,8 @@ impl RequestDriver {
     /// Asks a node whether it is there.
     pub(super) fn ping(&mut self, node: NodeId) {
         let (network, orders, there) =
-            (self.means.network.clone(), self.orders.clone(), self.plan.contact(node));
-        if node == self.means.me {
+            (self.state.means.network.clone(), self.state.orders.clone(), self.state.plan.contact(node));
+        if node == self.state.means.me {
             // Its worker is watched by other means.
             let _ = orders.try_send(Order::Pinged(node, true));
             return;
@@ -120,7 +105,7 @@ impl RequestDriver {
             return;
         }
         *under_way += 1;
-        let patience = Duration::from_millis(DOUBT_MS + self.plan.rtt_p99_ms as u64);
+        let patience = Duration::from_millis(DOUBT_MS + self.state.plan.rtt_p99_ms as u64);
         tokio::spawn(async move {
             let answered = network.ping(&there, None, patience).await;
             if answered == Some(false) {
@@ -133,15 +118,15 @@ impl RequestDriver {
     pub(super) fn find_route(&mut self, deny: Vec<NodeId>) {
         let (answer, found) = oneshot::channel();
         let question = Reroute {
-            session: self.plan.session,
-            model: self.plan.model,
-            policy: self.plan.policy.clone(),
-            shape: self.plan.shape,
+            session: self.state.plan.session,
+            model: self.state.plan.model,
+            policy: self.state.plan.policy.clone(),
+            shape: self.state.plan.shape,
             deny: deny.into_iter().chain(self.checks.denied.iter().copied()).collect(),
-            shadow: self.plan.shadow,
+            shadow: self.state.plan.shadow,
             answer,
         };
-        let (reroute, orders) = (self.means.reroute.clone(), self.orders.clone());
+        let (reroute, orders) = (self.state.means.reroute.clone(), self.state.orders.clone());
         tokio::spawn(async move {
             let found = match reroute.send(question).await {
                 Ok(()) => found.await.unwrap_or(None),
@@ -153,17 +138,17 @@ impl RequestDriver {
 
     /// Tells the caller when a node was replaced.
     pub(super) async fn notice_move(&mut self, before: &[Segment]) {
-        let now: Vec<Segment> = self.machine.segments().collect();
+        let now: Vec<Segment> = self.state.machine.segments().collect();
         if now == before {
             return;
         }
         // The node that left the route, else (a slow stage that lost some layers) one that runs other layers now.
         let out = before.iter().find(|old| now.iter().all(|new| new.node != old.node));
         if let Some(left) = out.or(before.iter().find(|old| !now.contains(old))) {
-            let why = self.noticed.take().filter(|(node, _)| *node == left.node).map(|(_, why)| why);
-            self.silent_since.get_or_insert((left.node, self.last_token));
+            let why = self.state.timing.take_noticed(left.node);
+            self.state.timing.silent(left.node);
             let moved = Progress::Moved { failed: left.node, why, segments: now };
-            let _ = self.means.progress.send(moved).await;
+            let _ = self.state.means.progress.send(moved).await;
         }
     }
 }

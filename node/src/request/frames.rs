@@ -1,20 +1,14 @@
 //! Frames out and in: prefill, decode and replay are one thing.
 
-use std::time::Instant;
-
 use bytes::Bytes;
-use p2p::{
-    codec::Wire,
-    wire::frame::{Header, Kind},
-};
-use scheduler::{
-    LayerRange, NodeId, Segment,
-    recover::Failure,
-    session::{Event, Rows},
-};
+use p2p::{codec::Wire, wire::frame::Kind};
+use scheduler::{LayerRange, NodeId, Segment, recover::Failure, session::Event};
 
-use super::{CHUNK_ROWS, FEED_ROWS, RequestDriver, replay_log::Added};
-use crate::{sessions::Arrival, worker::JobInput};
+use super::{CHUNK_ROWS, RequestDriver, draft::Drawn, plan::Progress, replay_log::Added};
+use crate::{
+    sessions::Arrival,
+    worker::{Body, JobInput, Output, Sampled},
+};
 
 /// Rows that a stage gave.
 pub(super) struct Given {
@@ -46,36 +40,39 @@ impl Given {
 impl RequestDriver {
     /// Sends the inputs `[from, to)` of a stage: tokens to the first, the log to any other.
     pub(super) fn send(&mut self, stage: usize, epoch: u32, node: NodeId, from: u32, to: u32) {
-        let Some(segment) = self.segment(stage) else { return };
+        let Some(segment) = self.state.segment(stage) else { return };
         if stage == 0 {
-            self.step_began = Instant::now();
-            self.report.opened_ms.get_or_insert(self.began.elapsed().as_secs_f64() * 1e3);
+            self.state.timing.begin_step();
+            let opened_ms = self.state.timing.elapsed_ms();
+            self.state.report.opened_ms.get_or_insert(opened_ms);
         }
         if node != segment.node {
-            if !self.fed.contains_key(&(node, segment.layers.start())) {
+            if self.state.followers.fed(node, segment.layers.start()).is_none() {
                 return;
             }
             // A hedge: the follower must first have all that came before.
-            self.feed(node, segment.layers.start(), epoch, from);
+            self.state.feed(node, segment.layers.start(), epoch, from);
         }
         let mut at = from;
         while at < to {
             let rows = CHUNK_ROWS.min(to - at);
-            self.hop_began(Segment { node, ..segment }, at, rows);
+            self.state.hop_began(Segment { node, ..segment }, at, rows);
             if segment.layers.start() == 0 {
-                let ids = self.tokens.iter().chain(self.drafts.tokens());
+                let ids = self.state.tokens.iter().chain(self.state.drafts.tokens());
                 let ids = ids.skip(at as usize).take(rows as usize).copied().collect();
-                self.run_at_home(segment.layers, epoch, at, rows, JobInput::Tokens(ids));
-            } else if let Some((wire, bytes)) = self.logs.get(segment.layers.start(), at, rows) {
+                self.own.run(&self.state, segment.layers, epoch, at, rows, JobInput::Tokens(ids));
+            } else if let Some((wire, bytes)) = self.state.logs.get(segment.layers.start(), at, rows) {
                 self.give(node, segment.layers, epoch, at, rows, wire, bytes);
             }
             at += rows;
         }
-        if node != segment.node && self.machine.drafted() == 0 {
+        if node != segment.node && self.state.machine.drafted() == 0 {
             // The follower has had these, too. Drafted rows it is given again once they are confirmed.
             let start = segment.layers.start();
-            let had = to.min(self.logs.reached(start));
-            self.fed.entry((node, start)).and_modify(|fed| *fed = had.max(*fed));
+            let had = to.min(self.state.logs.reached(start));
+            if let Some(fed) = self.state.followers.fed(node, start) {
+                self.state.followers.set_fed(node, start, had.max(fed));
+            }
         }
     }
 
@@ -91,41 +88,11 @@ impl RequestDriver {
         wire: Wire,
         bytes: Bytes,
     ) {
-        if node == self.means.me {
-            self.run_at_home(layers, epoch, from, rows, JobInput::Wire(wire, bytes.to_vec()));
+        if node == self.state.means.me {
+            self.own.run(&self.state, layers, epoch, from, rows, JobInput::Wire(wire, bytes.to_vec()));
         } else {
-            self.frame(node, Kind::Activations, layers.start(), epoch, from, rows, wire, bytes);
+            self.state.frame(node, Kind::Activations, layers.start(), epoch, from, rows, wire, bytes);
         }
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn frame(
-        &mut self,
-        node: NodeId,
-        kind: Kind,
-        layer: u32,
-        epoch: u32,
-        from: u32,
-        rows: u32,
-        wire: Wire,
-        bytes: Bytes,
-    ) {
-        let drafts = (from + rows).saturating_sub(self.tokens.len() as u32).min(self.machine.drafted());
-        let header = Header {
-            kind,
-            wire,
-            epoch,
-            layer,
-            from,
-            rows,
-            len: bytes.len() as u32,
-            attempt: self.machine.attempt(),
-            drafted: if kind == Kind::Activations { drafts as u16 } else { 0 },
-            since: Rows::since(from, self.machine.attempt_start()),
-        };
-        self.report.wire_bytes.0 += bytes.len() as u64;
-        let plan = &self.plan;
-        self.outboxes.send(node, || plan.contact(node), header, bytes);
     }
 
     /// A stage's frame came in.
@@ -136,22 +103,22 @@ impl RequestDriver {
             // The connection's end is told apart from a stream's: the machine hears of it through `lost`.
             Arrival::Ended { .. } => return Vec::new(),
             Arrival::Began { from, epoch } => {
-                self.outboxes.began(from, epoch);
+                self.state.outboxes.began(from, epoch);
                 return Vec::new();
             }
         };
-        if header.epoch != self.machine.epoch() {
+        if header.epoch != self.state.machine.epoch() {
             return Vec::new();
         }
-        self.report.wire_bytes.1 += payload.len() as u64;
+        self.state.report.wire_bytes.1 += payload.len() as u64;
         let epoch = header.epoch;
         let stage = match header.kind {
-            Kind::Activations => self.stage_to(header.layer),
-            _ => self.stage_from(header.layer),
+            Kind::Activations => self.state.stage_to(header.layer),
+            _ => self.state.stage_from(header.layer),
         };
         // A third holder has a say in a dispute and none in the answer.
-        let third = header.kind == Kind::Commit && self.is_third(header.layer, from);
-        let Some(stage) = stage.filter(|stage| third || self.may_speak(*stage, from)) else {
+        let third = header.kind == Kind::Commit && self.checks.is_third(header.layer, from);
+        let Some(stage) = stage.filter(|stage| third || self.state.may_speak(*stage, from)) else {
             return Vec::new();
         };
         match header.kind {
@@ -167,153 +134,183 @@ impl RequestDriver {
                     bytes: Bytes::from(payload),
                 },
             ),
-            Kind::NeedReplay if self.segment(stage).is_some_and(|segment| segment.node == from) => {
-                self.recalled.has(header.from);
+            Kind::NeedReplay if self.state.segment(stage).is_some_and(|segment| segment.node == from) => {
+                self.state.recalled.has(header.from);
                 vec![Event::NeedReplay { stage, epoch, have: header.from }]
             }
-            Kind::Commit => self.committed(stage, from, header, &payload),
+            Kind::Commit => self.checks.committed(&mut self.state, stage, from, header, &payload),
             // A shadow that computes says nothing about the stage it follows.
-            Kind::Beacon if self.segment(stage).is_some_and(|segment| segment.node == from) => {
+            Kind::Beacon if self.state.segment(stage).is_some_and(|segment| segment.node == from) => {
                 vec![Event::Beacon { stage, epoch }]
             }
             // It computes; whom it cannot reach is likelier to be gone than it is to lie.
-            Kind::Unreachable => match self.segment(stage + 1) {
-                Some(next) if next.node != self.means.me => {
-                    self.means.lessons.apart(from, next.node);
-                    self.failed(next.node, Failure::Closed)
+            Kind::Unreachable => match self.state.segment(stage + 1) {
+                Some(next) if next.node != self.state.means.me => {
+                    self.state.means.lessons.apart(from, next.node);
+                    self.state.failed(next.node, Failure::Closed)
                 }
                 _ => Vec::new(),
             },
-            Kind::Garbled if self.segment(stage).is_some_and(|segment| segment.node == from) => {
-                self.garbled.insert(header.layer, (epoch, header.from));
-                self.contradicted(stage)
+            Kind::Garbled if self.state.segment(stage).is_some_and(|segment| segment.node == from) => {
+                self.checks.called_garbled(&mut self.state, stage, header.layer, header.from)
             }
             Kind::Failed => {
                 tracing::info!(node = %from, why = %String::from_utf8_lossy(&payload), "a stage failed");
-                self.failed(from, Failure::Crashed)
+                self.state.failed(from, Failure::Crashed)
             }
             _ => Vec::new(),
         }
     }
 
-    pub(super) fn may_speak(&self, stage: usize, node: NodeId) -> bool {
-        self.segment(stage).is_some_and(|segment| segment.node == node)
-            || self.shadows.get(&stage) == Some(&node)
-    }
-
-    /// For the log and traces: a frame is on its way to a stage.
-    fn hop_began(&mut self, to: Segment, from: u32, rows: u32) {
-        let epoch = self.machine.epoch();
-        self.hops.began(
-            to.layers.start(),
-            from,
-            || tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows),
-        );
-    }
-
     /// The output of a stage is here: log it, pass it on where that is ours to do.
     pub(super) fn boundary(&mut self, stage: usize, node: NodeId, given: Given) -> Vec<Event> {
-        let epoch = self.machine.epoch();
-        let current = given.attempt == self.machine.attempt();
-        let valid = self.machine.valid_below(given.attempt);
+        let epoch = self.state.machine.epoch();
+        let current = given.attempt == self.state.machine.attempt();
+        let valid = self.state.machine.valid_below(given.attempt);
         let given = if current { Some(given) } else { given.below(valid) };
         let Some(Given { layer, attempt, from, rows, wire, bytes }) = given else { return Vec::new() };
-        if from.saturating_add(rows) > self.tokens.len() as u32 + self.machine.drafted() {
-            return self.failed(node, Failure::Corrupt);
+        if from.saturating_add(rows) > self.state.tokens.len() as u32 + self.state.machine.drafted() {
+            return self.state.failed(node, Failure::Corrupt);
         }
-        let before = self.logs.reached(layer);
-        let Some(Added { reached, differs }) = self.logs.add(layer, from, rows, wire, &bytes, node) else {
-            return self.nonsense(node);
+        let before = self.state.logs.reached(layer);
+        let Some(Added { reached, differs }) = self.state.logs.add(layer, from, rows, wire, &bytes, node)
+        else {
+            return self.checks.nonsense(&mut self.state, node);
         };
-        let contradicted = self.contradicted(stage + 1);
+        let contradicted = self.checks.contradicted(&mut self.state, stage + 1);
         if !contradicted.is_empty() {
             return contradicted;
         }
         if let Some(position) = differs
-            && !self.plan.approx.contains(&node)
-            && self.logs.author(layer, from).is_none_or(|author| !self.plan.approx.contains(&author))
+            && !self.state.plan.approx.contains(&node)
+            && self
+                .state
+                .logs
+                .author(layer, from)
+                .is_none_or(|author| !self.state.plan.approx.contains(&author))
         {
             // The same inputs gave other bits. The first answer stands: it was used. Of a draft it counts once that is confirmed.
-            if let Some(segment) = self.segment(stage) {
-                if self.logs.is_tentative(position) {
-                    self.drafts.rivaled(segment.layers, node, position);
+            if let Some(segment) = self.state.segment(stage) {
+                if self.state.logs.is_tentative(position) {
+                    self.state.drafts.rivaled(segment.layers, node, position);
                 } else {
-                    self.report.evidence += 1;
+                    self.state.report.evidence += 1;
                     tracing::warn!(stage, layer, position, "two answers for one position differ");
-                    self.rivaled(segment.layers, node);
+                    self.checks.rivaled(&self.state, segment.layers, node);
                 }
             }
         }
-        if current && rows == 1 && self.machine.drafted() == 0 {
-            self.time_stage(layer);
+        if current && rows == 1 && self.state.machine.drafted() == 0 {
+            self.state.timing.time_stage(layer);
         }
-        if let Some(segment) = self.segment(stage) {
-            self.hops.ended(segment.layers.start(), from);
+        if let Some(segment) = self.state.segment(stage) {
+            self.state.timing.hop_ended(segment.layers.start(), from);
         }
         // Rows of an abandoned attempt are for the log alone.
-        let next = self.segment(stage + 1).filter(|_| current);
+        let next = self.state.segment(stage + 1).filter(|_| current);
         if let Some(next) = next {
-            self.hop_began(next, from, rows);
+            self.state.hop_began(next, from, rows);
         }
         // A stage takes frames from the one before it and from here: of a hedge it is given the answer that came first.
-        let first = self.logs.reached(layer) > before;
-        let late = self.segment(stage).map(|segment| segment.node).filter(|late| first && *late != node);
-        if let Some(late) = late.filter(|late| self.report.hedged.iter().all(|(node, _)| node != late)) {
-            self.hedged_since.get_or_insert((late, self.last_token));
+        let first = self.state.logs.reached(layer) > before;
+        let late =
+            self.state.segment(stage).map(|segment| segment.node).filter(|late| first && *late != node);
+        if let Some(late) = late.filter(|late| self.state.report.hedged.iter().all(|(node, _)| node != late))
+        {
+            self.state.timing.hedged(late);
         }
         if let Some(next) = next
-            && (node == self.means.me || next.node == self.means.me || late.is_some())
+            && (node == self.state.means.me || next.node == self.state.means.me || late.is_some())
         {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }
-        self.feed_shadow(stage + 1);
+        self.state.feed_shadow(stage + 1);
         reached.map_or_else(Vec::new, |logged| {
             vec![Event::Boundary { stage, node, epoch, attempt, to: logged.min(from + rows) }]
         })
     }
 
-    /// A stage says that what the one before it sent is garbled, and what that one sent here is sound: one of the two lies,
-    /// and which one cannot be told. The session goes on without both.
-    fn contradicted(&mut self, stage: usize) -> Vec<Event> {
-        let Some(here) = self.segment(stage) else { return Vec::new() };
-        let said = self.garbled.get(&here.layers.start()).copied();
-        let Some((_, from)) = said.filter(|(epoch, _)| *epoch == self.machine.epoch()) else {
-            return Vec::new();
-        };
-        let before = stage.checked_sub(1).and_then(|before| self.segment(before));
-        let before = before.filter(|before| before.node != self.means.me);
-        // What it sent here may still be on its way.
-        if before.is_some() && self.logs.reached(here.layers.start()) <= from {
+    /// The own worker answered.
+    pub(super) fn output(&mut self, output: Output) -> Vec<Event> {
+        if output.epoch != self.state.machine.epoch() {
             return Vec::new();
         }
-        self.garbled.clear();
-        tracing::warn!(node = %here.node, ?before, "a stage calls garbled what is not");
-        let mut events = self.failed(here.node, Failure::Corrupt);
-        events.extend(before.into_iter().flat_map(|before| self.failed(before.node, Failure::Corrupt)));
-        events
-    }
-
-    /// Gives the shadow of a stage what was logged since, in chunks.
-    pub(super) fn feed_shadow(&mut self, stage: usize) {
-        let (Some(shadow), Some(segment)) = (self.shadows.get(&stage).copied(), self.segment(stage)) else {
-            return;
-        };
-        let boundary = segment.layers.start();
-        let logged = self.logs.settled(boundary);
-        if self.fed.get(&(shadow, boundary)).is_some_and(|fed| logged >= fed + FEED_ROWS) {
-            self.feed(shadow, boundary, self.machine.epoch(), logged);
+        self.own.ended();
+        self.state.timing.hop_ended(output.layers.start(), output.from);
+        let Some(stage) = self.state.stage_from(output.layers.start()) else { return Vec::new() };
+        match output.body {
+            Body::Activations(wire, bytes) => self.boundary(
+                stage,
+                self.state.means.me,
+                Given {
+                    layer: output.layers.end(),
+                    attempt: output.attempt,
+                    from: output.from,
+                    rows: output.rows,
+                    wire,
+                    bytes: Bytes::from(bytes),
+                },
+            ),
+            // What was drawn in an abandoned attempt may follow from rejected rows.
+            Body::Sampled(_) if output.attempt != self.state.machine.attempt() => Vec::new(),
+            Body::Sampled(sampled) => {
+                if output.rows == 1 && self.state.machine.drafted() == 0 {
+                    self.state.timing.time_stage(output.layers.end());
+                }
+                self.next_tokens(output.epoch, sampled)
+            }
+            Body::NeedReplay { have } => {
+                // What was to be drawn behind these rows is not: the replay asks for it again.
+                self.own.draw_again();
+                self.state.recalled.has(have);
+                vec![Event::NeedReplay { stage, epoch: output.epoch, have }]
+            }
+            Body::Failed(why) => {
+                tracing::warn!(why, "the own worker failed");
+                self.state.failed(self.state.means.me, Failure::Crashed)
+            }
+            Body::Nothing => Vec::new(),
         }
     }
 
-    /// Gives a follower that has promised the inputs it has not had yet, below position `to`.
-    pub(super) fn feed(&mut self, shadow: NodeId, boundary: u32, epoch: u32, to: u32) {
-        let Some(mut at) = self.fed.get(&(shadow, boundary)).copied() else { return };
-        while at < to {
-            let rows = CHUNK_ROWS.min(to - at);
-            let Some((wire, bytes)) = self.logs.get(boundary, at, rows) else { break };
-            self.frame(shadow, Kind::Feed, boundary, epoch, at, rows, wire, bytes);
-            at += rows;
+    /// The own worker drew the next tokens.
+    fn next_tokens(&mut self, epoch: u32, sampled: Vec<Sampled>) -> Vec<Event> {
+        let (Some(first), Some(last)) = (sampled.first(), sampled.last()) else { return Vec::new() };
+        let (position, to, stop) = (first.position, last.position, last.stop);
+        let (attempt, drafted) = (self.state.machine.attempt(), self.state.machine.drafted());
+        let ids: Vec<u32> = sampled.iter().map(|token| token.id).collect();
+        let count = ids.len() as u32;
+        let certain = last.forced.0.clone();
+        self.state.report.met = last.met.clone();
+        // The tokens known until now end the prompt, or a step.
+        let ms = (!self.state.report.ids.is_empty()).then(|| self.state.timing.step_ms());
+        if let Some(ms) = ms.filter(|_| drafted == 0) {
+            self.state.report.plain = (self.state.report.plain.0 + 1, self.state.report.plain.1 + ms);
         }
-        self.fed.insert((shadow, boundary), at);
+        self.settle_draft(Drawn { confirmed: to, drafted, right: count - 1, stop, ms });
+        let said = sampled.into_iter().map(|token| {
+            let Sampled { position, id, text, ends_turn, bytes, logprob, top, prompt, .. } = token;
+            (Progress::Token { position, id, text, bytes, logprob, top, prompt }, ends_turn)
+        });
+        self.state.delivery.drawn(said);
+        let ends = stop || self.state.report.ids.len() as u32 + count >= self.state.plan.max_tokens;
+        let context: Vec<u32> = self.state.tokens.iter().chain(&ids).copied().collect();
+        let draft = if ends { 0 } else { self.state.drafts.propose(&context, &certain) };
+        let tokens = Event::Tokens { epoch, attempt, position, tokens: ids, stop, draft };
+        if ends { self.checks.hold_last(&mut self.state, tokens, to) } else { vec![tokens] }
+    }
+
+    /// A step was drawn: rows that are confirmed stay, and the others leave the logs.
+    fn settle_draft(&mut self, step: Drawn) {
+        let rivals = self.state.drafts.drawn(step);
+        if step.right < step.drafted {
+            self.state.forget_rows(step.confirmed);
+        }
+        self.state.logs.set_tentative(None);
+        for (layers, node) in rivals {
+            self.state.report.evidence += 1;
+            tracing::warn!(%layers, %node, "two answers for one position differ");
+            self.checks.rivaled(&self.state, layers, node);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Leases: what stages promise and when they are let go.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use bytes::Bytes;
 use p2p::{
@@ -8,6 +8,7 @@ use p2p::{
     wire::{
         control::{Answer, Ask, Lease, Refusal, Role},
         frame::{Header, Kind},
+        prefix::Beginning,
     },
 };
 use scheduler::{
@@ -16,13 +17,11 @@ use scheduler::{
     recover::Failure,
     session::Event,
 };
-use tokio::time::timeout;
 
-use super::RequestDriver;
+use super::state::RequestState;
 use crate::{
-    control::Shadow,
+    control::{Shadow, Verify},
     sessions::Order,
-    worker::{Conduct, OpenSession, Worker},
 };
 
 /// An answer to a lease later than this counts as none. The session asks meanwhile whether the node is there, and waits no longer
@@ -30,76 +29,85 @@ use crate::{
 pub(super) const LEASE_MS: u64 = 8_000;
 /// How long a stage keeps a session that gets no frames.
 const TTL_MS: u32 = 60_000;
+/// Times a node that does not hear it is told that it is needed no more; then its lease runs out by itself.
+const RELEASES: u32 = 5;
 
-impl RequestDriver {
-    pub(super) fn open(
-        &mut self,
+/// What the nodes of one request have promised.
+pub(super) struct Leases {
+    /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
+    looking: Option<u32>,
+    loads: Vec<Load>,
+    /// Who has promised something and was not told yet that it is needed no more.
+    seats: BTreeSet<NodeId>,
+    /// The route is given back for a quieter one.
+    again: bool,
+    /// Bills that are asked for and not there.
+    unsettled: BTreeSet<NodeId>,
+}
+
+impl Leases {
+    /// None yet; the stages of the first route promise under `epoch`.
+    pub(super) fn new(epoch: u32) -> Self {
+        Self {
+            looking: Some(epoch),
+            loads: Vec::new(),
+            seats: BTreeSet::new(),
+            again: false,
+            unsettled: BTreeSet::new(),
+        }
+    }
+
+    /// Whether the route was given back for a quieter one.
+    pub(super) fn is_given_back(&self) -> bool {
+        self.again
+    }
+
+    /// Whether the bill of any of `nodes` is awaited.
+    pub(super) fn awaits(&self, nodes: &BTreeSet<NodeId>) -> bool {
+        !self.unsettled.is_disjoint(nodes)
+    }
+
+    /// A node's bill is here.
+    pub(super) fn billed(&mut self, node: NodeId) {
+        self.unsettled.remove(&node);
+    }
+
+    /// Asks a node to serve a segment, as a stage or as the shadow of one. `positions` is how many the session may come to, `at` how
+    /// many the node may keep.
+    pub(super) fn ask(
+        state: &RequestState,
         stage: Option<usize>,
         epoch: u32,
         segment: Segment,
         next: Option<NodeId>,
-        at: u32,
+        (positions, at): (u32, u32),
+        beginnings: Vec<Beginning>,
     ) {
-        let (orders, node, layers) = (self.orders.clone(), segment.node, segment.layers);
-        // The last token is said and never computed on: an answer may end at the very end of the context.
-        let positions = self.plan.prompt.len() as u32 + self.plan.max_tokens.saturating_sub(1);
-        self.sampling = None;
-        self.checks.last = None;
-        self.waiting.retain(|job| job.epoch == epoch);
-        if self.running_epoch != epoch {
-            // What was under way belongs to the epoch before; the worker drops it without an answer.
-            (self.running_epoch, self.running) = (epoch, 0);
-        }
-        if node == self.means.me {
-            let last = segment.layers.end() == self.machine_layers();
-            let history = self.tokens.clone();
-            let open = OpenSession {
-                session: self.place(),
-                epoch,
-                layers: segment.layers,
-                positions,
-                at,
-                rounding: self.rounding.clone(),
-                kept: self.recalled.homes(),
-                conduct: last.then(|| Conduct { history, ..self.plan.conduct.clone() }),
-            };
-            let mut workers = self.means.worker.clone();
-            tokio::spawn(async move {
-                let alive =
-                    timeout(Duration::from_millis(LEASE_MS), workers.wait_for(Worker::is_alive)).await;
-                let worker = alive.ok().and_then(Result::ok).map(|worker| worker.clone());
-                let answer = match worker {
-                    Some(worker) => worker.open(open).await.map_err(|_| Failure::Refused),
-                    None => Err(Failure::Late),
-                };
-                let _ = orders.send(Order::Opened { stage, epoch, layers, node, answer, load: None }).await;
-            });
-            return;
-        }
+        let (orders, node, layers) = (state.orders.clone(), segment.node, segment.layers);
         // A shadow is fed by the requester alone, and answers it alone.
-        let next = next.filter(|next| stage.is_some() && *next != self.means.me);
-        let before = stage.and_then(|stage| self.segment(stage.checked_sub(1)?)).map(|segment| segment.node);
+        let next = next.filter(|next| stage.is_some() && *next != state.means.me);
+        let before = stage.and_then(|stage| state.segment(stage.checked_sub(1)?)).map(|segment| segment.node);
         let lease = Lease {
-            session: self.plan.session,
+            session: state.plan.session,
             epoch,
-            model: self.plan.model,
+            model: state.plan.model,
             layers: segment.layers,
             positions,
             at,
-            rounding: self.rounding.clone(),
-            next: next.map(|next| self.plan.contact(next)),
-            previous: before.filter(|before| *before != self.means.me),
+            rounding: state.plan.rounding.clone(),
+            next: next.map(|next| state.plan.contact(next)),
+            previous: before.filter(|before| *before != state.means.me),
             log: true,
             ttl_ms: TTL_MS,
-            role: match (stage, self.plan.shadow) {
+            role: match (stage, state.plan.shadow) {
                 (Some(_), _) => Role::Stage,
                 (None, Shadow::Lazy) => Role::LazyShadow,
                 (None, _) => Role::Shadow,
             },
-            beginnings: self.beginnings(segment.layers),
+            beginnings,
         };
-        let (network, there) = (self.means.network.clone(), self.plan.contact(node));
-        let (me, lessons, model) = (self.means.me, self.means.lessons.clone(), self.plan.model);
+        let (network, there) = (state.means.network.clone(), state.plan.contact(node));
+        let (me, lessons, model) = (state.means.me, state.means.lessons.clone(), state.plan.model);
         tokio::spawn(async move {
             let asked = async {
                 if network.connect(&there).await.is_err() {
@@ -145,14 +153,21 @@ impl RequestDriver {
 
     /// A stage of the first route promised. When all have, what they said about their load decides whether to take the
     /// route or to look for a quieter one; until then the machine is not told of the last promise.
-    pub(super) fn granted(&mut self, stage: usize, epoch: u32, have: u32, load: Option<Load>) -> Vec<Event> {
+    pub(super) fn granted(
+        &mut self,
+        state: &RequestState,
+        stage: usize,
+        epoch: u32,
+        have: u32,
+        load: Option<Load>,
+    ) -> Vec<Event> {
         if self.looking == Some(epoch) {
             self.loads.extend(load);
-            let strangers = self.machine.segments().filter(|segment| segment.node != self.means.me).count();
+            let strangers = state.machine.segments().filter(|segment| segment.node != state.means.me).count();
             if self.loads.len() >= strangers {
                 self.looking = None;
-                let plan = &self.plan;
-                let verdict = self.means.lessons.heard(plan.looks, &self.loads, &plan.announced);
+                let plan = &state.plan;
+                let verdict = state.means.lessons.heard(plan.looks, &self.loads, &plan.announced);
                 if verdict == Verdict::Again {
                     self.again = true;
                     return vec![Event::Cancel];
@@ -162,21 +177,60 @@ impl RequestDriver {
         vec![Event::Opened { stage, epoch, have }]
     }
 
-    /// Says to a node that granted a lease that it is needed although its rows may take a while: the lease is lost
-    /// otherwise.
-    pub(super) fn claim(&mut self, node: NodeId, epoch: u32, layers: LayerRange) {
-        if node == self.means.me || epoch < self.machine.epoch() {
+    /// A node granted a lease: says to it that it is needed although its rows may take a while. The lease is lost otherwise.
+    pub(super) fn claim(&mut self, state: &mut RequestState, node: NodeId, epoch: u32, layers: LayerRange) {
+        self.seats.insert(node);
+        if node == state.means.me || epoch < state.machine.epoch() {
             return;
         }
         let header = Header::signal(Kind::Beacon, epoch, layers.start(), 0, 0);
-        let plan = &self.plan;
-        self.outboxes.send(node, || plan.contact(node), header, Bytes::new());
+        state.send(node, header, Bytes::new());
     }
 
-    pub(super) fn close(&mut self, node: NodeId, epoch: u32) {
-        if node != self.means.me {
-            self.bill(node, epoch);
+    /// Asks a node for its bill, then lets it go.
+    pub(super) fn bill(&mut self, state: &mut RequestState, node: NodeId, epoch: u32) {
+        // Which rows of its last draft were right a stage hears here. The row of the last token may be one that was rejected.
+        let follows = state.followers.contains(node);
+        let confirmed = (state.tokens.len() as u32).saturating_sub(1);
+        let mut upto = if state.drafts.used() && !follows { confirmed } else { 0 };
+        if state.plan.verify != Verify::Off {
+            for stage in state.followers.stages_of(node) {
+                state.feed_rest(stage);
+                let start = state.segment(stage).map_or(0, |segment| segment.layers.start());
+                upto = upto.max(state.logs.settled(start));
+            }
         }
-        self.outboxes.close(node);
+        self.unsettled.insert(node);
+        let (network, session, orders) =
+            (state.means.network.clone(), state.plan.session, state.orders.clone());
+        let (lessons, worked) = (state.means.lessons.clone(), state.report.opened_ms.is_some());
+        let (held, there) = (self.seats.remove(&node), state.plan.contact(node));
+        tokio::spawn(async move {
+            let patience = Duration::from_millis(LEASE_MS);
+            let mut settled = Vec::new();
+            // Who was given nothing to do has no bill.
+            if worked
+                && let Ok(Answer::Settled(bill)) =
+                    network.ask(node, &Ask::Settle { session, upto }, patience).await
+            {
+                settled = bill;
+            }
+            let _ = orders.send(Order::Settled { node, settled }).await;
+            let release = Ask::Release { session, epoch };
+            for attempt in 1..=RELEASES {
+                // One that does not understand has nothing to give back.
+                if let Ok(_) | Err(HopError::Corrupt) = network.ask(node, &release, patience).await {
+                    if held {
+                        lessons.freed(node);
+                    }
+                    break;
+                }
+                if attempt < RELEASES {
+                    tokio::time::sleep(patience * attempt / RELEASES).await;
+                    // It may have been too busy to hear, or was reconnected.
+                    let _ = network.connect(&there).await;
+                }
+            }
+        });
     }
 }

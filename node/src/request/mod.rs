@@ -11,8 +11,9 @@
 //! ```
 //!
 //! What to do is decided by [`scheduler::session::Session`], which sees events and answers with actions; this folder
-//! does them: `lease`, `hops`, `home` (the own worker), `failure`, `log`. It holds the truth of the session (the tokens) and the log: what entered each segment, as it crossed the
-//! wire, so that a replacement can be brought to the same bits.
+//! does them. Each part owns its fields: `state` what is known (the tokens, the log of what entered each segment, who follows, times),
+//! `lease` what was promised, `own_stages` the own worker's jobs, `verify` with `arbiter` and `audit` what was signed and checked. `frames`
+//! and `failure` bring what happens from one to another.
 //!
 //! The first and the last segment run in this node's own worker, which also samples: token ids, text and logits never
 //! leave the machine. Frames from a stage carry the epoch they were leased under; others are dropped.
@@ -24,101 +25,67 @@ mod audit;
 #[cfg(test)]
 mod byzantine;
 mod commitments;
+mod delivery;
 mod draft;
 mod failure;
+mod followers;
 mod frames;
 mod lease;
 mod own_stages;
 mod plan;
 mod recall;
 mod replay_log;
+mod state;
+mod timing;
 mod verify;
+mod witness;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
-use p2p::codec::Rounding;
+use p2p::wire::control::Settlement;
 use scheduler::{
-    Millis, NodeId, Segment, SessionId,
-    lease::Load,
+    Millis, NodeId, Segment,
     recover::Failure,
     session::{Action, Event, Session},
 };
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
+use self::{
+    delivery::Delivery, draft::Drafts, followers::Followers, lease::Leases, own_stages::OwnStages,
+    state::RequestState, timing::Timing, verify::Checks,
+};
 pub use self::{
-    arbiter::{MAX_WITNESSES, Witness},
     draft::{DraftTerms, Tally},
     plan::{Means, Plan, Progress, Report, Reroute},
     recall::{Recalled, Recollections},
+    witness::{MAX_WITNESSES, Witness},
 };
-use self::{draft::Drafts, replay_log::Logs, verify::Checks};
 use crate::{
     sessions::peer_streams::PeerStreams,
     sessions::{Inlets, Order, Outlets, place},
-    telemetry::Hops,
-    worker::Job,
 };
 
 /// Rows of one prefill frame: enough to amortize unpacking weights, small enough that stages overlap.
 pub const CHUNK_ROWS: u32 = 96;
-/// A shadow is fed every this many positions (the lag it may have).
-const FEED_ROWS: u32 = 16;
 /// How often the caller hears how fast it goes.
 const PACE_TOKENS: usize = 4;
 /// Own stages say this often that they compute, as those of others do.
 const BEACON: Duration = Duration::from_millis(100);
+/// The end of an answer waits this long for the last signatures.
+const SETTLE: Duration = Duration::from_millis(1_500);
 
+/// The loop of one request. Each part owns its fields; what happens goes through here from one to another.
 struct RequestDriver {
-    means: Means,
-    plan: Plan,
-    orders: mpsc::Sender<Order>,
-    machine: Session,
-    began: Instant,
-    tokens: Vec<u32>,
-    logs: Logs,
-    /// The beginning of the prompt that was computed before.
-    recalled: Recalled,
-    rounding: Rounding,
-    outboxes: PeerStreams,
-    /// Jobs for the own worker that wait for their turn.
-    waiting: VecDeque<Job>,
-    running: usize,
-    running_epoch: u32,
-    /// The step whose sample was asked for.
-    sampling: Option<(u32, u16, u32)>,
-    /// What the worker said about the tokens that the machine is about to emit, and which of them ends the turn.
-    sampled: VecDeque<(Progress, bool)>,
-    drafts: Drafts,
-    /// By shadow that promised and the first layer of what it follows, positions given to it.
-    fed: BTreeMap<(NodeId, u32), u32>,
-    shadows: BTreeMap<usize, NodeId>,
-    step_began: Instant,
-    stage_ms: BTreeMap<u32, (f64, u32)>,
-    /// Who failed, and when the last token before it came.
-    silent_since: Option<(NodeId, Instant)>,
-    /// Whose shadow answered first, for the first time, and when the last token before it came.
-    hedged_since: Option<(NodeId, Instant)>,
-    /// The last failure that was seen, not only suspected.
-    noticed: Option<(NodeId, Failure)>,
-    /// The epoch of the first route while its stages promise, and what they say of their load; one per stage.
-    looking: Option<u32>,
-    loads: Vec<Load>,
-    /// Who has promised something and was not told yet that it is needed no more.
-    seats: BTreeSet<NodeId>,
-    /// The route is given back for a quieter one.
-    again: bool,
+    state: RequestState,
+    /// The own worker's part.
+    own: OwnStages,
+    leases: Leases,
     checks: Checks,
-    /// By the layer it enters: since which epoch and position a stage calls its input garbled.
-    garbled: BTreeMap<u32, (u32, u32)>,
-    /// For the log and traces: frames under way.
-    hops: Hops,
-    last_token: Instant,
     /// By node, pings that are under way.
     pings: BTreeMap<NodeId, usize>,
-    report: Report,
 }
 
 /// Runs the prompt to its end. Nothing is returned: the caller hears of it through [`Progress`].
@@ -135,98 +102,88 @@ pub async fn generate(means: Means, mut plan: Plan, inlets: Inlets, mut doors: O
         plan.rtt_p99_ms,
     );
     let first_epoch = machine.epoch();
-    // A cut that a failover makes later is no boundary of the session: it travels raw.
-    let rounding = plan.rounding.clone();
     let drafts = Drafts::new(session, &plan.draft);
     let report = Report::new(plan.pipeline.segments().to_vec());
     let mut recalled = std::mem::take(&mut plan.recalled);
-    let logs = recalled.take_logs(&rounding, plan.hidden);
-    let mut conductor = RequestDriver {
-        tokens: plan.prompt.clone(),
-        logs,
-        recalled,
-        outboxes: PeerStreams::new(means.network.clone(), place(means.me, session), inlets.orders.clone()),
-        means,
-        plan,
-        orders: inlets.orders,
-        machine,
-        began,
-        rounding,
-        waiting: VecDeque::new(),
-        running: 0,
-        running_epoch: 0,
-        sampling: None,
-        sampled: VecDeque::new(),
-        drafts,
-        fed: BTreeMap::new(),
-        shadows: BTreeMap::new(),
-        step_began: began,
-        stage_ms: BTreeMap::new(),
-        silent_since: None,
-        hedged_since: None,
-        noticed: None,
-        looking: Some(first_epoch),
-        loads: Vec::new(),
-        seats: BTreeSet::new(),
-        again: false,
+    let logs = recalled.take_logs(&plan.rounding, plan.hidden);
+    let mut driver = RequestDriver {
+        state: RequestState {
+            tokens: plan.prompt.clone(),
+            logs,
+            recalled,
+            outboxes: PeerStreams::new(
+                means.network.clone(),
+                place(means.me, session),
+                inlets.orders.clone(),
+            ),
+            means,
+            plan,
+            orders: inlets.orders,
+            machine,
+            drafts,
+            followers: Followers::default(),
+            timing: Timing::new(began),
+            delivery: Delivery::default(),
+            report,
+        },
+        own: OwnStages::default(),
+        leases: Leases::new(first_epoch),
         checks: Checks::default(),
-        garbled: BTreeMap::new(),
-        hops: Hops::default(),
-        last_token: began,
         pings: BTreeMap::new(),
-        report,
     };
-    conductor.recall();
-    let mut over = conductor.perform(first).await;
+    driver.state.recall();
+    let mut over = driver.perform(first).await;
     while !over {
-        conductor.feed_worker();
-        let now = conductor.now();
-        let due = conductor
+        driver.own.feed(&driver.state);
+        let now = driver.state.timing.now();
+        let due = driver
+            .state
             .machine
             .wake()
             .map_or(Duration::from_secs(1), |due| Duration::from_millis(due.since(now)));
         let mut events = tokio::select! {
             biased;
-            Some(output) = doors.outputs.recv() => conductor.output(output),
-            Some(arrival) = doors.frames.recv() => conductor.arrival(arrival),
-            Some(order) = doors.orders.recv() => conductor.order(order),
-            Ok(node) = conductor.means.lost.recv() => conductor.failed(node, Failure::Closed),
-            () = sleep(due.min(BEACON)) => conductor.tick(),
+            Some(output) = doors.outputs.recv() => driver.output(output),
+            Some(arrival) = doors.frames.recv() => driver.arrival(arrival),
+            Some(order) = doors.orders.recv() => driver.order(order),
+            Ok(node) = driver.state.means.lost.recv() => driver.state.failed(node, Failure::Closed),
+            () = sleep(due.min(BEACON)) => driver.tick(),
         };
-        conductor.check();
-        events.extend(conductor.hear_thirds());
-        events.extend(conductor.let_go());
+        driver.checks.check(&mut driver.state);
+        events.extend(driver.checks.hear_thirds(&mut driver.state, &mut driver.leases));
+        events.extend(driver.checks.let_go(&mut driver.state));
         for event in events {
-            let now = conductor.now();
-            let before: Vec<Segment> = conductor.machine.segments().collect();
-            let actions = conductor.machine.step(now, event);
-            over = conductor.perform(actions).await || over;
-            conductor.note_drafts();
-            conductor.notice_move(&before).await;
+            let now = driver.state.timing.now();
+            let before: Vec<Segment> = driver.state.machine.segments().collect();
+            let actions = driver.state.machine.step(now, event);
+            over = driver.perform(actions).await || over;
+            driver.state.note_drafts();
+            driver.notice_move(&before).await;
         }
-        conductor.tell().await;
+        driver.tell().await;
     }
-    conductor.settle_all(&mut doors).await;
-    conductor.finish().await;
-    conductor.look_again().await;
-    conductor.disown();
-    conductor.done().await;
+    driver.settle_all(&mut doors).await;
+    driver.finish().await;
+    driver.checks.look_again(&mut driver.state).await;
+    driver.state.disown();
+    driver.done().await;
 }
 
 impl RequestDriver {
     /// Time passed. The own stages say like any other that they are computing.
     fn tick(&self) -> Vec<Event> {
-        let epoch = self.machine.epoch();
-        let home = self.machine.segments().enumerate().filter(|(_, segment)| segment.node == self.means.me);
-        let computing = self.running > 0 && self.means.worker.borrow().is_alive();
+        let epoch = self.state.machine.epoch();
+        let home = self
+            .state
+            .machine
+            .segments()
+            .enumerate()
+            .filter(|(_, segment)| segment.node == self.state.means.me);
+        let computing = self.own.is_busy() && self.state.means.worker.borrow().is_alive();
         let beacons = home.filter(|_| computing).map(|(stage, _)| Event::Beacon { stage, epoch });
         // The last token of a strict answer waits for its check, not for a stage.
         let tick = self.checks.last.is_none().then_some(Event::Tick);
         beacons.chain(tick).collect()
-    }
-
-    fn now(&self) -> Millis {
-        Millis(self.began.elapsed().as_millis() as u64)
     }
 
     /// Does what the machine says; true when it is over.
@@ -238,16 +195,14 @@ impl RequestDriver {
                     // Stages are opened from the first on, each followed by its follower: an earlier follower may
                     // run a stage now, or follow another.
                     if stage == 0 {
-                        self.shadows.clear();
-                        self.logs.cut(self.tokens.len() as u32);
-                        self.drafts.go_back(self.tokens.len() as u32);
+                        self.state.followers.clear();
+                        self.state.logs.cut(self.state.tokens.len() as u32);
+                        self.state.drafts.go_back(self.state.tokens.len() as u32);
                     }
                     self.open(Some(stage), epoch, segment, next, at)
                 }
                 Action::Follow { stage, epoch, segment, next, at } => {
-                    self.shadows.insert(stage, segment.node);
-                    // Until it has promised it knows nothing of the session: what it was sent would be lost.
-                    self.fed.remove(&(segment.node, segment.layers.start()));
+                    self.state.followers.follow(stage, segment);
                     self.open(None, epoch, segment, next, at);
                 }
                 Action::Send { stage, epoch, node, from, to, .. } => self.send(stage, epoch, node, from, to),
@@ -261,9 +216,9 @@ impl RequestDriver {
                     self.find_route(deny);
                 }
                 Action::Close { node, epoch } => self.close(node, epoch),
-                Action::Evidence { .. } => self.report.evidence += 1,
+                Action::Evidence { .. } => self.state.report.evidence += 1,
                 Action::Done(end) => {
-                    self.report.end = end;
+                    self.state.report.end = end;
                     return true;
                 }
             }
@@ -271,125 +226,147 @@ impl RequestDriver {
         false
     }
 
-    /// Notes which rows follow from a draft, as the machine's step now has it. Rows of a draft that was abandoned before it was
-    /// drawn, for a replay, were never confirmed: they leave the logs too.
-    fn note_drafts(&mut self) {
-        let known = (self.tokens.len() as u32).max(self.drafts.confirmed());
-        let drafts = self.machine.drafted() > 0;
-        self.logs.set_tentative(drafts.then_some(known));
-        if !drafts {
-            self.forget_rows(known);
-            self.drafts.go_back(known);
-        }
-    }
-
-    /// What the session is called at the worker and on streams.
-    fn place(&self) -> SessionId {
-        place(self.means.me, self.plan.session)
-    }
-
-    fn machine_layers(&self) -> u32 {
-        self.plan.pipeline.num_layers()
-    }
-
-    fn segment(&self, stage: usize) -> Option<Segment> {
-        self.machine.segments().nth(stage)
-    }
-
-    fn stage_from(&self, start: u32) -> Option<usize> {
-        self.machine.segments().position(|segment| segment.layers.start() == start)
-    }
-
-    fn stage_to(&self, end: u32) -> Option<usize> {
-        self.machine.segments().position(|segment| segment.layers.end() == end)
-    }
-
     async fn emit(&mut self, position: u32, token: u32) {
-        let now = self.began.elapsed().as_secs_f64() * 1e3;
-        if self.report.ids.is_empty() {
-            self.report.ttft_ms = now;
-            self.report.cached = self.recalled.cached().min(self.plan.conduct.prompt_tokens);
-        } else {
-            let before: f64 = self.report.ttft_ms + self.report.gaps_ms.iter().sum::<f64>();
-            self.report.gaps_ms.push(now - before);
+        if self.state.report.ids.is_empty() {
+            self.state.report.cached =
+                self.state.recalled.cached().min(self.state.plan.conduct.prompt_tokens);
         }
-        if let Some((node, since)) = self.silent_since.take() {
-            self.report.faults.push((node, since.elapsed().as_secs_f64() * 1e3));
-        }
-        if let Some((node, since)) = self.hedged_since.take() {
-            self.report.hedged.push((node, since.elapsed().as_secs_f64() * 1e3));
-        }
-        self.last_token = Instant::now();
-        self.tokens.push(token);
-        let Some((said, ends_turn)) = self.sampled.pop_front() else { return };
+        self.state.timing.note_token(&mut self.state.report);
+        self.state.tokens.push(token);
+        let Some((said, ends_turn)) = self.state.delivery.emitted() else { return };
         debug_assert!(matches!(said, Progress::Token { position: at, .. } if at == position));
         if ends_turn {
-            self.report.ended_turn = true;
+            self.state.report.ended_turn = true;
             // The token that ends the turn is not part of the answer; text held back before it may be.
-            if let Progress::Token { text, .. } = said {
-                self.report.rest.push_str(&text);
+            if let Progress::Token { text, prompt, .. } = said {
+                self.state.report.rest.push_str(&text);
+                self.state.report.prompt = prompt;
             }
             return;
         }
-        self.report.ids.push(token);
-        if self.strict() {
-            self.checks.unread.push_back(said);
-            self.check();
+        self.state.report.ids.push(token);
+        if self.state.strict() {
+            self.state.delivery.say_checked(said);
+            self.checks.check(&mut self.state);
         } else {
-            self.checks.news.push(said);
+            self.state.delivery.say(said);
         }
         self.tell().await;
     }
 
     /// Says what there is to say.
     async fn tell(&mut self) {
-        for said in std::mem::take(&mut self.checks.news) {
-            self.report.read += u32::from(matches!(said, Progress::Token { .. }));
-            if self.means.progress.send(said).await.is_err() {
+        for said in self.state.delivery.take() {
+            self.state.report.read += u32::from(matches!(said, Progress::Token { .. }));
+            if self.state.means.progress.send(said).await.is_err() {
                 // The client is gone.
-                let _ = self.orders.try_send(Order::Cancel);
+                let _ = self.state.orders.try_send(Order::Cancel);
             }
         }
-        if self.report.ids.len().is_multiple_of(PACE_TOKENS) {
+        if self.state.report.ids.len().is_multiple_of(PACE_TOKENS) {
             // Old news is no news: a caller that is behind does without.
-            let _ = self.means.progress.try_send(Progress::Pace { stage_ms: self.mean_stage_ms() });
+            let _ = self.state.means.progress.try_send(Progress::Pace {
+                stage_ms: self.state.timing.mean_stage_ms(self.state.machine.segments()),
+            });
         }
-    }
-
-    /// The output of the segment that ends with `layer` is here.
-    fn time_stage(&mut self, layer: u32) {
-        let ms = self.step_began.elapsed().as_secs_f64() * 1e3;
-        let mean = self.stage_ms.entry(layer).or_insert((0.0, 0));
-        *mean = (mean.0 + ms, mean.1 + 1);
-    }
-
-    /// Milliseconds of a decode step until the output of each segment arrived; 0 where none was measured.
-    fn mean_stage_ms(&self) -> Vec<f64> {
-        let mean = |segment: Segment| {
-            let (sum, count) = self.stage_ms.get(&segment.layers.end()).copied().unwrap_or((0.0, 0));
-            if count == 0 { 0.0 } else { sum / f64::from(count) }
-        };
-        self.machine.segments().map(mean).collect()
     }
 
     /// Lets the own worker end the text and forget the session.
     async fn finish(&mut self) {
-        let session = self.place();
-        self.drafts.remember(&self.tokens);
-        self.report.drafts = self.drafts.tally.clone();
-        let worker = self.means.worker.borrow().clone();
-        self.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
-        let keep = self.remember();
+        let session = self.state.place();
+        self.state.drafts.remember(&self.state.tokens);
+        self.state.report.drafts = self.state.drafts.tally.clone();
+        let worker = self.state.means.worker.borrow().clone();
+        self.state.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
+        let keep = self.state.remember();
         worker.close_but(session, keep);
-        self.report.segments = self.machine.segments().collect();
-        self.report.stage_ms = self.mean_stage_ms();
+        self.state.report.segments = self.state.machine.segments().collect();
+        self.state.report.stage_ms = self.state.timing.mean_stage_ms(self.state.machine.segments());
     }
 
     async fn done(&mut self) {
         // What could not be checked in time is said all the same, and said to be unchecked.
-        self.checks.news.extend(self.checks.unread.drain(..));
+        self.state.delivery.release_all();
         self.tell().await;
-        let over = if self.again { Progress::Crowded } else { Progress::Done(Box::new(self.report.clone())) };
-        let _ = self.means.progress.send(over).await;
+        let over = if self.leases.is_given_back() {
+            Progress::Crowded
+        } else {
+            Progress::Done(Box::new(self.state.report.clone()))
+        };
+        let _ = self.state.means.progress.send(over).await;
+    }
+
+    /// Asks a node to serve a segment, as a stage or as the shadow of one.
+    fn open(&mut self, stage: Option<usize>, epoch: u32, segment: Segment, next: Option<NodeId>, at: u32) {
+        let state = &mut self.state;
+        // The last token is said and never computed on: an answer may end at the very end of the context.
+        let positions = state.plan.prompt.len() as u32 + state.plan.max_tokens.saturating_sub(1);
+        self.own.enter(epoch);
+        self.checks.last = None;
+        if segment.node == state.means.me {
+            OwnStages::open(state, stage, epoch, segment, (positions, at));
+            return;
+        }
+        let mut beginnings = Vec::new();
+        // After a lie nothing that was computed before is offered.
+        if self.checks.denied.is_empty() {
+            let terms = state.terms(segment.layers);
+            beginnings = state.recalled.beginnings(&terms, &state.logs);
+        }
+        Leases::ask(state, stage, epoch, segment, next, (positions, at), beginnings);
+    }
+
+    fn close(&mut self, node: NodeId, epoch: u32) {
+        if node != self.state.means.me {
+            self.leases.bill(&mut self.state, node, epoch);
+        }
+        self.state.outboxes.close(node);
+    }
+
+    /// A node's bill is here.
+    fn settled(&mut self, node: NodeId, settled: &[Settlement]) {
+        self.leases.billed(node);
+        self.checks.settled(&mut self.state, node, settled);
+    }
+
+    /// Waits a moment for the last signatures.
+    pub(super) async fn settle_all(&mut self, doors: &mut Outlets) {
+        let mut involved: BTreeSet<NodeId> =
+            self.state.strangers().iter().map(|segment| segment.node).collect();
+        involved.extend(self.state.followers.nodes());
+        let until = tokio::time::Instant::now() + SETTLE;
+        loop {
+            // Where no third holder can be asked it is computed again in the last look.
+            for layers in self.checks.disputed(&self.state.logs) {
+                self.checks.ask_third(&mut self.state, layers);
+            }
+            self.checks.hear_thirds(&mut self.state, &mut self.leases);
+            let asked = self.checks.books.iter().filter_map(|book| Some(book.third?.asked)).max();
+            let third = asked.is_some();
+            // A third holder asked about a dispute has the time it was given, also at the end.
+            let until = asked.map_or(until, |asked| until.max((asked + arbiter::PATIENCE).into()));
+            if !third && !self.leases.awaits(&involved) {
+                break;
+            }
+            let order = tokio::select! {
+                order = doors.orders.recv() => order,
+                Some(arrival) = doors.frames.recv(), if third => {
+                    self.arrival(arrival);
+                    continue;
+                }
+                () = tokio::time::sleep_until(until) => break,
+            };
+            match order {
+                Some(Order::Settled { node, settled }) => self.settled(node, &settled),
+                Some(Order::Audited { layers, round, found }) => {
+                    drop(self.checks.audited(&mut self.state, layers, round, found))
+                }
+                Some(Order::Opened { stage: None, layers, node, answer, .. }) => {
+                    self.checks.third_opened(&mut self.state, layers, node, answer.is_ok());
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
     }
 }

@@ -16,15 +16,15 @@ use scheduler::{
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
-    arbiter::Witness,
     draft::{DraftTerms, Tally},
     recall::{Recalled, Recollections},
+    witness::Witness,
 };
 use crate::{
     audit::Auditor,
     control::{Shadow, Verify},
     feedback::FeedbackQueue,
-    worker::{Conduct, Top, Worker},
+    worker::{Conduct, PromptToken, Top, Worker},
 };
 
 /// What is to be generated, and where.
@@ -107,6 +107,8 @@ pub enum Progress {
         logprob: Option<f32>,
         /// The likeliest tokens at its position: id, log-probability.
         top: Vec<Top>,
+        /// The tokens of the prompt, with the first one of an answer that is to tell them.
+        prompt: Vec<PromptToken>,
     },
     /// How fast it goes, every [`super::PACE_TOKENS`] tokens.
     Pace {
@@ -145,6 +147,8 @@ pub struct Report {
     pub end: End,
     /// Text that was held back and turned out to belong to the answer.
     pub rest: String,
+    /// The tokens of a prompt that are to be told and were not, since the model said nothing.
+    pub prompt: Vec<PromptToken>,
     /// The stop string that ended it, where one did.
     pub met: Option<String>,
     /// Whether the model ended its turn: by a token that is not among `ids`.
@@ -213,6 +217,7 @@ impl Report {
         Self {
             end: End::Cancelled,
             rest: String::new(),
+            prompt: Vec::new(),
             met: None,
             ended_turn: false,
             ids: Vec::new(),

@@ -28,12 +28,12 @@ use p2p::{
     codec::{Rounding, Wire},
     wire::{
         prefix::{self, Beginning, MAX_BEGINNINGS},
-        receipt::Row,
+        receipt::{Row, Terms},
     },
 };
-use scheduler::{LayerRange, ModelId, NodeId, Segment, SessionId, session::End, sticky::Former};
+use scheduler::{LayerRange, ModelId, Segment, SessionId, sticky::Former};
 
-use super::{RequestDriver, replay_log::Logs};
+use super::replay_log::Logs;
 
 /// Rows remembered, bytes.
 const MOST_BYTES: usize = 256 << 20;
@@ -47,16 +47,16 @@ const TTL: Duration = Duration::from_secs(600);
 pub struct Recollections(Arc<Mutex<Vec<Remembered>>>);
 
 /// One of them. Its tokens are a user's words: it has no `Debug`.
-struct Remembered {
+pub(super) struct Remembered {
     /// What it is called at the own worker.
-    place: SessionId,
-    model: ModelId,
-    rounding: Rounding,
+    pub(super) place: SessionId,
+    pub(super) model: ModelId,
+    pub(super) rounding: Rounding,
     /// Those whose rows were computed.
-    tokens: Vec<u32>,
-    logs: Logs,
-    segments: Vec<Segment>,
-    used: Instant,
+    pub(super) tokens: Vec<u32>,
+    pub(super) logs: Logs,
+    pub(super) segments: Vec<Segment>,
+    pub(super) used: Instant,
 }
 
 /// The beginning of a prompt that was computed before.
@@ -123,7 +123,7 @@ impl Recollections {
     }
 
     /// Remembers a session; those that the own worker need not keep any longer: this one begins with all of them, or there is no more room.
-    fn keep(&self, new: Remembered) -> Vec<SessionId> {
+    pub(super) fn keep(&self, new: Remembered) -> Vec<SessionId> {
         let mut all = self.lock();
         let covered = |it: &Remembered| {
             (it.model, &it.rounding) == (new.model, &new.rounding) && new.tokens.starts_with(&it.tokens)
@@ -138,7 +138,7 @@ impl Recollections {
     }
 
     /// What a session left behind is not to be used.
-    fn forget(&self, place: SessionId) {
+    pub(super) fn forget(&self, place: SessionId) {
         self.lock().retain(|it| it.place != place);
     }
 }
@@ -168,6 +168,24 @@ impl Recalled {
         self.logs.take().unwrap_or_else(|| Logs::new(hidden))
     }
 
+    /// The names of its beginnings at a node that computes under `terms`, by the rows that are logged.
+    pub(super) fn beginnings(&mut self, terms: &Terms, logs: &Logs) -> Vec<Beginning> {
+        if self.positions == 0 {
+            return Vec::new();
+        }
+        let layers = terms.layers;
+        let names = self.names.entry(layers).or_insert_with(|| {
+            let start = layers.start();
+            let reached = self.positions.min(logs.settled(start));
+            let rows = (0..reached).map_while(|position| logs.row(start, position));
+            let rows: Vec<Row> = rows.map(|(wire, bytes)| Row::of(wire, bytes)).collect();
+            let names = prefix::names(terms, &rows);
+            let step = names.len().div_ceil(MAX_BEGINNINGS).max(1);
+            names.into_iter().rev().step_by(step).collect()
+        });
+        names.clone()
+    }
+
     /// A stage said that it has so many positions.
     pub(super) fn has(&mut self, have: u32) {
         self.least = Some(self.least.map_or(have, |least| least.min(have)));
@@ -179,75 +197,10 @@ impl Recalled {
     }
 }
 
-impl RequestDriver {
-    /// The beginnings of this session that the node of `layers` may have computed before.
-    pub(super) fn beginnings(&mut self, layers: LayerRange) -> Vec<Beginning> {
-        let tainted = !self.checks.denied.is_empty();
-        if self.recalled.positions == 0 || tainted {
-            return Vec::new();
-        }
-        if !self.recalled.names.contains_key(&layers) {
-            let start = layers.start();
-            let reached = self.recalled.positions.min(self.logs.settled(start));
-            let rows = (0..reached).map_while(|position| self.logs.row(start, position));
-            let rows: Vec<Row> = rows.map(|(wire, bytes)| Row::of(wire, bytes)).collect();
-            let names = prefix::names(&self.terms(layers), &rows);
-            let step = names.len().div_ceil(MAX_BEGINNINGS).max(1);
-            let names = names.into_iter().rev().step_by(step).collect();
-            self.recalled.names.insert(layers, names);
-        }
-        self.recalled.names.get(&layers).cloned().unwrap_or_default()
-    }
-
-    /// Tells the machine what the log begins with.
-    pub(super) fn recall(&mut self) {
-        for (layer, positions) in self.logs.all_reached() {
-            self.machine.recall(layer, positions);
-        }
-    }
-
-    /// What the own worker keeps of the session, by first layer, and how many positions; it is remembered here as well.
-    pub(super) fn remember(&mut self) -> Vec<(u32, u32)> {
-        let report = &self.report;
-        let ended = matches!(report.end, End::Stop | End::Length | End::Cancelled);
-        let sound = report.convicted.is_empty() && report.evidence == 0 && report.integrity.is_none();
-        // The row of the last token was never computed.
-        let positions = (self.tokens.len() as u32).saturating_sub(1);
-        let Some(memory) = self.means.memory.as_ref().filter(|_| {
-            ended && sound && !self.strict() && report.opened_ms.is_some() && positions >= prefix::EVERY
-        }) else {
-            return Vec::new();
-        };
-        let me: NodeId = self.means.me;
-        let segments: Vec<Segment> = self.machine.segments().collect();
-        let homes = segments.iter().filter(|segment| segment.node == me);
-        let homes = homes.map(|segment| (segment.layers.start(), positions)).collect();
-        let gone = memory.keep(Remembered {
-            place: self.place(),
-            model: self.plan.model,
-            rounding: self.rounding.clone(),
-            tokens: self.tokens[..positions as usize].to_vec(),
-            logs: self.logs.beginning(positions),
-            segments,
-            used: Instant::now(),
-        });
-        let worker = self.means.worker.borrow();
-        gone.into_iter().for_each(|session| worker.forget(session));
-        homes
-    }
-
-    /// Someone lied in this session, as was found behind the answer: nothing goes on from it.
-    pub(super) fn disown(&self) {
-        if let Some(memory) = self.means.memory.as_ref().filter(|_| !self.report.convicted.is_empty()) {
-            memory.forget(self.place());
-            self.means.worker.borrow().forget(self.place());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use p2p::codec::Wire;
+    use scheduler::NodeId;
 
     use super::*;
 

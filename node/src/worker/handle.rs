@@ -232,7 +232,7 @@ impl Worker {
         }
         let OpenSession { session, epoch, layers, positions, at, rounding, kept, conduct } = open;
         let conducts = conduct.is_some();
-        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special } =
+        let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo } =
             conduct.unwrap_or_default();
         let format = form(&format)?;
         let open = ipc::Open {
@@ -251,6 +251,7 @@ impl Worker {
                 prompt_tokens,
                 format,
                 show_special,
+                echo,
             }),
         };
         let paged = u64::from(positions).next_multiple_of(PAGE as u64);

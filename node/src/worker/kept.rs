@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    const SHAPE: KvShape = KvShape { kv_heads: 1, head_dim: 2 };
+    const SHAPE: KvShape = KvShape::new(1, 2);
 
     fn state(len: usize) -> SessionState {
         let mut state = SessionState::new(7, vec![Kind::Paged(SHAPE).empty(4096)], 4096);

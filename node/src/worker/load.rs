@@ -33,6 +33,8 @@ const SHARE: usize = 256;
 pub(super) struct Loaded {
     pub(super) model: ModelId,
     pub(super) name: String,
+    /// What computes.
+    pub(super) device: Device,
     /// One per merged range, ascending; at least one.
     pub(super) stages: Vec<Box<dyn Executor>>,
     pub(super) context: usize,
@@ -82,6 +84,7 @@ impl Loaded {
         Ok(Self {
             model: id,
             name: name(&gguf, load),
+            device,
             stages,
             context,
             layer_bytes: model::layer_bytes(&gguf) / u64::from(num_layers.max(1)),

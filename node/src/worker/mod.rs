@@ -26,6 +26,7 @@
 //! Limits: memory beyond caches is bounded by three times the file's size, not by a promise of the model. Unix only.
 
 mod batcher;
+mod echo;
 mod handle;
 mod identity;
 pub mod ipc;
@@ -55,7 +56,7 @@ use shard::{
 };
 
 pub use handle::{Worker, spawn};
-pub use ipc::{DraftIds, Fault, Sampled, TextKind, Top, Want};
+pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;
 pub use rehearse::{Rehearsed, rehearse, spawn_rehearsed};
 pub use room::Room;
@@ -314,6 +315,8 @@ pub struct Conduct {
     pub format: Format,
     /// Whether control tokens print their names.
     pub show_special: bool,
+    /// Whether the tokens of the prompt are told with the first token, and then whether it came as text.
+    pub echo: Option<bool>,
 }
 
 /// Rows to take through a range of a session.

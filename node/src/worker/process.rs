@@ -55,7 +55,7 @@ pub fn run() -> Result<()> {
             "`shoal worker` is started by the daemon: standard input must be its socket",
         ));
     }
-    confine::begin_child();
+    confine::begin_worker();
     let mut writer = stream;
     // Without a buffer: it would swallow the byte that brings the file.
     let Some((Ask::Load(load), _)) = ipc::read(&mut writer)? else {
@@ -70,12 +70,8 @@ pub fn run() -> Result<()> {
     }
     // The processors are told by files that cannot be opened from here on.
     Pool::physical_cores();
-    confine::limit_memory(confine::for_model(load.bytes, load.kv_bytes));
-    let confinement = if confine::computes_on_processors(&load.device) {
-        confine::enter(Purpose::Compute)
-    } else {
-        Confinement::default()
-    };
+    let memory = confine::for_model(load.bytes, load.kv_bytes);
+    let confinement = confine::enter_worker(Purpose::Compute, &load.device, memory);
     let asks = spawn_reader(BufReader::with_capacity(READ_BUFFER, writer.try_clone()?))?;
     let loaded = match Loaded::load(&load, file) {
         Ok(loaded) => loaded,

@@ -12,7 +12,8 @@ use shard::{
 };
 
 use super::{
-    ipc::{Conduct, DraftIds, Sampled, Top},
+    echo::Echo,
+    ipc::{Conduct, DraftIds, PromptToken, Sampled, Top},
     load::Loaded,
 };
 use crate::{Error, Result, constrain::Constraint};
@@ -33,6 +34,7 @@ pub(super) struct SampleLoop<'m> {
     constraint: Option<Constraint>,
     /// Whether the text's end was told; choosing again starts from the history.
     ended: bool,
+    echo: Option<Echo>,
 }
 
 impl<'m> SampleLoop<'m> {
@@ -51,8 +53,11 @@ impl<'m> SampleLoop<'m> {
         if let Some(id) = history.iter().find(|&&id| id as usize >= vocab) {
             return Err(Error::usage(format!("token {id} is beyond the vocabulary of {vocab}")));
         }
+        let top = conduct.sampling.logprobs.then_some(conduct.sampling.top_logprobs as usize);
+        let echo = conduct.echo.map(|text| Echo::new(tokenizer, &history[..prompt], text, top));
         let mut conductor = Self {
             model,
+            echo,
             tokenizer,
             sampler: Sampler::new(SamplingParams::from(conduct.sampling), conduct.seed, vocab)?,
             prompt,
@@ -82,6 +87,37 @@ impl<'m> SampleLoop<'m> {
         }
         self.ended = false;
         Ok(())
+    }
+
+    /// Goes on from what the conductor before it knew of the same prompt.
+    pub(super) fn adopt(&mut self, mut before: Self) {
+        if let (Some(echo), Some(known)) = (&mut self.echo, before.echo.take())
+            && self.history[..self.prompt] == before.history[..before.prompt]
+        {
+            echo.adopt(known);
+        }
+    }
+
+    /// Whether rows from position `from` on are to be scored ([`Self::score`]).
+    pub(super) fn scores(&self, from: u32) -> bool {
+        self.echo.as_ref().is_some_and(|echo| echo.wants(from as usize))
+    }
+
+    /// Takes the logits of the rows from position `from` on, `[n][vocab]`.
+    ///
+    /// # Errors
+    /// When they are not finite.
+    pub(super) fn score(&mut self, from: usize, logits: &[f32], vocab: usize) -> Result<()> {
+        let prompt = &self.history[..self.prompt];
+        let Some(echo) = &mut self.echo else { return Ok(()) };
+        echo.take(self.tokenizer, prompt, from, logits, vocab)
+    }
+
+    /// The tokens of the prompt, where `sampled` is the first token behind it and they are to be told.
+    pub(super) fn prompt(&self, sampled: &[Sampled]) -> Vec<PromptToken> {
+        let first = sampled.first().is_some_and(|first| first.position as usize == self.prompt);
+        let echo = self.echo.as_ref().filter(|_| first);
+        echo.map(|echo| echo.tokens(self.tokenizer, &self.history[..self.prompt])).unwrap_or_default()
     }
 
     /// Forgets what was chosen for `position` and beyond.
@@ -131,6 +167,7 @@ impl<'m> SampleLoop<'m> {
                 .map(|top| Top { id: top.id, bytes: bytes(top.id), logprob: top.logprob })
                 .collect(),
             forced: DraftIds::default(),
+            prompt: Vec::new(),
         };
         if sampled.ends_turn {
             sampled.text = self.finish();

@@ -121,7 +121,12 @@ impl<'m> Sessions<'m> {
             None => self.kept.share(&named, (layers, &rounding), at, now).unwrap_or(fresh),
         };
         let have = state.rewind(at) as u32;
-        self.conductors.extend(conductor.map(|conductor| (session, conductor)));
+        if let Some(mut conductor) = conductor {
+            if let Some(before) = self.conductors.remove(&session) {
+                conductor.adopt(before);
+            }
+            self.conductors.insert(session, conductor);
+        }
         let held = Held {
             stage,
             layers,

@@ -196,7 +196,12 @@ fn checked(output: ipc::Output, payload: Vec<u8>) -> io::Result<Output> {
         ipc::Body::Sampled(sampled) if sampled.is_empty() => {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a sample without a token"));
         }
-        ipc::Body::Sampled(sampled) => Body::Sampled(sampled),
+        ipc::Body::Sampled(mut sampled) => {
+            if let Some(first) = sampled.first_mut().filter(|_| !payload.is_empty()) {
+                first.prompt = ipc::prompt_from_bytes(&payload)?;
+            }
+            Body::Sampled(sampled)
+        }
     };
     Ok(Output {
         session: ipc::session(output.session),

@@ -118,6 +118,7 @@ fn expected(
     max_tokens: usize,
 ) -> Expected {
     let request = Request {
+        draft: Default::default(),
         prompt: prompt.to_vec(),
         sampling: sampling.clone(),
         seed: 7,

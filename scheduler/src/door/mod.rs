@@ -167,6 +167,12 @@ impl Door {
         self.places.contains_key(&key)
     }
 
+    /// Whether this ask still waits. One whose requester is gone does not, and no decision says so: what the caller keeps of
+    /// it goes when this is false.
+    pub fn waits(&self, id: u64) -> bool {
+        self.waiting.contains_key(&id)
+    }
+
     /// Whether this epoch of a session was given back.
     pub fn is_closed(&self, key: Key, epoch: u32) -> bool {
         self.closed.iter().any(|known| known.0 == key && epoch <= known.1)

@@ -106,6 +106,20 @@ fn hoarded_places_make_room_while_the_next_ask_still_waits() {
 }
 
 #[test]
+fn an_ask_of_a_requester_that_is_gone_waits_no_more() {
+    let mut door = door(1);
+    enters(&mut door, 0, ask(1, 1));
+    door.beacon(key(1, 1));
+    let patient = Ask { patience_ms: 10 * GRACE_MS, ..ask(2, 2) };
+    assert_eq!(door.lease(Millis(0), patient), None);
+    door.gone(Millis(0), patient.key.requester);
+    assert_eq!(door.turn(Millis(GRACE_MS - 1)), []);
+    assert!(door.waits(2));
+    assert_eq!(door.turn(Millis(GRACE_MS)), []);
+    assert!(!door.waits(2) && door.queue().waiting() == 0);
+}
+
+#[test]
 fn an_idle_stranger_makes_room_for_a_contributor() {
     let mut door = door(1);
     enters(&mut door, 0, ask(1, 1));

@@ -40,46 +40,37 @@
 //!   are evidence, never output.
 //!
 //! In this folder: `protocol` is what is said to the machine and asked of its caller, `advance` the ordinary step;
-//! `suspicion` tells the slow from the gone, `recovery` replaces who is gone; `attempts` is the stage's side of a draft.
+//! `suspicion` tells the slow from the gone, `recovery` replaces who is gone. Its state has five owners: `text` (the tokens), `epoch`
+//! (which frames count), `stages` (who runs what, and what is logged), `suspicion` (the clocks) and `blame` (who failed).
+//! `attempts` is the stage's side of a draft.
 
 mod advance;
 mod attempts;
+mod blame;
+mod epoch;
 mod protocol;
 mod recovery;
+mod stages;
 mod suspicion;
 #[cfg(test)]
 mod tests;
-
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod text;
 
 pub use attempts::{Attempts, Rows, Taken};
 pub use protocol::{Action, End, Event, Standbys};
 
-use crate::latency::RoundTrip;
-use crate::recover::{Budget, Detector, Liveness};
+use self::{
+    blame::Blame,
+    epoch::Epoch,
+    stages::Stages,
+    suspicion::{LOOK_MS, Look, Patience},
+    text::Text,
+};
+use crate::recover::{Budget, Failure};
 use crate::{Millis, NodeId, Pipeline, Segment, SessionId};
-
-#[derive(Clone, Debug)]
-struct Stage {
-    segment: Segment,
-    /// KV length once opened.
-    have: Option<u32>,
-    /// Outputs seen below this.
-    done: u32,
-    /// When it last had something to say about its work, or was given some.
-    heard: Millis,
-    /// When its node last answered a ping.
-    alive: Millis,
-    shadow: Option<NodeId>,
-    cover: Vec<Segment>,
-    /// What it says it has, it may still have to compute: it kept the log.
-    kept: bool,
-}
 
 /// Tokens that a step drafts at most: its rows then still travel in one frame, and a draft is rarely right for longer.
 pub const MAX_DRAFT: u32 = 16;
-/// Attempts of which it is remembered how far their rows count; rows of older ones have been under way for as many steps.
-const ATTEMPTS_KEPT: usize = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -93,59 +84,15 @@ enum Phase {
 #[derive(Clone, Debug)]
 pub struct Session {
     id: SessionId,
-    epoch: u32,
-    prompt: u32,
-    most: u32,
-    tokens: Vec<u32>,
-    /// The attempt of this epoch, and the drafted rows of its step.
-    attempt: u16,
-    drafted: u32,
-    /// The latest abandoned attempts of this epoch, and below which position their rows count.
-    abandoned: VecDeque<(u16, u32)>,
-    stages: Vec<Stage>,
-    /// Whether shadows keep what they are sent and compute nothing.
-    lazy: bool,
-    /// Inputs logged, by first layer of the segment they enter.
-    log: BTreeMap<u32, u32>,
-    phase: Phase,
-    due: Millis,
-    /// When to look for silence next.
-    look: Millis,
-    step_began: Millis,
-    /// Tokens the running step computes at most.
-    step_tokens: u32,
-    /// When beacons stop helping.
-    last_due: Millis,
-    /// When a frame of this step was sent once more, or to a shadow.
-    hedged: Option<Millis>,
-    /// The stage that was hedged, since when: until it speaks again its shadow gets every frame too.
-    suspect: Option<(usize, Millis)>,
-    /// When a stage was first sent something again that it did not seem to have got, in this epoch and lately.
-    given_again: Option<Millis>,
-    replays: u32,
-    /// Times that the running step was given longer because the one it waits for answers and none could take its place.
-    stretches: u32,
+    text: Text,
+    epoch: Epoch,
+    stages: Stages,
+    patience: Patience,
+    blame: Blame,
     budget: Budget,
-    detectors: BTreeMap<NodeId, Detector>,
-    /// How long nodes take to say that they are there.
-    liveness: BTreeMap<NodeId, Liveness>,
-    /// How late this machine looks, ms: what it is late by, others are not silent.
-    lag: RoundTrip,
-    failed: BTreeSet<NodeId>,
-    /// How often each failed, forgiven or not.
-    blame: BTreeMap<NodeId, u32>,
-    /// No route is left without those who failed; the least to blame are forgiven when the wait is over.
-    forgiving: bool,
-    /// Times a node was, less what tokens have earned since.
-    forgiven: u32,
-    /// Times a node was since the last token: a session that begins to wait asks sooner than one that has waited long.
-    waits: u32,
-    /// The last promise that did not come was owed by a node that answers or refused: it has no room, or others wait as we
-    /// do.
-    crowded: bool,
-    /// Caches computed from a lie: from here on no stage keeps its own.
-    tainted: u32,
-    rtt_p99_ms: f64,
+    phase: Phase,
+    /// Times that a stage of the running step lacked what it was believed to have.
+    replays: u32,
 }
 
 impl Session {
@@ -162,39 +109,14 @@ impl Session {
     ) -> (Self, Vec<Action>) {
         let mut session = Self {
             id,
-            epoch: 0,
-            prompt: prompt.max(1),
-            most: most.max(1),
-            tokens: Vec::new(),
-            attempt: 0,
-            drafted: 0,
-            abandoned: VecDeque::new(),
-            stages: Vec::new(),
-            lazy: false,
-            log: BTreeMap::new(),
-            phase: Phase::Opening,
-            due: now,
-            look: now,
-            step_began: now,
-            step_tokens: 1,
-            last_due: now,
-            hedged: None,
-            suspect: None,
-            given_again: None,
-            replays: 0,
-            stretches: 0,
+            text: Text::new(prompt, most),
+            epoch: Epoch::default(),
+            stages: Stages::new(),
+            patience: Patience::new(now, rtt_p99_ms),
+            blame: Blame::default(),
             budget: Budget::default(),
-            detectors: BTreeMap::new(),
-            liveness: BTreeMap::new(),
-            lag: RoundTrip::default(),
-            failed: BTreeSet::new(),
-            blame: BTreeMap::new(),
-            forgiving: false,
-            forgiven: 0,
-            waits: 0,
-            crowded: false,
-            tainted: u32::MAX,
-            rtt_p99_ms,
+            phase: Phase::Opening,
+            replays: 0,
         };
         let mut actions = Vec::new();
         session.adopt(now, pipeline, standbys, &mut actions);
@@ -205,7 +127,7 @@ impl Session {
     /// wait for the one before it.
     pub fn recall(&mut self, layer: u32, positions: u32) {
         let most = self.known() - 1;
-        self.log.insert(layer, positions.min(most));
+        self.stages.set_logged(layer, positions.min(most));
     }
 
     /// Its name.
@@ -215,37 +137,33 @@ impl Session {
 
     /// The current epoch; frames of any other are dead.
     pub fn epoch(&self) -> u32 {
-        self.epoch
+        self.epoch.number
     }
 
     /// The attempt of the epoch that frames are sent under.
     pub fn attempt(&self) -> u16 {
-        self.attempt
+        self.epoch.attempt
     }
 
     /// The position at which that attempt began; 0 for the first one.
     pub fn attempt_start(&self) -> u32 {
-        self.abandoned.back().map_or(0, |(_, below)| *below)
+        self.epoch.attempt_start()
     }
 
     /// Drafted tokens that the running step carries behind the known ones.
     pub fn drafted(&self) -> u32 {
-        self.drafted
+        self.epoch.drafted
     }
 
     /// Rows of frames of `attempt` count at positions below this: all that the step carries for the attempt that runs, what
     /// was confirmed of an abandoned one, and nothing of one that is not known (any more).
     pub fn valid_below(&self, attempt: u16) -> u32 {
-        match self.abandoned.iter().find(|(abandoned, _)| *abandoned == attempt) {
-            Some((_, below)) => *below,
-            None if attempt == self.attempt => self.reach(),
-            None => 0,
-        }
+        self.epoch.valid_below(attempt, self.reach())
     }
 
     /// Tokens emitted so far.
     pub fn emitted(&self) -> &[u32] {
-        &self.tokens
+        self.text.emitted()
     }
 
     /// Whether it is over.
@@ -255,14 +173,14 @@ impl Session {
 
     /// The segments as they run now.
     pub fn segments(&self) -> impl Iterator<Item = Segment> + '_ {
-        self.stages.iter().map(|stage| stage.segment)
+        self.stages.list.iter().map(|stage| stage.segment)
     }
 
     /// When the next [`Event::Tick`] is due; `None` when over.
     pub fn wake(&self) -> Option<Millis> {
         match self.phase {
-            Phase::Opening | Phase::Stepping => Some(self.due.min(self.look)),
-            Phase::Asking => Some(self.due),
+            Phase::Opening | Phase::Stepping => Some(self.patience.wake()),
+            Phase::Asking => Some(self.patience.due),
             Phase::Over => None,
         }
     }
@@ -278,8 +196,8 @@ impl Session {
             Event::Opened { stage, epoch, have } => {
                 if self.live(stage, epoch) && self.phase == Phase::Opening {
                     let known = self.known();
-                    self.stages[stage].have = Some(have.min(known));
-                    self.stages[stage].heard = now;
+                    let opened = &mut self.stages.list[stage];
+                    (opened.have, opened.heard) = (Some(have.min(known)), now);
                     self.begin_if_open(now, &mut actions);
                 }
             }
@@ -289,7 +207,7 @@ impl Session {
                 }
             }
             Event::Boundary { stage, node, epoch, attempt, to } => {
-                let to = if attempt == self.attempt { to } else { to.min(self.valid_below(attempt)) };
+                let to = if attempt == self.epoch.attempt { to } else { to.min(self.valid_below(attempt)) };
                 if self.live(stage, epoch) && to <= self.reach() {
                     self.boundary(now, stage, node, to, &mut actions);
                 }
@@ -300,14 +218,14 @@ impl Session {
                 }
             }
             Event::Pong { node } => {
-                self.liveness.entry(node).or_default().answered(now);
-                for stage in self.stages.iter_mut().filter(|stage| stage.segment.node == node) {
+                self.patience.answered(now, node);
+                for stage in self.stages.list.iter_mut().filter(|stage| stage.segment.node == node) {
                     stage.alive = now;
                 }
             }
             Event::Detoured { node } => self.detoured(now, node, &mut actions),
             Event::Tokens { epoch, attempt, position, tokens, stop, draft } => {
-                if epoch == self.epoch {
+                if epoch == self.epoch.number {
                     self.sampled(now, attempt, position, &tokens, (stop, draft), &mut actions);
                 }
             }
@@ -323,17 +241,13 @@ impl Session {
 
     /// I2: an event counts only under the current epoch.
     fn live(&self, stage: usize, epoch: u32) -> bool {
-        epoch == self.epoch && stage < self.stages.len()
+        epoch == self.epoch.number && stage < self.stages.list.len()
     }
 
     /// Gives back what every stage and shadow promised.
     fn release(&self, actions: &mut Vec<Action>) {
-        let mut nodes: Vec<NodeId> = self.stages.iter().map(|stage| stage.segment.node).collect();
-        nodes.extend(self.stages.iter().filter_map(|stage| stage.shadow));
-        nodes.sort_unstable();
-        nodes.dedup();
-        let epoch = self.epoch;
-        actions.extend(nodes.into_iter().map(|node| Action::Close { node, epoch }));
+        let epoch = self.epoch.number;
+        actions.extend(self.stages.nodes().into_iter().map(|node| Action::Close { node, epoch }));
     }
 
     fn finish(&mut self, end: End, actions: &mut Vec<Action>) {
@@ -341,19 +255,69 @@ impl Session {
         actions.push(Action::Done(end));
         self.phase = Phase::Over;
     }
-}
 
-impl Stage {
-    fn fresh(segment: Segment) -> Self {
-        Self {
-            segment,
-            have: None,
-            done: 0,
-            heard: Millis(0),
-            alive: Millis(0),
-            shadow: None,
-            cover: Vec::new(),
-            kept: false,
+    fn tick(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        let Some(wake) = self.wake().filter(|wake| now >= *wake) else { return };
+        if self.patience.woke(now, wake) {
+            self.stages.list.iter_mut().for_each(|stage| stage.alive = now);
+        }
+        match self.phase {
+            Phase::Opening => {
+                let look = self.patience.look_for_promises(now, &self.stages);
+                self.blame.crowded |= matches!(look, Look::Recover(_, Failure::Late));
+                self.act(now, look, actions);
+            }
+            Phase::Stepping => {
+                let look = self.patience.look_for_progress(now, &self.stages, self.reach());
+                self.act(now, look, actions);
+            }
+            Phase::Asking if self.blame.forgiving => self.forgive(now, actions),
+            // The own router is busy: it is asked again as if it had found no node.
+            Phase::Asking => self.rerouted(now, None, actions),
+            Phase::Over => {}
+        }
+    }
+
+    fn act(&mut self, now: Millis, look: Look, actions: &mut Vec<Action>) {
+        match look {
+            Look::Begin => self.begin_if_open(now, actions),
+            Look::Wait => {}
+            Look::Ask(stages) => {
+                for stage in stages {
+                    let stage = &self.stages.list[stage];
+                    if stage.quiet_ms(now) >= LOOK_MS {
+                        let node = stage.segment.node;
+                        self.patience.asked(now, node);
+                        actions.push(Action::Ping { node });
+                    }
+                }
+            }
+            Look::SendAgain(stage) => self.send_again(stage, actions),
+            Look::Recover(stage, failure) => self.recover(now, stage, failure, actions),
+        }
+    }
+
+    /// A node is reached another way than before. What it owes it may never have been asked for: it is asked again for its
+    /// promise, or given its frame once more, unless it says meanwhile that it computes.
+    fn detoured(&mut self, now: Millis, node: NodeId, actions: &mut Vec<Action>) {
+        match self.phase {
+            Phase::Opening => {
+                for at in self.stages.owing() {
+                    if self.stages.node(at) == node {
+                        self.stages.list[at].alive = now;
+                        actions.push(self.ask_promise(at));
+                    }
+                }
+            }
+            Phase::Stepping => {
+                let Some(at) = self.stages.unfinished(self.reach()) else { return };
+                let stage = &mut self.stages.list[at];
+                if stage.segment.node == node && now.since(stage.heard) >= LOOK_MS {
+                    stage.alive = now;
+                    self.send_again(at, actions);
+                }
+            }
+            Phase::Asking | Phase::Over => {}
         }
     }
 }

@@ -9,8 +9,11 @@
 //!   due   its patience    talks, but is late:  looked at again while beacons come, STALLING times its patience at most
 //! ```
 
-use super::{Action, Phase, Session};
-use crate::recover::{COLD_STEP_MS, Detector, Failure, SILENCE_MS};
+use std::collections::BTreeMap;
+
+use super::stages::{Stage, Stages};
+use crate::latency::RoundTrip;
+use crate::recover::{COLD_STEP_MS, Detector, Failure, Liveness, SILENCE_MS};
 use crate::{Millis, NodeId};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
@@ -31,166 +34,199 @@ const ROWS: u32 = 96;
 const MOST_AGAIN: u32 = 1_024;
 /// A look that comes this much too late says that this machine slept: what others did not say meanwhile proves nothing.
 const OVERSLEPT_MS: u64 = 200;
+/// So long after something was sent again it counts as the same trouble when it must be once more.
+const LOST_MS: u64 = 5_000;
+/// Waiting for a router's answer or a promise longer than this counts as its failure.
+const OPEN_MS: u64 = 2_000;
 
-impl Session {
-    pub(super) fn tick(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        let Some(wake) = self.wake().filter(|wake| now >= *wake) else { return };
-        self.lag.add(now.since(wake).min(OVERSLEPT_MS) as f64);
-        if now.since(wake) >= OVERSLEPT_MS {
-            self.stages.iter_mut().for_each(|stage| stage.alive = now);
+/// What a look at the stages says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Look {
+    /// All have promised.
+    Begin,
+    /// Nothing is to be done.
+    Wait,
+    /// Ask these, where they are quiet, whether they are there.
+    Ask(Vec<usize>),
+    /// Send a stage again what the one before it has sent it.
+    SendAgain(usize),
+    /// A stage failed.
+    Recover(usize, Failure),
+}
+
+/// The clocks of a request, and what is known of how its nodes keep time.
+#[derive(Clone, Debug)]
+pub(super) struct Patience {
+    pub(super) due: Millis,
+    /// When to look for silence next.
+    look: Millis,
+    step_began: Millis,
+    /// Tokens the running step computes at most.
+    step_tokens: u32,
+    /// When beacons stop helping.
+    last_due: Millis,
+    /// When a frame of this step was sent once more, or to a shadow.
+    hedged: Option<Millis>,
+    /// The stage that was hedged, since when: until it speaks again its shadow gets every frame too.
+    suspect: Option<(usize, Millis)>,
+    /// When a stage was first sent something again that it did not seem to have got, in this epoch and lately.
+    given_again: Option<Millis>,
+    /// Times that the running step was given longer because the one it waits for answers and none could take its place.
+    stretches: u32,
+    detectors: BTreeMap<NodeId, Detector>,
+    /// How long nodes take to say that they are there.
+    liveness: BTreeMap<NodeId, Liveness>,
+    /// How late this machine looks, ms: what it is late by, others are not silent.
+    lag: RoundTrip,
+    rtt_p99_ms: f64,
+}
+
+impl Patience {
+    /// From `now` on; `rtt_p99_ms` is the network's part of the slowest ordinary step.
+    pub(super) fn new(now: Millis, rtt_p99_ms: f64) -> Self {
+        Self {
+            due: now,
+            look: now,
+            step_began: now,
+            step_tokens: 1,
+            last_due: now,
+            hedged: None,
+            suspect: None,
+            given_again: None,
+            stretches: 0,
+            detectors: BTreeMap::new(),
+            liveness: BTreeMap::new(),
+            lag: RoundTrip::default(),
+            rtt_p99_ms,
+        }
+    }
+
+    /// When to look next.
+    pub(super) fn wake(&self) -> Millis {
+        self.due.min(self.look)
+    }
+
+    /// A look that was due at `wake`; true when it is so late that this machine must have slept.
+    pub(super) fn woke(&mut self, now: Millis, wake: Millis) -> bool {
+        let late = now.since(wake);
+        self.lag.add(late.min(OVERSLEPT_MS) as f64);
+        let overslept = late >= OVERSLEPT_MS;
+        if overslept {
             self.due = self.due.max(now + self.silence_ms());
         }
         self.look = now + LOOK_MS;
-        match self.phase {
-            Phase::Opening => self.look_for_promises(now, actions),
-            Phase::Stepping => self.look_for_progress(now, actions),
-            Phase::Asking if self.forgiving => self.forgive(now, actions),
-            // The own router is busy: it is asked again as if it had found no node.
-            Phase::Asking => self.rerouted(now, None, actions),
-            Phase::Over => {}
-        }
+        overslept
     }
 
-    fn look_for_promises(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        let owing: Vec<usize> =
-            (0..self.stages.len()).filter(|stage| self.stages[*stage].have.is_none()).collect();
-        let silent =
-            owing.iter().find(|stage| self.quiet_ms(now, **stage) >= self.silence_of(**stage) + CONNECT_MS);
-        match (silent, owing.first()) {
-            (Some(stage), _) => self.recover(now, *stage, Failure::Silent, actions),
-            // It is there and has too much to do: asking elsewhere is of use only where there is an elsewhere.
-            (None, Some(stage))
-                if now >= self.due
-                    && self.is_irreplaceable(*stage)
-                    && self.stretches < MOST_STRETCHES
-                    && now.since(self.step_began) < PROMISE_MS =>
-            {
-                self.due = now + LOOK_MS;
-                owing.into_iter().for_each(|stage| self.ping(now, stage, actions));
-            }
-            (None, Some(stage)) if now >= self.due => {
-                self.crowded = true;
-                self.stretches += u32::from(now.since(self.step_began) >= PROMISE_MS);
-                self.recover(now, *stage, Failure::Late, actions);
-            }
-            (None, Some(_)) => owing.into_iter().for_each(|stage| self.ping(now, stage, actions)),
-            (None, None) => self.begin_if_open(now, actions),
-        }
+    /// The router is asked.
+    pub(super) fn ask_router(&mut self, now: Millis) {
+        self.due = now + OPEN_MS;
     }
 
-    fn look_for_progress(&mut self, now: Millis, actions: &mut Vec<Action>) {
-        let reach = self.reach();
-        let at = self.stages.iter().position(|stage| stage.done < reach);
-        let stage = at.unwrap_or(self.stages.len() - 1);
-        let silence = self.silence_of(stage);
-        let (unheard, quiet) = (now.since(self.stages[stage].heard), self.quiet_ms(now, stage));
-        if quiet >= silence && self.hedged.is_none_or(|since| now.since(since) >= silence) {
-            let failure = if self.hedged.is_some() { Failure::Silent } else { Failure::Late };
-            self.recover(now, stage, failure, actions);
-        } else if self.has_lost_it(now, stage) {
-            match self.given_again {
-                None => {
-                    self.given_again = Some(now);
-                    self.send_again(stage, actions);
-                }
-                // What is sent to it is lost again, whichever node sends it. A shadow that was asked has its time first.
-                Some(again)
-                    if (self.stages[stage].heard > again || now.since(again) >= silence)
-                        && self.hedged.is_none_or(|since| now.since(since) >= silence) =>
-                {
-                    self.recover(now, stage, Failure::Late, actions);
-                }
-                Some(_) => self.ping(now, stage, actions),
-            }
-        } else if now < self.due {
-            self.ping(now, stage, actions);
-        } else if unheard < silence && now < self.last_due {
-            // Beacons still come: it computes. Look again when they stop.
-            self.due = (self.stages[stage].heard + silence).min(self.last_due);
-        } else if self.hedged.is_some()
-            && quiet < silence
-            && self.is_irreplaceable(stage)
-            && self.stretches < MOST_STRETCHES
-        {
-            // Slow is not dead: moving a session of a crowd only moves the crowd.
-            self.due = now + (COLD_STEP_MS << self.stretches);
-            self.last_due = self.last_due.max(self.due);
-            self.stretches += 1;
-            if unheard >= silence {
-                self.send_again(stage, actions);
-            }
-        } else {
-            self.recover(now, stage, Failure::Late, actions);
-        }
+    /// Every stage is asked for its promise.
+    pub(super) fn open(&mut self, now: Millis) {
+        self.hedged = None;
+        self.suspect = None;
+        self.given_again = None;
+        self.due = now + OPEN_MS + self.rtt_p99_ms as u64;
+        self.look = now + LOOK_MS;
+        self.step_began = now;
     }
 
-    /// A stage that answers and does not say that it computes has not got what it was sent: the one before it may send to
-    /// a connection whose other end has died. Of a stage with a past it is known better how long its steps take.
-    fn has_lost_it(&self, now: Millis, at: usize) -> bool {
-        let stage = &self.stages[at];
-        let rows = self.logged(at).min(self.reach()).saturating_sub(stage.done);
-        let patience = self.silence_of(at) + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
-        let cold = self.detectors.get(&stage.segment.node).is_none_or(Detector::is_cold);
-        let silent = stage.alive > stage.heard && now.since(stage.heard) >= patience;
-        cold && silent && (1..=MOST_AGAIN).contains(&rows) && now < self.due
+    /// A step begins that computes `tokens` at most.
+    pub(super) fn begin(&mut self, tokens: u32) {
+        self.step_tokens = tokens;
     }
 
-    /// Sends a stage from here what the one before it has sent it.
-    fn send_again(&self, stage: usize, actions: &mut Vec<Action>) {
-        let (node, from) = (self.stages[stage].segment.node, self.stages[stage].done.min(self.known() - 1));
-        let to = self.logged(stage).min(self.reach());
-        actions.push(self.send(stage, node, from, to));
-    }
-
-    /// A node is reached another way than before. What it owes it may never have been asked for: it is asked again for its
-    /// promise, or given its frame once more, unless it says meanwhile that it computes.
-    pub(super) fn detoured(&mut self, now: Millis, node: NodeId, actions: &mut Vec<Action>) {
-        match self.phase {
-            Phase::Opening => {
-                for at in 0..self.stages.len() {
-                    if self.stages[at].segment.node == node && self.stages[at].have.is_none() {
-                        self.stages[at].alive = now;
-                        actions.push(self.ask_promise(at));
-                    }
-                }
-            }
-            Phase::Stepping => {
-                let reach = self.reach();
-                let Some(at) = self.stages.iter().position(|stage| stage.done < reach) else { return };
-                let stage = &mut self.stages[at];
-                if stage.segment.node == node && now.since(stage.heard) >= LOOK_MS {
-                    stage.alive = now;
-                    self.send_again(at, actions);
-                }
-            }
-            Phase::Asking | Phase::Over => {}
-        }
-    }
-
-    fn ping(&mut self, now: Millis, stage: usize, actions: &mut Vec<Action>) {
-        if self.quiet_ms(now, stage) >= LOOK_MS {
-            let node = self.stages[stage].segment.node;
-            self.liveness.entry(node).or_default().asked(now);
-            actions.push(Action::Ping { node });
-        }
-    }
-
-    /// The next thing expected is the output of `stage`.
-    pub(super) fn wait_for(&mut self, now: Millis, stage: usize) {
-        let detector = self.detectors.get(&self.stages[stage].segment.node).cloned().unwrap_or_default();
-        let patience = detector.patience_ms(self.step_tokens + self.drafted, self.rtt_p99_ms);
+    /// The next thing expected is the output of `node`, of a step with `drafted` drafted tokens.
+    pub(super) fn wait_for(&mut self, now: Millis, node: NodeId, drafted: u32) {
+        let detector = self.detectors.get(&node).cloned().unwrap_or_default();
+        let patience = detector.patience_ms(self.step_tokens + drafted, self.rtt_p99_ms);
         // A long prompt has time, but who says nothing meanwhile is looked at as soon as for a single token.
         self.due = now + patience.min(COLD_STEP_MS + self.rtt_p99_ms as u64);
         self.last_due = now + STALLING * patience;
         self.look = now + LOOK_MS;
     }
 
+    /// A stage's output is complete, and the next one's is waited for.
+    pub(super) fn stage_done(&mut self, now: Millis, node: NodeId) {
+        self.note_stage(now, node);
+        self.step_began = now;
+    }
+
+    /// Notes how long a stage took for one step, drafts included; prompts say little about that. Of a stage that was hedged it is known
+    /// that it took so long at least, of others in a hedged step nothing.
+    pub(super) fn note_stage(&mut self, now: Millis, node: NodeId) {
+        if self.step_tokens != 1 {
+            return;
+        }
+        let ms = now.since(self.step_began) as f64;
+        let detector = self.detectors.entry(node).or_default();
+        match self.hedged {
+            None => detector.note(now, ms),
+            Some(since) if since >= self.step_began => detector.note_at_least(ms),
+            Some(_) => {}
+        }
+    }
+
+    /// A token came.
+    pub(super) fn earn(&mut self, now: Millis) {
+        self.stretches = 0;
+        self.given_again = self.given_again.filter(|at| now.since(*at) < LOST_MS);
+    }
+
+    /// The next step begins; the stage that is to be left because it has not come back since its shadow took over, for as long as it took to
+    /// suspect it.
+    pub(super) fn next_step(&mut self, now: Millis) -> Option<usize> {
+        self.step_began = now;
+        let silence = self.silence_ms();
+        if let Some((stage, _)) = self.suspect.filter(|suspect| now.since(suspect.1) >= silence) {
+            return Some(stage);
+        }
+        self.hedged = self.suspect.map(|suspect| suspect.1);
+        None
+    }
+
+    /// Whether a node has become much slower than it was.
+    pub(super) fn is_gray(&self, node: NodeId) -> bool {
+        self.detectors.get(&node).is_some_and(Detector::is_gray)
+    }
+
+    /// Whether a frame of the running step was sent once more, or to a shadow.
+    pub(super) fn is_hedged(&self) -> bool {
+        self.hedged.is_some()
+    }
+
+    /// A frame of the running step is sent once more.
+    pub(super) fn hedge(&mut self, now: Millis) {
+        self.hedged.get_or_insert(now);
+    }
+
+    /// A stage's shadow was given its frame.
+    pub(super) fn suspect(&mut self, now: Millis, stage: usize) {
+        self.suspect = Some((stage, now));
+        self.hedged = Some(now);
+    }
+
+    /// The stage whose shadow gets every frame too.
+    pub(super) fn suspected(&self) -> Option<(usize, Millis)> {
+        self.suspect
+    }
+
     /// A stage's own node said something about its work.
-    pub(super) fn speaks(&mut self, now: Millis, stage: usize) {
-        self.stages[stage].heard = now;
-        let node = self.stages[stage].segment.node;
-        self.liveness.entry(node).or_default().answered(now);
+    pub(super) fn speaks(&mut self, now: Millis, stage: usize, node: NodeId) {
+        self.answered(now, node);
         self.suspect = self.suspect.filter(|suspect| suspect.0 != stage);
+    }
+
+    /// A node said that it is there.
+    pub(super) fn answered(&mut self, now: Millis, node: NodeId) {
+        self.liveness.entry(node).or_default().answered(now);
+    }
+
+    /// A node is asked whether it is.
+    pub(super) fn asked(&mut self, now: Millis, node: NodeId) {
+        self.liveness.entry(node).or_default().asked(now);
     }
 
     /// How long a node that is waited for may say nothing at all.
@@ -199,27 +235,88 @@ impl Session {
     }
 
     /// How long the node of a stage may, by how long it took to answer before.
-    fn silence_of(&self, stage: usize) -> u64 {
-        let known = self.liveness.get(&self.stages[stage].segment.node);
+    fn silence_of(&self, stage: &Stage) -> u64 {
+        let known = self.liveness.get(&stage.segment.node);
         known.copied().unwrap_or_default().silence_ms(self.silence_ms())
     }
 
-    /// Whether no node stands by for a stage.
-    fn is_irreplaceable(&self, stage: usize) -> bool {
-        self.stages[stage].shadow.is_none() && self.stages[stage].cover.is_empty()
+    /// Looks at stages that are to promise.
+    pub(super) fn look_for_promises(&mut self, now: Millis, stages: &Stages) -> Look {
+        let owing = stages.owing();
+        let Some(&first) = owing.first() else { return Look::Begin };
+        let is_silent = |at: &&usize| {
+            let stage = &stages.list[**at];
+            stage.quiet_ms(now) >= self.silence_of(stage) + CONNECT_MS
+        };
+        if let Some(silent) = owing.iter().find(is_silent) {
+            return Look::Recover(*silent, Failure::Silent);
+        }
+        if now < self.due {
+            return Look::Ask(owing);
+        }
+        // It is there and has too much to do: asking elsewhere is of use only where there is an elsewhere.
+        let waited = now.since(self.step_began);
+        let may_stretch = stages.list[first].is_irreplaceable() && self.stretches < MOST_STRETCHES;
+        if may_stretch && waited < PROMISE_MS {
+            self.due = now + LOOK_MS;
+            return Look::Ask(owing);
+        }
+        self.stretches += u32::from(waited >= PROMISE_MS);
+        Look::Recover(first, Failure::Late)
     }
 
-    /// How long the node of a stage has said nothing, not even that it is there.
-    fn quiet_ms(&self, now: Millis, stage: usize) -> u64 {
-        now.since(self.stages[stage].heard.max(self.stages[stage].alive))
+    /// Looks at the stage that a step up to position `reach` waits for.
+    pub(super) fn look_for_progress(&mut self, now: Millis, stages: &Stages, reach: u32) -> Look {
+        let at = stages.unfinished(reach).unwrap_or(stages.list.len() - 1);
+        let stage = &stages.list[at];
+        let silence = self.silence_of(stage);
+        let (unheard, quiet) = (now.since(stage.heard), stage.quiet_ms(now));
+        let rows = stages.logged(at, reach).min(reach).saturating_sub(stage.done);
+        if quiet >= silence && self.hedged.is_none_or(|since| now.since(since) >= silence) {
+            let failure = if self.hedged.is_some() { Failure::Silent } else { Failure::Late };
+            Look::Recover(at, failure)
+        } else if self.has_lost(now, stage, rows) {
+            match self.given_again {
+                None => {
+                    self.given_again = Some(now);
+                    Look::SendAgain(at)
+                }
+                // What is sent to it is lost again, whichever node sends it. A shadow that was asked has its time first.
+                Some(again)
+                    if (stage.heard > again || now.since(again) >= silence)
+                        && self.hedged.is_none_or(|since| now.since(since) >= silence) =>
+                {
+                    Look::Recover(at, Failure::Late)
+                }
+                Some(_) => Look::Ask(vec![at]),
+            }
+        } else if now < self.due {
+            Look::Ask(vec![at])
+        } else if unheard < silence && now < self.last_due {
+            // Beacons still come: it computes. Look again when they stop.
+            self.due = (stage.heard + silence).min(self.last_due);
+            Look::Wait
+        } else if self.hedged.is_some()
+            && quiet < silence
+            && stage.is_irreplaceable()
+            && self.stretches < MOST_STRETCHES
+        {
+            // Slow is not dead: moving a session of a crowd only moves the crowd.
+            self.due = now + (COLD_STEP_MS << self.stretches);
+            self.last_due = self.last_due.max(self.due);
+            self.stretches += 1;
+            if unheard >= silence { Look::SendAgain(at) } else { Look::Wait }
+        } else {
+            Look::Recover(at, Failure::Late)
+        }
     }
 
-    /// Gives the shadow of a stage the frame that the stage was given. False when there is none, or nothing to give.
-    pub(super) fn send_shadow(&self, stage: usize, actions: &mut Vec<Action>) -> bool {
-        let known = self.known();
-        let (from, to) = (self.stages[stage].done.min(known - 1), self.logged(stage).min(self.reach()));
-        let Some(node) = self.stages[stage].shadow.filter(|_| from < to && !self.lazy) else { return false };
-        actions.push(self.send(stage, node, from, to));
-        true
+    /// A stage that answers and does not say that it computes has not got the `rows` it was sent: the one before it may send to
+    /// a connection whose other end has died. Of a stage with a past it is known better how long its steps take.
+    fn has_lost(&self, now: Millis, stage: &Stage, rows: u32) -> bool {
+        let patience = self.silence_of(stage) + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
+        let cold = self.detectors.get(&stage.segment.node).is_none_or(Detector::is_cold);
+        let silent = stage.alive > stage.heard && now.since(stage.heard) >= patience;
+        cold && silent && (1..=MOST_AGAIN).contains(&rows) && now < self.due
     }
 }

@@ -91,7 +91,12 @@ impl CandleShard {
     ) -> Result<Self> {
         let blueprint = Blueprint::from_gguf(gguf)?;
         let context = check_load(&blueprint, layers, ends, options)?;
-        let known = |layer: &Layer| matches!(layer.attention, Attention::Softmax(softmax) if !softmax.gated);
+        let known = |layer: &Layer| match layer.attention {
+            Attention::Softmax(softmax) => !softmax.gated,
+            // Refused by its own name.
+            Attention::Latent(_) => true,
+            Attention::Recurrence(_) | Attention::DeltaNet(_) => false,
+        };
         if !blueprint.layers.iter().all(known) {
             return Err(Error::unsupported("recurrent layers on this device; `--device cpu` computes them"));
         }
@@ -486,7 +491,7 @@ impl Executor for CandleShard {
     }
 
     fn new_layer_state(&self, _layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
-        let shape = KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim };
+        let shape = KvShape::new(self.blueprint.kv_heads, self.blueprint.head_dim);
         Box::new(Cached { now: None, next: None, shape, device: self.device.clone() })
     }
 

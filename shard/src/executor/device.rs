@@ -6,6 +6,8 @@ use scheduler::LayerRange;
 
 #[cfg(feature = "candle")]
 use super::candle::{CandleShard, Keep};
+#[cfg(feature = "gpu")]
+use super::gpu::{Gpu, GpuShard};
 use super::{
     Ends, Executor, Options,
     cpu::Shard,
@@ -27,6 +29,8 @@ pub enum DeviceName {
     Cuda(usize),
     /// The GPU of an Apple machine, with candle.
     Metal,
+    /// A GPU of any vendor by its number, with kernels of our own.
+    Gpu(usize),
 }
 
 impl FromStr for DeviceName {
@@ -39,14 +43,15 @@ impl FromStr for DeviceName {
             "candle-cpu" => Ok(Self::CandleCpu),
             "cuda" => Ok(Self::Cuda(0)),
             "metal" => Ok(Self::Metal),
+            "gpu" => Ok(Self::Gpu(0)),
             _ => {
-                name.strip_prefix("cuda:").and_then(|number| number.parse().ok()).map(Self::Cuda).ok_or_else(
-                    || {
-                        Error::invalid(format!(
-                            "there is no device \"{name}\"; choose auto, cpu, candle-cpu, cuda:0 or metal"
-                        ))
-                    },
-                )
+                let number = |kind: &str| name.strip_prefix(kind)?.parse().ok();
+                let cuda = number("cuda:").map(Self::Cuda);
+                cuda.or_else(|| number("gpu:").map(Self::Gpu)).ok_or_else(|| {
+                    Error::invalid(format!(
+                        "there is no device \"{name}\"; choose auto, cpu, candle-cpu, cuda:0, metal or gpu:0"
+                    ))
+                })
             }
         }
     }
@@ -60,6 +65,7 @@ impl fmt::Display for DeviceName {
             Self::CandleCpu => f.write_str("candle-cpu"),
             Self::Cuda(number) => write!(f, "cuda:{number}"),
             Self::Metal => f.write_str("metal"),
+            Self::Gpu(number) => write!(f, "gpu:{number}"),
         }
     }
 }
@@ -72,6 +78,9 @@ pub enum Device {
     /// One of candle's devices.
     #[cfg(feature = "candle")]
     Candle(candle_core::Device),
+    /// A GPU of any vendor.
+    #[cfg(feature = "gpu")]
+    Gpu(Arc<Gpu>),
     /// The readable oracle.
     Reference,
 }
@@ -93,6 +102,7 @@ impl Device {
                 None => Ok(Self::Cpu(cpu()?)),
             },
             DeviceName::CandleCpu | DeviceName::Cuda(_) | DeviceName::Metal => Ok(open_candle(name)?),
+            DeviceName::Gpu(number) => Ok(open_gpu(number)?),
         }
     }
 
@@ -148,6 +158,32 @@ fn open_candle(name: DeviceName) -> Result<Device> {
     Err(Error::unsupported(format!("device {name} in this build; build with `--features {feature}`")))
 }
 
+/// The GPUs of this machine that this build computes on, in words; their places are their numbers in [`DeviceName::Gpu`].
+#[cfg(feature = "gpu")]
+pub fn gpus() -> Vec<String> {
+    let describe = |info: super::gpu::GpuInfo| match info.software {
+        true => format!("{} (software)", info.name),
+        false => info.name,
+    };
+    super::gpu::list().into_iter().map(describe).collect()
+}
+
+/// None: this build computes on no GPU by itself.
+#[cfg(not(feature = "gpu"))]
+pub fn gpus() -> Vec<String> {
+    Vec::new()
+}
+
+#[cfg(feature = "gpu")]
+fn open_gpu(number: usize) -> Result<Device> {
+    Ok(Device::Gpu(Gpu::open(number)?))
+}
+
+#[cfg(not(feature = "gpu"))]
+fn open_gpu(number: usize) -> Result<Device> {
+    Err(Error::unsupported(format!("device gpu:{number} in this build; build with `--features gpu`")))
+}
+
 /// Loads `layers` and `ends` of the model in `gguf` on `device`; tensors of other layers are not touched, except by the oracle.
 ///
 /// The only place that chooses an executor.
@@ -168,6 +204,8 @@ pub fn load(
         Device::Candle(device) => {
             Box::new(CandleShard::load(gguf, device, layers, ends, options, Keep::Quantized)?)
         }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => Box::new(GpuShard::load(gguf, gpu.clone(), layers, ends, options)?),
         Device::Reference => Box::new(Reference::load(gguf, layers, ends, options, Arithmetic::Rounded)?),
     })
 }
@@ -184,11 +222,13 @@ mod tests {
             ("candle-cpu", DeviceName::CandleCpu),
             ("cuda:3", DeviceName::Cuda(3)),
             ("metal", DeviceName::Metal),
+            ("gpu:1", DeviceName::Gpu(1)),
         ] {
             assert_eq!((name.parse::<DeviceName>().unwrap(), device.to_string().as_str()), (device, name));
         }
         assert_eq!("cuda".parse::<DeviceName>().unwrap(), DeviceName::Cuda(0));
-        for name in ["", "gpu", "cuda:", "cuda:-1", "CPU"] {
+        assert_eq!("gpu".parse::<DeviceName>().unwrap(), DeviceName::Gpu(0));
+        for name in ["", "gpux", "gpu:", "cuda:", "cuda:-1", "CPU"] {
             let error = name.parse::<DeviceName>().unwrap_err().to_string();
             assert!(error.contains("choose auto, cpu"), "{error}");
         }

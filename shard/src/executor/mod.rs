@@ -14,6 +14,7 @@
 //! |---|---|---|
 //! | [`cpu`] | kernels of our own | `d1`: the same bits on every machine |
 //! | [`candle`](mod@candle) (a feature) | candle's tensors, on its CPU, CUDA and Metal devices | `approx` |
+//! | `gpu` (a feature) | kernels of our own on GPUs of every vendor | `d1` where the device rounds as it must, else `approx` |
 //! | [`mod@reference`] | plain loops, written to be read | `approx` |
 //!
 //! [`load`] is the only place that chooses one; everything else, in this crate and outside, sees the trait.
@@ -33,6 +34,8 @@ pub mod candle;
 mod chain;
 pub mod cpu;
 mod device;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod host;
 mod mean;
 pub mod reference;
@@ -45,13 +48,12 @@ use scheduler::{AttentionKind, LayerRange};
 pub use crate::gguf::Ends;
 use crate::{
     Error, Result,
-    kernels::Isa,
     models::Blueprint,
     round::Rounding,
     state::{Kind, SessionState},
 };
 pub use chain::Chain;
-pub use device::{Device, DeviceName, load};
+pub use device::{Device, DeviceName, gpus, load};
 pub use mean::Mean;
 pub use run::{argmax, fingerprint, whole_range};
 pub use workspace::{Buffers, Capacity, Workspace};
@@ -67,8 +69,8 @@ pub struct Options {
 /// Which bits an executor computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Those of profile `d1`, if this machine passes the self-test of the instruction set ([`crate::golden::check`]).
-    D1(Isa),
+    /// Those of profile `d1`, if the device passes its self-test (`golden::check_device`).
+    D1,
     /// Near them: its work is held to [`crate::tolerance`].
     Approx,
 }
@@ -322,7 +324,7 @@ fn read_bytes(blueprint: &Blueprint, layers: LayerRange, position: usize) -> usi
         .map(|layer| match blueprint.state_kind(layer) {
             Kind::Paged(shape) => {
                 let seen = blueprint.layers[layer].attention.window().unwrap_or(usize::MAX).min(position);
-                seen * 2 * size_of::<u16>() * shape.kv_heads * shape.head_dim
+                seen * shape.position_len() * size_of::<u16>()
             }
             Kind::Recurrent { width } => width * size_of::<f32>(),
         })

@@ -36,6 +36,24 @@ const GELU_SCALE: f32 = 1.595_769_2;
 /// Weight of the cubic term of the tanh form of GELU.
 const GELU_CUBIC: f32 = 0.044_715;
 
+/// The constants of the f32 functions by their names, for shaders that compute the same.
+#[cfg(feature = "gpu")]
+pub(crate) const CONSTANTS: [(&str, f32); 13] = [
+    ("LOG2_E", LOG2_E),
+    ("LN2_HI", LN2_HI),
+    ("LN2_LO", LN2_LO),
+    ("EXP_LOW", EXP_LOW),
+    ("EXP_HIGH", EXP_HIGH),
+    ("EXP_Q0", EXP_Q[0]),
+    ("EXP_Q1", EXP_Q[1]),
+    ("EXP_Q2", EXP_Q[2]),
+    ("EXP_Q3", EXP_Q[3]),
+    ("EXP_Q4", EXP_Q[4]),
+    ("TANH_CLAMP", TANH_CLAMP),
+    ("GELU_SCALE", GELU_SCALE),
+    ("GELU_CUBIC", GELU_CUBIC),
+];
+
 // ---- f32 lanes -----------------------------------------------------------------------------------------------
 
 /// `x - n ln 2` split: returns (n as float, r, r + r^2 q(r)), where `exp(x) = 2^n (1 + last)`.

@@ -2,7 +2,7 @@
 
 use super::{
     Rule,
-    blueprint::{ATTENTION_NORM, Experts, FeedForward},
+    blueprint::{ATTENTION_NORM, Experts, FeedForward, Latent},
     reader::Sizes,
 };
 use crate::kernels::DeltaShape;
@@ -115,6 +115,26 @@ impl Block {
             true => block.add("ssm_ba.weight", &[hidden, 2 * heads]),
             false => block.add("ssm_beta.weight", &[hidden, heads]).add("ssm_alpha.weight", &[hidden, heads]),
         }
+    }
+
+    /// Latent attention: queries directly or through a narrow row, one latent with the rotated key behind it, and for each head
+    /// the matrices that queries and results are multiplied by.
+    pub fn latent(self, latent: &Latent) -> Self {
+        let Sizes { hidden, heads, .. } = self.sizes;
+        let (q, row) = (heads * latent.query(), latent.rank + latent.rotated);
+        let block = match latent.query_rank {
+            None => self.add("attn_q.weight", &[hidden, q]),
+            Some(rank) => self
+                .add("attn_q_a.weight", &[hidden, rank])
+                .add("attn_q_a_norm.weight", &[rank])
+                .add("attn_q_b.weight", &[rank, q]),
+        };
+        block
+            .add("attn_kv_a_mqa.weight", &[hidden, row])
+            .add("attn_kv_a_norm.weight", &[latent.rank])
+            .add("attn_k_b.weight", &[latent.plain, latent.rank, heads])
+            .add("attn_v_b.weight", &[latent.rank, latent.value, heads])
+            .add("attn_output.weight", &[heads * latent.value, hidden])
     }
 
     /// A gated linear recurrence.

@@ -95,8 +95,8 @@ impl Layer {
     }
 }
 
-/// How the positions of a layer see each other. A session may narrow what softmax attention sees
-/// ([`Blueprint::sight`]). Latent attention would be a further variant; each brings its own state and its own step in the executor.
+/// How the positions of a layer see each other. A session may narrow what attention sees ([`Blueprint::sight`]). Each variant
+/// brings its own state and its own step in the executor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Attention {
     /// Grouped-query attention with a softmax over cached keys.
@@ -105,6 +105,8 @@ pub enum Attention {
     Recurrence(Recurrence),
     /// A gated delta net: each head keeps a matrix that maps keys to values.
     DeltaNet(DeltaShape),
+    /// Softmax attention whose heads share one narrow key per position, the latent among it.
+    Latent(Latent),
 }
 
 impl Attention {
@@ -112,6 +114,7 @@ impl Attention {
     pub fn rope(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.rope,
+            Self::Latent(latent) => Some(latent.rope),
             Self::Recurrence(_) | Self::DeltaNet(_) => None,
         }
     }
@@ -120,8 +123,45 @@ impl Attention {
     pub fn window(&self) -> Option<usize> {
         match self {
             Self::Softmax(softmax) => softmax.window,
-            Self::Recurrence(_) | Self::DeltaNet(_) => None,
+            Self::Recurrence(_) | Self::DeltaNet(_) | Self::Latent(_) => None,
         }
+    }
+}
+
+/// The numbers of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), in its absorbed form.
+///
+/// A position keeps one row for all heads: a key of `rotated` elements that the rotation has turned, and behind it a latent of
+/// `rank` elements. The model says that head `h` has the key `k_h * latent` and the value `v_h * latent` beside the
+/// rotated part; since `q . (k_h * latent)` is `(q * k_h) . latent`, and a sum of `v_h * latent` is `v_h` times the sum, each
+/// head's query is multiplied by `k_h` before it looks back and its result by `v_h` afterwards, and the keys and values of
+/// heads are never made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Latent {
+    /// Index into [`Blueprint::ropes`].
+    pub rope: usize,
+    /// Width of the latent.
+    pub rank: usize,
+    /// Elements of a query and of the shared key that rotate.
+    pub rotated: usize,
+    /// Elements of a head's query that do not rotate and stand in front of those that do.
+    pub plain: usize,
+    /// Width of a head's value.
+    pub value: usize,
+    /// Width of what queries are made of, where they come from a narrow row with a norm of its own.
+    pub query_rank: Option<usize>,
+    /// Factor on q.k.
+    pub scale: f32,
+}
+
+impl Latent {
+    /// What a position keeps.
+    pub fn shape(&self) -> KvShape {
+        KvShape { latent: Some(self.rank), ..KvShape::new(1, self.rotated + self.rank) }
+    }
+
+    /// Width of a head's query before it is absorbed.
+    pub fn query(&self) -> usize {
+        self.plain + self.rotated
     }
 }
 
@@ -201,13 +241,15 @@ pub enum Router {
     Sigmoid,
 }
 
-/// Experts in groups of equal size: a token chooses groups first, by the sum of the two best experts of each.
+/// Experts in groups of equal size: a token chooses groups first, by the sum of the best experts of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// Number of groups; divides the experts.
     pub count: usize,
     /// Groups whose experts a token may visit.
     pub used: usize,
+    /// How many of its best experts a group counts: one or two.
+    pub best: usize,
 }
 
 /// A mixture of experts. A selection bias (`exp_probs_b.bias`), which chooses but does not weigh, a bias of the router and
@@ -282,11 +324,10 @@ impl Blueprint {
     /// What a session remembers in layer `layer`.
     pub fn state_kind(&self, layer: usize) -> Kind {
         match self.layers[layer].attention {
-            Attention::Softmax(_) => {
-                Kind::Paged(KvShape { kv_heads: self.kv_heads, head_dim: self.head_dim })
-            }
+            Attention::Softmax(_) => Kind::Paged(KvShape::new(self.kv_heads, self.head_dim)),
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
             Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },
+            Attention::Latent(latent) => Kind::Paged(latent.shape()),
         }
     }
 
@@ -310,6 +351,7 @@ impl Blueprint {
             Attention::Softmax(_) => self.q_width(),
             Attention::Recurrence(recurrence) => recurrence.width,
             Attention::DeltaNet(delta) => delta.value_width(),
+            Attention::Latent(latent) => self.heads * latent.value,
         }
     }
 
@@ -335,6 +377,7 @@ impl Blueprint {
                 layer.tensors.iter().any(|r| r.name == "attn_k_norm.weight" && r.dims[0] != self.head_dim);
             let softmax = matches!(layer.attention, Attention::Softmax(softmax) if !softmax.gated);
             match () {
+                () if matches!(layer.attention, Attention::Latent(_)) => Some("latent attention"),
                 () if !softmax => Some("recurrent layers"),
                 () if layer.has("attn_sinks.weight") => Some("attention sinks"),
                 () if layer.parallel() => Some("parallel layers"),

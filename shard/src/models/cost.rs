@@ -32,8 +32,6 @@ use crate::{Error, Result, gguf::Gguf};
 const WEIGHTS_PER_BYTE: u64 = 4;
 /// Products of queries with keys, and of scores with values, that take as long as reading one byte of weights.
 const SCORES_PER_BYTE: u64 = 1;
-/// Bytes of one number of a key or value: f16.
-const STATE_VALUE: u64 = 2;
 
 /// What the layers of `blueprint` cost, with the weights that `gguf` describes; its header is enough.
 ///
@@ -59,12 +57,16 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
         bytes += part(info.len);
         products += part(info.dims.iter().product());
     }
-    let (queries, keys) = (blueprint.q_width() as u64, blueprint.kv_width() as u64);
     // What a position costs to look back at and to keep, and what the state takes however long the session is.
     let (seen_work, position_bytes, state_bytes) = match layer.attention {
-        Attention::Softmax(_) => {
-            let position_bytes = 2 * keys * STATE_VALUE;
-            (position_bytes + 2 * queries / SCORES_PER_BYTE, position_bytes, 0)
+        Attention::Softmax(_) | Attention::Latent(_) => {
+            let position_bytes = blueprint.state_kind(index).position_bytes() as u64;
+            let values = match layer.attention {
+                Attention::Latent(latent) => latent.rank,
+                _ => blueprint.head_dim,
+            };
+            let products = (blueprint.q_width() + blueprint.heads * values) as u64;
+            (position_bytes + products / SCORES_PER_BYTE, position_bytes, 0)
         }
         Attention::Recurrence(_) | Attention::DeltaNet(_) => {
             (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64)
@@ -73,7 +75,7 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
     // A delta net reads and writes its state for every row.
     let state_work = match layer.attention {
         Attention::DeltaNet(delta) => 2 * (delta.matrices_len() * size_of::<f32>()) as u64,
-        Attention::Softmax(_) | Attention::Recurrence(_) => 0,
+        Attention::Softmax(_) | Attention::Latent(_) | Attention::Recurrence(_) => 0,
     };
     let figure = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
     LayerCost {

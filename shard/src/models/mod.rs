@@ -16,6 +16,7 @@ mod block;
 mod blueprint;
 mod cohere2;
 mod cost;
+mod deepseek2;
 mod delta;
 mod dots1;
 mod ernie4_5;
@@ -50,8 +51,8 @@ mod starcoder2;
 mod tensors;
 
 pub use blueprint::{
-    ATTENTION_NORM, Activation, Attention, Blueprint, Dense, Experts, FeedForward, Groups, Head, Layer, Norm,
-    NormKind, Recurrence, Router, Softmax,
+    ATTENTION_NORM, Activation, Attention, Blueprint, Dense, Experts, FeedForward, Groups, Head, Latent,
+    Layer, Norm, NormKind, Recurrence, Router, Softmax,
 };
 pub use cost::layer_costs;
 pub use rope::{Frequencies, Rope, Scaling};
@@ -109,6 +110,11 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "glm4moe", covers: "GLM 4.5, 4.5 Air, 4.6, 4.7", read: glm4moe::read },
     Architecture { name: "dots1", covers: "dots.llm1", read: dots1::read },
     Architecture { name: "minimax-m2", covers: "MiniMax M2, M2.1", read: minimax_m2::read },
+    Architecture {
+        name: "deepseek2",
+        covers: "DeepSeek V2, V2.5, V3, V3.1, R1, Kimi K2, Moonlight",
+        read: deepseek2::read,
+    },
     Architecture { name: "bitnet-b1.58", covers: "BitNet b1.58 2B4T", read: bitnet::read },
     Architecture { name: "qwen3next", covers: "Qwen 3 Next, Qwen 3 Coder Next", read: qwen3next::read },
     Architecture { name: "qwen35", covers: "Qwen 3.5 and 3.6, dense (text)", read: qwen35::read },

@@ -3,8 +3,8 @@
 use std::{cell::RefCell, collections::BTreeSet};
 
 use super::{
-    Attention, Blueprint, Experts, Groups, Head, Layer, Norm, NormKind, Rope, Router, Rule, Scaling, Softmax,
-    limits,
+    Attention, Blueprint, Experts, Groups, Head, Latent, Layer, Norm, NormKind, Rope, Router, Rule, Scaling,
+    Softmax, limits,
 };
 use crate::{
     Error, Result,
@@ -197,8 +197,17 @@ impl<'g> Reader<'g> {
         Ok(Some(values))
     }
 
-    /// The sizes every family states.
+    /// The sizes every family states, of heads whose keys and values are equally wide.
     pub fn sizes(&self) -> Result<Sizes> {
+        self.sizes_of_heads(true)
+    }
+
+    /// As [`Reader::sizes`], of heads whose values may have another width.
+    pub fn sizes_of_keys(&self) -> Result<Sizes> {
+        self.sizes_of_heads(false)
+    }
+
+    fn sizes_of_heads(&self, equal: bool) -> Result<Sizes> {
         let hidden = self.size("embedding_length", limits::HIDDEN)?;
         let heads = self.size("attention.head_count", limits::HEADS)?;
         let kv_heads = self.size_opt("attention.head_count_kv", limits::HEADS)?.unwrap_or(heads);
@@ -214,7 +223,8 @@ impl<'g> Reader<'g> {
                 return Err(Error::malformed(key, format!("{heads} does not divide the width {hidden}")));
             }
         };
-        if self.size_opt("attention.value_length", limits::HEAD_DIM)?.is_some_and(|v| v != head_dim) {
+        let value = self.size_opt("attention.value_length", limits::HEAD_DIM)?;
+        if equal && value.is_some_and(|value| value != head_dim) {
             return Err(Error::unsupported("keys and values of different width"));
         }
         if !head_dim.is_multiple_of(2) {
@@ -294,7 +304,7 @@ impl<'g> Reader<'g> {
         if !experts.is_multiple_of(count) {
             return Err(Error::malformed(self.key("expert_group_count"), "does not divide the experts"));
         }
-        Ok((used < count).then_some(Groups { count, used }))
+        Ok((used < count).then_some(Groups { count, used, best: 2 }))
     }
 
     /// Whether each layer has a window, where some do: as the metadata lists, or all but the last of every `period`.
@@ -446,6 +456,12 @@ pub(super) fn layers(count: usize, layer: impl Fn(usize) -> Layer) -> Vec<Layer>
 impl From<DeltaShape> for Attention {
     fn from(delta: DeltaShape) -> Self {
         Self::DeltaNet(delta)
+    }
+}
+
+impl From<Latent> for Attention {
+    fn from(latent: Latent) -> Self {
+        Self::Latent(latent)
     }
 }
 

@@ -59,7 +59,7 @@ impl Kind {
     /// Bytes that each further position costs, pages aside.
     pub fn position_bytes(self) -> usize {
         match self {
-            Self::Paged(shape) => 2 * size_of::<u16>() * shape.kv_heads * shape.head_dim,
+            Self::Paged(shape) => shape.position_len() * size_of::<u16>(),
             Self::Recurrent { .. } => 0,
         }
     }
@@ -344,7 +344,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    const SHAPE: KvShape = KvShape { kv_heads: 2, head_dim: 4 };
+    const SHAPE: KvShape = KvShape::new(2, 4);
 
     /// Two layers of pages whose values depend on where they are and on `seed`.
     pub(crate) fn cache(len: usize, seed: u16) -> SessionState {

@@ -6,7 +6,7 @@
 //! fixed order that does not depend on pages:
 //!
 //! ```text
-//! len x { key: kv_heads x head_dim x f16, value: the same }
+//! len x { key: kv_heads x head_dim x f16, value: the same, unless it is a part of the key }
 //! ```
 //!
 //! A session with sparse attention has landmarks beside its pages ([`crate::kernels::attention::landmarks`]). They follow from the
@@ -99,20 +99,28 @@ impl Paged {
 
     /// Where the key and then the value of position `at` of a page are.
     fn places(shape: KvShape, at: usize) -> impl Iterator<Item = usize> {
-        let KvShape { kv_heads, head_dim } = shape;
-        let head = 2 * PAGE * head_dim;
+        let KvShape { kv_heads, head_dim, latent } = shape;
+        let head = PAGE * shape.head_len();
+        let valued = if latent.is_some() { 0 } else { kv_heads };
         let key = move |d: usize| (at / GROUP * head_dim + d) * GROUP + at % GROUP;
         let value = move |d: usize| PAGE * head_dim + at * head_dim + d;
         let keys = (0..kv_heads).flat_map(move |h| (0..head_dim).map(move |d| h * head + key(d)));
-        let values = (0..kv_heads).flat_map(move |h| (0..head_dim).map(move |d| h * head + value(d)));
+        let values = (0..valued).flat_map(move |h| (0..head_dim).map(move |d| h * head + value(d)));
         keys.chain(values)
     }
 }
 
 impl LayerState for Paged {
     fn kind(&self) -> String {
-        let plain = format!("paged f16 {} x {}", self.shape.kv_heads, self.shape.head_dim);
-        if self.attention.is_dense() { plain } else { format!("{plain}, {}", self.attention) }
+        let KvShape { kv_heads, head_dim, latent } = self.shape;
+        let mut kind = format!("paged f16 {kv_heads} x {head_dim}");
+        if let Some(values) = latent {
+            kind += &format!(", {values} of them values");
+        }
+        if !self.attention.is_dense() {
+            kind += &format!(", {}", self.attention);
+        }
+        kind
     }
 
     fn bytes(&self) -> usize {
@@ -161,7 +169,7 @@ impl LayerState for Paged {
     fn advance(&mut self, _len: usize) {}
 
     fn snapshot_len(&self, len: usize) -> usize {
-        len * 2 * self.shape.kv_heads * self.shape.head_dim * size_of::<u16>()
+        len * self.shape.position_len() * size_of::<u16>()
     }
 
     fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
@@ -196,9 +204,11 @@ mod tests {
 
     #[test]
     fn places_cover_a_page_exactly_once() {
-        let shape = KvShape { kv_heads: 2, head_dim: 4 };
-        let mut seen = vec![0; page_len(shape)];
-        (0..PAGE).flat_map(|at| Paged::places(shape, at)).for_each(|index| seen[index] += 1);
-        assert!(seen.iter().all(|&n| n == 1));
+        for latent in [None, Some(3)] {
+            let shape = KvShape { latent, ..KvShape::new(2, 4) };
+            let mut seen = vec![0; page_len(shape)];
+            (0..PAGE).flat_map(|at| Paged::places(shape, at)).for_each(|index| seen[index] += 1);
+            assert!(seen.iter().all(|&n| n == 1));
+        }
     }
 }

@@ -132,9 +132,16 @@ class HalfKv:
             return self.plain(module, query, key.half().float(), value.half().float(), *args, **kwargs)
 
         self.module.eager_attention_forward = rounded
+        # Latent attention caches one latent and one rotated key for all heads, in front of their expansion.
+        self.latent = [(kind, kind.expand_kv) for kind in vars(self.module).values() if hasattr(kind, "expand_kv")]
+        for kind, expand in self.latent:
+            self.module.eager_attention_forward = self.plain
+            kind.expand_kv = lambda layer, kv, rot, expand=expand: expand(layer, kv.half().float(), rot.half().float())
 
     def __exit__(self, *_):
         self.module.eager_attention_forward = self.plain
+        for kind, expand in self.latent:
+            kind.expand_kv = expand
 
 
 @torch.no_grad()

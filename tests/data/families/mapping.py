@@ -47,6 +47,11 @@ LAYER = {
     "mlp.fc2": "ffn_down",
     "self_attn.attn_sub_norm": "attn_sub_norm",
     "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
 }
 # the norm names that mean different things in different families
 PLAIN_NORMS = {"post_attention_layernorm": "ffn_norm"}
@@ -107,6 +112,12 @@ def tensors(family, state):
                 half = array.shape[1] // 2
                 yield f"{block}.ffn_gate_exps.weight", array[:, :half]
                 yield f"{block}.ffn_up_exps.weight", array[:, half:]
+        elif inner == "self_attn.kv_b_proj.weight":
+            # for each head the rows of its keys, transposed, and those of its values
+            heads = array.reshape(config.num_attention_heads, -1, array.shape[-1])
+            block, keys = f"blk.{stem.split('.')[1]}", config.qk_nope_head_dim
+            yield f"{block}.attn_k_b.weight", heads[:, :keys].swapaxes(1, 2)
+            yield f"{block}.attn_v_b.weight", heads[:, keys:]
         elif inner.startswith("linear_attn"):
             layer = stem.split(".")[1]
             name = full.split(".linear_attn.")[1]
@@ -177,7 +188,7 @@ def rope_metadata(writer, family, head_dim):
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
-    if arch in PERMUTED:
+    if arch in PERMUTED or arch == "deepseek2":
         writer.add_rope_dimension_count(head_dim)
     if "partial_rotary_factor" in rope:
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
@@ -188,6 +199,8 @@ def rope_metadata(writer, family, head_dim):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "mscale_all_dim" in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     elif kind == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(head_dim, rope))
     elif kind == "longrope":
@@ -212,14 +225,16 @@ def metadata(writer, family, head_dim):
     if hasattr(config, "intermediate_size"):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(1 if arch == "deepseek2" else config.num_key_value_heads)
     if arch == "llama":
         writer.add_vocab_size(config.vocab_size)
     if arch in LAYER_NORM:
         writer.add_layer_norm_eps(getattr(config, LAYER_NORM[arch]))
     else:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    if head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4"):
+    if arch == "deepseek2":
+        latent_metadata(writer, config)
+    elif head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if arch in ("gemma2", "gemma3", "gpt-oss", "exaone4", "cohere2") or family.name == "olmo3":
@@ -237,15 +252,16 @@ def metadata(writer, family, head_dim):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if arch in ("gpt-oss", "minimax-m2"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if arch in ("glm4moe", "dots1"):
+    if arch in ("glm4moe", "dots1", "deepseek2"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
         writer.add_expert_shared_count(config.n_shared_experts)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    if arch == "glm4moe":
+    if arch in ("glm4moe", "deepseek2"):
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
+    if arch == "glm4moe":
         writer.add_nextn_predict_layers(0)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -262,6 +278,20 @@ def metadata(writer, family, head_dim):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if arch in hybrid.ARCHS:
         hybrid.metadata(writer, arch, config)
+
+
+def latent_metadata(writer, config):
+    """One key of latent and rotated part for all heads, whose value is the latent; the widths of a head in keys of their own."""
+    latent, rope = config.kv_lora_rank, config.qk_rope_head_dim
+    writer.add_key_length(latent + rope)
+    writer.add_value_length(latent)
+    writer.add_key_length_mla(config.qk_nope_head_dim + rope)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(latent)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    sigmoid = config.model_type == "deepseek_v3"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
 
 
 def head_dim(config):

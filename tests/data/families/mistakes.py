@@ -79,6 +79,12 @@ MISTAKES = [
     ("qwen35", "half of a head rotates", rope(partial_rotary_factor=0.5)),
     ("qwen35", "eps 1e-3 for 1e-6", put(rms_norm_eps=1e-3)),
     ("qwen35moe", "one expert", put(num_experts_per_tok=1)),
+    ("deepseek_v2", "softmax without the factor of yarn", rope(mscale=1e-9, mscale_all_dim=1e-9)),
+    ("deepseek_v2", "no groups", put(topk_method="greedy")),
+    ("deepseek_v3", "no groups", put(n_group=1, topk_group=1)),
+    ("deepseek_v3", "pairs rotate in halves", put(rope_interleave=False)),
+    ("deepseek_v3", "not renormalized", put(norm_topk_prob=False)),
+    ("deepseek_v3", "softmax without the factor of yarn", rope(mscale=1e-9, mscale_all_dim=1e-9)),
 ]
 
 

@@ -53,6 +53,8 @@ SEEDS = {
     "qwen3next": 8,
     "qwen35": 3,
     "qwen35moe": 0,
+    "deepseek_v2": 2,
+    "deepseek_v3": 0,
 }
 
 
@@ -118,7 +120,17 @@ def delta(interval, keys, values, dim=16):
                 linear_key_head_dim=dim, linear_value_head_dim=dim)
 
 
+def latent(q_rank, kv_rank, nope, rope, value):
+    return dict(q_lora_rank=q_rank, kv_lora_rank=kv_rank, qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value)
+
+
+def latent_yarn(mscale):
+    return yarn(10000.0, 4.0, 128) | {"mscale": mscale, "mscale_all_dim": mscale}
+
+
 def families():
+    groups = dict(n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=32, n_group=4, topk_group=2,
+                  first_k_dense_replace=1)
     llama3 = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -250,6 +262,14 @@ def families():
                tf.Qwen3_5TextConfig(**base(339, 64, 4, 1, 128, 4, 1e-6, True, quarter, head_dim=32, **delta(3, 2, 6))),
                hf="f16", hf_style="v5"),
         Family("qwen35moe", "qwen35moe", tf.Qwen3_5MoeForCausalLM, tf.Qwen3_5MoeTextConfig(**qwen35moe)),
+        Family("deepseek_v2", "deepseek2", tf.DeepseekV2ForCausalLM,
+               tf.DeepseekV2Config(**base(319, 64, 4, 4, 96, 3, 1e-6, False, latent_yarn(0.707), **latent(None, 64, 32, 16, 32),
+                                          **groups, norm_topk_prob=False, topk_method="group_limited_greedy",
+                                          n_shared_experts=2, routed_scaling_factor=3.0))),
+        Family("deepseek_v3", "deepseek2", tf.DeepseekV3ForCausalLM,
+               tf.DeepseekV3Config(**base(321, 64, 4, 4, 96, 3, 1e-6, False, latent_yarn(1.0), **latent(48, 40, 24, 8, 32),
+                                          **groups, norm_topk_prob=True, n_shared_experts=1, routed_scaling_factor=2.5,
+                                          num_mtp_layers=0))),
     ]
     return [dataclasses.replace(family, seed=SEEDS.get(family.name, 0)) for family in families]
 

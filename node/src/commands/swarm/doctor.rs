@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use shard::{golden, kernels::Isa};
+use shard::{executor, golden, kernels::Isa};
 
 use super::runtime;
 use crate::{
@@ -46,7 +46,8 @@ impl Finding {
 pub(in crate::commands) fn doctor(args: DoctorArgs, named: Option<OsString>) -> Result<()> {
     let home = args.home.path()?;
     let settings = config::load(&config::place_here(named)).and_then(|values| config::resolve(&values, &[]));
-    let mut findings = vec![clock(), processor(), numerics()?, memory(), disk(&home), files(), key(&home)];
+    let mut findings =
+        vec![clock(), processor(), numerics()?, devices(), memory(), disk(&home), files(), key(&home)];
     findings.push(configured(&settings));
     let settings = settings.unwrap_or_default();
     findings.extend(match node(&home)? {
@@ -181,6 +182,21 @@ fn numerics() -> Result<Finding> {
     let advice =
         "this machine computes other bits and is announced as class approx; `shoal selftest` shows where";
     Ok(Finding { what: "numerics", well: passed == checks.len(), found, advice })
+}
+
+/// The GPUs that `--device gpu:N` names, and what their workers are not kept from.
+fn devices() -> Finding {
+    let found: Vec<String> =
+        (0..).zip(executor::gpus()).map(|(n, name): (u32, _)| format!("gpu:{n} {name}")).collect();
+    let found = match (found.is_empty(), cfg!(feature = "gpu")) {
+        (true, false) => "the processor; GPUs need a build with `--features gpu`".into(),
+        (true, true) => "the processor; no GPU has a driver here".into(),
+        (false, _) => format!(
+            "{}; a worker on one has no filter of system calls and no limit of address space, which its driver needs",
+            found.join(", ")
+        ),
+    };
+    Finding { what: "devices", well: true, found, advice: "" }
 }
 
 fn memory() -> Finding {

@@ -6,6 +6,7 @@
 
 use std::{ops::ControlFlow, time::Duration};
 
+use api::choice::Draft;
 use serde_json::{Map, json};
 use shard::sample::SamplingParams;
 
@@ -58,8 +59,14 @@ fn measure(model: &Model, ids: &[u32]) -> Result<Measured> {
     // The answer must not end before it was timed.
     let stops = model.tokenizer.stop_ids().iter().map(|id| (*id, -100.0));
     let sampling = SamplingParams { logit_bias: stops.collect(), ..SamplingParams::default() };
-    let request =
-        Request { prompt: beginning.to_vec(), sampling, seed: 0, max_tokens: DECODED, stop: Vec::new() };
+    let request = Request {
+        prompt: beginning.to_vec(),
+        sampling,
+        seed: 0,
+        max_tokens: DECODED,
+        stop: Vec::new(),
+        draft: Draft::Off,
+    };
     let mut session = Session::new(model)?;
     let summary = prompt::generate(model, &mut session, &request, &mut |_| ControlFlow::Continue(()))?;
     let mut steps = summary.steps;

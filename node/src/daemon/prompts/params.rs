@@ -92,9 +92,10 @@ pub(super) fn token_ids(ids: &[u32], vocab: u32) -> Result<Vec<u32>, Trouble> {
 /// The first field that a peer who conducts for us could not be told of.
 pub(super) fn only_here(ask: &PromptRequest) -> Option<&'static str> {
     let asked = [
-        ("response_format", ask.api.format != Format::Text),
+        ("response_format", !matches!(ask.api.format, Format::Text | Format::Calls(_))),
         ("tools", ask.api.tools.is_some() || ask.api.show_special),
         ("chat_template_kwargs", !ask.api.extra.is_empty()),
+        ("echo", ask.api.echo),
         ("logprobs", ask.sampling.logprobs),
         ("cuts", !ask.wire.cuts.is_empty()),
         ("wire", !matches!(ask.wire.wire, None | Some(Wire::Auto | Wire::Raw))),

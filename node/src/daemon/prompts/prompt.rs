@@ -23,9 +23,10 @@ use crate::{
     content::hex,
     control::{Line, Mode, Verify},
     daemon::serve::Local,
+    drafting::ROW_SHARE,
     events::{
-        Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind,
-        RouteEvent, Token,
+        Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, PromptToken,
+        RefusalKind, RouteEvent, Token,
     },
     feedback::{FeedbackQueue, Waiting},
     request::{
@@ -33,16 +34,15 @@ use crate::{
     },
     rounding,
     sessions::{Order, SessionTable},
-    worker::{Conduct, Prompt, TextKind, Worker},
+    worker::{self, Conduct, Prompt, TextKind, Worker},
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
-/// What one more row of a step is believed to take before it was measured, in parts of a row by itself: between a thirteenth,
-/// the arithmetic, and a sixth, kernels for few rows.
-const ROW_SHARE: f64 = 0.15;
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
+/// Tokens of a prompt told at once.
+const PROMPT_TOKENS: usize = 64;
 
 /// What a prompt needs of the node.
 #[derive(Clone)]
@@ -266,8 +266,10 @@ impl PromptTask {
             prefill_chunk: CHUNK_ROWS,
             activation_bytes: row as u32,
         };
-        // A strict answer rests on nothing that was computed before it was asked.
-        let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict);
+        // A strict answer rests on nothing that was computed before it was asked, and of what was computed before nothing says
+        // how likely its tokens are.
+        let scored = ask.api.echo && sampling.logprobs;
+        let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict && !scored);
         let fixed = said.rounding.as_deref().or(cuts.as_deref());
         let recall = |memory: &Recollections| memory.recall(ready.model, &ids, wire, fixed);
         let recalled = memory.map(recall).unwrap_or_default();
@@ -432,6 +434,7 @@ impl PromptTask {
                 prompt_tokens,
                 format: ask.api.format.clone(),
                 show_special: ask.api.show_special,
+                echo: ask.api.echo.then_some(matches!(ask.prompt, PromptInput::Text(_))),
             },
             hidden: self.local.ready.hidden as usize,
             model,
@@ -468,8 +471,11 @@ impl PromptTask {
             };
             let Some(piece) = piece else { break };
             let event = match piece {
-                Progress::Token { id, text: piece, bytes, logprob, top, .. } => {
+                Progress::Token { id, text: piece, bytes, logprob, top, prompt, .. } => {
                     waiting.let_in();
+                    if !tell_prompt(prompt, lines).await {
+                        break;
+                    }
                     self.lessons.advanced();
                     text.push_str(&piece);
                     let top = top.into_iter().map(|top| (top.id, top.logprob, top.bytes));
@@ -497,15 +503,19 @@ impl PromptTask {
                 },
                 // The command line waits for the word of all checks; a client over HTTP has its answer.
                 Progress::Answered(_) if !ask.api.over_http => continue,
-                Progress::Answered(report) => {
+                Progress::Answered(mut report) => {
                     told = true;
+                    tell_prompt(std::mem::take(&mut report.prompt), lines).await;
                     // No node serves it any more: what goes on behind it burdens this node only.
                     let _ = self.finished.send(finished(None)).await;
                     let whole = format!("{text}{}", report.rest);
                     let report = done(&report, ask.mode, &route, &whole);
                     PromptEvent::Done(Box::new(PromptReport { checking: true, ..report }))
                 }
-                Progress::Done(report) => {
+                Progress::Done(mut report) => {
+                    if !told {
+                        tell_prompt(std::mem::take(&mut report.prompt), lines).await;
+                    }
                     text.push_str(&report.rest);
                     ended = Some(report);
                     break;
@@ -557,6 +567,26 @@ impl PromptTask {
         let _ = lines.send(if told { PromptEvent::Checked(said) } else { PromptEvent::Done(said) }).await;
         Ok(Looked::Answered)
     }
+}
+
+/// Tells the tokens of a prompt, a few at a time; false when the client has gone.
+async fn tell_prompt(prompt: Vec<worker::PromptToken>, lines: &mpsc::Sender<PromptEvent>) -> bool {
+    let token = |token: &worker::PromptToken| {
+        let top = token.top.iter().map(|top| (top.id, top.logprob, top.bytes.clone()));
+        let logprobs = token.logprob.map(|logprob| Logprobs {
+            logprob,
+            bytes: token.bytes.clone(),
+            top_logprobs: top.collect(),
+        });
+        PromptToken { id: token.id, bytes: token.bytes.clone(), logprobs }
+    };
+    for tokens in prompt.chunks(PROMPT_TOKENS) {
+        let event = PromptEvent::Prompt { tokens: tokens.iter().map(token).collect() };
+        if lines.send(event).await.is_err() {
+            return false;
+        }
+    }
+    true
 }
 
 fn random() -> Result<[u8; 16], String> {

@@ -16,11 +16,12 @@ use serde_json::{Map, json};
 use super::{estimate, route::Routed};
 use crate::{
     control::Mode,
+    drafting::Tally,
     events::{
         Conducted, DraftReport, FinishReason, Near, OwnRoute, PlannedStage, Predicted, Prediction,
         PromptReport, StageReport, Stall, Timing, Way,
     },
-    request::{Report, Tally},
+    request::Report,
     rounding,
 };
 

@@ -216,6 +216,9 @@ impl Serving {
         for decision in self.door.decides.turn(self.node.now()) {
             self.decide(decision);
         }
+        // Asks of requesters that are gone are decided no more.
+        let Door { decides, asks, .. } = &mut self.door;
+        asks.retain(|id, _| decides.waits(*id));
     }
 
     fn decide(&mut self, decision: Decision) {

@@ -5,6 +5,9 @@
 //! read are left out of a pass until it does; sessions whose reader is gone are dropped before the next pass, which is
 //! what makes a cancel take effect within one step.
 //!
+//! A session that has the passes for itself drafts tokens where that pays (`session.rs`); beside others it does not, since their
+//! rows are never wrong.
+//!
 //! Texts whose vectors are wanted take turns with the passes of answers (`pooling.rs`).
 //!
 //! Bounds: [`MAX_WAITING`] jobs wait for the thread, further ones are refused; at most [`MAX_SESSIONS`] sessions and as many
@@ -13,6 +16,7 @@
 mod echo;
 mod gauges;
 mod pooling;
+mod session;
 
 use std::{
     collections::VecDeque,
@@ -23,22 +27,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprob, TokenLogprobs, Usage};
-use scheduler::AttentionKind;
+use api::{
+    choice::Draft,
+    inference::{Event, Failure, Finish, TokenLogprob},
+};
+use scheduler::session::MAX_DRAFT;
 use shard::{
     executor::{Capacity, Input, Item, Output, Workspace},
-    sample::{Logprob, Sampler, SamplingParams},
-    state::{PrefixCache, SessionState},
-    stop::StopStrings,
-    tokenizer::{Detokenizer, Tokenizer},
+    sample::{Logprob, SamplingParams},
+    state::PrefixCache,
+    tokenizer::Tokenizer,
 };
 use tokio::sync::{mpsc, oneshot};
-use tracing::{Span, field::Empty};
 
-use self::pooling::{Pooling, Texts};
 pub use self::{
     echo::Echo,
     gauges::{Gauges, Reading},
+};
+use self::{
+    pooling::{Pooling, Texts},
+    session::Session,
 };
 use crate::{
     Result,
@@ -52,15 +60,15 @@ pub const MAX_SESSIONS: usize = 256;
 pub const MAX_WAITING: usize = MAX_SESSIONS;
 /// Events on the way to a reader; a full channel pauses the session.
 const MAX_UNREAD: usize = 64;
-/// Events that one pass may give a session: tokens of its prompt, a token, held back text, the end.
-const EVENTS_PER_PASS: usize = 4;
+/// Events that one pass may give a session: tokens of its prompt, a token, those that were drafted, held back text, the end.
+const EVENTS_PER_PASS: usize = 4 + MAX_DRAFT as usize;
 /// Memory for the logits of one pass; sessions beyond it take turns.
 const LOGIT_BYTES: usize = 64 << 20;
 /// How long to wait when every session waits for its reader.
 const IDLE: Duration = Duration::from_millis(2);
 
 /// An answer to compute.
-pub struct Job {
+pub struct Ask {
     /// The prompt, at least one token and no more than the context.
     pub prompt: Vec<u32>,
     /// How tokens are chosen; valid.
@@ -77,28 +85,15 @@ pub struct Job {
     pub constraint: Option<Constraint>,
     /// Which tokens of the prompt are shown, if any.
     pub echo: Option<Echo>,
-    /// Where events go.
-    events: mpsc::Sender<Event>,
+    /// What may draft its tokens.
+    pub draft: Draft,
 }
 
-/// What a job is made of.
-pub struct Ask {
-    /// See [`Job`].
-    pub prompt: Vec<u32>,
-    /// See [`Job`].
-    pub sampling: SamplingParams,
-    /// See [`Job`].
-    pub seed: u64,
-    /// See [`Job`].
-    pub max_tokens: usize,
-    /// See [`Job`].
-    pub stop: Vec<String>,
-    /// See [`Job`].
-    pub show_special: bool,
-    /// See [`Job`].
-    pub constraint: Option<Constraint>,
-    /// See [`Job`].
-    pub echo: Option<Echo>,
+/// An answer on its way to the compute thread.
+pub struct Job {
+    ask: Ask,
+    /// Where events go.
+    events: mpsc::Sender<Event>,
 }
 
 /// One vector a text.
@@ -137,8 +132,7 @@ impl Jobs {
     /// [`Failure::Busy`] when too many wait, [`Failure::Internal`] when the thread is gone.
     pub fn start(&self, ask: Ask) -> Result<mpsc::Receiver<Event>, Failure> {
         let (events, receiver) = mpsc::channel(MAX_UNREAD);
-        let Ask { prompt, sampling, seed, max_tokens, stop, show_special, constraint, echo } = ask;
-        let job = Job { prompt, sampling, seed, max_tokens, stop, show_special, constraint, echo, events };
+        let job = Job { ask, events };
         self.send(Work::Answer(Box::new(job))).map(|()| receiver)
     }
 
@@ -181,29 +175,6 @@ impl Room {
     fn has(self, bytes: usize) -> bool {
         self.used_bytes == 0 || self.used_bytes + bytes <= self.limit_bytes
     }
-}
-
-/// One answer under way.
-struct Session<'m> {
-    job: Job,
-    state: SessionState,
-    /// Prompt and generated tokens.
-    ids: Vec<u32>,
-    sampler: Sampler,
-    stops: StopStrings,
-    text: Detokenizer<'m>,
-    /// Most tokens to generate, the context considered.
-    room: usize,
-    /// Bytes its cache may grow to.
-    reserved_bytes: usize,
-    reused: usize,
-    generated: usize,
-    began: Instant,
-    prefill: Option<Duration>,
-    first: Option<Instant>,
-    over: bool,
-    /// For the log and traces, from here to the end; it has no parent.
-    span: Span,
 }
 
 /// Computes jobs until no more can come and all are done. Caches hold at most `kv_bytes`, a quarter of them for prompts
@@ -316,14 +287,14 @@ impl<'m> Batch<'m> {
             return;
         }
         while let Some(job) = self.waiting.front() {
-            let room = job.max_tokens.min(self.model.ctx - job.prompt.len().min(self.model.ctx) + 1);
-            let bytes = (job.prompt.len() + room).min(self.model.ctx) * self.position_bytes;
+            let room = job.ask.max_tokens.min(self.model.ctx - job.ask.prompt.len().min(self.model.ctx) + 1);
+            let bytes = (job.ask.prompt.len() + room).min(self.model.ctx) * self.position_bytes;
             if !self.room().has(bytes) || self.sessions.len() == MAX_SESSIONS {
                 return;
             }
             let Some(job) = self.waiting.pop_front() else { return };
             let events = job.events.clone();
-            match self.begin(job, room, bytes) {
+            match Session::begin(self.model, job, &mut self.kept, room, bytes) {
                 Ok(session) => self.sessions.push(session),
                 Err(error) => {
                     let why = error.to_string();
@@ -334,45 +305,12 @@ impl<'m> Batch<'m> {
         }
     }
 
-    fn begin(&mut self, mut job: Job, room: usize, reserved_bytes: usize) -> Result<Session<'m>> {
-        let tokenizer = &self.model.tokenizer;
-        let sampler = Sampler::new(job.sampling.clone(), job.seed, self.logits.len())?;
-        let stops = StopStrings::new(job.stop.clone())?;
-        // What is shown is told while it is computed, whatever was kept.
-        let kept = if job.echo.is_some() { None } else { self.kept.take(AttentionKind::Dense, &job.prompt) };
-        let state = kept.unwrap_or_else(|| self.model.executor.new_state());
-        let mut ids = std::mem::take(&mut job.prompt);
-        ids.reserve(room);
-        let text = tokenizer.stream().show_special(job.show_special);
-        job.prompt = ids.clone();
-        let span = tracing::info_span!(
-            parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = state.len(),
-            tokens = Empty, ttft_ms = Empty
-        );
-        Ok(Session {
-            reused: state.len(),
-            job,
-            state,
-            ids,
-            sampler,
-            stops,
-            text,
-            room,
-            reserved_bytes,
-            generated: 0,
-            began: Instant::now(),
-            prefill: None,
-            first: None,
-            over: false,
-            span,
-        })
-    }
-
     /// One pass over the model, and what follows from it.
     fn pass(&mut self) {
         // A session that decodes has one row to compute; decoding comes first, so that a long prompt delays no other
         // session.
         self.sessions.sort_by_key(|session| session.pending() > 1);
+        let (began, alone) = (Instant::now(), self.sessions.len() == 1);
         let mut rows_left = self.workspace.capacity().rows;
         let mut logits_left = self.workspace.capacity().logit_rows;
         let mut prompt_rows = CHUNK_ROWS;
@@ -380,7 +318,7 @@ impl<'m> Batch<'m> {
         let mut items = Vec::new();
         for (index, session) in self.sessions.iter_mut().enumerate() {
             let pending = session.pending();
-            let scored = session.job.is_scored();
+            let scored = session.job.ask.is_scored();
             let most = if pending > 1 { rows_left.min(prompt_rows) } else { rows_left };
             let rows = pending.min(most).min(if scored { logits_left } else { most });
             let last = rows == pending;
@@ -395,15 +333,17 @@ impl<'m> Batch<'m> {
             }
             rows_left -= rows;
             logits_left -= wanted;
+            let room = rows_left.min(logits_left).min(self.model.ctx - session.ids.len());
+            let drafted = session.draft(&self.model.tokenizer, alone, room);
             prompt_rows -= if pending > 1 { rows } else { 0 };
             let start = session.state.len();
             taken.push((index, start, last));
             items.push(Item {
                 state: &mut session.state,
-                input: Input::Tokens(&session.ids[start..start + rows]),
+                input: Input::Tokens(&session.ids[start..start + rows + drafted]),
                 output: match wanted {
                     0 => Output::None,
-                    _ if scored => Output::All,
+                    _ if scored || drafted > 0 => Output::All,
                     _ => Output::Last,
                 },
             });
@@ -417,6 +357,7 @@ impl<'m> Batch<'m> {
         let turns = taken.len();
         for (item, (index, start, last)) in taken.into_iter().enumerate() {
             let session = &mut self.sessions[index];
+            session.undraft();
             if let Err(error) = &outcome {
                 session.fail(error);
                 continue;
@@ -424,12 +365,11 @@ impl<'m> Batch<'m> {
             let logits = self.workspace.logits(item);
             if let Err(error) = session.tell_prompt(&self.model.tokenizer, start, logits) {
                 session.fail(&error);
-            } else if last && session.room == 0 {
+            } else if last && session.has_no_room() {
                 session.finish(Finish::Length);
             } else if last {
-                let row = logits.len() - self.logits.len();
-                self.logits.copy_from_slice(&logits[row..]);
-                session.step(&self.model.tokenizer, &mut self.logits);
+                let began = alone.then_some(began);
+                session.steps(&self.model.tokenizer, logits, &mut self.logits, began);
             } else {
                 session.tell_prefill();
             }
@@ -453,121 +393,6 @@ impl<'m> Batch<'m> {
                 index += 1;
             }
         }
-    }
-}
-
-impl Session<'_> {
-    /// Rows that have to be computed before the next token can be chosen.
-    fn pending(&self) -> usize {
-        self.ids.len() - self.state.len()
-    }
-
-    /// Whether the reader has so much to read that the session must wait.
-    fn is_unread(&self) -> bool {
-        self.job.events.capacity() < EVENTS_PER_PASS
-    }
-
-    /// Sends an event. There was room for it before the pass; what fails is that the reader has gone.
-    fn tell(&self, event: Event) {
-        let _ = self.job.events.try_send(event);
-    }
-
-    fn tell_prefill(&self) {
-        let total = self.job.prompt.len() - self.reused;
-        self.tell(Event::Prefill { done: self.state.len() - self.reused, total });
-    }
-
-    /// Tells about tokens of the prompt after a pass that began at `start`, where they are to be shown.
-    fn tell_prompt(&self, tokenizer: &Tokenizer, start: usize, logits: &[f32]) -> Result<()> {
-        let tokens = self.job.shown(tokenizer, start, self.state.len(), logits)?;
-        if !tokens.is_empty() {
-            self.tell(Event::Prompt(tokens));
-        }
-        Ok(())
-    }
-
-    /// Ends its span; one whose reader has gone was not answered.
-    fn report(&self, answered: bool) {
-        self.span.record("tokens", self.generated);
-        if let Some(first) = self.first {
-            self.span.record("ttft_ms", (first - self.began).as_secs_f64() * 1e3);
-        }
-        self.span
-            .in_scope(|| if answered { tracing::info!("answered") } else { tracing::info!("cancelled") });
-    }
-
-    fn fail(&mut self, error: &dyn std::error::Error) {
-        self.over = true;
-        self.tell(Event::Failed(Failure::Internal { why: error.to_string() }));
-    }
-
-    /// Chooses a token from `logits` and tells about it.
-    fn step(&mut self, tokenizer: &Tokenizer, logits: &mut [f32]) {
-        let now = Instant::now();
-        self.prefill.get_or_insert(now - self.began);
-        self.first.get_or_insert(now);
-        if let Some(constraint) = &mut self.job.constraint
-            && let Err(error) = constraint.mask(logits)
-        {
-            // The request is to blame: its form leads where the engine's limits are.
-            self.over = true;
-            return self.tell(Event::Failed(Failure::invalid("response_format", error.to_string())));
-        }
-        let choice = match self.sampler.sample(logits, &self.ids, self.ids.len() as u64) {
-            Ok(choice) => choice,
-            Err(error) => return self.fail(&error),
-        };
-        let id = choice.id;
-        self.generated += 1;
-        if tokenizer.stop_ids().contains(&id) {
-            return self.finish(Finish::Stop);
-        }
-        let logprobs = choice.logprob.map(|logprob| TokenLogprobs {
-            chosen: named(tokenizer, Logprob { id, logprob }),
-            top: choice.top.iter().map(|top| named(tokenizer, *top)).collect(),
-        });
-        if let Some(constraint) = &mut self.job.constraint
-            && let Err(error) = constraint.accept(id)
-        {
-            return self.fail(&error);
-        }
-        self.ids.push(id);
-        let text = self.stops.push(self.text.push(id)).to_owned();
-        let done = self.job.constraint.as_ref().is_some_and(Constraint::is_complete);
-        self.tell(Event::Token { id, text, logprobs });
-        if self.stops.hit() || done {
-            self.finish(Finish::Stop);
-        } else if self.generated >= self.room {
-            self.finish(Finish::Length);
-        }
-    }
-
-    fn finish(&mut self, finish: Finish) {
-        self.over = true;
-        if !self.stops.hit() {
-            let mut rest = self.stops.push(self.text.finish()).to_owned();
-            rest.push_str(self.stops.finish());
-            if !rest.is_empty() {
-                self.tell(Event::Text(rest));
-            }
-        }
-        let prefill = self.prefill.unwrap_or_default();
-        let decode = self.first.map(|first| first.elapsed()).unwrap_or_default();
-        let after_first = self.generated.saturating_sub(1) as f64;
-        let usage = Usage {
-            prompt_tokens: self.job.prompt.len(),
-            cached_tokens: self.reused,
-            completion_tokens: self.generated,
-        };
-        let report = Report {
-            computed_by: vec!["me".into()],
-            ttft_ms: prefill.as_secs_f64() * 1e3,
-            prefill_ms: prefill.as_secs_f64() * 1e3,
-            tok_s: after_first / decode.as_secs_f64().max(1e-9),
-            ..Report::default()
-        };
-        let stop = self.stops.met().map(str::to_owned);
-        self.tell(Event::Done(Done { finish, stop, usage, report }));
     }
 }
 

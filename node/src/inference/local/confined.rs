@@ -22,6 +22,7 @@ use std::{
 
 use api::{
     Inference,
+    choice::Draft,
     inference::{
         EmbedRequest, Embeddings, Event, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
     },
@@ -78,6 +79,8 @@ pub struct Confined {
 struct Shared {
     spec: EngineSpec,
     program: PathBuf,
+    /// What may draft tokens of requests that do not say.
+    draft: Draft,
     next: AtomicU64,
     state: Mutex<State>,
 }
@@ -118,19 +121,19 @@ impl Running {
 
 impl Confined {
     /// Starts an engine for the model of `args`, and another one whenever one dies. `kv_bytes` bounds the memory of all
-    /// sessions. Call it inside a tokio runtime.
+    /// sessions, and `draft` says what may draft tokens of requests that do not. Call it inside a tokio runtime.
     ///
     /// # Errors
     /// When this program cannot be found again.
-    pub fn start(args: &EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
-        Self::of(std::env::current_exe()?, args, kv_bytes)
+    pub fn start(args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
+        Self::of(std::env::current_exe()?, args, kv_bytes, draft)
     }
 
     /// As [`Self::start`], with the program that engines are started from.
     ///
     /// # Errors
     /// None so far.
-    pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize) -> Result<Arc<Self>> {
+    pub fn of(program: PathBuf, args: &EngineArgs, kv_bytes: usize, draft: Draft) -> Result<Arc<Self>> {
         let spec = EngineSpec {
             model: args.model.clone(),
             name: model_name(&args.model),
@@ -143,7 +146,8 @@ impl Confined {
             no_pin: args.no_pin,
             kv_bytes,
         };
-        let shared = Arc::new(Shared { spec, program, next: AtomicU64::new(1), state: Mutex::default() });
+        let shared =
+            Arc::new(Shared { spec, program, draft, next: AtomicU64::new(1), state: Mutex::default() });
         let keeper = tokio::spawn(keep(shared.clone()));
         Ok(Arc::new(Self { shared, keeper }))
     }
@@ -368,7 +372,7 @@ impl Inference for Confined {
         self.shared.info().map(drop)
     }
 
-    fn generate(&self, request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {
+    fn generate(&self, mut request: GenerateRequest) -> BoxFuture<'static, Result<Generation, Failure>> {
         let shared = self.shared.clone();
         async move {
             shared.info()?;
@@ -377,6 +381,7 @@ impl Inference for Confined {
             let (begun, plan) = oneshot::channel();
             let (sender, events) = mpsc::channel(CHANNEL);
             let ticket = Ticket { shared: shared.clone(), id, read: 0 };
+            request.sampling.draft.get_or_insert_with(|| shared.draft.clone());
             let message = ToEngine::Generate { id, request: Box::new(request) };
             shared.begin(id, &message, Running::Answer { begun: Some(begun), events: sender })?;
             let plan = plan.await.map_err(|_| lost())??;

@@ -56,7 +56,7 @@ pub fn run() -> Result<()> {
             "`shoal worker` is started by `shoal serve`: standard input must be its socket",
         ));
     }
-    confine::begin_child();
+    confine::begin_worker();
     let ToEngine::Start(spec) = wire::read(&mut stream)? else {
         return Err(Error::usage("the first message asks for no model"));
     };
@@ -78,10 +78,8 @@ pub fn run() -> Result<()> {
     Pool::physical_cores();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let bytes = located.as_ref().map_or(0, |located| located.files().map(|(_, bytes)| bytes).sum());
-    confine::limit_memory(confine::for_model(bytes, spec.kv_bytes as u64));
-    if confine::computes_on_processors(&spec.device) {
-        confine::enter(Purpose::Engine);
-    }
+    let memory = confine::for_model(bytes, spec.kv_bytes as u64);
+    confine::enter_worker(Purpose::Engine, &spec.device, memory);
     let args = EngineArgs {
         model: spec.model.clone(),
         threads: spec.threads,

@@ -15,7 +15,6 @@ use std::sync::{Arc, OnceLock};
 
 use api::{
     Inference,
-    choice::Draft,
     inference::{
         EmbedRequest, Embeddings, Failure, GenerateRequest, Generation, Metric, Mode, ModelInfo, Plan,
         Prompt, Verify, Wire,
@@ -253,10 +252,6 @@ impl Ready {
             let why = format!("this node is alone, it cannot answer in mode `{}`", mode.name());
             return Err(Failure::invalid("mode", why));
         }
-        if let Some(Draft::By(_)) = &request.sampling.draft {
-            let why = "draft: this node is alone and drafts nothing; send auto or off";
-            return Err(Failure::invalid("draft", why));
-        }
         if !request.wire.cuts.is_empty() {
             let why = "cuts repeat an answer of a swarm: ask a node that is in one, or `shoal run --wire c8 --cuts 2,4`";
             return Err(Failure::invalid("cuts", why));
@@ -302,6 +297,7 @@ impl Ready {
             show_special: request.show_special,
             constraint,
             echo,
+            draft: request.sampling.draft.clone().unwrap_or_default(),
         };
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });

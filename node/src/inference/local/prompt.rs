@@ -4,6 +4,8 @@
 //! token. The session's state stays as it is at the end, so the next prompt that begins with the same tokens
 //! computes only what is new.
 //!
+//! Where it pays tokens are drafted, so that a pass gives several ([`crate::drafting`]); they are the same tokens.
+//!
 //! Bounds: a session holds at most `ctx` positions; a prompt that does not fit is refused before anything is
 //! computed, and generation ends with [`Finish::Length`] when the context is full.
 
@@ -12,7 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use scheduler::AttentionKind;
+use api::choice::Draft;
+use scheduler::{AttentionKind, session::MAX_DRAFT};
 use serde_json::{Map, Value};
 use shard::{
     executor::{Input, Item, Output, Workspace},
@@ -26,7 +29,11 @@ use shard::{
     },
 };
 
-use crate::{Error, Result, model::Model};
+use crate::{
+    Error, Result,
+    drafting::{Drafting, Tally},
+    model::Model,
+};
 
 /// What to generate.
 #[derive(Clone)]
@@ -41,6 +48,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// Generation ends before any of these.
     pub stop: Vec<String>,
+    /// What may draft its tokens.
+    pub draft: Draft,
 }
 
 /// One step of the way, as the caller sees it.
@@ -109,6 +118,8 @@ pub struct Summary {
     pub prefill: Duration,
     /// Time of every decode step.
     pub steps: Vec<Duration>,
+    /// What came of drafts, and how many tokens came of decode steps.
+    pub drafts: Tally,
 }
 
 impl Summary {
@@ -120,7 +131,7 @@ impl Summary {
     /// Tokens decoded per second, 0 when there were none.
     pub fn decode_tok_s(&self) -> f64 {
         let total: Duration = self.steps.iter().sum();
-        if self.steps.is_empty() { 0.0 } else { self.steps.len() as f64 / total.as_secs_f64().max(1e-9) }
+        f64::from(self.drafts.tokens) / total.as_secs_f64().max(1e-9)
     }
 }
 
@@ -147,7 +158,7 @@ impl Session {
         Ok(Self {
             state: model.executor.new_state_with(model.executor.range(), attention)?,
             ids: Vec::new(),
-            workspace: model.workspace()?,
+            workspace: model.workspace(1 + MAX_DRAFT as usize)?,
             rounding,
         })
     }
@@ -171,9 +182,28 @@ impl Session {
     /// computed to get logits.
     fn keep_common(&mut self, prompt: &[u32]) -> usize {
         let common = self.ids.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let kept = self.state.rewind(common.min(prompt.len() - 1));
+        self.go_back(common.min(prompt.len() - 1));
+        self.len()
+    }
+
+    /// Computes what of `history` is not, in several passes where a state went far back, and in the last one what is drafted
+    /// behind it; the logits of the last token and of the draft are there then.
+    fn catch_up(&mut self, model: &Model, history: &[u32], draft: &[u32]) -> Result<()> {
+        let most = self.workspace.capacity().rows.saturating_sub(draft.len()).max(1);
+        while history.len() - self.len() > most {
+            self.forward(model, &history[self.len()..][..most], Output::None)?;
+        }
+        if self.len() + 1 < history.len() {
+            self.forward(model, &history[self.len()..history.len() - 1], Output::None)?;
+        }
+        let rows = [&history[self.len()..], draft].concat();
+        self.forward(model, &rows, Output::All)
+    }
+
+    /// Forgets what was computed from position `to` on.
+    fn go_back(&mut self, to: usize) {
+        let kept = self.state.rewind(to);
         self.ids.truncate(kept);
-        kept
     }
 
     fn forward(&mut self, model: &Model, ids: &[u32], output: Output) -> Result<()> {
@@ -267,6 +297,7 @@ pub fn generate(
         reused_tokens,
         prefill: Duration::ZERO,
         steps: Vec::with_capacity(room),
+        drafts: Tally::default(),
     };
     session.state.reserve((prompt.len() + room).min(model.ctx))?;
 
@@ -287,38 +318,58 @@ pub fn generate(
     summary.prefill = started.elapsed();
 
     let mut detokenizer = model.tokenizer.stream();
+    let mut drafting = Drafting::alone(&request.draft, model.executor.blueprint());
     let mut history = prompt.clone();
     history.reserve(room);
     let mut logits = vec![0.0; vocab];
-    for step in 0..room {
-        let started = Instant::now();
-        if step > 0 {
-            let previous = history[history.len() - 1];
-            session.forward(model, &[previous], Output::Last)?;
+    let mut end = (room == 0).then_some(Finish::Length);
+    while end.is_none() {
+        let mut clock = Instant::now();
+        let (known, answers) = (history.len(), history.len() > prompt.len());
+        let draft = if answers {
+            let most = (room - summary.ids.len() - 1).min(model.ctx - known);
+            let draft = drafting.propose(&history, &[], most).to_vec();
+            session.catch_up(model, &history, &draft)?;
+            draft
+        } else {
+            Vec::new()
+        };
+        let (mut right, mut spent) = (0, Duration::ZERO);
+        for row in 0..=draft.len() {
+            logits.copy_from_slice(&session.workspace.logits(0)[row * vocab..][..vocab]);
+            let choice = sampler.sample(&mut logits, &history, history.len() as u64)?;
+            spent += clock.elapsed();
+            if stop_ids.contains(&choice.id) {
+                end = Some(Finish::Stop);
+                break;
+            }
+            history.push(choice.id);
+            summary.ids.push(choice.id);
+            let text = stops.push(detokenizer.push(choice.id));
+            summary.text.push_str(text);
+            let agrees = draft.get(row) == Some(&choice.id);
+            right += usize::from(agrees);
+            let token = Event::Token { id: choice.id, text, logprob: choice.logprob, top: choice.top };
+            end = match on_event(token).is_break() {
+                _ if stops.hit() => Some(Finish::Stop),
+                true => Some(Finish::Cancelled),
+                false if summary.ids.len() == room => Some(Finish::Length),
+                false => None,
+            };
+            if end.is_some() || !agrees {
+                break;
+            }
+            clock = Instant::now();
         }
-        logits.copy_from_slice(session.workspace.logits(0));
-        let choice = sampler.sample(&mut logits, &history, history.len() as u64)?;
-        if step > 0 {
-            summary.steps.push(started.elapsed());
-        }
-        if stop_ids.contains(&choice.id) {
-            summary.finish = Finish::Stop;
-            break;
-        }
-        history.push(choice.id);
-        summary.ids.push(choice.id);
-        let text = stops.push(detokenizer.push(choice.id));
-        summary.text.push_str(text);
-        let flow = on_event(Event::Token { id: choice.id, text, logprob: choice.logprob, top: choice.top });
-        if stops.hit() {
-            summary.finish = Finish::Stop;
-            break;
-        }
-        if flow.is_break() {
-            summary.finish = Finish::Cancelled;
-            break;
+        session.go_back(known + right);
+        if answers {
+            drafting.judge(draft.len() as u32, right as u32, end.is_some(), Some(spent.as_secs_f64() * 1e3));
+            drafting.count((history.len() - known) as u32);
+            summary.steps.push(spent);
         }
     }
+    summary.finish = end.unwrap_or(Finish::Length);
+    summary.drafts = drafting.tally().clone();
     if !stops.hit() {
         let mut rest = stops.push(detokenizer.finish()).to_string();
         rest.push_str(stops.finish());

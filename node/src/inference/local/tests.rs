@@ -40,7 +40,7 @@ fn texts(inputs: Vec<Prompt>) -> EmbedRequest {
 
 /// The vector of a text, straight from a model of its own, one position at a time.
 fn direct(model: &Model, ids: &[u32]) -> Vec<f32> {
-    let mut workspace = model.workspace().unwrap();
+    let mut workspace = model.workspace(1).unwrap();
     let (mut state, mut mean) = (model.executor.new_state(), Mean::new(model.executor.blueprint().hidden));
     for id in ids.chunks(1) {
         let item = Item { state: &mut state, input: Input::Tokens(id), output: Output::All };
@@ -189,7 +189,7 @@ async fn a_prompt_is_scored_as_the_model_computes_it_row_by_row() {
     // More rows than one pass has, and one prompt that was computed before and is kept.
     let ids: Vec<u32> = (0..230).map(|n| 300 + n * 7 % 1000).collect();
     told(&alone, asks(Prompt::Tokens(ids.clone()))).await;
-    let mut workspace = ready.model.workspace().unwrap();
+    let mut workspace = ready.model.workspace(1).unwrap();
     let mut state = ready.model.executor.new_state();
     let mut expected = vec![None];
     for (id, next) in ids.iter().zip(&ids[1..]) {
@@ -334,4 +334,62 @@ fn every_value_that_may_be_asked_for_is_one_the_engine_takes() {
             params(range.name, end as f32).validate().unwrap();
         }
     }
+}
+
+/// Everything that one answer says, in order, the end apart.
+async fn said(alone: &Alone, request: GenerateRequest) -> (Vec<Event>, Done) {
+    let mut events = alone.generate(request).await.unwrap().events;
+    let (mut said, mut done) = (Vec::new(), None);
+    while let Some(event) = events.next().await {
+        match event {
+            Event::Done(end) => done = Some(end),
+            Event::Prefill { .. } => {}
+            other => said.push(other),
+        }
+    }
+    (said, done.unwrap())
+}
+
+/// Tests send every draft, whatever it costs.
+#[tokio::test]
+async fn drafts_change_nothing_that_is_said() {
+    use api::inference::Format;
+    let alone = loaded().await;
+    let text =
+        "The fox sat by the fire. The owl sat by the fire. The bear sat by the fire. The fox sat by the";
+    let schema = serde_json::json!({"type": "object", "additionalProperties": false, "required": ["favorite_animal", "legs"],
+        "properties": {"favorite_animal": {"enum": ["fox", "bear"]}, "legs": {"type": "integer", "minimum": 0, "maximum": 9}}});
+    let form = Format::JsonSchema(schema);
+    let sampled = Sampling { temperature: Some(0.8), top_p: Some(0.95), ..Sampling::default() };
+    let stop = vec![" fire".to_owned()];
+    let kinds = [
+        (Sampling::default(), Format::Text, 1, Vec::new()),
+        (sampled.clone(), Format::Text, 1, stop),
+        (sampled, form, 1, Vec::new()),
+        (Sampling::default(), Format::Text, 2, Vec::new()),
+    ];
+    let mut proposed = 0;
+    for (sampling, format, side_by_side, stop) in kinds {
+        let ask = |draft: &str| GenerateRequest {
+            sampling: Sampling { draft: Some(draft.parse().unwrap()), ..sampling.clone() },
+            format: format.clone(),
+            stop: stop.clone(),
+            max_tokens: Some(48),
+            logprobs: Some(1),
+            ..asks(Prompt::Text(text.into()))
+        };
+        let (plain, end) = said(&alone, ask("off")).await;
+        assert_eq!(end.report.drafts, None);
+        let answers = (0..side_by_side).map(|_| said(&alone, ask("lookup,grammar")));
+        for (drafted, done) in futures::future::join_all(answers).await {
+            assert_eq!(serde_json::to_value(&drafted).unwrap(), serde_json::to_value(&plain).unwrap());
+            assert_eq!(
+                (done.finish, done.usage.completion_tokens),
+                (end.finish, end.usage.completion_tokens)
+            );
+            assert_eq!(done.stop, end.stop);
+            proposed += done.report.drafts.map_or(0, |drafts| drafts.proposed);
+        }
+    }
+    assert!(proposed > 30, "{proposed}");
 }

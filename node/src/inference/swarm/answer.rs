@@ -32,8 +32,8 @@ use super::{
 use crate::{
     control::Question,
     events::{
-        FinishReason, PlanReport, PromptEvent, PromptReport, Refusal, RefusalKind, RouteEvent, StageRange,
-        Token,
+        FinishReason, Logprobs, PlanReport, PromptEvent, PromptReport, PromptToken, Refusal, RefusalKind,
+        RouteEvent, StageRange, Token,
     },
     reports::View,
 };
@@ -92,6 +92,7 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
             standbys: standbys(&route, &stages),
             ..Pipeline::default()
         },
+        only_prompt: request.max_tokens == Some(0),
         _seat: seat,
     };
     if let Some(conductor) = route.conductor() {
@@ -163,6 +164,18 @@ fn stage(range: StageRange) -> Stage {
 /// A node's name in answers: 8 digits of it, or `me`.
 fn name(me: &str, node: &str) -> String {
     if node == me { "me".into() } else { node.get(..8).unwrap_or(node).to_owned() }
+}
+
+/// Log-probabilities at the place of token `id`.
+fn named(id: u32, known: Logprobs) -> TokenLogprobs {
+    TokenLogprobs {
+        chosen: TokenLogprob { id, bytes: known.bytes, logprob: known.logprob },
+        top: known
+            .top_logprobs
+            .into_iter()
+            .map(|(id, logprob, bytes)| TokenLogprob { id, bytes, logprob })
+            .collect(),
+    }
 }
 
 fn names(me: &str, nodes: &[String]) -> Vec<String> {
@@ -258,6 +271,8 @@ struct Story {
     /// Stages lost since the last token: who, and who took over.
     moves: Vec<Moved>,
     pipeline: Pipeline,
+    /// Nothing but the prompt is wanted.
+    only_prompt: bool,
     _seat: Seat,
 }
 
@@ -292,6 +307,9 @@ impl Story {
         match event {
             None => vec![Event::Failed(unavailable("the node stopped in the middle of the answer"))],
             Some(PromptEvent::Failed(refusal)) => vec![Event::Failed(failure(refusal))],
+            Some(PromptEvent::Prompt { tokens }) => self.prompt(tokens),
+            // A token is drawn at least; no one asked for this one.
+            Some(PromptEvent::Token(_)) if self.only_prompt => Vec::new(),
             Some(PromptEvent::Token(token)) => self.token(token),
             Some(PromptEvent::Done(report)) => self.done(&report),
             Some(other) => {
@@ -325,6 +343,19 @@ impl Story {
         self.tokens.saturating_sub(1) as f64 / first.elapsed().as_secs_f64().max(1e-3)
     }
 
+    /// The tokens of the prompt.
+    fn prompt(&mut self, tokens: Vec<PromptToken>) -> Vec<Event> {
+        let mut events = self.failovers();
+        self.heard = Instant::now();
+        let token = |PromptToken { id, bytes, logprobs }| api::inference::PromptToken {
+            id,
+            bytes,
+            logprobs: logprobs.map(|known| named(id, known)),
+        };
+        events.push(Event::Prompt(tokens.into_iter().map(token).collect()));
+        events
+    }
+
     fn token(&mut self, token: Token) -> Vec<Event> {
         let mut events = self.failovers();
         self.heard = Instant::now();
@@ -334,13 +365,7 @@ impl Story {
             self.progress(Vec::new());
         }
         let Token { id, text, logprobs } = token;
-        let logprobs = logprobs.map(|known| {
-            let top = known.top_logprobs.into_iter();
-            TokenLogprobs {
-                chosen: TokenLogprob { id, bytes: known.bytes, logprob: known.logprob },
-                top: top.map(|(id, logprob, bytes)| TokenLogprob { id, bytes, logprob }).collect(),
-            }
-        });
+        let logprobs = logprobs.map(|known| named(id, known));
         events.push(Event::Token { id, text, logprobs });
         events
     }
@@ -453,6 +478,7 @@ impl Story {
         let mut events = self.failovers();
         let conducted = said.conducted.as_deref();
         let finish = match said.finish_reason {
+            FinishReason::Stop if self.only_prompt => Finish::Length,
             FinishReason::Stop => Finish::Stop,
             FinishReason::Length => Finish::Length,
             other => {
@@ -465,7 +491,7 @@ impl Story {
                 return events;
             }
         };
-        if !said.rest.is_empty() {
+        if !said.rest.is_empty() && !self.only_prompt {
             events.push(Event::Text(said.rest.clone()));
         }
         self.shared.board.ended(&self.session, said.finish_reason.name());
@@ -500,7 +526,7 @@ impl Story {
         let usage = Usage {
             prompt_tokens: timing.map_or(0, |timing| timing.prompt_tokens as usize),
             cached_tokens: timing.map_or(0, |timing| timing.cached_tokens as usize),
-            completion_tokens: said.completion_tokens + ended_turn,
+            completion_tokens: if self.only_prompt { 0 } else { said.completion_tokens + ended_turn },
         };
         let stop = conducted.and_then(|own| own.stop.clone());
         events.push(Event::Done(Done { finish, stop, usage, report }));

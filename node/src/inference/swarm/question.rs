@@ -38,10 +38,6 @@ pub(super) fn question(
     view: &View,
     request: &GenerateRequest,
 ) -> Result<PromptRequest, Failure> {
-    if request.echo {
-        let why = "a swarm does not send back what it computes of a prompt; `shoal serve --via local` does on this machine alone";
-        return Err(Failure::invalid("echo", why));
-    }
     let sampling = local::sampling(request)?;
     let draft = request.sampling.draft.clone().unwrap_or_else(|| shared.draft.clone());
     let (prompt, tools, extra) = match &request.prompt {
@@ -74,7 +70,8 @@ pub(super) fn question(
             extra,
             show_special: request.show_special,
             over_http: true,
-            repeatable: request.seed.is_some() && !sampling.logprobs,
+            repeatable: request.seed.is_some() && !sampling.logprobs && !request.echo,
+            echo: request.echo,
         },
     })
 }

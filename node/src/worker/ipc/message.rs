@@ -254,6 +254,8 @@ pub struct Conduct {
     /// JSON of [`api::inference::Format`]; `None` for text of no form.
     pub format: Option<String>,
     pub show_special: bool,
+    /// Whether the tokens of the prompt are told, and then whether it came as text.
+    pub echo: Option<bool>,
 }
 
 /// [`SamplingParams`], field by field.
@@ -356,6 +358,21 @@ pub struct Sampled {
     pub top: Vec<Top>,
     /// Of the last one of a step: tokens that the form of the answer goes on with, as far as it leaves no choice.
     pub forced: DraftIds,
+    /// Of the first one of an answer that is to tell them: the tokens of the prompt. They travel as the payload.
+    pub prompt: Vec<PromptToken>,
+}
+
+/// A token of the prompt.
+#[derive(Clone, PartialEq, Encode, Decode)]
+pub struct PromptToken {
+    /// Its id.
+    pub id: u32,
+    /// Its bytes, not always whole characters.
+    pub bytes: Vec<u8>,
+    /// Its log-probability, when asked for; `None` where nothing is before it.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens here, best first, when asked for.
+    pub top: Vec<Top>,
 }
 
 /// One of the likeliest tokens.

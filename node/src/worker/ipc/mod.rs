@@ -87,6 +87,25 @@ pub fn ids_from_bytes(bytes: &[u8]) -> Option<Vec<u32>> {
     rest.is_empty().then(|| ids.iter().map(|id| u32::from_le_bytes(*id)).collect())
 }
 
+/// Tokens of a prompt as a payload.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] when they cannot be written.
+pub fn prompt_to_bytes(tokens: &[PromptToken]) -> io::Result<Vec<u8>> {
+    bincode::encode_to_vec(tokens, config::standard()).map_err(|error| malformed(&error.to_string()))
+}
+
+/// Tokens of a prompt out of a payload.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] when they are none.
+pub fn prompt_from_bytes(bytes: &[u8]) -> io::Result<Vec<PromptToken>> {
+    let config = config::standard().with_limit::<MAX_FRAME>();
+    let (tokens, read) =
+        bincode::decode_from_slice(bytes, config).map_err(|error| malformed(&error.to_string()))?;
+    if read == bytes.len() { Ok(tokens) } else { Err(malformed("bytes behind the tokens of a prompt")) }
+}
+
 /// A path in the system's own bytes.
 pub fn path(bytes: &[u8]) -> PathBuf {
     OsStr::from_bytes(bytes).into()
@@ -319,6 +338,7 @@ mod tests {
         let conduct = Conduct {
             format: None,
             show_special: false,
+            echo: None,
             sampling: (&SamplingParams::default()).into(),
             seed: 1,
             stop: vec!["END".into()],

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     kernels::{Activations, AttentionJob},
-    models::{Attention, FeedForward, Layer},
+    models::{Attention, FeedForward, Latent, Layer},
 };
 
 /// The buffers of forward passes of one shard; holds the results of the last pass.
@@ -41,9 +41,48 @@ pub(super) struct CpuBuffers {
     pub(super) spans: Vec<Span>,
 }
 
-/// The buffers of delta nets and of gated attention; empty in other models.
+/// The buffers of latent attention; empty in other models.
+#[derive(Default)]
+pub(super) struct Narrow {
+    /// What queries are made of, `[rows][query rank]`.
+    pub narrow: Vec<f32>,
+    /// Queries before they are absorbed, `[rows][heads * query]`.
+    pub queries: Vec<f32>,
+    /// The latent and the rotated key, as projected, `[rows][rank + rotated]`.
+    pub made: Vec<f32>,
+    /// Rows of one head, before its matrix and behind it, `[rows][its widths]`.
+    pub from: Vec<f32>,
+    pub to: Vec<f32>,
+    /// What the heads see, in latents, `[rows][heads * rank]`.
+    pub seen: Vec<f32>,
+}
+
+impl Narrow {
+    /// For passes of `rows` rows through layers that are `held`, with `heads` heads.
+    fn new(held: &[Layer], heads: usize, rows: usize) -> Self {
+        let latents = held.iter().filter_map(|layer| match layer.attention {
+            Attention::Latent(latent) => Some(latent),
+            _ => None,
+        });
+        let latents: Vec<Latent> = latents.collect();
+        let buffer = |width: &dyn Fn(&Latent) -> usize| {
+            vec![0.0f32; rows * latents.iter().map(width).max().unwrap_or_default()]
+        };
+        Self {
+            narrow: buffer(&|latent| latent.query_rank.unwrap_or_default()),
+            queries: buffer(&|latent| heads * latent.query()),
+            made: buffer(&|latent| latent.rank + latent.rotated),
+            from: buffer(&|latent| latent.plain.max(latent.rank)),
+            to: buffer(&|latent| latent.rank.max(latent.value)),
+            seen: buffer(&|latent| heads * latent.rank),
+        }
+    }
+}
+
+/// The buffers of delta nets, of gated attention and of latent attention; empty in other models.
 #[derive(Default)]
 pub(super) struct Hybrid {
+    pub latent: Narrow,
     /// q, k and v as projected, `[rows][channels]`.
     pub projected: Vec<f32>,
     /// And as the recurrence reads them.
@@ -58,7 +97,8 @@ pub(super) struct Hybrid {
 
 impl Hybrid {
     /// For passes of `rows` rows through layers that mix positions as `held` says.
-    fn new(held: &[Layer], q_width: usize, rows: usize) -> Self {
+    fn new(held: &[Layer], (heads, q_width): (usize, usize), rows: usize) -> Self {
+        let latent = Narrow::new(held, heads, rows);
         let (mut channels, mut gate, mut heads) = (0, 0, 0);
         for layer in held {
             match layer.attention {
@@ -68,11 +108,12 @@ impl Hybrid {
                     heads = heads.max(delta.value_heads);
                 }
                 Attention::Softmax(softmax) if softmax.gated => gate = gate.max(q_width),
-                Attention::Softmax(_) | Attention::Recurrence(_) => {}
+                Attention::Softmax(_) | Attention::Recurrence(_) | Attention::Latent(_) => {}
             }
         }
         let buffer = |width: usize| vec![0.0f32; rows * width];
         Self {
+            latent,
             projected: buffer(channels),
             inputs: buffer(channels),
             gate: buffer(gate),
@@ -155,7 +196,7 @@ impl CpuBuffers {
             logits: vec![0.0; logit_rows * blueprint.vocab],
             scratch: Activations::new(),
             routing,
-            hybrid: Hybrid::new(held, blueprint.q_width(), rows),
+            hybrid: Hybrid::new(held, (blueprint.heads, blueprint.q_width()), rows),
             jobs: Vec::with_capacity(items),
             spans: Vec::with_capacity(items),
         }

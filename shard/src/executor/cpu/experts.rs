@@ -104,7 +104,7 @@ fn choose(cpu: &Cpu, spec: &Experts, selection: Option<&[f32]>, routing: &mut Ro
     }
 }
 
-/// Puts the experts of all groups but the best out of reach; a group counts as much as its two best experts.
+/// Puts the experts of all groups but the best out of reach; a group counts as much as its best expert or its two best.
 fn close_groups(groups: Groups, keys: &mut [f32]) {
     let size = keys.len() / groups.count;
     let worth = |keys: &[f32]| {
@@ -116,7 +116,7 @@ fn close_groups(groups: Groups, keys: &mut [f32]) {
                 second = key;
             }
         }
-        if size > 1 { first + second } else { first }
+        if size > 1 && groups.best > 1 { first + second } else { first }
     };
     // The worst open group closes until as many are left as may be used; of equals the later one.
     for _ in groups.used..groups.count {
@@ -151,12 +151,16 @@ mod tests {
 
     #[test]
     fn the_best_groups_stay_open() {
-        let groups = Groups { count: 3, used: 1 };
+        let groups = Groups { count: 3, used: 1, best: 2 };
         // Sums of the two best: 1.0, 1.1, 0.9.
         let mut keys = [0.9, 0.1, 0.0, 0.5, 0.6, 0.4, 0.8, 0.1, 0.1];
         close_groups(groups, &mut keys);
         let open: Vec<usize> = (0..9).filter(|&i| keys[i] > f32::NEG_INFINITY).collect();
         assert_eq!(open, [3, 4, 5]);
+        let mut keys = [0.9, 0.1, 0.0, 0.5, 0.6, 0.4, 0.8, 0.1, 0.1];
+        close_groups(Groups { best: 1, ..groups }, &mut keys);
+        let open: Vec<usize> = (0..9).filter(|&i| keys[i] > f32::NEG_INFINITY).collect();
+        assert_eq!(open, [0, 1, 2], "by the best alone");
     }
 
     #[test]

@@ -29,9 +29,18 @@ pub(super) const OWN: &str = "the state was made by this executor";
 
 /// Where a layer is: in the model, and in the caches of a pass.
 #[derive(Clone, Copy)]
-struct Place {
-    layer: usize,
-    cached: usize,
+pub(super) struct Place {
+    pub layer: usize,
+    pub cached: usize,
+}
+
+/// How attention looks back into a cache.
+pub(super) struct Look<'a> {
+    pub place: Place,
+    pub shape: KvShape,
+    pub scale: f32,
+    pub softcap: Option<f32>,
+    pub sinks: Option<&'a [f32]>,
 }
 
 impl Shard {
@@ -149,6 +158,9 @@ impl Shard {
             (Mixer::DeltaNet(weights), Attention::DeltaNet(shape)) => {
                 self.delta_net(ws, items, (weights, shape, place.cached), rows, last)
             }
+            (Mixer::Latent(weights), Attention::Latent(spec)) => {
+                self.latent(ws, items, (weights, spec, place), rows, last)
+            }
             _ => unreachable!("weights are loaded as the blueprint says"),
         };
         if rows == 0 {
@@ -213,7 +225,12 @@ impl Shard {
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
-            self.attend(ws, items, (weights, spec, place), last);
+            let sinks = weights.sinks.as_deref();
+            let Softmax { scale, softcap, .. } = spec;
+            let look = Look { place, shape: self.kv_shape(), scale, softcap, sinks };
+            let mut out = mem::take(&mut ws.attended);
+            self.attend(ws, items, look, &mut out, last);
+            ws.attended = out;
         }
         if spec.gated {
             if last {
@@ -260,7 +277,7 @@ impl Shard {
     }
 
     fn kv_shape(&self) -> KvShape {
-        KvShape { kv_heads: self.blueprint.kv_heads, head_dim: self.blueprint.head_dim }
+        KvShape::new(self.blueprint.kv_heads, self.blueprint.head_dim)
     }
 
     /// Norms over heads and rotation of queries and keys.
@@ -284,18 +301,19 @@ impl Shard {
         }
     }
 
-    /// Softmax attention of every item over its own cache, into `ws.attended`.
-    fn attend(
+    /// Softmax attention of every item over its own cache, into `out`.
+    pub(super) fn attend(
         &self,
         ws: &mut CpuBuffers,
         items: &[Item<'_>],
-        (weights, spec, place): (&SoftmaxWeights, Softmax, Place),
+        look: Look<'_>,
+        mut out: &mut [f32],
         last: bool,
     ) {
-        let width = self.blueprint.q_width();
-        let shape = self.kv_shape();
+        let Look { place, shape, scale, softcap, sinks } = look;
+        let heads = self.blueprint.heads;
+        let width = heads * shape.head_dim;
         let mut jobs = recycle(mem::take(&mut ws.jobs));
-        let mut out = &mut ws.attended[..];
         for (item, span) in items.iter().zip(&ws.spans) {
             let n = if last { span.wanted } else { span.rows };
             if n == 0 {
@@ -304,7 +322,7 @@ impl Shard {
             let (window, _) = self.blueprint.sight(place.layer, item.state.attention());
             let Some(paged) = item.state.layer::<Paged>(place.cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
-            let (here, rest) = mem::take(&mut out).split_at_mut(n * width);
+            let (here, rest) = mem::take(&mut out).split_at_mut(n * heads * shape.value_dim());
             out = rest;
             jobs.push(AttentionJob {
                 q: &ws.q[(span.first + skipped) * width..][..n * width],
@@ -312,12 +330,12 @@ impl Shard {
                 shape,
                 start: span.start + skipped,
                 n,
-                heads: self.blueprint.heads,
-                scale: spec.scale,
-                softcap: spec.softcap,
+                heads,
+                scale,
+                softcap,
                 window,
                 far: paged.far(),
-                sinks: weights.sinks.as_deref(),
+                sinks,
                 out: here,
             });
         }

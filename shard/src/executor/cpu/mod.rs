@@ -11,9 +11,9 @@
 //! Limits: whole model families only as [`crate::models`] describes them.
 
 mod buffers;
-mod delta;
 mod experts;
 mod forward;
+mod mixers;
 mod network;
 mod weights;
 
@@ -29,7 +29,7 @@ use crate::{
     Error, Result,
     gguf::{Gguf, Tensor},
     kernels::{Cpu, Matrix},
-    models::{Blueprint, FeedForward, Frequencies, Layer},
+    models::{Attention, Blueprint, FeedForward, Frequencies, Layer},
     state::{Kind, LayerState, Paged},
 };
 use buffers::CpuBuffers;
@@ -142,7 +142,7 @@ impl Executor for Shard {
     }
 
     fn class(&self) -> Class {
-        Class::D1(self.cpu.isa())
+        Class::D1
     }
 
     fn device(&self) -> String {
@@ -169,7 +169,13 @@ impl Executor for Shard {
         if layers == self.range { self.tag } else { self.tags.of(self.range, layers) }
     }
 
-    fn attends(&self, _attention: AttentionKind) -> Result<()> {
+    fn attends(&self, attention: AttentionKind) -> Result<()> {
+        let latent = |layer: &Layer| matches!(layer.attention, Attention::Latent(_));
+        if matches!(attention, AttentionKind::Sparse(_)) && self.blueprint.layers.iter().any(latent) {
+            let why =
+                format!("attention {attention} of a model with latent attention: choose dense or window:N");
+            return Err(Error::unsupported(why));
+        }
         Ok(())
     }
 

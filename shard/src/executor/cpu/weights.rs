@@ -6,7 +6,9 @@ use crate::{
     Error, Result,
     gguf::Gguf,
     kernels::{Cpu, DeltaShape, Matrix},
-    models::{ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, Softmax, layer_name},
+    models::{
+        ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, Latent, Softmax, layer_name,
+    },
 };
 
 /// A matrix and what is added to its products.
@@ -72,8 +74,23 @@ pub(super) struct DeltaWeights {
     pub norm: Vec<f32>,
 }
 
+/// The projections of latent attention.
+pub(super) struct LatentWeights {
+    /// The narrow row that queries are made of, and its norm.
+    pub narrow: Option<(Linear, Vec<f32>)>,
+    pub q: Linear,
+    /// The latent and the rotated key.
+    pub row: Linear,
+    pub row_norm: Vec<f32>,
+    /// For each head what its query is multiplied by.
+    pub keys: Vec<Linear>,
+    /// For each head what its result is multiplied by.
+    pub values: Vec<Linear>,
+}
+
 /// What mixes positions.
 pub(super) enum Mixer {
+    Latent(LatentWeights),
     Softmax(SoftmaxWeights),
     Recurrence { gate: Linear, input: Linear },
     DeltaNet(DeltaWeights),
@@ -116,6 +133,11 @@ impl LayerWeights {
                 [&w.qkv, &w.z, &w.beta, &w.alpha].into_iter().map(Linear::resident_bytes).sum()
             }
             Mixer::Recurrence { gate, input } => gate.resident_bytes() + input.resident_bytes(),
+            Mixer::Latent(w) => {
+                let narrow = w.narrow.as_ref().map(|(narrow, _)| narrow);
+                let heads = w.keys.iter().chain(&w.values);
+                [&w.q, &w.row].into_iter().chain(narrow).chain(heads).map(Linear::resident_bytes).sum()
+            }
         };
         let attention = mixer + self.out.resident_bytes();
         let feed_forward = match &self.feed_forward {
@@ -172,6 +194,7 @@ impl Loader<'_> {
         let mixer = match self.blueprint.layers[index].attention {
             Attention::Softmax(softmax) => Mixer::Softmax(self.softmax(index, softmax)?),
             Attention::DeltaNet(delta) => Mixer::DeltaNet(self.delta_net(index, &delta)?),
+            Attention::Latent(latent) => Mixer::Latent(self.latent(index, &latent)?),
             Attention::Recurrence(_) => Mixer::Recurrence {
                 gate: self.linear(&name("recurrence_gate"))?,
                 input: self.linear(&name("recurrence_input"))?,
@@ -232,6 +255,33 @@ impl Loader<'_> {
         };
         let sinks = self.vector(&name("attn_sinks.weight"));
         Ok(SoftmaxWeights { q, gate, k, v, q_norm, k_norm, sinks })
+    }
+
+    fn latent(&self, index: usize, latent: &Latent) -> Result<LatentWeights> {
+        let name = |suffix: &str| layer_name(index, suffix);
+        let vector = |suffix: &str| Ok::<_, Error>(self.gguf.require(&name(suffix))?.to_f32());
+        let (narrow, q) = match latent.query_rank {
+            None => (None, self.linear(&name("attn_q"))?),
+            Some(_) => {
+                let narrow = (self.linear(&name("attn_q_a"))?, vector("attn_q_a_norm.weight")?);
+                (Some(narrow), self.linear(&name("attn_q_b"))?)
+            }
+        };
+        let heads = |suffix: &str, rows: usize| {
+            let all = (0..self.blueprint.heads)
+                .map(|head| self.linear_rows(&name(suffix), head * rows..(head + 1) * rows))
+                .collect::<Result<Vec<_>>>();
+            self.gguf.forget(&name(&format!("{suffix}.weight")));
+            all
+        };
+        Ok(LatentWeights {
+            narrow,
+            q,
+            row: self.linear(&name("attn_kv_a_mqa"))?,
+            row_norm: vector("attn_kv_a_norm.weight")?,
+            keys: heads("attn_k_b", latent.rank)?,
+            values: heads("attn_v_b", latent.value)?,
+        })
     }
 
     fn delta_net(&self, index: usize, delta: &DeltaShape) -> Result<DeltaWeights> {

@@ -16,6 +16,7 @@
 
 mod delta;
 mod executor;
+mod latent;
 mod state;
 
 use std::collections::HashMap;
@@ -142,6 +143,7 @@ impl Model {
             Attention::Softmax(spec) => self.attention(rows, index, spec, &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
             Attention::DeltaNet(shape) => self.delta_net(rows, index, shape, &h),
+            Attention::Latent(latent) => self.latent(rows, index, latent, &h),
         };
         if let Some(after) = layer.norm_after_attention() {
             self.norm_after(&layer_name(index, &format!("{after}.weight")), &mut y);
@@ -303,7 +305,7 @@ impl Model {
             let worth = |group: &usize| {
                 let mut own = keys[group * size..][..size].to_vec();
                 own.sort_by(|a, b| b.total_cmp(a));
-                own.iter().take(2).sum::<f32>()
+                own.iter().take(groups.best).sum::<f32>()
             };
             let mut best: Vec<usize> = (0..groups.count).collect();
             best.sort_by(|a, b| worth(b).total_cmp(&worth(a)));

@@ -22,6 +22,7 @@ impl Rows {
             Attention::Softmax(_) => [blueprint.kv_width(); 2],
             Attention::Recurrence(recurrence) => [0, recurrence.width],
             Attention::DeltaNet(delta) => [0, delta.state_len()],
+            Attention::Latent(latent) => [latent.rotated + latent.rank, 0],
         };
         Self { widths, keys: Vec::new(), values: Vec::new() }
     }

@@ -120,9 +120,7 @@ impl Work<'_> {
                     (landmarks..end, own.landmarks),
                 ];
                 self.weigh_far::<S>(row, kinds, end);
-                for d in (0..self.padded).step_by(LANES) {
-                    S::store(self.page_out.add(row * self.padded + d), S::splat(0.0));
-                }
+                self.clear::<S>(row);
             }
             for at in (0..most.sinks).step_by(LANES) {
                 let places = at..most.sinks.min(at + LANES);
@@ -142,7 +140,7 @@ impl Work<'_> {
                 for at in (0..own).step_by(LANES) {
                     let places = at..own.min(at + LANES);
                     for place in places.clone() {
-                        let value = self.landmark(far, block_of(p, place)).add(self.task.dim);
+                        let value = self.landmark(far, block_of(p, place)).add(self.task.shape.head_dim);
                         self.widen_value::<S>(value, place - at);
                     }
                     self.mix_shared::<S>(landmarks + places.start..landmarks + places.end, rows.clone());
@@ -179,8 +177,9 @@ impl Work<'_> {
     #[inline(always)]
     unsafe fn in_page(&self, position: usize) -> (*const u16, usize) {
         // SAFETY: the page was checked to hold the head.
-        let head =
-            unsafe { self.task.pages[position / PAGE].as_ptr().add(self.kv_head * 2 * PAGE * self.task.dim) };
+        let head = unsafe {
+            self.task.pages[position / PAGE].as_ptr().add(self.kv_head * PAGE * self.task.shape.head_len())
+        };
         (head, position % PAGE)
     }
 
@@ -190,7 +189,7 @@ impl Work<'_> {
         // SAFETY: as in `far`.
         unsafe {
             let (head, at) = self.in_page(position);
-            head.add(at / LANES * LANES * self.task.dim + at % LANES)
+            head.add(at / LANES * LANES * self.task.shape.head_dim + at % LANES)
         }
     }
 
@@ -200,15 +199,14 @@ impl Work<'_> {
         // SAFETY: as in `far`.
         unsafe {
             let (head, at) = self.in_page(position);
-            head.add((PAGE + at) * self.task.dim)
+            head.add((PAGE + at) * self.task.shape.head_dim)
         }
     }
 
     /// The key and then the value of a landmark.
     #[inline(always)]
     unsafe fn landmark(&self, far: Far<'_>, block: usize) -> *const u16 {
-        let shape = super::KvShape { kv_heads: self.task.kv_heads, head_dim: self.task.dim };
-        let at = block * landmark_len(shape) + self.kv_head * 2 * self.task.dim;
+        let at = block * landmark_len(self.task.shape) + self.kv_head * 2 * self.task.shape.head_dim;
         // SAFETY: there are landmarks of all whole blocks (checked).
         unsafe { far.landmarks.as_ptr().add(at) }
     }
@@ -219,11 +217,11 @@ impl Work<'_> {
         // SAFETY: as in `far`.
         unsafe {
             for (lane, key) in keys.enumerate() {
-                for d in 0..self.task.dim {
+                for d in 0..self.task.shape.head_dim {
                     *self.beyond.gathered.add(d * LANES + lane) = *key.add(d * apart);
                 }
             }
-            for d in 0..self.task.dim {
+            for d in 0..self.task.shape.head_dim {
                 S::store(self.keys.add(d * LANES), S::load_f16(self.beyond.gathered.add(d * LANES)));
             }
         }
@@ -274,7 +272,7 @@ impl Work<'_> {
                 // the group exists, since a stride that some row sees is at most its position.
                 unsafe {
                     for (lane, row) in rows.iter().enumerate() {
-                        for d in 0..task.dim {
+                        for d in 0..task.shape.head_dim {
                             let q = row.map_or(0.0, |row| *self.queries.add(row * self.padded + d));
                             *self.beyond.turned.add(d * LANES + lane) = q;
                         }
@@ -282,7 +280,10 @@ impl Work<'_> {
                     for k in 0..count {
                         let keys = self.key(base - (1 << (first_stride(rule) as usize + k)));
                         let mut scores = [0.0; LANES];
-                        S::store(scores.as_mut_ptr(), diagonal::<S>(keys, self.beyond.turned, task.dim));
+                        S::store(
+                            scores.as_mut_ptr(),
+                            diagonal::<S>(keys, self.beyond.turned, task.shape.head_dim),
+                        );
                         for (row, score) in rows.iter().zip(scores) {
                             if let Some(row) = row {
                                 *self.weights.add(row * WEIGHTS + at + k) = score;
@@ -324,7 +325,7 @@ impl Work<'_> {
     /// Adds the widened values with the weights at `places` to the results of the pairs `rows`.
     #[inline(always)]
     unsafe fn mix_shared<S: Simd>(&self, places: Range<usize>, rows: Range<usize>) {
-        let (values, mut row) = ((self.values.cast_const(), self.padded), rows.start);
+        let (values, mut row) = ((self.values.cast_const(), self.padded_value()), rows.start);
         // SAFETY: as in `far`.
         unsafe {
             if S::TILE >= 8 {
@@ -350,10 +351,10 @@ impl Work<'_> {
         let far = |k: usize| position - (1 << (first_stride(rule) as usize + k));
         // SAFETY: as in `far`; whole vectors are read where the row has them.
         unsafe {
-            if !self.task.dim.is_multiple_of(LANES) {
+            if !self.task.shape.head_dim.is_multiple_of(LANES) {
                 for k in 0..count {
                     self.widen_value::<S>(self.value(far(k)), 0);
-                    let values = (self.values.cast_const(), self.padded);
+                    let values = (self.values.cast_const(), self.padded_value());
                     self.mix_rows::<S, Widened, 1>(values, at + k..at + k + 1, row);
                 }
                 return;
@@ -361,8 +362,8 @@ impl Work<'_> {
             let mut values = [std::ptr::null(); STRIDES];
             values.iter_mut().take(count).enumerate().for_each(|(k, value)| *value = self.value(far(k)));
             let weights = self.weights.add(row * WEIGHTS + at);
-            for d in (0..self.task.dim).step_by(LANES) {
-                let out = self.page_out.add(row * self.padded + d);
+            for d in (0..self.task.shape.head_dim).step_by(LANES) {
+                let out = self.page_out.add(row * self.padded_value() + d);
                 let mut o = S::load(out);
                 for (k, value) in values[..count].iter().enumerate() {
                     o = S::fma(S::splat(*weights.add(k)), S::load_f16(value.add(d)), o);

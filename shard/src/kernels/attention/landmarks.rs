@@ -31,6 +31,7 @@ impl Cpu {
         stored: Range<usize>,
         landmarks: &mut [u16],
     ) {
+        assert!(shape.latent.is_none(), "landmarks of values that are a part of keys");
         assert!(block.is_multiple_of(LANES) && PAGE.is_multiple_of(block), "blocks of {block}");
         let len = landmark_len(shape);
         for number in stored.start / block..stored.end / block {

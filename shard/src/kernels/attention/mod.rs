@@ -4,7 +4,8 @@
 //! A [`KvPage`] holds 256 absolute positions ([`PAGE`]) of one layer. For each key/value head it has the keys as
 //! `[256 / 16][head_dim][16]` (sixteen positions side by side: they are the lanes of q.k) and then the values as
 //! `[256][head_dim]` (dimensions side by side: they are the lanes of p.v), all f16. Position `t` is number `t % 256` of page
-//! `t / 256`, so appending, truncating and chunking never move anything.
+//! `t / 256`, so appending, truncating and chunking never move anything. Where values are a part of the keys ([`KvShape::latent`]) only
+//! the keys are stored, in the same way.
 //!
 //! # What is computed, in this order (profile d1)
 //! Query row `i` has position `t = start + i` and sees positions `max(0, t + 1 - window) ..= t`. For each page with a visible
@@ -38,13 +39,15 @@
 //! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
 //! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
 //!
-//! Limits: keys and values have the same head_dim; one unit is one thread's, so decoding one short prompt cannot use more threads than
+//! Limits: keys and values have the same head_dim, unless values are a part of the keys, which then have no landmarks; these are widened for every unit, which many
+//! query heads share; one unit is one thread's, so decoding one short prompt cannot use more threads than
 //! query heads.
 
 mod far;
 pub mod landmarks;
 mod registers;
 mod tile;
+mod values;
 
 #[cfg(test)]
 mod tests;
@@ -82,8 +85,32 @@ const PARALLEL: usize = 200_000;
 pub struct KvShape {
     /// Key/value heads of the layer.
     pub kv_heads: usize,
-    /// Values per head.
+    /// Width of one key; of one value too, unless it is a part of the key.
     pub head_dim: usize,
+    /// The value of a position is this many last elements of its key, and is not stored beside it.
+    pub latent: Option<usize>,
+}
+
+impl KvShape {
+    /// Keys and values of `head_dim` elements.
+    pub const fn new(kv_heads: usize, head_dim: usize) -> Self {
+        Self { kv_heads, head_dim, latent: None }
+    }
+
+    /// Width of one value.
+    pub fn value_dim(self) -> usize {
+        self.latent.unwrap_or(self.head_dim)
+    }
+
+    /// What one position stores for one head, in f16 values.
+    pub fn head_len(self) -> usize {
+        self.head_dim * if self.latent.is_some() { 1 } else { 2 }
+    }
+
+    /// What one position stores, in f16 values.
+    pub fn position_len(self) -> usize {
+        self.kv_heads * self.head_len()
+    }
 }
 
 /// [`PAGE`] positions of one layer, [`page_len`] f16 bit patterns, laid out as the module says. New pages are zeros. Sessions that
@@ -97,7 +124,7 @@ pub fn new_page(shape: KvShape, bits: u16) -> KvPage {
 
 /// f16 values in one page of `shape`.
 pub fn page_len(shape: KvShape) -> usize {
-    2 * PAGE * shape.kv_heads * shape.head_dim
+    PAGE * shape.position_len()
 }
 
 /// The attention of some consecutive query rows of one session and layer.
@@ -124,7 +151,7 @@ pub struct AttentionJob<'a> {
     pub far: Option<Far<'a>>,
     /// For each query head a logit that takes part in the softmax and has no value.
     pub sinks: Option<&'a [f32]>,
-    /// Result, `[n][heads * head_dim]`.
+    /// Result, `[n][heads * value_dim]`.
     pub out: &'a mut [f32],
 }
 
@@ -157,13 +184,14 @@ impl Cpu {
         self.pool().run(&|_, _| SCRATCH.with_borrow_mut(|scratch| grow(scratch, head_dim)));
     }
 
-    /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`. f32 is rounded to the
-    /// nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
+    /// Writes keys and values, `[n][kv_heads * head_dim]` each, to positions `start..start + n`; no values where they are a part
+    /// of the keys. f32 is rounded to the nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
     ///
     /// Panics when the pages do not reach that far.
     pub fn store_kv(&self, pages: &mut [KvPage], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
         let width = shape.kv_heads * shape.head_dim;
-        assert_eq!(k.len(), v.len(), "as many keys as values");
+        let latent = shape.latent.is_some();
+        assert_eq!(if latent { 0 } else { k.len() }, v.len(), "as many keys as values");
         assert!(width > 0 && k.len().is_multiple_of(width), "{} keys are not rows of {width}", k.len());
         let end = start + k.len() / width;
         assert!(end <= pages.len() * PAGE, "{} pages do not hold {end} positions", pages.len());
@@ -181,7 +209,8 @@ impl Cpu {
             let rows = (from - start) * width..(to - start) * width;
             // SAFETY: each index is taken by one thread, and the pages outlive the run.
             let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
-            self.run(Store { page, shape, k: &k[rows.clone()], v: &v[rows], at: from - base });
+            let v = if latent { v } else { &v[rows.clone()] };
+            self.run(Store { page, shape, k: &k[rows], v, at: from - base });
         };
         if count == 1 {
             return store(0);
@@ -258,18 +287,21 @@ impl AttentionJob<'_> {
     }
 
     fn check(&self) {
-        let Self { shape: KvShape { kv_heads, head_dim }, heads, n, .. } = *self;
+        let Self { shape: KvShape { kv_heads, head_dim, .. }, heads, n, .. } = *self;
         assert!(kv_heads > 0 && head_dim > 0 && heads > 0, "attention without heads");
         assert!(
             heads.is_multiple_of(kv_heads),
             "{heads} query heads do not share {kv_heads} key/value heads"
         );
         assert_eq!(self.q.len(), n * heads * head_dim, "queries have another shape");
-        assert_eq!(self.out.len(), self.q.len(), "the result has another shape");
+        let value_dim = self.shape.value_dim();
+        assert!((1..=head_dim).contains(&value_dim), "values of {value_dim} in keys of {head_dim}");
+        assert_eq!(self.out.len(), n * heads * value_dim, "the result has another shape");
         assert!(self.sinks.is_none_or(|sinks| sinks.len() == heads), "{heads} heads have other sinks");
         assert!(self.window != Some(0), "a window of 0 positions sees nothing");
         if let Some(Far { rule, landmarks }) = self.far {
             assert!(self.window.is_none(), "sparse attention brings its own window");
+            assert!(self.shape.latent.is_none(), "sparse attention of values that are a part of keys");
             let blocks = (self.start + n).checked_div(rule.block as usize).unwrap_or(0);
             assert!(
                 landmarks.len() >= blocks * landmarks::landmark_len(self.shape),
@@ -310,10 +342,10 @@ impl Kernel for Store<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let KvShape { kv_heads, head_dim } = self.shape;
+        let KvShape { kv_heads, head_dim, latent } = self.shape;
         let width = kv_heads * head_dim;
         let n = self.k.len() / width;
-        for (head, page) in self.page.chunks_exact_mut(2 * PAGE * head_dim).enumerate() {
+        for (head, page) in self.page.chunks_exact_mut(PAGE * self.shape.head_len()).enumerate() {
             let (keys, values) = page.split_at_mut(PAGE * head_dim);
             let mut i = 0;
             while i < n {
@@ -340,6 +372,9 @@ impl Kernel for Store<'_> {
                     }
                     i += 1;
                 }
+            }
+            if latent.is_some() {
+                continue;
             }
             for i in 0..n {
                 let row = &self.v[i * width + head * head_dim..][..head_dim];

@@ -25,15 +25,17 @@ struct Case {
     window: Option<usize>,
     sinks: bool,
     far: Option<Sparse>,
+    latent: Option<usize>,
 }
 
 impl Case {
     const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
-        Self { kv_heads, group, dim, start, n, softcap: None, window: None, sinks: false, far: None }
+        let (softcap, window, sinks, far, latent) = (None, None, false, None, None);
+        Self { kv_heads, group, dim, start, n, softcap, window, sinks, far, latent }
     }
 
     fn shape(&self) -> KvShape {
-        KvShape { kv_heads: self.kv_heads, head_dim: self.dim }
+        KvShape { kv_heads: self.kv_heads, head_dim: self.dim, latent: self.latent }
     }
 
     fn width(&self) -> usize {
@@ -55,9 +57,9 @@ impl Case {
         window.map_or(0, |w| (t + 1).saturating_sub(w))
     }
 
-    /// Stored keys or values of all positions.
-    fn stored(&self, x: &[f32], head: usize, j: usize, d: usize) -> f32 {
-        rounded(x[(j * self.kv_heads + head / self.group) * self.dim + d])
+    /// One number of what is stored of `x`, whose rows of a head have `dim`, for position `j`.
+    fn at(&self, x: &[f32], dim: usize, head: usize, j: usize, d: usize) -> f32 {
+        rounded(x[(j * self.kv_heads + head / self.group) * dim + d])
     }
 
     /// One value of a landmark.
@@ -65,7 +67,7 @@ impl Case {
         let len = self.far.map_or(1, |rule| rule.block as usize);
         let mut lanes = [0.0; LANES];
         for j in block * len..(block + 1) * len {
-            lanes[j % LANES] += self.stored(x, head, j, d);
+            lanes[j % LANES] += self.at(x, self.dim, head, j, d);
         }
         rounded(tree(lanes) * (1.0 / len as f32))
     }
@@ -102,12 +104,25 @@ impl Case {
     /// Queries of the n rows, keys and values of all positions.
     fn data(&self) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
         let all = (self.start + self.n) * self.kv_heads * self.dim;
-        (noise(11, self.n * self.width(), 4.0), noise(12, all, 2.0), noise(13, all, 1.0))
+        let (q, k) = (noise(11, self.n * self.width(), 4.0), noise(12, all, 2.0));
+        match self.latent {
+            None => (q, k, noise(13, all, 1.0)),
+            Some(values) => {
+                let v = k.chunks_exact(self.dim).flat_map(|key| key[self.dim - values..].to_vec()).collect();
+                (q, k, v)
+            }
+        }
+    }
+
+    /// What is stored of `v` for a range of positions.
+    fn stored<'v>(&self, v: &'v [f32], positions: std::ops::Range<usize>) -> &'v [f32] {
+        let width = self.kv_heads * self.shape().value_dim();
+        if self.latent.is_some() { &[] } else { &v[positions.start * width..positions.end * width] }
     }
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 24] = [
+const CASES: [Case; 28] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -144,6 +159,10 @@ const CASES: [Case; 24] = [
         far: Some(Sparse { window: 300, sinks: 128, stride: false, block: 0 }),
         ..Case::new(1, 2, 16, 290, 150)
     },
+    Case { latent: Some(40), ..Case::new(1, 4, 48, 0, 37) },
+    Case { latent: Some(64), ..Case::new(1, 5, 80, 509, 1) },
+    Case { latent: Some(21), window: Some(33), ..Case::new(1, 3, 26, 240, 40) },
+    Case { latent: Some(8), ..Case::new(2, 2, 12, 300, 7) },
 ];
 
 fn pages(shape: KvShape, positions: usize) -> Vec<KvPage> {
@@ -157,8 +176,9 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
     let (kv_width, width) = (case.kv_heads * case.dim, case.width());
     let mut pages = pages(case.shape(), case.start + case.n);
     let before = case.start * kv_width;
-    cpu.store_kv(&mut pages, case.shape(), &k[..before], &v[..before], 0);
-    let mut out = vec![f32::NAN; q.len()];
+    cpu.store_kv(&mut pages, case.shape(), &k[..before], case.stored(&v, 0..case.start), 0);
+    let out_width = case.kv_heads * case.group * case.shape().value_dim();
+    let mut out = vec![f32::NAN; case.n * out_width];
     let sinks = case.sinks();
     let mut landmarks = vec![0x7e00; case.landmarks() * landmark_len(case.shape())];
     if let Some(block @ 1..) = case.far.map(|rule| rule.block as usize) {
@@ -169,8 +189,8 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
         let n = chunk.min(case.n - done);
         let rows = done * width..(done + n) * width;
         let start = case.start + done;
-        let stored = start * kv_width..(start + n) * kv_width;
-        cpu.store_kv(&mut pages, case.shape(), &k[stored.clone()], &v[stored], start);
+        let keys = &k[start * kv_width..(start + n) * kv_width];
+        cpu.store_kv(&mut pages, case.shape(), keys, case.stored(&v, start..start + n), start);
         let block = case.far.map_or(0, |rule| rule.block as usize);
         if block > 0 {
             cpu.store_landmarks(&pages, case.shape(), block, start..start + n, &mut landmarks);
@@ -187,7 +207,7 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
             window: case.window,
             far: case.far.map(|rule| Far { rule, landmarks: &landmarks }),
             sinks: sinks.as_deref(),
-            out: &mut out[rows],
+            out: &mut out[done * out_width..(done + n) * out_width],
         }]);
         done += n;
     }
@@ -214,8 +234,9 @@ fn twin(case: &Case) -> Vec<f32> {
         let first = case.first(t);
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
-            let row = |x: &[f32], seen: Seen, d: usize| match seen {
-                Seen::Position(j) => case.stored(x, head, j, d),
+            let values = case.shape().value_dim();
+            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match seen {
+                Seen::Position(j) => case.at(x, dim, head, j, d),
                 Seen::Landmark(block) => case.landmark(x, head, block, d),
             };
             let mut state: Option<(f32, f32, Vec<f32>)> = None;
@@ -228,7 +249,7 @@ fn twin(case: &Case) -> Vec<f32> {
                 let s = part.iter().map(|&(_, seen)| {
                     let mut lanes = [0.0_f32; LANES];
                     for d in 0..case.dim {
-                        lanes[d % LANES] = q[d].mul_add(row(&k, seen, d), lanes[d % LANES]);
+                        lanes[d % LANES] = q[d].mul_add(row(&k, case.dim, seen, d), lanes[d % LANES]);
                     }
                     let s = tree(lanes) * case.scale();
                     case.softcap.map_or(s, |cap| math::tanh_f32(s / cap) * cap)
@@ -236,12 +257,12 @@ fn twin(case: &Case) -> Vec<f32> {
                 let s = s.collect::<Vec<_>>();
                 let m = s.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let mut lanes = [0.0; LANES];
-                let mut o = vec![0.0_f32; case.dim];
+                let mut o = vec![0.0_f32; values];
                 for ((place, seen), s) in part.into_iter().zip(s) {
                     let p = math::exp_f32(s - m);
                     lanes[place % LANES] += p;
                     for (d, o) in o.iter_mut().enumerate() {
-                        *o = p.mul_add(row(&v, seen, d), *o);
+                        *o = p.mul_add(row(&v, values, seen, d), *o);
                     }
                 }
                 let l = tree(lanes);
@@ -281,20 +302,21 @@ fn textbook(case: &Case) -> Vec<f64> {
         seen.extend((case.first(t)..=t).map(|j| (j, Seen::Position(j))));
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
-            let row = |x: &[f32], seen: Seen, d: usize| match seen {
-                Seen::Position(j) => f64::from(case.stored(x, head, j, d)),
+            let values = case.shape().value_dim();
+            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match seen {
+                Seen::Position(j) => f64::from(case.at(x, dim, head, j, d)),
                 Seen::Landmark(block) => f64::from(case.landmark(x, head, block, d)),
             };
             let scores = seen.iter().map(|&(_, j)| {
-                let s = (0..case.dim).map(|d| f64::from(q[d]) * row(&k, j, d)).sum::<f64>()
+                let s = (0..case.dim).map(|d| f64::from(q[d]) * row(&k, case.dim, j, d)).sum::<f64>()
                     * f64::from(case.scale());
                 case.softcap.map_or(s, |cap| (s / f64::from(cap)).tanh() * f64::from(cap)).exp()
             });
             let scores = scores.collect::<Vec<_>>();
             let sink = case.sinks().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
             let total = scores.iter().sum::<f64>() + sink;
-            for d in 0..case.dim {
-                let sum = seen.iter().zip(&scores).map(|(&(_, j), p)| p * row(&v, j, d)).sum::<f64>();
+            for d in 0..values {
+                let sum = seen.iter().zip(&scores).map(|(&(_, j), p)| p * row(&v, values, j, d)).sum::<f64>();
                 out.push(sum / total);
             }
         }
@@ -367,7 +389,7 @@ fn storing_rounds_saturates_and_touches_nothing_else() {
     on_every_cpu(|cpu, name| {
         for (kv_heads, dim, start, n) in [(2, 6, 0, 3), (1, 16, 13, 40), (3, 20, 250, 300), (2, 64, 256, 256)]
         {
-            let shape = KvShape { kv_heads, head_dim: dim };
+            let shape = KvShape::new(kv_heads, dim);
             let width = kv_heads * dim;
             let (mut k, v) = (noise(1, n * width, 1e-3), noise(2, n * width, 9.0));
             k[0] = 1e9;

@@ -2,8 +2,6 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use half::f16;
-
 use super::{
     AttentionJob, Far, KvPage, KvShape, PAGE,
     registers::{Source, Stored, Widened, mix, scores},
@@ -43,8 +41,7 @@ pub(super) struct Task<'a> {
     out: *mut f32,
     pub(super) pages: &'a [KvPage],
     pub(super) far: Option<Far<'a>>,
-    pub(super) dim: usize,
-    pub(super) kv_heads: usize,
+    pub(super) shape: KvShape,
     /// Query heads per key/value head.
     pub(super) group: usize,
     pub(super) start: usize,
@@ -66,22 +63,20 @@ struct Curve {
 }
 
 // SAFETY: q and pages are only read; units write disjoint parts of out (a unit owns its pairs, a pair owns its
-// head_dim values).
+// value_dim values).
 unsafe impl Sync for Task<'_> {}
 
 impl<'a> Task<'a> {
     /// The job, which was checked, in units of at most `rows` pairs.
     pub(super) fn new(job: &'a mut AttentionJob<'_>, rows: usize) -> Self {
-        let KvShape { kv_heads, head_dim } = job.shape;
-        let group = job.heads / kv_heads;
+        let group = job.heads / job.shape.kv_heads;
         Self {
             q: job.q.as_ptr(),
             units: job.units(rows),
             out: job.out.as_mut_ptr(),
             pages: job.pages,
             far: job.far,
-            dim: head_dim,
-            kv_heads,
+            shape: job.shape,
             group,
             start: job.start,
             pairs: job.n * group,
@@ -112,11 +107,10 @@ impl<'a> Task<'a> {
         kv_head * self.group + pair % self.group
     }
 
-    /// Where the values of a pair begin in queries and result.
+    /// Which query of all, and which result, is a pair's.
     #[inline(always)]
-    fn offset(&self, kv_head: usize, pair: usize) -> usize {
-        let head = self.head(kv_head, pair);
-        (pair / self.group * self.kv_heads * self.group + head) * self.dim
+    fn place(&self, kv_head: usize, pair: usize) -> usize {
+        pair / self.group * self.shape.kv_heads * self.group + self.head(kv_head, pair)
     }
 }
 
@@ -147,15 +141,15 @@ pub(super) struct Work<'a> {
     pub(super) weights: *mut f32,
     /// `[ROWS][padded]` queries, side by side for the same reason as [`WEIGHTS`].
     pub(super) queries: *mut f32,
-    /// `[ROWS][padded]` results of the page and of all pages so far.
+    /// `[ROWS][padded_value]` results of the page and of all pages so far.
     pub(super) page_out: *mut f32,
     all_out: *mut f32,
     /// `[dim][16]` keys, widened.
     pub(super) keys: *mut f32,
-    /// `[RUN][padded]` values, widened.
+    /// `[RUN][padded_value]` values, widened.
     pub(super) values: *mut f32,
     pub(super) beyond: Beyond,
-    /// head_dim rounded up to whole vectors.
+    /// Width of a key, rounded up to whole vectors.
     pub(super) padded: usize,
     /// Of all parts so far, and of the current one.
     so_far: Sums,
@@ -187,12 +181,12 @@ impl Kernel for Unit<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Unit { task, unit, scratch } = self;
-        assert!(scratch.len() >= scratch_lines(task.dim), "too little working memory");
-        let blocks = task.units / task.kv_heads;
+        assert!(scratch.len() >= scratch_lines(task.shape.head_dim), "too little working memory");
+        let blocks = task.units / task.shape.kv_heads;
         // The last rows see most positions: they go first.
-        let block = blocks - 1 - unit / task.kv_heads;
+        let block = blocks - 1 - unit / task.shape.kv_heads;
         let first = block * task.rows;
-        let padded = task.dim.next_multiple_of(LANES);
+        let padded = task.shape.head_dim.next_multiple_of(LANES);
         let weights = scratch.as_mut_ptr().cast::<f32>();
         // SAFETY: the parts follow each other inside the scratch, whose length was checked; the caller promises the
         // instruction set.
@@ -201,11 +195,11 @@ impl Kernel for Unit<'_> {
             let page_out = queries.add(ROWS * padded);
             let all_out = page_out.add(ROWS * padded);
             let keys = all_out.add(ROWS * padded);
-            let values = keys.add(task.dim * LANES);
+            let values = keys.add(task.shape.head_dim * LANES);
             let turned = values.add(RUN * padded);
             let mut work = Work {
                 task,
-                kv_head: unit % task.kv_heads,
+                kv_head: unit % task.shape.kv_heads,
                 first,
                 count: task.rows.min(task.pairs - first),
                 weights,
@@ -214,14 +208,18 @@ impl Kernel for Unit<'_> {
                 all_out,
                 keys,
                 values,
-                beyond: Beyond { turned, gathered: turned.add(task.dim * LANES).cast(), seen: [false; ROWS] },
+                beyond: Beyond {
+                    turned,
+                    gathered: turned.add(task.shape.head_dim * LANES).cast(),
+                    seen: [false; ROWS],
+                },
                 padded,
                 so_far: Sums::NONE,
                 part: Sums::NONE,
             };
             for row in 0..work.count {
-                let q = task.q.add(task.offset(work.kv_head, first + row));
-                q.copy_to_nonoverlapping(queries.add(row * padded), task.dim);
+                let q = task.q.add(task.place(work.kv_head, first + row) * task.shape.head_dim);
+                q.copy_to_nonoverlapping(queries.add(row * padded), task.shape.head_dim);
             }
             if let Some(far) = task.far {
                 work.far::<S>(far);
@@ -241,6 +239,12 @@ impl Work<'_> {
         if S::TILE >= 8 { 4 } else { 2 }
     }
 
+    /// Width of a value, rounded up to whole vectors.
+    #[inline(always)]
+    pub(super) fn padded_value(&self) -> usize {
+        self.task.shape.value_dim().next_multiple_of(LANES)
+    }
+
     /// Positions seen by any of `count` pairs from `row` on.
     #[inline(always)]
     fn union(&self, row: usize, count: usize) -> Range<usize> {
@@ -252,7 +256,7 @@ impl Work<'_> {
     #[inline(always)]
     unsafe fn page<S: Simd>(&mut self, page: usize) {
         let base = page * PAGE;
-        let dim = self.task.dim;
+        let dim = self.task.shape.head_dim;
         let seen = inside(&self.union(0, self.count), base);
         // A single tile reads everything once, so widening would only cost; but a partial vector of the last row
         // must not be read past the page.
@@ -260,8 +264,7 @@ impl Work<'_> {
         // SAFETY: the page has the task's shape (checked), so the head's keys and values are inside it; rows and
         // positions are inside the working memory; the caller promises the instruction set.
         unsafe {
-            let keys = self.task.pages[page].as_ptr().add(self.kv_head * 2 * PAGE * dim);
-            let values = keys.add(PAGE * dim);
+            let keys = self.task.pages[page].as_ptr().add(self.kv_head * PAGE * self.task.shape.head_len());
             for group in seen.start / LANES..seen.end.div_ceil(LANES) {
                 let keys = keys.add(group * LANES * dim);
                 if stored {
@@ -275,21 +278,24 @@ impl Work<'_> {
             }
             for row in 0..self.count {
                 self.weigh::<S>(row, base, seen.clone());
-                for d in (0..self.padded).step_by(LANES) {
-                    S::store(self.page_out.add(row * self.padded + d), S::splat(0.0));
-                }
+                self.clear::<S>(row);
             }
             let mut at = seen.start;
             while at < seen.end {
                 let run = at..seen.end.min(at + RUN);
-                let values = values.add(at * dim);
-                if stored {
-                    self.mix_run::<S, Stored>(values, dim, run.clone(), base);
+                if self.task.shape.latent.is_some() {
+                    self.turn_values::<S>(keys, run.clone());
+                    self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                 } else {
-                    for j in 0..run.len() {
-                        self.widen_value::<S>(values.add(j * dim), j);
+                    let values = keys.add((PAGE + at) * dim);
+                    if stored {
+                        self.mix_run::<S, Stored>(values, dim, run.clone(), base);
+                    } else {
+                        for j in 0..run.len() {
+                            self.widen_value::<S>(values.add(j * dim), j);
+                        }
+                        self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                     }
-                    self.mix_run::<S, Widened>(self.values, self.padded, run.clone(), base);
                 }
                 at = run.end;
             }
@@ -299,6 +305,15 @@ impl Work<'_> {
                     self.combine::<S>(row, visible.start >= base && !self.beyond.seen[row]);
                 }
             }
+        }
+    }
+
+    /// Begins the result of a part for a pair.
+    #[inline(always)]
+    pub(super) unsafe fn clear<S: Simd>(&self, row: usize) {
+        for d in (0..self.padded_value()).step_by(LANES) {
+            // SAFETY: as in `page`.
+            unsafe { S::store(self.page_out.add(row * self.padded_value() + d), S::splat(0.0)) };
         }
     }
 
@@ -354,7 +369,7 @@ impl Work<'_> {
             for (r, q) in q.iter_mut().enumerate() {
                 *q = q.add((row + r) * self.padded);
             }
-            let scores = scores::<S, K, R>(keys, self.task.dim, &q);
+            let scores = scores::<S, K, R>(keys, self.task.shape.head_dim, &q);
             for (r, scores) in scores.into_iter().enumerate() {
                 S::store(self.weights.add((row + r) * WEIGHTS + at), scores);
             }
@@ -422,23 +437,6 @@ impl Work<'_> {
         }
     }
 
-    /// Widens one row of values to place `at`; its padding becomes 0.
-    #[inline(always)]
-    pub(super) unsafe fn widen_value<S: Simd>(&self, from: *const u16, at: usize) {
-        let dim = self.task.dim;
-        let whole = dim / LANES * LANES;
-        // SAFETY: as in `page`; vectors are read only where 16 values of the row follow.
-        unsafe {
-            let to = self.values.add(at * self.padded);
-            for d in (0..whole).step_by(LANES) {
-                S::store(to.add(d), S::load_f16(from.add(d)));
-            }
-            for d in whole..self.padded {
-                *to.add(d) = if d < dim { f16::from_bits(*from.add(d)).to_f32() } else { 0.0 };
-            }
-        }
-    }
-
     /// Adds the values of positions `run` to the page's results of all pairs that see any of them.
     #[inline(always)]
     unsafe fn mix_run<S: Simd, V: Source>(
@@ -503,20 +501,20 @@ impl Work<'_> {
             let mut o = [self.page_out; R];
             for r in 0..R {
                 p[r] = p[r].add((row + r) * WEIGHTS + places.start);
-                o[r] = o[r].add((row + r) * self.padded);
+                o[r] = o[r].add((row + r) * self.padded_value());
             }
             let mut d = 0;
             if S::TILE >= 8 {
-                while d + 4 * LANES <= self.padded {
+                while d + 4 * LANES <= self.padded_value() {
                     mix::<S, V, R, 4>(values.add(d), stride, count, &p, &shifted(&o, d));
                     d += 4 * LANES;
                 }
             }
-            while d + 2 * LANES <= self.padded {
+            while d + 2 * LANES <= self.padded_value() {
                 mix::<S, V, R, 2>(values.add(d), stride, count, &p, &shifted(&o, d));
                 d += 2 * LANES;
             }
-            if d < self.padded {
+            if d < self.padded_value() {
                 mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d));
             }
         }
@@ -538,8 +536,8 @@ impl Work<'_> {
         }
         // SAFETY: as in `page`.
         unsafe {
-            for d in (0..self.padded).step_by(LANES) {
-                let at = row * self.padded + d;
+            for d in (0..self.padded_value()).step_by(LANES) {
+                let at = row * self.padded_value() + d;
                 let mut o = S::load(self.page_out.add(at));
                 if !is_first {
                     let before = S::load(self.all_out.add(at));
@@ -564,10 +562,10 @@ impl Work<'_> {
             }
             // SAFETY: as in `page`; a pair's place in the result belongs to this unit alone.
             unsafe {
-                let to = self.task.out.add(self.task.offset(self.kv_head, self.first + row));
-                let to = std::slice::from_raw_parts_mut(to, self.task.dim);
-                for d in (0..self.task.dim).step_by(LANES) {
-                    let mut o = S::load(self.all_out.add(row * self.padded + d));
+                let to = self.task.place(self.kv_head, self.first + row) * self.task.shape.value_dim();
+                let to = std::slice::from_raw_parts_mut(self.task.out.add(to), self.task.shape.value_dim());
+                for d in (0..self.task.shape.value_dim()).step_by(LANES) {
+                    let mut o = S::load(self.all_out.add(row * self.padded_value() + d));
                     if let Some(factor) = factor {
                         o = S::mul(o, S::splat(factor));
                     }

@@ -9,7 +9,7 @@ use shard::{
     tokenizer::Tokenizer,
 };
 
-use super::{Job, named};
+use super::{Ask, named};
 use crate::Result;
 
 /// Which tokens of a prompt are shown.
@@ -19,7 +19,7 @@ pub struct Echo {
     pub from: usize,
 }
 
-impl Job {
+impl Ask {
     /// Whether every token of the prompt is told with its log-probability.
     pub(super) fn is_scored(&self) -> bool {
         self.echo.is_some() && self.sampling.logprobs

@@ -1,0 +1,425 @@
+//! Calls of tools that cannot be malformed, in an answer that is free otherwise.
+//!
+//! ```text
+//! free text ... <tool_call> {"name": "f", "arguments": {...}} </tool_call> free text ...
+//!               └ a mark      └ what the grammar of the declared tools lets through, up to the end of the call
+//! ```
+//!
+//! Until the text ends with one of the marks by which a model begins a call ([`MARKS`]) every token may come. From there on
+//! only what continues a call of a declared tool may, until the call is closed as its mark wants it; then everything may
+//! again. A token that would reach beyond the end of a mark in one piece may not come: the model spells the mark, and the
+//! grammar decides about what follows.
+//!
+//! A tool whose schema the engine cannot compile is bound to an object of any members.
+//!
+//! Limits: a call without a mark (a bare object, as Llama 3 writes it without its tag) is indistinguishable from an answer
+//! that is JSON, and stays free.
+
+use std::{
+    fmt::Write,
+    sync::{Arc, OnceLock},
+    thread,
+};
+
+use api::inference::CallForm;
+use llguidance::{
+    Matcher, ParserFactory,
+    api::TopLevelGrammar,
+    toktrie::{SimpleVob, TokTrie},
+};
+use serde_json::{Value, json};
+
+use super::{Broken, IMPOSSIBLE, STACK_BYTES, bounds, first_line, fixed_space};
+
+/// How a model begins a call; `api/src/calls.rs` reads what follows.
+const MARKS: [(&str, Closing); 4] = [
+    ("<tool_call>", Closing::Tag("</tool_call>")),
+    ("<function=", Closing::Function),
+    ("<|python_tag|>", Closing::Object),
+    ("[TOOL_CALLS]", Closing::List),
+];
+/// Bytes of the longest mark.
+const LONGEST: usize = 14;
+
+/// What follows a mark.
+#[derive(Clone, Copy)]
+enum Closing {
+    /// An object of `name` and `arguments`, and this.
+    Tag(&'static str),
+    /// `f>{...}</function>`.
+    Function,
+    /// An object of `name` and `parameters`.
+    Object,
+    /// A list of objects, or `f[ARGS]{...}`.
+    List,
+}
+
+/// What calls are made of, for all answers of one vocabulary.
+pub(super) struct Vocabulary {
+    factory: Arc<ParserFactory>,
+    /// Tokens that may reach beyond the end of a mark: which, which mark, and how many of their bytes belong to it.
+    reaching: OnceLock<Vec<(u32, usize, usize)>>,
+}
+
+/// The calls of one answer.
+pub(super) struct Calls {
+    vocabulary: Arc<Vocabulary>,
+    tools: Vec<CallForm>,
+    /// The end of the free text.
+    tail: Vec<u8>,
+    /// Within a call.
+    call: Option<Matcher>,
+}
+
+/// The text of a token; names of control tokens are what they print.
+fn text(trie: &TokTrie, id: u32) -> &[u8] {
+    let bytes = trie.token(id);
+    bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(bytes)
+}
+
+impl Vocabulary {
+    pub(super) fn new(factory: Arc<ParserFactory>) -> Self {
+        Self { factory, reaching: OnceLock::new() }
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.factory.tok_env().tok_trie()
+    }
+
+    fn reaching(&self) -> &[(u32, usize, usize)] {
+        self.reaching.get_or_init(|| {
+            let trie = self.trie();
+            let mut reaching = Vec::new();
+            for id in 0..trie.vocab_size() as u32 {
+                let token = text(trie, id);
+                for (which, (mark, _)) in MARKS.iter().enumerate() {
+                    let mark = mark.as_bytes();
+                    let ends = |len: &usize| {
+                        let part = &token[..*len];
+                        part.ends_with(mark) || mark.ends_with(part)
+                    };
+                    reaching.extend((1..token.len()).filter(ends).map(|len| (id, which, len)));
+                }
+            }
+            reaching
+        })
+    }
+
+    /// Compiles what follows a mark.
+    fn compile(&self, closing: Closing, tools: &[CallForm]) -> Result<Matcher, String> {
+        let make = |tools: &[CallForm]| {
+            let grammar = TopLevelGrammar::from_lark(closing.grammar(tools));
+            let mut matcher = Matcher::new(Ok(self.factory.create_parser(grammar).map_err(first_line)?));
+            matcher.compute_mask_or_eos().map_err(first_line)?;
+            Ok::<_, String>(matcher)
+        };
+        let compiled = thread::scope(|scope| {
+            let thread = thread::Builder::new().name("call".into()).stack_size(STACK_BYTES);
+            let work = || {
+                make(tools).or_else(|_| {
+                    // One tool's schema is not understood: the others keep theirs.
+                    let usable = |tool: &CallForm| make(std::slice::from_ref(tool)).is_ok();
+                    let tools: Vec<CallForm> = tools
+                        .iter()
+                        .map(|tool| if usable(tool) { tool.clone() } else { tool.open() })
+                        .collect();
+                    make(&tools)
+                })
+            };
+            thread.spawn_scoped(scope, work).map(|running| running.join())
+        });
+        match compiled {
+            Ok(Ok(matcher)) => matcher,
+            Ok(Err(_)) => Err("the grammar engine fails on it".into()),
+            Err(error) => Err(format!("no thread could be started: {error}")),
+        }
+    }
+}
+
+impl Closing {
+    /// A Lark grammar of what follows the mark.
+    fn grammar(self, tools: &[CallForm]) -> String {
+        let object = |tool: &CallForm, arguments: &str| {
+            // References of the schema are to its own root, which is the whole only where it stands alone.
+            let place = format!("/properties/{arguments}");
+            json!({
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, (arguments): moved(&tool.parameters, &place)},
+                "required": ["name", arguments],
+                "additionalProperties": false,
+            })
+        };
+        let mut rules = String::new();
+        let all = |rules: &mut String, of: &dyn Fn(&CallForm) -> String| {
+            let names: Vec<String> = (0..tools.len()).map(|at| format!("call_{at}")).collect();
+            for (name, tool) in names.iter().zip(tools) {
+                let _ = writeln!(rules, "{name}: {}", of(tool));
+            }
+            names.join(" | ")
+        };
+        let rule = |schema: Value| format!("%json {}", fixed_space(schema));
+        let start = match self {
+            Self::Tag(end) => {
+                let calls = all(&mut rules, &|tool| rule(object(tool, "arguments")));
+                format!("start: SPACE ({calls}) SPACE {}", json!(end))
+            }
+            Self::Function => {
+                let calls = all(&mut rules, &|tool| {
+                    format!("{} SPACE {}", json!(format!("{}>", tool.name)), rule(tool.parameters.clone()))
+                });
+                format!("start: ({calls}) SPACE \"</function>\"")
+            }
+            Self::Object => {
+                let calls = all(&mut rules, &|tool| rule(object(tool, "parameters")));
+                format!("start: SPACE ({calls})")
+            }
+            Self::List => {
+                let calls = all(&mut rules, &|tool| rule(object(tool, "arguments")));
+                let mut named = Vec::new();
+                for (at, tool) in tools.iter().enumerate() {
+                    let head = json!(format!("{}[ARGS]", tool.name));
+                    let _ = writeln!(rules, "named_{at}: {head} {}", rule(tool.parameters.clone()));
+                    named.push(format!("named_{at}"));
+                }
+                let _ = writeln!(rules, "any: {calls}");
+                format!("start: SPACE (\"[\" any (\", \" any)* \"]\" | {})", named.join(" | "))
+            }
+        };
+        format!("{start}\n{rules}SPACE: /[ \\n]{{0,2}}/\n")
+    }
+}
+
+impl Calls {
+    /// Of an answer that has not begun.
+    ///
+    /// # Errors
+    /// When a call of these tools cannot be compiled.
+    pub(super) fn new(vocabulary: Arc<Vocabulary>, tools: &[CallForm]) -> Result<Self, String> {
+        let bounded = |tool: &CallForm| match bounds::schema(&tool.parameters) {
+            Ok(()) => tool.clone(),
+            Err(_) => tool.open(),
+        };
+        let tools: Vec<CallForm> = tools.iter().map(bounded).collect();
+        // What cannot be compiled is known before the answer begins.
+        vocabulary.compile(MARKS[0].1, &tools)?;
+        Ok(Self { vocabulary, tools, tail: Vec::new(), call: None })
+    }
+
+    /// Makes the logits of tokens that may not come impossible.
+    pub(super) fn mask(&mut self, logits: &mut [f32]) -> Result<(), Broken> {
+        if let Some(call) = &mut self.call {
+            let allowed = call.compute_mask_or_eos().map_err(|error| Broken(first_line(error)))?;
+            forbid(logits, &allowed);
+            return Ok(());
+        }
+        let trie = self.vocabulary.trie();
+        for &(id, which, len) in self.vocabulary.reaching() {
+            let (mark, part) = (MARKS[which].0.as_bytes(), &text(trie, id)[..len]);
+            let complete = match mark.strip_suffix(part) {
+                Some(before) => self.tail.ends_with(before),
+                None => part.ends_with(mark),
+            };
+            if let Some(logit) = logits.get_mut(id as usize).filter(|_| complete) {
+                *logit = IMPOSSIBLE;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with a token.
+    pub(super) fn accept(&mut self, id: u32) -> Result<(), Broken> {
+        if let Some(call) = &mut self.call {
+            call.consume_token(id).map_err(|error| Broken(first_line(error)))?;
+            // Nothing but the end may follow: the call is closed.
+            let over = call.is_stopped()
+                || (call.is_accepting().unwrap_or(false)
+                    && call.compute_mask_or_eos().is_ok_and(|mask| only_end(&mask, self.vocabulary.trie())));
+            if over {
+                (self.call, self.tail) = (None, Vec::new());
+            }
+            return Ok(());
+        }
+        self.tail.extend_from_slice(text(self.vocabulary.trie(), id));
+        self.tail.drain(..self.tail.len().saturating_sub(LONGEST));
+        if let Some((_, closing)) = MARKS.iter().find(|(mark, _)| self.tail.ends_with(mark.as_bytes())) {
+            self.call = Some(self.vocabulary.compile(*closing, &self.tools).map_err(Broken)?);
+        }
+        Ok(())
+    }
+
+    /// What is within a call.
+    pub(super) fn within(&mut self) -> Option<&mut Matcher> {
+        self.call.as_mut()
+    }
+}
+
+/// Whether nothing but the end of the turn is allowed.
+fn only_end(allowed: &SimpleVob, trie: &TokTrie) -> bool {
+    allowed.iter().all(|id| id == trie.eos_token())
+}
+
+/// Makes the logits of what is not allowed impossible.
+pub(super) fn forbid(logits: &mut [f32], allowed: &SimpleVob) {
+    for (id, logit) in logits.iter_mut().enumerate() {
+        if id >= allowed.len() || !allowed.is_allowed(id as u32) {
+            *logit = IMPOSSIBLE;
+        }
+    }
+}
+
+/// `schema` with the references to its own root led to `place`.
+fn moved(schema: &Value, place: &str) -> Value {
+    api::schema_refs::moved(schema, place)
+}
+
+#[cfg(test)]
+mod tests {
+    use api::inference::Format;
+
+    use super::super::{Bound, Constraints};
+    use super::*;
+
+    fn tool(name: &str, parameters: Value) -> CallForm {
+        CallForm { name: name.into(), parameters }
+    }
+
+    fn tools() -> Vec<CallForm> {
+        let city = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
+            "additionalProperties": false});
+        let tree = json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "additionalProperties": false,
+            "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}, "required": ["next"]}}});
+        vec![tool("weather", city), tool("tree", tree)]
+    }
+
+    /// Whether the bytes of `text` may come one after the other, and what may follow then.
+    fn follow(text: &str, tools: Vec<CallForm>) -> Result<Vec<u8>, usize> {
+        let constraints = Constraints::of_bytes().unwrap();
+        let mut constraint = constraints.constraint(&Format::Calls(tools)).unwrap().unwrap();
+        for (at, byte) in text.bytes().enumerate() {
+            let mut logits = vec![0.0; 257];
+            constraint.mask(&mut logits).unwrap();
+            if logits[usize::from(byte)] == IMPOSSIBLE {
+                return Err(at);
+            }
+            constraint.accept(u32::from(byte)).unwrap();
+        }
+        let mut logits = vec![0.0; 257];
+        constraint.mask(&mut logits).unwrap();
+        assert!(!constraint.is_complete());
+        Ok((0..=255).filter(|byte| logits[usize::from(*byte)] != IMPOSSIBLE).collect())
+    }
+
+    #[test]
+    fn a_call_of_every_form_is_sound_and_what_is_around_it_is_free() {
+        for text in [
+            "I look {\"name\": 1} it up. ",
+            "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call> and ",
+            "x<tool_call>{\"name\": \"tree\", \"arguments\": {\"next\": {\"next\": null}}}</tool_call>\n<tool_call>\
+             {\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}</tool_call>",
+            "<function=weather>{\"city\": \"Rome\"}</function>!",
+            "<|python_tag|>{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}; ",
+            "[TOOL_CALLS][{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}, \
+             {\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}}] ",
+            "[TOOL_CALLS]weather[ARGS]{\"city\": \"Rome\"}[TOOL_CALLS]weather[ARGS]{\"city\": \"Paris\"}",
+        ] {
+            let next =
+                follow(text, tools()).unwrap_or_else(|at| panic!("{text}: not at {at}: {}", &text[at..]));
+            assert!(next.len() >= 256, "{text}: not free behind it: {}", next.len());
+        }
+    }
+
+    #[test]
+    fn what_is_no_call_of_these_tools_cannot_come() {
+        for (text, at) in [
+            ("<tool_call>no", 11),
+            ("<tool_call>{\"name\": \"rain", 21),
+            ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"town", 46),
+            ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo", 54),
+            ("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Rome\"}} done", 62),
+            ("<function=rain", 10),
+            ("[TOOL_CALLS]rain", 12),
+        ] {
+            assert_eq!(follow(text, tools()), Err(at), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_schema_that_cannot_be_compiled_lets_any_object_through() {
+        let odd = || {
+            vec![tool("odd", json!({"type": "object", "$ref": "https://example.org/x"})), tools().remove(0)]
+        };
+        let call = "<tool_call>{\"name\": \"odd\", \"arguments\": {\"any\": [1]}}</tool_call>";
+        assert!(follow(call, odd()).is_ok());
+        assert_eq!(follow("<tool_call>{\"name\": \"weather\", \"arguments\": {\"x", odd()), Err(46));
+    }
+
+    /// A model that begins calls and otherwise writes anything: its tokens are drawn at random among those that may come.
+    #[test]
+    fn whatever_is_drawn_every_call_that_ends_is_sound() {
+        let gguf = crate::library::parse(None).unwrap();
+        let tokenizer = shard::tokenizer::Tokenizer::from_gguf(gguf.metadata()).unwrap();
+        let vocab = tokenizer.len();
+        let constraints = Constraints::new(&tokenizer, vocab).unwrap();
+        let plain = shard::tokenizer::Encode { bos: false, special: false };
+        let (mut random, mut ended) = (shard::synthetic::Random(7), 0);
+        for round in 0..24 {
+            let (mark, _) = MARKS[round % MARKS.len()];
+            let mut constraint = constraints.constraint(&Format::Calls(tools())).unwrap().unwrap();
+            let mut bytes = Vec::new();
+            for id in tokenizer.encode(mark, plain).unwrap() {
+                let mut logits = vec![0.0; vocab];
+                constraint.mask(&mut logits).unwrap();
+                assert_ne!(logits[id as usize], IMPOSSIBLE, "a mark may always be spelled");
+                constraint.accept(id).unwrap();
+                bytes.extend(tokenizer.token_bytes(id));
+            }
+            let before = String::from_utf8_lossy(&bytes).into_owned();
+            for _ in 0..200 {
+                let Bound::Calls(calls) = &mut constraint.0 else { panic!("no calls") };
+                if calls.within().is_none() {
+                    ended += 1;
+                    break;
+                }
+                let mut logits = vec![0.0; vocab];
+                constraint.mask(&mut logits).unwrap();
+                let allowed: Vec<u32> =
+                    (0..vocab as u32).filter(|id| logits[*id as usize] != IMPOSSIBLE).collect();
+                let id = allowed[random.below(allowed.len())];
+                constraint.accept(id).unwrap();
+                bytes.extend(tokenizer.token_bytes(id));
+            }
+            let Bound::Calls(calls) = &mut constraint.0 else { panic!("no calls") };
+            if calls.within().is_none() {
+                sound(
+                    String::from_utf8(bytes).unwrap().trim_start().strip_prefix(before.trim_start()).unwrap(),
+                );
+            }
+        }
+        assert!(ended >= 12, "{ended} of 24 calls ended");
+    }
+
+    /// What stands behind a mark is a call of one of the tools.
+    fn sound(call: &str) {
+        let body = call.trim_end_matches("</tool_call>").trim_end_matches("</function>").trim();
+        let named = |name: &str, arguments: &Value| match name {
+            "weather" => assert!(arguments["city"] == "Paris" || arguments["city"] == "Rome", "{call}"),
+            "tree" => assert!(arguments.get("next").is_some(), "{call}"),
+            _ => panic!("{call}"),
+        };
+        let value = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {call}"));
+        if let Some(at) = body.find('{').filter(|_| !body.starts_with(['{', '['])) {
+            return named(
+                body[..at].trim_end().trim_end_matches('>').trim_end_matches("[ARGS]"),
+                &value(&body[at..]),
+            );
+        }
+        let calls = match value(body) {
+            Value::Array(calls) => calls,
+            one => vec![one],
+        };
+        for one in calls {
+            let arguments = one.get("arguments").or(one.get("parameters")).unwrap();
+            named(one["name"].as_str().unwrap(), arguments);
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! One answer under way: what of it is computed, chosen and told.
+//!
+//! A pass over the model gives it one token, and further ones where drafts were right ([`crate::drafting`]). Rows of drafts that
+//! were wrong leave the state again, so that what is kept at the end is what the text says.
+
+use std::time::Instant;
+
+use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprobs, Usage};
+use scheduler::AttentionKind;
+use shard::{
+    sample::{Logprob, Sampler},
+    state::{PrefixCache, SessionState},
+    stop::StopStrings,
+    tokenizer::{Detokenizer, Tokenizer},
+};
+use tracing::{Span, field::Empty};
+
+use super::{EVENTS_PER_PASS, Job, named};
+use crate::{Result, constrain::Constraint, drafting::Drafting, model::Model};
+
+/// One answer under way.
+pub(super) struct Session<'m> {
+    pub(super) job: Job,
+    pub(super) state: SessionState,
+    /// Prompt and generated tokens; while a pass runs the drafted ones, too.
+    pub(super) ids: Vec<u32>,
+    sampler: Sampler,
+    stops: StopStrings,
+    text: Detokenizer<'m>,
+    drafting: Drafting,
+    /// Most tokens to generate, the context considered.
+    room: usize,
+    /// Bytes its cache may grow to.
+    pub(super) reserved_bytes: usize,
+    reused: usize,
+    generated: usize,
+    began: Instant,
+    first: Option<Instant>,
+    pub(super) over: bool,
+    /// For the log and traces, from here to the end; it has no parent.
+    span: Span,
+}
+
+/// What came of choosing a token.
+enum Step {
+    Goes,
+    Ends(Finish),
+    Failed,
+}
+
+impl<'m> Session<'m> {
+    /// One that begins with what is `kept` of its prompt and has `room` for so many tokens.
+    pub(super) fn begin(
+        model: &'m Model,
+        mut job: Job,
+        kept: &mut PrefixCache,
+        room: usize,
+        reserved_bytes: usize,
+    ) -> Result<Self> {
+        let blueprint = model.executor.blueprint();
+        let ask = &mut job.ask;
+        let sampler = Sampler::new(ask.sampling.clone(), ask.seed, blueprint.vocab)?;
+        let stops = StopStrings::new(ask.stop.clone())?;
+        // What is shown is told while it is computed, whatever was kept.
+        let kept = if ask.echo.is_some() { None } else { kept.take(AttentionKind::Dense, &ask.prompt) };
+        let state = kept.unwrap_or_else(|| model.executor.new_state());
+        let mut ids = std::mem::take(&mut ask.prompt);
+        ids.reserve(room);
+        let text = model.tokenizer.stream().show_special(ask.show_special);
+        ask.prompt = ids.clone();
+        let span = tracing::info_span!(
+            parent: None, "prompt", mode = "local", prompt_tokens = ids.len(), reused = state.len(),
+            tokens = Empty, ttft_ms = Empty
+        );
+        Ok(Self {
+            drafting: Drafting::alone(&ask.draft, blueprint),
+            reused: state.len(),
+            job,
+            state,
+            ids,
+            sampler,
+            stops,
+            text,
+            room,
+            reserved_bytes,
+            generated: 0,
+            began: Instant::now(),
+            first: None,
+            over: false,
+            span,
+        })
+    }
+
+    /// Rows that have to be computed before the next token can be chosen.
+    pub(super) fn pending(&self) -> usize {
+        self.ids.len() - self.state.len()
+    }
+
+    /// Whether the reader has so much to read that the session must wait.
+    pub(super) fn is_unread(&self) -> bool {
+        self.job.events.capacity() < EVENTS_PER_PASS
+    }
+
+    /// Puts drafted tokens behind those known, `most` at most, if this session has the pass for itself (`alone`); how many.
+    pub(super) fn draft(&mut self, tokenizer: &Tokenizer, alone: bool, most: usize) -> usize {
+        self.drafting.clear();
+        if !alone || self.generated == 0 || self.pending() != 1 || !self.drafting.is_on() {
+            return 0;
+        }
+        let most = most.min(self.room.saturating_sub(self.generated + 1));
+        let certain = match &mut self.job.ask.constraint {
+            Some(constraint) if self.drafting.takes_forced() => constraint.forced(tokenizer, most),
+            _ => Vec::new(),
+        };
+        let draft = self.drafting.propose(&self.ids, &certain, most);
+        self.ids.extend_from_slice(draft);
+        draft.len()
+    }
+
+    /// Takes the drafted tokens away again.
+    pub(super) fn undraft(&mut self) {
+        self.ids.truncate(self.ids.len() - self.drafting.tokens().len());
+    }
+
+    /// Sends an event. There was room for it before the pass; what fails is that the reader has gone.
+    fn tell(&self, event: Event) {
+        let _ = self.job.events.try_send(event);
+    }
+
+    /// Tells how far the prompt is. What is computed again behind a wrong draft is none of the reader's.
+    pub(super) fn tell_prefill(&self) {
+        if self.generated == 0 {
+            let total = self.job.ask.prompt.len() - self.reused;
+            self.tell(Event::Prefill { done: self.state.len() - self.reused, total });
+        }
+    }
+
+    /// Tells about tokens of the prompt after a pass that began at `start`, where they are to be shown.
+    pub(super) fn tell_prompt(&self, tokenizer: &Tokenizer, start: usize, logits: &[f32]) -> Result<()> {
+        let tokens = self.job.ask.shown(tokenizer, start, self.state.len(), logits)?;
+        if !tokens.is_empty() {
+            self.tell(Event::Prompt(tokens));
+        }
+        Ok(())
+    }
+
+    /// Ends its span; one whose reader has gone was not answered.
+    pub(super) fn report(&self, answered: bool) {
+        self.span.record("tokens", self.generated);
+        if let Some(first) = self.first {
+            self.span.record("ttft_ms", (first - self.began).as_secs_f64() * 1e3);
+        }
+        self.span
+            .in_scope(|| if answered { tracing::info!("answered") } else { tracing::info!("cancelled") });
+    }
+
+    pub(super) fn fail(&mut self, error: &dyn std::error::Error) {
+        self.over = true;
+        self.tell(Event::Failed(Failure::Internal { why: error.to_string() }));
+    }
+
+    /// Chooses tokens from the last of `logits`, those of the last row known and of each drafted one (`[1 + drafted][vocab]`), as
+    /// long as the drafts agree with what is chosen. `row` is room for one of them. `began` is when the pass began, if this session had it
+    /// for itself.
+    pub(super) fn steps(
+        &mut self,
+        tokenizer: &Tokenizer,
+        logits: &[f32],
+        row: &mut [f32],
+        began: Option<Instant>,
+    ) {
+        let answers = self.generated > 0;
+        let draft = self.drafting.tokens().to_vec();
+        let known = self.ids.len();
+        let (mut right, mut ends) = (0, None);
+        let last = logits.len() - row.len() * (1 + draft.len());
+        for logits in logits[last..].chunks_exact(row.len()) {
+            row.copy_from_slice(logits);
+            match self.step(tokenizer, row) {
+                Step::Goes => {}
+                Step::Ends(finish) => ends = Some(finish),
+                Step::Failed => break,
+            }
+            let agrees = right < draft.len() && self.ids.get(known + right) == Some(&draft[right]);
+            right += usize::from(agrees);
+            if ends.is_some() || !agrees {
+                break;
+            }
+        }
+        if !draft.is_empty() {
+            self.state.rewind(known + right);
+        }
+        if answers {
+            let ms = began.map(|began| began.elapsed().as_secs_f64() * 1e3);
+            self.drafting.judge(draft.len() as u32, right as u32, ends.is_some(), ms);
+            self.drafting.count((self.ids.len() - known) as u32);
+        }
+        if let Some(finish) = ends {
+            self.finish(finish);
+        }
+    }
+
+    /// Chooses a token from `logits` and tells about it.
+    fn step(&mut self, tokenizer: &Tokenizer, logits: &mut [f32]) -> Step {
+        self.first.get_or_insert_with(Instant::now);
+        if let Some(constraint) = &mut self.job.ask.constraint
+            && let Err(error) = constraint.mask(logits)
+        {
+            // The request is to blame: its form leads where the engine's limits are.
+            self.over = true;
+            self.tell(Event::Failed(Failure::invalid("response_format", error.to_string())));
+            return Step::Failed;
+        }
+        let choice = match self.sampler.sample(logits, &self.ids, self.ids.len() as u64) {
+            Ok(choice) => choice,
+            Err(error) => {
+                self.fail(&error);
+                return Step::Failed;
+            }
+        };
+        let id = choice.id;
+        self.generated += 1;
+        if tokenizer.stop_ids().contains(&id) {
+            return Step::Ends(Finish::Stop);
+        }
+        let logprobs = choice.logprob.map(|logprob| TokenLogprobs {
+            chosen: named(tokenizer, Logprob { id, logprob }),
+            top: choice.top.iter().map(|top| named(tokenizer, *top)).collect(),
+        });
+        if let Some(constraint) = &mut self.job.ask.constraint
+            && let Err(error) = constraint.accept(id)
+        {
+            self.fail(&error);
+            return Step::Failed;
+        }
+        self.ids.push(id);
+        let text = self.stops.push(self.text.push(id)).to_owned();
+        let done = self.job.ask.constraint.as_ref().is_some_and(Constraint::is_complete);
+        self.tell(Event::Token { id, text, logprobs });
+        match self.generated >= self.room {
+            _ if self.stops.hit() || done => Step::Ends(Finish::Stop),
+            true => Step::Ends(Finish::Length),
+            false => Step::Goes,
+        }
+    }
+
+    pub(super) fn finish(&mut self, finish: Finish) {
+        self.over = true;
+        if !self.stops.hit() {
+            let mut rest = self.stops.push(self.text.finish()).to_owned();
+            rest.push_str(self.stops.finish());
+            if !rest.is_empty() {
+                self.tell(Event::Text(rest));
+            }
+        }
+        let prefill_ms = self.first.map_or(0.0, |first| (first - self.began).as_secs_f64() * 1e3);
+        let decode = self.first.map(|first| first.elapsed()).unwrap_or_default();
+        let after_first = self.generated.saturating_sub(1) as f64;
+        let usage = Usage {
+            prompt_tokens: self.job.ask.prompt.len(),
+            cached_tokens: self.reused,
+            completion_tokens: self.generated,
+        };
+        let report = Report {
+            computed_by: vec!["me".into()],
+            ttft_ms: prefill_ms,
+            prefill_ms,
+            tok_s: after_first / decode.as_secs_f64().max(1e-9),
+            drafts: self.drafting.tally().report(),
+            ..Report::default()
+        };
+        let stop = self.stops.met().map(str::to_owned);
+        self.tell(Event::Done(Done { finish, stop, usage, report }));
+    }
+
+    /// Whether no more than the prompt was asked for.
+    pub(super) fn has_no_room(&self) -> bool {
+        self.room == 0
+    }
+}

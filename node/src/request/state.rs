@@ -1,0 +1,294 @@
+//! What is known of a request while it runs: who runs what, which tokens are known, what crossed each cut, and the ways out.
+//!
+//! Each of its parts owns its fields; here is what needs several of them: names and ranges, frames out, inputs for those who
+//! follow, and what a failure means for all of it.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use p2p::{
+    codec::{self, Wire},
+    wire::{
+        announce::Class,
+        frame::{Header, Kind},
+        prefix,
+        receipt::Terms,
+    },
+};
+use scheduler::{
+    LayerRange, NodeId, Segment, SessionId,
+    recover::Failure,
+    session::{End, Event, Rows, Session},
+};
+use tokio::sync::mpsc;
+
+use super::{
+    CHUNK_ROWS,
+    delivery::Delivery,
+    draft::Drafts,
+    followers::Followers,
+    plan::{Means, Plan, Report},
+    recall::{Recalled, Remembered},
+    replay_log::Logs,
+    timing::Timing,
+};
+use crate::{
+    audit::Case,
+    control::Verify,
+    sessions::{Order, peer_streams::PeerStreams, place},
+};
+
+/// A shadow is fed every this many positions (the lag it may have).
+const FEED_ROWS: u32 = 16;
+
+/// One request as its requester knows it.
+pub(super) struct RequestState {
+    pub(super) means: Means,
+    pub(super) plan: Plan,
+    /// The way back to the request's own loop.
+    pub(super) orders: mpsc::Sender<Order>,
+    pub(super) machine: Session,
+    /// Prompt and answer.
+    pub(super) tokens: Vec<u32>,
+    pub(super) drafts: Drafts,
+    pub(super) logs: Logs,
+    /// The beginning of the prompt that was computed before.
+    pub(super) recalled: Recalled,
+    pub(super) outboxes: PeerStreams,
+    pub(super) followers: Followers,
+    pub(super) timing: Timing,
+    pub(super) delivery: Delivery,
+    pub(super) report: Report,
+}
+
+impl RequestState {
+    /// What the session is called at the worker and on streams.
+    pub(super) fn place(&self) -> SessionId {
+        place(self.means.me, self.plan.session)
+    }
+
+    pub(super) fn strict(&self) -> bool {
+        self.plan.verify == Verify::Strict
+    }
+
+    /// Layers of the model.
+    pub(super) fn num_layers(&self) -> u32 {
+        self.plan.pipeline.num_layers()
+    }
+
+    pub(super) fn segment(&self, stage: usize) -> Option<Segment> {
+        self.machine.segments().nth(stage)
+    }
+
+    pub(super) fn stage_from(&self, start: u32) -> Option<usize> {
+        self.machine.segments().position(|segment| segment.layers.start() == start)
+    }
+
+    pub(super) fn stage_to(&self, end: u32) -> Option<usize> {
+        self.machine.segments().position(|segment| segment.layers.end() == end)
+    }
+
+    /// Segments that others run.
+    pub(super) fn strangers(&self) -> Vec<Segment> {
+        self.machine.segments().filter(|segment| segment.node != self.means.me).collect()
+    }
+
+    pub(super) fn may_speak(&self, stage: usize, node: NodeId) -> bool {
+        self.segment(stage).is_some_and(|segment| segment.node == node)
+            || self.followers.of(stage) == Some(node)
+    }
+
+    /// Whether a node that computes other bits runs exactly `layers`.
+    pub(super) fn is_approx(&self, layers: LayerRange) -> bool {
+        let mut segments = self.machine.segments().filter(|segment| segment.layers == layers);
+        segments.any(|segment| self.plan.approx.contains(&segment.node))
+    }
+
+    /// What is agreed with those that compute `layers`.
+    pub(super) fn terms(&self, layers: LayerRange) -> Terms {
+        Terms {
+            session: self.plan.session,
+            requester: self.means.me,
+            model: self.plan.model,
+            layers,
+            hidden: self.plan.hidden as u32,
+            class: if self.is_approx(layers) { Class::Approx } else { Class::D1 },
+            rounding: self.plan.rounding.clone(),
+            inner: false,
+        }
+    }
+
+    /// All that the log has of `layers`, and what was said to come of it.
+    pub(super) fn case(&self, layers: LayerRange) -> Option<(Case, Bytes)> {
+        let rows = self.logs.settled(layers.start()).min(self.logs.settled(layers.end()));
+        let (wire, inputs) = self.logs.get(layers.start(), 0, rows).filter(|_| rows > 0)?;
+        let (output, said) = self.logs.get(layers.end(), 0, rows)?;
+        codec::encoded_len(output, 1, self.plan.hidden)?;
+        let (rounding, hidden) = (self.plan.rounding.clone(), self.plan.hidden);
+        Some((Case { layers, rounding, hidden, inputs: (wire, inputs.to_vec()), output }, said))
+    }
+
+    /// A node failed, as far as can be told here.
+    pub(super) fn failed(&mut self, node: NodeId, failure: Failure) -> Vec<Event> {
+        let ours = self.machine.segments().any(|segment| segment.node == node);
+        let shadow = self.followers.contains(node);
+        tracing::debug!(%node, ?failure, "noticed");
+        self.timing.notice(node, failure);
+        // Who serves this node's other prompts and does not promise in time has too much to do already.
+        let late = failure == Failure::Late && self.report.opened_ms.is_none() && node != self.means.me;
+        if failure == Failure::Refused || late && self.means.lessons.serves(node) {
+            self.report.refusals.insert(node);
+        }
+        if ours {
+            self.timing.silent(node);
+        }
+        self.leave(node);
+        if ours || shadow { vec![Event::Failed { node, failure }] } else { Vec::new() }
+    }
+
+    /// Nothing is sent to a node any more.
+    pub(super) fn leave(&mut self, node: NodeId) {
+        self.outboxes.close(node);
+        self.followers.leave(node);
+    }
+
+    /// Rows from position `from` on leave the logs, and are fed again once they are there again.
+    pub(super) fn forget_rows(&mut self, from: u32) {
+        self.logs.cut(from);
+        self.followers.cut(from);
+    }
+
+    /// Notes which rows follow from a draft, as the machine's step now has it. Rows of a draft that was abandoned before it was
+    /// drawn, for a replay, were never confirmed: they leave the logs too.
+    pub(super) fn note_drafts(&mut self) {
+        let known = (self.tokens.len() as u32).max(self.drafts.confirmed());
+        let drafts = self.machine.drafted() > 0;
+        self.logs.set_tentative(drafts.then_some(known));
+        if !drafts {
+            self.forget_rows(known);
+            self.drafts.go_back(known);
+        }
+    }
+
+    /// For the log and traces: a frame is on its way to a stage.
+    pub(super) fn hop_began(&mut self, to: Segment, from: u32, rows: u32) {
+        let epoch = self.machine.epoch();
+        self.timing.hop_began(
+            to.layers.start(),
+            from,
+            || tracing::debug_span!("hop", node = %to.node, layers = %to.layers, epoch, from, rows),
+        );
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn frame(
+        &mut self,
+        node: NodeId,
+        kind: Kind,
+        layer: u32,
+        epoch: u32,
+        from: u32,
+        rows: u32,
+        wire: Wire,
+        bytes: Bytes,
+    ) {
+        let drafts = (from + rows).saturating_sub(self.tokens.len() as u32).min(self.machine.drafted());
+        let header = Header {
+            kind,
+            wire,
+            epoch,
+            layer,
+            from,
+            rows,
+            len: bytes.len() as u32,
+            attempt: self.machine.attempt(),
+            drafted: if kind == Kind::Activations { drafts as u16 } else { 0 },
+            since: Rows::since(from, self.machine.attempt_start()),
+        };
+        self.report.wire_bytes.0 += bytes.len() as u64;
+        self.send(node, header, bytes);
+    }
+
+    /// Sends a node a frame as it is.
+    pub(super) fn send(&mut self, node: NodeId, header: Header, bytes: Bytes) {
+        let plan = &self.plan;
+        self.outboxes.send(node, || plan.contact(node), header, bytes);
+    }
+
+    /// Gives the shadow of a stage what was logged since, in chunks.
+    pub(super) fn feed_shadow(&mut self, stage: usize) {
+        let (Some(shadow), Some(segment)) = (self.followers.of(stage), self.segment(stage)) else {
+            return;
+        };
+        let boundary = segment.layers.start();
+        let logged = self.logs.settled(boundary);
+        if self.followers.fed(shadow, boundary).is_some_and(|fed| logged >= fed + FEED_ROWS) {
+            self.feed(shadow, boundary, self.machine.epoch(), logged);
+        }
+    }
+
+    /// Gives the follower of a stage all there is.
+    pub(super) fn feed_rest(&mut self, stage: usize) {
+        if let (Some(shadow), Some(segment)) = (self.followers.of(stage), self.segment(stage)) {
+            let boundary = segment.layers.start();
+            self.feed(shadow, boundary, self.machine.epoch(), self.logs.settled(boundary));
+        }
+    }
+
+    /// Gives a follower that has promised the inputs it has not had yet, below position `to`.
+    pub(super) fn feed(&mut self, shadow: NodeId, boundary: u32, epoch: u32, to: u32) {
+        let Some(mut at) = self.followers.fed(shadow, boundary) else { return };
+        while at < to {
+            let rows = CHUNK_ROWS.min(to - at);
+            let Some((wire, bytes)) = self.logs.get(boundary, at, rows) else { break };
+            self.frame(shadow, Kind::Feed, boundary, epoch, at, rows, wire, bytes);
+            at += rows;
+        }
+        self.followers.set_fed(shadow, boundary, at);
+    }
+
+    /// Tells the machine what the log begins with.
+    pub(super) fn recall(&mut self) {
+        for (layer, positions) in self.logs.all_reached() {
+            self.machine.recall(layer, positions);
+        }
+    }
+
+    /// What the own worker keeps of the session, by first layer, and how many positions; it is remembered here as well.
+    pub(super) fn remember(&self) -> Vec<(u32, u32)> {
+        let report = &self.report;
+        let ended = matches!(report.end, End::Stop | End::Length | End::Cancelled);
+        let sound = report.convicted.is_empty() && report.evidence == 0 && report.integrity.is_none();
+        // The row of the last token was never computed.
+        let positions = (self.tokens.len() as u32).saturating_sub(1);
+        let Some(memory) = self.means.memory.as_ref().filter(|_| {
+            ended && sound && !self.strict() && report.opened_ms.is_some() && positions >= prefix::EVERY
+        }) else {
+            return Vec::new();
+        };
+        let me: NodeId = self.means.me;
+        let segments: Vec<Segment> = self.machine.segments().collect();
+        let homes = segments.iter().filter(|segment| segment.node == me);
+        let homes = homes.map(|segment| (segment.layers.start(), positions)).collect();
+        let gone = memory.keep(Remembered {
+            place: self.place(),
+            model: self.plan.model,
+            rounding: self.plan.rounding.clone(),
+            tokens: self.tokens[..positions as usize].to_vec(),
+            logs: self.logs.beginning(positions),
+            segments,
+            used: Instant::now(),
+        });
+        let worker = self.means.worker.borrow();
+        gone.into_iter().for_each(|session| worker.forget(session));
+        homes
+    }
+
+    /// Someone lied in this session, as was found behind the answer: nothing goes on from it.
+    pub(super) fn disown(&self) {
+        if let Some(memory) = self.means.memory.as_ref().filter(|_| !self.report.convicted.is_empty()) {
+            memory.forget(self.place());
+            self.means.worker.borrow().forget(self.place());
+        }
+    }
+}

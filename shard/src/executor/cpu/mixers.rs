@@ -1,0 +1,182 @@
+//! What mixes positions beside plain attention: gated delta nets, and latent attention.
+//!
+//! Latent attention absorbs queries into the latent, keeps one row per position for all heads, and turns results into values
+//! head by head. The matrices of a head are small: a pass multiplies twice as many of them as there are heads.
+
+use std::mem;
+
+use super::{
+    super::Item,
+    Shard,
+    buffers::CpuBuffers,
+    forward::{Look, OWN, Place, keep_rows, keep_wanted},
+    network::product,
+    weights::{DeltaWeights, LatentWeights, Linear},
+};
+use crate::{
+    kernels::{Activations, Cpu, DeltaInputs, DeltaJob, DeltaShape},
+    models::Latent,
+    state::{Paged, Recurrent},
+};
+
+impl Shard {
+    /// A gated delta net over the normed rows, positions ascending, into `ws.attended`; returns how many rows go on.
+    pub(super) fn delta_net(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &mut [Item<'_>],
+        (weights, shape, cached): (&DeltaWeights, DeltaShape, usize),
+        rows: usize,
+        last: bool,
+    ) -> usize {
+        let (cpu, eps) = (&*self.cpu, self.blueprint.norm.eps);
+        let (channels, width, heads) = (shape.channels(), shape.value_width(), shape.value_heads);
+        let h = &ws.h[..rows * self.blueprint.hidden];
+        let buffers = &mut ws.hybrid;
+        let projected = &mut buffers.projected[..rows * channels];
+        let z = &mut buffers.gate[..rows * width];
+        let alpha = &mut buffers.alpha[..rows * heads];
+        let beta = &mut buffers.beta[..rows * heads];
+        let targets = [
+            (&weights.qkv, &mut *projected),
+            (&weights.z, &mut *z),
+            (&weights.beta, &mut *beta),
+            (&weights.alpha, &mut *alpha),
+        ];
+        product(cpu, &mut ws.scratch, h, rows, targets);
+        cpu.delta_gates(alpha, beta, &weights.dt, &weights.a);
+        for (item, span) in items.iter_mut().zip(&ws.spans) {
+            let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
+            let first = span.first;
+            let projected = &projected[first * channels..(first + span.rows) * channels];
+            let inputs = &mut buffers.inputs[first * channels..(first + span.rows) * channels];
+            let out = &mut ws.attended[first * width..(first + span.rows) * width];
+            state.pass(span.start, span.rows, |before, state, rows| {
+                let (before, columns_before) = before.split_at(shape.matrices_len());
+                let (matrices, columns) = state.split_at_mut(shape.matrices_len());
+                if rows.start == 0 {
+                    let taps = &weights.taps;
+                    let job = DeltaInputs { shape, projected, before: columns_before, taps, out: inputs };
+                    cpu.delta_inputs(job);
+                }
+                shape.keep_columns(columns_before, projected, rows.end, columns);
+                let here = |width: usize| (first + rows.start) * width..(first + rows.end) * width;
+                cpu.delta_net(DeltaJob {
+                    shape,
+                    inputs: &inputs[rows.start * channels..rows.end * channels],
+                    z: &z[here(width)],
+                    decay: &alpha[here(heads)],
+                    strength: &beta[here(heads)],
+                    before: (rows.start == 0).then_some(before),
+                    state: matrices,
+                    norm: &weights.norm,
+                    eps,
+                    out: &mut out[rows.start * width..rows.end * width],
+                });
+            });
+        }
+        if !last {
+            return rows;
+        }
+        keep_rows(&ws.spans, &mut ws.attended, width);
+        keep_wanted(ws)
+    }
+
+    /// Latent attention of the normed rows, into `ws.attended`; returns how many rows go on.
+    pub(super) fn latent(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &mut [Item<'_>],
+        (weights, spec, place): (&LatentWeights, Latent, Place),
+        rows: usize,
+        last: bool,
+    ) -> usize {
+        let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
+        let (heads, eps, shape) = (blueprint.heads, blueprint.norm.eps, spec.shape());
+        let mut buffers = mem::take(&mut ws.hybrid.latent);
+        let scratch = &mut ws.scratch;
+        let h = &ws.h[..rows * blueprint.hidden];
+        let made = &mut buffers.made[..rows * shape.head_dim];
+        let queries = &mut buffers.queries[..rows * heads * spec.query()];
+        match &weights.narrow {
+            None => product(cpu, scratch, h, rows, [(&weights.q, &mut *queries), (&weights.row, &mut *made)]),
+            Some((narrow, norm)) => {
+                let x = &mut buffers.narrow[..rows * norm.len()];
+                product(cpu, scratch, h, rows, [(narrow, &mut *x), (&weights.row, &mut *made)]);
+                cpu.rms_norm_in_place(x, norm.len(), Some(norm), eps);
+                product(cpu, scratch, x, rows, [(&weights.q, &mut *queries)]);
+            }
+        }
+        // The rotated part goes first, where the rotation expects it.
+        let k = &mut ws.k[..rows * shape.head_dim];
+        for (made, key) in made.chunks_exact(shape.head_dim).zip(k.chunks_exact_mut(shape.head_dim)) {
+            let (latent, rotated) = made.split_at(spec.rank);
+            key[..spec.rotated].copy_from_slice(rotated);
+            cpu.rms_norm(latent, spec.rank, Some(&weights.row_norm), eps, &mut key[spec.rotated..]);
+        }
+        let q = &mut ws.q[..rows * heads * shape.head_dim];
+        for (query, q) in queries.chunks_exact(spec.query()).zip(q.chunks_exact_mut(shape.head_dim)) {
+            q[..spec.rotated].copy_from_slice(&query[spec.plain..]);
+        }
+        let rope = &blueprint.ropes[spec.rope];
+        let table = &ws.tables[spec.rope][..rows * rope.dims];
+        for (x, heads) in [(&mut *q, heads), (&mut *k, 1)] {
+            cpu.rope(x, heads * shape.head_dim, heads, shape.head_dim, rope.dims, rope.pairing, table);
+        }
+        let mut turn = Turn { cpu, scratch, from: &mut buffers.from, to: &mut buffers.to, rows };
+        for (head, matrix) in weights.keys.iter().enumerate() {
+            let from = Columns { width: heads * spec.query(), first: head * spec.query() };
+            let to = Columns { width: heads * shape.head_dim, first: head * shape.head_dim + spec.rotated };
+            turn.head(matrix, (queries, from), (&mut *q, to));
+        }
+        for (item, span) in items.iter_mut().zip(&ws.spans) {
+            let at = span.first * shape.head_dim..(span.first + span.rows) * shape.head_dim;
+            let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
+            cpu.store_kv(paged.pages_mut(), shape, &ws.k[at], &[], span.start);
+        }
+        let rows = if last { keep_wanted(ws) } else { rows };
+        if rows > 0 {
+            let look = Look { place, shape, scale: spec.scale, softcap: None, sinks: None };
+            self.attend(ws, items, look, &mut buffers.seen, last);
+            let scratch = &mut ws.scratch;
+            let mut turn = Turn { cpu, scratch, from: &mut buffers.from, to: &mut buffers.to, rows };
+            for (head, matrix) in weights.values.iter().enumerate() {
+                let from = Columns { width: heads * spec.rank, first: head * spec.rank };
+                let to = Columns { width: heads * spec.value, first: head * spec.value };
+                turn.head(matrix, (&buffers.seen, from), (&mut ws.attended, to));
+            }
+        }
+        ws.hybrid.latent = buffers;
+        rows
+    }
+}
+
+/// Where the columns of one head are in rows of all heads.
+struct Columns {
+    width: usize,
+    first: usize,
+}
+
+/// Multiplies the rows of one head.
+struct Turn<'a> {
+    cpu: &'a Cpu,
+    scratch: &'a mut Activations,
+    from: &'a mut [f32],
+    to: &'a mut [f32],
+    rows: usize,
+}
+
+impl Turn<'_> {
+    fn head(&mut self, matrix: &Linear, (x, at): (&[f32], Columns), (out, to): (&mut [f32], Columns)) {
+        let (cols, made) = (matrix.matrix.cols(), matrix.matrix.rows());
+        let from = &mut self.from[..self.rows * cols];
+        for (row, from) in x.chunks_exact(at.width).zip(from.chunks_exact_mut(cols)) {
+            from.copy_from_slice(&row[at.first..at.first + cols]);
+        }
+        let result = &mut self.to[..self.rows * made];
+        product(self.cpu, self.scratch, from, self.rows, [(matrix, &mut *result)]);
+        for (row, result) in out.chunks_exact_mut(to.width).zip(result.chunks_exact(made)) {
+            row[to.first..to.first + made].copy_from_slice(result);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! Opening a GPU: what it is, how it rounds, its kernels, its memory.
+//!
+//! Errors of the device arrive late and elsewhere: they are noted when they happen and end the pass that meets them next
+//! ([`Gpu::check`]), so a device that is lost, full or hangs is a failed pass and not the end of the process.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use super::source::{Arithmetic, Kernel};
+use crate::{Error, Result, executor::Class, synthetic::Random};
+
+/// A pass that takes longer has lost its device: drivers reset a GPU after a few seconds without progress, and a software
+/// device computes a chunk of a prompt in a minute.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Operands of a probe.
+const OPERANDS: usize = 8192;
+
+/// A GPU as a user sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInfo {
+    /// What the device is called.
+    pub name: String,
+    /// The driver and its version.
+    pub driver: String,
+    /// Whether a processor computes what a GPU would: right, and slow.
+    pub software: bool,
+    /// Bytes of the largest matrix that one binding holds.
+    pub binding_bytes: u64,
+}
+
+/// A GPU that is open.
+pub struct Gpu {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    info: GpuInfo,
+    arithmetic: Arithmetic,
+    class: Class,
+    kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+/// A kernel ready to run.
+pub(super) struct Compiled {
+    pub pipeline: wgpu::ComputePipeline,
+    layout: wgpu::BindGroupLayout,
+}
+
+/// What a mutex holds; a thread that panicked with it leaves it usable.
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for a future that needs no one to wake it: those of this library are ready at once outside of browsers.
+fn wait<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return output;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn adapters() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::PRIMARY;
+    let instance = wgpu::Instance::new(descriptor);
+    let mut all = wait(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    // Real devices first, in the order of the driver.
+    all.sort_by_key(|adapter| adapter.get_info().device_type == wgpu::DeviceType::Cpu);
+    all
+}
+
+fn describe(adapter: &wgpu::Adapter) -> GpuInfo {
+    let info = adapter.get_info();
+    GpuInfo {
+        name: info.name,
+        driver: format!("{:?} {} {}", info.backend, info.driver, info.driver_info),
+        software: info.device_type == wgpu::DeviceType::Cpu,
+        binding_bytes: adapter.limits().max_storage_buffer_binding_size,
+    }
+}
+
+/// The GPUs of this machine, real ones first; their places are their numbers in [`Gpu::open`].
+pub fn list() -> Vec<GpuInfo> {
+    adapters().iter().map(describe).collect()
+}
+
+impl Gpu {
+    /// Opens GPU `number` of [`list`] and probes how it rounds.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when this machine has no such device or its driver refuses.
+    pub fn open(number: usize) -> Result<Arc<Self>> {
+        let mut all = adapters();
+        let count = all.len();
+        if number >= count {
+            return Err(Error::unsupported(format!(
+                "device gpu:{number} on this machine, which has {count}; `--device cpu` works everywhere"
+            )));
+        }
+        let adapter = all.swap_remove(number);
+        let info = describe(&adapter);
+        let descriptor = wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let (device, queue) = wait(adapter.request_device(&descriptor)).map_err(|error| {
+            Error::unsupported(format!("device gpu:{number} ({}) cannot be opened: {error}", info.name))
+        })?;
+        let trouble = Arc::new(Mutex::new(None));
+        let note = |trouble: &Arc<Mutex<Option<String>>>| {
+            let trouble = trouble.clone();
+            move |what: String| {
+                locked(&trouble).get_or_insert(what);
+            }
+        };
+        let noted = note(&trouble);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| noted(error.to_string())));
+        let noted = note(&trouble);
+        device.set_device_lost_callback(move |reason, why| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                noted(format!("the device is lost: {why}"));
+            }
+        });
+        let arithmetic = Arithmetic { fused: true, keeps_subnormals: true };
+        let (class, kernels) = (Class::Approx, Mutex::default());
+        let mut gpu = Self { device, queue, info, arithmetic, class, kernels, trouble };
+        let (found, converts) = gpu.probe()?;
+        let whole = found == arithmetic;
+        if converts && (whole || gpu.info.software) {
+            gpu.class = Class::D1;
+        }
+        // In integers a real device would be slower than the processor: it keeps its own operations and is `approx`.
+        if gpu.info.software {
+            gpu.arithmetic = found;
+        }
+        gpu.kernels = Mutex::default();
+        Ok(Arc::new(gpu))
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &GpuInfo {
+        &self.info
+    }
+
+    /// How the device rounds.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
+    }
+
+    /// The class of what it computes: `d1` where its own operations round once and keep subnormals, and on a software device,
+    /// which computes in integers what it lacks. To be believed after `golden::check_device`.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// How the device rounds, seen on operands of all kinds, and whether it converts between floats and integers exactly.
+    fn probe(&self) -> Result<(Arithmetic, bool)> {
+        let mut random = Random(1);
+        let mut operands: Vec<u32> = (0..3 * OPERANDS)
+            .map(|i| match i % 24 {
+                // Any finite bits; numbers near one; whole numbers.
+                0..9 => random.next() as u32 & 0xbfff_ffff,
+                9..18 => random.normal().to_bits(),
+                _ => (random.below(4096) as f32 - 2048.0).to_bits(),
+            })
+            .collect();
+        // Subnormal operands, and products and sums that are.
+        for (i, tiny) in [1u32, 0x1234, 0x0040_0000, 0x007f_ffff, 0x0080_0001].into_iter().enumerate() {
+            operands[3 * i..3 * i + 3].copy_from_slice(&[tiny, 1.0f32.to_bits(), 0x8000_0003]);
+            operands[3 * i + 30..3 * i + 33].copy_from_slice(&[tiny | 0x0080_0000, 0.37f32.to_bits(), tiny]);
+        }
+        let same = |operation: &'static str, expected: fn(f32, f32, f32) -> f32| -> Result<bool> {
+            let found = self.operate(operation, &operands)?;
+            let pairs = operands.as_chunks::<3>().0.iter().zip(found);
+            Ok(pairs.into_iter().all(|(bits, found)| {
+                let [a, b, c] = bits.map(f32::from_bits);
+                let expected = expected(a, b, c);
+                expected.to_bits() == found || expected.is_nan() && f32::from_bits(found).is_nan()
+            }))
+        };
+        let exact = same("f_add(a, c)", |a, _, c| a + c)? && same("f_mul(a, b)", |a, b, _| a * b)?;
+        let fused = same("f_fma(a, b, c)", f32::mul_add)?;
+        // As whole numbers, and back by themselves: a driver may leave out a conversion there and back, and with it the sign of 0.
+        let rounds =
+            same("bitcast<f32>(8388608 + i32(round(clamp(a * 100.0, -99999.0, 99999.0))))", |a, _, _| {
+                let whole = (a * 100.0).clamp(-99_999.0, 99_999.0).round_ties_even() as i32;
+                f32::from_bits((8_388_608 + whole) as u32)
+            })?;
+        let widens =
+            same("f32(bitcast<i32>(operands[3u * i]) >> 7u)", |a, _, _| (a.to_bits() as i32 >> 7) as f32)?;
+        let converts = rounds && widens;
+        Ok((Arithmetic { fused, keeps_subnormals: exact }, converts))
+    }
+
+    /// `operation` over a, b, c of each three of `operands`, all of them bits.
+    pub(super) fn operate(&self, operation: &'static str, operands: &[u32]) -> Result<Vec<u32>> {
+        let count = operands.len() / 3;
+        let kernel = self.kernel(Kernel::Probe(operation));
+        let (pass, params) = (self.upload("pass", &[1, 1, 1, 0]), self.upload("params", &[count as u32]));
+        let input = self.upload("operands", operands);
+        let out = self.buffer("results", 4 * count);
+        let bind = self.bind(&kernel, &[&pass, &params, &input, &out]);
+        let mut encoder = self.encoder();
+        dispatch(
+            &mut encoder.begin_compute_pass(&Default::default()),
+            &kernel,
+            &bind,
+            [count.div_ceil(64) as u32, 1],
+        );
+        self.finish(encoder, &[(&out, 0..4 * count)]).map(|all| words(&all))
+    }
+
+    /// Kernel `kernel`, compiled at its first use.
+    pub(super) fn kernel(&self, kernel: Kernel) -> Arc<Compiled> {
+        let mut kernels = locked(&self.kernels);
+        kernels.entry(kernel).or_insert_with(|| Arc::new(self.compile(kernel))).clone()
+    }
+
+    fn compile(&self, kernel: Kernel) -> Compiled {
+        let label = format!("{kernel:?}");
+        let source = kernel.source(self.arithmetic);
+        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(&label),
+            source: wgpu::ShaderSource::Wgsl(source.into()),
+        });
+        let entries: Vec<_> = (0..)
+            .zip(kernel.bindings().bytes())
+            .map(|(binding, usage)| wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Storage { read_only: usage == b'r' },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            })
+            .collect();
+        let layout = self
+            .device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let whole = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: None,
+            bind_group_layouts: &[Some(&layout)],
+            ..Default::default()
+        });
+        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(&label),
+            layout: Some(&whole),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: Default::default(),
+            cache: None,
+        });
+        Compiled { pipeline, layout }
+    }
+
+    /// The buffers of one dispatch of `kernel`, in the order of its bindings.
+    pub(super) fn bind(&self, kernel: &Compiled, buffers: &[&wgpu::Buffer]) -> wgpu::BindGroup {
+        let entries: Vec<_> = (0..)
+            .zip(buffers)
+            .map(|(binding, buffer)| wgpu::BindGroupEntry { binding, resource: buffer.as_entire_binding() })
+            .collect();
+        let layout = &kernel.layout;
+        self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
+    }
+
+    /// `bytes` of memory on the device, zeros.
+    pub(super) fn buffer(&self, label: &str, bytes: usize) -> wgpu::Buffer {
+        use wgpu::BufferUsages as Usage;
+        self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(label),
+            size: bytes.next_multiple_of(4).max(16) as u64,
+            usage: Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST,
+            mapped_at_creation: false,
+        })
+    }
+
+    /// `values` on the device.
+    pub(super) fn upload(&self, label: &str, values: &[u32]) -> wgpu::Buffer {
+        let buffer = self.buffer(label, 4 * values.len());
+        self.write(&buffer, 0, values);
+        buffer
+    }
+
+    /// `values` as their bits on the device.
+    pub(super) fn upload_floats(&self, label: &str, values: &[f32]) -> wgpu::Buffer {
+        self.upload(label, &values.iter().map(|value| value.to_bits()).collect::<Vec<_>>())
+    }
+
+    /// Writes `values` from byte `at` on.
+    pub(super) fn write(&self, buffer: &wgpu::Buffer, at: usize, values: &[u32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        if !bytes.is_empty() {
+            self.queue.write_buffer(buffer, at as u64, &bytes);
+        }
+    }
+
+    pub(super) fn encoder(&self) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&Default::default())
+    }
+
+    /// Runs what was recorded and gives back the byte ranges of `wanted`, one after the other.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the device is lost, out of memory, or does not finish.
+    pub(super) fn finish(
+        &self,
+        mut encoder: wgpu::CommandEncoder,
+        wanted: &[(&wgpu::Buffer, std::ops::Range<usize>)],
+    ) -> Result<Vec<u8>> {
+        self.check()?;
+        let size: usize = wanted.iter().map(|(_, range)| range.len()).sum();
+        let back = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("back"),
+            size: size.max(16) as u64,
+            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let mut at = 0;
+        for (buffer, range) in wanted {
+            let (start, len) = (range.start as u64, range.len() as u64);
+            if len > 0 {
+                encoder.copy_buffer_to_buffer(buffer, start, &back, at, len);
+            }
+            at += len;
+        }
+        let submitted = self.queue.submit([encoder.finish()]);
+        let (done, mapped) = mpsc::channel();
+        back.map_async(wgpu::MapMode::Read, .., move |result| drop(done.send(result)));
+        let waited = self
+            .device
+            .poll(wgpu::PollType::Wait { submission_index: Some(submitted), timeout: Some(PATIENCE) });
+        self.check()?;
+        let lost = |why: String| Error::invalid(format!("the GPU failed: {why}"));
+        waited.map_err(|error| lost(error.to_string()))?;
+        let mapped = mapped.try_recv().map_err(|_| lost("a result never came".into()))?;
+        mapped.map_err(|error| lost(error.to_string()))?;
+        let all = back.get_mapped_range(..)[..size].to_vec();
+        back.unmap();
+        Ok(all)
+    }
+
+    /// Refuses what follows an error of the device.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what the device said first.
+    pub(super) fn check(&self) -> Result<()> {
+        match &*locked(&self.trouble) {
+            None => Ok(()),
+            Some(why) => Err(Error::invalid(format!(
+                "the GPU failed: {why}; `--device cpu` computes the same without it"
+            ))),
+        }
+    }
+}
+
+/// Little-endian words of `bytes`.
+pub(super) fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// Records one dispatch.
+pub(super) fn dispatch(
+    pass: &mut wgpu::ComputePass<'_>,
+    kernel: &Compiled,
+    bind: &wgpu::BindGroup,
+    [x, y]: [u32; 2],
+) {
+    pass.set_pipeline(&kernel.pipeline);
+    pass.set_bind_group(0, bind, &[]);
+    pass.dispatch_workgroups(x, y, 1);
+}

@@ -1,0 +1,420 @@
+//! The executor on GPUs of every vendor, by Vulkan, Metal or DX12.
+//!
+//! Kernels are WGSL (`wgsl/`, put together by `source`), each with the processor's kernel of the same name as its
+//! specification. A pass is one command buffer: per layer a norm, the products of queries, keys and values, their rotation
+//! and storing, attention, the output, a norm, the products of gate and up, the activation, the product of down; rows are rounded
+//! for the next matrix by the dispatch that makes them. Ten dispatches a layer where the matrices of one step have one format.
+//! Embedding rows are read from the file by the processor; what comes back are the rows that were asked for.
+//!
+//! # Why the same bits
+//! Every float operation is an addition, a product, a fused product or an exact conversion, in the order that
+//! [`crate::quant`] and [`crate::kernels`] write down; division and square root are computed in integers (the standards of
+//! GPUs allow errors there); a product that is not fused passes an opaque bit operation, so that no compiler fuses it.
+//! [`Gpu::open`] probes what the device rounds. Where fused products round once and subnormals are kept, the class is `d1`. A
+//! software device computes in integers what it lacks, exactly as well; a real one is `approx` then.
+//!
+//! # Limits
+//! Softmax attention and dense networks, with the weight formats of `source`; other models are refused by name. An output is
+//! one thread's chain, so small matrices leave a large device idle. Activations that a session rounds between two layers of
+//! a pass travel to the processor and back.
+
+mod buffers;
+mod device;
+pub mod ops;
+mod source;
+mod state;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use scheduler::{AttentionKind, LayerRange};
+
+use super::{
+    Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
+    batch::{self, Gave, refuse_non_finite, round_at},
+    read_bytes,
+    tags::Tags,
+};
+use crate::{
+    Error, Result,
+    gguf::Gguf,
+    kernels::{KvShape, PAGE},
+    models::{Blueprint, Frequencies},
+    state::LayerState,
+};
+use buffers::{GpuBuffers, Steps};
+use device::words;
+pub use device::{Gpu, GpuInfo, list};
+pub use source::Arithmetic;
+use state::{DevicePages, Pool};
+use weights::{LayerParts, Loader, NormPart, Part, beyond};
+
+/// Consecutive layers of a model on a GPU.
+pub struct GpuShard {
+    gpu: Arc<Gpu>,
+    gguf: Arc<Gguf>,
+    blueprint: Blueprint,
+    range: LayerRange,
+    ends: Ends,
+    context: usize,
+    frequencies: Vec<Frequencies>,
+    layers: Vec<LayerParts>,
+    head: Option<(NormPart, Vec<Part>)>,
+    pool: Arc<Pool>,
+    tags: Tags,
+    counts: Counts,
+}
+
+/// What passes have cost so far.
+#[derive(Debug, Default)]
+struct Counts {
+    submits: AtomicU64,
+    dispatches: AtomicU64,
+    bytes_back: AtomicU64,
+}
+
+/// What the passes of a [`GpuShard`] have cost so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuCounts {
+    /// Command buffers handed to the device.
+    pub submits: u64,
+    /// Kernels started.
+    pub dispatches: u64,
+    /// Bytes read back.
+    pub bytes_back: u64,
+}
+
+impl GpuShard {
+    /// Loads `layers` and `ends` of the model in `gguf` into the memory of `gpu`.
+    ///
+    /// # Errors
+    /// Those of [`super::load`]; [`Error::Unsupported`] for models and formats that this executor does not compute;
+    /// [`Error::Invalid`] when the device has no memory for them.
+    pub fn load(
+        gguf: &Arc<Gguf>,
+        gpu: Arc<Gpu>,
+        layers: LayerRange,
+        ends: Ends,
+        options: Options,
+    ) -> Result<Self> {
+        let blueprint = Blueprint::from_gguf(gguf)?;
+        let context = batch::check_load(&blueprint, layers, ends, options)?;
+        if let Some(what) = beyond(&blueprint) {
+            return Err(Error::unsupported(format!("{what} on this device; `--device cpu` computes them")));
+        }
+        let frequencies: Vec<_> = blueprint.ropes.iter().map(|rope| rope.frequencies(context)).collect();
+        let loader = Loader { gguf, gpu: &gpu, blueprint: &blueprint };
+        let head = match ends.head {
+            true if gguf.info("output.bias").is_some() => {
+                return Err(Error::unsupported("biases of the head on this device"));
+            }
+            true => Some((loader.norm("output_norm")?, loader.head()?)),
+            false => None,
+        };
+        let weights = (layers.start()..layers.end())
+            .map(|index| loader.layer(index as usize))
+            .collect::<Result<Vec<_>>>()?;
+        gguf.forget_range(0..gguf.file_len());
+        gpu.check()?;
+        // States of class `d1` are those of the processor.
+        let executor = if gpu.class() == Class::Approx { "gpu" } else { "" };
+        let shape = KvShape::new(blueprint.kv_heads, blueprint.head_dim);
+        Ok(Self {
+            pool: Pool::new(gpu.clone(), shape, weights.len()),
+            tags: Tags::new(gguf, executor, &blueprint, layers, &frequencies),
+            gguf: gguf.clone(),
+            gpu,
+            range: layers,
+            ends,
+            context,
+            frequencies,
+            layers: weights,
+            head,
+            blueprint,
+            counts: Counts::default(),
+        })
+    }
+
+    /// What the passes so far have cost.
+    pub fn counts(&self) -> GpuCounts {
+        let Counts { submits, dispatches, bytes_back } = &self.counts;
+        let [submits, dispatches, bytes_back] = [submits, dispatches, bytes_back].map(|n| n.load(Relaxed));
+        GpuCounts { submits, dispatches, bytes_back }
+    }
+
+    /// The rows that enter the first layer, as f32.
+    fn enter(&self, items: &[Item<'_>]) -> Result<Vec<f32>> {
+        let hidden = self.blueprint.hidden;
+        let mut x = Vec::new();
+        for item in items {
+            match item.input {
+                Input::Activations(rows) => x.extend_from_slice(rows),
+                Input::Tokens(tokens) => {
+                    let table = self.gguf.require("token_embd.weight")?;
+                    for &id in tokens {
+                        let at = x.len();
+                        x.resize(at + hidden, 0.0);
+                        (table.format.dequantize)(table.row(id as usize), &mut x[at..]);
+                    }
+                    let scale = self.blueprint.embedding_scale;
+                    if scale != 1.0 {
+                        let first = x.len() - tokens.len() * hidden;
+                        x[first..].iter_mut().for_each(|x| *x *= scale);
+                    }
+                }
+            }
+        }
+        Ok(x)
+    }
+
+    /// Positions, sessions and pages of a pass, as the kernels read them.
+    fn describe(
+        &self,
+        ws: &GpuBuffers,
+        items: &[Item<'_>],
+        layers: LayerRange,
+        rows: usize,
+    ) -> Result<Vec<u32>> {
+        let room = ws.spans.iter().map(|span| (span.start + span.rows).div_ceil(PAGE)).max().unwrap_or(1);
+        let mut info = vec![rows as u32, room as u32, items.len() as u32, 0];
+        for (item, span) in ws.spans.iter().enumerate() {
+            info.extend((span.start..span.start + span.rows).flat_map(|at| [at as u32, item as u32]));
+        }
+        let first = (layers.start() - self.range.start()) as usize;
+        info.resize(info.len() + (first + layers.len() as usize) * items.len() * room, 0);
+        let tables = 4 + 2 * rows;
+        for layer in 0..layers.len() as usize {
+            for (index, (item, span)) in items.iter().zip(&ws.spans).enumerate() {
+                let pages = item.state.layer::<DevicePages>(layer).ok_or_else(foreign)?;
+                let at = tables + ((first + layer) * items.len() + index) * room;
+                for (slot, number) in info[at..].iter_mut().zip(pages.table(span.start + span.rows)?) {
+                    *slot = number;
+                }
+            }
+        }
+        Ok(info)
+    }
+
+    /// Computes the rows that were admitted.
+    fn compute(
+        &self,
+        ws: &mut GpuBuffers,
+        pass: Pass<'_>,
+        items: &mut [Item<'_>],
+        rows: usize,
+    ) -> Result<()> {
+        ws.gave = Gave::by(self, pass);
+        let hidden = self.blueprint.hidden;
+        ws.width = if ws.gave == Gave::Logits { self.blueprint.vocab } else { hidden };
+        let pool = self.pool.clone();
+        let mut arenas = pool.arenas();
+        for at in 0..pass.layers.len() as usize {
+            for (item, span) in items.iter_mut().zip(&ws.spans) {
+                let pages = item.state.layer_mut::<DevicePages>(at).ok_or_else(foreign)?;
+                pages.own(span.start, span.start + span.rows, &mut arenas)?;
+            }
+        }
+        let info = self.describe(ws, items, pass.layers, rows)?;
+        self.gpu.write(&ws.scratch.info[0], 0, &info);
+        self.turn(ws, rows);
+        let mut x = self.enter(items)?;
+        round_at(pass.rounding, pass.layers.start(), &mut x)?;
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        self.gpu.write(&ws.scratch.x[0], 0, &bits(&x));
+        let mut encoder = self.gpu.encoder();
+        for layer in pass.layers.start()..pass.layers.end() {
+            if layer > pass.layers.start() && pass.rounding.at(layer).is_some() {
+                // Rounding between two layers is the processor's, by the same code as everywhere.
+                let bytes = self.finish(encoder, &[(&ws.scratch.x[0], 0..4 * x.len())])?;
+                x = floats(&bytes);
+                round_at(pass.rounding, layer, &mut x)?;
+                self.gpu.write(&ws.scratch.x[0], 0, &bits(&x));
+                encoder = self.gpu.encoder();
+            }
+            let held = (layer - self.range.start()) as usize;
+            let arena = &arenas[held];
+            let bound = ws.layers[held].take().filter(|(buffer, _)| *buffer == arena.buffer);
+            let bound = bound.unwrap_or_else(|| {
+                let steps = Steps::of_layer(self, &ws.scratch, (held, &self.layers[held]), arena);
+                (arena.buffer.clone(), steps)
+            });
+            bound.1.record(&mut encoder.begin_compute_pass(&Default::default()), rows, false);
+            self.counts.dispatches.fetch_add(bound.1.len() as u64, Relaxed);
+            ws.layers[held] = Some(bound);
+        }
+        let wanted: usize = ws.spans.iter().map(|span| span.wanted).sum();
+        let mut results = self.leave(ws, encoder, pass, wanted)?;
+        if ws.gave == Gave::Rows {
+            round_at(pass.rounding, pass.layers.end(), &mut results)?;
+        }
+        if ws.gave == Gave::Logits {
+            self.scale(&mut results);
+        }
+        let what = match ws.gave {
+            Gave::Rows => "outgoing activations",
+            Gave::Logits => "logits",
+            Gave::States => "hidden states",
+        };
+        refuse_non_finite(&results, what)?;
+        ws.results = results;
+        Ok(())
+    }
+
+    /// Factor and softcap of logits, by the processor's functions.
+    fn scale(&self, logits: &mut [f32]) {
+        let head = self.blueprint.head;
+        if head.scale != 1.0 {
+            logits.iter_mut().for_each(|logit| *logit *= head.scale);
+        }
+        if let Some(cap) = head.softcap {
+            logits.iter_mut().for_each(|logit| *logit = crate::kernels::math::tanh_f32(*logit / cap) * cap);
+        }
+    }
+
+    /// Cosines and sines of every row.
+    fn turn(&self, ws: &GpuBuffers, rows: usize) {
+        for ((rope, frequencies), buffer) in
+            self.blueprint.ropes.iter().zip(&self.frequencies).zip(&ws.scratch.angles)
+        {
+            let mut table = vec![0.0; rows * rope.dims];
+            let positions = ws.spans.iter().flat_map(|span| span.start..span.start + span.rows);
+            for (position, row) in positions.zip(table.chunks_exact_mut(rope.dims.max(1))) {
+                frequencies.fill(position, row);
+            }
+            self.gpu.write(buffer, 0, &table.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+        }
+    }
+
+    /// What follows the layers, over the wanted rows, and the rows that come back.
+    fn leave(
+        &self,
+        ws: &mut GpuBuffers,
+        mut encoder: wgpu::CommandEncoder,
+        pass: Pass<'_>,
+        wanted: usize,
+    ) -> Result<Vec<f32>> {
+        let row = 4 * self.blueprint.hidden;
+        let scratch = &ws.scratch;
+        for span in ws.spans.iter().filter(|span| span.wanted > 0) {
+            let from = ((span.first + span.rows - span.wanted) * row) as u64;
+            let (to, bytes) = ((span.first_wanted * row) as u64, (span.wanted * row) as u64);
+            encoder.copy_buffer_to_buffer(&scratch.x[0], from, &scratch.x[1], to, bytes);
+        }
+        let size = wanted * row;
+        let head = self.head.as_ref().filter(|_| ws.gave != Gave::Rows && wanted > 0);
+        let Some((norm, parts)) = head else {
+            return Ok(floats(&self.finish(encoder, &[(&scratch.x[1], 0..size)])?));
+        };
+        if pass.rounding.at(pass.layers.end()).is_some() {
+            let mut x = floats(&self.finish(encoder, &[(&scratch.x[1], 0..size)])?);
+            round_at(pass.rounding, pass.layers.end(), &mut x)?;
+            self.gpu.write(&scratch.x[1], 0, &x.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+            encoder = self.gpu.encoder();
+        }
+        self.gpu.write(&scratch.info[1], 0, &[wanted as u32, 0, 0, 0]);
+        let steps = ws.tail.take().unwrap_or_else(|| Steps::of_head(self, &ws.scratch, (norm, parts)));
+        let only_states = ws.gave == Gave::States;
+        steps.record(&mut encoder.begin_compute_pass(&Default::default()), wanted, only_states);
+        self.counts.dispatches.fetch_add(if only_states { 1 } else { steps.len() as u64 }, Relaxed);
+        ws.tail = Some(steps);
+        let (from, bytes) = match only_states {
+            true => (ws.scratch.states(), size),
+            false => (&ws.scratch.logits, 4 * wanted * self.blueprint.vocab),
+        };
+        Ok(floats(&self.finish(encoder, &[(from, 0..bytes)])?))
+    }
+
+    fn finish(
+        &self,
+        encoder: wgpu::CommandEncoder,
+        wanted: &[(&wgpu::Buffer, std::ops::Range<usize>)],
+    ) -> Result<Vec<u8>> {
+        let bytes = self.gpu.finish(encoder, wanted)?;
+        self.counts.submits.fetch_add(1, Relaxed);
+        self.counts.bytes_back.fetch_add(bytes.len() as u64, Relaxed);
+        Ok(bytes)
+    }
+}
+
+fn foreign() -> Error {
+    Error::invalid("the state is of another executor")
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    words(bytes).into_iter().map(f32::from_bits).collect()
+}
+
+impl Executor for GpuShard {
+    fn blueprint(&self) -> &Blueprint {
+        &self.blueprint
+    }
+
+    fn range(&self) -> LayerRange {
+        self.range
+    }
+
+    fn ends(&self) -> Ends {
+        self.ends
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+
+    fn class(&self) -> Class {
+        self.gpu.class()
+    }
+
+    fn device(&self) -> String {
+        let GpuInfo { name, driver, .. } = self.gpu.info();
+        format!("gpu ({name}, {driver})")
+    }
+
+    fn resident_bytes(&self) -> usize {
+        let head: usize = self.head.iter().flat_map(|(_, parts)| parts).map(|part| part.bytes).sum();
+        self.layers.iter().map(LayerParts::bytes).sum::<usize>() + head
+    }
+
+    fn bytes_per_token(&self, position: usize) -> usize {
+        self.resident_bytes() + read_bytes(&self.blueprint, self.range, position)
+    }
+
+    fn state_tag(&self, layers: LayerRange) -> u64 {
+        self.tags.of(self.range, layers)
+    }
+
+    fn new_layer_state(&self, layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
+        Box::new(DevicePages::new(self.pool.clone(), (layer - self.range.start()) as usize))
+    }
+
+    fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {
+        Ok(Box::new(GpuBuffers::new(self, capacity)?))
+    }
+
+    fn pass(&self, ws: &mut Workspace, pass: Pass<'_>, items: &mut [Item<'_>]) -> Result<()> {
+        ws.clear();
+        let ws: &mut GpuBuffers = ws.buffers()?;
+        batch::check_held(self.range, pass.layers)?;
+        if ws.owner != std::ptr::from_ref(self).addr() {
+            return Err(Error::invalid("the workspace belongs to another shard"));
+        }
+        self.gpu.check()?;
+        let mut spans = std::mem::take(&mut ws.spans);
+        let admitted = batch::admit(self, ws.capacity, pass, items, &mut spans);
+        ws.spans = spans;
+        let outcome = admitted.and_then(|rows| match rows {
+            0 => Ok(()),
+            rows => self.compute(ws, pass, items, rows),
+        });
+        match outcome {
+            Ok(()) => items.iter_mut().zip(&ws.spans).for_each(|(item, span)| item.state.advance(span.rows)),
+            Err(_) => ws.clear(),
+        }
+        outcome
+    }
+}

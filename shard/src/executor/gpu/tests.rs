@@ -1,0 +1,289 @@
+//! Every kernel has the bits of the processor's. Without a GPU or a software Vulkan device the tests say so and pass, unless
+//! `SHOAL_GPU=required` is set.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+
+use half::f16;
+
+use super::{
+    Gpu, GpuShard,
+    ops::{self, MatrixJob},
+};
+use crate::{
+    executor::{
+        self, Capacity, Class, Device, Ends, Executor, Input, Item, Options, Output, Workspace, argmax,
+        cpu::Shard, whole_range,
+    },
+    gguf::Gguf,
+    golden,
+    kernels::{Cpu, Isa, threads::Pool},
+    models::Blueprint,
+    quant::{self, QuantizedRow},
+    synthetic::Random,
+};
+
+/// The device of the tests.
+fn gpu() -> Option<&'static Arc<Gpu>> {
+    static DEVICE: OnceLock<Option<Arc<Gpu>>> = OnceLock::new();
+    let open = || match Gpu::open(0) {
+        Ok(gpu) => {
+            eprintln!("device of the tests: {:?}, {:?}, {:?}", gpu.info(), gpu.arithmetic(), gpu.class());
+            Some(gpu)
+        }
+        Err(error) => {
+            let required = std::env::var("SHOAL_GPU").is_ok_and(|value| value == "required");
+            assert!(!required, "SHOAL_GPU=required: {error}");
+            eprintln!("skipped: {error}; a software device is in the package mesa-vulkan-drivers");
+            None
+        }
+    };
+    DEVICE.get_or_init(open).as_ref()
+}
+
+/// Operands of every kind, three each: any bits, near one, whole numbers, and each next to a subnormal result.
+fn operands(count: usize) -> Vec<u32> {
+    let mut random = Random(7);
+    (0..3 * count)
+        .map(|i| match i / 3 % 5 {
+            0 => random.next() as u32,
+            1 => random.normal().to_bits(),
+            2 => (random.below(4096) as f32 - 2048.0).to_bits(),
+            // Exponents whose products are near or below the smallest normal number.
+            3 => (random.next() as u32 & 0x807f_ffff) | (((50 + random.below(30)) as u32) << 23),
+            _ => random.next() as u32 & 0x80ff_ffff,
+        })
+        .collect()
+}
+
+#[test]
+fn arithmetic_in_integers_rounds_as_ieee_754_says() {
+    let Some(gpu) = gpu() else { return };
+    let operands = operands(60_000);
+    let check = |operation: &'static str, expected: &dyn Fn([f32; 3]) -> f32| {
+        let found = gpu.operate(operation, &operands).unwrap();
+        for (bits, found) in operands.as_chunks::<3>().0.iter().zip(found) {
+            let expected = expected(bits.map(f32::from_bits));
+            let same = expected.to_bits() == found || expected.is_nan() && f32::from_bits(found).is_nan();
+            assert!(same, "{operation} of {bits:x?}: {found:x}, not {:x}", expected.to_bits());
+        }
+    };
+    let bits = "bitcast<f32>(fma_bits(operands[3u * i], operands[3u * i + 1u], operands[3u * i + 2u]))";
+    check(bits, &|[a, b, c]| a.mul_add(b, c));
+    check("bitcast<f32>(div_bits(operands[3u * i], operands[3u * i + 1u]))", &|[a, b, _]| a / b);
+    check("bitcast<f32>(sqrt_bits(operands[3u * i]))", &|[a, ..]| a.sqrt());
+    check("f_fma(a, b, c)", &|[a, b, c]| a.mul_add(b, c));
+    check("f_mul(a, b)", &|[a, b, _]| a * b);
+    check("f_add(a, b)", &|[a, b, _]| a + b);
+    check("bitcast<f32>(half_bits(operands[3u * i] & 0xffffu))", &|[a, ..]| {
+        f16::from_bits(a.to_bits() as u16).to_f32()
+    });
+    check("bitcast<f32>(half_bits(to_half_bits(operands[3u * i])))", &|[a, ..]| {
+        let bounded = if a.is_nan() { a } else { a.clamp(-65_504.0, 65_504.0) };
+        f16::from_f32(bounded).to_f32()
+    });
+}
+
+/// Both software devices that exist are: what they lack is computed in integers.
+#[test]
+fn a_software_device_is_of_class_d1() {
+    let Some(gpu) = gpu() else { return };
+    assert!(gpu.class() == Class::D1 || !gpu.info().software, "{:?} {:?}", gpu.info(), gpu.arithmetic());
+}
+
+#[test]
+fn activations_are_rounded_as_the_specification_says() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(3);
+    let cols = 96;
+    let mut x: Vec<f32> = (0..5 * cols).map(|i| random.normal() * [1.0, 1e-30, 1e9][i / 32 % 3]).collect();
+    x[32..64].fill(0.0);
+    x[64..96].fill(1e-40);
+    x[cols + 5] = f32::NAN;
+    x[cols + 40] = f32::INFINITY;
+    let (mut q, mut d, mut sums) = (vec![0; x.len()], vec![0.0; x.len() / 32], vec![0; x.len() / 16]);
+    quant::quantize_row(&x, &mut q, &mut d, &mut sums);
+    let found = ops::round(gpu, &x, cols).unwrap();
+    let codes: Vec<i8> = found.q.iter().flat_map(|word| word.to_le_bytes()).map(|byte| byte as i8).collect();
+    assert_eq!(codes, q);
+    let bits = |d: &[f32]| d.iter().map(|d| if d.is_nan() { 1 } else { d.to_bits() }).collect::<Vec<_>>();
+    assert_eq!(bits(&found.d), bits(&d));
+    assert_eq!(found.sums, sums.iter().map(|&sum| i32::from(sum)).collect::<Vec<_>>());
+}
+
+#[test]
+fn products_are_those_of_the_scalar_specification() {
+    let Some(gpu) = gpu() else { return };
+    let mut random = Random(4);
+    let (rows, cols) = (70, 512);
+    let mut formats = 0;
+    for &format in quant::ALL {
+        let Some(quantize) = format.quantize else { continue };
+        let weights: Vec<f32> = (0..rows * cols).map(|_| random.normal()).collect();
+        let mut bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
+        quantize(&weights, &mut bytes);
+        let job = MatrixJob { format, rows, cols, bytes: &bytes };
+        for n in [1, 6] {
+            let x: Vec<f32> = (0..n * cols).map(|_| random.normal()).collect();
+            let Ok(found) = ops::matmul(gpu, &job, &x) else { continue };
+            formats += 1;
+            for (row, x) in x.chunks_exact(cols).enumerate() {
+                let (mut q, mut d, mut sums) = (vec![0; cols], vec![0.0; cols / 32], vec![0; cols / 16]);
+                quant::quantize_row(x, &mut q, &mut d, &mut sums);
+                let x = QuantizedRow { x, q: &q, d: &d, sums: &sums };
+                for (output, weights) in bytes.chunks_exact(bytes.len() / rows).enumerate() {
+                    let (found, expected) = (found[row * rows + output], (format.dot)(weights, &x));
+                    assert_eq!(found.to_bits(), expected.to_bits(), "{} {row} {output}", format.name);
+                }
+            }
+        }
+    }
+    assert_eq!(formats, 2 * 11, "formats that were compared");
+}
+
+#[test]
+fn the_golden_hashes_are_those_of_the_processor() {
+    let Some(gpu) = gpu() else { return };
+    let checks = golden::check_device(&Device::Gpu(gpu.clone())).unwrap();
+    assert!(checks.len() > 25, "{checks:?}");
+    if gpu.class() == Class::D1 {
+        let wrong: Vec<_> = checks.iter().filter(|check| !check.passed()).collect();
+        assert!(wrong.is_empty(), "{:?}: {wrong:?}", gpu.info());
+    }
+}
+
+/// Greedy tokens of a model on the processor and on the device, the digest of the state after them, and what a token cost.
+fn follow(gpu: &Arc<Gpu>, gguf: &Arc<Gguf>, prompt: &[u32], steps: usize) {
+    let (cpu, device) = (Device::Cpu(processor()), Device::Gpu(gpu.clone()));
+    let range = whole_range(gguf).unwrap();
+    let options = Options { context: Some(prompt.len() + steps + 8) };
+    let load = |device: &Device| executor::load(device, gguf, range, Ends::BOTH, options).unwrap();
+    let run = |executor: Box<dyn Executor>| {
+        let mut ws = Workspace::new(&*executor, Capacity::one_session(7)).unwrap();
+        let mut state = executor.new_state();
+        executor.prefill(&mut ws, &mut state, prompt).unwrap();
+        let mut bits = vec![];
+        for _ in 0..steps {
+            bits.push(blake3::hash(&ws.logits(0).iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>()));
+            let token = argmax(ws.logits(0));
+            executor.step(&mut ws, &mut state, token).unwrap();
+        }
+        (bits, state.digest().unwrap())
+    };
+    assert_eq!(run(load(&device)), run(load(&cpu)), "{}", Blueprint::from_gguf(gguf).unwrap().architecture);
+}
+
+fn processor() -> Arc<Cpu> {
+    Arc::new(Cpu::new(Isa::detect(), Pool::new(2, false)))
+}
+
+fn minnow() -> Arc<Gguf> {
+    Arc::new(Gguf::open(concat!(env!("CARGO_MANIFEST_DIR"), "/minnow/minnow.gguf")).unwrap())
+}
+
+#[test]
+fn minnow_and_the_families_say_what_they_say_on_the_processor() {
+    let Some(gpu) = gpu() else { return };
+    follow(gpu, &minnow(), &[1, 17, 300, 42, 5, 99, 260, 7, 8, 9, 10], 8);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/families");
+    let (mut computed, mut refused) = (Vec::new(), Vec::new());
+    let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for path in files.iter().filter(|path| path.extension().is_some_and(|end| end == "gguf")) {
+        let gguf = Arc::new(Gguf::open(path).unwrap());
+        let (range, name) = (whole_range(&gguf).unwrap(), path.file_stem().unwrap().to_string_lossy());
+        match GpuShard::load(&gguf, gpu.clone(), range, Ends::BOTH, Options::default()) {
+            Ok(_) => {
+                follow(gpu, &gguf, &(5..25).collect::<Vec<_>>(), 3);
+                computed.push(name);
+            }
+            Err(error) => {
+                let why = error.to_string();
+                assert!(why.contains("on this device"), "{name}: {why}");
+                refused.push(format!("{name}: {why}"));
+            }
+        }
+    }
+    eprintln!("computed: {computed:?}\nrefused: {refused:#?}");
+    assert!(computed.len() >= 10, "{computed:?}");
+}
+
+#[test]
+fn a_token_is_one_submit_and_ten_dispatches_a_layer() {
+    let Some(gpu) = gpu() else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(64) });
+    let shard = GpuShard::load(&gguf, gpu.clone(), whole_range(&gguf).unwrap(), Ends::BOTH, options).unwrap();
+    let mut ws = Workspace::new(&shard, Capacity::one_session(8)).unwrap();
+    let mut state = shard.new_state();
+    shard.prefill(&mut ws, &mut state, &[1, 2, 3]).unwrap();
+    let before = shard.counts();
+    shard.step(&mut ws, &mut state, 4).unwrap();
+    let (after, layers) = (shard.counts(), shard.blueprint().layers.len() as u64);
+    assert_eq!(after.submits - before.submits, 1);
+    let dispatches = after.dispatches - before.dispatches;
+    assert!(dispatches <= 12 * layers + 2, "{dispatches} dispatches for {layers} layers");
+}
+
+/// States move between processor and device, sessions share pages, and a batch gives each what it would get alone.
+#[test]
+fn sessions_move_share_and_stand_side_by_side() {
+    let Some(gpu) = gpu() else { return };
+    let (gguf, options) = (minnow(), Options { context: Some(600) });
+    let range = whole_range(&gguf).unwrap();
+    let cpu = Shard::load(&gguf, processor(), range, Ends::BOTH, options).unwrap();
+    let shard = GpuShard::load(&gguf, gpu.clone(), range, Ends::BOTH, options).unwrap();
+    let capacity = Capacity { rows: 300, items: 2, logit_rows: 8 };
+    let (mut ours, mut theirs) =
+        (Workspace::new(&shard, capacity).unwrap(), Workspace::new(&cpu, capacity).unwrap());
+    let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+
+    let prompt: Vec<u32> = (0..270).map(|i| 3 + i % 200).collect();
+    let (mut there, mut here) = (cpu.new_state(), shard.new_state());
+    cpu.prefill(&mut theirs, &mut there, &prompt).unwrap();
+    if shard.class() == Class::Approx {
+        return;
+    }
+    here.restore(&there.snapshot().unwrap()).unwrap();
+    assert_eq!(here.digest().unwrap(), there.digest().unwrap());
+    let mut other = here.share(260).unwrap();
+    let (mut alone, before) = (there.share(260).unwrap(), here.digest().unwrap());
+
+    let mut items = [
+        Item { state: &mut here, input: Input::Tokens(&[7, 8, 9]), output: Output::All },
+        Item { state: &mut other, input: Input::Tokens(&[100]), output: Output::Last },
+    ];
+    shard.forward(&mut ours, &mut items).unwrap();
+    cpu.forward(
+        &mut theirs,
+        &mut [Item { state: &mut there, input: Input::Tokens(&[7, 8, 9]), output: Output::All }],
+    )
+    .unwrap();
+    assert_eq!(bits(ours.logits(0)), bits(theirs.logits(0)));
+    cpu.step(&mut theirs, &mut alone, 100).unwrap();
+    assert_eq!(bits(ours.logits(1)), bits(theirs.logits(0)));
+    assert_eq!(other.digest().unwrap(), alone.digest().unwrap(), "the shared page was copied first");
+
+    assert_eq!(here.rewind(270), 270);
+    assert_eq!(here.digest().unwrap(), before);
+    there.restore(&here.snapshot().unwrap()).unwrap();
+    assert!(here.restore(&[0; 40]).is_err());
+}
+
+#[test]
+fn what_the_device_lacks_is_refused_with_what_to_do() {
+    let count = super::list().len();
+    let why = Gpu::open(count + 7).err().unwrap().to_string();
+    assert!(why.contains(&format!("which has {count}")) && why.contains("--device cpu"), "{why}");
+}
+
+/// `SHOAL_MODEL=model.gguf cargo test -p shoal-shard --features gpu --lib -- --ignored gpu`.
+#[test]
+#[ignore = "needs a model in SHOAL_MODEL"]
+fn a_real_model_says_what_it_says_on_the_processor() {
+    let Some(gpu) = gpu() else { return };
+    let gguf = Arc::new(Gguf::open(std::env::var("SHOAL_MODEL").unwrap()).unwrap());
+    follow(gpu, &gguf, &[1, 504, 1194, 282, 4649, 314, 253, 1789], 32);
+}

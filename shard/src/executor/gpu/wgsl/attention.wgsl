@@ -1,0 +1,119 @@
+// One workgroup a query head of a row, over the pages of its session, as `kernels::attention` says.
+// params: 0 query heads, 1 key heads, 2 width of a head, 3 layer, 4 window, 5 bits of the scale, 6 bits of the softcap or 0,
+// 7 has sinks.
+
+@group(0) @binding(1) var<storage, read> params: array<u32>;
+@group(0) @binding(2) var<storage, read> queries: array<f32>;
+@group(0) @binding(3) var<storage, read> pages: array<u32>;
+@group(0) @binding(4) var<storage, read> sinks: array<f32>;
+@group(0) @binding(5) var<storage, read_write> out: array<f32>;
+
+var<workgroup> q: array<f32, 256>;
+var<workgroup> p: array<f32, 256>;
+
+fn score(at: u32, dim: u32) -> f32 {
+    var sums: array<f32, 16>;
+    for (var i = 0u; i < 16u; i = i + 1u) { sums[i] = 0.0; }
+    for (var pair = 0u; pair < dim / 2u; pair = pair + 1u) {
+        let both = pages[at + pair];
+        let d = 2u * pair;
+        let lane = d % 16u;
+        sums[lane] = f_fma(half(both), q[d], sums[lane]);
+        sums[lane + 1u] = f_fma(half(both >> 16u), q[d + 1u], sums[lane + 1u]);
+    }
+    for (var width = 8u; width > 0u; width = width / 2u) {
+        for (var i = 0u; i < width; i = i + 1u) { sums[i] = f_add(sums[i], sums[i + width]); }
+    }
+    return sums[0];
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let t = local.x;
+    let head = group.x;
+    let row = group.y;
+    let heads = params[0];
+    let dim = params[2];
+    let words = params[1] * dim;
+    let kv_head = head / (heads / params[1]);
+    let position = pass_info[4u + 2u * row];
+    let end = position + 1u;
+    var begin = 0u;
+    if (end > params[4]) { begin = end - params[4]; }
+    for (var d = t; d < dim; d = d + 64u) { q[d] = queries[(row * heads + head) * dim + d]; }
+    var maximum = 0.0;
+    var sum = 0.0;
+    var o: array<f32, 4>;
+    for (var page = begin / 256u; page <= position / 256u; page = page + 1u) {
+        let base = 256u * page;
+        let first = max(begin, base) - base;
+        let last = min(end, base + 256u) - base;
+        let keys = page_of(params[3], row, page) * 256u * words + kv_head * dim / 2u;
+        let values = keys + words / 2u;
+        workgroupBarrier();
+        for (var j = first + t; j < last; j = j + 64u) {
+            var s = f_mul(score(keys + j * words, dim), bitcast<f32>(params[5]));
+            if (params[6] != 0u) {
+                let cap = bitcast<f32>(params[6]);
+                s = f_mul(f_tanh(f_div(s, cap)), cap);
+            }
+            p[j] = s;
+        }
+        workgroupBarrier();
+        var m = p[first];
+        for (var j = first + 1u; j < last; j = j + 1u) {
+            if (p[j] > m) { m = p[j]; }
+        }
+        workgroupBarrier();
+        for (var j = first + t; j < last; j = j + 64u) { p[j] = f_exp(f_add(p[j], f_neg(m))); }
+        workgroupBarrier();
+        if (t < 16u) {
+            var l = 0.0;
+            for (var j = first / 16u * 16u + t; j < last; j = j + 16u) {
+                if (j >= first) { l = f_add(l, p[j]); }
+            }
+            lanes[t] = l;
+        }
+        workgroupBarrier();
+        let l = tree();
+        var a = 0.0;
+        var b = 0.0;
+        let is_first = base <= begin;
+        if (is_first) {
+            maximum = m;
+            sum = l;
+        } else {
+            var joint = m;
+            if (maximum > m) { joint = maximum; }
+            a = f_exp(f_add(maximum, f_neg(joint)));
+            b = f_exp(f_add(m, f_neg(joint)));
+            maximum = joint;
+            sum = f_add(f_mul(sum, a), f_mul(l, b));
+        }
+        for (var i = 0u; i < 4u; i = i + 1u) {
+            let d = t + 64u * i;
+            if (d < dim) {
+                var mixed = 0.0;
+                for (var j = first; j < last; j = j + 1u) {
+                    let both = pages[values + j * words + d / 2u];
+                    mixed = f_fma(p[j], half(both >> (16u * (d & 1u))), mixed);
+                }
+                if (is_first) { o[i] = mixed; } else { o[i] = f_add(f_mul(o[i], a), f_mul(mixed, b)); }
+            }
+        }
+    }
+    var factor = 1.0;
+    if (params[7] != 0u) {
+        let sink = sinks[head];
+        var joint = sink;
+        if (maximum > sink) { joint = maximum; }
+        factor = f_exp(f_add(maximum, f_neg(joint)));
+        sum = f_add(f_mul(sum, factor), f_exp(f_add(sink, f_neg(joint))));
+    }
+    for (var i = 0u; i < 4u; i = i + 1u) {
+        let d = t + 64u * i;
+        if (d < dim) {
+            out[(row * heads + head) * dim + d] = f_add(f_div(f_mul(o[i], factor), sum), 0.0);
+        }
+    }
+}

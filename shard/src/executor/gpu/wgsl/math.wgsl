@@ -1,0 +1,58 @@
+// Elementary functions in the order of operations of `kernels::math`, whose constants stand above.
+
+fn f_div(a: f32, b: f32) -> f32 { return bitcast<f32>(div_bits(bitcast<u32>(a), bitcast<u32>(b))); }
+fn f_sqrt(a: f32) -> f32 { return bitcast<f32>(sqrt_bits(bitcast<u32>(a))); }
+fn f_neg(a: f32) -> f32 { return bitcast<f32>(bitcast<u32>(a) ^ SIGN); }
+fn half(h: u32) -> f32 { return bitcast<f32>(half_bits(h & 0xffffu)); }
+
+// 2^n for n in -126..=127, 0 for -127, infinity for 128.
+fn exp2_int(n: i32) -> f32 { return bitcast<f32>(u32(n + 127) << 23u); }
+
+struct Reduced { n: i32, p: f32 }
+
+// e^x = 2^n (1 + p).
+fn reduce(x: f32) -> Reduced {
+    let n = round(f_mul(x, LOG2_E));
+    let r = f_fma(n, -LN2_LO, f_fma(n, -LN2_HI, x));
+    let q = f_fma(f_fma(f_fma(f_fma(EXP_Q4, r, EXP_Q3), r, EXP_Q2), r, EXP_Q1), r, EXP_Q0);
+    return Reduced(i32(n), f_fma(f_mul(r, r), q, r));
+}
+
+fn f_exp(x: f32) -> f32 {
+    var y = x;
+    if (EXP_LOW > y) { y = EXP_LOW; }
+    if (EXP_HIGH < y) { y = EXP_HIGH; }
+    let reduced = reduce(y);
+    return f_mul(f_add(reduced.p, 1.0), exp2_int(reduced.n));
+}
+
+fn f_silu(x: f32) -> f32 { return f_div(x, f_add(1.0, f_exp(f_neg(x)))); }
+
+fn f_gelu(x: f32) -> f32 {
+    let cubic = f_fma(f_mul(x, x), GELU_CUBIC, 1.0);
+    return f_div(x, f_add(1.0, f_exp(f_mul(f_mul(x, -GELU_SCALE), cubic))));
+}
+
+fn f_relu_squared(x: f32) -> f32 {
+    if (0.0 > x) { return 0.0; }
+    return f_mul(x, x);
+}
+
+fn f_tanh(x: f32) -> f32 {
+    var y = f_add(x, x);
+    if (-TANH_CLAMP > y) { y = -TANH_CLAMP; }
+    if (TANH_CLAMP < y) { y = TANH_CLAMP; }
+    let reduced = reduce(y);
+    let scale = exp2_int(reduced.n);
+    let e = f_fma(scale, reduced.p, f_add(scale, -1.0));
+    return f_div(e, f_add(e, 2.0));
+}
+
+// Sixteen lanes, added 8, 4, 2, 1 apart.
+var<workgroup> lanes: array<f32, 16>;
+fn tree() -> f32 {
+    var a: array<f32, 8>;
+    for (var i = 0u; i < 8u; i = i + 1u) { a[i] = f_add(lanes[i], lanes[i + 8u]); }
+    for (var i = 0u; i < 4u; i = i + 1u) { a[i] = f_add(a[i], a[i + 4u]); }
+    return f_add(f_add(a[0], a[2]), f_add(a[1], a[3]));
+}

@@ -1,0 +1,53 @@
+// out = matrix * rows (+ bias) (added to what is there): one thread an output of ROWS rows, one chain of fused
+// products each. The matrix lies in tiles of 32 rows, word by word: threads side by side read words side by side.
+// params: 0 outputs, 1 columns, 2 words a row, 3 stride of out, 4 first column in out, 5 has a bias, 6 adds, 7 bits of the
+// factor of what is added.
+
+@group(0) @binding(1) var<storage, read> params: array<u32>;
+@group(0) @binding(2) var<storage, read> matrix: array<u32>;
+@group(0) @binding(3) var<storage, read> codes: array<u32>;
+@group(0) @binding(4) var<storage, read> scales: array<f32>;
+@group(0) @binding(5) var<storage, read> sums: array<i32>;
+@group(0) @binding(6) var<storage, read> bias: array<f32>;
+@group(0) @binding(7) var<storage, read_write> out: array<f32>;
+
+var<private> first_word: u32;
+
+fn word(index: u32) -> u32 { return matrix[first_word + 32u * index]; }
+
+// Four bytes from byte `at` of the row on.
+fn bytes(at: u32) -> u32 {
+    let s = 8u * (at & 3u);
+    let low = word(at / 4u);
+    if (s == 0u) { return low; }
+    return (low >> s) | (word(at / 4u + 1u) << (32u - s));
+}
+
+//FORMAT
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let output = id.x;
+    let first = id.y * ROWS;
+    let n = pass_info[0];
+    if (output >= params[0]) { return; }
+    let cols = params[1];
+    first_word = (output / 32u) * params[2] * 32u + output % 32u;
+    var acc: array<f32, ROWS>;
+    var rows: array<u32, ROWS>;
+    for (var r = 0u; r < ROWS; r = r + 1u) {
+        acc[r] = 0.0;
+        rows[r] = min(first + r, n - 1u);
+    }
+//CHAIN
+    for (var r = 0u; r < ROWS; r = r + 1u) {
+        if (first + r < n) {
+            var y = acc[r];
+            if (params[5] != 0u) { y = f_add(y, bias[output]); }
+            let at = (first + r) * params[3] + params[4] + output;
+            if (params[6] == 1u) { y = f_add(out[at], y); }
+            if (params[6] == 2u) { y = f_fma(y, bitcast<f32>(params[7]), out[at]); }
+            out[at] = y;
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The hashes of what a GPU computes: a part of the list, which all of them must reproduce for class `d1`.
+
+use std::sync::Arc;
+
+use super::{Case, Check, EXPECTED, MODELS, TINY, cuts, hash_f32, model, normals};
+use crate::{
+    Result,
+    executor::{
+        Device,
+        gpu::{
+            Gpu,
+            ops::{self, AttentionJob, MatrixJob, NormJob, RopeJob},
+        },
+    },
+    gguf::Gguf,
+    kernels::{KvShape, Pairing},
+    models::{Activation, Rope, Scaling},
+    quant::{self, Format},
+    synthetic::Shape,
+};
+
+/// Weight formats that the device decodes, by their names.
+const FORMATS: [&str; 11] =
+    ["f32", "f16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "bf16"];
+
+/// Computes what `gpu` can of the list and compares.
+///
+/// # Errors
+/// What the device says when it fails.
+pub(super) fn check_gpu(gpu: &Arc<Gpu>) -> Result<Vec<Check>> {
+    let found = hashes(gpu)?;
+    let expected = |name: &str| {
+        let line = EXPECTED.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_default().to_string()
+    };
+    Ok(found.into_iter().map(|(name, hash)| Check { expected: expected(&name), name, hash }).collect())
+}
+
+fn hashes(gpu: &Arc<Gpu>) -> Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    for (index, format) in quant::ALL.iter().enumerate().filter(|(_, format)| FORMATS.contains(&format.name))
+    {
+        all.push((format!("matmul-{}", format.name), matmul(gpu, format, index as u64)?));
+    }
+    let (x, weight) = (normals(1, 3 * 203, 2.0), normals(2, 203, 1.0));
+    let job = NormJob { x: &x, weight: &weight, bias: None, eps: 1e-5 };
+    all.push(("rms-norm".into(), hash_f32(&ops::norm(gpu, &job)?)));
+    let (x, weight, bias) = (normals(3, 3 * 203, 2.0), normals(4, 203, 1.0), normals(5, 203, 1.0));
+    let job = NormJob { x: &x, weight: &weight, bias: Some(&bias), eps: 1e-5 };
+    all.push(("layer-norm".into(), hash_f32(&ops::norm(gpu, &job)?)));
+    let (gate, up) = (normals(6, 1003, 6.0), normals(7, 1003, 1.0));
+    all.push(("silu".into(), hash_f32(&ops::activate(gpu, Activation::GatedSilu, &gate, Some(&up))?)));
+    let (gate, up) = (normals(8, 1003, 4.0), normals(9, 1003, 1.0));
+    all.push(("gelu".into(), hash_f32(&ops::activate(gpu, Activation::GatedGelu, &gate, Some(&up))?)));
+    all.push(("rope-halves".into(), rope(gpu, Pairing::Halves, Scaling::None)?));
+    all.push(("rope-adjacent".into(), rope(gpu, Pairing::Adjacent, Scaling::Linear { factor: 4.0 })?));
+    let yarn = Scaling::Yarn { factor: 4.0, original: 1024, beta_fast: 32.0, beta_slow: 1.0 };
+    all.push(("rope-yarn".into(), rope(gpu, Pairing::Halves, yarn)?));
+    all.push(("attention".into(), attention(gpu, None, None, false)?));
+    all.push(("attention-window".into(), attention(gpu, Some(100), None, false)?));
+    all.push(("attention-softcap".into(), attention(gpu, Some(300), Some(50.0), false)?));
+    all.push(("attention-sinks".into(), attention(gpu, Some(300), None, true)?));
+    let (gate, up) = (normals(28, 1003, 2.0), normals(29, 1003, 1.0));
+    let gated = ops::activate(gpu, Activation::GatedReluSquared, &gate, Some(&up))?;
+    all.push(("relu-squared".into(), hash_f32(&ops::activate(gpu, Activation::ReluSquared, &gated, None)?)));
+    let device = Device::Gpu(gpu.clone());
+    let dense = |case: &&Case| case.experts.is_none();
+    for case in MODELS.iter().filter(dense) {
+        all.push((case.name.to_string(), model(&device, case, 7)?));
+    }
+    all.extend(cuts(&device, 7)?);
+    Ok(all)
+}
+
+fn matmul(gpu: &Gpu, format: &'static Format, seed: u64) -> Result<String> {
+    let (rows, cols, n) = (37, 512, 5);
+    let shape = Shape { layers: 1, hidden: cols, ..TINY };
+    let gguf = Gguf::from_bytes(shape.to_bytes(format, seed)?)?;
+    let tensor = gguf.require("blk.0.ffn_down.weight")?;
+    let bytes = &tensor.bytes[..rows * tensor.bytes.len() / tensor.rows()];
+    let x = normals(seed + 100, n * cols, 1.5);
+    Ok(hash_f32(&ops::matmul(gpu, &MatrixJob { format, rows, cols, bytes }, &x)?))
+}
+
+fn rope(gpu: &Gpu, pairing: Pairing, scaling: Scaling) -> Result<String> {
+    let (heads, head_dim, dims) = (3, 80, 64);
+    let rope = Rope { pairing, dims, base: 500_000.0, scaling, magnitude: 1.0 };
+    let frequencies = rope.frequencies(8192);
+    let positions = [0usize, 1, 77, 4097, 131_071];
+    let mut table = vec![0.0; positions.len() * dims];
+    for (position, row) in positions.iter().zip(table.chunks_exact_mut(dims)) {
+        frequencies.fill(*position, row);
+    }
+    let x = normals(13, positions.len() * heads * head_dim, 1.0);
+    let job = RopeJob { x: &x, heads, head_dim, dims, pairing, table: &table };
+    Ok(hash_f32(&ops::rope(gpu, &job)?))
+}
+
+fn attention(gpu: &Gpu, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> Result<String> {
+    let (shape, heads, start, n) = (KvShape::new(2, 48), 6, 597, 3);
+    let width = shape.kv_heads * shape.head_dim;
+    let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
+    let q = normals(16, n * heads * shape.head_dim, 1.0);
+    let sinks = sinks.then(|| normals(25, heads, 2.0));
+    let sinks = sinks.as_deref();
+    let job = AttentionJob { q: &q, k: &k, v: &v, shape, heads, scale: 0.3, softcap, window, sinks };
+    Ok(hash_f32(&ops::attention(gpu, &job)?))
+}
