@@ -1,7 +1,7 @@
 //! What every dialect does with a request once it has read it: take places, start each choice, merge their events.
 //!
 //! ```text
-//! GenerateRequest x n -> places -> Inference::generate -> events -> tool calls taken out -> (choice, Piece)
+//! GenerateRequest x n -> places -> Inference::generate -> events -> reasoning and calls told apart -> (choice, Piece)
 //! ```
 //!
 //! Choice `i` draws with `seed + i`, so each of them can be had alone. Dropping the [`Answer`] gives everything back.
@@ -20,20 +20,23 @@ use crate::{
     calls::{Parsed, Parser, ToolCall},
     error::ApiError,
     inference::{
-        Done, Event, Failure, Finish, Format, GenerateRequest, Generation, Plan, PromptToken, Report,
+        Done, Event, Failure, Finish, Format, GenerateRequest, Generation, Plan, Prompt, PromptToken, Report,
         TokenLogprobs, Usage,
     },
     queue::Place,
+    reasoning::{Form, Splitter, Told},
     tools::Offer,
 };
 
-/// A step of an answer, calls of tools taken out of the text.
+/// A step of an answer, reasoning and calls of tools taken out of the text.
 #[derive(Clone, Debug)]
 pub(crate) enum Piece {
     /// Tokens of the prompt, in their order, before anything else.
     Prompt(Vec<PromptToken>),
     /// A token: the text that is certain with it, possibly empty. Text that comes without one is not `counted`.
     Token { text: String, logprobs: Option<TokenLogprobs>, counted: bool },
+    /// The same of what the model thinks before it answers.
+    Reasoning { text: String, logprobs: Option<TokenLogprobs>, counted: bool },
     /// A call of a tool begins.
     Call { id: String, name: String },
     /// More of its arguments.
@@ -53,6 +56,8 @@ pub(crate) enum Piece {
 pub(crate) struct Ending {
     pub done: Done,
     pub ended: Ended,
+    /// Of the generated tokens, those of reasoning.
+    pub reasoning_tokens: usize,
     /// What was decided about this choice.
     pub plan: Plan,
 }
@@ -83,15 +88,26 @@ pub(crate) async fn begin(
     offer: &Offer,
     n: usize,
 ) -> Result<Answer, ApiError> {
-    begin_all(app, &[request], offer, n).await
+    let form = reasoning(app, &request);
+    begin_all(app, &[request], offer, form, n).await
+}
+
+/// How the model that `request` names marks its reasoning, where the answer may have any: what has a form of its own has
+/// none.
+fn reasoning(app: &App, request: &GenerateRequest) -> Option<Form> {
+    let free = request.format == Format::Text && matches!(request.prompt, Prompt::Messages { .. });
+    let info = free.then(|| app.know(request.model.as_deref()).ok()).flatten()?;
+    Form::of(&info.template?)
 }
 
 /// Starts `n` choices of each request; there is at least one. All of them are computed together. What refuses the first
-/// choice is an error here; the others begin while its pieces are read, as many at a time as there is room for.
+/// choice is an error here; the others begin while its pieces are read, as many at a time as there is room for. Reasoning
+/// is told apart from the answers if `form` says how.
 pub(crate) async fn begin_all(
     app: &Arc<App>,
     requests: &[GenerateRequest],
     offer: &Offer,
+    form: Option<Form>,
     n: usize,
 ) -> Result<Answer, ApiError> {
     app.inference.ready()?;
@@ -102,7 +118,7 @@ pub(crate) async fn begin_all(
     };
     let drawn = |request: &GenerateRequest, seed: Option<u64>, index: usize| GenerateRequest {
         seed: seed.map(|seed| seed.wrapping_add(index as u64)),
-        show_special: !offer.names.is_empty(),
+        show_special: !offer.names.is_empty() || form.is_some(),
         // What is said about the answer as a whole stands above what is said about calls in it.
         format: match (&request.format, &offer.free) {
             (Format::Text, Some(calls)) => calls.clone(),
@@ -115,13 +131,13 @@ pub(crate) async fn begin_all(
     // The first choice draws the seed for all where none was given.
     let seed = plan.seed;
     let mut all: Vec<BoxStream<'static, (usize, Piece)>> = Vec::with_capacity(choices);
-    all.push(pieces(app, generation, offer).map(|piece| (0, piece)).boxed());
+    all.push(pieces(app, generation, offer, form).map(|piece| (0, piece)).boxed());
     for choice in 1..choices {
         let request = drawn(&requests[choice / n], Some(seed), choice % n);
         let (app, offer) = (app.clone(), offer.clone());
         let begun = stream::once(async move {
             match app.inference.generate(request).await {
-                Ok(generation) => pieces(&app, generation, &offer).boxed(),
+                Ok(generation) => pieces(&app, generation, &offer, form).boxed(),
                 Err(failure) => stream::iter([Piece::Failed(failure)]).boxed(),
             }
         });
@@ -134,11 +150,18 @@ pub(crate) async fn begin_all(
 }
 
 /// The pieces of one choice.
-fn pieces(app: &App, generation: Generation, offer: &Offer) -> impl Stream<Item = Piece> + Send + use<> {
+fn pieces(
+    app: &App,
+    generation: Generation,
+    offer: &Offer,
+    form: Option<Form>,
+) -> impl Stream<Item = Piece> + Send + use<> {
     let counted = app.counters.clone();
     let events = generation.events.inspect(move |event| counted.event(event));
     let parser = Parser::new(offer.names.clone(), generation.plan.seed);
-    cut(events, parser.expecting(offer.single, offer.forced.is_some()), generation.plan)
+    let parser = parser.expecting(offer.single, offer.forced.is_some());
+    let splitter = Splitter::new(form, form.is_some() && generation.plan.reasoning);
+    cut(events, Reader { splitter, parser, reasoning_tokens: 0 }, generation.plan)
 }
 
 /// Keeps the places until the stream is dropped.
@@ -149,10 +172,76 @@ fn hold<T>(stream: impl Stream<Item = T>, place: Place) -> impl Stream<Item = T>
     })
 }
 
+/// Tells apart what an answer's text says.
+struct Reader {
+    splitter: Splitter,
+    parser: Parser,
+    reasoning_tokens: usize,
+}
+
+/// What is read from a text.
+enum Part {
+    Reasoning(String),
+    Answer(Parsed),
+}
+
+impl Reader {
+    fn read(&mut self, told: Vec<Told>) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for piece in told {
+            match piece {
+                Told::Reasoning(text) => parts.push(Part::Reasoning(text)),
+                Told::Text(text) => parts.extend(self.parser.push(&text).into_iter().map(Part::Answer)),
+            }
+        }
+        parts
+    }
+
+    /// Text as pieces in its order. A token, `Some` with its log-probabilities, is counted once: with the first text, or
+    /// before everything where there is none.
+    fn take(&mut self, text: &str, mut token: Option<Option<TokenLogprobs>>, pieces: &mut Vec<Piece>) {
+        let told = self.splitter.push(text);
+        self.reasoning_tokens += usize::from(token.is_some() && self.splitter.reasons());
+        let parts = self.read(told);
+        let says = |part: &Part| matches!(part, Part::Reasoning(_) | Part::Answer(Parsed::Text(_)));
+        if let Some(logprobs) = token.take_if(|_| !parts.iter().any(says)) {
+            pieces.push(Piece::Token { text: String::new(), logprobs, counted: true });
+        }
+        put(parts, token, pieces);
+    }
+
+    /// The end, `cut` or not.
+    fn finish(&mut self, cut: bool, pieces: &mut Vec<Piece>) {
+        let told = self.splitter.finish();
+        let mut parts = self.read(told);
+        parts.extend(self.parser.finish(cut).into_iter().map(Part::Answer));
+        put(parts, None, pieces);
+    }
+}
+
+fn put(parts: Vec<Part>, mut token: Option<Option<TokenLogprobs>>, pieces: &mut Vec<Piece>) {
+    let mut counted = || token.take().map_or((false, None), |logprobs| (true, logprobs));
+    for part in parts {
+        pieces.push(match part {
+            Part::Reasoning(text) => {
+                let (counted, logprobs) = counted();
+                Piece::Reasoning { text, logprobs, counted }
+            }
+            Part::Answer(Parsed::Text(text)) => {
+                let (counted, logprobs) = counted();
+                Piece::Token { text, logprobs, counted }
+            }
+            Part::Answer(Parsed::Begin { id, name }) => Piece::Call { id, name },
+            Part::Answer(Parsed::Arguments(more)) => Piece::Arguments(more),
+            Part::Answer(Parsed::End) => Piece::CallEnd,
+        });
+    }
+}
+
 /// Events to pieces. An event gives several pieces when text that was held back turns out to be a call.
 fn cut(
     events: impl Stream<Item = Event> + Send,
-    mut parser: Parser,
+    mut reader: Reader,
     plan: Plan,
 ) -> impl Stream<Item = Piece> + Send {
     let mut called = false;
@@ -164,24 +253,24 @@ fn cut(
                 _ if ended => {}
                 Event::Prefill { .. } => {}
                 Event::Prompt(tokens) => pieces.push(Piece::Prompt(tokens)),
-                Event::Token { text, logprobs, .. } => {
-                    take(parser.push(&text), Some(logprobs), &mut pieces);
-                }
-                Event::Text(text) => take(parser.push(&text), None, &mut pieces),
+                Event::Token { text, logprobs, .. } => reader.take(&text, Some(logprobs), &mut pieces),
+                Event::Text(text) => reader.take(&text, None, &mut pieces),
                 Event::Failover { lost, replacement, stall_ms } => {
                     pieces.push(Piece::Failover { lost, replacement, stall_ms });
                 }
                 Event::Done(done) => {
-                    take(parser.finish(done.finish == Finish::Length), None, &mut pieces);
+                    reader.finish(done.finish == Finish::Length, &mut pieces);
                     ended = true;
                     called |= pieces.iter().any(|piece| matches!(piece, Piece::Call { .. }));
                     let end = match done.finish {
-                        Finish::Length if parser.was_cut() => Ended::Length,
+                        Finish::Length if reader.parser.was_cut() => Ended::Length,
                         _ if called => Ended::Calls,
                         Finish::Stop => Ended::Stop,
                         Finish::Length => Ended::Length,
                     };
-                    pieces.push(Piece::Done(Box::new(Ending { done, ended: end, plan: plan.clone() })));
+                    let reasoning_tokens = reader.reasoning_tokens;
+                    let ending = Ending { done, ended: end, reasoning_tokens, plan: plan.clone() };
+                    pieces.push(Piece::Done(Box::new(ending)));
                 }
                 Event::Failed(failure) => {
                     pieces.push(Piece::Failed(failure));
@@ -194,30 +283,13 @@ fn cut(
         .flatten()
 }
 
-/// What was parsed as pieces in its order. A token, `Some` with its log-probabilities, is counted once: with the first text,
-/// or before everything where there is none.
-fn take(parsed: Vec<Parsed>, mut token: Option<Option<TokenLogprobs>>, pieces: &mut Vec<Piece>) {
-    let texts = parsed.iter().any(|piece| matches!(piece, Parsed::Text(_)));
-    if let Some(logprobs) = token.take_if(|_| !texts) {
-        pieces.push(Piece::Token { text: String::new(), logprobs, counted: true });
-    }
-    for piece in parsed {
-        pieces.push(match piece {
-            Parsed::Text(text) => {
-                let (counted, logprobs) = token.take().map_or((false, None), |logprobs| (true, logprobs));
-                Piece::Token { text, logprobs, counted }
-            }
-            Parsed::Begin { id, name } => Piece::Call { id, name },
-            Parsed::Arguments(more) => Piece::Arguments(more),
-            Parsed::End => Piece::CallEnd,
-        });
-    }
-}
-
 /// One choice, complete.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Whole {
     pub prompt: Vec<PromptToken>,
+    /// What the model thought before it answered.
+    pub reasoning: String,
+    pub reasoning_tokens: usize,
     pub text: String,
     pub logprobs: Vec<TokenLogprobs>,
     pub calls: Vec<ToolCall>,
@@ -239,6 +311,10 @@ impl Answer {
                     whole.text.push_str(&text);
                     whole.logprobs.extend(logprobs);
                 }
+                Piece::Reasoning { text, logprobs, .. } => {
+                    whole.reasoning.push_str(&text);
+                    whole.logprobs.extend(logprobs);
+                }
                 Piece::Call { id, name } => {
                     whole.calls.push(ToolCall { id, name, arguments: String::new() });
                 }
@@ -252,7 +328,8 @@ impl Answer {
                 }
                 Piece::CallEnd | Piece::Failover { .. } => {}
                 Piece::Done(ending) => {
-                    let Ending { done, ended, .. } = *ending;
+                    let Ending { done, ended, reasoning_tokens, .. } = *ending;
+                    whole.reasoning_tokens = reasoning_tokens;
                     whole.stop = done.stop;
                     whole.ended = Some(ended);
                     whole.usage = done.usage;

@@ -41,6 +41,7 @@ mod ollama;
 mod openai;
 mod openapi;
 mod queue;
+pub mod reasoning;
 mod router;
 mod schema;
 pub mod schema_refs;

@@ -234,3 +234,118 @@ async fn fields_that_are_not_read_are_refused_by_name() {
     assert_eq!(api.post("/api/chat", &ask).await.status, 200);
     assert_eq!(extra(), json!({"enable_thinking": true, "reasoning_effort": "high"}));
 }
+
+/// What a model thinks before it answers, in each family's own place, whole and in pieces.
+#[tokio::test]
+async fn reasoning_is_told_apart_from_the_answer() {
+    let fake = Fake::quick();
+    *fake.script.lock().unwrap() = Some("<think>\nThey greet me.\n</think>\n\nHi there!".into());
+    let api = http::start(fake).await;
+    let said = |events: &[Value], at: &str| -> String {
+        events.iter().filter_map(|event| event.pointer(at)?.as_str()).collect()
+    };
+
+    let ask = |stream: bool| json!({"messages": user(), "stream": stream});
+    let reply = api.post("/v1/chat/completions", &ask(false)).await.json();
+    let message = &reply["choices"][0]["message"];
+    assert_eq!(
+        (&message["reasoning_content"], &message["content"]),
+        (&json!("They greet me."), &json!("Hi there!"))
+    );
+    let thought = reply["usage"]["completion_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
+    assert!((1..reply["usage"]["completion_tokens"].as_u64().unwrap()).contains(&thought), "{reply}");
+    let events = api.post("/v1/chat/completions", &ask(true)).await.events();
+    assert_eq!(said(&events, "/choices/0/delta/reasoning_content"), "They greet me.");
+    assert_eq!(said(&events, "/choices/0/delta/content"), "Hi there!");
+
+    let ask = |stream: bool| json!({"messages": user(), "max_tokens": 50, "stream": stream});
+    let reply = api.post("/v1/messages", &ask(false)).await.json();
+    assert_eq!(
+        reply["content"],
+        json!([{"type": "thinking", "thinking": "They greet me.", "signature": ""}, {"type": "text", "text": "Hi there!"}])
+    );
+    let events = api.post("/v1/messages", &ask(true)).await.events();
+    assert_eq!(said(&events, "/delta/thinking"), "They greet me.");
+    assert_eq!(said(&events, "/delta/text"), "Hi there!");
+    let opened: Vec<&Value> =
+        events.iter().filter_map(|event| event.pointer("/content_block/type")).collect();
+    assert_eq!(opened, ["thinking", "text"]);
+    assert_eq!(events.iter().filter(|event| event["type"] == "content_block_stop").count(), 2);
+
+    let ask = |stream: bool| json!({"input": "Hi", "stream": stream});
+    let reply = api.post("/v1/responses", &ask(false)).await.json();
+    assert_eq!(reply.pointer("/output/0/content/0/text"), Some(&json!("They greet me.")));
+    assert_eq!(reply.pointer("/output/1/content/0/text"), Some(&json!("Hi there!")));
+    let events = api.post("/v1/responses", &ask(true)).await.events();
+    let of =
+        |kind: &str| -> Vec<Value> { events.iter().filter(|event| event["type"] == kind).cloned().collect() };
+    assert_eq!(said(&of("response.reasoning_text.delta"), "/delta"), "They greet me.");
+    assert_eq!(said(&of("response.output_text.delta"), "/delta"), "Hi there!");
+    let end = of("response.completed");
+    assert_eq!(end[0]["response"]["output"][0]["type"], "reasoning");
+    assert_eq!(end[0]["response"]["usage"]["output_tokens_details"]["reasoning_tokens"], thought);
+
+    let ask =
+        |stream: bool| json!({"model": "fake-7b", "messages": user(), "prompt": "Hi", "stream": stream});
+    for (path, thinking, answer) in
+        [("/api/chat", "/message/thinking", "/message/content"), ("/api/generate", "/thinking", "/response")]
+    {
+        let reply = api.post(path, &ask(false)).await.json();
+        assert_eq!(said(std::slice::from_ref(&reply), thinking), "They greet me.", "{path}");
+        assert_eq!(said(&[reply], answer), "Hi there!", "{path}");
+        let text = api.post(path, &ask(true)).await.text();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(said(&lines, thinking), "They greet me.", "{path}");
+        assert_eq!(said(&lines, answer), "Hi there!", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn reasoning_stays_where_it_is_wanted_and_begins_where_the_prompt_left_it() {
+    let fake = Fake::quick();
+    *fake.script.lock().unwrap() = Some("Still thinking.\n</think>\nDone.".into());
+    fake.open.store(true, std::sync::atomic::Ordering::SeqCst);
+    let api = http::start(fake).await;
+    let content = async |more: Value| {
+        let mut ask = json!({"messages": user()});
+        ask.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = api.post("/v1/chat/completions", &ask).await.json();
+        let message = &reply["choices"][0]["message"];
+        (message["reasoning_content"].clone(), message["content"].clone())
+    };
+    assert_eq!(content(json!({})).await, (json!("Still thinking."), json!("Done.")));
+    let inline = json!("Still thinking.\n</think>\nDone.");
+    assert_eq!(content(json!({"reasoning_format": "none"})).await, (Value::Null, inline.clone()));
+    // An answer that has a form begins with it.
+    assert_eq!(content(json!({"response_format": {"type": "json_object"}})).await, (Value::Null, inline));
+    let ask = json!({"messages": user(), "reasoning_format": "raw"});
+    assert_eq!(api.post("/v1/chat/completions", &ask).await.json()["error"]["param"], "reasoning_format");
+    // A text that is continued has no turns.
+    let reply = api.post("/v1/completions", &json!({"prompt": "Hi", "max_tokens": 50})).await.json();
+    assert_eq!(reply["choices"][0]["text"], "Still thinking.\n</think>\nDone.");
+}
+
+#[tokio::test]
+async fn what_a_model_thought_before_reaches_its_template() {
+    let api = http::start(Fake::quick()).await;
+    let thought = || match api.fake.last.lock().unwrap().clone().unwrap().prompt {
+        api::inference::Prompt::Messages { messages, .. } => messages[1]["reasoning_content"].clone(),
+        _ => Value::Null,
+    };
+    let turns = |answer: Value| json!([user()[0], answer, user()[0]]);
+    let answer = json!({"role": "assistant", "content": "Hello.", "reasoning_content": "A greeting."});
+    assert_eq!(api.post("/v1/chat/completions", &json!({"messages": turns(answer)})).await.status, 200);
+    assert_eq!(thought(), "A greeting.");
+    let answer = json!({"role": "assistant", "content": "Hello.", "thinking": "A greeting."});
+    let ask = json!({"model": "fake-7b", "messages": turns(answer)});
+    assert_eq!(api.post("/api/chat", &ask).await.status, 200);
+    assert_eq!(thought(), "A greeting.");
+    let blocks = json!([{"type": "thinking", "thinking": "A greeting.", "signature": ""}, {"type": "text", "text": "Hello."}]);
+    let ask = json!({"max_tokens": 5, "messages": turns(json!({"role": "assistant", "content": blocks}))});
+    assert_eq!(api.post("/v1/messages", &ask).await.status, 200);
+    assert_eq!(thought(), "A greeting.");
+    let reasoning = json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "A greeting."}]});
+    let items = json!([user()[0], reasoning, {"role": "assistant", "content": "Hello."}, user()[0]]);
+    assert_eq!(api.post("/v1/responses", &json!({"input": items})).await.status, 200);
+    assert_eq!(thought(), "A greeting.");
+}

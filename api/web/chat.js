@@ -327,7 +327,10 @@ export class Chat {
     const body = this.body();
     const turn = { role: 'assistant', content: '' };
     const text = h('div', { class: 'text', 'aria-busy': 'true' });
-    turn.node = h('article', { class: 'turn answer', 'aria-label': 'Answer' }, text);
+    // What the model thinks before it answers: there to be opened, and no part of the conversation.
+    const thought = h('div', { class: 'thought' });
+    const thinking = h('details', { class: 'thinking', hidden: '' }, h('summary', {}, 'Thinking'), thought);
+    turn.node = h('article', { class: 'turn answer', 'aria-label': 'Answer' }, thinking, text);
     this.put(turn);
     this.setBusy(true);
     const growing = new Growing(text);
@@ -345,7 +348,17 @@ export class Chat {
         readChunk(outcome, chunk);
         const choice = list(chunk.choices, 1)[0];
         const piece = choice?.delta?.content;
+        const reasoning = choice?.delta?.reasoning_content;
         if (choice?.finish_reason) outcome.finish = clean(choice.finish_reason, 20);
+        if (typeof reasoning === 'string' && reasoning !== '') {
+          answering.tokens += 1;
+          answering.firstAt ||= performance.now();
+          thinking.hidden = false;
+          thought.append(reasoning);
+          this.follow();
+          this.course();
+          if (thought.textContent.length > MAX_ANSWER) controller.abort();
+        }
         if (typeof piece !== 'string' || piece === '') continue;
         answering.tokens += 1;
         answering.firstAt ||= performance.now();

@@ -58,7 +58,10 @@ impl Tally {
 
 /// Whether the state of every layer can go back to any position. Another state is computed again behind each wrong draft.
 pub fn goes_back(blueprint: &Blueprint) -> bool {
-    blueprint.layers.iter().all(|layer| matches!(layer.attention, Attention::Softmax(_)))
+    blueprint
+        .layers
+        .iter()
+        .all(|layer| matches!(layer.attention, Attention::Softmax(_) | Attention::Latent(_)))
 }
 
 /// The drafts of one answer.

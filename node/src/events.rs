@@ -335,6 +335,9 @@ pub struct OwnRoute {
     /// Layers before which they are rounded: none where the form is exact.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<u32>,
+    /// Whether the prompt ends inside a block of reasoning.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reasoning: bool,
     /// What it is expected to take.
     #[serde(flatten)]
     pub plan: Prediction,

@@ -29,7 +29,10 @@ use std::{
 };
 
 use api::inference::ModelInfo;
-use scheduler::{LayerRange, layer_cost::LayerCosts};
+use scheduler::{
+    LayerRange,
+    layer_cost::{LayerCost, LayerCosts},
+};
 use serde::{Deserialize, Serialize};
 use shard::{
     executor::Ends,
@@ -225,6 +228,30 @@ impl Header {
     /// What its layers cost, where that is known.
     pub fn costs(&self) -> Option<&LayerCosts> {
         self.described.as_ref().ok()?.costs.as_ref()
+    }
+
+    /// What its layers weigh: as [`Self::costs`] says, else all alike, by their bytes in the file.
+    pub fn weights(&self) -> Option<LayerCosts> {
+        let even = || {
+            let weight_bytes = (self.layer_bytes / u64::from(self.num_layers().max(1))).max(1);
+            let layer = LayerCost {
+                row_work: weight_bytes,
+                weight_bytes,
+                seen_work: 0,
+                window: None,
+                state_bytes: 0,
+                position_bytes: 0,
+            };
+            LayerCosts::new(vec![layer; self.num_layers() as usize], 1).ok()
+        };
+        self.costs().cloned().or_else(even)
+    }
+
+    /// Bytes that the weights of `layers` take in memory.
+    pub fn weight_bytes(&self, layers: &[LayerRange]) -> u64 {
+        let weights = self.weights();
+        let of = |range: &LayerRange| weights.as_ref().map_or(0, |weights| weights.weight_bytes(*range));
+        layers.iter().map(of).fold(0, u64::saturating_add)
     }
 
     fn described(&self) -> shard::Result<&Described> {

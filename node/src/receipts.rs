@@ -15,8 +15,9 @@ use std::{
 
 use p2p::wire::receipt::{Receipt, Work};
 use scheduler::{
-    NodeId,
+    ModelId, NodeId,
     account::{self, Entry, Ledger, Tier},
+    layer_cost::LayerCosts,
 };
 use serde_json::{Value, json};
 
@@ -33,14 +34,15 @@ pub struct Receipts {
     in_file: usize,
 }
 
-/// Work as the ledger counts it.
-fn counted(work: &Work) -> account::Work {
+/// Work as the ledger counts it: each layer by its own cost, where `costs` knows the model; else all alike.
+fn counted(work: &Work, costs: impl Fn(ModelId) -> Option<LayerCosts>) -> account::Work {
+    let weight = costs(work.model).map_or(f64::from(work.layers.len()), |costs| costs.weight(work.layers, 0));
     account::Work {
         stage: work.stage,
         requester: work.requester,
         session: work.session,
         grant: work.grant.number(),
-        layers: work.layers.len(),
+        milli_layers: (weight * 1e3).round() as u64,
         prefill_tokens: work.prefill_tokens,
         decode_tokens: work.decode_tokens,
         ended_unix_s: work.ended_unix_s,
@@ -48,8 +50,13 @@ fn counted(work: &Work) -> account::Work {
 }
 
 impl Receipts {
-    /// Reads what is kept in the data folder `home` of node `me`.
-    pub fn open(home: &Path, me: NodeId, now_unix_s: u32) -> Self {
+    /// Reads what is kept in the data folder `home` of node `me`; `costs` says what layers cost of the models that are known.
+    pub fn open(
+        home: &Path,
+        me: NodeId,
+        now_unix_s: u32,
+        costs: impl Fn(ModelId) -> Option<LayerCosts>,
+    ) -> Self {
         let path = home.join("receipts");
         let file = fs::read(&path).unwrap_or_default();
         let mut receipts = Self {
@@ -61,7 +68,7 @@ impl Receipts {
         };
         for bytes in file.as_chunks::<{ Receipt::LEN }>().0.iter().rev().take(KEPT).rev() {
             if let Ok(receipt) = Receipt::open(bytes) {
-                receipts.ledger.enter(now_unix_s, &counted(receipt.work()));
+                receipts.ledger.enter(now_unix_s, &counted(receipt.work(), &costs));
                 receipts.kept.push_back(*bytes);
             }
         }
@@ -69,9 +76,14 @@ impl Receipts {
     }
 
     /// Keeps a receipt that is new, fits and is signed by both.
-    pub fn enter(&mut self, bytes: &[u8; Receipt::LEN], now_unix_s: u32) -> Option<Entry> {
+    pub fn enter(
+        &mut self,
+        bytes: &[u8; Receipt::LEN],
+        now_unix_s: u32,
+        costs: impl Fn(ModelId) -> Option<LayerCosts>,
+    ) -> Option<Entry> {
         let receipt = Receipt::open(bytes).ok()?;
-        let entry = self.ledger.enter(now_unix_s, &counted(receipt.work()));
+        let entry = self.ledger.enter(now_unix_s, &counted(receipt.work(), costs));
         if entry == Entry::Counted {
             if self.kept.len() == KEPT {
                 self.kept.pop_front();

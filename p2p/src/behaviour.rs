@@ -17,6 +17,7 @@ use crate::gossip::{self, Gossipsub};
 use crate::governor::Governor;
 use crate::link::behaviour as link;
 use crate::relay::Relay;
+use crate::watch::Watch;
 
 /// Two unanswered pings and a peer is gone: ten seconds, for what neither TCP nor QUIC reports (a frozen host).
 /// Sessions have their own, shorter deadlines.
@@ -55,8 +56,8 @@ pub(crate) struct Behaviour {
     pub relay: Toggle<Relay>,
     /// Turns a relayed connection into a direct one.
     pub dcutr: Toggle<dcutr::Behaviour>,
-    /// Asks others whether this node can be reached.
-    pub autonat_client: Toggle<autonat::v2::client::Behaviour>,
+    /// Asks others whether this node can be reached, and notes who did.
+    pub watch: Watch,
     /// Tells others whether they can be.
     pub autonat_server: Toggle<autonat::v2::server::Behaviour>,
     /// Asks the router to forward a port.
@@ -102,9 +103,9 @@ impl Behaviour {
             kad: kademlia(me, names),
             mdns: mdns.into(),
             relay_client,
-            relay: config.relay.then(|| Relay::new(me, relay_limits())).into(),
+            relay: config.relay.then(|| Relay::new(me, relay_limits(), governor.clone())).into(),
             dcutr: config.punch.then(|| dcutr::Behaviour::new(me)).into(),
-            autonat_client: wide.then(autonat::v2::client::Behaviour::default).into(),
+            watch: Watch::new(wide),
             autonat_server: wide.then(autonat::v2::server::Behaviour::default).into(),
             upnp: (config.upnp && wide).then(upnp::tokio::Behaviour::default).into(),
         })
@@ -148,7 +149,7 @@ fn kademlia(me: libp2p::PeerId, names: &Names) -> kad::Behaviour<MemoryStore> {
     kad
 }
 
-/// Volunteer relays carry conversations, so the defaults (128 KiB, two minutes) are raised; the number of circuits and
+/// Volunteer relays carry conversations, so the defaults (128 KiB, two minutes) are raised; the governor and
 /// the default rate limits bound what they give.
 fn relay_limits() -> relay::Config {
     relay::Config {

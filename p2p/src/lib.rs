@@ -77,6 +77,8 @@ mod relay;
 mod transport;
 #[cfg(feature = "net")]
 mod waiting_room;
+#[cfg(feature = "net")]
+mod watch;
 
 #[cfg(feature = "net")]
 pub use config::{Config, SwarmId, VERSION};

@@ -1,27 +1,137 @@
-//! Lends this node to others as a relay.
+//! Lends this node to members of its swarm as a relay.
 //!
-//! libp2p's relay, with one thing withheld: it is not told of connections that are themselves relayed. It gives such
-//! connections a handler that takes no events, counts them all the same, and when it begins or ceases to offer its
-//! service tells every connection it counted so (libp2p-relay 0.22, `reconfigure_relay_status`): the handler that
-//! takes no events panics, and a relayed conversation ends the moment one of its ends learns that it can be reached.
+//! libp2p's relay with three things changed:
+//!
+//! * *Members only.* A request for a reservation or a circuit is looked at when the peer has introduced itself on that connection as
+//!   a member of this swarm. A newcomer that dials through this node asks before that, so a request is held, [`MAX_HELD`] on a
+//!   connection; that of a stranger ends with its connection. libp2p would grant it and tell afterwards.
+//! * *Only when it can be reached*, as [`scheduler::reach`] judges it and not after one word of one peer: a relay that is hidden
+//!   itself leads nowhere ([`Relay::offer`]).
+//! * *Within the governor's limits* of reservations and circuits. A request beyond them is dropped, which resets its stream.
+//!
+//! And one thing is withheld: it is not told of connections that are themselves relayed, so that a circuit never runs through
+//! two relays. It gives such connections a handler that takes no events and counts them all the same (libp2p-relay 0.22).
 
+use std::collections::{HashMap, VecDeque};
 use std::task::{Context, Poll};
 
 use libp2p::core::transport::PortUse;
 use libp2p::core::{Endpoint, Multiaddr};
+use libp2p::swarm::behaviour::ConnectionEstablished;
+use libp2p::swarm::derive_prelude::Either;
 use libp2p::swarm::{
-    ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent, THandlerOutEvent,
-    ToSwarm,
+    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, THandler,
+    THandlerInEvent, THandlerOutEvent, ToSwarm,
 };
 use libp2p::{PeerId, relay};
+use scheduler::governor::{Holder, Resource};
+
+use crate::governor::{Governor, Permit};
+use crate::identity::node_id;
+
+/// The first of two kinds of handlers or events: that of connections that are not relayed.
+trait First {
+    type Kind;
+}
+
+impl<L, R> First for Either<L, R> {
+    type Kind = L;
+}
+
+type FromHandler = <THandlerOutEvent<relay::Behaviour> as First>::Kind;
+type ToHandler = <THandlerInEvent<relay::Behaviour> as First>::Kind;
+
+/// Requests of a connection whose peer has not introduced itself; more are dropped.
+const MAX_HELD: usize = 2;
+
+/// A connection that is not relayed.
+struct Known {
+    peer: PeerId,
+    /// Its peer has introduced itself on it.
+    member: bool,
+    /// What its peer asked for before that.
+    held: Vec<FromHandler>,
+    reservation: Option<Permit>,
+    /// Circuits that its peer dialed over it.
+    circuits: Vec<Permit>,
+}
 
 /// A relay for others; see the [module](self).
-pub(crate) struct Relay(relay::Behaviour);
+pub(crate) struct Relay {
+    inner: relay::Behaviour,
+    governor: Governor,
+    offered: bool,
+    known: HashMap<ConnectionId, Known>,
+    /// Connections whose handlers are to be told what is offered; drained whenever the swarm polls.
+    telling: VecDeque<(PeerId, ConnectionId)>,
+}
 
 impl Relay {
-    /// A relay run by `me` within the limits of `config`.
-    pub fn new(me: PeerId, config: relay::Config) -> Self {
-        Self(relay::Behaviour::new(me, config))
+    /// A relay run by `me` within the limits of `config` and `governor`. It offers nothing yet.
+    pub fn new(me: PeerId, config: relay::Config, governor: Governor) -> Self {
+        let mut inner = relay::Behaviour::new(me, config);
+        // A new connection begins without the protocol, whatever addresses are believed in.
+        inner.set_status(Some(relay::Status::Disable));
+        Self { inner, governor, offered: false, known: HashMap::new(), telling: VecDeque::new() }
+    }
+
+    /// The peer at the other end has said that it is of this swarm.
+    pub fn introduced(&mut self, connection: ConnectionId) {
+        let Some(known) = self.known.get_mut(&connection).filter(|known| !known.member) else { return };
+        known.member = true;
+        let (peer, held) = (known.peer, std::mem::take(&mut known.held));
+        held.into_iter().for_each(|request| self.heard(peer, connection, request));
+    }
+
+    /// A handler tells something.
+    fn heard(&mut self, peer: PeerId, connection: ConnectionId, event: FromHandler) {
+        if self.admits(connection, &event) {
+            self.inner.on_connection_handler_event(peer, connection, Either::Left(event));
+        }
+    }
+
+    /// Whether members may be reached through this node from now on. Circuits that there are stay.
+    pub fn offer(&mut self, offered: bool) {
+        if self.offered != offered {
+            self.offered = offered;
+            self.telling.extend(self.known.iter().map(|(connection, known)| (known.peer, *connection)));
+        }
+    }
+
+    /// Whether what a handler tells is passed on: a request is, where there is room for what it asks.
+    fn admits(&mut self, connection: ConnectionId, event: &FromHandler) -> bool {
+        let Some(known) = self.known.get_mut(&connection) else { return false };
+        let holder = || node_id(&known.peer).map_or_else(Holder::default, |node| self.governor.holder(node));
+        let refused = match event {
+            FromHandler::ReservationReqReceived { .. } if known.reservation.is_none() => {
+                let permit = self.governor.take(holder(), Resource::Reservations, 1);
+                permit.map(|permit| known.reservation = Some(permit)).err()
+            }
+            FromHandler::CircuitReqReceived { .. } => {
+                let permit = self.governor.take(holder(), Resource::Circuits, 1);
+                permit.map(|permit| known.circuits.push(permit)).err()
+            }
+            FromHandler::ReservationReqAcceptFailed { .. }
+            | FromHandler::ReservationReqDenied { .. }
+            | FromHandler::ReservationReqDenyFailed { .. }
+            | FromHandler::ReservationTimedOut {} => {
+                known.reservation = None;
+                None
+            }
+            FromHandler::CircuitReqDenied { .. }
+            | FromHandler::CircuitReqDenyFailed { .. }
+            | FromHandler::CircuitReqAcceptFailed { .. }
+            | FromHandler::CircuitClosed { .. } => {
+                // They are all alike.
+                known.circuits.pop();
+                None
+            }
+            _ => None,
+        };
+        if let Some(refused) = &refused {
+            tracing::debug!(peer = %known.peer, %refused, "not relayed");
+        }
+        refused.is_none()
     }
 }
 
@@ -36,7 +146,7 @@ impl NetworkBehaviour for Relay {
         local: &Multiaddr,
         remote: &Multiaddr,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        self.0.handle_established_inbound_connection(connection, peer, local, remote)
+        self.inner.handle_established_inbound_connection(connection, peer, local, remote)
     }
 
     fn handle_established_outbound_connection(
@@ -47,14 +157,27 @@ impl NetworkBehaviour for Relay {
         role: Endpoint,
         port: PortUse,
     ) -> Result<THandler<Self>, ConnectionDenied> {
-        self.0.handle_established_outbound_connection(connection, peer, address, role, port)
+        self.inner.handle_established_outbound_connection(connection, peer, address, role, port)
     }
 
     fn on_swarm_event(&mut self, event: FromSwarm) {
-        // Closing a connection that was never counted changes nothing, so only the beginning is withheld.
-        if !matches!(&event, FromSwarm::ConnectionEstablished(made) if made.endpoint.is_relayed()) {
-            self.0.on_swarm_event(event);
+        match &event {
+            // Closing a connection that was never counted changes nothing, so only the beginning is withheld.
+            FromSwarm::ConnectionEstablished(made) if made.endpoint.is_relayed() => return,
+            FromSwarm::ConnectionEstablished(ConnectionEstablished { peer_id, connection_id, .. }) => {
+                let (held, circuits) = (Vec::new(), Vec::new());
+                let known = Known { peer: *peer_id, member: false, held, reservation: None, circuits };
+                self.known.insert(*connection_id, known);
+                if self.offered {
+                    self.telling.push_back((*peer_id, *connection_id));
+                }
+            }
+            FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. }) => {
+                self.known.remove(connection_id);
+            }
+            _ => {}
         }
+        self.inner.on_swarm_event(event);
     }
 
     fn on_connection_handler_event(
@@ -63,11 +186,32 @@ impl NetworkBehaviour for Relay {
         connection: ConnectionId,
         event: THandlerOutEvent<Self>,
     ) {
-        self.0.on_connection_handler_event(peer, connection, event);
+        // A relayed connection has a handler that tells nothing.
+        let Either::Left(event) = event;
+        let asks = matches!(
+            event,
+            FromHandler::ReservationReqReceived { .. } | FromHandler::CircuitReqReceived { .. }
+        );
+        match self.known.get_mut(&connection) {
+            Some(known) if asks && !known.member => {
+                if known.held.len() < MAX_HELD {
+                    known.held.push(event);
+                }
+            }
+            _ => self.heard(peer, connection, event),
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
-        self.0.poll(cx)
+        while let Some((peer_id, connection)) = self.telling.pop_front() {
+            if self.known.contains_key(&connection) {
+                let status = if self.offered { relay::Status::Enable } else { relay::Status::Disable };
+                let event = Either::Left(ToHandler::SetStatus { status });
+                let handler = NotifyHandler::One(connection);
+                return Poll::Ready(ToSwarm::NotifyHandler { peer_id, handler, event });
+            }
+        }
+        self.inner.poll(cx)
     }
 }
 
@@ -76,14 +220,14 @@ mod tests {
     use std::task::Waker;
 
     use libp2p::core::ConnectedPoint;
-    use libp2p::swarm::behaviour::{ConnectionEstablished, ExternalAddrConfirmed};
+    use libp2p::swarm::behaviour::ExternalAddrConfirmed;
 
     use super::*;
 
     /// How many connections are told when the relay, connected to a peer over `address`, begins its service.
     fn told(address: &str) -> usize {
         let (me, peer) = (PeerId::random(), PeerId::random());
-        let mut relay = Relay::new(me, relay::Config::default());
+        let mut relay = Relay::new(me, relay::Config::default(), Governor::default());
         let endpoint = ConnectedPoint::Dialer {
             address: address.parse().unwrap(),
             role_override: Endpoint::Dialer,
@@ -98,6 +242,13 @@ mod tests {
         }));
         let mine = "/ip4/198.51.100.7/tcp/9".parse().unwrap();
         relay.on_swarm_event(FromSwarm::ExternalAddrConfirmed(ExternalAddrConfirmed { addr: &mine }));
+        let unasked = relay.poll(&mut Context::from_waker(Waker::noop()));
+        assert!(
+            !matches!(unasked, Poll::Ready(ToSwarm::NotifyHandler { .. })),
+            "an address alone offers nothing"
+        );
+        relay.offer(true);
+        relay.offer(true);
         let mut told = 0;
         while let Poll::Ready(action) = relay.poll(&mut Context::from_waker(Waker::noop())) {
             told += usize::from(matches!(action, ToSwarm::NotifyHandler { .. }));

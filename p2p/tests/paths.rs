@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use p2p::{Config, Event, Path, Plane};
 use support::*;
 
@@ -123,4 +125,134 @@ async fn many_nodes_share_a_process() {
     for (_, events) in &mut nodes[1..] {
         announced(events, identity(101).node(), 1).await;
     }
+}
+
+/// The first circuit that a node listens on.
+async fn circuit(events: &mut p2p::Events) -> String {
+    expect(events, |event| match event {
+        Event::Listening { address } if address.contains("p2p-circuit") => Some(address),
+        _ => None,
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stranger_is_neither_reached_through_a_relay_nor_reaches_others() {
+    use futures::StreamExt;
+    use libp2p::swarm::SwarmEvent;
+    let (relay, _of_relay) = node(Config { relay: true, ..config(1, TCP) }).await;
+    let at = address(&relay).await;
+    let (member, mut of_member) =
+        node(Config { relays: vec![at.clone()], punch: false, ..config(2, TCP) }).await;
+    let to_member = circuit(&mut of_member).await;
+    let held = |resource| relay.governor().used(resource, scheduler::governor::Scope::Node);
+    let (reserved, carried) =
+        (scheduler::governor::Resource::Reservations, scheduler::governor::Resource::Circuits);
+    assert_eq!((held(reserved), held(carried)), (1, 0));
+    // It speaks the relay's protocol and does not say of which swarm it is.
+    let mut stranger = libp2p::SwarmBuilder::with_new_identity()
+        .with_tokio()
+        .with_tcp(libp2p::tcp::Config::default(), libp2p::noise::Config::new, libp2p::yamux::Config::default)
+        .unwrap()
+        .with_relay_client(libp2p::noise::Config::new, libp2p::yamux::Config::default)
+        .unwrap()
+        .with_behaviour(|_, client| client)
+        .unwrap()
+        .build();
+    let through: libp2p::Multiaddr = format!("{at}/p2p-circuit").parse().unwrap();
+    let listener = stranger.listen_on(through).unwrap();
+    let refused = async {
+        loop {
+            match stranger.select_next_some().await {
+                SwarmEvent::ListenerClosed { listener_id, .. } if listener_id == listener => break,
+                SwarmEvent::NewListenAddr { address, .. } => panic!("it is reached at {address}"),
+                _ => {}
+            }
+        }
+        stranger.dial(to_member.parse::<libp2p::Multiaddr>().unwrap()).unwrap();
+        loop {
+            match stranger.select_next_some().await {
+                SwarmEvent::OutgoingConnectionError { .. } => break,
+                SwarmEvent::ConnectionEstablished { peer_id, .. } => {
+                    let peer = p2p::identity::node_id(&peer_id);
+                    assert_eq!(peer, Some(relay.me()), "only the relay itself is reached");
+                }
+                _ => {}
+            }
+        }
+    };
+    // What it asks ends with its connections, which are closed when it does not introduce itself.
+    tokio::time::timeout(4 * PATIENCE, refused).await.expect("it is refused");
+    assert_eq!((held(reserved), held(carried)), (1, 0));
+    // Another member is let through, and counts.
+    let (other, _of_other) = node(Config { punch: false, ..config(3, TCP) }).await;
+    other.dial(&at).await.unwrap();
+    other.dial(&to_member).await.unwrap();
+    assert_eq!(held(carried), 1);
+    other.shutdown().await;
+    let ended = async {
+        while held(carried) > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.expect("a circuit ends with its peer");
+    drop(member);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn circuits_and_reservations_keep_to_the_governor_s_limits() {
+    use scheduler::governor::{Limits, Resource, Scope};
+    let others = Limits::default().set(Resource::Reservations, [1, 1, 1]).set(Resource::Circuits, [0, 0, 0]);
+    let limits = p2p::config::Limits { others, ..Default::default() };
+    let (relay, _of_relay) = node(Config { relay: true, limits, ..config(1, TCP) }).await;
+    let at = address(&relay).await;
+    let with = |seed| Config { relays: vec![at.clone()], punch: false, ..config(seed, TCP) };
+    let (_first, mut of_first) = node(with(2)).await;
+    let to_first = circuit(&mut of_first).await;
+    let (second, mut of_second) = node(with(3)).await;
+    connected(&mut of_second, relay.me()).await;
+    let refused = |resource| {
+        let rows = relay.governor().usage();
+        rows.iter().find(|row| row.limit.resource == resource).unwrap().refused
+    };
+    let asked = async {
+        while refused(Resource::Reservations) == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asked).await.expect("it asks for a reservation");
+    assert_eq!(relay.governor().used(Resource::Reservations, Scope::Node), 1);
+    assert!(second.addresses().await.iter().all(|address| !address.contains("p2p-circuit")));
+    assert!(second.dial(&to_first).await.is_err());
+    assert!(refused(Resource::Circuits) > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_knows_its_neighbors_only_asks_for_a_stranger() {
+    // Three networks. The relay dials the one it knows, so a connection from there would prove nothing of the way in.
+    let listen = |number: u8| format!("/ip4/127.0.{number}.1/tcp/0");
+    let (knows, _of_knows) = node(config(2, &listen(2))).await;
+    let (third, _of_third) = node(config(3, &listen(3))).await;
+    third.dial(&address(&knows).await).await.unwrap();
+    let relay = Config { relay: true, bootstrap: vec![address(&knows).await], ..config(1, &listen(1)) };
+    let (relay, mut of_relay) = node(relay).await;
+    connected(&mut of_relay, knows.me()).await;
+    let (hidden, mut of_hidden) =
+        node(Config { relays: vec![address(&relay).await], punch: false, ..config(4, &listen(1)) }).await;
+    let through = circuit(&mut of_hidden).await;
+    assert!(through.contains("127.0.1.1"), "{through}");
+    drop(hidden);
+}
+
+#[tokio::test]
+async fn a_relay_behind_a_relay_is_refused() {
+    let (relay, _of_relay) = node(config(1, TCP)).await;
+    let at = address(&relay).await;
+    let peer = p2p::identity::peer_id(identity(2).node()).unwrap();
+    let relays = vec![format!("{at}/p2p-circuit/p2p/{peer}")];
+    let refused = p2p::spawn(Config { relays, ..config(3, TCP) }).await;
+    assert!(
+        matches!(&refused, Err(p2p::Error::Address { why, .. }) if why.contains("directly")),
+        "{refused:?}"
+    );
 }

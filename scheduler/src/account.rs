@@ -8,7 +8,10 @@
 //! half, all and twice the concurrency cap for bronze, silver, gold and platinum. Shares are borrowed, not owned:
 //! what one tier does not use the others take. Newcomers are bronze, and bronze has always a slot.
 //!
-//! Work is counted in layer-positions of decoding; a position of a prompt costs a fifth of that.
+//! Work is counted in layer-positions of decoding, a layer by what it costs beside the others of its model: a dense layer
+//! counts for more than one of experts. A position of a prompt costs a fifth of that.
+//!
+//! [`LayerCosts::weight`]: crate::layer_cost::LayerCosts::weight
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,8 +44,8 @@ pub struct Work {
     pub session: SessionId,
     /// Which of the stage's chains in it.
     pub grant: u64,
-    /// Layers run.
-    pub layers: u32,
+    /// What the layers run take, in thousandths of the model's mean layer ([`LayerCosts::weight`]).
+    pub milli_layers: u64,
     /// Positions of prompts.
     pub prefill_tokens: u32,
     /// Positions one by one.
@@ -55,7 +58,7 @@ impl Work {
     /// What it is worth, units: a fifth of a layer-position of decoding each.
     pub fn units(&self) -> u64 {
         let tokens = u64::from(self.prefill_tokens) + PREFILL_PER_DECODE * u64::from(self.decode_tokens);
-        u64::from(self.layers) * tokens
+        self.milli_layers.saturating_mul(tokens) / 1_000
     }
 }
 
@@ -203,11 +206,21 @@ mod tests {
             requester: NodeId::numbered(requester),
             session: SessionId::numbered(1),
             grant,
-            layers: 8,
+            milli_layers: 8_000,
             prefill_tokens: 10,
             decode_tokens,
             ended_unix_s: NOW,
         }
+    }
+
+    #[test]
+    fn a_heavy_layer_counts_for_more_than_a_light_one() {
+        let mut me = Ledger::new(NodeId::numbered(1));
+        // One layer of a model whose mean layer costs a third of it, and one that costs half of the mean.
+        me.enter(NOW, &Work { milli_layers: 3_000, ..work(2, 1, 1, 100) });
+        me.enter(NOW, &Work { milli_layers: 500, ..work(3, 1, 1, 100) });
+        let balances = [2, 3].map(|node| me.balance(NodeId::numbered(node)));
+        assert_eq!(balances, [3 * 510, 510 / 2]);
     }
 
     #[test]

@@ -22,13 +22,17 @@
 const NEW: f64 = 0.2;
 /// A measurement counts as at most so many times what was expected: a stall says nothing of rows.
 const STALL: f64 = 3.0;
-/// What a row was seen to cost goes back to what is believed by this share with every plain step: a cost that keeps drafts away
-/// is not measured again otherwise.
+/// What a row is taken to cost goes back to what was believed by this share with every plain step: a cost that keeps drafts
+/// away is not measured again otherwise.
 const FADE: f64 = 0.03;
 /// A draft must promise this much more than none, since figures are never exact.
 const GAIN: f64 = 1.03;
 /// The debt, in plain steps, at which drafting rests.
 const DEBT: f64 = 0.5;
+/// What drafts cost in vain is at most this share of the steps after it: a rest is at least so long.
+const LOST: f64 = 0.035;
+/// Longest rest for what was lost.
+const MOST_LOST_STEPS: f64 = 4096.0;
 /// Steps of the first rest; each one is twice as long as the one before.
 const REST_STEPS: u32 = 16;
 /// Longest rest: in an answer of common length a change of text is noticed.
@@ -67,6 +71,15 @@ impl Odds {
     }
 }
 
+/// What one more row costs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct RowCost {
+    /// As it was measured last, ms.
+    seen_ms: f64,
+    /// As it is taken, ms: the longer ago that was, the less it counts.
+    taken_ms: f64,
+}
+
 /// What steps cost, and whether drafts have paid.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Depth {
@@ -78,8 +91,8 @@ pub struct Depth {
     row_ms: f64,
     /// What a row is believed to take of a plain step, where nothing is believed of that: no draft before one was measured.
     share: Option<f64>,
-    /// One more row, ms, by class of rows.
-    rows_ms: [Option<f64>; CLASSES.len() + 1],
+    /// One more row, by class of rows.
+    rows: [Option<RowCost>; CLASSES.len() + 1],
     /// What drafts have cost beyond what they brought, in plain steps; never below 0.
     debt: f64,
     rest: u32,
@@ -99,7 +112,7 @@ impl Depth {
             measured: false,
             row_ms: sane(row_ms),
             share: None,
-            rows_ms: Default::default(),
+            rows: Default::default(),
             debt: 0.0,
             rest: 0,
             next_rest: REST_STEPS,
@@ -115,12 +128,16 @@ impl Depth {
 
     /// Milliseconds of a step of `rows` rows, as far as is known.
     pub fn step_ms(&self, rows: u32) -> f64 {
+        self.plain_ms + self.row(rows).taken_ms * f64::from(rows.saturating_sub(1))
+    }
+
+    /// What one more of `rows` rows costs.
+    fn row(&self, rows: u32) -> RowCost {
         let at = class(rows);
         // The nearest class that was measured says more than a belief.
-        let near =
-            (0..self.rows_ms.len()).filter_map(|other| Some((other.abs_diff(at), self.rows_ms[other]?)));
-        let row_ms = near.min_by_key(|(distance, _)| *distance).map_or(self.row_ms, |(_, ms)| ms);
-        self.plain_ms + row_ms * f64::from(rows.saturating_sub(1))
+        let near = (0..self.rows.len()).filter_map(|other| Some((other.abs_diff(at), self.rows[other]?)));
+        let believed = RowCost { seen_ms: self.row_ms, taken_ms: self.row_ms };
+        near.min_by_key(|(distance, _)| *distance).map_or(believed, |(_, cost)| cost)
     }
 
     /// How many drafts to send of those on offer, of which `chances` are the chances, each where all before it are right;
@@ -147,7 +164,9 @@ impl Depth {
         if !(ms.is_finite() && ms > 0.0) || rows == 0 {
             return;
         }
-        let ms = if self.measured { ms.min(self.step_ms(rows) * STALL) } else { ms };
+        let RowCost { seen_ms, taken_ms } = self.row(rows);
+        let expected_ms = self.plain_ms + seen_ms.max(taken_ms) * f64::from(rows - 1);
+        let ms = if self.measured { ms.min(expected_ms * STALL) } else { ms };
         if rows == 1 {
             let new = if self.measured { NEW } else { 1.0 };
             self.plain_ms += new * (ms - self.plain_ms);
@@ -157,7 +176,7 @@ impl Depth {
             }
             self.rest = self.rest.saturating_sub(1);
             let believed = self.row_ms;
-            self.rows_ms.iter_mut().flatten().for_each(|row_ms| *row_ms += FADE * (believed - *row_ms));
+            self.rows.iter_mut().flatten().for_each(|row| row.taken_ms += FADE * (believed - row.taken_ms));
             return;
         }
         if !self.measured {
@@ -165,11 +184,15 @@ impl Depth {
             self.plain_ms = self.plain_ms.min(ms);
         }
         let extra = ((ms - self.plain_ms) / f64::from(rows - 1)).max(0.0);
-        let known = &mut self.rows_ms[class(rows)];
-        *known = Some(known.map_or(extra, |known| known + NEW * (extra - known)));
+        let known = &mut self.rows[class(rows)];
+        // A cost that is seen twice was no accident; one that was high once and is not now is forgotten sooner.
+        let before = |known: RowCost| if extra < known.seen_ms { known.taken_ms } else { known.seen_ms };
+        let row_ms = known.map_or(extra, |known| before(known) + NEW * (extra - before(known)));
+        *known = Some(RowCost { seen_ms: row_ms, taken_ms: row_ms });
         self.debt = (self.debt + ms / self.plain_ms - f64::from(tokens)).max(0.0);
         if self.debt >= DEBT {
-            (self.rest, self.debt) = (self.next_rest, 0.0);
+            let lost = (self.debt / LOST).min(MOST_LOST_STEPS) as u32;
+            (self.rest, self.debt) = (self.next_rest.max(lost), 0.0);
             self.next_rest = (self.next_rest * 2).min(MOST_REST_STEPS);
         }
     }

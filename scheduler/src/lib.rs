@@ -72,6 +72,7 @@ pub mod door;
 pub mod governor;
 pub mod keep;
 pub mod lease;
+pub mod reach;
 pub mod recover;
 pub mod session;
 

@@ -109,6 +109,33 @@ fn windows_and_dense_first_experts_compute_cut_as_whole() {
     }
 }
 
+/// What is leased and placed by these figures is what a worker then holds: the bytes of loaded layers and of the state of a
+/// session, cut by cut. By the mean layer it would be wrong by a third where layers differ.
+#[test]
+fn what_cuts_are_said_to_take_is_what_they_take() {
+    const PAGE: u64 = 256;
+    for (shape, uneven) in [(windowed(), false), (dense_first(), true)] {
+        let gguf = bytes(shape.to_bytes(&quant::Q4_0, 3).unwrap());
+        let (costs, layers) = (costs(&shape), shape.layers as u32);
+        let mean = costs.weight_bytes(range(0, layers)) as f64 / f64::from(layers);
+        let mut worst: f64 = 0.0;
+        for cut in [range(0, 2), range(2, 4), range(4, layers), range(0, layers)] {
+            let none = Ends { embedding: false, head: false };
+            let shard = Shard::load(&gguf, fast(), cut, none, Options { context: Some(512) }).unwrap();
+            let (said, held) = (costs.weight_bytes(cut) as f64, shard.resident_bytes() as f64);
+            assert!((held / said - 1.0).abs() < 0.05, "{cut}: said {said}, holds {held}");
+            worst = worst.max((mean * f64::from(cut.len()) / held - 1.0).abs());
+            let rows = vec![0.5; 3 * shape.hidden];
+            let mut ws = Workspace::new(&shard, Capacity::one_session(3)).unwrap();
+            let mut state = shard.new_state_of(cut).unwrap();
+            let item = Item { state: &mut state, input: Input::Activations(&rows), output: Output::All };
+            shard.run(&mut ws, cut, &shard::round::Rounding::NONE, &mut [item]).unwrap();
+            assert_eq!(costs.state_bytes(cut, PAGE), state.bytes() as u64, "{cut}: a page of positions");
+        }
+        assert_eq!(worst > 0.3, uneven, "by the mean layer it is off by {worst}");
+    }
+}
+
 #[test]
 fn published_families_are_described() {
     for name in common::fixtures() {

@@ -175,6 +175,7 @@ export class Fake {
     const stream = {
       id, body, closed: false,
       token: (content) => response.write(`id: ${(sent += 1)}\ndata: ${JSON.stringify(chunk({ content }))}\n\n`),
+      thought: (reasoning) => response.write(`id: ${(sent += 1)}\ndata: ${JSON.stringify(chunk({ reasoning_content: reasoning }))}\n\n`),
       end: (report = {}, finish = 'stop') => {
         response.write(`data: ${JSON.stringify(chunk({}, finish, { shoal: { computed_by: ['me', '3f2a91c0', 'heron'], checked_by: ['d90b7e11'], checked_tokens: 48, faults_survived: 0, ttft_ms: 180, prefill_ms: 160, tok_s: 9.6, ...report } }))}\n\n`);
         response.end('data: [DONE]\n\n');

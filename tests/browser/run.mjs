@@ -120,6 +120,26 @@ check('a prompt streams, token by token, into markdown; the answer says who comp
   await view.close();
 });
 
+check('what a model thinks can be opened and is no part of the conversation', async () => {
+  const view = await open();
+  const { page, fake } = view;
+  await ready(page);
+  const stream = await ask(view, 'Hi');
+  stream.thought('They <b>greet</b> me.');
+  await page.waitForSelector('.thinking summary');
+  assert.equal(await page.locator('.thinking').getAttribute('open'), null, 'it is closed');
+  await page.click('.thinking summary');
+  await shown(page, 'They <b>greet</b> me.');
+  stream.token('Hello!');
+  stream.end();
+  await page.waitForSelector('.badge');
+  assert.equal(await page.locator('.thought b').count(), 0, 'it is text');
+  await shot(page, 'thinking');
+  (await ask(view, 'And you?')).end();
+  assert.deepEqual(fake.streams.at(-1).body.messages.map(({ content }) => content), ['Hi', 'Hello!', 'And you?']);
+  await view.close();
+});
+
 check('an answer that was being checked says what came of it, in its place', async () => {
   const view = await open();
   const { page, fake } = view;

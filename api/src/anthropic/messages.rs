@@ -1,7 +1,8 @@
 //! `POST /v1/messages`.
 //!
 //! A request becomes the messages of OpenAI's chat, which chat templates read; blocks of tool use and tool results become
-//! tool calls and tool messages. Thinking blocks are left out: models are not shown what they thought before.
+//! tool calls and tool messages, blocks of thinking what the template makes of them. Blocks of thinking in answers carry no
+//! signature: nothing is hidden in them.
 
 use std::sync::Arc;
 
@@ -173,7 +174,7 @@ fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>) -> Result<(), Ap
         return Ok(());
     }
     let blocks = required(message, "content", message.list("content", MAX_BLOCKS)?)?;
-    let (mut text, mut calls) = (String::new(), Vec::new());
+    let (mut text, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
     for (i, block) in blocks.iter().enumerate() {
         let block = Fields::at(block, format!("{}[{i}]", message.name("content")))?;
         match required(&block, "type", block.text("type")?)? {
@@ -191,7 +192,8 @@ fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>) -> Result<(), Ap
                 "tool_call_id": required(&block, "tool_use_id", block.text("tool_use_id")?)?,
                 "content": openai::messages::text(&block, "content")?.unwrap_or_default(),
             })),
-            "thinking" | "redacted_thinking" => {}
+            "thinking" => thought.push_str(block.text("thinking")?.unwrap_or_default()),
+            "redacted_thinking" => {}
             _ => {
                 let why = "must be text, tool_use or tool_result: the models here read nothing else";
                 return Err(block.refuse("type", why));
@@ -200,6 +202,9 @@ fn turn(message: &Fields<'_>, role: &str, all: &mut Vec<Value>) -> Result<(), Ap
     }
     if !text.is_empty() || !calls.is_empty() {
         let mut one = json!({"role": role, "content": text});
+        if let Some(one) = one.as_object_mut().filter(|_| role == "assistant" && !thought.is_empty()) {
+            openai::messages::remember(one, &thought);
+        }
         if !calls.is_empty() {
             one["tool_calls"] = calls.into();
         }
@@ -232,6 +237,9 @@ fn tool_use(id: &str, name: &str, input: Value) -> Value {
 
 fn message(id: &str, plan: &Plan, whole: &Whole) -> Value {
     let mut content = Vec::new();
+    if !whole.reasoning.is_empty() {
+        content.push(json!({"type": "thinking", "thinking": whole.reasoning, "signature": ""}));
+    }
     if !whole.text.is_empty() {
         content.push(json!({"type": "text", "text": whole.text}));
     }
@@ -261,17 +269,24 @@ fn stream_blocks(answer: Answer, seen: Option<u64>) -> Response {
         Frame::event("message_start", json!({"type": "message_start", "message": start})),
         Frame::event("ping", json!({"type": "ping"})),
     ];
-    let mut writer = Writer { index: 0, open: false, tokens: 0 };
+    let mut writer = Writer { index: 0, open: None, tokens: 0 };
     let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
     (headers, sse::respond(frames, Wire::Events, seen)).into_response()
+}
+
+/// A block of text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Block {
+    Thinking,
+    Text,
 }
 
 /// Turns pieces into events.
 struct Writer {
     /// The block being written, or to be written next.
     index: usize,
-    /// Whether a block of text is open.
-    open: bool,
+    /// The kind of the block of text that is open.
+    open: Option<Block>,
     tokens: u64,
 }
 
@@ -298,23 +313,42 @@ impl Writer {
     }
 
     fn close(&mut self) -> Vec<Frame> {
-        if std::mem::take(&mut self.open) { vec![self.stop()] } else { Vec::new() }
+        match self.open.take() {
+            None => Vec::new(),
+            Some(Block::Text) => vec![self.stop()],
+            Some(Block::Thinking) => {
+                vec![self.delta(json!({"type": "signature_delta", "signature": ""})), self.stop()]
+            }
+        }
+    }
+
+    /// More of a block, which is opened if another one is or none.
+    fn more(&mut self, block: Block, text: &str, counted: bool) -> Vec<Frame> {
+        self.tokens += u64::from(counted);
+        if text.is_empty() {
+            return Vec::new();
+        }
+        let (empty, delta) = match block {
+            Block::Text => (json!({"type": "text", "text": ""}), json!({"type": "text_delta", "text": text})),
+            Block::Thinking => (
+                json!({"type": "thinking", "thinking": "", "signature": ""}),
+                json!({"type": "thinking_delta", "thinking": text}),
+            ),
+        };
+        let mut frames = Vec::new();
+        if self.open != Some(block) {
+            frames.extend(self.close());
+            frames.push(self.start(empty));
+            self.open = Some(block);
+        }
+        frames.push(self.delta(delta).id(self.tokens));
+        frames
     }
 
     fn write(&mut self, piece: Piece) -> Vec<Frame> {
         match piece {
-            Piece::Token { text, counted, .. } => {
-                self.tokens += u64::from(counted);
-                let mut frames = Vec::new();
-                if text.is_empty() {
-                    return frames;
-                }
-                if !std::mem::replace(&mut self.open, true) {
-                    frames.push(self.start(json!({"type": "text", "text": ""})));
-                }
-                frames.push(self.delta(json!({"type": "text_delta", "text": text})).id(self.tokens));
-                frames
-            }
+            Piece::Token { text, counted, .. } => self.more(Block::Text, &text, counted),
+            Piece::Reasoning { text, counted, .. } => self.more(Block::Thinking, &text, counted),
             Piece::Call { id, name } => {
                 let mut frames = self.close();
                 frames.push(self.start(tool_use(&id, &name, json!({}))).id(self.tokens));
@@ -326,7 +360,7 @@ impl Writer {
             Piece::CallEnd => vec![self.stop()],
             Piece::Prompt(_) | Piece::Failover { .. } => Vec::new(),
             Piece::Done(ending) => {
-                let Ending { done, ended, plan } = *ending;
+                let Ending { done, ended, plan, .. } = *ending;
                 let mut frames = self.close();
                 let delta = json!({
                     "stop_reason": stop_reason(ended, done.stop.as_deref()), "stop_sequence": done.stop,

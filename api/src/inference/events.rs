@@ -26,6 +26,8 @@ pub struct Plan {
     pub seed: u64,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Whether the prompt ends inside a block of reasoning, so that the answer begins there.
+    pub reasoning: bool,
 }
 
 /// One step of the way.

@@ -53,6 +53,9 @@ pub(crate) async fn post(
         let whole = wholes.pop().unwrap_or_default();
         let mut line = base;
         line["message"] = message(&whole.text, &whole.calls);
+        if !whole.reasoning.is_empty() {
+            line["message"]["thinking"] = whole.reasoning.into();
+        }
         if let Some(ended) = whole.ended {
             extend(&mut line, ending(ended, &whole.usage, &whole.report, started.elapsed()));
         }
@@ -72,6 +75,11 @@ pub(crate) async fn post(
         };
         match piece {
             Piece::Token { text, .. } if !text.is_empty() => vec![Frame::data(line(message(&text, &[])))],
+            Piece::Reasoning { text, .. } if !text.is_empty() => {
+                let mut message = message("", &[]);
+                message["thinking"] = text.into();
+                vec![Frame::data(line(message))]
+            }
             Piece::Call { id, name } => {
                 open = Some(ToolCall { id, name, arguments: String::new() });
                 Vec::new()
@@ -83,7 +91,9 @@ pub(crate) async fn post(
             Piece::CallEnd => {
                 open.take().map(|call| Frame::data(line(message("", &[call])))).into_iter().collect()
             }
-            Piece::Token { .. } | Piece::Prompt(_) | Piece::Failover { .. } => Vec::new(),
+            Piece::Token { .. } | Piece::Reasoning { .. } | Piece::Prompt(_) | Piece::Failover { .. } => {
+                Vec::new()
+            }
             Piece::Done(end) => {
                 let Ending { done, ended, .. } = *end;
                 let mut last = line(message("", &[]));

@@ -56,6 +56,9 @@ pub(crate) async fn post(
         let (plan, mut wholes) = answer.collect().await?;
         let whole = wholes.pop().unwrap_or_default();
         let mut line = json!({"model": plan.model, "created_at": created, "response": whole.text});
+        if !whole.reasoning.is_empty() {
+            line["thinking"] = whole.reasoning.into();
+        }
         if let Some(ended) = whole.ended {
             extend(&mut line, ending(ended, &whole.usage, &whole.report, started.elapsed()));
         }
@@ -74,6 +77,11 @@ pub(crate) async fn post(
         };
         match piece {
             Piece::Token { text, .. } if !text.is_empty() => vec![Frame::data(line(&text))],
+            Piece::Reasoning { text, .. } if !text.is_empty() => {
+                let mut line = line("");
+                line["thinking"] = text.into();
+                vec![Frame::data(line)]
+            }
             Piece::Done(end) => {
                 let Ending { done, ended, .. } = *end;
                 let mut last = line("");

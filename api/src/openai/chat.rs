@@ -19,7 +19,7 @@ use crate::{
     calls::ToolCall,
     error::ApiError,
     fields::Fields,
-    inference::{Format, GenerateRequest, Plan, Prompt, Usage},
+    inference::{Format, GenerateRequest, Plan, Prompt, TokenLogprobs, Usage},
     sse::{self, Frame, Wire},
     tools::Offer,
     unread::{self, Route},
@@ -30,6 +30,8 @@ struct Asked {
     request: GenerateRequest,
     offer: Offer,
     n: usize,
+    /// Whether reasoning stays in the text.
+    inline_reasoning: bool,
     stream: bool,
     include_usage: bool,
 }
@@ -47,7 +49,11 @@ pub(crate) async fn post(
             "needs a `seed` and `n` = 1: only then are the tokens the same again",
         ));
     }
-    let answer = answer::begin(&app, asked.request, &asked.offer, asked.n).await?;
+    let answer = if asked.inline_reasoning {
+        answer::begin_all(&app, &[asked.request], &asked.offer, None, asked.n).await?
+    } else {
+        answer::begin(&app, asked.request, &asked.offer, asked.n).await?
+    };
     if asked.stream {
         return Ok(stream(answer, asked.include_usage, seen));
     }
@@ -88,11 +94,17 @@ fn read(app: &App, headers: &HeaderMap, body: &Value) -> Result<Asked, ApiError>
         }
         request.format = forced;
     }
+    // llama.cpp's names.
+    let inline_reasoning = match fields.text("reasoning_format")? {
+        None | Some("auto" | "deepseek") => false,
+        Some("none") => true,
+        Some(_) => return Err(fields.refuse("reasoning_format", "must be auto, deepseek or none")),
+    };
     let n = fields.count("n", 1, MAX_CHOICES)?.unwrap_or(1);
     let stream = fields.bool("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     let include_usage = options.map(|options| options.bool("include_usage")).transpose()?.flatten();
-    Ok(Asked { request, offer, n, stream, include_usage: include_usage.unwrap_or(false) })
+    Ok(Asked { request, offer, n, inline_reasoning, stream, include_usage: include_usage.unwrap_or(false) })
 }
 
 fn finish_reason(ended: Ended) -> &'static str {
@@ -109,6 +121,7 @@ fn tool_call(call: &ToolCall) -> Value {
 
 fn whole(id: &str, created: u64, plan: &Plan, wholes: &[Whole]) -> Value {
     let usages: Vec<Usage> = wholes.iter().map(|whole| whole.usage).collect();
+    let reasoning_tokens = wholes.iter().map(|whole| whole.reasoning_tokens).sum();
     let choices: Value = wholes.iter().enumerate().map(|(index, whole)| choice(index, whole)).collect();
     json!({
         "id": id,
@@ -116,13 +129,25 @@ fn whole(id: &str, created: u64, plan: &Plan, wholes: &[Whole]) -> Value {
         "created": created,
         "model": plan.model,
         "choices": choices,
-        "usage": usage(&answer::total(&usages, usages.len())),
+        "usage": counts(&usages, reasoning_tokens),
         "shoal": answer::badge(plan, wholes.first().map(|whole| &whole.report)),
     })
 }
 
+/// Token counts of all choices of a prompt.
+fn counts(usages: &[Usage], reasoning_tokens: usize) -> Value {
+    let mut counts = usage(&answer::total(usages, usages.len()));
+    if reasoning_tokens > 0 {
+        counts["completion_tokens_details"] = json!({"reasoning_tokens": reasoning_tokens});
+    }
+    counts
+}
+
 fn choice(index: usize, whole: &Whole) -> Value {
     let mut message = json!({"role": "assistant", "content": whole.text, "refusal": null});
+    if !whole.reasoning.is_empty() {
+        message["reasoning_content"] = whole.reasoning.as_str().into();
+    }
     if !whole.calls.is_empty() {
         message["tool_calls"] = whole.calls.iter().map(tool_call).collect();
         if whole.text.is_empty() {
@@ -155,6 +180,7 @@ struct Writer {
     include_usage: bool,
     /// Of the choices that have ended.
     usages: Vec<Usage>,
+    reasoning_tokens: usize,
     tokens: u64,
     /// Calls of each choice that have begun.
     calls: Vec<usize>,
@@ -168,7 +194,8 @@ impl Writer {
         if include_usage {
             base["usage"] = Value::Null;
         }
-        Self { base, plan, include_usage, usages: Vec::new(), tokens: 0, calls: vec![0; choices] }
+        let calls = vec![0; choices];
+        Self { base, plan, include_usage, usages: Vec::new(), reasoning_tokens: 0, tokens: 0, calls }
     }
 
     fn chunk(&self, index: usize, delta: Value, end: Option<Ended>) -> Value {
@@ -193,16 +220,9 @@ impl Writer {
 
     fn write(&mut self, index: usize, piece: Piece) -> Vec<Frame> {
         match piece {
-            Piece::Token { text, logprobs: at, counted } => {
-                self.tokens += u64::from(counted);
-                if text.is_empty() && at.is_none() {
-                    return Vec::new();
-                }
-                let mut chunk = self.chunk(index, json!({"content": text}), None);
-                if let Some(at) = at {
-                    chunk["choices"][0]["logprobs"] = json!({"content": [logprobs(&at)]});
-                }
-                vec![Frame::data(chunk).id(self.tokens)]
+            Piece::Token { text, logprobs, counted } => self.text(index, "content", text, logprobs, counted),
+            Piece::Reasoning { text, logprobs, counted } => {
+                self.text(index, "reasoning_content", text, logprobs, counted)
             }
             Piece::Call { id, name } => {
                 let at = self.calls[index];
@@ -228,7 +248,8 @@ impl Writer {
                 vec![Frame::data(chunk)]
             }
             Piece::Done(ending) => {
-                let Ending { done, ended, plan } = *ending;
+                let Ending { done, ended, reasoning_tokens, plan } = *ending;
+                self.reasoning_tokens += reasoning_tokens;
                 let mut last = self.chunk(index, json!({}), Some(ended));
                 last["shoal"] = answer::badge(&plan, Some(&done.report));
                 let mut frames = vec![Frame::data(last)];
@@ -244,6 +265,26 @@ impl Writer {
         }
     }
 
+    /// A piece of what `field` holds.
+    fn text(
+        &mut self,
+        index: usize,
+        field: &str,
+        text: String,
+        at: Option<TokenLogprobs>,
+        counted: bool,
+    ) -> Vec<Frame> {
+        self.tokens += u64::from(counted);
+        if text.is_empty() && at.is_none() {
+            return Vec::new();
+        }
+        let mut chunk = self.chunk(index, json!({field: text}), None);
+        if let Some(at) = at {
+            chunk["choices"][0]["logprobs"] = json!({"content": [logprobs(&at)]});
+        }
+        vec![Frame::data(chunk).id(self.tokens)]
+    }
+
     /// A piece of a call.
     fn call(&self, index: usize, call: Value) -> Frame {
         Frame::data(self.chunk(index, json!({"tool_calls": [call]}), None)).id(self.tokens)
@@ -254,7 +295,7 @@ impl Writer {
         if self.include_usage {
             let mut chunk = self.base.clone();
             chunk["choices"] = json!([]);
-            chunk["usage"] = usage(&answer::total(&self.usages, self.usages.len()));
+            chunk["usage"] = counts(&self.usages, self.reasoning_tokens);
             frames.push(Frame::data(chunk));
         }
         frames.push(Frame::data("[DONE]"));

@@ -69,7 +69,7 @@ pub(crate) async fn post(
         return Err(ApiError::field("Last-Event-ID", "needs a `seed`, one prompt and `n` = 1"));
     }
     let n = asked.n;
-    let answer = answer::begin_all(&app, &asked.requests, &Offer::default(), n).await?;
+    let answer = answer::begin_all(&app, &asked.requests, &Offer::default(), None, n).await?;
     if asked.stream {
         return Ok(stream_all(answer, asked, seen));
     }
@@ -280,9 +280,14 @@ fn stream_all(answer: Answer, asked: Asked, seen: Option<u64>) -> Response {
             }
             vec![Frame::data(frame).id(tokens)]
         }
-        Piece::Call { .. } | Piece::Arguments(_) | Piece::CallEnd | Piece::Failover { .. } => Vec::new(),
+        // Nothing is told apart from a text that is continued.
+        Piece::Reasoning { .. }
+        | Piece::Call { .. }
+        | Piece::Arguments(_)
+        | Piece::CallEnd
+        | Piece::Failover { .. } => Vec::new(),
         Piece::Done(ending) => {
-            let Ending { done, ended, plan } = *ending;
+            let Ending { done, ended, plan, .. } = *ending;
             let mut last = chunk(&base, index, "", Some(ended));
             last["shoal"] = answer::badge(&plan, Some(&done.report));
             let mut frames = vec![Frame::data(last)];

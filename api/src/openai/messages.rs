@@ -35,11 +35,19 @@ pub(crate) fn read_one(message: &Value, path: &str) -> Result<Value, ApiError> {
     let mut out = Map::new();
     out.insert("role".into(), role.into());
     let content = text(&fields, "content")?;
+    // What the model thought: DeepSeek's, OpenRouter's and Ollama's name for it. Templates decide what of it they show.
+    let mut reasoning = None;
+    for field in ["reasoning_content", "reasoning", "thinking"] {
+        reasoning = reasoning.or(fields.text(field)?);
+    }
     let calls = calls(&fields)?;
-    if content.is_none() && calls.is_empty() {
+    if content.is_none() && calls.is_empty() && reasoning.is_none() {
         return Err(fields.refuse("content", "is required"));
     }
     out.insert("content".into(), content.unwrap_or_default().into());
+    if let Some(text) = reasoning.filter(|text| role == "assistant" && !text.is_empty()) {
+        remember(&mut out, text);
+    }
     if !calls.is_empty() {
         out.insert("tool_calls".into(), calls.into());
     }
@@ -49,6 +57,15 @@ pub(crate) fn read_one(message: &Value, path: &str) -> Result<Value, ApiError> {
         }
     }
     Ok(Value::Object(out))
+}
+
+/// Puts what the model thought into its message, under the names that templates read. That of gpt-oss takes it beside a
+/// call only.
+pub(crate) fn remember(message: &mut Map<String, Value>, text: &str) {
+    message.insert("reasoning_content".into(), text.into());
+    if message.get("content").and_then(Value::as_str).is_none_or(str::is_empty) {
+        message.insert("thinking".into(), text.into());
+    }
 }
 
 /// Text given as a string or as a list of parts of text.

@@ -55,7 +55,8 @@ pub(crate) async fn post(
     let items = Items::of(&whole);
     let base = Base { id: id.clone(), created, plan: plan.clone(), echo: asked.echo };
     let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
-    let body = base.response(status, items.0, Some((&whole.usage, &whole.report)));
+    let end = (&whole.usage, whole.reasoning_tokens, &whole.report);
+    let body = base.response(status, items.0, Some(end));
     Ok((answer::headers(&id, &plan, Some(&whole.report)), Json(body)).into_response())
 }
 
@@ -121,6 +122,7 @@ fn input(fields: &Fields<'_>) -> Result<Value, ApiError> {
         all.push(json!({"role": "user", "content": text}));
         return Ok(all.into());
     }
+    let mut thought = String::new();
     let items = fields.list("input", messages::MAX_MESSAGES)?.unwrap_or_default();
     for (i, item) in items.iter().enumerate() {
         let path = format!("input[{i}]");
@@ -141,15 +143,45 @@ fn input(fields: &Fields<'_>) -> Result<Value, ApiError> {
                 let output = required(&item_fields, "output", output)?;
                 all.push(json!({"role": "tool", "content": output, "tool_call_id": id}));
             }
-            // What a model thought is not given to it again.
-            "reasoning" => {}
+            // It belongs to the item behind it; the template decides what the model sees of it.
+            "reasoning" => {
+                thought = reasoning_text(&item_fields)?;
+                continue;
+            }
             _ => {
                 let why = "must be message, function_call or function_call_output";
                 return Err(item_fields.refuse("type", why));
             }
         }
+        let thought = std::mem::take(&mut thought);
+        if let Some(Value::Object(last)) = all.last_mut().filter(|last| last["role"] == "assistant")
+            && !thought.is_empty()
+        {
+            messages::remember(last, &thought);
+        }
     }
     if all.is_empty() { Err(fields.refuse("input", "must not be empty")) } else { Ok(all.into()) }
+}
+
+/// What a reasoning item says: its text, or the summary that clients keep of it.
+fn reasoning_text(item: &Fields<'_>) -> Result<String, ApiError> {
+    for field in ["content", "summary"] {
+        let mut text = String::new();
+        for (i, part) in item.list(field, messages::MAX_MESSAGES)?.unwrap_or_default().iter().enumerate() {
+            text.push_str(
+                Fields::at(part, format!("{}[{i}]", item.name(field)))?.text("text")?.unwrap_or(""),
+            );
+        }
+        if !text.is_empty() {
+            return Ok(text);
+        }
+    }
+    Ok(String::new())
+}
+
+fn reasoning_item(id: &str, text: &str, status: &str) -> Value {
+    let content = if text.is_empty() { json!([]) } else { json!([{"type": "reasoning_text", "text": text}]) };
+    json!({"type": "reasoning", "id": id, "status": status, "summary": [], "content": content})
 }
 
 fn message_item(id: &str, text: &str, logprobs: &[Value], status: &str) -> Value {
@@ -177,7 +209,12 @@ impl Items {
     fn of(whole: &Whole) -> Self {
         let status = if whole.ended == Some(Ended::Length) { "incomplete" } else { "completed" };
         let mut items = Vec::new();
-        if !whole.text.is_empty() || whole.calls.is_empty() {
+        if !whole.reasoning.is_empty() {
+            let ended = whole.text.is_empty() && whole.calls.is_empty();
+            let status = if ended { status } else { "completed" };
+            items.push(reasoning_item(&names::fresh("rs_"), &whole.reasoning, status));
+        }
+        if !whole.text.is_empty() || items.is_empty() && whole.calls.is_empty() {
             let logprobs: Vec<Value> = whole.logprobs.iter().map(logprobs).collect();
             items.push(message_item(&names::fresh("msg_"), &whole.text, &logprobs, status));
         }
@@ -199,7 +236,7 @@ struct Base {
 }
 
 impl Base {
-    fn response(&self, status: &str, output: Vec<Value>, end: Option<(&Usage, &Report)>) -> Value {
+    fn response(&self, status: &str, output: Vec<Value>, end: Option<(&Usage, usize, &Report)>) -> Value {
         let mut response = json!({
             "id": self.id,
             "object": "response",
@@ -214,14 +251,14 @@ impl Base {
             "store": false,
             "truncation": "disabled",
             "usage": null,
-            "shoal": answer::badge(&self.plan, end.map(|end| end.1)),
+            "shoal": answer::badge(&self.plan, end.map(|end| end.2)),
         });
-        if let Some((usage, _)) = end {
+        if let Some((usage, reasoning_tokens, _)) = end {
             response["usage"] = json!({
                 "input_tokens": usage.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": usage.cached_tokens},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             });
         }
@@ -236,7 +273,8 @@ fn stream_items(answer: Answer, echo: Value, seen: Option<u64>) -> Response {
     let Answer { id, created_s, plan, pieces, .. } = answer;
     let headers = answer::headers(&id, &plan, None);
     let base = Base { id, created: created_s, plan, echo };
-    let mut writer = Writer { base, sequence: 0, tokens: 0, output: Vec::new(), open: None, call: None };
+    let mut writer =
+        Writer { base, sequence: 0, tokens: 0, output: Vec::new(), thought: None, open: None, call: None };
     let first = writer.first();
     let frames = stream::iter([first]).chain(pieces.map(move |(_, piece)| writer.write(piece)));
     (headers, sse::respond(frames, Wire::Events, seen)).into_response()
@@ -249,6 +287,8 @@ struct Writer {
     tokens: u64,
     /// Finished items.
     output: Vec<Value>,
+    /// The reasoning being written: id and text.
+    thought: Option<(String, String)>,
     /// The message being written: id, text, log-probabilities.
     open: Option<(String, String, Vec<Value>)>,
     /// The call being written, and the id of its item.
@@ -279,6 +319,7 @@ impl Writer {
                     return Vec::new();
                 }
                 let mut frames = self.close_call("completed");
+                frames.extend(self.close_thought("completed"));
                 frames.extend(self.open_message());
                 let at: Vec<Value> = at.iter().map(logprobs).collect();
                 let index = self.output.len();
@@ -292,8 +333,13 @@ impl Writer {
                 frames.push(self.frame("response.output_text.delta", data).id(tokens));
                 frames
             }
+            Piece::Reasoning { text, counted, .. } => {
+                self.tokens += u64::from(counted);
+                self.think(&text)
+            }
             Piece::Call { id, name } => {
                 let mut frames = self.close_call("completed");
+                frames.extend(self.close_thought("completed"));
                 frames.extend(self.close_message("completed"));
                 let (item_id, index) = (names::fresh("fc_"), self.output.len());
                 let call = ToolCall { id, name, arguments: String::new() };
@@ -320,18 +366,20 @@ impl Writer {
             }
             Piece::Prompt(_) | Piece::Failover { .. } => Vec::new(),
             Piece::Done(ending) => {
-                let Ending { done, ended, .. } = *ending;
+                let Ending { done, ended, reasoning_tokens, .. } = *ending;
                 let (status, event) = match ended {
                     Ended::Length => ("incomplete", "response.incomplete"),
                     Ended::Stop | Ended::Calls => ("completed", "response.completed"),
                 };
                 let mut frames = self.close_call(status);
+                frames.extend(self.close_thought(status));
                 if self.output.is_empty() {
                     frames.extend(self.open_message());
                 }
                 frames.extend(self.close_message(status));
                 let output = self.output.clone();
-                let response = self.base.response(status, output, Some((&done.usage, &done.report)));
+                let response =
+                    self.base.response(status, output, Some((&done.usage, reasoning_tokens, &done.report)));
                 frames.push(self.frame(event, json!({"response": response})));
                 frames
             }
@@ -370,6 +418,40 @@ impl Writer {
         });
         vec![
             self.frame("response.function_call_arguments.done", done),
+            self.frame("response.output_item.done", json!({"output_index": index, "item": item})),
+        ]
+    }
+
+    /// More of what the model thinks.
+    fn think(&mut self, text: &str) -> Vec<Frame> {
+        if text.is_empty() {
+            return Vec::new();
+        }
+        let mut frames = self.close_message("completed");
+        let index = self.output.len();
+        if self.thought.is_none() {
+            let id = names::fresh("rs_");
+            let item = reasoning_item(&id, "", "in_progress");
+            frames
+                .push(self.frame("response.output_item.added", json!({"output_index": index, "item": item})));
+            self.thought = Some((id, String::new()));
+        }
+        let Some((id, all)) = &mut self.thought else { return frames };
+        all.push_str(text);
+        let data = json!({"item_id": id, "output_index": index, "content_index": 0, "delta": text});
+        let tokens = self.tokens;
+        frames.push(self.frame("response.reasoning_text.delta", data).id(tokens));
+        frames
+    }
+
+    fn close_thought(&mut self, status: &str) -> Vec<Frame> {
+        let Some((id, text)) = self.thought.take() else { return Vec::new() };
+        let index = self.output.len();
+        let item = reasoning_item(&id, &text, status);
+        self.output.push(item.clone());
+        let done = json!({"item_id": id, "output_index": index, "content_index": 0, "text": text});
+        vec![
+            self.frame("response.reasoning_text.done", done),
             self.frame("response.output_item.done", json!({"output_index": index, "item": item})),
         ]
     }

@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -40,6 +40,8 @@ pub struct Fake {
     pub pause: Option<(usize, u64)>,
     /// What is answered instead of an echo.
     pub script: Mutex<Option<String>>,
+    /// Whether prompts end inside a block of reasoning.
+    pub open: AtomicBool,
     /// What is answered to everything, if anything.
     pub failure: Mutex<Option<Failure>>,
     /// The last request.
@@ -162,6 +164,7 @@ impl Fake {
             failure: Mutex::default(),
             last: Mutex::default(),
             embedded: Mutex::default(),
+            open: AtomicBool::new(false),
             alive: std::sync::Arc::default(),
             state: Mutex::new(snapshot()),
             changes: broadcast::Sender::new(CHANGES),
@@ -265,7 +268,7 @@ impl Inference for Fake {
             context: 4096,
             num_layers: LAYERS as usize,
             hidden: 4096,
-            template: Some("{{ messages }}".into()),
+            template: Some("{{ messages }}<think>".into()),
             created_s: 1_700_000_000,
             modes: modes.to_vec(),
             tools: true,
@@ -314,6 +317,7 @@ impl Inference for Fake {
             predicted_tok_s: Some(16.0),
             seed: request.seed.unwrap_or(42),
             prompt_tokens: 7,
+            reasoning: self.open.load(Ordering::SeqCst),
         };
         let limit = request.max_tokens.unwrap_or(usize::MAX);
         let mut all = words(&text);

@@ -28,7 +28,7 @@ use p2p::{
     blob::{Event, PeerSource, Source},
     wire::{announce::Offer, control::Contact},
 };
-use scheduler::{LayerRange, ModelId, NodeId};
+use scheduler::{LayerRange, ModelId, NodeId, place::Room};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep, timeout},
@@ -77,8 +77,8 @@ pub enum Question {
         model: ModelId,
         /// Its layers.
         num_layers: u32,
-        /// At most so many.
-        cap: u32,
+        /// What there is room for.
+        room: Room,
         /// None when none at all are to be held.
         answer: oneshot::Sender<Option<LayerRange>>,
     },

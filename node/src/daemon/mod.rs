@@ -114,7 +114,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     let seats = control::Seats::default();
     tokio::spawn(control::serve(listener, calls_in.clone(), seats.clone()));
     let mut daemon = Daemon {
-        trusting: Trusting::open(&home, node.me),
+        trusting: Trusting::open(&home, node.me, |model| serving.models.costs(model)),
         view: Viewing::new(node.me),
         node,
         prompts,
@@ -235,11 +235,14 @@ impl Daemon {
             ControlAsk::Release { session, epoch } => self.serving.released(from, session, epoch, reply),
             ControlAsk::Settle { session, upto } => self.serving.settle(from, session, upto, reply),
             ControlAsk::Receipt(receipt) => {
-                self.trusting.keep_receipt(from, &receipt);
+                self.trusting.keep_receipt(from, &receipt, |model| self.serving.models.costs(model));
                 self.node.network.answer(reply, Answer::Released);
             }
             // These are answered by the network itself.
-            ControlAsk::CatchUp { .. } | ControlAsk::Ping => {}
+            ControlAsk::CatchUp { .. }
+            | ControlAsk::Ping
+            | ControlAsk::Probe(_)
+            | ControlAsk::DialBack(_) => {}
         }
     }
 
@@ -323,7 +326,9 @@ impl Daemon {
             measured.opening_ms.into_iter().for_each(|ms| held.at_opening.add(now, ms));
             measured.prefill_factor.into_iter().for_each(|factor| held.at_prefill.add(now, factor));
         }
-        let scores = self.trusting.learn(over.model, over.outcomes, &over.receipts, &over.proofs);
+        let costs = self.serving.models.costs(over.model);
+        let scores =
+            self.trusting.learn((over.model, costs.as_ref()), over.outcomes, &over.receipts, &over.proofs);
         scores.into_iter().for_each(|(node, score)| self.view.swarm.set_trust(node, score));
         self.prompts.remember(over.session, over.report);
     }

@@ -66,12 +66,13 @@ fn a_route_and_a_plan_are_the_lines_they_were() {
         verify: Verify::Strict,
         wire: Wire::Q8,
         cuts: vec![2, 6],
+        reasoning: true,
         plan: plan.clone(),
     };
     let route = RouteEvent { mode: Mode::Boomerang, own: Some(own), elsewhere: None };
     assert_eq!(route.stages().count(), 1);
     let told = json!({ "event": "route", "model": "minnow", "me": "cc", "verify": "strict", "session": "5e",
-        "mode": "boomerang", "wire": "q8", "cuts": [2, 6] });
+        "mode": "boomerang", "wire": "q8", "cuts": [2, 6], "reasoning": true });
     check(&PromptEvent::Route(Box::new(route)), merged(line.clone(), told));
     let plan = PlanReport { plan, me: "cc".into(), end: true };
     check(&plan, merged(line, json!({ "me": "cc", "end": true })));

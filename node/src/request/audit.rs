@@ -41,7 +41,7 @@ fn drawn(state: &RequestState, segment: Segment) -> bool {
     let mut draw = [0; 4];
     let drawn =
         getrandom::fill(&mut draw).is_err() || f64::from(u32::from_le_bytes(draw)) / 2f64.powi(32) < share;
-    let cheap = state.plan.layer_bytes.saturating_mul(u64::from(segment.layers.len())) <= MAX_AUDIT_BYTES;
+    let cheap = state.plan.weight_bytes(segment.layers) <= MAX_AUDIT_BYTES;
     state.strict() || drawn && cheap
 }
 
@@ -169,8 +169,8 @@ impl Checks {
                 let rows = state.logs.settled(segment.layers.end());
                 let book = self.books.iter().find(|book| book.layers() == segment.layers);
                 let done = book.map_or(0, |book| book.checked.min(rows));
-                checked += f64::from(done) * f64::from(segment.layers.len());
-                all += f64::from(rows) * f64::from(segment.layers.len());
+                checked += f64::from(done) * state.plan.weight(segment.layers);
+                all += f64::from(rows) * state.plan.weight(segment.layers);
                 (segment.layers, book.map_or_else(Vec::new, |book| book.by.iter().copied().collect()), done)
             })
             .collect();

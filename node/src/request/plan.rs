@@ -9,6 +9,7 @@ use p2p::{
 };
 use scheduler::{
     LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    layer_cost::LayerCosts,
     recover::{Failure, GiveUp},
     session::{End, Standbys},
     trust::Outcome,
@@ -69,8 +70,8 @@ pub struct Plan {
     pub approx: BTreeSet<NodeId>,
     /// What drafts its tokens.
     pub draft: DraftTerms,
-    /// Weights of one layer, bytes.
-    pub layer_bytes: u64,
+    /// What its layers cost, where that is known.
+    pub costs: Option<LayerCosts>,
     /// Who could be asked where two disagree.
     pub witnesses: Vec<Witness>,
     /// What of the prompt was computed before.
@@ -78,6 +79,16 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What computing `layers` takes, in mean layers.
+    pub(super) fn weight(&self, layers: LayerRange) -> f64 {
+        self.costs.as_ref().map_or(f64::from(layers.len()), |costs| costs.weight(layers, 0))
+    }
+
+    /// Bytes of the weights of `layers`; more than any where they are not known.
+    pub(super) fn weight_bytes(&self, layers: LayerRange) -> u64 {
+        self.costs.as_ref().map_or(u64::MAX, |costs| costs.weight_bytes(layers))
+    }
+
     pub(super) fn contact(&self, node: NodeId) -> Contact {
         let known = self.contacts.iter().find(|contact| contact.node == node);
         known.cloned().unwrap_or_else(|| Contact { node, addresses: Vec::new() })

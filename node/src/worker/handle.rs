@@ -211,14 +211,16 @@ impl Worker {
         Self { frames: mpsc::channel(1).0, shared: Arc::new(shared) }
     }
 
-    /// Text to token ids.
+    /// Text to token ids, and whether they end inside a block of reasoning.
     ///
     /// # Errors
     /// [`Fault::Refused`] when the template or the tokenizer cannot take it; [`Fault::Dead`].
-    pub async fn encode(&self, prompt: Prompt) -> Result<Vec<u32>, Fault> {
+    pub async fn encode(&self, prompt: Prompt) -> Result<(Vec<u32>, bool), Fault> {
         let Prompt { text, kind } = prompt;
         let reply = self.ask(|id| Ask::Encode { id, kind }, text.into_bytes()).await?;
-        ipc::ids_from_bytes(&reply.payload).ok_or_else(|| Fault::Dead("it sent ids that are none".into()))
+        let ids = ipc::ids_from_bytes(&reply.payload);
+        let ids = ids.ok_or_else(|| Fault::Dead("it sent ids that are none".into()))?;
+        Ok((ids, reply.have != 0))
     }
 
     /// Opens a range of a session, or opens it again; returns how many positions are still computed.

@@ -153,6 +153,12 @@ impl Loaded {
         }
     }
 
+    /// Whether a prompt of this kind ends inside a block of reasoning.
+    pub(super) fn opens_reasoning(&self, kind: &TextKind, ids: &[u32]) -> bool {
+        let tokenizer = self.tokenizer().ok().filter(|_| matches!(kind, TextKind::Chat { .. }));
+        tokenizer.is_some_and(|tokenizer| prompt::opens_reasoning(tokenizer, ids))
+    }
+
     /// What keeps an answer to the form that `format`, JSON of [`api::inference::Format`], asks for.
     pub(super) fn constraint(&self, format: Option<&str>) -> Result<Option<Constraint>> {
         let Some(format) = format else { return Ok(None) };

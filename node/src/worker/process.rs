@@ -228,7 +228,11 @@ fn answer(
         }
         Ask::Encode { id, kind } => {
             let ids = engine.model.encode(&kind, payload).map_err(refused);
-            (id, ids.map(|ids| (Tell::Encoded { id }, ipc::ids_to_bytes(&ids))))
+            let told = |ids: Vec<u32>| {
+                let reasoning = engine.model.opens_reasoning(&kind, &ids);
+                (Tell::Encoded { id, reasoning }, ipc::ids_to_bytes(&ids))
+            };
+            (id, ids.map(told))
         }
         Ask::Open { id, open } => {
             let have = ipc::ids_from_bytes(payload)

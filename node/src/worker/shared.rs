@@ -127,8 +127,11 @@ impl Shared {
     /// What an answer means here; an output for the receiver, if it is one.
     fn take(&self, tell: Tell, payload: Vec<u8>) -> io::Result<Option<Output>> {
         match tell {
-            Tell::Pong { id } | Tell::Checked { id } | Tell::Encoded { id } | Tell::Finished { id } => {
+            Tell::Pong { id } | Tell::Checked { id } | Tell::Finished { id } => {
                 self.answer(id, Ok(Reply { have: 0, payload }));
+            }
+            Tell::Encoded { id, reasoning } => {
+                self.answer(id, Ok(Reply { have: u32::from(reasoning), payload }));
             }
             Tell::Opened { id, have } => self.answer(id, Ok(Reply { have, payload })),
             Tell::Refused { id, fault } => self.answer(id, Err(fault)),

@@ -62,12 +62,12 @@ async fn a_worker_says_what_it_is_and_encodes_as_the_model_does() {
     assert!(child.ready.decode_ms > 0.0 && child.ready.prefill_ms > 0.0 && child.ready.visit_ms > 0.0);
 
     let messages = json!([{"role": "user", "content": "Tell me a story about a fox"}]);
-    let ids = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();
+    let (ids, _) = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();
     assert_eq!(ids, prompt::encode_chat(&model, &messages).unwrap());
     let text = "Once upon a time <s> there";
     for (bos, special) in [(true, true), (true, false), (false, false)] {
         let kind = TextKind::Raw { bos, special };
-        let ids = child.worker.encode(Prompt { text: text.into(), kind }).await.unwrap();
+        let (ids, _) = child.worker.encode(Prompt { text: text.into(), kind }).await.unwrap();
         assert_eq!(ids, model.tokenizer.encode(text, Encode { bos, special }).unwrap());
     }
     let broken = child.worker.encode(Prompt::chat("[{".into())).await;
@@ -80,7 +80,7 @@ async fn decoding_in_a_worker_is_generate() {
     let model = model();
     let mut child = Child::start(&[]).await;
     let messages = json!([{"role": "user", "content": "Tell me a story about a fox and a lantern"}]);
-    let prompt = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();
+    let (prompt, _) = child.worker.encode(Prompt::chat(messages.to_string())).await.unwrap();
     let greedy = SamplingParams::default();
     let free = expected(&model, &prompt, &greedy, &[], 60);
     // A stop string that the free answer has in its second half, so that it is met and held back before.

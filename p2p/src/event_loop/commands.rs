@@ -9,6 +9,7 @@ use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::{Multiaddr, PeerId};
 use scheduler::governor::{Holder, Resource};
 use scheduler::{ModelId, NodeId};
+use tokio::sync::oneshot;
 
 use super::{Dial, Dialed, EventLoop, address};
 use crate::error::{Error, HopError, Result};
@@ -299,6 +300,47 @@ impl EventLoop {
             }
             Err(libp2p::swarm::DialError::DialPeerConditionFalse(_)) => {}
             Err(e) => self.dial_failed(&peer, &e.to_string()),
+        }
+    }
+
+    /// Dials `node` at the address that the node `by` named, because that one, or a peer of it, wants to know whether it can be
+    /// reached there; the receiver hears whether it was. `None`: it is not dialed.
+    pub(super) fn dial_back(
+        &mut self,
+        by: NodeId,
+        address: &str,
+        node: NodeId,
+    ) -> Option<oneshot::Receiver<bool>> {
+        let peer = peer_id(node).filter(|peer| *peer != self.local.me)?;
+        let (address, named) = split_peer(address.parse().ok()?);
+        let outside = self.way.outside;
+        let fits = path::of_address(&address) == outside && path::plausible(&address, outside);
+        if !fits || named.is_some_and(|named| named != peer) {
+            return None;
+        }
+        let holder = Holder { prefix: Some(path::prefix(&address, &address)), peer: Some(by) };
+        self.governor.spend(holder, Resource::Dials, 1).ok()?;
+        let options = DialOpts::peer_id(peer).condition(PeerCondition::Always).addresses(vec![address]);
+        // A router lets in a port that its host has talked to: where they know each other another one is used.
+        let options = match self.met.contains_key(&peer) {
+            true => options.allocate_new_port().build(),
+            false => options.build(),
+        };
+        let connection = options.connection_id();
+        self.swarm.dial(options).ok()?;
+        let (reply, dialed) = oneshot::channel();
+        self.dialing.backs.insert(connection, reply);
+        Some(dialed)
+    }
+
+    /// A connection was made, perhaps only to see whether it could be: then it is closed where there is another one.
+    pub(super) fn dialed_back(&mut self, peer: &PeerId, connection: ConnectionId) {
+        if let Some(reply) = self.dialing.backs.remove(&connection) {
+            // The asker may be gone.
+            let _ = reply.send(true);
+            if self.met.contains_key(peer) {
+                self.swarm.close_connection(connection);
+            }
         }
     }
 

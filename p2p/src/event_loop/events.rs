@@ -10,14 +10,15 @@ use libp2p::kad::{self, GetProvidersOk, QueryResult};
 use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
-use libp2p::{Multiaddr, PeerId, autonat, identify, mdns, ping, relay, upnp};
+use libp2p::{Multiaddr, PeerId, identify, mdns, ping, relay, upnp};
 use scheduler::governor::Resource;
+use scheduler::reach::Origin;
 
 use super::{Dial, EventLoop, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::{BehaviourEvent, split_life};
 use crate::control;
 use crate::error::Error;
-use crate::event::{Event, Reachability};
+use crate::event::Event;
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
 use crate::governor::{ANNOUNCEMENT_US, ASK_US};
 use crate::identity::{node_id, peer_id};
@@ -32,11 +33,6 @@ const DEAF_FOR: Duration = Duration::from_secs(60);
 const MAX_MISSED: u32 = 2;
 /// Holders returned by one look-up.
 const MAX_HOLDERS: usize = 64;
-/// Peers that must have dialed an address of a router before it is believed: full-cone routers and forwarded ports let in
-/// all of them, restricted ones soon do not.
-const CONFIRMATIONS: usize = 3;
-/// Relays used at once when this node cannot be reached directly: one may go.
-const MAX_RELAYS: usize = 2;
 
 impl EventLoop {
     pub(super) fn on_swarm(&mut self, event: SwarmEvent<BehaviourEvent>) {
@@ -63,6 +59,10 @@ impl EventLoop {
                 self.on_dial_error(peer_id, connection_id, &error);
             }
             SwarmEvent::NewListenAddr { listener_id, address } => self.on_listening(listener_id, &address),
+            SwarmEvent::ExpiredListenAddr { address, .. } => {
+                self.way.forget(&address);
+                self.reweigh(Instant::now());
+            }
             SwarmEvent::ListenerClosed { listener_id, reason, .. } => {
                 let now = Instant::now();
                 tracing::debug!(?reason, "a listener closed");
@@ -82,12 +82,9 @@ impl EventLoop {
         if let Some(reservation) = self.reservations.iter_mut().find(|r| r.listener == Some(listener)) {
             reservation.failures = 0;
         }
-        // Who relays says that it can be reached under its public addresses: a bootstrap node does not dial, so AutoNAT
-        // never asks for it. Others leave it to AutoNAT: hole punching tries what is not settled. An address of a home
-        // network says nothing, and a node that believed in it would never look for a relay.
-        let path = path::of_address(address);
-        if self.local.relays && (path == Path::Direct || self.local.loopback_only && path == Path::Loopback) {
-            self.swarm.add_external_address(address.clone());
+        // In a swarm of one host only who relays needs to know.
+        if self.local.relays || !self.local.loopback_only {
+            self.way.learn(address, Origin::Own, Instant::now());
         }
         let address = split_peer(address.clone()).0.with(Protocol::P2p(self.local.me)).to_string();
         self.outbox.must(Event::Listening { address });
@@ -97,6 +94,7 @@ impl EventLoop {
         let now = Instant::now();
         let nameless = self.dialing.nameless.remove(&connection);
         self.dial_ended(&peer, connection);
+        self.dialed_back(&peer, connection);
         let Some(node) = node_id(&peer) else {
             if let Some(reply) = nameless {
                 drop(reply.send(Err(Error::Unreachable("its name is no ed25519 key".into()))));
@@ -122,6 +120,7 @@ impl EventLoop {
             restarted: false,
             told: None,
             served: None,
+            probed: None,
             relays: false,
             missed: HashMap::new(),
             forwarder: Forwarder::new(now),
@@ -157,6 +156,11 @@ impl EventLoop {
     }
 
     fn on_dial_error(&mut self, peer: Option<PeerId>, connection: ConnectionId, error: &DialError) {
+        if let Some(reply) = self.dialing.backs.remove(&connection) {
+            // It was another node's question, and says nothing of the peer for this one.
+            let _ = reply.send(false);
+            return;
+        }
         if let Some(reply) = self.dialing.nameless.remove(&connection) {
             drop(reply.send(Err(Error::Unreachable(error.to_string()))));
         }
@@ -230,28 +234,15 @@ impl EventLoop {
             }) => {
                 tracing::info!(relay = %relay_peer_id, "reachable through a relay");
             }
-            BehaviourEvent::AutonatClient(autonat::v2::client::Event {
-                tested_addr, server, result, ..
-            }) => match result {
-                Ok(()) if self.is_confirmed(&tested_addr, server) => self.judge(Reachability::Public),
-                Ok(()) => {
-                    tracing::debug!(%tested_addr, %server, "dialed by a peer that this node has talked to");
-                    self.swarm.remove_external_address(&tested_addr);
-                    self.undialable();
-                }
-                // An address that failed is not probed again, and a node behind a router has just one: the first word
-                // counts. A liar among the probers costs a reservation that was not needed.
-                Err(error) => {
-                    tracing::debug!(%error, "others cannot dial this node");
-                    self.undialable();
-                }
-            },
+            BehaviourEvent::Watch(noticed) => self.on_noticed(&noticed),
             BehaviourEvent::Upnp(upnp::Event::NewExternalAddr { external_addr, .. }) => {
-                self.local.external.retain(|known| *known != external_addr);
-                self.local.external.push(external_addr);
+                let now = Instant::now();
+                self.way.learn(&external_addr, Origin::Own, now);
+                self.reweigh(now);
             }
             BehaviourEvent::Upnp(upnp::Event::ExpiredExternalAddr { external_addr, .. }) => {
-                self.local.external.retain(|known| *known != external_addr);
+                self.way.forget(&external_addr);
+                self.reweigh(Instant::now());
             }
             BehaviourEvent::Dcutr(event) => match event.result {
                 Ok(_) => self.tell_path(&event.remote_peer_id),
@@ -259,31 +250,6 @@ impl EventLoop {
             },
             _ => {}
         }
-    }
-
-    /// An address of this node is not believed in. Without another one it is private and seeks relays.
-    fn undialable(&mut self) {
-        if self.swarm.external_addresses().next().is_none() {
-            self.judge(Reachability::Private);
-            self.seek_relays();
-        }
-    }
-
-    /// Whether `server` having dialed `address` says that others can too. A router lets in whom this node has talked to, so
-    /// an address that no interface here has and neither the user nor the router's UPnP named counts after [`CONFIRMATIONS`] peers.
-    fn is_confirmed(&mut self, address: &Multiaddr, server: PeerId) -> bool {
-        let ip = |address: &Multiaddr| {
-            address
-                .iter()
-                .find(|part| matches!(part, Protocol::Ip4(_) | Protocol::Ip6(_)))
-                .map(|part| part.acquire())
-        };
-        let given = self.local.external.contains(address);
-        let own = given || self.swarm.listeners().any(|own| ip(own) == ip(address));
-        if !own && self.dialing.confirmed.len() < CONFIRMATIONS {
-            self.dialing.confirmed.insert(server);
-        }
-        own || self.dialing.confirmed.len() >= CONFIRMATIONS
     }
 
     fn on_incoming(&mut self, Incoming { lane, stream }: Incoming) {
@@ -399,8 +365,12 @@ impl EventLoop {
         met.introduced.insert(connection);
         self.swarm.behaviour_mut().link.introduce(&peer, connection);
         self.swarm.behaviour_mut().doors.introduced(connection);
+        if let Some(relay) = self.swarm.behaviour_mut().relay.as_mut() {
+            relay.introduced(connection);
+        }
         met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
-        met.relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
+        let relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
+        let begins = relays && !std::mem::replace(&mut met.relays, relays);
         let fresh = met.told.is_none();
         if met.told != Some(path) {
             met.told = Some(path);
@@ -440,8 +410,8 @@ impl EventLoop {
             self.next_catch_up();
             self.meet_over_tcp(peer, path, over_tcp);
         }
-        if self.reachability == Reachability::Private {
-            self.seek_relays();
+        if begins {
+            self.relay_began(&peer, now);
         }
     }
 
@@ -539,22 +509,6 @@ impl EventLoop {
             found.truncate(MAX_HOLDERS);
             // The caller is gone: the result is dropped.
             let _ = reply.send(found);
-        }
-    }
-
-    /// Listens through peers that relay, as long as there are fewer than [`MAX_RELAYS`].
-    fn seek_relays(&mut self) {
-        let now = Instant::now();
-        let relays: Vec<PeerId> =
-            self.met.iter().filter(|(_, met)| met.relays).map(|(peer, _)| *peer).collect();
-        for peer in relays {
-            if self.reservations.len() >= MAX_RELAYS {
-                return;
-            }
-            let known = self.book.addresses(&peer).iter().find(|a| path::of_address(a) == Path::Direct);
-            if let Some(address) = known.cloned() {
-                self.reserve(address.with(Protocol::P2p(peer)).with(Protocol::P2pCircuit), now);
-            }
         }
     }
 }

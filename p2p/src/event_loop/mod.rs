@@ -7,6 +7,7 @@
 mod commands;
 mod events;
 mod outbox;
+mod standing;
 mod upkeep;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -22,6 +23,7 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::{self, ConnectionId, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, Swarm};
 use scheduler::NodeId;
+use scheduler::reach::Origin;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
@@ -29,7 +31,7 @@ use crate::behaviour::Behaviour;
 use crate::config::{Config, Names};
 use crate::control::ReplyTo;
 use crate::error::{Error, Result};
-use crate::event::{Command, Event, Reachability, RefusedPeer};
+use crate::event::{Command, Event, RefusedPeer};
 use crate::gossip::{Budget, Forwarder, Ledger};
 use crate::governor::Governor;
 use crate::path::{self, Path};
@@ -37,6 +39,7 @@ use crate::peers::{self, Book, Source, split_peer};
 use crate::transport;
 use crate::wire::control::Ask;
 use outbox::Outbox;
+use standing::Way;
 
 /// How often what is due is looked at: the resolution of redials and expiries.
 const TICK: Duration = Duration::from_millis(250);
@@ -50,7 +53,16 @@ const MAX_REPORTS: usize = 256;
 /// What helper tasks bring back.
 enum Report {
     Asked(NodeId, Box<(Ask, ReplyTo)>),
-    CaughtUp { from: PeerId, announcements: Vec<Vec<u8>> },
+    CaughtUp {
+        from: PeerId,
+        announcements: Vec<Vec<u8>>,
+    },
+    /// What the peer that was asked to have an address dialed says: whether it could be, or nothing.
+    Probed {
+        by: PeerId,
+        address: Multiaddr,
+        reached: Option<bool>,
+    },
 }
 
 /// A peer with at least one connection.
@@ -69,6 +81,8 @@ struct Met {
     told: Option<Path>,
     /// When it was last served a catch-up.
     served: Option<Instant>,
+    /// When it was last asked to have this node dialed.
+    probed: Option<Instant>,
     /// Whether it relays for others.
     relays: bool,
     /// Pings unanswered in a row on each connection; one may be dead while another lives.
@@ -92,6 +106,8 @@ struct Dial {
 struct Reservation {
     address: Multiaddr,
     listener: Option<ListenerId>,
+    /// The user named the relay: it is kept whatever happens.
+    named: bool,
     due: Instant,
     failures: u32,
 }
@@ -120,8 +136,6 @@ struct Local {
     /// Whether this node relays for others.
     relays: bool,
     outgoing_limit: usize,
-    /// Addresses that reach this node by the word of the user, or of its router over UPnP.
-    external: Vec<Multiaddr>,
     /// The file of known peers.
     cache: Option<PathBuf>,
 }
@@ -129,8 +143,6 @@ struct Local {
 /// Connections on their way, and who waits for them.
 #[derive(Default)]
 struct Dialing {
-    /// Peers that dialed this node at an address of its router; at most as many as are needed.
-    confirmed: HashSet<PeerId>,
     /// Peers of another version, the latest last; at most [`MAX_REFUSED`].
     refused: VecDeque<RefusedPeer>,
     /// Dials under way, at most [`commands::MAX_DIALS`] for a peer.
@@ -139,6 +151,8 @@ struct Dialing {
     waiting: HashMap<PeerId, Vec<Dialed>>,
     /// Callers waiting for the peer that answers at an address without a name.
     nameless: HashMap<ConnectionId, Dialed>,
+    /// Dials for peers that want to know whether they can be reached; bounded by the governor's dials.
+    backs: HashMap<ConnectionId, oneshot::Sender<bool>>,
 }
 
 /// Announcements: this node's own, those it knows and those it still asks for.
@@ -178,7 +192,7 @@ struct EventLoop {
     holders: HashMap<QueryId, (oneshot::Sender<Vec<NodeId>>, HashSet<NodeId>)>,
     news: News,
     reservations: Vec<Reservation>,
-    reachability: Reachability,
+    way: Way,
     due: Due,
 }
 
@@ -244,7 +258,6 @@ fn build(
             loopback_only: config.loopback_only,
             relays: config.relay,
             outgoing_limit: config.limits.outgoing as usize,
-            external: Vec::new(),
             cache: config.cache.clone(),
         },
         commands,
@@ -257,7 +270,7 @@ fn build(
         holders: HashMap::new(),
         news: News::new(now),
         reservations: Vec::new(),
-        reachability: Reachability::Unknown,
+        way: Way::new(now, config.loopback_only),
         due: Due { save: now, sweep: now },
     })
 }
@@ -307,13 +320,17 @@ fn know(event_loop: &mut EventLoop, config: &Config) -> Result<()> {
     }
     for text in &config.external {
         let external = split_peer(address(text, event_loop.local.loopback_only)?).0;
-        event_loop.swarm.add_external_address(external.clone());
-        event_loop.local.external.push(external);
+        event_loop.way.learn(&external, Origin::Named, now);
     }
     for text in &config.relays {
         let relay = address(text, event_loop.local.loopback_only)?;
-        event_loop.reserve(relay.with(Protocol::P2pCircuit), now);
+        if relay.iter().any(|part| part == Protocol::P2pCircuit) {
+            let why = "a relay must be reached directly, not through another relay".to_owned();
+            return Err(Error::Address { address: text.clone(), why });
+        }
+        event_loop.reserve(relay.with(Protocol::P2pCircuit), true, now);
     }
+    event_loop.reweigh(now);
     if let Some(path) = &config.cache {
         // Without its cache a node finds the swarm more slowly, but it does.
         match peers::read_cache(path) {

@@ -4,15 +4,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libp2p::gossipsub::PublishError;
+use libp2p::multiaddr::Protocol;
 use libp2p::{Multiaddr, PeerId};
+use scheduler::NodeId;
+use scheduler::governor::Resource;
+use scheduler::reach::Standing;
 
-use super::{EventLoop, IDENTIFY, MAX_REFUSED, Met, Report, Reservation, unix_now};
+use super::{EventLoop, IDENTIFY, MAX_REFUSED, Met, Report, Reservation, standing, unix_now};
 use crate::control::{self, ReplyTo};
 use crate::event::{Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Verdict};
-use crate::link::Lane;
+use crate::identity::peer_id;
+use crate::link::{Lane, Stream, behaviour::NotOpened};
+use crate::path::{self, Path};
 use crate::peers;
-use crate::wire::control::{Answer, Ask};
+use crate::watch::Noticed;
+use crate::wire::control::{Answer, Ask, Contact, Refusal};
 
 /// Peers asked for announcements at once.
 pub(super) const CATCHING_UP: usize = 4;
@@ -36,6 +43,10 @@ const SWEEP_EVERY: Duration = Duration::from_secs(5);
 const CROWDED_QUARTERS: usize = 3;
 /// Connections younger than this are not closed.
 const SETTLED: Duration = Duration::from_secs(60);
+/// Relays used at once when this node cannot be reached directly: one may go.
+const MAX_RELAYS: usize = 2;
+/// Failures in a row after which another relay is used, where there is one: some four seconds.
+const MAX_FAILURES: u32 = 3;
 /// How long goodbyes may take.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -56,10 +67,12 @@ impl EventLoop {
         self.settle_for_doubted(now);
         self.next_catch_up();
         self.reserve_due(now);
+        self.probe_due(now);
         self.close_strangers(now);
         if now >= self.due.sweep {
             self.due.sweep = now + SWEEP_EVERY;
             self.sweep(now);
+            self.reweigh(now);
         }
         if now >= self.due.save {
             self.due.save = now + SAVE_EVERY;
@@ -85,6 +98,11 @@ impl EventLoop {
         match report {
             Report::Asked(from, asked) => match *asked {
                 (Ask::CatchUp { .. }, reply) => self.serve_catch_up(from, reply),
+                (Ask::Probe(address), reply) => self.serve_probe(from, &address, reply),
+                (Ask::DialBack(contact), reply) => {
+                    let dialed = self.dial_back(from, &contact.addresses[0], contact.node);
+                    answer_probe(dialed, reply);
+                }
                 (Ask::Ping, reply) => {
                     tokio::spawn(async move {
                         let _ = reply.send(&Answer::Pong).await;
@@ -96,6 +114,15 @@ impl EventLoop {
                     }
                 }
             },
+            Report::Probed { by, address, reached } => {
+                let now = Instant::now();
+                let prefix = self.met.get(&by).and_then(|met| self.governor.holder(met.node).prefix);
+                if let (Some(false), Some(prefix)) = (reached, prefix) {
+                    self.way.missed(&address, prefix, now);
+                }
+                self.way.answered();
+                self.reweigh(now);
+            }
             Report::CaughtUp { from, announcements } => {
                 let now = Instant::now();
                 for bytes in announcements {
@@ -171,10 +198,139 @@ impl EventLoop {
     }
 
     /// Listens through a relay from now on.
-    pub(super) fn reserve(&mut self, address: Multiaddr, now: Instant) {
-        if self.reservations.iter().all(|reservation| reservation.address != address) {
-            self.reservations.push(Reservation { address, listener: None, due: now, failures: 0 });
+    pub(super) fn reserve(&mut self, address: Multiaddr, named: bool, now: Instant) {
+        let relay = relay_of(&address);
+        if self.reservations.iter().all(|reservation| relay_of(&reservation.address) != relay) {
+            self.reservations.push(Reservation { address, listener: None, named, due: now, failures: 0 });
         }
+    }
+
+    /// A peer has begun to relay: who waits for it waits no longer.
+    pub(super) fn relay_began(&mut self, peer: &PeerId, now: Instant) {
+        let waiting = self.reservations.iter_mut().filter(|r| relay_of(&r.address) == Some(*peer));
+        waiting.filter(|r| r.listener.is_none()).for_each(|reservation| reservation.due = now);
+        self.seek_relays(now);
+    }
+
+    /// A node that is hidden listens through [`MAX_RELAYS`] peers that relay, of as many networks as there are: one may go. One
+    /// that does not answer makes room for another.
+    fn seek_relays(&mut self, now: Instant) {
+        if self.way.told != Reachability::Private {
+            return;
+        }
+        let reserved = |peer: &PeerId| self.reservations.iter().any(|r| relay_of(&r.address) == Some(*peer));
+        let prefix = |node| self.governor.holder(node).prefix;
+        let networks: Vec<_> =
+            self.met.iter().filter(|(peer, _)| reserved(peer)).map(|(_, met)| prefix(met.node)).collect();
+        let mut found: Vec<(bool, PeerId, Multiaddr)> = self
+            .met
+            .iter()
+            .filter(|(peer, met)| met.relays && !reserved(peer))
+            .filter_map(|(peer, met)| {
+                let known = self.book.addresses(peer).iter().find(|a| path::of_address(a) == Path::Direct)?;
+                Some((networks.contains(&prefix(met.node)), *peer, known.clone()))
+            })
+            .collect();
+        found.sort_by_key(|(near, peer, _)| (*near, *peer));
+        for (_, peer, address) in found {
+            let failed = |r: &Reservation| !r.named && r.listener.is_none() && r.failures >= MAX_FAILURES;
+            if self.reservations.len() >= MAX_RELAYS {
+                let Some(at) = self.reservations.iter().position(failed) else { return };
+                self.reservations.swap_remove(at);
+            }
+            self.reserve(address.with(Protocol::P2p(peer)).with(Protocol::P2pCircuit), false, now);
+        }
+    }
+
+    /// Others connected to this node, or say that they could.
+    pub(super) fn on_noticed(&mut self, noticed: &Noticed) {
+        let now = Instant::now();
+        match noticed {
+            Noticed::Came { remote, local, strange } => self.way.came(remote, local, *strange, now),
+            Noticed::Tested { address, server, reached } => {
+                let server = self.met.get(server).and_then(|met| self.governor.holder(met.node).prefix);
+                if let Some(prefix) = server {
+                    self.way.tested(address, prefix, *reached, now);
+                }
+            }
+        }
+        self.reweigh(now);
+    }
+
+    /// Does what follows from what is known of the way in: this node says that it is at the addresses that are confirmed, relays
+    /// when there is one, and looks for relays when there is none.
+    pub(super) fn reweigh(&mut self, now: Instant) {
+        for (address, confirmed) in self.way.verdicts(now) {
+            let believed = self.swarm.external_addresses().any(|known| *known == address);
+            match (believed, confirmed) {
+                (false, true) => self.swarm.add_external_address(address),
+                (true, false) => self.swarm.remove_external_address(&address),
+                _ => {}
+            }
+        }
+        let standing = self.way.standing(now);
+        if let Some(relay) = self.swarm.behaviour_mut().relay.as_mut() {
+            relay.offer(standing == Standing::Confirmed);
+        }
+        // A swarm of one host has no outside.
+        if self.local.loopback_only {
+            return;
+        }
+        self.judge(match standing {
+            Standing::Confirmed => Reachability::Public,
+            Standing::Hidden => Reachability::Private,
+            Standing::Unknown => Reachability::Unknown,
+        });
+        self.seek_relays(now);
+    }
+
+    /// Asks a peer to have this node dialed, where that is due: each time the one that was asked longest ago.
+    fn probe_due(&mut self, now: Instant) {
+        let outside = self.way.outside;
+        let able = |met: &&mut Met| met.told == Some(outside);
+        let Some(met) = self.met.values_mut().filter(able).min_by_key(|met| met.probed) else { return };
+        let Some(address) = self.way.due(now) else { return };
+        met.probed = Some(now);
+        let (Some(by), reporter) = (peer_id(met.node), self.reporter.clone()) else { return };
+        let (reply, opened) = tokio::sync::oneshot::channel();
+        self.swarm.behaviour_mut().link.open(by, Lane::Control, reply);
+        tokio::spawn(async move {
+            let reached = word(opened, Ask::Probe(address.to_string())).await;
+            // The loop may have stopped.
+            let _ = reporter.send(Report::Probed { by, address, reached }).await;
+        });
+    }
+
+    /// Has a peer dialed by another one, which it may not know; without another one by this node. Only at an address of the
+    /// network that it comes from: this node is not sent to third ones.
+    fn serve_probe(&mut self, from: NodeId, address: &str, reply: ReplyTo) {
+        let holder = self.governor.holder(from);
+        let parsed = address.parse::<Multiaddr>().ok().filter(|address| {
+            path::of_address(address) == self.way.outside
+                && Some(path::prefix(address, address)) == holder.prefix
+        });
+        let spent = self.governor.spend(holder, Resource::Dials, 1);
+        if parsed.is_none() || spent.is_err() {
+            return answer_probe(None, reply);
+        }
+        let others: Vec<NodeId> = self
+            .met
+            .values()
+            .filter(|met| met.told == Some(self.way.outside) && met.node != from)
+            .map(|met| met.node)
+            .filter(|node| self.governor.holder(*node).prefix != holder.prefix)
+            .collect();
+        // Without randomness the first one will do.
+        let drawn = getrandom::u64().unwrap_or_default() as usize;
+        let other = others.get(drawn % others.len().max(1)).copied();
+        let Some(other) = other.and_then(peer_id) else {
+            let dialed = self.dial_back(from, address, from);
+            return answer_probe(dialed, reply);
+        };
+        let (asked, opened) = tokio::sync::oneshot::channel();
+        self.swarm.behaviour_mut().link.open(other, Lane::Control, asked);
+        let ask = Ask::DialBack(Contact { node: from, addresses: vec![address.to_owned()] });
+        tokio::spawn(async move { say(word(opened, ask).await, reply).await });
     }
 
     fn reserve_due(&mut self, now: Instant) {
@@ -329,8 +485,8 @@ impl EventLoop {
 
     /// Notes whether others can reach this node.
     pub(super) fn judge(&mut self, reachability: Reachability) {
-        if self.reachability != reachability {
-            self.reachability = reachability;
+        if self.way.told != reachability {
+            self.way.told = reachability;
             let mode = match reachability {
                 Reachability::Private => libp2p::kad::Mode::Client,
                 _ => libp2p::kad::Mode::Server,
@@ -339,6 +495,48 @@ impl EventLoop {
             self.outbox.must(Event::Reachability { reachability });
         }
     }
+}
+
+/// The relay that a circuit leads through.
+fn relay_of(circuit: &Multiaddr) -> Option<PeerId> {
+    circuit.iter().find_map(|part| match part {
+        Protocol::P2p(relay) => Some(relay),
+        _ => None,
+    })
+}
+
+/// What a peer says when it was asked to dial, or to have dialed; `None` when it says nothing of the address.
+async fn word(opened: tokio::sync::oneshot::Receiver<Result<Stream, NotOpened>>, ask: Ask) -> Option<bool> {
+    let asked = async {
+        let stream = opened.await.ok()?.ok()?;
+        match control::call(stream, &ask).await {
+            Ok(Answer::Pong) => Some(true),
+            Ok(Answer::Refused { reason: Refusal::Failed, .. }) => Some(false),
+            _ => None,
+        }
+    };
+    tokio::time::timeout(standing::PROBE, asked).await.ok().flatten()
+}
+
+async fn say(reached: Option<bool>, reply: ReplyTo) {
+    let answer = match reached {
+        Some(true) => Answer::Pong,
+        Some(false) => Answer::refused(Refusal::Failed, "no connection could be opened"),
+        None => Answer::refused(Refusal::Busy, "not dialed: no address of yours, or too many dials lately"),
+    };
+    // An asker that went away asks another node.
+    let _ = reply.send(&answer).await;
+}
+
+/// Answers when the dial is over; without one at once.
+fn answer_probe(dialed: Option<tokio::sync::oneshot::Receiver<bool>>, reply: ReplyTo) {
+    tokio::spawn(async move {
+        let reached = match dialed {
+            Some(dialed) => dialed.await.ok(),
+            None => None,
+        };
+        say(reached, reply).await;
+    });
 }
 
 impl Reservation {

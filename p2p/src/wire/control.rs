@@ -138,6 +138,12 @@ pub enum Ask {
     },
     /// To keep this receipt, signed by both sides.
     Receipt(Box<[u8; Receipt::LEN]>),
+    /// To have a node that the asker may not know dial the asker at this address, and to say whether it could: [`Answer::Pong`], or
+    /// [`Refusal::Failed`]; any other refusal says nothing about the address. The network answers by itself; a node of before closes
+    /// the stream.
+    Probe(String),
+    /// To dial this node at this one address, for a peer that was asked to have it probed. Answered as [`Ask::Probe`].
+    DialBack(Contact),
 }
 
 /// What a stage says of one range of layers when a session ends.
@@ -283,6 +289,14 @@ impl Lease {
     }
 }
 
+/// The only one of these addresses.
+fn one(mut addresses: Vec<String>) -> Result<String, Malformed> {
+    match addresses.pop() {
+        Some(address) if addresses.is_empty() => Ok(address),
+        _ => Err(Malformed("probe: one address")),
+    }
+}
+
 impl Ask {
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
@@ -308,6 +322,10 @@ impl Ask {
             Self::Receipt(receipt) => {
                 to.u8(5).bytes(receipt.as_slice());
             }
+            Self::Probe(address) => {
+                write_addresses(std::slice::from_ref(address), to.u8(7));
+            }
+            Self::DialBack(contact) => contact.write(to.u8(8)),
         }
         to.finish()
     }
@@ -335,6 +353,12 @@ impl Ask {
                     return Err(Malformed("lease: beginnings"));
                 }
                 Self::Lease(Box::new(Lease { beginnings, ..lease }))
+            }
+            7 => Self::Probe(one(read_addresses(&mut from)?)?),
+            8 => {
+                let contact = Contact::read(&mut from)?;
+                one(contact.addresses.clone())?;
+                Self::DialBack(contact)
             }
             _ => return Err(Malformed("ask: kind")),
         };

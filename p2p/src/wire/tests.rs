@@ -187,6 +187,7 @@ fn samples() -> Vec<Sample> {
     let mut bare = lease();
     (bare.next, bare.rounding) = (None, Rounding::NONE);
     bare.previous = None;
+    let one_address = Contact { addresses: contact().addresses[..1].to_vec(), ..contact() };
     let held = [LayerRange::new(0, 2).unwrap(), LayerRange::new(9, 12).unwrap()];
     let mut operated = draft();
     (operated.claim.operator, operated.class) = (OperatorId::numbered(8), Class::Approx);
@@ -223,6 +224,8 @@ fn samples() -> Vec<Sample> {
         ("ask-release", Ask::Release { session: SessionId::numbered(5), epoch: 7 }.encode(), ask),
         ("ask-catch-up", Ask::CatchUp { have: 12 }.encode(), ask),
         ("ask-ping", Ask::Ping.encode(), ask),
+        ("ask-probe", Ask::Probe(contact().addresses[0].clone()).encode(), ask),
+        ("ask-dial-back", Ask::DialBack(one_address).encode(), ask),
         ("answer-pong", Answer::Pong.encode(), answer),
         ("answer-accepted", Answer::Accepted { have: 16, sessions: 3, lanes: 4 }.encode(), answer),
         ("ask-settle", Ask::Settle { session: SessionId::numbered(5), upto: 40 }.encode(), ask),

@@ -48,11 +48,15 @@ pub enum Resource {
     Dials,
     /// Positions of ended sessions that are remembered for the next of the same requester.
     Kept,
+    /// Members of the swarm that are reached through this node.
+    Reservations,
+    /// Conversations that this node passes on. The peer is the one who dials.
+    Circuits,
 }
 
 impl Resource {
     /// Every resource, in the order of [`TABLE`].
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Handshakes,
         Self::QuicHandshakes,
         Self::Connections,
@@ -63,6 +67,8 @@ impl Resource {
         Self::Cpu,
         Self::Dials,
         Self::Kept,
+        Self::Reservations,
+        Self::Circuits,
     ];
 
     /// Its name in reports.
@@ -78,6 +84,8 @@ impl Resource {
             Self::Cpu => "cpu_us",
             Self::Dials => "dials",
             Self::Kept => "kept_positions",
+            Self::Reservations => "reservations",
+            Self::Circuits => "circuits",
         }
     }
 }
@@ -168,6 +176,16 @@ pub const TABLE: [Limit; Resource::ALL.len()] = [
         Resource::Kept,
         [262_144, 131_072, 65_536],
         "70 bytes of digests a position, 18 MB; the state itself has memory that no open session needs",
+    ),
+    row(
+        Resource::Reservations,
+        [96, 48, 2],
+        "one for each connection of a hidden member; each is looked for by a few others at most",
+    ),
+    row(
+        Resource::Circuits,
+        [64, 32, 8],
+        "a circuit carries up to a conversation, 5 KiB a token: 64 of them fill a home's upload",
     ),
 ];
 

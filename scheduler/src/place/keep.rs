@@ -22,7 +22,7 @@
 
 use super::{Ground, Placement, anneal, effort, finish};
 use crate::rng::mix;
-use crate::{LayerRange, LayerSet, Millis, NodeId, Pipeline};
+use crate::{LayerRange, LayerSet, Millis, NodeId, Pipeline, layer_cost::LayerCosts};
 
 /// Advised over present goodput; lower and ordinary noise reloads gigabytes.
 pub const MIN_GAIN: f64 = 1.33;
@@ -199,14 +199,44 @@ pub fn first_holding(ground: &Ground, current: &[Pipeline], node: NodeId) -> Opt
     best.map(|found| found.2)
 }
 
-/// The `cap` layers side by side that the fewest nodes hold, the first of several equal ones: what a node should hold
-/// that knows who holds what, but not yet how far away they are. `None` when it has room for no layer.
-pub fn scarcest(num_layers: u32, held: &[LayerSet], cap: u32) -> Option<LayerRange> {
-    let len = cap.min(num_layers);
+/// What a node has room for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Room {
+    /// So many layers at most.
+    pub layers: u32,
+    /// Weights of so many bytes at most; counts where `costs` is known.
+    pub bytes: u64,
+    /// What the layers cost.
+    pub costs: Option<LayerCosts>,
+}
+
+impl Room {
+    /// Room for so many layers, whatever they weigh.
+    pub fn of_layers(layers: u32) -> Self {
+        Self { layers, bytes: u64::MAX, costs: None }
+    }
+
+    /// The most layers from `start` on that fit, below `end` and cut where the model may be cut.
+    pub fn longest(&self, start: u32, end: u32) -> Option<LayerRange> {
+        let most = LayerRange::new(start, end.min(start.saturating_add(self.layers)))?;
+        let Some(costs) = &self.costs else { return Some(most) };
+        let ends = (most.start() + 1..=most.end()).rev();
+        let mut ranges = ends.filter_map(|end| LayerRange::new(start, end));
+        ranges.find(|range| {
+            let cut = costs.may_cut(range.start()) && costs.may_cut(range.end());
+            cut && costs.weight_bytes(*range) <= self.bytes
+        })
+    }
+}
+
+/// The layers side by side of those `within` that the fewest nodes hold, as many as there is `room` for, the first of several
+/// equal ones: what a node should hold that knows who holds what, but not yet how far away they are. Layers are counted by who
+/// holds them and measured by their own bytes: where they are light more of them fit. `None` when there is room for no layer.
+pub fn scarcest(within: LayerRange, held: &[LayerSet], room: &Room) -> Option<LayerRange> {
     let need = |layer: u32| scarcity(held.iter().filter(|set| set.contains(layer)).count() as u32);
     let mut best: Option<(f64, LayerRange)> = None;
-    for start in 0..=num_layers - len {
-        let Some(window) = LayerRange::new(start, start + len) else { continue };
+    for start in within.start()..within.end() {
+        let Some(window) = room.longest(start, within.end()) else { continue };
         let sum: f64 = (window.start()..window.end()).map(need).sum();
         if best.is_none_or(|(most, _)| sum > most) {
             best = Some((sum, window));

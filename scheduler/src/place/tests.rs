@@ -1,7 +1,8 @@
 use super::{
-    Advice, Ground, Keeper, Move, Pace, SETTLE_MS, Site, first_holding, goodput_tps, place, restitch,
+    Advice, Ground, Keeper, Move, Pace, Room, SETTLE_MS, Site, first_holding, goodput_tps, place, restitch,
     scarcest, split,
 };
+use crate::layer_cost::{LayerCost, LayerCosts};
 use crate::rng::Rng;
 use crate::{LayerRange, LayerSet, Millis, NodeId};
 
@@ -199,11 +200,46 @@ fn two_deaf_nodes_never_both_leave_while_they_may_believe_in_each_other() {
 #[test]
 fn a_newcomer_takes_what_the_fewest_hold() {
     let set = |start, end| LayerSet::new(LayerRange::new(start, end));
-    let window = |held: &[LayerSet], cap| scarcest(8, held, cap).map(|range| (range.start(), range.end()));
+    let window = |held: &[LayerSet], cap| {
+        let found = scarcest(LayerRange::new(0, 8).unwrap(), held, &Room::of_layers(cap));
+        found.map(|range| (range.start(), range.end()))
+    };
     assert_eq!(window(&[], 3), Some((0, 3)));
     assert_eq!(window(&[set(0, 5)], 3), Some((5, 8)));
     assert_eq!(window(&[set(0, 5), set(4, 8)], 2), Some((0, 2)));
     assert_eq!(window(&[set(0, 8), set(0, 4), set(6, 8)], 2), Some((4, 6)));
     assert_eq!(window(&[set(0, 8)], 20), Some((0, 8)));
     assert_eq!(window(&[], 0), None);
+}
+
+/// Two dense layers of 90 bytes before six of experts, 300 bytes each.
+#[test]
+fn what_fits_is_measured_by_each_layers_own_bytes() {
+    let layer = |weight_bytes| LayerCost {
+        row_work: 100,
+        weight_bytes,
+        seen_work: 1,
+        window: None,
+        state_bytes: 0,
+        position_bytes: 8,
+    };
+    let costs: Vec<LayerCost> = [90, 90, 300, 300, 300, 300, 300, 300].map(layer).to_vec();
+    let room = |bytes| Room { layers: 8, bytes, costs: Some(LayerCosts::new(costs.clone(), 32).unwrap()) };
+    let all = LayerRange::new(0, 8).unwrap();
+    let window = |held: &[LayerSet], bytes| {
+        let found = scarcest(all, held, &room(bytes));
+        found.map(|range| (range.start(), range.end(), room(0).costs.unwrap().weight_bytes(range)))
+    };
+    // By the mean layer, 247 bytes, two would fit and three would not, wherever they are.
+    assert_eq!(window(&[], 500), Some((0, 3, 480)), "both dense layers and one of experts");
+    let beginning = LayerSet::new(LayerRange::new(0, 3));
+    assert_eq!(window(std::slice::from_ref(&beginning), 600), Some((3, 5, 600)));
+    assert_eq!(
+        window(std::slice::from_ref(&beginning), 500),
+        Some((3, 4, 300)),
+        "two of these take more than the mean says"
+    );
+    assert_eq!(window(&[beginning], 200), Some((0, 2, 180)), "no layer of experts fits");
+    assert_eq!(window(&[], 89), None);
+    assert_eq!(window(&[], u64::MAX), Some((0, 8, 1_980)));
 }

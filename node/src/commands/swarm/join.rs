@@ -7,7 +7,7 @@ use std::{
 };
 
 use p2p::{Identity, SwarmId, blob::sparse, invite::Invite};
-use scheduler::ModelId;
+use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
@@ -194,11 +194,17 @@ fn agree(args: &JoinArgs, header: Option<&Header>, serve: &Serve, num_layers: u3
     let Some(header) = header else {
         return agree_absent(args, serve);
     };
-    let (layers, at_most) = match serve {
-        Serve::These(ranges) => (ranges.iter().map(|range| range.len()).sum::<u32>(), ""),
-        Serve::Scarcest(cap) => (*cap, "at most "),
+    let (layers, at_most, bytes) = match serve {
+        Serve::These(ranges) => {
+            (ranges.iter().map(|range| range.len()).sum::<u32>(), "", header.weight_bytes(ranges))
+        }
+        // Which ones is not known yet: at most the heaviest that stand side by side.
+        Serve::Scarcest(cap) => {
+            let windows =
+                (0..num_layers).filter_map(|at| LayerRange::new(at, num_layers.min(at.saturating_add(*cap))));
+            (*cap, "at most ", windows.map(|window| header.weight_bytes(&[window])).max().unwrap_or(0))
+        }
     };
-    let bytes = header.layer_bytes * u64::from(layers) / u64::from(num_layers);
     match layers {
         0 => say!("Joining \"{}\" to ask only: this machine serves nothing.", args.swarm),
         _ => say!(

@@ -92,6 +92,8 @@ struct Planned {
     /// The prompt's, and those emitted elsewhere.
     ids: Vec<u32>,
     prompt_tokens: u32,
+    /// Whether the prompt ends inside a block of reasoning.
+    reasoning: bool,
     wire: Wire,
     /// Where the request wants them rounded, if it says.
     cuts: Option<Vec<u32>>,
@@ -245,7 +247,7 @@ impl PromptTask {
         let worker = self.local.worker.borrow().clone();
         let formed = worker.check(&ask.api.format).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
-        let mut ids = self.encode(ask, &worker).await?;
+        let (mut ids, reasoning) = self.encode(ask, &worker).await?;
         let prompt_tokens = ids.len() as u32;
         ids.extend_from_slice(&said.ids);
         if ids.is_empty() {
@@ -296,7 +298,18 @@ impl PromptTask {
             NoWay::Full(why) => Trouble::kind(RefusalKind::Busy, why),
             NoWay::None(why) => Trouble::kind(RefusalKind::Unavailable, why),
         })?;
-        Ok(Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed, recalled })
+        Ok(Planned {
+            session,
+            ids,
+            prompt_tokens,
+            reasoning,
+            wire,
+            cuts,
+            sampling,
+            max_tokens,
+            routed,
+            recalled,
+        })
     }
 
     /// What drafts its tokens.
@@ -308,9 +321,11 @@ impl PromptTask {
         DraftTerms { choice: ask.sampling.draft.clone(), goes_back, plain_ms, row_ms }
     }
 
-    async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<Vec<u32>, Trouble> {
+    async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<(Vec<u32>, bool), Trouble> {
         let (prompt, field) = match &ask.prompt {
-            PromptInput::Tokens { ids } => return token_ids(ids, self.local.ready.vocab),
+            PromptInput::Tokens { ids } => {
+                return Ok((token_ids(ids, self.local.ready.vocab)?, false));
+            }
             // Over HTTP a text is text: names of control tokens in it are not those tokens.
             PromptInput::Text(text) if ask.api.over_http => {
                 let kind = TextKind::Raw { bos: true, special: false };
@@ -370,8 +385,18 @@ impl PromptTask {
         waiting: &mut Waiting,
         lines: &mpsc::Sender<PromptEvent>,
     ) -> Result<Looked, Trouble> {
-        let Planned { session, ids, prompt_tokens, wire, cuts, sampling, max_tokens, routed, recalled } =
-            planned;
+        let Planned {
+            session,
+            ids,
+            prompt_tokens,
+            reasoning,
+            wire,
+            cuts,
+            sampling,
+            max_tokens,
+            routed,
+            recalled,
+        } = planned;
         let model = self.local.ready.model;
         let finished = |line| Finished::new(session, model, line);
         if let Some(dials) = &routed.dials
@@ -402,6 +427,7 @@ impl PromptTask {
             verify: ask.verify,
             wire: rounding::word(rounding.wire()),
             cuts: rounding.boundaries().to_vec(),
+            reasoning,
             plan: prediction(&routed, prompt_tokens, wire),
         };
         let event = RouteEvent { mode: ask.mode, own: Some(route.clone()), elsewhere: None };
@@ -451,7 +477,7 @@ impl PromptTask {
             shares: self.local.shares.clone(),
             approx: self.approx.clone(),
             draft: self.draft_terms(ask, expected.step_ms()),
-            layer_bytes: self.local.layer_bytes,
+            costs: self.local.ready.costs.clone(),
             witnesses: routed.witnesses,
             recalled,
         };

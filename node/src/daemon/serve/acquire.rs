@@ -25,7 +25,7 @@ use p2p::{
     blob::{self, Event},
     wire::announce::Offer,
 };
-use scheduler::{LayerRange, LayerSet, ModelId};
+use scheduler::{LayerRange, LayerSet, ModelId, place::Room};
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -307,8 +307,6 @@ impl Acquire {
         here: Option<LayerSet>,
     ) -> Result<(Vec<LayerRange>, Vec<LayerRange>)> {
         let num_layers = header.num_layers();
-        let layer_bytes = (header.layer_bytes / u64::from(num_layers)).max(1);
-        let fits = |bytes: u64| u32::try_from(bytes / layer_bytes).unwrap_or(u32::MAX);
         let left_bytes = self.weights.left_bytes(self.place);
         let serve = match &self.serve {
             Serve::These(layers) => {
@@ -320,21 +318,24 @@ impl Acquire {
                 layers.clone()
             }
             Serve::Scarcest(cap) => {
-                let room = offered_bytes.saturating_sub(header.header_len);
-                let cap = (*cap).min(num_layers).min(fits(room)).min(left_bytes.map_or(u32::MAX, fits));
+                let offered = offered_bytes.saturating_sub(header.header_len);
+                let room = Room {
+                    layers: (*cap).min(num_layers),
+                    bytes: left_bytes.map_or(offered, |left| left.min(offered)),
+                    costs: header.weights(),
+                };
                 let kept =
                     here.as_ref().and_then(|here| here.ranges().iter().max_by_key(|range| range.len()));
-                match kept.and_then(|kept| LayerRange::new(kept.start(), kept.end().min(kept.start() + cap)))
-                {
+                match kept.and_then(|kept| room.longest(kept.start(), kept.end())) {
                     Some(kept) => vec![kept],
-                    None => self.lacking(model, num_layers, cap).await.into_iter().collect(),
+                    None => self.lacking(model, num_layers, room).await.into_iter().collect(),
                 }
             }
         };
         let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers - 1, num_layers)];
         let ends = ends.into_iter().flatten().filter(|_| self.keeps_ends());
         let load = LayerSet::new(serve.iter().copied().chain(ends));
-        let bytes = layer_bytes * u64::from(load.len());
+        let bytes = header.weight_bytes(load.ranges());
         if let Err(left) = self.weights.take(self.place, bytes) {
             let why = format!(
                 "its layers {} take {} of memory, and the other models leave {}: raise --weights or serve fewer",
@@ -349,10 +350,10 @@ impl Acquire {
         Ok((load.ranges().to_vec(), serve))
     }
 
-    async fn lacking(&self, model: ModelId, num_layers: u32, cap: u32) -> Option<LayerRange> {
+    async fn lacking(&self, model: ModelId, num_layers: u32, room: Room) -> Option<LayerRange> {
         sleep(LISTEN).await;
         let (answer, answered) = oneshot::channel();
-        self.pulls.questions.send(Question::Lacking { model, num_layers, cap, answer }).await.ok()?;
+        self.pulls.questions.send(Question::Lacking { model, num_layers, room, answer }).await.ok()?;
         answered.await.ok().flatten()
     }
 }
@@ -385,8 +386,8 @@ pub(crate) fn answer(question: Question, view: &Viewing) {
             let holders = view.facts.iter().filter(|(_, facts)| offers(facts));
             let _ = answer.send(holders.map(|(node, _)| view.contact(*node)).collect());
         }
-        Question::Lacking { model, num_layers, cap, answer } => {
-            let _ = answer.send(lacking(&view.swarm, view.me, model, num_layers, cap));
+        Question::Lacking { model, num_layers, room, answer } => {
+            let _ = answer.send(lacking(&view.swarm, view.me, model, num_layers, &room));
         }
     }
 }

@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use p2p::{Event, Events};
-use scheduler::{LayerRange, LayerSet, ModelId, NodeId, place, view::SwarmView};
+use scheduler::{
+    LayerRange, LayerSet, ModelId, NodeId,
+    place::{self, Room},
+    view::SwarmView,
+};
 use tokio::time::{Instant, timeout_at};
 
 /// A node that knows others hears from them within one round of gossip; one that knows no peer should not wait longer
@@ -14,13 +18,13 @@ const SETTLE_MS: u64 = 300;
 /// Events kept while listening; more means a flood, and listening ends.
 const MAX_HEARD: usize = 4_096;
 
-/// Listens to what others hold of `model` and says what to hold, at most `cap` layers of `num_layers`; and what was heard
-/// meanwhile.
+/// Listens to what others hold of `model` and says what to hold of its `num_layers` layers, as far as there is `room`; and what was
+/// heard meanwhile.
 pub(crate) async fn choose(
     events: &mut Events,
     model: ModelId,
     num_layers: u32,
-    cap: u32,
+    room: &Room,
 ) -> (Option<LayerRange>, Vec<Event>) {
     let mut heard = Vec::new();
     let mut held = vec![ends(num_layers).collect::<LayerSet>()];
@@ -36,22 +40,23 @@ pub(crate) async fn choose(
         }
         heard.push(event);
     }
-    (place::scarcest(num_layers, &held, cap), heard)
+    let found = LayerRange::new(0, num_layers).and_then(|all| place::scarcest(all, &held, room));
+    (found, heard)
 }
 
-/// Which layers of `model` a node should hold, at most `cap` of `num_layers`, by what `view` knows of everybody but `me`.
+/// Which of the `num_layers` layers of `model` a node with `room` should hold, by what `view` knows of everybody but `me`.
 pub(crate) fn lacking(
     view: &SwarmView,
     me: NodeId,
     model: ModelId,
     num_layers: u32,
-    cap: u32,
+    room: &Room,
 ) -> Option<LayerRange> {
     let snapshot = view.snapshot(model, num_layers, me).ok()?;
     let others = snapshot.hosts().iter().filter(|host| host.id != me && !host.loaded.is_empty());
     let mut held: Vec<LayerSet> = others.map(|host| host.loaded.clone()).collect();
     held.push(ends(num_layers).collect());
-    place::scarcest(num_layers, &held, cap)
+    place::scarcest(LayerRange::new(0, num_layers)?, &held, room)
 }
 
 /// What to load: what is served, and both ends, so that own prompts can be conducted.

@@ -16,7 +16,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use api::inference::ModelInfo;
 use p2p::Events;
-use scheduler::{LayerRange, Millis, ModelId, SessionId};
+use scheduler::{LayerRange, Millis, ModelId, SessionId, place::Room};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 pub use self::workers::MOST_BESIDE;
@@ -182,8 +182,10 @@ impl Serving {
             wanted;
         let kv_bytes = worker.kv_bytes;
         // A model that is not on this disk is not loaded again wherever others would like it.
-        let cap = match serve {
-            Serve::Scarcest(cap) if absent.is_none() => Some(cap),
+        let room = match serve {
+            Serve::Scarcest(layers) if absent.is_none() => {
+                Some(Room { bytes: caps.weights_bytes.unwrap_or(u64::MAX), ..Room::of_layers(layers) })
+            }
             _ => None,
         };
         let (books, served) = mpsc::channel(BOOKS);
@@ -208,9 +210,10 @@ impl Serving {
             None => {
                 let layers = match &serve {
                     Serve::These(layers) => layers.clone(),
-                    Serve::Scarcest(cap) => {
+                    Serve::Scarcest(layers) => {
+                        let room = Room::of_layers(*layers);
                         let (range, meanwhile) =
-                            initial_placement::choose(events, model, num_layers, *cap).await;
+                            initial_placement::choose(events, model, num_layers, &room).await;
                         heard = meanwhile;
                         range.into_iter().collect()
                     }
@@ -241,7 +244,7 @@ impl Serving {
             prefixes: Prefixes::default(),
             door: Door::new(kv_bytes),
             gate: Gate::new(caps.sessions),
-            placing: Placing::new(cap),
+            placing: Placing::new(room),
             waits: Waits::new(),
             totals: Totals::default(),
             pulls,

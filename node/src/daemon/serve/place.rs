@@ -20,7 +20,8 @@
 
 use scheduler::{
     LayerRange, LayerSet, Millis, NodeId,
-    place::{Advice, Keeper, Move, scarcest},
+    layer_cost::LayerCosts,
+    place::{Advice, Keeper, Move, Room, scarcest},
 };
 use tokio::sync::mpsc;
 
@@ -48,8 +49,8 @@ pub(crate) struct Moved {
 
 /// What this node does about its layers.
 pub(crate) struct Placing {
-    /// Layers it may hold; `None` when the user said which.
-    cap: Option<u32>,
+    /// What it may hold; `None` when the user said which.
+    room: Option<Room>,
     keeper: Keeper,
     looked: Millis,
     /// The keeper's clock.
@@ -62,10 +63,10 @@ pub(crate) struct Placing {
 }
 
 impl Placing {
-    /// A node that may hold `cap` layers of its choice.
-    pub fn new(cap: Option<u32>) -> Self {
+    /// A node that may hold layers of its choice, as far as there is `room`.
+    pub fn new(room: Option<Room>) -> Self {
         Self {
-            cap,
+            room,
             keeper: Keeper::lasting(u64::from(TTL_MS)),
             looked: Millis(0),
             clock: Millis(0),
@@ -93,10 +94,19 @@ struct Other {
 }
 
 /// What the scarcest of the layers between the ends can give, tokens per second.
-fn scarcest_tps<'a>(num_layers: u32, holders: impl Iterator<Item = (&'a LayerSet, f64)> + Clone) -> f64 {
+fn scarcest_tps<'a>(
+    num_layers: u32,
+    costs: Option<&LayerCosts>,
+    holders: impl Iterator<Item = (&'a LayerSet, f64)> + Clone,
+) -> f64 {
+    // A node says what a mean layer takes it; each of those it holds takes by its own weight.
+    let weight = |held: &LayerSet| match costs {
+        Some(costs) => held.ranges().iter().map(|range| costs.weight(*range, 0)).sum(),
+        None => f64::from(held.len()),
+    };
     let gives = |layer: u32| -> f64 {
         let holds = holders.clone().filter(|(held, _)| held.contains(layer));
-        holds.map(|(held, layer_ms)| 1e3 / (layer_ms * f64::from(held.len()))).sum()
+        holds.map(|(held, layer_ms)| 1e3 / (layer_ms * weight(held))).sum()
     };
     (1..num_layers.saturating_sub(1)).map(gives).fold(f64::INFINITY, f64::min)
 }
@@ -109,26 +119,20 @@ fn holders(num_layers: u32, others: &[Other]) -> Vec<u32> {
 /// Where a node should go, and what the scarcest layer gives now and then.
 fn advise(
     num_layers: u32,
-    cap: u32,
+    room: &Room,
     own: &LayerSet,
     own_ms: f64,
     others: &[Other],
 ) -> (Option<LayerRange>, f64, f64) {
     let sets: Vec<LayerSet> = others.iter().map(|other| other.held.clone()).collect();
     // Layers are placed between the ends, which everybody keeps for himself.
-    let between = |set: &LayerSet| -> LayerSet {
-        let shift = |range: &LayerRange| {
-            LayerRange::new(range.start().max(1) - 1, range.end().min(num_layers - 1) - 1)
-        };
-        set.ranges().iter().filter_map(shift).collect()
-    };
-    let inner: Vec<LayerSet> = sets.iter().map(between).collect();
-    let found =
-        scarcest(num_layers - 2, &inner, cap).and_then(|w| LayerRange::new(w.start() + 1, w.end() + 1));
+    let between = LayerRange::new(1, num_layers.saturating_sub(1));
+    let found = between.and_then(|between| scarcest(between, &sets, room));
+    let costs = room.costs.as_ref();
     let rest = || others.iter().map(|other| (&other.held, other.layer_ms));
-    let present = scarcest_tps(num_layers, rest().chain([(own, own_ms)]));
+    let present = scarcest_tps(num_layers, costs, rest().chain([(own, own_ms)]));
     let target = found.map(LayerSet::from).unwrap_or_default();
-    let advised = scarcest_tps(num_layers, rest().chain([(&target, own_ms)]));
+    let advised = scarcest_tps(num_layers, costs, rest().chain([(&target, own_ms)]));
     (found, present, advised)
 }
 
@@ -153,7 +157,8 @@ impl Serving {
         let switched = self.switch_when_quiet(now, view);
         let num_layers = self.models.first.ready.num_layers;
         let since = now.since(self.placing.looked);
-        let Some(cap) = self.placing.cap.filter(|cap| *cap > 0 && num_layers > 2) else {
+        let room = self.placing.room.clone().filter(|room| room.layers > 0 && num_layers > 2);
+        let Some(mut room) = room else {
             return switched;
         };
         let busy = self.placing.loading || self.placing.waiting.is_some();
@@ -162,8 +167,12 @@ impl Serving {
         }
         let others = self.others(view);
         let own = self.between_ends();
+        room.costs = self.models.first.ready.costs.clone();
+        let weighs = |costs: &LayerCosts| own.ranges().iter().map(|range| costs.weight_bytes(*range)).sum();
+        // What it holds now it may hold elsewhere.
+        room.bytes = room.bytes.max(room.costs.as_ref().map_or(0, weighs));
         let own_ms = self.models.first.ready.decode_ms;
-        let (advised, present_tps, advised_tps) = advise(num_layers, cap, &own, own_ms, &others);
+        let (advised, present_tps, advised_tps) = advise(num_layers, &room, &own, own_ms, &others);
         let holders = holders(num_layers, &others);
         let movers = self.movers(&own, &others, &holders);
         let placing = &mut self.placing;
@@ -281,6 +290,8 @@ impl Serving {
 
 #[cfg(test)]
 mod tests {
+    use scheduler::layer_cost::LayerCost;
+
     use super::*;
 
     fn set(start: u32, end: u32) -> LayerSet {
@@ -295,7 +306,7 @@ mod tests {
     fn a_bare_layer_is_worth_moving_for_and_the_ends_are_not_placed() {
         let others = [other(1, 1, 4), other(2, 4, 6)];
         // Layer 6 of 0..8 has no holder; this node doubles 1..4.
-        let (to, present, advised) = advise(8, 3, &set(1, 4), 1.0, &others);
+        let (to, present, advised) = advise(8, &Room::of_layers(3), &set(1, 4), 1.0, &others);
         assert_eq!((to, present), (LayerRange::new(4, 7), 0.0));
         assert!(advised > 0.0);
         assert_eq!(holders(8, &others), [0, 1, 1, 1, 1, 1, 0, 0]);
@@ -304,8 +315,32 @@ mod tests {
     #[test]
     fn where_all_are_held_alike_nothing_is_gained() {
         let others = [other(1, 1, 4), other(2, 4, 7), other(3, 4, 7)];
-        let (_, present, advised) = advise(8, 3, &set(1, 4), 1.0, &others);
+        let (_, present, advised) = advise(8, &Room::of_layers(3), &set(1, 4), 1.0, &others);
         assert!(advised <= present, "{present} {advised}");
+    }
+
+    #[test]
+    fn what_layers_give_is_priced_by_their_own_weight() {
+        let layer = |row_work| LayerCost {
+            row_work,
+            weight_bytes: row_work,
+            seen_work: 0,
+            window: None,
+            state_bytes: 0,
+            position_bytes: 0,
+        };
+        // Two layers of 1, then experts of 4: the mean is 3.
+        let layers = [1, 1, 4, 4, 4, 4].map(|work| layer(work * 300)).to_vec();
+        let costs = LayerCosts::new(layers, 8).unwrap();
+        let (light, heavy) = (set(1, 2), set(2, 5));
+        let holders = || [(&light, 1.0), (&heavy, 1.0)].into_iter();
+        // The heavy three take 1 ms x 3 x 4/3.
+        assert!((scarcest_tps(6, Some(&costs), holders()) - 250.0).abs() < 1e-9);
+        assert!((scarcest_tps(6, None, holders()) - 1e3 / 3.0).abs() < 1e-9);
+        // Where the room is for one layer of experts, two of them are not advised.
+        let room = Room { layers: 4, bytes: 1_500, costs: Some(costs) };
+        let (to, ..) = advise(6, &room, &LayerSet::default(), 1.0, &[]);
+        assert_eq!(to, LayerRange::new(1, 3), "one light and one heavy: 300 + 1,200 bytes");
     }
 
     #[test]
@@ -320,7 +355,7 @@ mod tests {
 
     #[test]
     fn what_is_withdrawn_is_not_offered() {
-        let mut placing = Placing::new(Some(3));
+        let mut placing = Placing::new(Some(Room::of_layers(3)));
         let served = [LayerRange::new(1, 4).unwrap()];
         assert_eq!(placing.offered(&served), served);
         placing.withdrawn = LayerRange::new(3, 6);

@@ -17,6 +17,7 @@ use api::inference::ModelInfo;
 use scheduler::{
     LayerRange, ModelId, NodeId,
     latency::{Ema, SPEED_TAU_MS},
+    layer_cost::LayerCosts,
 };
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -133,7 +134,6 @@ impl Held {
             name: self.about.name.clone(),
             auditor: self.auditor.clone(),
             shares,
-            layer_bytes: self.file_bytes / u64::from(self.ready.num_layers.max(1)),
             worker: self.worker.subscribe(),
             ready: self.ready.clone(),
         }
@@ -153,7 +153,6 @@ pub(crate) struct Local {
     pub(crate) name: String,
     pub(crate) auditor: Option<Auditor>,
     pub(crate) shares: BTreeMap<NodeId, f64>,
-    pub(crate) layer_bytes: u64,
     pub(crate) worker: watch::Receiver<Worker>,
     pub(crate) ready: Ready,
 }
@@ -249,6 +248,11 @@ impl Models {
     /// The model with this id.
     pub(crate) fn get(&self, id: ModelId) -> Option<&Held> {
         self.all().find(|held| held.id == id)
+    }
+
+    /// What the layers of the model with this id cost, where that is known.
+    pub(crate) fn costs(&self, id: ModelId) -> Option<LayerCosts> {
+        self.get(id)?.ready.costs.clone()
     }
 
     /// The model with this id.

@@ -13,6 +13,7 @@ use std::{
 use p2p::wire::receipt::Receipt;
 use scheduler::{
     Millis, ModelId, NodeId,
+    layer_cost::LayerCosts,
     trust::{Figures, Outcome, Record, Standing},
 };
 use serde_json::{Value, json};
@@ -35,11 +36,11 @@ pub(super) struct Trusting {
 
 impl Trusting {
     /// What was remembered below `home` by the node `me`.
-    pub(super) fn open(home: &Path, me: NodeId) -> Self {
+    pub(super) fn open(home: &Path, me: NodeId, costs: impl Fn(ModelId) -> Option<LayerCosts>) -> Self {
         Self {
             proofs: home.join("proofs"),
             trust: Trust::open(home),
-            receipts: Receipts::open(home, me, clock::receipt_s()),
+            receipts: Receipts::open(home, me, clock::receipt_s(), costs),
             challenges: Challenges::default(),
         }
     }
@@ -77,21 +78,26 @@ impl Trusting {
     }
 
     /// A requester signed for our work.
-    pub(super) fn keep_receipt(&mut self, from: NodeId, receipt: &[u8; Receipt::LEN]) {
-        let entry = self.receipts.enter(receipt, clock::receipt_s());
+    pub(super) fn keep_receipt(
+        &mut self,
+        from: NodeId,
+        receipt: &[u8; Receipt::LEN],
+        costs: impl Fn(ModelId) -> Option<LayerCosts>,
+    ) {
+        let entry = self.receipts.enter(receipt, clock::receipt_s(), costs);
         tracing::debug!(%from, ?entry, "a receipt came");
     }
 
     /// Remembers how the nodes did in a prompt; returns how far each is trusted from now on.
     pub(super) fn learn(
         &mut self,
-        model: ModelId,
+        (model, costs): (ModelId, Option<&LayerCosts>),
         outcomes: Vec<(NodeId, Outcome)>,
         receipts: &[[u8; Receipt::LEN]],
         proofs: &[Vec<u8>],
     ) -> Vec<(NodeId, f64)> {
         for receipt in receipts {
-            self.receipts.enter(receipt, clock::receipt_s());
+            self.receipts.enter(receipt, clock::receipt_s(), |of| costs.filter(|_| of == model).cloned());
         }
         for proof in proofs {
             if let Err(error) = keep_proof(&self.proofs, proof) {
@@ -178,14 +184,14 @@ mod tests {
     fn a_node_proven_wrong_is_denied_now_and_after_a_restart() {
         let home = tempfile::tempdir().unwrap();
         let (me, other, model) = (NodeId::numbered(1), NodeId::numbered(2), ModelId::numbered(7));
-        let mut trusting = Trusting::open(home.path(), me);
-        let mut learn = |outcome| trusting.learn(model, vec![(other, outcome)], &[], &[]);
+        let mut trusting = Trusting::open(home.path(), me, |_| None);
+        let mut learn = |outcome| trusting.learn((model, None), vec![(other, outcome)], &[], &[]);
         let good = learn(Outcome::Verified { tokens: 64 });
         let bad = learn(Outcome::Mismatch);
         assert_eq!((good[0].0, bad[0].0), (other, other));
         assert!(bad[0].1 < good[0].1, "{bad:?} after {good:?}");
         assert_eq!(trusting.next_challenge(|_| true), None, "its quarantine is not over");
-        for trusting in [trusting, Trusting::open(home.path(), me)] {
+        for trusting in [trusting, Trusting::open(home.path(), me, |_| None)] {
             assert_eq!(trusting.denied(), BTreeSet::from([other]));
             let standing = trusting.standing(other, [ModelId::numbered(8), model].into_iter());
             assert_eq!((standing.barred, standing.strikes), (true, 1));
@@ -195,9 +201,9 @@ mod tests {
     #[test]
     fn proofs_are_private_and_bounded() {
         let home = tempfile::tempdir().unwrap();
-        let mut trusting = Trusting::open(home.path(), NodeId::numbered(1));
+        let mut trusting = Trusting::open(home.path(), NodeId::numbered(1), |_| None);
         for n in 0..MAX_PROOFS as u8 + 3 {
-            trusting.learn(ModelId::numbered(7), Vec::new(), &[], &[vec![n; 8]]);
+            trusting.learn((ModelId::numbered(7), None), Vec::new(), &[], &[vec![n; 8]]);
         }
         let folder = home.path().join("proofs");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), MAX_PROOFS);

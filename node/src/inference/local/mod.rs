@@ -281,6 +281,8 @@ impl Ready {
             predicted_tok_s: None,
             seed: request.seed.map_or_else(draw_seed, Ok)?,
             prompt_tokens: prompt.len(),
+            reasoning: matches!(request.prompt, Prompt::Messages { .. })
+                && prompt::opens_reasoning(&self.model.tokenizer, &prompt),
         };
         // What the model wants in front of a text is none of the client's.
         let tokenizer = &self.model.tokenizer;

@@ -35,6 +35,9 @@ use crate::{
     model::Model,
 };
 
+/// Tokens at the end of a prompt in which the mark of an open block of reasoning and what follows it are looked for.
+const TAIL_TOKENS: usize = 8;
+
 /// What to generate.
 #[derive(Clone)]
 pub struct Request {
@@ -261,6 +264,12 @@ pub fn encode_messages(
     };
     let text = template.render_offering(&input)?;
     Ok(tokenizer.encode_prompt(tokenizer.beginning(&text, context))?)
+}
+
+/// Whether a prompt from the chat template ends inside a block of reasoning, so that the answer begins there.
+pub fn opens_reasoning(tokenizer: &Tokenizer, ids: &[u32]) -> bool {
+    let tail = &ids[ids.len().saturating_sub(TAIL_TOKENS)..];
+    api::reasoning::is_open(&tail.iter().map(|id| tokenizer.token_text(*id)).collect::<String>())
 }
 
 /// Computes the prompt and generates, telling `on_event` about every step; `Break` from it ends the generation.

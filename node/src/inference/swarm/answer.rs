@@ -116,6 +116,7 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
         predicted_tok_s: route.own.as_ref().map(|own| own.plan.predicted.tok_s),
         seed,
         prompt_tokens: story.prompt_tokens,
+        reasoning: route.own.as_ref().is_some_and(|own| own.reasoning),
     };
     if !stages.is_empty() {
         story.shared.board.pipeline(story.pipeline.clone());

@@ -96,6 +96,8 @@ pub enum Tell {
     Encoded {
         /// As asked.
         id: u64,
+        /// Whether they end inside a block of reasoning.
+        reasoning: bool,
     },
     /// To [`Ask::Open`].
     Opened {
