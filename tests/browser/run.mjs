@@ -129,7 +129,7 @@ check('what a model thinks can be opened and is no part of the conversation', as
   await page.waitForSelector('.thinking summary');
   assert.equal(await page.locator('.thinking').getAttribute('open'), null, 'it is closed');
   await page.click('.thinking summary');
-  await shown(page, 'They <b>greet</b> me.');
+  await shown(page, 'They <b>greet</b> me.', '.thought');
   stream.token('Hello!');
   stream.end();
   await page.waitForSelector('.badge');

@@ -206,7 +206,7 @@ fn mistakes_are_answered_with_what_to_do() {
         (&["model", "lst"], 2, "list"),
         (&["plan", "--mode", "open", "hi"], 2, "shoal join"),
         (&["run", "--isa", "mmx", "hi"], 2, "scalar"),
-        (&["run", "--device", "gpu", "hi"], 2, "choose auto, cpu"),
+        (&["run", "--device", "tpu", "hi"], 2, "choose auto, cpu"),
         (&["run", "--device", "cuda:7", "hi"], 1, "build with `--features cuda`"),
         (&["bench", "--device", "metal"], 1, "build with `--features metal`"),
         (&["eval", "--tokens", "99999999"], 2, "vocabulary"),

@@ -4,9 +4,14 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
-use harness::{http, node::Node};
+use harness::{
+    http,
+    node::{Node, PATIENCE},
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -53,11 +58,23 @@ fn swarm(folder: &TempDir) -> [Node; 3] {
     [asks, b, c]
 }
 
+/// What a node answers that has seen the whole swarm: before that it says when to ask again.
+fn patiently(node: &Node, path: &str, body: &Value) -> http::Answer {
+    let started = Instant::now();
+    loop {
+        let answer = http::ask(node, "POST", path, body);
+        if answer.status != 503 || started.elapsed() > PATIENCE {
+            return answer;
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
 /// The same request to both; answers that are there.
 fn both(asks: &Node, alone: &Alone, path: &str, body: &Value) -> [Value; 2] {
     let mut through = body.clone();
     (through["mode"], through["verify"]) = ("boomerang".into(), "none".into());
-    let answers = [http::ask(asks, "POST", path, &through), alone.ask(path, body)];
+    let answers = [patiently(asks, path, &through), alone.ask(path, body)];
     answers.map(|answer| {
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.body

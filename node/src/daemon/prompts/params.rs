@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 
 use api::{choice::Wire, inference::Format};
 use scheduler::{NodeId, backlog::Shed};
+use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 
 use crate::{
     control::Mode,
     events::{PromptInput, PromptRequest, Refusal, RefusalKind, Sampling},
-    worker::Fault,
+    worker::{Fault, Prompt, TextKind, Worker},
 };
 
 /// Why a prompt is not answered, as the caller is told.
@@ -121,4 +122,29 @@ fn node(name: &str) -> Result<NodeId, String> {
     bytes
         .map(NodeId::new)
         .ok_or_else(|| format!("\"{name}\" is no node's full name; `shoal peers --json` shows it"))
+}
+
+/// The prompt as token ids, and whether it ends inside a block of reasoning.
+pub(super) async fn encode(
+    ask: &PromptRequest,
+    worker: &Worker,
+    vocab: u32,
+) -> Result<(Vec<u32>, bool), Trouble> {
+    let (prompt, field) = match &ask.prompt {
+        PromptInput::Tokens { ids } => {
+            return Ok((token_ids(ids, vocab)?, false));
+        }
+        // Over HTTP a text is text: names of control tokens in it are not those tokens.
+        PromptInput::Text(text) if ask.api.over_http => {
+            let kind = TextKind::Raw { bos: true, special: false };
+            (Prompt { text: text.clone(), kind }, "prompt")
+        }
+        PromptInput::Text(text) => (Prompt::raw(text.clone()), "prompt"),
+        PromptInput::Messages(messages) => {
+            let tools = ask.api.tools.as_ref().map(Value::to_string);
+            let extra = (!ask.api.extra.is_empty()).then(|| json!(ask.api.extra).to_string());
+            (Prompt { text: messages.to_string(), kind: TextKind::Chat { tools, extra } }, "messages")
+        }
+    };
+    worker.encode(prompt).await.map_err(|fault| Trouble::of(fault, field))
 }

@@ -7,7 +7,6 @@ use p2p::{
     codec::{Rounding, Wire},
 };
 use scheduler::{Boomerang, ModelId, NodeId, SessionId, Shape, lease::LOOKS};
-use serde_json::{Value, json};
 use shard::sample::SamplingParams;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tracing::{Instrument, field::Empty};
@@ -15,8 +14,8 @@ use tracing::{Instrument, field::Empty};
 use super::{
     Finished, dials,
     estimate::stage,
-    params::{Trouble, only_here, sampling, token_ids, trusted},
-    report::{done, noticed, prediction},
+    params::{Trouble, encode, only_here, sampling, trusted},
+    report::{done, noticed, prediction, tell_prompt},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
 };
 use crate::{
@@ -25,8 +24,8 @@ use crate::{
     daemon::serve::Local,
     drafting::ROW_SHARE,
     events::{
-        Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, PromptToken,
-        RefusalKind, RouteEvent, Token,
+        Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind,
+        RouteEvent, Token,
     },
     feedback::{FeedbackQueue, Waiting},
     request::{
@@ -34,15 +33,13 @@ use crate::{
     },
     rounding,
     sessions::{Order, SessionTable},
-    worker::{self, Conduct, Prompt, TextKind, Worker},
+    worker::Conduct,
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
 const EXPECTED_TOKENS: u32 = 128;
 /// Pieces of news on their way to the caller; generation waits for a caller that does not read.
 const NEWS: usize = 64;
-/// Tokens of a prompt told at once.
-const PROMPT_TOKENS: usize = 64;
 
 /// What a prompt needs of the node.
 #[derive(Clone)]
@@ -247,7 +244,7 @@ impl PromptTask {
         let worker = self.local.worker.borrow().clone();
         let formed = worker.check(&ask.api.format).await;
         formed.map_err(|fault| Trouble::of(fault, "response_format"))?;
-        let (mut ids, reasoning) = self.encode(ask, &worker).await?;
+        let (mut ids, reasoning) = encode(ask, &worker, ready.vocab).await?;
         let prompt_tokens = ids.len() as u32;
         ids.extend_from_slice(&said.ids);
         if ids.is_empty() {
@@ -319,26 +316,6 @@ impl PromptTask {
         let goes_back = costs.is_none_or(|costs| costs.layers().iter().all(|layer| layer.state_bytes == 0));
         let row_ms = ROW_SHARE * ready.decode_ms * f64::from(ready.num_layers);
         DraftTerms { choice: ask.sampling.draft.clone(), goes_back, plain_ms, row_ms }
-    }
-
-    async fn encode(&self, ask: &PromptRequest, worker: &Worker) -> Result<(Vec<u32>, bool), Trouble> {
-        let (prompt, field) = match &ask.prompt {
-            PromptInput::Tokens { ids } => {
-                return Ok((token_ids(ids, self.local.ready.vocab)?, false));
-            }
-            // Over HTTP a text is text: names of control tokens in it are not those tokens.
-            PromptInput::Text(text) if ask.api.over_http => {
-                let kind = TextKind::Raw { bos: true, special: false };
-                (Prompt { text: text.clone(), kind }, "prompt")
-            }
-            PromptInput::Text(text) => (Prompt::raw(text.clone()), "prompt"),
-            PromptInput::Messages(messages) => {
-                let tools = ask.api.tools.as_ref().map(Value::to_string);
-                let extra = (!ask.api.extra.is_empty()).then(|| json!(ask.api.extra).to_string());
-                (Prompt { text: messages.to_string(), kind: TextKind::Chat { tools, extra } }, "messages")
-            }
-        };
-        worker.encode(prompt).await.map_err(|fault| Trouble::of(fault, field))
     }
 
     async fn run(
@@ -593,26 +570,6 @@ impl PromptTask {
         let _ = lines.send(if told { PromptEvent::Checked(said) } else { PromptEvent::Done(said) }).await;
         Ok(Looked::Answered)
     }
-}
-
-/// Tells the tokens of a prompt, a few at a time; false when the client has gone.
-async fn tell_prompt(prompt: Vec<worker::PromptToken>, lines: &mpsc::Sender<PromptEvent>) -> bool {
-    let token = |token: &worker::PromptToken| {
-        let top = token.top.iter().map(|top| (top.id, top.logprob, top.bytes.clone()));
-        let logprobs = token.logprob.map(|logprob| Logprobs {
-            logprob,
-            bytes: token.bytes.clone(),
-            top_logprobs: top.collect(),
-        });
-        PromptToken { id: token.id, bytes: token.bytes.clone(), logprobs }
-    };
-    for tokens in prompt.chunks(PROMPT_TOKENS) {
-        let event = PromptEvent::Prompt { tokens: tokens.iter().map(token).collect() };
-        if lines.send(event).await.is_err() {
-            return false;
-        }
-    }
-    true
 }
 
 fn random() -> Result<[u8; 16], String> {

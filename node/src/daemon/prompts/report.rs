@@ -12,18 +12,42 @@ use scheduler::{
     session::End,
 };
 use serde_json::{Map, json};
+use tokio::sync::mpsc;
 
 use super::{estimate, route::Routed};
 use crate::{
     control::Mode,
     drafting::Tally,
     events::{
-        Conducted, DraftReport, FinishReason, Near, OwnRoute, PlannedStage, Predicted, Prediction,
-        PromptReport, StageReport, Stall, Timing, Way,
+        Conducted, DraftReport, FinishReason, Logprobs, Near, OwnRoute, PlannedStage, Predicted, Prediction,
+        PromptEvent, PromptReport, PromptToken, StageReport, Stall, Timing, Way,
     },
     request::Report,
-    rounding,
+    rounding, worker,
 };
+
+/// Tokens of a prompt told at once.
+const PROMPT_TOKENS: usize = 64;
+
+/// Tells the tokens of a prompt, a few at a time; false when the client has gone.
+pub(super) async fn tell_prompt(prompt: Vec<worker::PromptToken>, lines: &mpsc::Sender<PromptEvent>) -> bool {
+    let token = |token: &worker::PromptToken| {
+        let top = token.top.iter().map(|top| (top.id, top.logprob, top.bytes.clone()));
+        let logprobs = token.logprob.map(|logprob| Logprobs {
+            logprob,
+            bytes: token.bytes.clone(),
+            top_logprobs: top.collect(),
+        });
+        PromptToken { id: token.id, bytes: token.bytes.clone(), logprobs }
+    };
+    for tokens in prompt.chunks(PROMPT_TOKENS) {
+        let event = PromptEvent::Prompt { tokens: tokens.iter().map(token).collect() };
+        if lines.send(event).await.is_err() {
+            return false;
+        }
+    }
+    true
+}
 
 /// A failure in one word.
 pub(super) fn noticed(why: Option<Failure>) -> &'static str {
