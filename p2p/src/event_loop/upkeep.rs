@@ -284,10 +284,9 @@ impl EventLoop {
             }
         }
         let standing = self.way.standing(now);
-        if let Some(relay) = self.swarm.behaviour_mut().relay.as_mut() {
-            if relay.offer(standing == Standing::Confirmed) {
-                tracing::info!(?standing, "whether this node relays has changed");
-            }
+        let relay = self.swarm.behaviour_mut().relay.as_mut();
+        if relay.is_some_and(|relay| relay.offer(standing == Standing::Confirmed)) {
+            tracing::info!(?standing, "whether this node relays has changed");
         }
         // A swarm of one host has no outside.
         if self.local.loopback_only {
