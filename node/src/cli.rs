@@ -14,6 +14,7 @@ use ::api::{
     inference::ranges::{self, Range},
 };
 use clap::{Args, Parser, Subcommand};
+use scheduler::AttentionKind;
 use shard::executor::DeviceName;
 
 pub use model::{ModelCommand, PullArgs};
@@ -409,6 +410,9 @@ pub struct RunArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub wire: WireArgs,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub sampling: SamplingArgs,
@@ -435,6 +439,9 @@ pub struct ChatArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: EngineArgs,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub wire: WireArgs,
@@ -502,6 +509,12 @@ pub struct BenchArgs {
     /// Write the random weights of --shape to this file and stop: other programs can be measured on it
     #[arg(long, value_name = "FILE", requires = "shape")]
     pub save: Option<PathBuf>,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
+    /// Time the attention of one layer of 8 heads of 64 over this many positions, without a model
+    #[arg(long, conflicts_with_all = ["model", "shape", "prompt_tokens", "decode_tokens", "ctx"])]
+    pub positions: Option<usize>,
     /// Tokens of the prompt
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub prompt_tokens: u32,

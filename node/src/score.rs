@@ -1,14 +1,15 @@
-//! How well a model predicts a text, and what rounding at the cuts of a `q8` session changes about it.
+//! How well a model predicts a text, and what rounding at the cuts of a `q8` session or another kind of attention changes
+//! about it.
 //!
 //! The text is read in windows as long as the context, each after the token that begins a sequence if the model has one.
-//! Every window goes through the model twice when there is something to compare: exact, and rounded before the given
-//! layers. Per predicted token the figures are the usual ones: the negative log-likelihood (its mean, exponentiated, is
-//! perplexity), the Kullback-Leibler divergence of the rounded distribution from the exact one, and whether both hold
-//! the same token for the likeliest.
+//! Every window goes through the model twice when there is something to compare: exact and dense, and with the change. Per predicted token the figures are the usual ones: the negative log-likelihood (its mean, exponentiated, is
+//! perplexity), the Kullback-Leibler divergence of the changed distribution from the exact one, and whether both hold
+//! the same token for the likeliest: of all tokens, and by how many positions lie behind a token.
 //!
 //! Limits: two copies of the logits of one pass are in memory; windows do not overlap, so the first tokens of each are
 //! predicted with little to look back at.
 
+use scheduler::AttentionKind;
 use shard::{
     executor::{Capacity, Executor, Input, Item, Output, Workspace, argmax},
     round::Rounding,
@@ -24,16 +25,61 @@ pub struct Score {
     pub predicted: usize,
     /// Sum of their negative log-likelihoods in the exact model, in nats.
     pub exact_nats: f64,
-    /// The comparison, if rounding was asked for.
-    pub rounded: Option<Rounded>,
+    /// The comparison, if a change was asked for.
+    pub changed: Option<Changed>,
+    /// The same by position: behind fewer than 256 positions, fewer than 512, 1024 and so on; none is without tokens.
+    pub buckets: Vec<Bucket>,
 }
 
-/// What rounding changes.
+/// The figures of the tokens with between `from` and twice as many positions behind them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bucket {
+    /// The least number of positions; 0 for the first.
+    pub from: usize,
+    /// Tokens that were predicted.
+    pub predicted: usize,
+    /// Sum of their negative log-likelihoods in the exact model, in nats.
+    pub exact_nats: f64,
+    /// The comparison, if a change was asked for.
+    pub changed: Option<Changed>,
+}
+
+/// Positions of the first bucket.
+const FIRST_BUCKET: usize = 256;
+
+impl Score {
+    /// The bucket of tokens behind `position` positions.
+    fn bucket(&mut self, position: usize) -> &mut Bucket {
+        let from = if position < FIRST_BUCKET { 0 } else { 1 << position.ilog2() };
+        let at = self.buckets.binary_search_by_key(&from, |bucket| bucket.from).unwrap_or_else(|at| {
+            self.buckets.insert(at, Bucket { from, ..Bucket::default() });
+            at
+        });
+        &mut self.buckets[at]
+    }
+}
+
+/// What is changed about a session, to see what that does.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// Where activations are rounded, and how.
+    pub rounding: &'a Rounding,
+    /// What its rows see.
+    pub attention: AttentionKind,
+}
+
+impl Change<'_> {
+    fn is_none(&self) -> bool {
+        self.rounding.is_none() && self.attention.is_dense()
+    }
+}
+
+/// What the change does.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rounded {
-    /// Sum of the negative log-likelihoods with rounding, in nats.
+pub struct Changed {
+    /// Sum of the negative log-likelihoods with it, in nats.
     pub nats: f64,
-    /// Sum of the divergences of the rounded distributions from the exact ones, in nats.
+    /// Sum of the divergences of the changed distributions from the exact ones, in nats.
     pub divergence_nats: f64,
     /// The largest of them.
     pub worst_nats: f64,
@@ -52,16 +98,16 @@ impl Score {
 pub struct Scorer<'a> {
     executor: &'a dyn Executor,
     workspace: Workspace,
-    rounding: &'a Rounding,
+    change: Change<'a>,
     exact: Vec<f32>,
 }
 
 impl<'a> Scorer<'a> {
-    /// Reads with a whole model in passes of at most `chunk` rows; `rounding` may be none.
-    pub fn new(executor: &'a dyn Executor, rounding: &'a Rounding, chunk: usize) -> Result<Self> {
+    /// Reads with a whole model in passes of at most `chunk` rows; `change` may be none.
+    pub fn new(executor: &'a dyn Executor, change: Change<'a>, chunk: usize) -> Result<Self> {
         let chunk = chunk.clamp(1, executor.context());
         let workspace = Workspace::new(executor, Capacity { rows: chunk, items: 1, logit_rows: chunk })?;
-        Ok(Self { executor, workspace, rounding, exact: Vec::new() })
+        Ok(Self { executor, workspace, change, exact: Vec::new() })
     }
 
     /// Scores `ids`, which begin with `lead` where the model wants such a token; `on_progress` gets the tokens done.
@@ -90,7 +136,8 @@ impl<'a> Scorer<'a> {
 
     /// Every token of `ids` but the first is predicted.
     fn window(&mut self, ids: &[u32], score: &mut Score) -> Result<()> {
-        let (mut exact_state, mut rounded_state) = (self.executor.new_state(), self.executor.new_state());
+        let mut exact_state = self.executor.new_state();
+        let mut changed_state = self.executor.new_state_with(self.executor.range(), self.change.attention)?;
         let vocab = self.executor.blueprint().vocab;
         let given = &ids[..ids.len() - 1];
         let mut wanted = &ids[1..];
@@ -98,18 +145,25 @@ impl<'a> Scorer<'a> {
             self.pass(&mut exact_state, &Rounding::NONE, part)?;
             self.exact.clear();
             self.exact.extend_from_slice(self.workspace.logits(0));
-            if !self.rounding.is_none() {
-                self.pass(&mut rounded_state, self.rounding, part)?;
+            let position = exact_state.len() - part.len();
+            if !self.change.is_none() {
+                self.pass(&mut changed_state, self.change.rounding, part)?;
             }
             let (here, rest) = wanted.split_at(part.len());
             wanted = rest;
             let rows = self.exact.chunks_exact(vocab).zip(self.workspace.logits(0).chunks_exact(vocab));
-            for ((exact, rounded), &id) in rows.zip(here) {
-                score.predicted += 1;
+            for (behind, ((exact, changed), &id)) in (position..).zip(rows.zip(here)) {
                 let log_sum = log_sum_exp(exact);
-                score.exact_nats += log_sum - f64::from(exact[id as usize]);
-                if !self.rounding.is_none() {
-                    compare(score.rounded.get_or_insert_default(), (exact, log_sum), rounded, id);
+                let nats = log_sum - f64::from(exact[id as usize]);
+                score.predicted += 1;
+                score.exact_nats += nats;
+                let difference = (!self.change.is_none()).then(|| compare((exact, log_sum), changed, id));
+                let bucket = score.bucket(behind);
+                bucket.predicted += 1;
+                bucket.exact_nats += nats;
+                if let Some(difference) = difference {
+                    bucket.changed.get_or_insert_default().add(difference);
+                    score.changed.get_or_insert_default().add(difference);
                 }
             }
         }
@@ -122,7 +176,17 @@ impl<'a> Scorer<'a> {
     }
 }
 
-fn compare(sums: &mut Rounded, (exact, log_sum): (&[f32], f64), rounded: &[f32], id: u32) {
+impl Changed {
+    fn add(&mut self, one: Self) {
+        self.nats += one.nats;
+        self.divergence_nats += one.divergence_nats;
+        self.worst_nats = self.worst_nats.max(one.worst_nats);
+        self.agreed += one.agreed;
+    }
+}
+
+/// The figures of one token.
+fn compare((exact, log_sum): (&[f32], f64), rounded: &[f32], id: u32) -> Changed {
     let rounded_sum = log_sum_exp(rounded);
     let divergence: f64 = exact
         .iter()
@@ -134,10 +198,12 @@ fn compare(sums: &mut Rounded, (exact, log_sum): (&[f32], f64), rounded: &[f32],
         .sum();
     // Rounding of the sum itself may leave a tiny negative number where the distributions are equal.
     let divergence = divergence.max(0.0);
-    sums.nats += rounded_sum - f64::from(rounded[id as usize]);
-    sums.divergence_nats += divergence;
-    sums.worst_nats = sums.worst_nats.max(divergence);
-    sums.agreed += usize::from(argmax(exact) == argmax(rounded));
+    Changed {
+        nats: rounded_sum - f64::from(rounded[id as usize]),
+        divergence_nats: divergence,
+        worst_nats: divergence,
+        agreed: usize::from(argmax(exact) == argmax(rounded)),
+    }
 }
 
 /// `ln(sum(exp(x)))` without overflow.
@@ -166,9 +232,9 @@ mod tests {
         let ln = |x: f64| x.ln() as f32;
         let exact = [ln(0.5), ln(0.25), ln(0.25)];
         let rounded = [ln(0.25), ln(0.5), ln(0.25)];
-        let mut sums = Rounded::default();
-        compare(&mut sums, (&exact, log_sum_exp(&exact)), &rounded, 1);
-        compare(&mut sums, (&exact, log_sum_exp(&exact)), &exact, 1);
+        let mut sums = Changed::default();
+        sums.add(compare((&exact, log_sum_exp(&exact)), &rounded, 1));
+        sums.add(compare((&exact, log_sum_exp(&exact)), &exact, 1));
         // 0.5 ln 2 - 0.25 ln 2, and then nothing.
         assert!((sums.divergence_nats - 0.25 * 2f64.ln()).abs() < 1e-6, "{sums:?}");
         assert_eq!(sums.worst_nats, sums.divergence_nats);
@@ -200,23 +266,45 @@ mod tests {
         let ids: Vec<u32> = (0..150).map(|_| random.below(shape.vocab) as u32).collect();
         let score = |boundaries: &[u32], chunk, lead| {
             let rounding = Rounding { boundaries: boundaries.to_vec(), ..Rounding::NONE };
-            Scorer::new(&*executor, &rounding, chunk).unwrap().score(lead, &ids, &mut |_| {}).unwrap()
+            let change = Change { rounding: &rounding, attention: AttentionKind::Dense };
+            Scorer::new(&*executor, change, chunk).unwrap().score(lead, &ids, &mut |_| {}).unwrap()
         };
         let exact = score(&[], 64, None);
         // Windows of 64, 64 and 22 tokens, the first of each given.
-        assert_eq!((exact.predicted, exact.rounded), (147, None));
+        assert_eq!((exact.predicted, exact.changed), (147, None));
         assert_eq!(score(&[], 5, None), exact);
         assert_eq!(score(&[], 64, Some(7)).predicted, 150);
         // Random weights are surprised by random text: about the logarithm of the vocabulary, and more.
         assert!(exact.perplexity() > 60.0, "{}", exact.perplexity());
         let (one, three) = (score(&[2], 64, None), score(&[1, 2, 3], 7, None));
         assert_eq!((one.exact_nats, three.exact_nats), (exact.exact_nats, exact.exact_nats));
-        let (one, three) = (one.rounded.unwrap(), three.rounded.unwrap());
+        let (one, three) = (one.changed.unwrap(), three.changed.unwrap());
         assert!(
             0.0 < one.divergence_nats && one.divergence_nats < three.divergence_nats,
             "{one:?} {three:?}"
         );
         assert!(one.worst_nats <= one.divergence_nats && one.agreed <= 147);
-        assert!(Scorer::new(&*executor, &Rounding::NONE, 8).unwrap().score(None, &[1], &mut |_| {}).is_err());
+        let with = |attention: &str, ids: &[u32]| {
+            let change = Change { rounding: &Rounding::NONE, attention: attention.parse().unwrap() };
+            Scorer::new(&*executor, change, 8).unwrap().score(None, ids, &mut |_| {})
+        };
+        assert!(with("dense", &[1]).is_err());
+        let narrow = with("window:16", &ids).unwrap();
+        assert_eq!(narrow.exact_nats, exact.exact_nats);
+        assert!(narrow.changed.unwrap().divergence_nats > 0.0);
+        // A window as wide as the text hides nothing.
+        assert_eq!(with("window:64", &ids).unwrap().changed.unwrap().divergence_nats, 0.0);
+        assert_eq!(narrow.buckets.len(), 1);
+        assert_eq!((narrow.buckets[0].predicted, narrow.buckets[0].changed), (147, narrow.changed));
+    }
+
+    #[test]
+    fn buckets_double() {
+        let mut score = Score::default();
+        for position in [600, 0, 255, 256, 511, 512, 1023, 1024] {
+            score.bucket(position).predicted += 1;
+        }
+        let buckets: Vec<_> = score.buckets.iter().map(|bucket| (bucket.from, bucket.predicted)).collect();
+        assert_eq!(buckets, [(0, 2), (256, 2), (512, 3), (1024, 1)]);
     }
 }

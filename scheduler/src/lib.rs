@@ -40,6 +40,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod attention;
 mod id;
 pub mod layer_cost;
 mod layers;
@@ -77,6 +78,7 @@ pub mod session;
 
 pub mod rng;
 
+pub use attention::AttentionKind;
 pub use capability::{BadClaim, Capability, Claim, Holding};
 pub use id::{ModelId, NodeId, OperatorId, SessionId};
 pub use layers::{LayerRange, LayerSet};

@@ -1,11 +1,15 @@
 //! Times attention and storing: `cargo bench -p shoal-shard --bench attention [-- THREADS [ISA]]`.
 //!
 //! Prints milliseconds (median and best of several runs) and the best rate: operations of q.k and p.v over visible positions
-//! for prefill, bytes of keys and values for decoding.
+//! for prefill, bytes of keys and values for decoding. The kinds of attention follow, one pass of 8 heads of 64.
 
 use std::time::Instant;
 
-use shard::kernels::{AttentionJob, Cpu, Isa, KvPage, KvShape, PAGE, new_page, threads::Pool};
+use scheduler::AttentionKind;
+use shard::{
+    kernels::{AttentionJob, Cpu, Isa, KvPage, KvShape, PAGE, new_page, threads::Pool},
+    probe,
+};
 
 /// Median and best milliseconds of `runs` calls after two to warm up.
 fn time_ms(runs: usize, mut work: impl FnMut()) -> (f64, f64) {
@@ -48,6 +52,7 @@ fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: u
             scale: 0.125,
             softcap: None,
             window: None,
+            far: None,
             sinks: None,
             out: &mut out,
         }]);
@@ -78,4 +83,18 @@ fn main() {
     bench(&cpu, "32/8 heads of 128, decode at 4096", 32, large, 4095, 1);
     bench(&cpu, "8/8 heads of 128, decode at 4096", 8, large, 4095, 1);
     bench(&cpu, "14/2 heads of 64, decode at 4096", 14, KvShape::new(2, 64), 4095, 1);
+    for positions in [512, 4096, 8192] {
+        for kind in ["dense", "window:128", "sparse"] {
+            let kind: AttentionKind = kind.parse().expect("these exist");
+            let mut times = probe::attention(&cpu, kind, positions, 9).expect("few positions");
+            times.pass_ms.sort_by(f64::total_cmp);
+            times.step_ms.sort_by(f64::total_cmp);
+            let (pass_ms, step_ms) = (times.pass_ms[4], times.step_ms[4]);
+            let flops = kind.pairs(positions as u64) as f64 * 2048.0;
+            let rate = flops / pass_ms / 1e6;
+            println!(
+                "{positions:>6} {kind:<48} pass {pass_ms:8.2} ms, {rate:6.1} GFLOP/s   step {step_ms:6.3} ms"
+            );
+        }
+    }
 }

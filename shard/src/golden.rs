@@ -279,6 +279,7 @@ fn attention_latent(cpu: &Arc<Cpu>) -> String {
         scale: 0.3,
         softcap: None,
         window: None,
+        far: None,
         sinks: None,
         out: out_rows,
     };
@@ -306,6 +307,7 @@ fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks:
         scale: 0.3,
         softcap,
         window,
+        far: None,
         sinks: sinks.as_deref(),
         out: &mut out,
     };

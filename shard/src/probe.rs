@@ -1,6 +1,14 @@
 //! Measures what this machine can do at best, to hold the engine's speed against.
 
-use crate::{Result, kernels::Cpu};
+use std::time::Instant;
+
+use scheduler::AttentionKind;
+
+use crate::{
+    Error, Result,
+    kernels::{AttentionJob, Cpu, Far, KvPage, KvShape, PAGE, attention::landmarks::landmark_len, new_page},
+    synthetic::Random,
+};
 
 /// Large enough to leave most caches; server caches of hundreds of MB keep part of it, which makes the figure higher
 /// and the engine's share of it lower.
@@ -15,4 +23,72 @@ pub fn read_bandwidth(cpu: &Cpu) -> Result<f64> {
     let times = cpu.time_reads(PROBE_BYTES, PASSES)?;
     let best = times.iter().min().copied().unwrap_or_default();
     Ok(PROBE_BYTES as f64 / best.as_secs_f64().max(1e-9))
+}
+
+/// Heads of the attention that is timed, each with keys and values of its own, and values of one.
+pub const HEADS: KvShape = KvShape::new(8, 64);
+/// Most positions that attention is timed over: four arrays of 2 KiB a position are in memory, and pages of half as much.
+pub const MAX_POSITIONS: usize = 1 << 18;
+
+/// What attention took, in milliseconds, one entry per run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AttentionTimes {
+    /// All rows in one pass, landmarks included.
+    pub pass_ms: Vec<f64>,
+    /// The last row alone, as a decoding step computes it.
+    pub step_ms: Vec<f64>,
+}
+
+/// Times the attention of one layer of [`HEADS`] over random rows.
+///
+/// # Errors
+/// [`Error::Invalid`] for no positions or more than [`MAX_POSITIONS`], and for a kind whose numbers are out of bounds.
+pub fn attention(cpu: &Cpu, kind: AttentionKind, positions: usize, runs: usize) -> Result<AttentionTimes> {
+    if !(1..=MAX_POSITIONS).contains(&positions) {
+        return Err(Error::invalid(format!("{positions} positions: 1 to {MAX_POSITIONS} can be timed")));
+    }
+    let kind = kind.checked().map_err(|why| Error::invalid(why.to_string()))?;
+    let width = HEADS.kv_heads * HEADS.head_dim;
+    let mut random = Random(1);
+    let mut rows =
+        || (0..positions * width).map(|_| random.below(4096) as f32 / 2048.0 - 1.0).collect::<Vec<_>>();
+    let (q, k, v, mut out) = (rows(), rows(), rows(), vec![0.0; positions * width]);
+    let mut pages: Vec<KvPage> = (0..positions.div_ceil(PAGE)).map(|_| new_page(HEADS, 0)).collect();
+    cpu.store_kv(&mut pages, HEADS, &k, &v, 0);
+    let (window, rule) = match kind {
+        AttentionKind::Dense => (None, None),
+        AttentionKind::Window(window) => (Some(window as usize + 1), None),
+        AttentionKind::Sparse(rule) => (None, Some(rule)),
+    };
+    let block = rule.map_or(0, |rule| rule.block as usize);
+    let mut landmarks = vec![0; positions.checked_div(block).unwrap_or(0) * landmark_len(HEADS)];
+    let mut times = AttentionTimes::default();
+    let mut timed = |start: usize| {
+        let begun = Instant::now();
+        if block > 0 {
+            cpu.store_landmarks(&pages, HEADS, block, start..positions, &mut landmarks);
+        }
+        let rows = start * width..;
+        cpu.attention(&mut [AttentionJob {
+            q: &q[rows.clone()],
+            pages: &pages,
+            shape: HEADS,
+            start,
+            n: positions - start,
+            heads: HEADS.kv_heads,
+            scale: 0.125,
+            softcap: None,
+            window,
+            far: rule.map(|rule| Far { rule, landmarks: &landmarks }),
+            sinks: None,
+            out: &mut out[rows],
+        }]);
+        begun.elapsed().as_secs_f64() * 1e3
+    };
+    timed(0);
+    for _ in 0..runs {
+        times.pass_ms.push(timed(0));
+        times.step_ms.push(timed(positions - 1));
+    }
+    Ok(times)
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use scheduler::AttentionKind;
 
 use super::{EngineArgs, WireArgs};
 
@@ -58,10 +59,13 @@ pub struct EvalArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub wire: WireArgs,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
     /// Token ids, separated by spaces or commas; `-` reads standard input
     #[arg(long, required_unless_present = "text")]
     pub tokens: Option<String>,
-    /// Report how well this text is predicted (perplexity; with --wire c8 also what the rounding changes); `-` reads
+    /// Report how well this text is predicted (perplexity; with --wire c8 or --attention also what that changes); `-` reads
     /// standard input
     #[arg(long, value_name = "FILE", conflicts_with_all = ["tokens", "greedy", "logits", "layers"])]
     pub text: Option<PathBuf>,

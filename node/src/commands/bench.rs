@@ -7,13 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use scheduler::AttentionKind;
 use serde_json::{Value, json};
 use shard::{
     executor::{Capacity, Executor, Workspace, argmax},
     gguf::Gguf,
     probe,
     quant::Format,
-    state::PrefixCache,
+    state::{PrefixCache, SessionState},
     synthetic,
 };
 
@@ -25,7 +26,12 @@ use crate::{
     output::{self, Waiting, say},
 };
 
+mod attention;
+
 pub(super) fn run(args: BenchArgs) -> Result<()> {
+    if let Some(positions) = args.positions {
+        return attention::run(&args, positions);
+    }
     if let (Some(path), Some(shape)) = (&args.save, &args.shape) {
         let (shape, format) = shape_and_format(shape, &args.format)?;
         let minnow = library::open(library::DEFAULT_MODEL)?;
@@ -61,7 +67,8 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     let load_ms = ms(started.elapsed());
 
     let workspace = Workspace::new(&*executor, Capacity::one_session(CHUNK_ROWS.min(prompt)))?;
-    let mut bench = Bench { workspace, executor: &*executor, prompt, decode };
+    let attention = args.attention;
+    let mut bench = Bench { workspace, executor: &*executor, attention, prompt, decode };
     bench.warm_up()?;
     drop(waiting);
     let bar = output::progress(u64::from(args.runs), "measuring", false);
@@ -79,6 +86,7 @@ pub(super) fn run(args: BenchArgs) -> Result<()> {
     report["format"] = json!(main_format(&gguf));
     report["isa"] = json!(device.cpu().map(|cpu| cpu.isa().name()));
     report["device"] = json!(executor.device());
+    report["attention"] = json!(attention.to_string());
     report["threads"] = json!(device.cpu().map(|cpu| cpu.pool().threads()));
     report["prompt_tokens"] = json!(prompt);
     report["decode_tokens"] = json!(decode);
@@ -128,6 +136,7 @@ fn main_format(gguf: &Gguf) -> &'static str {
 struct Bench<'a> {
     executor: &'a dyn Executor,
     workspace: Workspace,
+    attention: AttentionKind,
     prompt: usize,
     decode: usize,
 }
@@ -142,9 +151,13 @@ struct Run {
 }
 
 impl Bench<'_> {
+    fn new_state(&self) -> Result<SessionState> {
+        Ok(self.executor.new_state_with(self.executor.range(), self.attention)?)
+    }
+
     /// Touches all weights and code once.
     fn warm_up(&mut self) -> Result<()> {
-        let mut state = self.executor.new_state();
+        let mut state = self.new_state()?;
         self.executor.prefill(&mut self.workspace, &mut state, &[0])?;
         Ok(self.executor.step(&mut self.workspace, &mut state, 0)?)
     }
@@ -153,7 +166,7 @@ impl Bench<'_> {
         let vocab = self.executor.blueprint().vocab as u32;
         // Any ids do: speed does not depend on them. A stride through the vocabulary reads different embeddings.
         let ids: Vec<u32> = (0..self.prompt as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab).collect();
-        let mut state = self.executor.new_state();
+        let mut state = self.new_state()?;
         state.reserve(self.prompt + self.decode)?;
         let started = Instant::now();
         self.executor.prefill(&mut self.workspace, &mut state, &ids)?;
@@ -171,7 +184,10 @@ impl Bench<'_> {
         let mut cache = PrefixCache::new(usize::MAX);
         state.rewind(ids.len());
         cache.put(ids.clone(), state);
-        let mut state = cache.take(&ids).unwrap_or_else(|| self.executor.new_state());
+        let mut state = match cache.take(self.attention, &ids) {
+            Some(kept) => kept,
+            None => self.new_state()?,
+        };
         let kv_hits = state.len();
         self.executor.prefill(&mut self.workspace, &mut state, &ids[kv_hits..])?;
         Ok(Run { prefill, first_token, steps, kv_hits, kv_misses: 2 * ids.len() - kv_hits })

@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 
 use super::{
     request,
-    run::{may_leave, show_json, show_text, summary_json, summary_text},
+    run::{may_leave, refuse_attention, show_json, show_text, summary_json, summary_text},
     swarm::{consent, remote},
     utf8,
 };
@@ -57,7 +57,7 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
             }
             let (end, hidden) = (model.executor.range().end(), model.executor.blueprint().hidden);
             let rounding = rounding::alone(&args.wire.choice(), end, hidden)?;
-            Answers::Here(&model, Box::new(Session::rounded(&model, rounding)?))
+            Answers::Here(&model, Box::new(Session::of(&model, rounding, args.attention)?))
         }
     };
     output::catch_interrupt()?;
@@ -73,12 +73,13 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
 
 /// The home of the node that is to answer; `None` to answer in this process.
 fn node(args: &ChatArgs) -> Result<Option<PathBuf>> {
+    refuse_attention(args.via, args.attention)?;
     let home = args.home.path();
     let runs = || home.as_ref().is_ok_and(|home| control::socket(home).exists());
     let through = match args.via {
         Via::Local => false,
         Via::Swarm => true,
-        Via::Auto => runs() && may_leave(&args.route, args.json, &home),
+        Via::Auto => args.attention.is_dense() && runs() && may_leave(&args.route, args.json, &home),
     };
     if through { home.map(Some) } else { Ok(None) }
 }

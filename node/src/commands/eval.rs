@@ -1,10 +1,10 @@
 //! `shoal eval`: logits after a list of tokens, whole or cut into shards; or how well a text is predicted, and what the
-//! rounding of a `q8` session changes about it.
+//! rounding of a `q8` session or another kind of attention changes about it.
 
 use std::{fs::File, sync::Arc, time::Instant};
 
 use scheduler::LayerRange;
-use serde_json::json;
+use serde_json::{Value, json};
 use shard::{
     executor::{Chain, Device, Options, argmax, whole_range},
     gguf::Gguf,
@@ -19,7 +19,7 @@ use crate::{
     model::{self, Model, Prepared},
     output::{self, say},
     rounding,
-    score::Scorer,
+    score::{Bucket, Change, Scorer},
 };
 
 pub(super) fn run(args: EvalArgs) -> Result<()> {
@@ -37,7 +37,8 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
     // Text that looks like a special token is one, as in `run --raw`: a corpus of conversations is read as such.
     let ids = model.tokenizer.encode(&text, Encode { bos: true, special: true })?;
     let lead = ids.first().copied().filter(|&id| Some(id) == model.tokenizer.bos());
-    let mut scorer = Scorer::new(&*model.executor, &rounding, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
+    let change = Change { rounding: &rounding, attention: args.attention };
+    let mut scorer = Scorer::new(&*model.executor, change, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     let bar = output::progress(ids.len() as u64, "reading", false);
     let score = scorer.score(lead, &ids, &mut |tokens| bar.inc(tokens as u64))?;
     bar.finish_and_clear();
@@ -46,24 +47,39 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         "model": model.name,
         "wire": args.wire.form.wire,
         "cuts": rounding.boundaries,
+        "attention": args.attention.to_string(),
         "tokens": ids.len(),
         "predicted": score.predicted,
         "perplexity": score.perplexity(),
     });
-    if let Some(rounded) = score.rounded {
-        line["perplexity_rounded"] = json!((rounded.nats / predicted).exp());
+    // What rounding alone changes has a name of its own.
+    let changed = if args.attention.is_dense() { "perplexity_rounded" } else { "perplexity_changed" };
+    if let Some(rounded) = score.changed {
+        line[changed] = json!((rounded.nats / predicted).exp());
         line["mean_kl_nats"] = json!(rounded.divergence_nats / predicted);
         line["worst_kl_nats"] = json!(rounded.worst_nats);
         line["top1_agreement"] = json!(rounded.agreed as f64 / predicted);
     }
+    line["buckets"] = score.buckets.iter().map(bucket).collect();
     if args.json {
         return output::json_line(&line);
     }
     say!("{} tokens predicted, perplexity {:.4}", score.predicted, score.perplexity());
-    if let Some(rounded) = score.rounded {
+    for bucket in &score.buckets {
+        let predicted = bucket.predicted as f64;
+        let changed = bucket.changed.map(|changed| {
+            let (perplexity, kl) = ((changed.nats / predicted).exp(), changed.divergence_nats / predicted);
+            format!(", changed {perplexity:.4}, divergence {kl:.2e} nats")
+        });
+        let perplexity = (bucket.exact_nats / predicted).exp();
+        let changed = changed.unwrap_or_default();
+        say!("  behind {:>6} positions and more: perplexity {perplexity:.4}{changed}", bucket.from);
+    }
+    if let Some(rounded) = score.changed {
         say!(
-            "rounded before layers {:?}: perplexity {:.4}",
+            "rounded before layers {:?}, attention {}: perplexity {:.4}",
             rounding.boundaries,
+            args.attention,
             (rounded.nats / predicted).exp()
         );
         say!(
@@ -74,6 +90,22 @@ fn text(args: &EvalArgs, text: String) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The figures of the tokens whose positions are near each other.
+fn bucket(bucket: &Bucket) -> Value {
+    let predicted = bucket.predicted as f64;
+    let mut line = json!({
+        "from": bucket.from,
+        "predicted": bucket.predicted,
+        "perplexity": (bucket.exact_nats / predicted).exp(),
+    });
+    if let Some(changed) = bucket.changed {
+        line["perplexity_changed"] = json!((changed.nats / predicted).exp());
+        line["mean_kl_nats"] = json!(changed.divergence_nats / predicted);
+        line["top1_agreement"] = json!(changed.agreed as f64 / predicted);
+    }
+    line
 }
 
 fn logits(args: EvalArgs) -> Result<()> {
@@ -104,6 +136,7 @@ fn logits(args: EvalArgs) -> Result<()> {
     let mut chain =
         chain(&device, &gguf, args.layers.as_deref(), ctx, args.chunk.unwrap_or(model::CHUNK_ROWS))?;
     chain.round(rounding);
+    chain.attend(args.attention)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     if let Some(id) = tokens.iter().find(|&&id| id as usize >= chain.vocab()) {
         return Err(Error::usage(format!("there is no token {id}; the vocabulary has {}", chain.vocab())));

@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use scheduler::AttentionKind;
 use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
@@ -30,6 +31,7 @@ use crate::{
 };
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
+    refuse_attention(args.via, args.attention)?;
     let prompt = prompt_text(args.prompt.clone())?;
     let home = args.home.path();
     let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
@@ -38,8 +40,8 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     {
         remote::mention_unfinished(home);
     }
-    let leaves = || may_leave(&args.route, args.json, &home);
-    if args.via == Via::Swarm || (args.via == Via::Auto && running && leaves()) {
+    let leaves = || running && args.attention.is_dense() && may_leave(&args.route, args.json, &home);
+    if args.via == Via::Swarm || (args.via == Via::Auto && leaves()) {
         return through_the_swarm(&args, &prompt, &home?);
     }
     let started = Instant::now();
@@ -54,7 +56,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     };
     let request = request(ids, &args.sampling)?;
     output::catch_interrupt()?;
-    let mut session = Session::rounded(&model, rounding)?;
+    let mut session = Session::of(&model, rounding, args.attention)?;
     let mut failure = None;
     let mut waiting = Some(Waiting::start("reading the prompt"));
     let summary = prompt::generate(&model, &mut session, &request, &mut |event| {
@@ -77,6 +79,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     if args.json {
         let mut line = summary_json(&summary);
         line["model"] = json!(model.name);
+        line["attention"] = json!(args.attention.to_string());
         line["load_ms"] = json!(load_ms);
         output::json_line(&line)?;
         return ended(summary.finish);
@@ -86,6 +89,15 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         eprintln!("\n{}", summary_text(&summary));
     }
     ended(summary.finish)
+}
+
+/// Refuses attention that the swarm does not compute where a prompt must go there.
+pub(super) fn refuse_attention(via: Via, attention: AttentionKind) -> Result<()> {
+    if via == Via::Swarm && !attention.is_dense() {
+        let why = format!("--attention {attention} is computed in this process only: add --via local");
+        return Err(Error::usage(why));
+    }
+    Ok(())
 }
 
 /// Whether a prompt that names no mode may leave this machine, where the user cannot be asked.

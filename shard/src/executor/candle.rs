@@ -13,7 +13,7 @@ use candle_core::{
     D, DType, Device, IndexOp, Module, Tensor,
     quantized::{GgmlDType, QMatMul, QStorage, QTensor},
 };
-use scheduler::LayerRange;
+use scheduler::{AttentionKind, LayerRange};
 
 use super::{
     Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
@@ -490,7 +490,7 @@ impl Executor for CandleShard {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, _layer: u32) -> Box<dyn LayerState> {
+    fn new_layer_state(&self, _layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
         let shape = KvShape::new(self.blueprint.kv_heads, self.blueprint.head_dim);
         Box::new(Cached { now: None, next: None, shape, device: self.device.clone() })
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use scheduler::LayerRange;
+use scheduler::{AttentionKind, LayerRange};
 
 use super::{Capacity, Device, Ends, Executor, Input, Item, Options, Output, Workspace, load};
 use crate::{Error, Result, gguf::Gguf, round::Rounding, state::SessionState};
@@ -55,6 +55,17 @@ impl Chain {
     /// From now on activations are rounded as `rounding` says, wherever the shards are cut; see [`Executor::run`].
     pub fn round(&mut self, rounding: Rounding) {
         self.rounding = rounding;
+    }
+
+    /// Begins an empty session of another kind of attention.
+    ///
+    /// # Errors
+    /// Those of [`Executor::new_state_with`].
+    pub fn attend(&mut self, attention: AttentionKind) -> Result<()> {
+        for stage in &mut self.stages {
+            stage.state = stage.executor.new_state_with(stage.executor.range(), attention)?;
+        }
+        Ok(())
     }
 
     /// The layers of each shard.

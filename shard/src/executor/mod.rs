@@ -43,7 +43,7 @@ mod run;
 mod tags;
 mod workspace;
 
-use scheduler::LayerRange;
+use scheduler::{AttentionKind, LayerRange};
 
 pub use crate::gguf::Ends;
 use crate::{
@@ -150,8 +150,20 @@ pub trait Executor: Send + Sync {
     /// the same layers of the same file with the same kind of executor and the same choice of context.
     fn state_tag(&self, layers: LayerRange) -> u64;
 
-    /// What an empty session remembers in layer `layer` of the model, which is held.
-    fn new_layer_state(&self, layer: u32) -> Box<dyn crate::state::LayerState>;
+    /// Refuses sessions of a kind of attention that this executor does not compute: all but dense ones, unless it says
+    /// otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    fn attends(&self, attention: AttentionKind) -> Result<()> {
+        match attention {
+            AttentionKind::Dense => Ok(()),
+            other => Err(Error::unsupported(format!("attention {other} on {}: choose dense", self.device()))),
+        }
+    }
+
+    /// What an empty session of `attention`, which the executor computes, remembers in layer `layer` of the model, which is held.
+    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn crate::state::LayerState>;
 
     /// Bytes that states of `layers` take for `positions`.
     fn state_bytes(&self, layers: LayerRange, positions: usize) -> usize {
@@ -214,7 +226,7 @@ pub trait Executor: Send + Sync {
 
     /// An empty state for a new session over all layers held.
     fn new_state(&self) -> SessionState {
-        state_of(self, self.range())
+        state_of(self, self.range(), AttentionKind::Dense)
     }
 
     /// An empty state for a new session over `layers`, for [`Executor::run`].
@@ -222,8 +234,18 @@ pub trait Executor: Send + Sync {
     /// # Errors
     /// [`Error::Invalid`] for layers that are not held.
     fn new_state_of(&self, layers: LayerRange) -> Result<SessionState> {
+        self.new_state_with(layers, AttentionKind::Dense)
+    }
+
+    /// An empty state for a new session of `attention` over `layers`.
+    ///
+    /// # Errors
+    /// Those of [`Executor::new_state_of`] and [`Executor::attends`]; [`Error::Invalid`] for numbers out of their bounds.
+    fn new_state_with(&self, layers: LayerRange, attention: AttentionKind) -> Result<SessionState> {
         batch::check_held(self.range(), layers)?;
-        Ok(state_of(self, layers))
+        attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
+        self.attends(attention)?;
+        Ok(state_of(self, layers, attention))
     }
 
     /// Feeds an input of any length in passes of at most `chunk` rows; `sink` sees the workspace after each.
@@ -285,9 +307,14 @@ pub trait Executor: Send + Sync {
     }
 }
 
-fn state_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange) -> SessionState {
-    let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer)).collect();
-    SessionState::new(executor.state_tag(layers), states, executor.context())
+fn state_of<E: Executor + ?Sized>(
+    executor: &E,
+    layers: LayerRange,
+    attention: AttentionKind,
+) -> SessionState {
+    let states = (layers.start()..layers.end()).map(|layer| executor.new_layer_state(layer, attention));
+    SessionState::new(executor.state_tag(layers), states.collect(), executor.context())
+        .with_attention(attention)
 }
 
 /// Bytes of state that one token at `position` reads in `layers` of a model.

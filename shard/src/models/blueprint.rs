@@ -1,5 +1,7 @@
 //! What a model is, once its metadata is read: plain data that one executor interprets.
 
+use scheduler::attention::{AttentionKind, Sparse};
+
 use super::{rope::Rope, tensors::Rule};
 use crate::{
     kernels::{DeltaShape, KvShape},
@@ -93,8 +95,8 @@ impl Layer {
     }
 }
 
-/// How the positions of a layer see each other. Sparse selections are
-/// further variants; each brings its own state and its own step in the executor.
+/// How the positions of a layer see each other. A session may narrow what attention sees ([`Blueprint::sight`]). Each variant
+/// brings its own state and its own step in the executor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Attention {
     /// Grouped-query attention with a softmax over cached keys.
@@ -326,6 +328,20 @@ impl Blueprint {
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
             Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },
             Attention::Latent(latent) => Kind::Paged(latent.shape()),
+        }
+    }
+
+    /// What rows of a session of `kind` see in layer `layer`: how many positions, themselves included, if not all before
+    /// them, and the rule of what lies beyond a window. A layer with a window of its own sees no further.
+    pub fn sight(&self, layer: usize, kind: AttentionKind) -> (Option<usize>, Option<Sparse>) {
+        let own = self.layers[layer].attention.window();
+        match (kind, own) {
+            (AttentionKind::Dense, own) | (AttentionKind::Sparse(_), own @ Some(_)) => (own, None),
+            (AttentionKind::Window(window), own) => {
+                let window = window as usize + 1;
+                (Some(own.map_or(window, |own| own.min(window))), None)
+            }
+            (AttentionKind::Sparse(rule), None) => (None, Some(rule)),
         }
     }
 

@@ -24,6 +24,8 @@ pub mod recurrent;
 
 use std::any::Any;
 
+use scheduler::AttentionKind;
+
 use crate::{Error, Result, kernels::KvShape};
 pub use paged::Paged;
 pub use prefix::PrefixCache;
@@ -128,6 +130,7 @@ pub trait LayerState: Any + Send {
 pub struct SessionState {
     tag: u64,
     layers: Vec<Box<dyn LayerState>>,
+    attention: AttentionKind,
     len: usize,
     limit: usize,
 }
@@ -135,7 +138,17 @@ pub struct SessionState {
 impl SessionState {
     /// An empty state of `layers` that may grow to `limit` positions; see [`crate::executor::Executor::new_state`].
     pub fn new(tag: u64, layers: Vec<Box<dyn LayerState>>, limit: usize) -> Self {
-        Self { tag, layers, len: 0, limit }
+        Self { tag, layers, attention: AttentionKind::Dense, len: 0, limit }
+    }
+
+    /// The same for layers that were made for another kind of attention.
+    pub fn with_attention(self, attention: AttentionKind) -> Self {
+        Self { attention, ..self }
+    }
+
+    /// What the rows of this session see.
+    pub fn attention(&self) -> AttentionKind {
+        self.attention
     }
 
     /// Positions held.
@@ -211,7 +224,7 @@ impl SessionState {
     pub fn share(&self, to: usize) -> Option<Self> {
         let len = self.checkpoint(to);
         let layers = self.layers.iter().map(|layer| layer.share(len)).collect::<Option<_>>()?;
-        Some(Self { tag: self.tag, layers, len, limit: self.limit })
+        Some(Self { tag: self.tag, layers, attention: self.attention, len, limit: self.limit })
     }
 
     /// Counts `positions` more, which a pass has computed in every layer.
@@ -306,7 +319,7 @@ impl SessionState {
         }
         let layers = bytes[12..16].try_into().map(u32::from_le_bytes).unwrap_or_default();
         if layers as usize != self.layers.len() || long(16) != self.kinds() {
-            return Err(Error::malformed("snapshot: shape", "is of another model"));
+            return Err(Error::malformed("snapshot: shape", "is of another model or kind of attention"));
         }
         let len = usize::try_from(long(24)).unwrap_or(usize::MAX);
         if len > self.limit {

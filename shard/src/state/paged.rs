@@ -9,16 +9,22 @@
 //! len x { key: kv_heads x head_dim x f16, value: the same, unless it is a part of the key }
 //! ```
 //!
+//! A session with sparse attention has landmarks beside its pages ([`crate::kernels::attention::landmarks`]). They follow from the
+//! pages, so a snapshot does not hold them: what restores it computes them again, with the same bits. Those of blocks that
+//! are no longer whole after going back are overwritten before they are read.
+//!
 //! Pages are copied when they are written to: sessions that begin alike share those that both have ([`LayerState::share`]).
 //!
 //! Limits: what two sessions share ends with the last whole page of both; windows do not free old pages.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
+
+use scheduler::attention::{AttentionKind, Sparse};
 
 use super::LayerState;
 use crate::{
     Error, Result,
-    kernels::{KvPage, KvShape, PAGE, new_page, page_len},
+    kernels::{Cpu, Far, KvPage, KvShape, PAGE, attention::landmarks::landmark_len, new_page, page_len},
 };
 
 /// Positions whose keys lie together, dimension by dimension.
@@ -28,12 +34,52 @@ const GROUP: usize = 16;
 pub struct Paged {
     shape: KvShape,
     pages: Vec<KvPage>,
+    attention: AttentionKind,
+    sparse: Option<SparseLayer>,
+}
+
+/// What sparse attention needs besides pages.
+#[derive(Clone)]
+struct SparseLayer {
+    rule: Sparse,
+    landmarks: Vec<u16>,
+    /// Who computes landmarks when a snapshot is restored.
+    cpu: Arc<Cpu>,
+}
+
+impl SparseLayer {
+    /// Landmark values of `positions` positions.
+    fn len(rule: Sparse, shape: KvShape, positions: usize) -> usize {
+        positions.checked_div(rule.block as usize).unwrap_or(0) * landmark_len(shape)
+    }
 }
 
 impl Paged {
     /// No positions yet, at most `limit`.
     pub fn new(shape: KvShape, limit: usize) -> Self {
-        Self { shape, pages: Vec::with_capacity(limit.div_ceil(PAGE).min(64)) }
+        let pages = Vec::with_capacity(limit.div_ceil(PAGE).min(64));
+        Self { shape, pages, attention: AttentionKind::Dense, sparse: None }
+    }
+
+    /// The same for a session of another kind of attention; `rule` is what this layer sees beyond a window, and `cpu` is
+    /// who computes its landmarks.
+    pub(crate) fn attending(self, attention: AttentionKind, rule: Option<Sparse>, cpu: &Arc<Cpu>) -> Self {
+        let sparse = rule.map(|rule| SparseLayer { rule, landmarks: Vec::new(), cpu: cpu.clone() });
+        Self { attention, sparse, ..self }
+    }
+
+    /// What the rows of a pass see beyond their window.
+    pub(crate) fn far(&self) -> Option<Far<'_>> {
+        self.sparse.as_ref().map(|sparse| Far { rule: sparse.rule, landmarks: &sparse.landmarks })
+    }
+
+    /// Computes the landmarks of blocks that end inside `stored`, positions that have just been stored.
+    pub(crate) fn mark(&mut self, stored: Range<usize>) {
+        if let Some(SparseLayer { rule: Sparse { block: block @ 1.., .. }, landmarks, cpu }) =
+            &mut self.sparse
+        {
+            cpu.store_landmarks(&self.pages, self.shape, *block as usize, stored, landmarks);
+        }
     }
 
     /// Bytes of `positions` positions, whole pages.
@@ -67,35 +113,57 @@ impl Paged {
 impl LayerState for Paged {
     fn kind(&self) -> String {
         let KvShape { kv_heads, head_dim, latent } = self.shape;
-        match latent {
-            None => format!("paged f16 {kv_heads} x {head_dim}"),
-            Some(values) => format!("paged f16 {kv_heads} x {head_dim}, {values} of them values"),
+        let mut kind = format!("paged f16 {kv_heads} x {head_dim}");
+        if let Some(values) = latent {
+            kind += &format!(", {values} of them values");
         }
+        if !self.attention.is_dense() {
+            kind += &format!(", {}", self.attention);
+        }
+        kind
     }
 
     fn bytes(&self) -> usize {
-        self.pages.len() * page_len(self.shape) * size_of::<u16>()
+        let landmarks = self.sparse.as_ref().map_or(0, |sparse| sparse.landmarks.len());
+        (self.pages.len() * page_len(self.shape) + landmarks) * size_of::<u16>()
     }
 
     fn reserve(&mut self, positions: usize) {
         while self.pages.len() < positions.div_ceil(PAGE) {
             self.pages.push(new_page(self.shape, 0));
         }
+        if let Some(sparse) = &mut self.sparse {
+            let len = SparseLayer::len(sparse.rule, self.shape, positions);
+            if sparse.landmarks.len() < len {
+                sparse.landmarks.resize(len, 0);
+            }
+        }
     }
 
     fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
         let mut pages = Vec::with_capacity(self.pages.capacity());
         pages.extend(self.pages.iter().take(to.div_ceil(PAGE)).cloned());
-        Some(Box::new(Self { shape: self.shape, pages }))
+        let sparse = self.sparse.clone().map(|mut sparse| {
+            sparse.landmarks.truncate(SparseLayer::len(sparse.rule, self.shape, to));
+            sparse
+        });
+        Some(Box::new(Self { shape: self.shape, pages, attention: self.attention, sparse }))
     }
 
     fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
         let bytes = page_len(self.shape) * size_of::<u16>();
         self.pages.iter().for_each(|page| part(page.as_ptr().addr(), bytes));
+        if let Some(SparseLayer { landmarks, .. }) = self.sparse.as_ref().filter(|s| !s.landmarks.is_empty())
+        {
+            part(landmarks.as_ptr().addr(), landmarks.len() * size_of::<u16>());
+        }
     }
 
     fn rewind(&mut self, to: usize) {
         self.pages.truncate(to.div_ceil(PAGE));
+        if let Some(sparse) = &mut self.sparse {
+            sparse.landmarks.truncate(SparseLayer::len(sparse.rule, self.shape, to));
+        }
     }
 
     fn advance(&mut self, _len: usize) {}
@@ -125,6 +193,7 @@ impl LayerState for Paged {
                 Arc::make_mut(&mut self.pages[position / PAGE])[index] = bits;
             }
         }
+        self.mark(0..len);
         Ok(())
     }
 }

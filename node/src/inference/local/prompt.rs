@@ -15,7 +15,7 @@ use std::{
 };
 
 use api::choice::Draft;
-use scheduler::session::MAX_DRAFT;
+use scheduler::{AttentionKind, session::MAX_DRAFT};
 use serde_json::{Map, Value};
 use shard::{
     executor::{Input, Item, Output, Workspace},
@@ -149,14 +149,17 @@ pub struct Session {
 impl Session {
     /// An empty session of `model`.
     pub fn new(model: &Model) -> Result<Self> {
-        Self::rounded(model, Rounding::NONE)
+        Self::of(model, Rounding::NONE, AttentionKind::Dense)
     }
 
     /// An empty session of `model` whose activations are rounded as those of a swarm session over the same wire and cuts; it
-    /// gets the tokens that such a session gets.
-    pub fn rounded(model: &Model, rounding: Rounding) -> Result<Self> {
+    /// gets the tokens that such a session gets. Its rows see what `attention` says.
+    ///
+    /// # Errors
+    /// When the device does not compute that kind of attention.
+    pub fn of(model: &Model, rounding: Rounding, attention: AttentionKind) -> Result<Self> {
         Ok(Self {
-            state: model.executor.new_state(),
+            state: model.executor.new_state_with(model.executor.range(), attention)?,
             ids: Vec::new(),
             workspace: model.workspace(1 + MAX_DRAFT as usize)?,
             rounding,

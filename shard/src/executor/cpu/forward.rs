@@ -29,18 +29,17 @@ pub(super) const OWN: &str = "the state was made by this executor";
 
 /// Where a layer is: in the model, and in the caches of a pass.
 #[derive(Clone, Copy)]
-struct Place {
-    layer: usize,
-    cached: usize,
+pub(super) struct Place {
+    pub layer: usize,
+    pub cached: usize,
 }
 
 /// How attention looks back into a cache.
 pub(super) struct Look<'a> {
-    pub cached: usize,
+    pub place: Place,
     pub shape: KvShape,
     pub scale: f32,
     pub softcap: Option<f32>,
-    pub window: Option<usize>,
     pub sinks: Option<&'a [f32]>,
 }
 
@@ -151,7 +150,7 @@ impl Shard {
         norm_or_copy(cpu, blueprint.norm, layer.attention_norm.as_ref(), ws, rows);
         let rows = match (&layer.mixer, blueprint.layers[place.layer].attention) {
             (Mixer::Softmax(weights), Attention::Softmax(spec)) => {
-                self.look_back(ws, items, (weights, spec, place.cached), rows, last)
+                self.look_back(ws, items, (weights, spec, place), rows, last)
             }
             (Mixer::Recurrence { gate, input }, Attention::Recurrence(_)) => {
                 self.recur(ws, items, (gate, input, place.cached), rows, last)
@@ -160,7 +159,7 @@ impl Shard {
                 self.delta_net(ws, items, (weights, shape, place.cached), rows, last)
             }
             (Mixer::Latent(weights), Attention::Latent(spec)) => {
-                self.latent(ws, items, (weights, spec, place.cached), rows, last)
+                self.latent(ws, items, (weights, spec, place), rows, last)
             }
             _ => unreachable!("weights are loaded as the blueprint says"),
         };
@@ -197,7 +196,7 @@ impl Shard {
         &self,
         ws: &mut CpuBuffers,
         items: &mut [Item<'_>],
-        (weights, spec, cached): (&SoftmaxWeights, Softmax, usize),
+        (weights, spec, place): (&SoftmaxWeights, Softmax, Place),
         rows: usize,
         last: bool,
     ) -> usize {
@@ -220,14 +219,15 @@ impl Shard {
         self.rotate(ws, weights, spec, rows);
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
-            let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
+            let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
             cpu.store_kv(paged.pages_mut(), self.kv_shape(), &ws.k[at.clone()], &ws.v[at], span.start);
+            paged.mark(span.start..span.start + span.rows);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
             let sinks = weights.sinks.as_deref();
-            let Softmax { scale, softcap, window, .. } = spec;
-            let look = Look { cached, shape: self.kv_shape(), scale, softcap, window, sinks };
+            let Softmax { scale, softcap, .. } = spec;
+            let look = Look { place, shape: self.kv_shape(), scale, softcap, sinks };
             let mut out = mem::take(&mut ws.attended);
             self.attend(ws, items, look, &mut out, last);
             ws.attended = out;
@@ -310,7 +310,7 @@ impl Shard {
         mut out: &mut [f32],
         last: bool,
     ) {
-        let Look { cached, shape, scale, softcap, window, sinks } = look;
+        let Look { place, shape, scale, softcap, sinks } = look;
         let heads = self.blueprint.heads;
         let width = heads * shape.head_dim;
         let mut jobs = recycle(mem::take(&mut ws.jobs));
@@ -319,7 +319,8 @@ impl Shard {
             if n == 0 {
                 continue;
             }
-            let Some(paged) = item.state.layer::<Paged>(cached) else { unreachable!("{OWN}") };
+            let (window, _) = self.blueprint.sight(place.layer, item.state.attention());
+            let Some(paged) = item.state.layer::<Paged>(place.cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
             let (here, rest) = mem::take(&mut out).split_at_mut(n * heads * shape.value_dim());
             out = rest;
@@ -333,6 +334,7 @@ impl Shard {
                 scale,
                 softcap,
                 window,
+                far: paged.far(),
                 sinks,
                 out: here,
             });

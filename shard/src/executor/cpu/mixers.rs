@@ -9,7 +9,7 @@ use super::{
     super::Item,
     Shard,
     buffers::CpuBuffers,
-    forward::{Look, OWN, keep_rows, keep_wanted},
+    forward::{Look, OWN, Place, keep_rows, keep_wanted},
     network::product,
     weights::{DeltaWeights, LatentWeights, Linear},
 };
@@ -87,7 +87,7 @@ impl Shard {
         &self,
         ws: &mut CpuBuffers,
         items: &mut [Item<'_>],
-        (weights, spec, cached): (&LatentWeights, Latent, usize),
+        (weights, spec, place): (&LatentWeights, Latent, Place),
         rows: usize,
         last: bool,
     ) -> usize {
@@ -131,12 +131,12 @@ impl Shard {
         }
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * shape.head_dim..(span.first + span.rows) * shape.head_dim;
-            let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
+            let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
             cpu.store_kv(paged.pages_mut(), shape, &ws.k[at], &[], span.start);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
-            let look = Look { cached, shape, scale: spec.scale, softcap: None, window: None, sinks: None };
+            let look = Look { place, shape, scale: spec.scale, softcap: None, sinks: None };
             self.attend(ws, items, look, &mut buffers.seen, last);
             let scratch = &mut ws.scratch;
             let mut turn = Turn { cpu, scratch, from: &mut buffers.from, to: &mut buffers.to, rows };

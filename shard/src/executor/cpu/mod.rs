@@ -19,7 +19,7 @@ mod weights;
 
 use std::sync::Arc;
 
-use scheduler::LayerRange;
+use scheduler::{AttentionKind, LayerRange};
 
 use super::{
     Buffers, Capacity, Class, Ends, Executor, Item, Options, Pass, Workspace, batch, read_bytes, tags::Tags,
@@ -29,8 +29,8 @@ use crate::{
     Error, Result,
     gguf::{Gguf, Tensor},
     kernels::{Cpu, Matrix},
-    models::{Blueprint, FeedForward, Frequencies, Layer},
-    state::LayerState,
+    models::{Attention, Blueprint, FeedForward, Frequencies, Layer},
+    state::{Kind, LayerState, Paged},
 };
 use buffers::CpuBuffers;
 use weights::{LayerWeights, NormWeights};
@@ -169,8 +169,25 @@ impl Executor for Shard {
         if layers == self.range { self.tag } else { self.tags.of(self.range, layers) }
     }
 
-    fn new_layer_state(&self, layer: u32) -> Box<dyn LayerState> {
-        self.blueprint.state_kind(layer as usize).empty(self.context)
+    fn attends(&self, attention: AttentionKind) -> Result<()> {
+        let latent = |layer: &Layer| matches!(layer.attention, Attention::Latent(_));
+        if matches!(attention, AttentionKind::Sparse(_)) && self.blueprint.layers.iter().any(latent) {
+            let why =
+                format!("attention {attention} of a model with latent attention: choose dense or window:N");
+            return Err(Error::unsupported(why));
+        }
+        Ok(())
+    }
+
+    fn new_layer_state(&self, layer: u32, attention: AttentionKind) -> Box<dyn LayerState> {
+        let layer = layer as usize;
+        match self.blueprint.state_kind(layer) {
+            Kind::Paged(shape) => {
+                let (_, rule) = self.blueprint.sight(layer, attention);
+                Box::new(Paged::new(shape, self.context).attending(attention, rule, &self.cpu))
+            }
+            kind @ Kind::Recurrent { .. } => kind.empty(self.context),
+        }
     }
 
     fn buffers(&self, capacity: Capacity) -> Result<Box<dyn Buffers>> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use scheduler::LayerRange;
+use scheduler::{AttentionKind, LayerRange};
 
 use super::{Arithmetic, Model, Rows};
 use crate::{
@@ -115,7 +115,7 @@ impl Executor for Reference {
         self.tags.of(self.range, layers)
     }
 
-    fn new_layer_state(&self, layer: u32) -> Box<dyn LayerState> {
+    fn new_layer_state(&self, layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
         Box::new(Rows::of(&self.model.blueprint, layer as usize))
     }
 

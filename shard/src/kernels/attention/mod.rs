@@ -21,20 +21,33 @@
 //! With a sink `s` of the query head (a logit without a value), at last `M' = max(M, s)`, `a = exp(M - M')`,
 //! `L' = L * a + exp(s - M')`, `O' = O * a`, each operation rounded by itself.
 //!
+//! A job with a [`Far`] part sees a window and, before its pages, one more part of a few places in this order: the sinks
+//! before the window; the positions `t - 2^k` beyond the window and not among the sinks, k ascending; and the landmarks of
+//! blocks `p`, `p - 1`, `p - 2`, `p - 4` and so on with `p = (t + 1) / block - 1`. Each of the three begins at a multiple of 16 places.
+//! Steps 1 to 4 are those of a page, with places for positions (lanes are place mod 16), and step 5 begins with this part if it
+//! sees anything. A landmark ([`landmarks`]) is the mean of the stored keys, and that of the stored values, of a block:
+//! 16 partial sums by position mod 16, positions ascending, added 8, 4, 2, 1 apart, times `1 / block`, rounded to f16. It
+//! is computed when its block is complete, so no chunk or replay changes it.
+//!
 //! The result is `O / L + 0` (the addition turns -0 into 0, so that skipping a position and adding `0 * v` are the same).
 //! Nothing here depends on how many rows are computed together, on threads, or on vector width.
 //!
 //! # How it is fast
 //! The unit of work is up to 64 pairs (query row, query head) of one key/value head; units are handed out by an atomic
 //! counter, the long ones first. Inside, a group of 16 keys or a run of values is widened to f32 once and used by all pairs,
-//! in register tiles of 4 pairs (2 with few registers). A single tile (decoding) reads the f16 directly.
+//! in register tiles of 4 pairs (2 with few registers). A single tile (decoding) reads the f16 directly. Sinks and landmarks
+//! are the same for many rows and are gathered once for all of them; strides of 16 and more keep the lane of a position, so
+//! sixteen rows and the sixteen keys before them by one stride are multiplied lane by lane.
 //!
-//! Limits: keys and values have the same head_dim, unless values are a part of the keys; these are widened for every unit, which many
+//! Limits: keys and values have the same head_dim, unless values are a part of the keys, which then have no landmarks; these are widened for every unit, which many
 //! query heads share; one unit is one thread's, so decoding one short prompt cannot use more threads than
 //! query heads.
 
+mod far;
+pub mod landmarks;
 mod registers;
 mod tile;
+mod values;
 
 #[cfg(test)]
 mod tests;
@@ -46,6 +59,8 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
+
+use scheduler::attention::Sparse;
 
 use super::{
     Cpu, Kernel,
@@ -130,12 +145,23 @@ pub struct AttentionJob<'a> {
     pub scale: f32,
     /// Scores become `tanh(s / c) * c`.
     pub softcap: Option<f32>,
-    /// A row sees itself and `window - 1` positions before it; at least 1.
+    /// A row sees itself and `window - 1` positions before it; at least 1. `None` with a far part, which has a window.
     pub window: Option<usize>,
+    /// What rows see besides the window of its rule; `None` for nothing.
+    pub far: Option<Far<'a>>,
     /// For each query head a logit that takes part in the softmax and has no value.
     pub sinks: Option<&'a [f32]>,
     /// Result, `[n][heads * value_dim]`.
     pub out: &'a mut [f32],
+}
+
+/// What the rows of a sparse job see, and the landmarks of its session.
+#[derive(Clone, Copy)]
+pub struct Far<'a> {
+    /// Window, sinks, strides and blocks.
+    pub rule: Sparse,
+    /// Landmarks of all blocks that are whole behind the job's last row, [`landmarks::landmark_len`] values each.
+    pub landmarks: &'a [u16],
 }
 
 thread_local! {
@@ -219,7 +245,7 @@ impl Cpu {
             work += job.n
                 * job.heads
                 * job.shape.head_dim
-                * (job.start + job.n).min(job.window.unwrap_or(usize::MAX));
+                * (job.start + job.n).min(job.window().unwrap_or(usize::MAX));
             *task = Some(tile::Task::new(job, rows));
         }
         let next = AtomicUsize::new(0);
@@ -255,6 +281,11 @@ impl AttentionJob<'_> {
         self.shape.kv_heads * (self.n * (self.heads / self.shape.kv_heads)).div_ceil(rows)
     }
 
+    /// The row itself and how many before it are seen without gaps, if not all.
+    fn window(&self) -> Option<usize> {
+        self.far.map_or(self.window, |far| Some(far.rule.window as usize + 1))
+    }
+
     fn check(&self) {
         let Self { shape: KvShape { kv_heads, head_dim, .. }, heads, n, .. } = *self;
         assert!(kv_heads > 0 && head_dim > 0 && heads > 0, "attention without heads");
@@ -268,6 +299,16 @@ impl AttentionJob<'_> {
         assert_eq!(self.out.len(), n * heads * value_dim, "the result has another shape");
         assert!(self.sinks.is_none_or(|sinks| sinks.len() == heads), "{heads} heads have other sinks");
         assert!(self.window != Some(0), "a window of 0 positions sees nothing");
+        if let Some(Far { rule, landmarks }) = self.far {
+            assert!(self.window.is_none(), "sparse attention brings its own window");
+            assert!(self.shape.latent.is_none(), "sparse attention of values that are a part of keys");
+            let blocks = (self.start + n).checked_div(rule.block as usize).unwrap_or(0);
+            assert!(
+                landmarks.len() >= blocks * landmarks::landmark_len(self.shape),
+                "landmarks end before the queries"
+            );
+            assert!(far::places(rule, self.start + n) <= PAGE, "more places than a page has");
+        }
         assert!(self.start + n <= self.pages.len() * PAGE, "the pages end before the queries");
         assert!(self.pages.iter().all(|page| page.len() == page_len(self.shape)), "a page has another shape");
     }

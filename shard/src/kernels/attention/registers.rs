@@ -106,6 +106,30 @@ pub(super) unsafe fn scores<S: Simd, K: Source, const R: usize>(
     }
 }
 
+/// q.k of sixteen queries with sixteen keys, lane by lane, in the order of [`scores`].
+///
+/// # Safety
+/// The instruction set of `S` is available; both are `[dim][16]`.
+#[inline(always)]
+pub(super) unsafe fn diagonal<S: Simd>(keys: *const u16, q: *const f32, dim: usize) -> S::F {
+    // SAFETY: d stays below dim.
+    unsafe {
+        let mut sums = [S::splat(0.0); LANES];
+        for first in (0..dim).step_by(LANES) {
+            for (residue, sum) in sums.iter_mut().enumerate().take(dim - first) {
+                let at = (first + residue) * LANES;
+                *sum = S::fma(S::load_f16(keys.add(at)), S::load(q.add(at)), *sum);
+            }
+        }
+        for step in [8, 4, 2, 1] {
+            for j in 0..step {
+                sums[j] = S::add(sums[j], sums[j + step]);
+            }
+        }
+        sums[0]
+    }
+}
+
 /// Adds `count` positions of values to D vectors of R results.
 ///
 /// # Safety

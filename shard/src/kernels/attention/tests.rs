@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::*;
+use scheduler::attention::Sparse;
+
+use super::{landmarks::landmark_len, *};
 use crate::kernels::{
     Isa, math,
     threads::Pool,
@@ -22,12 +24,14 @@ struct Case {
     softcap: Option<f32>,
     window: Option<usize>,
     sinks: bool,
+    far: Option<Sparse>,
     latent: Option<usize>,
 }
 
 impl Case {
     const fn new(kv_heads: usize, group: usize, dim: usize, start: usize, n: usize) -> Self {
-        Self { kv_heads, group, dim, start, n, softcap: None, window: None, sinks: false, latent: None }
+        let (softcap, window, sinks, far, latent) = (None, None, false, None, None);
+        Self { kv_heads, group, dim, start, n, softcap, window, sinks, far, latent }
     }
 
     fn shape(&self) -> KvShape {
@@ -40,6 +44,56 @@ impl Case {
 
     fn scale(&self) -> f32 {
         1.0 / (self.dim as f32).sqrt()
+    }
+
+    /// Whole blocks of all positions.
+    fn landmarks(&self) -> usize {
+        self.far.map_or(0, |rule| (self.start + self.n).checked_div(rule.block as usize).unwrap_or(0))
+    }
+
+    /// Positions that the row at `t` sees without gaps begin here.
+    fn first(&self, t: usize) -> usize {
+        let window = self.far.map_or(self.window, |rule| Some(rule.window as usize + 1));
+        window.map_or(0, |w| (t + 1).saturating_sub(w))
+    }
+
+    /// One number of what is stored of `x`, whose rows of a head have `dim`, for position `j`.
+    fn at(&self, x: &[f32], dim: usize, head: usize, j: usize, d: usize) -> f32 {
+        rounded(x[(j * self.kv_heads + head / self.group) * dim + d])
+    }
+
+    /// One value of a landmark.
+    fn landmark(&self, x: &[f32], head: usize, block: usize, d: usize) -> f32 {
+        let len = self.far.map_or(1, |rule| rule.block as usize);
+        let mut lanes = [0.0; LANES];
+        for j in block * len..(block + 1) * len {
+            lanes[j % LANES] += self.at(x, self.dim, head, j, d);
+        }
+        rounded(tree(lanes) * (1.0 / len as f32))
+    }
+
+    /// What the row at `t` sees beyond its window: places and what lies there.
+    fn far_places(&self, t: usize) -> Vec<(usize, Seen)> {
+        let Some(rule) = self.far else { return Vec::new() };
+        let (first, sinks) = (self.first(t), rule.sinks as usize);
+        let mut places: Vec<_> = (0..sinks.min(first)).map(|j| (j, Seen::Position(j))).collect();
+        // Where a kind begins is a multiple of 16; which one does not matter.
+        let mut begin = 1_024;
+        let far = (0..30).map(|k| 1_usize << k).filter(|far| rule.stride && *far > rule.window as usize);
+        for (place, far) in far.enumerate() {
+            if let Some(j) = t.checked_sub(far).filter(|j| *j >= sinks) {
+                places.push((begin + place, Seen::Position(j)));
+            }
+        }
+        begin = 2_048;
+        let p = (t + 1).checked_div(rule.block as usize).unwrap_or(0).checked_sub(1);
+        if let Some(p) = p {
+            places.push((begin, Seen::Landmark(p)));
+            let before =
+                (0..30).filter_map(|k| Some((begin + 1 + k, Seen::Landmark(p.checked_sub(1 << k)?))));
+            places.extend(before);
+        }
+        places
     }
 
     /// A sink per query head.
@@ -68,7 +122,7 @@ impl Case {
 }
 
 /// Shapes of models (head_dim 64 to 256), odd ones, page borders, groups that do not fill a tile.
-const CASES: [Case; 21] = [
+const CASES: [Case; 28] = [
     Case::new(1, 1, 16, 0, 1),
     Case::new(2, 3, 2, 0, 19),
     Case::new(1, 2, 6, 250, 9),
@@ -86,6 +140,25 @@ const CASES: [Case; 21] = [
     Case { window: Some(300), softcap: Some(20.0), ..Case::new(1, 2, 64, 700, 90) },
     Case { sinks: true, ..Case::new(2, 3, 64, 500, 30) },
     Case { sinks: true, window: Some(20), ..Case::new(2, 2, 48, 0, 70) },
+    Case { far: Some(Sparse::DEFAULT), ..Case::new(1, 1, 64, 0, 300) },
+    Case { far: Some(Sparse::DEFAULT), ..Case::new(2, 3, 64, 1_150, 75) },
+    Case { far: Some(Sparse::DEFAULT), softcap: Some(30.0), sinks: true, ..Case::new(1, 2, 24, 4_090, 11) },
+    Case {
+        far: Some(Sparse { window: 16, sinks: 20, stride: true, block: 16 }),
+        ..Case::new(1, 3, 32, 0, 200)
+    },
+    Case {
+        far: Some(Sparse { window: 50, sinks: 0, stride: true, block: 0 }),
+        ..Case::new(2, 1, 6, 500, 40)
+    },
+    Case {
+        far: Some(Sparse { window: 40, sinks: 4, stride: false, block: 32 }),
+        ..Case::new(1, 5, 80, 620, 30)
+    },
+    Case {
+        far: Some(Sparse { window: 300, sinks: 128, stride: false, block: 0 }),
+        ..Case::new(1, 2, 16, 290, 150)
+    },
     Case { latent: Some(40), ..Case::new(1, 4, 48, 0, 37) },
     Case { latent: Some(64), ..Case::new(1, 5, 80, 509, 1) },
     Case { latent: Some(21), window: Some(33), ..Case::new(1, 3, 26, 240, 40) },
@@ -107,6 +180,10 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
     let out_width = case.kv_heads * case.group * case.shape().value_dim();
     let mut out = vec![f32::NAN; case.n * out_width];
     let sinks = case.sinks();
+    let mut landmarks = vec![0x7e00; case.landmarks() * landmark_len(case.shape())];
+    if let Some(block @ 1..) = case.far.map(|rule| rule.block as usize) {
+        cpu.store_landmarks(&pages, case.shape(), block, 0..case.start, &mut landmarks);
+    }
     let mut done = 0;
     while done < case.n {
         let n = chunk.min(case.n - done);
@@ -114,6 +191,10 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
         let start = case.start + done;
         let keys = &k[start * kv_width..(start + n) * kv_width];
         cpu.store_kv(&mut pages, case.shape(), keys, case.stored(&v, start..start + n), start);
+        let block = case.far.map_or(0, |rule| rule.block as usize);
+        if block > 0 {
+            cpu.store_landmarks(&pages, case.shape(), block, start..start + n, &mut landmarks);
+        }
         cpu.attention(&mut [AttentionJob {
             q: &q[rows.clone()],
             pages: &pages,
@@ -124,6 +205,7 @@ fn compute(cpu: &Cpu, case: &Case, chunk: usize) -> Vec<f32> {
             scale: case.scale(),
             softcap: case.softcap,
             window: case.window,
+            far: case.far.map(|rule| Far { rule, landmarks: &landmarks }),
             sinks: sinks.as_deref(),
             out: &mut out[done * out_width..(done + n) * out_width],
         }]);
@@ -136,26 +218,38 @@ fn rounded(x: f32) -> f32 {
     f16::from_f32(x).to_f32()
 }
 
+/// What lies at a place of the far part.
+#[derive(Clone, Copy)]
+enum Seen {
+    Position(usize),
+    Landmark(usize),
+}
+
 /// The specification, one (row, head) at a time.
 fn twin(case: &Case) -> Vec<f32> {
     let (q, k, v) = case.data();
     let mut out = Vec::new();
     for i in 0..case.n {
         let t = case.start + i;
-        let first = case.window.map_or(0, |w| (t + 1).saturating_sub(w));
+        let first = case.first(t);
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
             let values = case.shape().value_dim();
-            let row = |x: &[f32], dim: usize, j: usize, d: usize| {
-                rounded(x[(j * case.kv_heads + head / case.group) * dim + d])
+            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match seen {
+                Seen::Position(j) => case.at(x, dim, head, j, d),
+                Seen::Landmark(block) => case.landmark(x, head, block, d),
             };
             let mut state: Option<(f32, f32, Vec<f32>)> = None;
-            for page in first / PAGE..=t / PAGE {
+            let pages = (first / PAGE..=t / PAGE).map(|page| {
                 let positions = first.max(page * PAGE)..(t + 1).min((page + 1) * PAGE);
-                let s = positions.clone().map(|j| {
+                positions.map(|j| (j, Seen::Position(j))).collect()
+            });
+            let parts: Vec<Vec<(usize, Seen)>> = [case.far_places(t)].into_iter().chain(pages).collect();
+            for part in parts.into_iter().filter(|part| !part.is_empty()) {
+                let s = part.iter().map(|&(_, seen)| {
                     let mut lanes = [0.0_f32; LANES];
                     for d in 0..case.dim {
-                        lanes[d % LANES] = q[d].mul_add(row(&k, case.dim, j, d), lanes[d % LANES]);
+                        lanes[d % LANES] = q[d].mul_add(row(&k, case.dim, seen, d), lanes[d % LANES]);
                     }
                     let s = tree(lanes) * case.scale();
                     case.softcap.map_or(s, |cap| math::tanh_f32(s / cap) * cap)
@@ -164,11 +258,11 @@ fn twin(case: &Case) -> Vec<f32> {
                 let m = s.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let mut lanes = [0.0; LANES];
                 let mut o = vec![0.0_f32; values];
-                for (j, s) in positions.zip(s) {
+                for ((place, seen), s) in part.into_iter().zip(s) {
                     let p = math::exp_f32(s - m);
-                    lanes[j % LANES] += p;
+                    lanes[place % LANES] += p;
                     for (d, o) in o.iter_mut().enumerate() {
-                        *o = p.mul_add(row(&v, values, j, d), *o);
+                        *o = p.mul_add(row(&v, values, seen, d), *o);
                     }
                 }
                 let l = tree(lanes);
@@ -204,14 +298,16 @@ fn textbook(case: &Case) -> Vec<f64> {
     let mut out = Vec::new();
     for i in 0..case.n {
         let t = case.start + i;
-        let first = case.window.map_or(0, |w| (t + 1).saturating_sub(w));
+        let mut seen = case.far_places(t);
+        seen.extend((case.first(t)..=t).map(|j| (j, Seen::Position(j))));
         for head in 0..case.kv_heads * case.group {
             let q = &q[i * case.width() + head * case.dim..][..case.dim];
             let values = case.shape().value_dim();
-            let row = |x: &[f32], dim: usize, j: usize, d: usize| {
-                f64::from(rounded(x[(j * case.kv_heads + head / case.group) * dim + d]))
+            let row = |x: &[f32], dim: usize, seen: Seen, d: usize| match seen {
+                Seen::Position(j) => f64::from(case.at(x, dim, head, j, d)),
+                Seen::Landmark(block) => f64::from(case.landmark(x, head, block, d)),
             };
-            let scores = (first..=t).map(|j| {
+            let scores = seen.iter().map(|&(_, j)| {
                 let s = (0..case.dim).map(|d| f64::from(q[d]) * row(&k, case.dim, j, d)).sum::<f64>()
                     * f64::from(case.scale());
                 case.softcap.map_or(s, |cap| (s / f64::from(cap)).tanh() * f64::from(cap)).exp()
@@ -220,7 +316,7 @@ fn textbook(case: &Case) -> Vec<f64> {
             let sink = case.sinks().map_or(0.0, |sinks| f64::from(sinks[head]).exp());
             let total = scores.iter().sum::<f64>() + sink;
             for d in 0..values {
-                let sum = (first..=t).zip(&scores).map(|(j, p)| p * row(&v, values, j, d)).sum::<f64>();
+                let sum = seen.iter().zip(&scores).map(|(&(_, j), p)| p * row(&v, values, j, d)).sum::<f64>();
                 out.push(sum / total);
             }
         }
@@ -238,6 +334,18 @@ fn every_case_equals_the_twin_everywhere() {
                 assert_same(&compute(cpu, &case, chunk.min(case.n)), &expected, &what);
             }
         });
+    }
+}
+
+/// The rule that prices a row is the rule that is computed.
+#[test]
+fn what_a_row_sees_is_what_it_is_counted_for() {
+    for case in CASES {
+        let Some(rule) = case.far else { continue };
+        for t in case.start..case.start + case.n {
+            let seen = case.far_places(t).len() + t + 1 - case.first(t);
+            assert_eq!(rule.seen(t as u64), seen as u64, "{case:?} at {t}");
+        }
     }
 }
 
@@ -267,8 +375,8 @@ fn many_jobs_equal_single_jobs() {
     let mut jobs = Vec::new();
     for (((case, pages), q), out) in cases.iter().zip(&stores).zip(&queries).zip(&mut outs) {
         let (shape, heads, scale) = (case.shape(), case.kv_heads * case.group, case.scale());
-        let (Case { start, n, softcap, window, .. }, sinks) = (*case, None);
-        jobs.push(AttentionJob { q, pages, shape, start, n, heads, scale, softcap, window, sinks, out });
+        let (Case { start, n, softcap, window, .. }, sinks, far) = (*case, None, None);
+        jobs.push(AttentionJob { q, pages, shape, start, n, heads, scale, softcap, window, far, sinks, out });
     }
     cpu.attention(&mut jobs);
     for (case, out) in cases.iter().zip(&outs) {
@@ -319,6 +427,7 @@ fn missing_pages_are_refused() {
         scale: 1.0,
         softcap: None,
         window: None,
+        far: None,
         sinks: None,
         out: &mut [0.0; 16],
     }]);

@@ -2,10 +2,8 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use half::f16;
-
 use super::{
-    AttentionJob, KvPage, KvShape, PAGE,
+    AttentionJob, Far, KvPage, KvShape, PAGE,
     registers::{Source, Stored, Widened, mix, scores},
 };
 use crate::kernels::{
@@ -23,38 +21,45 @@ const RUN: usize = 32;
 
 /// Distance between the weights of two pairs. Not a power of two: the same position of many pairs is used
 /// together and would compete for the same sets of the first-level cache.
-const WEIGHTS: usize = PAGE + LANES;
+pub(super) const WEIGHTS: usize = PAGE + LANES;
 
 /// 64 bytes of working memory, aligned to a cache line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 pub(super) struct Line(#[expect(dead_code, reason = "used through pointers")] [f32; LANES]);
 
-/// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values.
+/// Lines of working memory of a unit: scores, query and two results per pair, a group of keys, a run of values, and for
+/// sparse attention a group of queries and one of keys as they are stored.
 pub(super) fn scratch_lines(dim: usize) -> usize {
     let vectors = dim.div_ceil(LANES);
-    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors
+    ROWS * WEIGHTS / LANES + 3 * ROWS * vectors + dim + RUN * vectors + dim + dim.div_ceil(2)
 }
 
 /// An [`AttentionJob`] as the threads share it: its result is written in disjoint parts.
 pub(super) struct Task<'a> {
     q: *const f32,
     out: *mut f32,
-    pages: &'a [KvPage],
-    shape: KvShape,
+    pub(super) pages: &'a [KvPage],
+    pub(super) far: Option<Far<'a>>,
+    pub(super) shape: KvShape,
     /// Query heads per key/value head.
-    group: usize,
-    start: usize,
+    pub(super) group: usize,
+    pub(super) start: usize,
     /// (query row, query head) pairs per key/value head.
     pairs: usize,
-    scale: f32,
-    softcap: Option<f32>,
+    curve: Curve,
     window: usize,
     sinks: Option<&'a [f32]>,
     /// Pairs per unit.
     rows: usize,
     pub(super) units: usize,
     job: PhantomData<&'a mut [f32]>,
+}
+
+/// What q.k becomes.
+struct Curve {
+    scale: f32,
+    softcap: Option<f32>,
 }
 
 // SAFETY: q and pages are only read; units write disjoint parts of out (a unit owns its pairs, a pair owns its
@@ -70,13 +75,13 @@ impl<'a> Task<'a> {
             units: job.units(rows),
             out: job.out.as_mut_ptr(),
             pages: job.pages,
+            far: job.far,
             shape: job.shape,
             group,
             start: job.start,
             pairs: job.n * group,
-            scale: job.scale,
-            softcap: job.softcap,
-            window: job.window.unwrap_or(usize::MAX),
+            curve: Curve { scale: job.scale, softcap: job.softcap },
+            window: job.window().unwrap_or(usize::MAX),
             sinks: job.sinks,
             rows,
             job: PhantomData,
@@ -86,8 +91,14 @@ impl<'a> Task<'a> {
     /// Positions that pair number `pair` sees.
     #[inline(always)]
     fn visible(&self, pair: usize) -> Range<usize> {
-        let end = self.start + pair / self.group + 1;
+        let end = self.position(pair) + 1;
         end.saturating_sub(self.window)..end
+    }
+
+    /// The position of a pair's query row.
+    #[inline(always)]
+    pub(super) fn position(&self, pair: usize) -> usize {
+        self.start + pair / self.group
     }
 
     /// The query head of a pair.
@@ -119,32 +130,50 @@ pub(super) struct Unit<'a> {
 }
 
 /// The working memory and place of a unit.
-struct Work<'a> {
-    task: &'a Task<'a>,
-    kv_head: usize,
+pub(super) struct Work<'a> {
+    pub(super) task: &'a Task<'a>,
+    pub(super) kv_head: usize,
     /// First pair.
-    first: usize,
+    pub(super) first: usize,
     /// Pairs.
-    count: usize,
+    pub(super) count: usize,
     /// `[ROWS][WEIGHTS]` scores, then weights.
-    weights: *mut f32,
+    pub(super) weights: *mut f32,
     /// `[ROWS][padded]` queries, side by side for the same reason as [`WEIGHTS`].
-    queries: *mut f32,
+    pub(super) queries: *mut f32,
     /// `[ROWS][padded_value]` results of the page and of all pages so far.
-    page_out: *mut f32,
+    pub(super) page_out: *mut f32,
     all_out: *mut f32,
     /// `[dim][16]` keys, widened.
-    keys: *mut f32,
+    pub(super) keys: *mut f32,
     /// `[RUN][padded_value]` values, widened.
-    values: *mut f32,
+    pub(super) values: *mut f32,
+    pub(super) beyond: Beyond,
     /// Width of a key, rounded up to whole vectors.
-    padded: usize,
-    /// Maximum and sum of all pages so far.
+    pub(super) padded: usize,
+    /// Of all parts so far, and of the current one.
+    so_far: Sums,
+    part: Sums,
+}
+
+/// Maximum and sum of each pair.
+struct Sums {
     maximum: [f32; ROWS],
     sum: [f32; ROWS],
-    /// The same of the current page.
-    page_maximum: [f32; ROWS],
-    page_sum: [f32; ROWS],
+}
+
+impl Sums {
+    const NONE: Self = Self { maximum: [0.0; ROWS], sum: [0.0; ROWS] };
+}
+
+/// What sparse attention needs besides.
+pub(super) struct Beyond {
+    /// `[dim][16]` queries of one head at sixteen positions.
+    pub(super) turned: *mut f32,
+    /// `[dim][16]` keys from sixteen places, as they are stored.
+    pub(super) gathered: *mut u16,
+    /// Whether a pair sees anything beyond its window.
+    pub(super) seen: [bool; ROWS],
 }
 
 impl Kernel for Unit<'_> {
@@ -166,6 +195,8 @@ impl Kernel for Unit<'_> {
             let page_out = queries.add(ROWS * padded);
             let all_out = page_out.add(ROWS * padded);
             let keys = all_out.add(ROWS * padded);
+            let values = keys.add(task.shape.head_dim * LANES);
+            let turned = values.add(RUN * padded);
             let mut work = Work {
                 task,
                 kv_head: unit % task.shape.kv_heads,
@@ -176,16 +207,22 @@ impl Kernel for Unit<'_> {
                 page_out,
                 all_out,
                 keys,
-                values: keys.add(task.shape.head_dim * LANES),
+                values,
+                beyond: Beyond {
+                    turned,
+                    gathered: turned.add(task.shape.head_dim * LANES).cast(),
+                    seen: [false; ROWS],
+                },
                 padded,
-                maximum: [0.0; ROWS],
-                sum: [0.0; ROWS],
-                page_maximum: [0.0; ROWS],
-                page_sum: [0.0; ROWS],
+                so_far: Sums::NONE,
+                part: Sums::NONE,
             };
             for row in 0..work.count {
                 let q = task.q.add(task.place(work.kv_head, first + row) * task.shape.head_dim);
                 q.copy_to_nonoverlapping(queries.add(row * padded), task.shape.head_dim);
+            }
+            if let Some(far) = task.far {
+                work.far::<S>(far);
             }
             let seen = work.union(0, work.count);
             for page in seen.start / PAGE..seen.end.div_ceil(PAGE) {
@@ -198,13 +235,13 @@ impl Kernel for Unit<'_> {
 
 impl Work<'_> {
     /// Pairs per register tile.
-    const fn tile<S: Simd>() -> usize {
+    pub(super) const fn tile<S: Simd>() -> usize {
         if S::TILE >= 8 { 4 } else { 2 }
     }
 
     /// Width of a value, rounded up to whole vectors.
     #[inline(always)]
-    fn padded_value(&self) -> usize {
+    pub(super) fn padded_value(&self) -> usize {
         self.task.shape.value_dim().next_multiple_of(LANES)
     }
 
@@ -241,9 +278,7 @@ impl Work<'_> {
             }
             for row in 0..self.count {
                 self.weigh::<S>(row, base, seen.clone());
-                for d in (0..self.padded_value()).step_by(LANES) {
-                    S::store(self.page_out.add(row * self.padded_value() + d), S::splat(0.0));
-                }
+                self.clear::<S>(row);
             }
             let mut at = seen.start;
             while at < seen.end {
@@ -256,15 +291,29 @@ impl Work<'_> {
                     if stored {
                         self.mix_run::<S, Stored>(values, dim, run.clone(), base);
                     } else {
-                        self.widen_values::<S>(values, run.len());
+                        for j in 0..run.len() {
+                            self.widen_value::<S>(values.add(j * dim), j);
+                        }
                         self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                     }
                 }
                 at = run.end;
             }
             for row in 0..self.count {
-                self.combine::<S>(row, base);
+                let visible = self.task.visible(self.first + row);
+                if !inside(&visible, base).is_empty() {
+                    self.combine::<S>(row, visible.start >= base && !self.beyond.seen[row]);
+                }
             }
+        }
+    }
+
+    /// Begins the result of a part for a pair.
+    #[inline(always)]
+    pub(super) unsafe fn clear<S: Simd>(&self, row: usize) {
+        for d in (0..self.padded_value()).step_by(LANES) {
+            // SAFETY: as in `page`.
+            unsafe { S::store(self.page_out.add(row * self.padded_value() + d), S::splat(0.0)) };
         }
     }
 
@@ -303,6 +352,18 @@ impl Work<'_> {
             return;
         }
         // SAFETY: as in `page`.
+        unsafe { self.score_rows::<S, K, R>(keys, group * LANES, row) }
+    }
+
+    /// q.k of R pairs from `row` on with 16 keys, to place `at` of their scores.
+    #[inline(always)]
+    pub(super) unsafe fn score_rows<S: Simd, K: Source, const R: usize>(
+        &self,
+        keys: *const K::Value,
+        at: usize,
+        row: usize,
+    ) {
+        // SAFETY: as in `page`.
         unsafe {
             let mut q = [self.queries.cast_const(); R];
             for (r, q) in q.iter_mut().enumerate() {
@@ -310,7 +371,7 @@ impl Work<'_> {
             }
             let scores = scores::<S, K, R>(keys, self.task.shape.head_dim, &q);
             for (r, scores) in scores.into_iter().enumerate() {
-                S::store(self.weights.add((row + r) * WEIGHTS + group * LANES), scores);
+                S::store(self.weights.add((row + r) * WEIGHTS + at), scores);
             }
         }
     }
@@ -333,10 +394,7 @@ impl Work<'_> {
             let mut maximum = hidden;
             for group in groups.clone() {
                 let at = group * LANES;
-                let mut s = S::mul(S::load(weights.add(at)), S::splat(self.task.scale));
-                if let Some(cap) = self.task.softcap {
-                    s = S::mul(math::tanh_lanes::<S>(S::div(s, S::splat(cap))), S::splat(cap));
-                }
+                let mut s = self.scaled::<S>(weights.add(at));
                 if at < own.start || at + LANES > own.end {
                     s = S::select_below(own.end.saturating_sub(at), s, hidden);
                     s = S::select_below(own.start.saturating_sub(at), hidden, s);
@@ -344,7 +402,29 @@ impl Work<'_> {
                 maximum = S::max(maximum, s);
                 S::store(weights.add(at), s);
             }
-            let maximum = S::max_lane(maximum);
+            self.exponentials::<S>(row, groups, S::max_lane(maximum));
+        }
+    }
+
+    /// Sixteen scores, scaled and capped.
+    #[inline(always)]
+    pub(super) unsafe fn scaled<S: Simd>(&self, scores: *const f32) -> S::F {
+        // SAFETY: as in `page`.
+        unsafe {
+            let s = S::mul(S::load(scores), S::splat(self.task.curve.scale));
+            match self.task.curve.softcap {
+                Some(cap) => S::mul(math::tanh_lanes::<S>(S::div(s, S::splat(cap))), S::splat(cap)),
+                None => s,
+            }
+        }
+    }
+
+    /// Turns scaled scores into weights; sets maximum and sum.
+    #[inline(always)]
+    pub(super) unsafe fn exponentials<S: Simd>(&mut self, row: usize, groups: Range<usize>, maximum: f32) {
+        // SAFETY: as in `page`.
+        unsafe {
+            let weights = self.weights.add(row * WEIGHTS);
             let mut sums = S::splat(0.0);
             for group in groups {
                 let s = S::load(weights.add(group * LANES));
@@ -352,55 +432,8 @@ impl Work<'_> {
                 sums = S::add(sums, p);
                 S::store(weights.add(group * LANES), p);
             }
-            self.page_maximum[row] = maximum;
-            self.page_sum[row] = S::sum_tree(sums);
-        }
-    }
-
-    /// Widens `count` rows of values; the padding of a row becomes 0.
-    #[inline(always)]
-    unsafe fn widen_values<S: Simd>(&self, values: *const u16, count: usize) {
-        let dim = self.task.shape.head_dim;
-        let whole = dim / LANES * LANES;
-        // SAFETY: as in `page`; vectors are read only where 16 values of the row follow.
-        unsafe {
-            for j in 0..count {
-                let (from, to) = (values.add(j * dim), self.values.add(j * self.padded_value()));
-                for d in (0..whole).step_by(LANES) {
-                    S::store(to.add(d), S::load_f16(from.add(d)));
-                }
-                for d in whole..self.padded_value() {
-                    *to.add(d) = if d < dim { f16::from_bits(*from.add(d)).to_f32() } else { 0.0 };
-                }
-            }
-        }
-    }
-
-    /// Widens the ends of the keys of positions `run`, sixteen of which lie side by side; the padding of a row becomes 0.
-    #[inline(always)]
-    unsafe fn turn_values<S: Simd>(&self, keys: *const u16, run: Range<usize>) {
-        let (dim, values) = (self.task.shape.head_dim, self.task.shape.value_dim());
-        // SAFETY: as in `page`; a group of keys is there whole, whether its positions are written or not.
-        unsafe {
-            for group in run.start / LANES..run.end.div_ceil(LANES) {
-                let lanes = run.start.max(group * LANES)..run.end.min((group + 1) * LANES);
-                let to = |position: usize, d: usize| {
-                    self.values.add((position - run.start) * self.padded_value() + d)
-                };
-                for d in 0..values {
-                    let mut column = [0.0f32; LANES];
-                    let from = keys.add((group * dim + dim - values + d) * LANES);
-                    S::store(column.as_mut_ptr(), S::load_f16(from));
-                    for position in lanes.clone() {
-                        *to(position, d) = column[position % LANES];
-                    }
-                }
-                for position in lanes {
-                    for d in values..self.padded_value() {
-                        *to(position, d) = 0.0;
-                    }
-                }
-            }
+            self.part.maximum[row] = maximum;
+            self.part.sum[row] = S::sum_tree(sums);
         }
     }
 
@@ -449,47 +482,57 @@ impl Work<'_> {
         // SAFETY: as in `page`.
         unsafe {
             let values = values.add((from - run.start) * stride);
+            self.mix_rows::<S, V, R>((values, stride), from..to, row);
+        }
+    }
+
+    /// Adds values, which are a distance apart, with the weights at `places` to the results of R pairs from `row` on.
+    #[inline(always)]
+    pub(super) unsafe fn mix_rows<S: Simd, V: Source, const R: usize>(
+        &self,
+        (values, stride): (*const V::Value, usize),
+        places: Range<usize>,
+        row: usize,
+    ) {
+        let count = places.len();
+        // SAFETY: as in `page`.
+        unsafe {
             let mut p = [self.weights.cast_const(); R];
             let mut o = [self.page_out; R];
             for r in 0..R {
-                p[r] = p[r].add((row + r) * WEIGHTS + from);
+                p[r] = p[r].add((row + r) * WEIGHTS + places.start);
                 o[r] = o[r].add((row + r) * self.padded_value());
             }
             let mut d = 0;
             if S::TILE >= 8 {
                 while d + 4 * LANES <= self.padded_value() {
-                    mix::<S, V, R, 4>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                    mix::<S, V, R, 4>(values.add(d), stride, count, &p, &shifted(&o, d));
                     d += 4 * LANES;
                 }
             }
             while d + 2 * LANES <= self.padded_value() {
-                mix::<S, V, R, 2>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                mix::<S, V, R, 2>(values.add(d), stride, count, &p, &shifted(&o, d));
                 d += 2 * LANES;
             }
             if d < self.padded_value() {
-                mix::<S, V, R, 1>(values.add(d), stride, to - from, &p, &shifted(&o, d));
+                mix::<S, V, R, 1>(values.add(d), stride, count, &p, &shifted(&o, d));
             }
         }
     }
 
-    /// Joins the page's result of a pair with those before it.
+    /// Joins the page's result of a pair with those before it, if it is not the first.
     #[inline(always)]
-    unsafe fn combine<S: Simd>(&mut self, row: usize, base: usize) {
-        let visible = self.task.visible(self.first + row);
-        if inside(&visible, base).is_empty() {
-            return;
-        }
-        let (m, l) = (self.page_maximum[row], self.page_sum[row]);
-        let is_first = visible.start >= base;
+    pub(super) unsafe fn combine<S: Simd>(&mut self, row: usize, is_first: bool) {
+        let (m, l) = (self.part.maximum[row], self.part.sum[row]);
         let (mut a, mut b) = (0.0, 1.0);
         if is_first {
-            (self.maximum[row], self.sum[row]) = (m, l);
+            (self.so_far.maximum[row], self.so_far.sum[row]) = (m, l);
         } else {
-            let before = self.maximum[row];
+            let before = self.so_far.maximum[row];
             let joint = if before > m { before } else { m };
             (a, b) = (math::exp_f32(before - joint), math::exp_f32(m - joint));
-            self.maximum[row] = joint;
-            self.sum[row] = self.sum[row] * a + l * b;
+            self.so_far.maximum[row] = joint;
+            self.so_far.sum[row] = self.so_far.sum[row] * a + l * b;
         }
         // SAFETY: as in `page`.
         unsafe {
@@ -509,10 +552,10 @@ impl Work<'_> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self) {
         for row in 0..self.count {
-            let (mut sum, mut factor) = (self.sum[row], None);
+            let (mut sum, mut factor) = (self.so_far.sum[row], None);
             if let Some(sinks) = self.task.sinks {
                 let sink = sinks[self.task.head(self.kv_head, self.first + row)];
-                let before = self.maximum[row];
+                let before = self.so_far.maximum[row];
                 let joint = if before > sink { before } else { sink };
                 let a = math::exp_f32(before - joint);
                 (sum, factor) = (sum * a + math::exp_f32(sink - joint), Some(a));

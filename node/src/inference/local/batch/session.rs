@@ -6,6 +6,7 @@
 use std::time::Instant;
 
 use api::inference::{Done, Event, Failure, Finish, Report, TokenLogprobs, Usage};
+use scheduler::AttentionKind;
 use shard::{
     sample::{Logprob, Sampler},
     state::{PrefixCache, SessionState},
@@ -61,7 +62,7 @@ impl<'m> Session<'m> {
         let sampler = Sampler::new(ask.sampling.clone(), ask.seed, blueprint.vocab)?;
         let stops = StopStrings::new(ask.stop.clone())?;
         // What is shown is told while it is computed, whatever was kept.
-        let kept = if ask.echo.is_some() { None } else { kept.take(&ask.prompt) };
+        let kept = if ask.echo.is_some() { None } else { kept.take(AttentionKind::Dense, &ask.prompt) };
         let state = kept.unwrap_or_else(|| model.executor.new_state());
         let mut ids = std::mem::take(&mut ask.prompt);
         ids.reserve(room);
