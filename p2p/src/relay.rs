@@ -12,7 +12,7 @@
 //! And one thing is withheld: it is not told of connections that are themselves relayed, so that a circuit never runs through
 //! two relays. It gives such connections a handler that takes no events and counts them all the same (libp2p-relay 0.22).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::task::{Context, Poll};
 
 use libp2p::core::transport::PortUse;
@@ -20,8 +20,8 @@ use libp2p::core::{Endpoint, Multiaddr};
 use libp2p::swarm::behaviour::ConnectionEstablished;
 use libp2p::swarm::derive_prelude::Either;
 use libp2p::swarm::{
-    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, NotifyHandler, THandler,
-    THandlerInEvent, THandlerOutEvent, ToSwarm,
+    ConnectionClosed, ConnectionDenied, ConnectionId, FromSwarm, NetworkBehaviour, THandler, THandlerInEvent,
+    THandlerOutEvent, ToSwarm,
 };
 use libp2p::{PeerId, relay};
 use scheduler::governor::{Holder, Resource};
@@ -39,7 +39,6 @@ impl<L, R> First for Either<L, R> {
 }
 
 type FromHandler = <THandlerOutEvent<relay::Behaviour> as First>::Kind;
-type ToHandler = <THandlerInEvent<relay::Behaviour> as First>::Kind;
 
 /// Requests of a connection whose peer has not introduced itself; more are dropped.
 const MAX_HELD: usize = 2;
@@ -62,17 +61,15 @@ pub(crate) struct Relay {
     governor: Governor,
     offered: bool,
     known: HashMap<ConnectionId, Known>,
-    /// Connections whose handlers are to be told what is offered; drained whenever the swarm polls.
-    telling: VecDeque<(PeerId, ConnectionId)>,
 }
 
 impl Relay {
     /// A relay run by `me` within the limits of `config` and `governor`. It offers nothing yet.
     pub fn new(me: PeerId, config: relay::Config, governor: Governor) -> Self {
         let mut inner = relay::Behaviour::new(me, config);
-        // A new connection begins without the protocol, whatever addresses are believed in.
+        // Whatever addresses are believed in.
         inner.set_status(Some(relay::Status::Disable));
-        Self { inner, governor, offered: false, known: HashMap::new(), telling: VecDeque::new() }
+        Self { inner, governor, offered: false, known: HashMap::new() }
     }
 
     /// The peer at the other end has said that it is of this swarm.
@@ -90,12 +87,14 @@ impl Relay {
         }
     }
 
-    /// Whether members may be reached through this node from now on. Circuits that there are stay.
-    pub fn offer(&mut self, offered: bool) {
-        if self.offered != offered {
-            self.offered = offered;
-            self.telling.extend(self.known.iter().map(|(connection, known)| (known.peer, *connection)));
+    /// Whether members may be reached through this node from now on. Circuits that there are stay. Returns whether that changed.
+    pub fn offer(&mut self, offered: bool) -> bool {
+        let changed = std::mem::replace(&mut self.offered, offered) != offered;
+        if changed {
+            let status = if offered { relay::Status::Enable } else { relay::Status::Disable };
+            self.inner.set_status(Some(status));
         }
+        changed
     }
 
     /// Whether what a handler tells is passed on: a request is, where there is room for what it asks.
@@ -168,9 +167,6 @@ impl NetworkBehaviour for Relay {
                 let (held, circuits) = (Vec::new(), Vec::new());
                 let known = Known { peer: *peer_id, member: false, held, reservation: None, circuits };
                 self.known.insert(*connection_id, known);
-                if self.offered {
-                    self.telling.push_back((*peer_id, *connection_id));
-                }
             }
             FromSwarm::ConnectionClosed(ConnectionClosed { connection_id, .. }) => {
                 self.known.remove(connection_id);
@@ -203,14 +199,6 @@ impl NetworkBehaviour for Relay {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ToSwarm<Self::ToSwarm, THandlerInEvent<Self>>> {
-        while let Some((peer_id, connection)) = self.telling.pop_front() {
-            if self.known.contains_key(&connection) {
-                let status = if self.offered { relay::Status::Enable } else { relay::Status::Disable };
-                let event = Either::Left(ToHandler::SetStatus { status });
-                let handler = NotifyHandler::One(connection);
-                return Poll::Ready(ToSwarm::NotifyHandler { peer_id, handler, event });
-            }
-        }
         self.inner.poll(cx)
     }
 }

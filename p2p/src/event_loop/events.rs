@@ -122,6 +122,7 @@ impl EventLoop {
             served: None,
             probed: None,
             relays: false,
+            tried: None,
             missed: HashMap::new(),
             forwarder: Forwarder::new(now),
             deaf_until: None,
@@ -370,7 +371,7 @@ impl EventLoop {
         }
         met.agent = agent.chars().filter(|c| !c.is_control()).take(64).collect();
         let relays = info.protocols.contains(&relay::HOP_PROTOCOL_NAME);
-        let begins = relays && !std::mem::replace(&mut met.relays, relays);
+        let begins = !std::mem::replace(&mut met.relays, relays) && relays;
         let fresh = met.told.is_none();
         if met.told != Some(path) {
             met.told = Some(path);

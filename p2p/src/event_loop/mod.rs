@@ -85,6 +85,8 @@ struct Met {
     probed: Option<Instant>,
     /// Whether it relays for others.
     relays: bool,
+    /// When it was last asked to without having said so.
+    tried: Option<Instant>,
     /// Pings unanswered in a row on each connection; one may be dead while another lives.
     missed: HashMap<ConnectionId, u32>,
     forwarder: Forwarder,

@@ -85,6 +85,7 @@ impl Way {
             return;
         }
         let by = path::prefix(remote, remote);
+        tracing::debug!(%remote, %local, strange, "came by itself");
         let (quic, six, port) = socket(local);
         let asked = self.probing.as_ref().filter(|(_, since)| now.saturating_duration_since(*since) < PROBE);
         let reached: Vec<Multiaddr> = self

@@ -45,6 +45,8 @@ const CROWDED_QUARTERS: usize = 3;
 const SETTLED: Duration = Duration::from_secs(60);
 /// Relays used at once when this node cannot be reached directly: one may go.
 const MAX_RELAYS: usize = 2;
+/// How often a peer that does not say that it relays is asked to.
+const TRY_EVERY: Duration = Duration::from_secs(30);
 /// Failures in a row after which another relay is used, where there is one: some four seconds.
 const MAX_FAILURES: u32 = 3;
 /// How long goodbyes may take.
@@ -212,31 +214,44 @@ impl EventLoop {
         self.seek_relays(now);
     }
 
-    /// A node that is hidden listens through [`MAX_RELAYS`] peers that relay, of as many networks as there are: one may go. One
-    /// that does not answer makes room for another.
+    /// A node that is hidden listens through [`MAX_RELAYS`] peers, of as many networks as there are: one may go. One that does not
+    /// answer makes room for another. Those that say that they relay come first. A peer that begins to relay when it is connected
+    /// already says so minutes later, so the others are tried too.
     fn seek_relays(&mut self, now: Instant) {
         if self.way.told != Reachability::Private {
             return;
         }
+        let relays = |peer: PeerId| self.met.get(&peer).is_some_and(|met| met.relays);
+        let failed = |r: &Reservation| {
+            let patience = if relay_of(&r.address).is_some_and(relays) { MAX_FAILURES } else { 1 };
+            !r.named && r.listener.is_none() && r.failures >= patience
+        };
+        let lost: Vec<Multiaddr> =
+            self.reservations.iter().filter(|r| failed(r)).map(|r| r.address.clone()).collect();
+        let room = MAX_RELAYS.saturating_sub(self.reservations.len() - lost.len());
         let reserved = |peer: &PeerId| self.reservations.iter().any(|r| relay_of(&r.address) == Some(*peer));
         let prefix = |node| self.governor.holder(node).prefix;
         let networks: Vec<_> =
             self.met.iter().filter(|(peer, _)| reserved(peer)).map(|(_, met)| prefix(met.node)).collect();
-        let mut found: Vec<(bool, PeerId, Multiaddr)> = self
+        let due = |met: &Met| {
+            met.relays || met.tried.is_none_or(|tried| now.saturating_duration_since(tried) > TRY_EVERY)
+        };
+        let mut found: Vec<((bool, bool, PeerId), Multiaddr)> = self
             .met
             .iter()
-            .filter(|(peer, met)| met.relays && !reserved(peer))
+            .filter(|(peer, met)| met.told == Some(Path::Direct) && due(met) && !reserved(peer))
             .filter_map(|(peer, met)| {
                 let known = self.book.addresses(peer).iter().find(|a| path::of_address(a) == Path::Direct)?;
-                Some((networks.contains(&prefix(met.node)), *peer, known.clone()))
+                Some(((!met.relays, networks.contains(&prefix(met.node)), *peer), known.clone()))
             })
             .collect();
-        found.sort_by_key(|(near, peer, _)| (*near, *peer));
-        for (_, peer, address) in found {
-            let failed = |r: &Reservation| !r.named && r.listener.is_none() && r.failures >= MAX_FAILURES;
-            if self.reservations.len() >= MAX_RELAYS {
-                let Some(at) = self.reservations.iter().position(failed) else { return };
-                self.reservations.swap_remove(at);
+        found.sort();
+        found.truncate(room);
+        let gone = lost.len().min(found.len());
+        self.reservations.retain(|r| !lost[..gone].contains(&r.address));
+        for ((_, _, peer), address) in found {
+            if let Some(met) = self.met.get_mut(&peer) {
+                met.tried = Some(now);
             }
             self.reserve(address.with(Protocol::P2p(peer)).with(Protocol::P2pCircuit), false, now);
         }
@@ -269,8 +284,9 @@ impl EventLoop {
             }
         }
         let standing = self.way.standing(now);
-        if let Some(relay) = self.swarm.behaviour_mut().relay.as_mut() {
-            relay.offer(standing == Standing::Confirmed);
+        let relay = self.swarm.behaviour_mut().relay.as_mut();
+        if relay.is_some_and(|relay| relay.offer(standing == Standing::Confirmed)) {
+            tracing::info!(?standing, "whether this node relays has changed");
         }
         // A swarm of one host has no outside.
         if self.local.loopback_only {
