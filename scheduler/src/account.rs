@@ -44,7 +44,8 @@ pub struct Work {
     pub session: SessionId,
     /// Which of the stage's chains in it.
     pub grant: u64,
-    /// What the layers run take, in thousandths of the model's mean layer ([`LayerCosts::weight`]).
+    /// What the layers run take, in thousandths of the model's mean layer
+    /// ([`LayerCosts::weight`](crate::layer_cost::LayerCosts::weight)).
     pub milli_layers: u64,
     /// Positions of prompts.
     pub prefill_tokens: u32,
