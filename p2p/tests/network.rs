@@ -210,6 +210,8 @@ async fn a_peer_of_an_older_version_is_refused_by_name() {
             if !refused.is_empty() {
                 return (said, refused);
             }
+            // Dials are limited: those of a moment ago are forgotten soon.
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
     let (said, refused) = tokio::time::timeout(PATIENCE, refused).await.expect("it introduces itself");
