@@ -201,8 +201,7 @@ impl Splitter {
             return true;
         }
         let begins = |mark: &str| self.held.starts_with(mark) || mark.starts_with(self.held.as_str());
-        let may_be = self.held.len() <= MAX_HEADER_BYTES
-            && (begins(CHANNEL) || begins("<|start|>") || MESSAGE_ENDS.iter().any(|mark| begins(mark)));
+        let may_be = self.held.len() <= MAX_HEADER_BYTES && MESSAGE_ENDS.iter().any(|mark| begins(mark));
         if !may_be {
             self.state = State::Message(Body::Text);
         }

@@ -335,6 +335,7 @@ export class Chat {
     this.setBusy(true);
     const growing = new Growing(text);
     let drawn = true;
+    let thoughtLength = 0;
     const show = () => {
       drawn = true;
       growing.update(turn.content);
@@ -355,9 +356,10 @@ export class Chat {
           answering.firstAt ||= performance.now();
           thinking.hidden = false;
           thought.append(reasoning);
+          thoughtLength += reasoning.length;
           this.follow();
           this.course();
-          if (thought.textContent.length > MAX_ANSWER) controller.abort();
+          if (thoughtLength > MAX_ANSWER) controller.abort();
         }
         if (typeof piece !== 'string' || piece === '') continue;
         answering.tokens += 1;

@@ -50,8 +50,6 @@ pub(super) struct Drafts {
     confirmed: u32,
     /// Second answers for tentative rows that were others than the first: whose, and from which position on.
     rivals: Vec<(LayerRange, NodeId, u32)>,
-    /// What came of drafts so far.
-    pub(super) tally: Tally,
 }
 
 impl Drafts {
@@ -80,9 +78,14 @@ impl Drafts {
         self.drafting.tokens()
     }
 
+    /// What came of drafts so far.
+    pub(super) fn tally(&self) -> &Tally {
+        self.drafting.tally()
+    }
+
     /// Whether any step had one.
     pub(super) fn used(&self) -> bool {
-        self.tally.all().0 > 0
+        self.tally().all().0 > 0
     }
 
     /// Positions below this are confirmed, though their tokens may not have been said yet.
@@ -109,7 +112,6 @@ impl Drafts {
         if ms.is_some() {
             self.drafting.count(right + 1);
         }
-        self.tally.clone_from(self.drafting.tally());
         let rivals = std::mem::take(&mut self.rivals).into_iter();
         rivals.filter(|rival| rival.2 < confirmed).map(|(layers, node, _)| (layers, node)).collect()
     }
@@ -268,17 +270,17 @@ mod tests {
         let mut drafts = new("auto");
         let passes = answer(&mut drafts, &repeats, 300.0, 4.0);
         assert!(passes < 50, "{passes} passes");
-        let (proposed, right) = drafts.tally.all();
-        assert_eq!((drafts.tally.passes, drafts.tally.tokens), (passes, 192));
+        let (proposed, right) = drafts.tally().all();
+        assert_eq!((drafts.tally().passes, drafts.tally().tokens), (passes, 192));
         assert!(right > proposed * 9 / 10, "{right} of {proposed}");
-        assert!(drafts.tally.kinds().all(|(kind, ..)| kind == DraftedBy::Lookup));
+        assert!(drafts.tally().kinds().all(|(kind, ..)| kind == DraftedBy::Lookup));
         assert_eq!(answer(&mut new("off"), &repeats, 300.0, 4.0), 192);
         assert_eq!(answer(&mut new("grammar"), &repeats, 300.0, 4.0), 192);
         let mut rng = Rng::new(5);
         let noise: Vec<u32> = (0..300).map(|_| rng.below(12) as u32).collect();
         let mut drafts = new("lookup");
         answer(&mut drafts, &noise, 30.0, 12.0);
-        assert!(drafts.tally.all().0 < 40, "{:?}", drafts.tally);
+        assert!(drafts.tally().all().0 < 40, "{:?}", drafts.tally());
     }
 
     #[test]
@@ -291,7 +293,7 @@ mod tests {
         assert_eq!(drafts.tokens()[..5], [5, 6, 7, 8, 9]);
         drafts.drawn(step(12, 5, 3));
         assert_eq!(
-            drafts.tally.kinds().collect::<Vec<_>>(),
+            drafts.tally().kinds().collect::<Vec<_>>(),
             [(DraftedBy::Lookup, 2, 0), (DraftedBy::Grammar, 3, 3)]
         );
     }

@@ -275,7 +275,7 @@ impl RequestDriver {
     async fn finish(&mut self) {
         let session = self.state.place();
         self.state.drafts.remember(&self.state.tokens);
-        self.state.report.drafts = self.state.drafts.tally.clone();
+        self.state.report.drafts = self.state.drafts.tally().clone();
         let worker = self.state.means.worker.borrow().clone();
         self.state.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         let keep = self.state.remember();

@@ -15,7 +15,7 @@ use super::{
     Finished, dials,
     estimate::stage,
     params::{Trouble, encode, only_here, sampling, trusted},
-    report::{done, noticed, prediction, tell_prompt},
+    report::{done, logprobs, noticed, prediction, tell_prompt},
     route::{ConductorQuestion, NoWay, RouteQuestion, Routed},
 };
 use crate::{
@@ -24,8 +24,8 @@ use crate::{
     daemon::serve::Local,
     drafting::ROW_SHARE,
     events::{
-        Logprobs, OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind,
-        RouteEvent, Token,
+        OwnRoute, PlanReport, PromptEvent, PromptInput, PromptReport, PromptRequest, RefusalKind, RouteEvent,
+        Token,
     },
     feedback::{FeedbackQueue, Waiting},
     request::{
@@ -481,9 +481,7 @@ impl PromptTask {
                     }
                     self.lessons.advanced();
                     text.push_str(&piece);
-                    let top = top.into_iter().map(|top| (top.id, top.logprob, top.bytes));
-                    let logprobs =
-                        logprob.map(|logprob| Logprobs { logprob, bytes, top_logprobs: top.collect() });
+                    let logprobs = logprobs(logprob, bytes, top);
                     PromptEvent::Token(Token { id, text: piece, logprobs })
                 }
                 Progress::Pace { stage_ms } => PromptEvent::Pace { stage_ms },

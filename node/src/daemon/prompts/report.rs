@@ -23,21 +23,23 @@ use crate::{
         PromptEvent, PromptReport, PromptToken, StageReport, Stall, Timing, Way,
     },
     request::Report,
-    rounding, worker,
+    rounding,
+    worker::{self, Top},
 };
 
 /// Tokens of a prompt told at once.
 const PROMPT_TOKENS: usize = 64;
 
+/// Log-probabilities of a token and of the likeliest in its place, where there are any.
+pub(super) fn logprobs(logprob: Option<f32>, bytes: Vec<u8>, top: Vec<Top>) -> Option<Logprobs> {
+    let top = top.into_iter().map(|top| (top.id, top.logprob, top.bytes));
+    logprob.map(|logprob| Logprobs { logprob, bytes, top_logprobs: top.collect() })
+}
+
 /// Tells the tokens of a prompt, a few at a time; false when the client has gone.
 pub(super) async fn tell_prompt(prompt: Vec<worker::PromptToken>, lines: &mpsc::Sender<PromptEvent>) -> bool {
     let token = |token: &worker::PromptToken| {
-        let top = token.top.iter().map(|top| (top.id, top.logprob, top.bytes.clone()));
-        let logprobs = token.logprob.map(|logprob| Logprobs {
-            logprob,
-            bytes: token.bytes.clone(),
-            top_logprobs: top.collect(),
-        });
+        let logprobs = logprobs(token.logprob, token.bytes.clone(), token.top.clone());
         PromptToken { id: token.id, bytes: token.bytes.clone(), logprobs }
     };
     for tokens in prompt.chunks(PROMPT_TOKENS) {
