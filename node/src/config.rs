@@ -44,8 +44,21 @@ const ALIKE: f64 = 0.7;
 const NO_FILE: &str = "none";
 
 /// Keys outside of tables: flags that many commands share, and those of the program itself.
-const SHARED: &[&str] =
-    &["home", "model", "threads", "ctx", "isa", "device", "no_pin", "log", "log_format", "otlp"];
+const SHARED: &[&str] = &[
+    "home",
+    "model",
+    "threads",
+    "ctx",
+    "isa",
+    "device",
+    "no_pin",
+    "log",
+    "log_format",
+    "otlp",
+    "catalog",
+    "hf_endpoint",
+    "ollama_registry",
+];
 /// Flags that say something about one call, not about a node.
 const NEVER: &[&str] = &["json", "help", "version", "config"];
 /// A table of the file: its name, the command it is about, and the flags it may hold (all of them when empty).

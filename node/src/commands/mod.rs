@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod bench;
+mod catalog;
 mod chat;
 mod completions;
 mod config;
@@ -9,6 +10,7 @@ mod eval;
 mod inspect;
 mod man;
 mod model;
+mod obtain;
 mod privacy;
 mod pull;
 mod run;

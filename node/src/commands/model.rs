@@ -16,12 +16,15 @@ use crate::{
 };
 
 pub(super) fn run(command: ModelCommand) -> Result<()> {
-    use ModelCommand::{Add, Pull, Rm, Share};
-    if matches!(command, Add { .. } | Pull(_) | Share { .. } | Rm { .. }) {
+    use ModelCommand::{Inspect, List};
+    if !matches!(command, List { .. } | Inspect { .. }) {
         private_folder::prepare(&library::home()?)?;
     }
     match command {
         ModelCommand::List { json } => list(json),
+        ModelCommand::Search { words, sources, json } => super::catalog::search(&words, &sources, json),
+        ModelCommand::Find { link, name, json } => super::catalog::find(link.as_deref(), name, json),
+        ModelCommand::Catalog(command) => super::catalog::run(command),
         ModelCommand::Add { file, name, json } => add(&file, name, json),
         ModelCommand::Pull(args) => super::pull::run(args),
         ModelCommand::Share { model, name, off, json } => share(&model, name, off, json),
@@ -81,7 +84,10 @@ fn list(json: bool) -> Result<()> {
 }
 
 /// Hashes a file and puts it on the list; Ctrl-C stops it.
-fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
+///
+/// # Errors
+/// As [`content::register`] says, and those of the engine for a file that this build does not compute.
+pub(super) fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
     let path = fs::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
     let header = Header::of_file(&path)?;
     header.trained()?;
