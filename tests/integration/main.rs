@@ -16,6 +16,7 @@ mod disasters;
 mod drafts;
 mod examples;
 mod failover;
+mod first_model;
 mod guides;
 mod hostile;
 mod joining;

@@ -90,3 +90,13 @@ pub struct ChatArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+impl From<RunArgs> for ChatArgs {
+    /// The same as a conversation.
+    fn from(args: RunArgs) -> Self {
+        let RunArgs {
+            system, engine, attention, wire, sampling, via, route, home, sources, yes, json, ..
+        } = args;
+        Self { system, engine, attention, wire, sampling, via, route, home, sources, yes, json }
+    }
+}

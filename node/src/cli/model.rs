@@ -160,6 +160,9 @@ Example:
         /// The model's name in full [default: the same]
         #[arg(long)]
         title: Option<String>,
+        /// Its weight format, where the one of most bytes misleads
+        #[arg(long)]
+        format: Option<String>,
         /// An address of the file (repeatable)
         #[arg(long, value_name = "URL")]
         mirror: Vec<String>,

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use p2p::{Identity, blob::http::document};
 use serde_json::{Value, json};
 
-use super::swarm::consent;
+use super::{register::register, swarm::consent};
 use crate::{
     Error, Result,
     catalog::{
@@ -34,9 +34,9 @@ pub(super) fn stored() -> Vec<Stored> {
 /// Puts what another program stored on the list; its file stays where it is.
 ///
 /// # Errors
-/// As [`super::model::register`] says.
+/// As [`register`] says.
 pub(super) fn link(stored: &Stored, name: String) -> Result<Entry> {
-    super::model::register(&stored.path, Some(name), false)
+    register(&stored.path, Some(name), false)
 }
 
 /// The catalogs that count, with those that the command line names: their authors are trusted now or before.
@@ -198,15 +198,16 @@ pub(super) fn run(command: CatalogCommand) -> Result<()> {
     let home = library::home()?;
     match command {
         CatalogCommand::List { json } => list(&home, json),
-        CatalogCommand::Add { file, to, key, license, name, title, mirror, called, json } => {
-            let model = measured(&file, name, title, license, mirror)?;
+        CatalogCommand::Add { file, to, key, license, name, title, format, mirror, called, json } => {
+            let mut model = measured(&file, name, title, license, mirror)?;
+            model.format = format.unwrap_or(model.format);
             add(&to, &key, &called, model, json)
         }
         CatalogCommand::Trust { catalog, yes, json } => {
             let text = runtime()?.block_on(text_of(&catalog))?;
-            let Signed { catalog: read, author } = Signed::read(&text)?;
-            let known = catalog::trusts(&home, author)?;
-            let (author, name) = (Signed::read(&text)?.author(), read.name);
+            let read = Signed::read(&text)?;
+            let known = catalog::trusts(&home, read.author)?;
+            let (author, name) = (read.author(), read.catalog.name);
             if !known && !yes {
                 if !consent::can_ask(json) {
                     return Err(Error::usage(format!(

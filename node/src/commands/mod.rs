@@ -13,6 +13,7 @@ mod model;
 mod obtain;
 mod privacy;
 mod pull;
+mod register;
 mod run;
 mod selftest;
 mod serve;
@@ -37,7 +38,10 @@ use shard::sample::SamplingParams;
 /// Runs the command the user typed.
 pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
-        Command::Run(args) => run::run(args),
+        Command::Run(mut args) => match run::begins_a_conversation(&mut args)? {
+            true => chat::run(args.into()),
+            false => run::run(args),
+        },
         Command::Demo(args) => swarm::demo(args),
         Command::Join(args) => swarm::join(*args),
         Command::Up(args) => swarm::up(*args),

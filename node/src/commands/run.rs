@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Error, Result,
     cli::{
-        ChatArgs, RunArgs,
+        RunArgs,
         swarm::{RouteArgs, Via},
     },
     control,
@@ -32,9 +32,6 @@ use crate::{
 
 pub(super) fn run(mut args: RunArgs) -> Result<()> {
     refuse_attention(args.via, args.attention)?;
-    if name_the_model(&mut args)? && args.prompt.is_none() && io::stdin().is_terminal() {
-        return super::chat::run(conversation(args));
-    }
     let prompt = prompt_text(args.prompt.clone())?;
     let home = args.home.path();
     let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
@@ -96,6 +93,11 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
     ended(summary.finish)
 }
 
+/// Whether a model is named and no prompt where a person can type: then they talk. The model is taken for `--model`.
+pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
+    Ok(name_the_model(args)? && args.prompt.is_none() && io::stdin().is_terminal())
+}
+
 /// Takes a model that stands before the prompt, or instead of it, for `--model`; whether there was one.
 fn name_the_model(args: &mut RunArgs) -> Result<bool> {
     let unnamed = args.engine.model == library::DEFAULT_MODEL;
@@ -117,13 +119,6 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
     args.engine.model = first;
     args.prompt = args.second.take();
     Ok(true)
-}
-
-/// The same as a conversation.
-fn conversation(args: RunArgs) -> ChatArgs {
-    let RunArgs { system, engine, attention, wire, sampling, via, route, home, sources, yes, json, .. } =
-        args;
-    ChatArgs { system, engine, attention, wire, sampling, via, route, home, sources, yes, json }
 }
 
 /// Refuses attention that the swarm does not compute where a prompt must go there.
