@@ -11,6 +11,7 @@ mod confined;
 mod consent;
 mod content;
 mod convert;
+mod cuts;
 mod delay;
 mod disasters;
 mod drafts;
