@@ -523,6 +523,7 @@ fn a_code_brings_the_model_and_a_swarm_outlives_its_founder() {
     founder.child.wait().unwrap();
     let second = code(&member);
     assert_ne!(first, second, "it names who can be reached");
+    assert!(first.len() <= 320 && second.len() <= 320, "{} and {} characters", first.len(), second.len());
     let newcomer = Node::start(&home("c"), &[&second]);
     let serving = newcomer.wait_for("serving");
     assert!(!serving["model"]["serving"].as_array().unwrap().is_empty(), "{serving}");

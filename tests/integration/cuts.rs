@@ -17,8 +17,7 @@ use harness::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-const ASK: [&str; 7] =
-    ["-n", "120", "--raw", "--seed=3", "--shadow", "all", "Once upon a time there was a"];
+const ASK: [&str; 7] = ["-n", "120", "--raw", "--seed=3", "--shadow", "all", "Once upon a time there was a"];
 /// Who computes, in the order of the route; 0 is the one that asks.
 const WAYS: [(usize, usize); 6] = [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)];
 

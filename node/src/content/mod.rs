@@ -237,6 +237,11 @@ impl HomeShelf {
         Self { home: home.into(), open: Mutex::default() }
     }
 
+    /// Whether its owner shares the model, by the list as it is now.
+    pub fn is_shared(&self, id: ModelId) -> bool {
+        shared(&self.home).is_ok_and(|shared| shared.iter().any(|(shared, _)| *shared == id))
+    }
+
     fn look_up(&self, id: ModelId) -> Result<Option<Arc<Held>>> {
         let shared = shared(&self.home)?;
         let Some((_, entry)) = shared.into_iter().find(|(shared, _)| *shared == id) else {
