@@ -66,7 +66,11 @@ fn the_modules_pure_part_passes_under_sanitizers() {
     let compiler = std::env::var("CC").unwrap_or("cc".into());
     let mut compile = Command::new(&compiler);
     compile.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"]);
-    compile.arg("-fsanitize=address,undefined").arg("-o").arg(&program).arg(folder().join("tests/core_test.c"));
+    compile
+        .arg("-fsanitize=address,undefined")
+        .arg("-o")
+        .arg(&program)
+        .arg(folder().join("tests/core_test.c"));
     match compile.output() {
         Err(error) if std::env::var_os("SHOAL_REQUIRE_TOOLS").is_none() => {
             eprintln!("skipped: no C compiler ({compiler}: {error})");
