@@ -20,6 +20,7 @@ mod failover;
 mod guides;
 mod hostile;
 mod joining;
+mod kmod;
 mod lab;
 mod models;
 mod operate;
