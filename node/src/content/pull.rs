@@ -20,10 +20,10 @@ use p2p::blob::{
 use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use shard::{executor::Ends, gguf::MAX_HEADER};
+use shard::gguf::MAX_HEADER;
 use tokio::{sync::mpsc, task::spawn_blocking};
 
-use super::{disk_used, folder, hex, is_ours, models_folder};
+use super::{disk_used, folder, hex, is_ours, layer_groups, models_folder};
 use crate::{
     Error, Result,
     header::Header,
@@ -367,15 +367,10 @@ impl Prepared {
 
     /// The groups of the layers asked for: the embedding comes with the first, the head with the last.
     fn layers(&mut self, header: &Header) -> Result<GroupSet> {
-        let count = header.num_layers();
-        self.num_layers = Some(count);
-        let mut wanted = GroupSet::empty(self.file.tree().groups());
-        for layers in &self.ask.layers {
-            let ends = Ends { embedding: layers.start() == 0, head: layers.end() == count };
-            let ranges = header.byte_ranges(*layers, ends).map_err(|e| Error::usage(e.to_string()))?;
-            wanted = wanted.union(&GroupSet::of_bytes(self.entry.bytes, &ranges));
-        }
-        Ok(wanted)
+        self.num_layers = Some(header.num_layers());
+        let groups = layer_groups(header, self.entry.bytes, &self.ask.layers)?;
+        let none = GroupSet::empty(self.file.tree().groups());
+        Ok(groups.iter().fold(none, |wanted, (_, groups)| wanted.union(groups)))
     }
 }
 

@@ -390,9 +390,10 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
             output::json_line(&json!({ "event": "left", "node": format!("{node:?}") }))
         }
         Notice::Fetching(line) if json => output::json_line(line),
-        Notice::Serving(status) if json => {
+        Notice::Serving(status) | Notice::ServingPart(status) if json => {
             let mut line = status.clone();
-            line["event"] = json!("serving");
+            let part = matches!(notice, Notice::ServingPart(_));
+            line["event"] = json!(if part { "serving_part" } else { "serving" });
             line.as_object_mut().map(|line| line.remove("end"));
             output::json_line(&line)
         }
@@ -406,7 +407,7 @@ fn show(notice: &Notice, json: bool) -> Result<()> {
             Ok(())
         }
         Notice::Fetching(line) => fetching(line),
-        Notice::Serving(status) => {
+        Notice::Serving(status) | Notice::ServingPart(status) => {
             let models = status["models"].as_array().into_iter().flatten();
             models.filter(|model| model["called"] == status["arrived"]).try_for_each(serving)
         }
