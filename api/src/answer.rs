@@ -6,7 +6,10 @@
 //!
 //! Choice `i` draws with `seed + i`, so each of them can be had alone. Dropping the [`Answer`] gives everything back.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use futures::{
@@ -23,6 +26,7 @@ use crate::{
         Done, Event, Failure, Finish, Format, GenerateRequest, Generation, Plan, Prompt, PromptToken, Report,
         TokenLogprobs, Usage,
     },
+    keys::{self, Account},
     queue::Place,
     reasoning::{Form, Splitter, Told},
     tools::Offer,
@@ -111,6 +115,7 @@ pub(crate) async fn begin_all(
     n: usize,
 ) -> Result<Answer, ApiError> {
     app.inference.ready()?;
+    keys::admit(app.keys.as_ref())?;
     let choices = requests.len() * n;
     let place = app.queue.enter(choices)?;
     let Some(first) = requests.first() else {
@@ -126,18 +131,22 @@ pub(crate) async fn begin_all(
         },
         ..request.clone()
     };
+    let asked = Instant::now();
     let generation = app.inference.generate(drawn(first, first.seed, 0)).await?;
+    app.counters.waited(asked.elapsed());
     let (id, plan) = (first.id.clone(), generation.plan.clone());
     // The first choice draws the seed for all where none was given.
     let seed = plan.seed;
     let mut all: Vec<BoxStream<'static, (usize, Piece)>> = Vec::with_capacity(choices);
-    all.push(pieces(app, generation, offer, form).map(|piece| (0, piece)).boxed());
+    let account = Arc::new(Account::begin(app.keys.clone(), &plan.model));
+    all.push(pieces(app, generation, offer, form, (asked, account.clone())).map(|piece| (0, piece)).boxed());
     for choice in 1..choices {
         let request = drawn(&requests[choice / n], Some(seed), choice % n);
-        let (app, offer) = (app.clone(), offer.clone());
+        let (app, offer, account) = (app.clone(), offer.clone(), account.clone());
         let begun = stream::once(async move {
+            let asked = Instant::now();
             match app.inference.generate(request).await {
-                Ok(generation) => pieces(&app, generation, &offer, form).boxed(),
+                Ok(generation) => pieces(&app, generation, &offer, form, (asked, account)).boxed(),
                 Err(failure) => stream::iter([Piece::Failed(failure)]).boxed(),
             }
         });
@@ -155,9 +164,18 @@ fn pieces(
     generation: Generation,
     offer: &Offer,
     form: Option<Form>,
+    (asked, account): (Instant, Arc<Account>),
 ) -> impl Stream<Item = Piece> + Send + use<> {
     let counted = app.counters.clone();
-    let events = generation.events.inspect(move |event| counted.event(event));
+    let mut last = None;
+    let events = generation.events.inspect(move |event| {
+        counted.event(event);
+        account.event(event);
+        if matches!(event, Event::Token { .. }) {
+            let now = Instant::now();
+            counted.token(asked, last.replace(now), now);
+        }
+    });
     let parser = Parser::new(offer.names.clone(), generation.plan.seed);
     let parser = parser.expecting(offer.single, offer.forced.is_some());
     let splitter = Splitter::new(form, form.is_some() && generation.plan.reasoning);

@@ -5,7 +5,7 @@
 //! * `Host` must be one of ours ([`Hosts`]), so a name that was rebound to 127.0.0.1 gets nothing;
 //! * `Origin`, where there is one, must be the page's own or one that the operator named (`cors.rs`), and `Sec-Fetch-Site`
 //!   `same-origin` or `none` otherwise;
-//! * every route but the page and `/healthz` wants a secret in a header ([`Access`]), which no other page can know and no
+//! * every route but the page, `/healthz` and `/readyz` wants a secret in a header ([`Access`]), which no other page can know and no
 //!   browser sends by itself: there are no cookies;
 //! * no answer allows an origin that was not named anything, and bodies are JSON by their declared type.
 //!
@@ -33,6 +33,7 @@ use crate::{
     cors::{self, Origins},
     error::{ApiError, Kind},
     fields::{Fields, required},
+    keys::{self, Keys},
     names,
 };
 
@@ -159,11 +160,17 @@ pub(crate) async fn access(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    app.access.check(request.headers())?;
+    let holder = app.access.check(request.headers(), app.keys.as_ref())?;
+    if holder.is_some() && !keys::open_to_holders(request.uri().path()) {
+        return Err(ApiError::new(
+            Kind::Forbidden,
+            "this key may ask for answers, and for nothing else here",
+        ));
+    }
     if app.access.token.is_some() {
         request.extensions_mut().insert(Authorized);
     }
-    Ok(next.run(request).await)
+    Ok(keys::asked_by(holder, next.run(request)).await)
 }
 
 /// The secrets that open the API.
@@ -188,8 +195,9 @@ impl Access {
         ticket
     }
 
-    fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
-        let Some(token) = &self.token else { return Ok(()) };
+    /// Lets the owner in, and the holder of a key: then his name is the result.
+    fn check(&self, headers: &HeaderMap, keys: Option<&Arc<dyn Keys>>) -> Result<Option<String>, ApiError> {
+        let Some(token) = &self.token else { return Ok(None) };
         let refuse = |why: &str| Err(ApiError::new(Kind::Unauthorized, why));
         let bearer = single(headers, "authorization")?;
         let bearer = bearer.and_then(|value| {
@@ -204,7 +212,13 @@ impl Access {
         };
         let tabs = self.tabs.lock().unwrap_or_else(PoisonError::into_inner);
         let tab = tabs.iter().fold(Choice::from(0), |any, tab| any | equal(tab, secret));
-        if (equal(token, secret) | tab).into() { Ok(()) } else { refuse("the token is not the right one") }
+        if (equal(token, secret) | tab).into() {
+            return Ok(None);
+        }
+        match keys.and_then(|keys| keys.holder(secret)) {
+            Some(name) => Ok(Some(name)),
+            None => refuse("the token is not the right one"),
+        }
     }
 
     /// Takes a ticket for a token of the tab that brought it.
@@ -294,7 +308,7 @@ mod tests {
         let with = |value: String| {
             let mut headers = HeaderMap::new();
             headers.insert(axum::http::header::AUTHORIZATION, value.parse().unwrap());
-            access.check(&headers)
+            access.check(&headers, None)
         };
         assert!(with(format!("Bearer {tab}")).is_ok());
         assert!(with("bearer secret".into()).is_ok());
@@ -308,7 +322,7 @@ mod tests {
         ] {
             assert!(with(wrong.to_owned()).is_err(), "{wrong}");
         }
-        assert!(access.check(&HeaderMap::new()).is_err());
+        assert!(access.check(&HeaderMap::new(), None).is_err());
     }
 
     #[test]

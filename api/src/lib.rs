@@ -35,6 +35,8 @@ mod error;
 mod fields;
 mod guard;
 pub mod inference;
+pub mod keys;
+pub mod mcp;
 mod metrics;
 mod names;
 mod ollama;
@@ -71,6 +73,7 @@ pub(crate) struct App {
     pub held: body::Held,
     pub counters: Arc<metrics::Counters>,
     pub aliases: Vec<server::Alias>,
+    pub keys: Option<Arc<dyn keys::Keys>>,
 }
 
 impl App {

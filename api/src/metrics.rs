@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -38,6 +39,43 @@ pub(crate) struct Counters {
     tokens: AtomicU64,
     prompt_tokens: AtomicU64,
     failovers: AtomicU64,
+    first_token: Histogram,
+    gap: Histogram,
+    wait: Histogram,
+}
+
+/// Upper bounds of the buckets of a histogram, in seconds.
+const BOUNDS: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// How long something takes, in buckets.
+#[derive(Debug, Default)]
+struct Histogram {
+    /// How many fell into each bucket, and beyond the last bound.
+    buckets: [AtomicU64; BOUNDS.len() + 1],
+    sum_us: AtomicU64,
+}
+
+impl Histogram {
+    fn saw(&self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        let at = BOUNDS.iter().position(|bound| seconds <= *bound).unwrap_or(BOUNDS.len());
+        add(&self.buckets[at], 1);
+        add(&self.sum_us, time.as_micros() as usize);
+    }
+
+    fn write(&self, name: &str, help: &str, out: &mut String) {
+        let mut below = 0;
+        // Writing to a string does not fail.
+        let _ = writeln!(out, "# HELP shoal_{name} {help}\n# TYPE shoal_{name} histogram");
+        for (at, bucket) in self.buckets.iter().enumerate() {
+            below += bucket.load(Ordering::Relaxed);
+            let bound = BOUNDS.get(at).map_or_else(|| "+Inf".to_owned(), ToString::to_string);
+            let _ = writeln!(out, "shoal_{name}_bucket{{le=\"{bound}\"}} {below}");
+        }
+        let sum = self.sum_us.load(Ordering::Relaxed) as f64 / 1e6;
+        let _ = writeln!(out, "shoal_{name}_sum {sum}\nshoal_{name}_count {below}");
+    }
 }
 
 fn add(counter: &AtomicU64, n: usize) {
@@ -47,6 +85,27 @@ fn add(counter: &AtomicU64, n: usize) {
 impl Counters {
     pub(crate) fn started(&self, n: usize) {
         add(&self.answers, n);
+    }
+
+    /// A request waited so long until it was admitted and routed.
+    pub(crate) fn waited(&self, time: Duration) {
+        self.wait.saw(time);
+    }
+
+    /// A token came `now`, of an answer that was `asked` for then, after the `last` one.
+    pub(crate) fn token(&self, asked: Instant, last: Option<Instant>, now: Instant) {
+        match last {
+            None => self.first_token.saw(now - asked),
+            Some(last) => self.gap.saw(now - last),
+        }
+    }
+
+    fn histograms(&self) -> String {
+        let mut out = String::new();
+        self.first_token.write("first_token_seconds", "From a request to its first token.", &mut out);
+        self.gap.write("token_gap_seconds", "Between two tokens of an answer.", &mut out);
+        self.wait.write("queue_wait_seconds", "From a request until it is admitted and routed.", &mut out);
+        out
     }
 
     pub(crate) fn event(&self, event: &Event) {
@@ -116,7 +175,11 @@ pub(crate) async fn count(State(app): State<Arc<App>>, request: Request, next: N
 pub(crate) async fn get(State(app): State<Arc<App>>) -> Response {
     let mut metrics = app.counters.all(app.queue.in_use());
     metrics.extend(app.inference.metrics());
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text(&metrics)).into_response()
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+        text(&metrics) + &app.counters.histograms(),
+    )
+        .into_response()
 }
 
 fn text(metrics: &[Metric]) -> String {
@@ -139,6 +202,26 @@ fn text(metrics: &[Metric]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn histograms_count_what_is_below_each_bound() {
+        let counters = Counters::default();
+        for time in [1, 3, 3, 60_000] {
+            counters.waited(Duration::from_millis(time));
+        }
+        let text = counters.histograms();
+        for line in [
+            "shoal_queue_wait_seconds_bucket{le=\"0.001\"} 1",
+            "shoal_queue_wait_seconds_bucket{le=\"0.005\"} 3",
+            "shoal_queue_wait_seconds_bucket{le=\"30\"} 3",
+            "shoal_queue_wait_seconds_bucket{le=\"+Inf\"} 4",
+            "shoal_queue_wait_seconds_sum 60.007",
+            "shoal_queue_wait_seconds_count 4",
+            "shoal_token_gap_seconds_count 0",
+        ] {
+            assert!(text.lines().any(|said| said == line), "{line} is not in {text}");
+        }
+    }
 
     #[test]
     fn metrics_are_prometheus_text() {

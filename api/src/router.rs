@@ -14,7 +14,10 @@ use crate::{App, anthropic, error, guard, metrics, ollama, openai, openapi, swar
 
 /// The router over `app`.
 pub(crate) fn router(app: Arc<App>) -> Router {
-    let open = web::routes().route("/healthz", get(health)).route("/session", post(guard::session));
+    let open = web::routes()
+        .route("/healthz", get(health))
+        .route("/readyz", get(readiness))
+        .route("/session", post(guard::session));
     let closed = Router::new()
         .route("/v1/chat/completions", post(openai::chat::post))
         .route("/v1/completions", post(openai::completions::post))
@@ -48,6 +51,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .layer(from_fn(error::dialect))
         .layer(from_fn(web::secure))
         .with_state(app)
+}
+
+/// `GET /readyz`: 200 when prompts can be answered, else 503 with the reason, for load balancers.
+async fn readiness(State(app): State<Arc<App>>) -> Result<Json<Value>, error::ApiError> {
+    app.inference.ready()?;
+    Ok(Json(json!({"ready": true})))
 }
 
 /// `GET /healthz`: that the program lives, and whether it can answer. Says nothing that needs a token.

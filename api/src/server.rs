@@ -52,6 +52,8 @@ pub struct Config {
     pub aliases: Vec<Alias>,
     /// Most answers under way; the next one is refused with 429.
     pub answers: usize,
+    /// Keys that it honors beside the token, and who hears what answers took.
+    pub keys: Option<Arc<dyn crate::keys::Keys>>,
 }
 
 impl Default for Config {
@@ -63,6 +65,7 @@ impl Default for Config {
             origins: Vec::new(),
             aliases: Vec::new(),
             answers: 256,
+            keys: None,
         }
     }
 }
@@ -101,6 +104,7 @@ impl Server {
             access: guard::Access::new(config.token),
             origins: cors::Origins::new(config.origins),
             aliases: config.aliases,
+            keys: config.keys,
             queue: queue::Queue::new(config.answers),
             held: crate::body::Held::default(),
             counters: Arc::new(metrics::Counters::default()),

@@ -3,6 +3,7 @@
 mod answer;
 pub mod api;
 mod choice;
+mod key;
 mod model;
 pub mod operate;
 pub mod swarm;
@@ -18,7 +19,8 @@ use clap::{Args, Parser, Subcommand};
 use scheduler::AttentionKind;
 use shard::executor::DeviceName;
 
-pub use answer::{ChatArgs, RunArgs};
+pub use answer::{ChatArgs, McpArgs, RunArgs};
+pub use key::KeyCommand;
 pub use model::{CatalogCommand, ModelCommand, PullArgs, SourceArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
 pub use tools::{AuditArgs, ConvertArgs, EvalArgs, PrivacyCommand, TemplateArgs, TokenizeArgs};
@@ -166,6 +168,15 @@ Examples:
                                                for a page that runs elsewhere
   curl -H \"Authorization: Bearer $(cat ~/.local/share/shoal/api-token)\" http://127.0.0.1:7435/v1/models")]
     Serve(ServeArgs),
+    /// Give other programs' models this node's as tools: the Model Context Protocol over standard input and output
+    #[command(after_help = "Programs start it themselves; their settings name the command:
+  {\"mcpServers\": {\"shoal\": {\"command\": \"shoal\", \"args\": [\"mcp\"]}}}
+
+Tools: ask, models, swarm.")]
+    Mcp(McpArgs),
+    /// Keys for other people to this node's API: named, counted by the day, taken back
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Measure prefill and decode speed of a model, or of a shape before you download it
     #[command(after_help = "Examples:
   shoal bench
@@ -500,8 +511,8 @@ mod tests {
         }
     }
 
-    /// Commands whose output is a file for another program already.
-    const FILES: [&str; 2] = ["shoal completions", "shoal config template"];
+    /// Commands whose output is a file, or a protocol, for another program already.
+    const FILES: [&str; 3] = ["shoal mcp", "shoal completions", "shoal config template"];
 
     #[test]
     fn every_command_speaks_json_and_explains_itself() {

@@ -22,6 +22,7 @@ pub mod feedback;
 pub mod header;
 pub mod inference;
 pub mod journal;
+pub mod keys;
 pub mod library;
 mod memory;
 pub mod model;

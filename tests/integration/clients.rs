@@ -5,6 +5,8 @@
 //! The official clients of OpenAI (Python and JavaScript), Anthropic and Ollama also read answers that stand still for longer
 //! than the server stays silent (`tests/clients/pause.py` and `pause.mjs`), from the fake of `api/examples`.
 //!
+//! `tests/clients/tools.py` asks `shoal mcp` by the official client of the Model Context Protocol.
+//!
 //! They need the packages of `tests/clients/requirements.txt` for `python3`, or for the interpreter that `SHOAL_PYTHON`
 //! names, and the one of `tests/clients/package.json` (`npm ci`). Where they are missing it says so and skips, unless `SHOAL_CLIENTS=required` is set.
 
@@ -99,6 +101,13 @@ fn official_clients_are_content_with_a_swarm_and_get_the_same_answers() {
     let (_serving, other) = serve(alone.home(), &token, &[]);
     let (url, file) = (asks.api["url"].as_str().unwrap(), asks.api["token_file"].as_str().unwrap());
     clients(&python(), "clients.py", &[url.as_ref(), file.as_ref(), other.as_ref(), token.as_ref()]);
+}
+
+/// The official client of the Model Context Protocol starts `shoal mcp` itself.
+#[test]
+fn the_official_client_of_tools_is_content() {
+    let shoal = Shoal::new();
+    clients(&python(), "tools.py", &[binary().as_os_str(), shoal.home().as_os_str()]);
 }
 
 /// Longer than the 10 s after which a silent stream gets a heartbeat.

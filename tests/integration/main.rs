@@ -26,6 +26,7 @@ mod lab;
 mod models;
 mod operate;
 mod packaging;
+mod people;
 mod prefix;
 mod privacy;
 mod pull;

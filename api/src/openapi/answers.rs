@@ -31,6 +31,7 @@ const JSON: &[(&str, &str)] = &[
     ("/swarm/consent", "ConsentAnswer"),
     ("/openapi.json", "Document"),
     ("/healthz", "Health"),
+    ("/readyz", "Ready"),
     ("/session", "SessionAnswer"),
 ];
 /// Routes that stream server-sent events, always or when asked to.
@@ -236,6 +237,7 @@ fn others() -> Vec<(&'static str, Value)> {
         ("ContributionAnswer", object(1, &[("paused", flag()), ("threads", integer(0, 1 << 32))])),
         ("ConsentAnswer", whole(&[("mode", words(&["boomerang", "open"])), ("agreed", flag())])),
         ("Document", whole(&[("openapi", text()), ("paths", any_object())])),
+        ("Ready", whole(&[("ready", flag())])),
         ("Health", whole(&[("status", words(&["alive"])), ("ready", flag())])),
         ("SessionAnswer", whole(&[("token", text())])),
         (

@@ -1,9 +1,9 @@
-//! `shoal run` and `shoal chat`: their flags.
+//! `shoal run`, `shoal chat` and `shoal mcp`: their flags.
 
 use clap::Args;
 use scheduler::AttentionKind;
 
-use super::{EngineArgs, SamplingArgs, SourceArgs, WireArgs, swarm};
+use super::{EngineArgs, FormArgs, SamplingArgs, SourceArgs, WireArgs, swarm};
 
 /// `shoal run`
 #[derive(Debug, Args)]
@@ -89,6 +89,29 @@ pub struct ChatArgs {
     /// One JSON object per line; one user message per line of standard input
     #[arg(long)]
     pub json: bool,
+}
+
+/// `shoal mcp`
+#[derive(Debug, Args)]
+pub struct McpArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    /// Who answers: this process, or the node that `shoal join` runs and its swarm; auto takes a node that runs
+    #[arg(long, value_enum, default_value = "auto")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: FormArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: SourceArgs,
+    /// Fetch a model that is not here without asking
+    #[arg(short, long)]
+    pub yes: bool,
 }
 
 impl From<RunArgs> for ChatArgs {

@@ -8,7 +8,9 @@ mod config;
 mod convert;
 mod eval;
 mod inspect;
+mod key;
 mod man;
+mod mcp;
 mod model;
 mod obtain;
 mod privacy;
@@ -59,6 +61,8 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Doctor(args) => swarm::doctor(args, cli.global.config),
         Command::Chat(args) => chat::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Mcp(args) => mcp::run(args),
+        Command::Key(command) => key::run(command),
         Command::Bench(args) => bench::run(args),
         Command::Selftest(args) => selftest::run(args),
         Command::Model(command) => model::run(command),

@@ -23,6 +23,7 @@ use crate::{
     control,
     inference::local::confined::Confined,
     inference::swarm::{Door, Preferences, Swarmed},
+    keys::KeyRing,
     library,
     output::{self, say},
     private_folder,
@@ -118,6 +119,7 @@ impl Front {
             origins: args.allow_origin.clone(),
             aliases: args.alias.clone(),
             answers: args.answers,
+            keys: Some(Arc::new(KeyRing::open(home)?)),
         };
         Ok(Self { listener, config, file })
     }

@@ -1,0 +1,125 @@
+//! Named keys: who else may ask than the owner of the API's token, how much, and what is written down of it.
+//!
+//! This crate knows no file. The server is handed a [`Keys`] that finds the holder of a secret, says whether he may ask
+//! now, and hears what each answer took. Holders of keys reach answers and lists of models, nothing that changes the node.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::error::{ApiError, Kind};
+
+/// What an answer was, without a word of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The model's name.
+    pub model: String,
+    /// Tokens of its prompt, where it came to its end.
+    pub prompt_tokens: usize,
+    /// Tokens that were generated.
+    pub tokens: usize,
+    /// `done`, `failed`, or `left` where the client went away.
+    pub outcome: &'static str,
+    /// From the request until then.
+    pub took: Duration,
+}
+
+/// The keys that an API honors beside its token.
+pub trait Keys: std::fmt::Debug + Send + Sync + 'static {
+    /// The name of the key that is this secret.
+    fn holder(&self, secret: &str) -> Option<String>;
+
+    /// Whether the holder may ask now.
+    ///
+    /// # Errors
+    /// Seconds until his quota begins again.
+    fn admit(&self, name: &str) -> Result<(), u32>;
+
+    /// An answer ended; `name` is `None` for the owner.
+    fn took(&self, name: Option<&str>, taken: &Taken);
+}
+
+tokio::task_local! {
+    /// Who asks, while his request is handled.
+    static CALLER: Option<String>;
+}
+
+/// Handles a request of `name`; `None` is the owner.
+pub(crate) async fn asked_by<F: Future>(name: Option<String>, handled: F) -> F::Output {
+    CALLER.scope(name, handled).await
+}
+
+/// The paths that holders of keys may ask: answers and what they need to know for them.
+pub(crate) fn open_to_holders(path: &str) -> bool {
+    path.starts_with("/v1/") || path == "/openapi.json" || (path.starts_with("/api/") && path != "/api/pull")
+}
+
+/// Lets a request of a holder pass while his quota lasts.
+pub(crate) fn admit(keys: Option<&Arc<dyn Keys>>) -> Result<(), ApiError> {
+    let Some((keys, name)) = keys.zip(CALLER.try_with(Clone::clone).ok().flatten()) else { return Ok(()) };
+    keys.admit(&name).map_err(|seconds| ApiError {
+        retry_after_s: Some(seconds),
+        ..ApiError::new(
+            Kind::Busy,
+            format!("the key \"{name}\" has used its tokens of today; they begin again in {seconds} s"),
+        )
+    })
+}
+
+/// What an answer takes, told when it is over.
+#[derive(Debug)]
+pub(crate) struct Account {
+    keys: Option<Arc<dyn Keys>>,
+    name: Option<String>,
+    begun: Instant,
+    taken: Mutex<Taken>,
+}
+
+impl Account {
+    /// Of an answer of `model` that begins for whom this task serves.
+    pub(crate) fn begin(keys: Option<Arc<dyn Keys>>, model: &str) -> Self {
+        let name = CALLER.try_with(Clone::clone).ok().flatten();
+        let took = Duration::ZERO;
+        let taken = Taken { model: model.to_owned(), prompt_tokens: 0, tokens: 0, outcome: "left", took };
+        Self { keys, name, begun: Instant::now(), taken: Mutex::new(taken) }
+    }
+
+    pub(crate) fn event(&self, event: &crate::inference::Event) {
+        use crate::inference::Event;
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Token { .. } => taken.tokens += 1,
+            Event::Done(done) => {
+                (taken.prompt_tokens, taken.outcome) = (done.usage.prompt_tokens, "done");
+                taken.tokens = taken.tokens.max(done.usage.completion_tokens);
+            }
+            Event::Failed(_) => taken.outcome = "failed",
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        let Some(keys) = &self.keys else { return };
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        taken.took = self.begun.elapsed();
+        keys.took(self.name.as_deref(), &taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_reach_answers_and_nothing_that_changes_the_node() {
+        for path in ["/v1/chat/completions", "/v1/models", "/api/chat", "/api/tags", "/openapi.json"] {
+            assert!(open_to_holders(path), "{path}");
+        }
+        for path in ["/swarm", "/swarm/contribution", "/swarm/consent", "/metrics", "/api/pull", "/session"] {
+            assert!(!open_to_holders(path), "{path}");
+        }
+    }
+}
