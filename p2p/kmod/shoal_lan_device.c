@@ -98,14 +98,14 @@ static struct sl_session *sl_session_of(struct sl_device *dev, u64 rx)
 static int sl_session_add(struct sl_device *dev, const struct shoal_lan_session *req)
 {
 	uint index = req->rx_session % SL_SESSIONS;
+	struct sl_keys *rx, *tx;
 	struct sl_session *session;
-	struct sl_keys *keys;
 	struct in6_addr peer;
 
 	memcpy(&peer, req->address, sizeof(peer));
 	if (!dev->sock)
 		return -ENXIO;
-	if (req->reserved || !req->port || ipv6_addr_any(&peer) || !sl_chunk_bytes_valid(req->chunk_bytes) ||
+	if (req->reserved || req->reserved2 || !req->port || ipv6_addr_any(&peer) || !sl_chunk_bytes_valid(req->chunk_bytes) ||
 	    !req->quota || req->quota > dev->rx_slots)
 		return -EINVAL;
 	if (dev->sock->sk->sk_family == AF_INET && !ipv6_addr_v4mapped(&peer))
@@ -113,10 +113,12 @@ static int sl_session_add(struct sl_device *dev, const struct shoal_lan_session 
 	if (rcu_access_pointer(dev->sessions[index]))
 		return -EEXIST;
 	session = kzalloc(sizeof(*session), GFP_KERNEL_ACCOUNT);
-	keys = kzalloc(sizeof(*keys), GFP_KERNEL_ACCOUNT);
-	if (!session || !keys) {
+	rx = kzalloc(sizeof(*rx), GFP_KERNEL_ACCOUNT);
+	tx = kzalloc(sizeof(*tx), GFP_KERNEL_ACCOUNT);
+	if (!session || !rx || !tx) {
 		kfree(session);
-		kfree(keys);
+		kfree(rx);
+		kfree(tx);
 		return -ENOMEM;
 	}
 	session->rx = req->rx_session;
@@ -124,10 +126,12 @@ static int sl_session_add(struct sl_device *dev, const struct shoal_lan_session 
 	session->peer = peer;
 	session->scope = req->scope;
 	session->port = htons(req->port);
-	keys->newest = req->epoch;
-	memcpy(keys->rx[req->epoch % 2], req->rx_key, SL_KEY);
-	memcpy(keys->tx, req->tx_key, SL_KEY);
-	RCU_INIT_POINTER(session->keys, keys);
+	rx->newest = req->rx_epoch;
+	memcpy(rx->key[req->rx_epoch % 2], req->rx_key, SL_KEY);
+	RCU_INIT_POINTER(session->keys[SHOAL_LAN_RX], rx);
+	tx->newest = req->tx_epoch;
+	memcpy(tx->key[req->tx_epoch % 2], req->tx_key, SL_KEY);
+	RCU_INIT_POINTER(session->keys[SHOAL_LAN_TX], tx);
 	sl_flow_start(&session->flow, req->quota, req->chunk_bytes, req->top);
 	clear_bit(index, dev->no_gso);
 	rcu_assign_pointer(dev->sessions[index], session);
@@ -141,17 +145,18 @@ static int sl_rekey(struct sl_device *dev, const struct shoal_lan_rekey *req)
 
 	if (!session)
 		return -ENOENT;
-	old = rcu_dereference_protected(session->keys, lockdep_is_held(&dev->config));
-	if (req->reserved || req->epoch != old->newest + 1)
+	if (req->direction > SHOAL_LAN_TX)
+		return -EINVAL;
+	old = rcu_dereference_protected(session->keys[req->direction], lockdep_is_held(&dev->config));
+	if (req->epoch != old->newest + 1)
 		return -EINVAL;
 	keys = kmemdup(old, sizeof(*old), GFP_KERNEL_ACCOUNT);
 	if (!keys)
 		return -ENOMEM;
 	keys->newest = req->epoch;
 	keys->both = true;
-	memcpy(keys->rx[req->epoch % 2], req->rx_key, SL_KEY);
-	memcpy(keys->tx, req->tx_key, SL_KEY);
-	rcu_assign_pointer(session->keys, keys);
+	memcpy(keys->key[req->epoch % 2], req->key, SL_KEY);
+	rcu_assign_pointer(session->keys[req->direction], keys);
 	synchronize_net();
 	kfree_sensitive(old);
 	return 0;
@@ -162,7 +167,8 @@ static void sl_session_free(struct sl_device *dev, struct sl_session *session)
 	spin_lock_bh(&dev->lock);
 	sl_flow_end(&dev->pool, &session->flow);
 	spin_unlock_bh(&dev->lock);
-	kfree_sensitive(rcu_dereference_protected(session->keys, true));
+	kfree_sensitive(rcu_dereference_protected(session->keys[SHOAL_LAN_RX], true));
+	kfree_sensitive(rcu_dereference_protected(session->keys[SHOAL_LAN_TX], true));
 	kfree_sensitive(session);
 }
 
@@ -192,10 +198,10 @@ struct sl_out {
 	u8 key[SL_KEY];
 };
 
-static int sl_out_read(struct sl_device *dev, u64 rx, struct sl_out *out)
+static int sl_out_read(struct sl_device *dev, u64 rx, u32 epoch, struct sl_out *out)
 {
 	struct sl_session *session;
-	struct sl_keys *keys;
+	const u8 *key;
 
 	memset(out, 0, sizeof(*out));
 	rcu_read_lock();
@@ -204,11 +210,15 @@ static int sl_out_read(struct sl_device *dev, u64 rx, struct sl_out *out)
 		rcu_read_unlock();
 		return -ENOENT;
 	}
-	keys = rcu_dereference(session->keys);
+	key = sl_key_of(rcu_dereference(session->keys[SHOAL_LAN_TX]), epoch);
+	if (!key) {
+		rcu_read_unlock();
+		return -EKEYEXPIRED;
+	}
 	out->tx = session->tx;
-	out->epoch = keys->newest;
+	out->epoch = epoch;
 	out->chunk_bytes = session->flow.chunk_bytes;
-	memcpy(out->key, keys->tx, SL_KEY);
+	memcpy(out->key, key, SL_KEY);
 	if (dev->sock->sk->sk_family == AF_INET) {
 		out->to.v4.sin_family = AF_INET;
 		out->to.v4.sin_port = session->port;
@@ -336,10 +346,10 @@ static int sl_send(struct sl_device *dev, struct shoal_lan_send *req)
 	int err;
 
 	req->sent = 0;
-	if (req->reserved || req->flags & ~SHOAL_LAN_DONTWAIT || req->slot >= dev->tx_slots ||
+	if (req->flags & ~SHOAL_LAN_DONTWAIT || req->slot >= dev->tx_slots ||
 	    req->bytes > dev->slot_bytes)
 		return -EINVAL;
-	err = sl_out_read(dev, req->rx_session, &out);
+	err = sl_out_read(dev, req->rx_session, req->epoch, &out);
 	if (err)
 		return err;
 	chunks = sl_chunks(req->bytes, out.chunk_bytes);
@@ -413,6 +423,7 @@ static int sl_wait(struct sl_device *dev, struct shoal_lan_wait __user *user)
 		event->slot = n;
 		event->generation = dev->slots[n].generation;
 		event->bytes = dev->slots[n].total;
+		event->epoch = dev->slots[n].epoch;
 	}
 	spin_unlock_bh(&dev->lock);
 	if (!req.count)

@@ -31,13 +31,18 @@
 #define SL_TRAIN 64
 #define SL_TRAIN_BYTES 64000
 
-/* Header keys of the newest epoch and of the one before, at epoch % 2. */
+/* Header keys of one direction: of the newest epoch and, once there was another, of the one before, at epoch % 2. */
 struct sl_keys {
 	u32 newest;
 	bool both;
-	u8 rx[2][SL_KEY];
-	u8 tx[SL_KEY];
+	u8 key[2][SL_KEY];
 };
+
+/* The key of an epoch, NULL where there is none. */
+static inline const u8 *sl_key_of(const struct sl_keys *keys, u32 epoch)
+{
+	return epoch == keys->newest || (keys->both && epoch == keys->newest - 1) ? keys->key[epoch % 2] : NULL;
+}
 
 struct sl_session {
 	u64 rx;
@@ -45,7 +50,7 @@ struct sl_session {
 	struct in6_addr peer; /* IPv4 as ::ffff:a.b.c.d */
 	u32 scope;
 	__be16 port;
-	struct sl_keys __rcu *keys;
+	struct sl_keys __rcu *keys[2]; /* SHOAL_LAN_RX, SHOAL_LAN_TX */
 	struct sl_flow flow; /* under the device's lock */
 };
 

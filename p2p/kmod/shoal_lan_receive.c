@@ -140,7 +140,7 @@ static enum sl_verdict sl_authentic(struct sl_device *dev, const struct sl_packe
 {
 	enum sl_verdict verdict = sl_header_read(raw, len, h);
 	struct sl_session *session;
-	struct sl_keys *keys;
+	const u8 *key;
 
 	if (verdict != SL_STORED)
 		return verdict;
@@ -153,10 +153,10 @@ static enum sl_verdict sl_authentic(struct sl_device *dev, const struct sl_packe
 	verdict = sl_header_check(h, len - SL_HEADER, session->flow.chunk_bytes, dev->slot_bytes);
 	if (verdict != SL_STORED)
 		return verdict;
-	keys = rcu_dereference(session->keys);
-	if (h->epoch != keys->newest && !(keys->both && h->epoch == keys->newest - 1))
+	key = sl_key_of(rcu_dereference(session->keys[SHOAL_LAN_RX]), h->epoch);
+	if (!key)
 		return SL_BAD_EPOCH;
-	if (!sl_tag_equal(h->tag, sl_tag(keys->rx[h->epoch % 2], raw, SL_DATA, 0)))
+	if (!sl_tag_equal(h->tag, sl_tag(key, raw, SL_DATA, 0)))
 		return SL_BAD_TAG;
 	*found = session;
 	return SL_STORED;
