@@ -677,6 +677,6 @@ static struct miscdevice sl_misc = {
 module_misc_device(sl_misc);
 
 MODULE_DESCRIPTION("Shoal's LAN fast path: whole messages from UDP datagrams, in mapped memory");
-MODULE_AUTHOR("The Shoal contributors");
+MODULE_AUTHOR("The Shoal authors");
 MODULE_LICENSE("Dual MIT/GPL");
 MODULE_VERSION("1");
