@@ -172,6 +172,8 @@ pub enum Notice {
     Fetching(Value),
     /// The model has come and is served.
     Serving(Value),
+    /// Some layers of a model that is being fetched are served already; the status then.
+    ServingPart(Value),
     /// It has ended as it was asked to.
     Stopped,
 }

@@ -317,6 +317,46 @@ mod tests {
         assert!(!Header::read(&bytes, CHUNK_BYTES).unwrap().proves(&bytes, &key()));
     }
 
+    /// The vectors that the kernel module's core made.
+    #[test]
+    fn the_vectors_of_the_wire_are_kept() {
+        let text = include_str!("../../../kmod/vectors.txt");
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        let bytes = |hex: &str| data_encoding::HEXLOWER.decode(hex.as_bytes()).unwrap();
+        let vectors: Vec<(&str, Vec<u8>)> =
+            lines.filter_map(|line| line.split_once(" = ")).map(|(name, hex)| (name, bytes(hex))).collect();
+        let key = |name: &str| {
+            let found = vectors.iter().find(|(known, _)| *known == name).unwrap();
+            HeaderKey::new(found.1[..].try_into().unwrap())
+        };
+        let (hashes, headers) = (key("siphash.key"), key("header.key"));
+        let mut seen = [0; 3];
+        for (name, bytes) in &vectors {
+            if let Some(len) = name.strip_prefix("siphash.").and_then(|len| len.parse::<u8>().ok()) {
+                let mut hasher = SipHasher24::new_with_key(&hashes.0);
+                hasher.write(&(0..len).collect::<Vec<u8>>());
+                assert_eq!(hasher.finish().to_le_bytes(), bytes[..], "{name}");
+                seen[0] += 1;
+            } else if name.starts_with("header.") && *name != "header.key" {
+                let mut datagram = bytes.clone();
+                // Of data the header alone is written down: its tag covers no payload.
+                let len = usize::from(u16::from_le_bytes([bytes[26], bytes[27]]));
+                datagram.resize(HEADER_LEN + len, 0);
+                let header = Header::read(&datagram, CHUNK_BYTES).unwrap_or_else(|| panic!("{name}"));
+                assert!(header.proves(&datagram, &headers), "{name}");
+                assert_eq!((header.session, header.epoch), (0xfedc_ba98_7654_32c5, 7), "{name}");
+                seen[1] += 1;
+            } else if name.starts_with("refused.") {
+                let mut datagram = bytes.clone();
+                let len = usize::from(u16::from_le_bytes([bytes[26], bytes[27]]));
+                datagram.resize(HEADER_LEN + len, 0);
+                assert_eq!(Header::read(&datagram, CHUNK_BYTES), None, "{name}");
+                seen[2] += 1;
+            }
+        }
+        assert!(seen[0] >= 64 && seen[1] >= 9 && seen[2] >= 12, "{seen:?}");
+    }
+
     proptest! {
         #[test]
         fn what_is_written_is_read_and_one_bit_is_noticed(

@@ -1,7 +1,7 @@
 //! Messages that are being put together from their chunks.
 //!
 //! Limits: [`MAX_OPEN`] messages of a session, each of the length that its first chunk states and taken from the governor
-//! before it is allocated; one that is not whole after [`STALE`] is dropped. Only chunks that proved the key come here.
+//! before it is allocated; one that gets no chunk for [`STALE`] is dropped. Only chunks that proved the key come here.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::governor::{Governor, Permit};
 
 /// Messages of one session that are not whole.
 pub(crate) const MAX_OPEN: usize = 4;
-/// How long a message may lack chunks.
+/// How long a message may wait for its next chunk.
 pub(crate) const STALE: Duration = Duration::from_secs(2);
 
 /// A message that lacks chunks.
@@ -27,7 +27,8 @@ struct Open {
     here: Vec<u64>,
     lacking: u16,
     sealed: Vec<u8>,
-    began: Time,
+    /// When its last chunk came.
+    touched: Time,
     permit: Permit,
 }
 
@@ -94,6 +95,7 @@ impl Receiver {
         place.copy_from_slice(chunk);
         open.here[word] |= bit;
         open.lacking -= 1;
+        open.touched = now;
         if open.lacking > 0 {
             return Outcome::Stored;
         }
@@ -115,7 +117,7 @@ impl Receiver {
             here: vec![0; usize::from(header.chunks).div_ceil(64)],
             lacking: header.chunks,
             sealed: vec![0; header.total_bytes as usize],
-            began: now,
+            touched: now,
             permit,
         });
         Some(self.open.len() - 1)
@@ -133,7 +135,7 @@ impl Receiver {
 
     /// Drops what lacks chunks for too long.
     pub(crate) fn forget_stale(&mut self, now: Time) {
-        self.open.retain(|open| now.saturating_sub(open.began) < STALE);
+        self.open.retain(|open| now.saturating_sub(open.touched) < STALE);
     }
 
     /// The payload of a nack: which of the first `chunks` chunks of a message lack, all of one that nothing is known of.
