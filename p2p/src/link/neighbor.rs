@@ -6,6 +6,7 @@
 //! Limits: of frames on their way and of frames unread the session's; a lane's channels hold no more than these.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -117,6 +118,19 @@ pub struct LinkInfo {
     pub returned: u64,
     /// Datagrams sent again.
     pub sent_again: u64,
+}
+
+impl fmt::Display for LinkInfo {
+    /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        for (name, figures) in [("stream", self.stream), ("datagram", self.datagram)] {
+            if let Some(figures) = figures {
+                write!(f, ", {name} {:.0} us", figures.p50_us[1])?;
+            }
+        }
+        write!(f, ", {} frames by datagram, {} back on the stream", self.messages, self.returned)
+    }
 }
 
 /// See the [module](self).
