@@ -153,10 +153,4 @@ impl Receiver {
         }
         payload
     }
-
-    /// Bytes of messages that lack chunks.
-    #[cfg(test)]
-    pub(crate) fn held(&self) -> usize {
-        self.open.iter().map(|open| open.sealed.len()).sum()
-    }
 }

@@ -242,7 +242,7 @@ fn a_clean_network_carries_everything_once() {
 #[test]
 fn ten_thousand_frames_over_a_lossy_network() {
     let faults = Faults { lost: 50, late_us: 400, ..CLEAN };
-    let world = exchange(2, faults, 10_000, 400);
+    let world = exchange(2, faults, 10_000, 250);
     assert!(returned(&world) <= 1, "{} frames went back", returned(&world));
 }
 
