@@ -10,18 +10,20 @@ use std::{
 use indicatif::ProgressBar;
 use p2p::blob::{Event, Pace, Report, Source};
 use scheduler::LayerRange;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     Error, Result,
     cli::PullArgs,
     content::{
         hex, parse_id,
-        pull::{Ask, Found, Prepared, Step, event_of, fetch_plain, plan_json, prepare, report_json},
+        pull::{Ask, Found, Prepared, Step, fetch_plain, prepare},
     },
     control::{self, Caller, PullAsk, Question},
     library::{self, Entry, Library},
     output::{self, human_bytes, say},
+    reports::{PullLine, PullPlan, Transfer},
 };
 
 /// Time between two lines of progress in JSON.
@@ -100,12 +102,9 @@ async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> 
         plan_only: true,
     };
     let mut view = View::new(args.json);
-    let line = told(&ask.home, &asked, &mut view).await?;
-    match line["event"].as_str() {
-        Some("done") => return finished(&line, args.json, "is here already"),
-        Some("no_tree") => {
-            let why = line["why"].as_array().into_iter().flatten().filter_map(Value::as_str);
-            let why: Vec<String> = why.map(str::to_owned).collect();
+    let (plan, peers) = match told(&ask.home, &asked, &mut view).await? {
+        PullLine::Plan { plan, peers, .. } => (plan, peers),
+        PullLine::NoTree { why, .. } => {
             if ask.from.is_empty() {
                 return Err(Error::Failed(format!(
                     "no peer that has this model is reachable: {}",
@@ -114,18 +113,17 @@ async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> 
             }
             return plain(ask, why, args, view).await;
         }
-        _ => {}
-    }
-    let total = line["total_bytes"].as_u64().unwrap_or_default();
-    announce(&line, args)?;
+        done => return finished(done, args.json, "is here already"),
+    };
+    announce(&plan, peers, args)?;
     // From here on it is that model, whatever is announced meanwhile.
-    (asked.id, asked.called, asked.plan_only) = (line["id"].as_str().map(str::to_owned), None, false);
-    asked.name = asked.name.or_else(|| line["name"].as_str().map(str::to_owned));
-    view.start(total);
+    (asked.id, asked.called, asked.plan_only) = (Some(plan.id), None, false);
+    asked.name = asked.name.or(Some(plan.name));
+    view.start(plan.total_bytes);
     let ended = told(&ask.home, &asked, &mut view).await;
     view.finish();
     match ended {
-        Ok(line) => finished(&line, args.json, "is here"),
+        Ok(line) => finished(line, args.json, "is here"),
         Err(error) => {
             if matches!(error, Error::Interrupted) {
                 let name = asked.name.unwrap_or_default();
@@ -137,11 +135,11 @@ async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> 
 }
 
 /// Asks the node and shows what happens; the last line.
-async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Result<Value> {
+async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Result<PullLine> {
     let mut caller = Caller::ask(home, &Question::Pull(Box::new(asked.clone()))).await?;
     loop {
         let line = tokio::select! {
-            line = caller.next::<Value>() => line?,
+            line = caller.next::<PullLine>() => line?,
             () = interruption() => return Err(Error::Interrupted),
         };
         let Some(line) = line else {
@@ -149,26 +147,23 @@ async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Resul
                 "the node stopped in the middle of the pull; what came is kept".into(),
             ));
         };
-        if line["end"] == json!(true) {
+        if line.is_last() {
             return Ok(line);
         }
-        if let Some(event) = event_of(&line) {
+        if let Some(event) = line.event() {
             view.hear(event);
         }
     }
 }
 
-fn finished(line: &Value, json: bool, what: &str) -> Result<()> {
-    let mut line = line.clone();
-    line.as_object_mut().map(|line| line.remove("end"));
-    if json {
-        return output::json_line(&line);
+/// Shows the last line of a pull.
+fn finished(line: PullLine, json: bool, what: &str) -> Result<()> {
+    let line = line.without_end();
+    match &line {
+        _ if json => output::json_line(&line)?,
+        PullLine::Done { entry, .. } => say!("{} {what} (id {})", entry.name, entry.id),
+        _ => return Err(Error::Failed("the node did not say what came".into())),
     }
-    say!(
-        "{} {what} (id {})",
-        line["name"].as_str().unwrap_or_default(),
-        line["id"].as_str().unwrap_or_default()
-    );
     Ok(())
 }
 
@@ -185,7 +180,7 @@ async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> R
         () = interruption() => return Err(Error::Interrupted),
     };
     match found {
-        Found::Here(entry) => done(&entry, None, args.json, "is here already"),
+        Found::Here(entry) => done(entry, None, args.json, "is here already"),
         Found::NoTree(why) if sources.is_empty() => {
             Err(Error::Failed(format!("no source has this model: {}", why.join("; "))))
         }
@@ -195,7 +190,7 @@ async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> R
             plain(Ask { from, ..ask }, why, args, view).await
         }
         Found::Pull(mut prepared) => {
-            announce(&plan_json(&prepared, &ask.layers), args)?;
+            announce(&prepared.plan(&ask.layers), None, args)?;
             view.start(prepared.total_bytes());
             let mut hear = |event| view.hear(event);
             let fetched = tokio::select! {
@@ -204,7 +199,7 @@ async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> R
             };
             view.finish();
             match fetched {
-                Ok(report) => done(prepared.entry(), Some(report), args.json, "is here"),
+                Ok(report) => done(prepared.entry().clone(), Some(&report), args.json, "is here"),
                 Err(error) => {
                     prepared.save()?;
                     if matches!(error, Error::Interrupted) {
@@ -223,36 +218,22 @@ fn note(prepared: &Prepared) {
 }
 
 /// Says what is about to be fetched, and asks where a person can answer.
-fn announce(plan: &Value, args: &PullArgs) -> Result<()> {
-    let number = |name: &str| plan[name].as_u64().unwrap_or_default();
-    let (total, missing) = (number("total_bytes"), number("missing_bytes"));
+fn announce(plan: &PullPlan, peers: Option<usize>, args: &PullArgs) -> Result<()> {
+    let (total, missing) = (human_bytes(plan.total_bytes), human_bytes(plan.missing_bytes));
     if args.json {
-        let mut plan = plan.clone();
-        plan.as_object_mut().map(|plan| plan.remove("end"));
-        output::json_line(&plan)?;
+        output::json_line(&PullLine::Plan { plan: plan.clone(), peers, end: false })?;
     } else {
-        let text = |name: &str| plan[name].as_str().unwrap_or_default();
-        say!("{} (id {})", text("name"), text("id").get(..12).unwrap_or_default());
-        match plan["num_layers"].as_u64() {
+        say!("{} (id {})", plan.name, plan.id.get(..12).unwrap_or_default());
+        match plan.num_layers {
             Some(count) => {
-                let parts: Vec<String> = plan["layers"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .map(|pair| format!("{}..{}", pair[0], pair[1]))
-                    .collect();
-                say!(
-                    "layers {} of 0..{count}: {} of {}",
-                    parts.join(" and "),
-                    human_bytes(total),
-                    human_bytes(number("file_bytes"))
-                );
+                let (parts, all) = (plan.layers().join(" and "), human_bytes(plan.file_bytes));
+                say!("layers {parts} of 0..{count}: {total} of {all}");
             }
-            None => say!("the whole file: {}", human_bytes(total)),
+            None => say!("the whole file: {total}"),
         }
-        say!("to fetch: {}, {} are here", human_bytes(missing), human_bytes(total.saturating_sub(missing)));
+        say!("to fetch: {missing}, {} are here", human_bytes(plan.here_bytes()));
     }
-    if missing == 0 { Ok(()) } else { confirm(&human_bytes(missing), args) }
+    if plan.missing_bytes == 0 { Ok(()) } else { confirm(&missing, args) }
 }
 
 /// Asks unless told not to. Without a person there it must have been told.
@@ -310,20 +291,15 @@ async fn plain(ask: Ask, why: Vec<String>, args: &PullArgs, mut view: View) -> R
         () = interruption() => Err(Error::Interrupted),
     };
     view.finish();
-    done(&fetched?, None, args.json, "is here")
+    done(fetched?, None, args.json, "is here")
 }
 
-fn done(entry: &Entry, report: Option<Report>, json: bool, what: &str) -> Result<()> {
-    if json {
-        let mut line = entry.to_json();
-        line["event"] = json!("done");
-        if let Some(report) = &report {
-            report_json(report, &mut line);
-        }
-        return output::json_line(&line);
-    }
-    say!("{} {what} (id {})", entry.name, entry.id);
-    Ok(())
+fn done(entry: Entry, report: Option<&Report>, json: bool, what: &str) -> Result<()> {
+    finished(
+        PullLine::Done { entry, transfer: report.map(Transfer::from), here: false, end: false },
+        json,
+        what,
+    )
 }
 
 /// A source as a person reads it: peers have names of 64 hex digits.
@@ -377,18 +353,15 @@ impl View {
                 }
                 self.first_bytes = Some(have_bytes);
             }
-            Event::Joined { source } => self.tell(json!({"event": "joined", "source": source}), None),
+            Event::Joined { .. } => self.tell(&PullLine::from(event), None),
             Event::Progress { done_bytes, .. } => self.progress(done_bytes),
-            Event::Retrying { source, why } => {
-                let text = format!("{}: {why}; asking again", short(&source));
-                self.tell(json!({"event": "retrying", "source": source, "why": why}), Some(text));
+            Event::Retrying { ref source, ref why } => {
+                let text = format!("{}: {why}; asking again", short(source));
+                self.tell(&PullLine::from(event), Some(text));
             }
-            Event::Dropped { source, why, lied } => {
-                let text = format!("{} is left: {why}", short(&source));
-                self.tell(
-                    json!({"event": "dropped", "source": source, "why": why, "lied": lied}),
-                    Some(text),
-                );
+            Event::Dropped { ref source, ref why, .. } => {
+                let text = format!("{} is left: {why}", short(source));
+                self.tell(&PullLine::from(event), Some(text));
             }
         }
     }
@@ -423,13 +396,13 @@ impl View {
             "bytes_per_s": speed as u64, "eta_s": (speed > 0.0).then(|| (left as f64 / speed).ceil() as u64),
             "hashing": self.step == Some(Step::Hashing),
         });
-        self.tell(line, None);
+        self.tell(&line, None);
     }
 
     /// A line of JSON for a program, `text` for a person. What cannot be shown stops nothing: the result will say so.
-    fn tell(&self, line: serde_json::Value, text: Option<String>) {
+    fn tell(&self, line: &impl Serialize, text: Option<String>) {
         if self.json {
-            let _ = output::json_line(&line);
+            let _ = output::json_line(line);
         } else if let Some(text) = text {
             match &self.bar {
                 Some(bar) if !bar.is_hidden() => bar.println(text),

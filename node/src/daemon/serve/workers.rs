@@ -19,7 +19,6 @@ use scheduler::{
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
 };
-use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
 use super::initial_placement::with_ends;
@@ -27,6 +26,7 @@ use crate::{
     Error, Result,
     audit::Auditor,
     inference::local,
+    reports::FetchReport,
     sessions::SessionTable,
     worker::{self, Ready, Worker},
 };
@@ -54,7 +54,7 @@ pub(crate) struct Held {
     /// What prompts take, in parts of what nodes' figures say.
     pub(crate) at_prefill: Ema,
     /// Where it is on its way, while it is.
-    pub(crate) fetching: Option<Value>,
+    pub(crate) fetching: Option<FetchReport>,
     pub(crate) worker: watch::Sender<Worker>,
     pub(crate) spec: worker::Spec,
     born: Instant,
