@@ -393,6 +393,32 @@ impl SamplingArgs {
     }
 }
 
+/// What computes an answer, how, and where: the same for one prompt and for a conversation.
+#[derive(Debug, Args)]
+pub struct AnswerArgs {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: WireArgs,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
+}
+
 /// `shoal run`
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -406,25 +432,7 @@ pub struct RunArgs {
     pub raw: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub engine: EngineArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub wire: WireArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sampling: SamplingArgs,
-    /// Where to answer it
-    #[arg(long, value_enum, default_value = "local")]
-    pub via: swarm::Via,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub route: swarm::RouteArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub home: swarm::HomeArgs,
+    pub answer: AnswerArgs,
     /// One JSON object per line: a line per piece of text, the summary last
     #[arg(long)]
     pub json: bool,
@@ -438,25 +446,7 @@ pub struct ChatArgs {
     pub system: Option<String>,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub engine: EngineArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub wire: WireArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sampling: SamplingArgs,
-    /// Where to answer it
-    #[arg(long, value_enum, default_value = "local")]
-    pub via: swarm::Via,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub route: swarm::RouteArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub home: swarm::HomeArgs,
+    pub answer: AnswerArgs,
     /// One JSON object per line; one user message per line of standard input
     #[arg(long)]
     pub json: bool,

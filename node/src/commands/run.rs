@@ -31,32 +31,34 @@ use crate::{
 };
 
 pub(super) fn run(args: RunArgs) -> Result<()> {
-    refuse_attention(args.via, args.attention)?;
+    refuse_attention(args.answer.via, args.answer.attention)?;
     let prompt = prompt_text(args.prompt.clone())?;
-    let home = args.home.path();
+    let home = args.answer.home.path();
     let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
     if !args.json
         && let Ok(home) = &home
     {
         remote::mention_unfinished(home);
     }
-    let leaves = || running && args.attention.is_dense() && may_leave(&args.route, args.json, &home);
-    if args.via == Via::Swarm || (args.via == Via::Auto && leaves()) {
+    let leaves =
+        || running && args.answer.attention.is_dense() && may_leave(&args.answer.route, args.json, &home);
+    if args.answer.via == Via::Swarm || (args.answer.via == Via::Auto && leaves()) {
         return through_the_swarm(&args, &prompt, &home?);
     }
     let started = Instant::now();
-    let model = Model::load_confined(&args.engine)?;
+    let model = Model::load_confined(&args.answer.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     let blueprint = model.executor.blueprint();
-    let rounding = rounding::alone(&args.wire.choice(), model.executor.range().end(), blueprint.hidden)?;
+    let rounding =
+        rounding::alone(&args.answer.wire.choice(), model.executor.range().end(), blueprint.hidden)?;
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
         prompt::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
-    let request = request(ids, &args.sampling)?;
+    let request = request(ids, &args.answer.sampling)?;
     output::catch_interrupt()?;
-    let mut session = Session::of(&model, rounding, args.attention)?;
+    let mut session = Session::of(&model, rounding, args.answer.attention)?;
     let mut failure = None;
     let mut waiting = Some(Waiting::start("reading the prompt"));
     let summary = prompt::generate(&model, &mut session, &request, &mut |event| {
@@ -79,7 +81,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     if args.json {
         let mut line = summary_json(&summary);
         line["model"] = json!(model.name);
-        line["attention"] = json!(args.attention.to_string());
+        line["attention"] = json!(args.answer.attention.to_string());
         line["load_ms"] = json!(load_ms);
         output::json_line(&line)?;
         return ended(summary.finish);
@@ -118,10 +120,15 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         true => PromptInput::Text(prompt.to_owned()),
         false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
     };
-    let mut ask =
-        remote::question(prompt, &args.route, args.wire.choice(), &args.sampling, args.via == Via::Auto)?;
-    if args.engine.model != library::DEFAULT_MODEL {
-        ask.model.clone_from(&args.engine.model);
+    let mut ask = remote::question(
+        prompt,
+        &args.answer.route,
+        args.answer.wire.choice(),
+        &args.answer.sampling,
+        args.answer.via == Via::Auto,
+    )?;
+    if args.answer.engine.model != library::DEFAULT_MODEL {
+        ask.model.clone_from(&args.answer.engine.model);
     }
     consent::before_strangers(home, ask.mode, args.json)?;
     output::catch_interrupt()?;
