@@ -3,7 +3,10 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{look, plan_alone, remote, runtime, watch};
+use super::{
+    look::{self, words},
+    plan_alone, remote, runtime, watch,
+};
 use crate::{
     Error, Result,
     cli::{
@@ -30,11 +33,6 @@ fn asked<T: DeserializeOwned>(home: &std::path::Path, question: &Question) -> Re
 /// A node of a pipeline: `home`, or the beginning of its name.
 fn named<'a>(node: &'a str, me: &str) -> &'a str {
     if node == me { "home" } else { remote::short(node) }
-}
-
-/// A list as a person reads it.
-pub(super) fn words(parts: &[String]) -> String {
-    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
 }
 
 pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {

@@ -328,7 +328,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
 /// names them, the doctor's report must not.
 fn holders(models: &[ModelReport]) -> Finding {
     let sole = models.iter().flat_map(|model| &model.bares);
-    let layers: Vec<String> = sole.map(|one| super::ask::words(&one.layers)).collect();
+    let layers: Vec<String> = sole.map(|one| super::look::words(&one.layers)).collect();
     let found = match layers.len() {
         0 => "no node is the only holder of a layer".to_owned(),
         1 => format!("if one node leaves, layers {} have no holder; `shoal status` names it", layers[0]),

@@ -11,8 +11,9 @@ use scheduler::{LayerRange, ModelId};
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    ask::words,
-    consent, remote, runtime,
+    consent,
+    look::words,
+    remote, runtime,
     which::{Here, beside, what_to_serve, which},
 };
 use crate::{

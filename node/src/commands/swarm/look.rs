@@ -131,6 +131,11 @@ pub(super) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
+/// A list as a person reads it.
+pub(super) fn words(parts: &[String]) -> String {
+    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
+}
+
 /// Seconds as a person says them.
 pub(super) fn ago(seconds: f64) -> String {
     match seconds as u64 {

@@ -8,10 +8,7 @@ use ratatui::{
     widgets::{Block, Paragraph, Row, Sparkline, Table, Wrap},
 };
 
-use super::{
-    ask::words,
-    look::{Watched, ago, plain},
-};
+use super::look::{Watched, ago, plain, words};
 use crate::{
     control::Mode,
     output::human_bytes,
