@@ -302,6 +302,14 @@ pub enum JoinLine {
         /// Which model, as the user calls it.
         arrived: String,
     },
+    /// Some layers of a model that is being fetched are served already.
+    ServingPart {
+        /// The node with them.
+        #[serde(flatten)]
+        status: Box<StatusReport>,
+        /// Which model, as the user calls it.
+        arrived: String,
+    },
     /// It has ended as it was asked to.
     Stopped,
     /// The HTTP side has heard from the node: requests are answered.

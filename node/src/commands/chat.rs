@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use super::{
-    request,
+    obtain, request,
     run::{may_leave, refuse_attention, show_json, show_text, summary_json, summary_text},
     swarm::{consent, remote},
     utf8,
@@ -35,20 +35,23 @@ const HELP: &str = "\
 /help           this list
 /quit           leave (also Ctrl-D)";
 
-pub(super) fn run(args: ChatArgs) -> Result<()> {
+pub(super) fn run(mut args: ChatArgs) -> Result<()> {
     // The editor of lines opens what it needs of the terminal.
     let mut lines = Lines::new()?;
     let model;
     let answers = match node(&args)? {
         Some(home) => {
-            consent::before_strangers(&home, args.answer.route.mode.unwrap_or(Mode::Boomerang), args.json)?;
+            consent::before_strangers(&home, args.route.mode.unwrap_or(Mode::Boomerang), args.json)?;
             if lines.interactive() {
                 eprintln!("The running node answers. /help lists the commands.");
             }
             Answers::Node(Asker::new(home)?)
         }
         None => {
-            model = Model::load_confined(&args.answer.engine)?;
+            output::catch_interrupt()?;
+            let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+            args.engine.model = obtain::model(&args.engine.model, terms)?;
+            model = Model::load_confined(&args.engine)?;
             if lines.interactive() {
                 eprintln!(
                     "{} is ready, {} tokens of context. /help lists the commands.",
@@ -56,8 +59,8 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
                 );
             }
             let (end, hidden) = (model.executor.range().end(), model.executor.blueprint().hidden);
-            let rounding = rounding::alone(&args.answer.wire.choice(), end, hidden)?;
-            Answers::Here(&model, Box::new(Session::of(&model, rounding, args.answer.attention)?))
+            let rounding = rounding::alone(&args.wire.choice(), end, hidden)?;
+            Answers::Here(&model, Box::new(Session::of(&model, rounding, args.attention)?))
         }
     };
     output::catch_interrupt()?;
@@ -73,15 +76,13 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
 
 /// The home of the node that is to answer; `None` to answer in this process.
 fn node(args: &ChatArgs) -> Result<Option<PathBuf>> {
-    refuse_attention(args.answer.via, args.answer.attention)?;
-    let home = args.answer.home.path();
+    refuse_attention(args.via, args.attention)?;
+    let home = args.home.path();
     let runs = || home.as_ref().is_ok_and(|home| control::socket(home).exists());
-    let through = match args.answer.via {
+    let through = match args.via {
         Via::Local => false,
         Via::Swarm => true,
-        Via::Auto => {
-            args.answer.attention.is_dense() && runs() && may_leave(&args.answer.route, args.json, &home)
-        }
+        Via::Auto => args.attention.is_dense() && runs() && may_leave(&args.route, args.json, &home),
     };
     if through { home.map(Some) } else { Ok(None) }
 }
@@ -109,10 +110,10 @@ impl Asker {
     /// The node's answer to the conversation, shown as it comes.
     fn answer(&self, args: &ChatArgs, messages: &[Value]) -> Result<PromptReport> {
         let prompt = PromptInput::Messages(json!(messages));
-        let (wire, home) = (args.answer.wire.choice(), args.answer.via == Via::Auto);
-        let mut ask = remote::question(prompt, &args.answer.route, wire, &args.answer.sampling, home)?;
-        if args.answer.engine.model != library::DEFAULT_MODEL {
-            ask.model.clone_from(&args.answer.engine.model);
+        let (wire, home) = (args.wire.choice(), args.via == Via::Auto);
+        let mut ask = remote::question(prompt, &args.route, wire, &args.sampling, home)?;
+        if args.engine.model != library::DEFAULT_MODEL {
+            ask.model.clone_from(&args.engine.model);
         }
         self.runtime.block_on(remote::generate(&self.home, ask, &mut |event| match event {
             _ if args.json => output::json_line(event),
@@ -226,7 +227,7 @@ fn here(
     messages: &[Value],
 ) -> Result<(String, String)> {
     let ids = prompt::encode_chat(model, &json!(messages))?;
-    let request = request(ids, &args.answer.sampling)?;
+    let request = request(ids, &args.sampling)?;
     let mut failure = None;
     let summary = prompt::generate(model, session, &request, &mut |event| {
         let shown = if args.json { show_json(model, &event) } else { show_text(&event) };

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
 use super::{
-    request, stdin_text,
+    obtain, request, stdin_text,
     swarm::{consent, remote},
 };
 use crate::{
@@ -30,35 +30,35 @@ use crate::{
     rounding,
 };
 
-pub(super) fn run(args: RunArgs) -> Result<()> {
-    refuse_attention(args.answer.via, args.answer.attention)?;
+pub(super) fn run(mut args: RunArgs) -> Result<()> {
+    refuse_attention(args.via, args.attention)?;
     let prompt = prompt_text(args.prompt.clone())?;
-    let home = args.answer.home.path();
+    let home = args.home.path();
     let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
     if !args.json
         && let Ok(home) = &home
     {
         remote::mention_unfinished(home);
     }
-    let leaves =
-        || running && args.answer.attention.is_dense() && may_leave(&args.answer.route, args.json, &home);
-    if args.answer.via == Via::Swarm || (args.answer.via == Via::Auto && leaves()) {
+    let leaves = || running && args.attention.is_dense() && may_leave(&args.route, args.json, &home);
+    if args.via == Via::Swarm || (args.via == Via::Auto && leaves()) {
         return through_the_swarm(&args, &prompt, &home?);
     }
+    output::catch_interrupt()?;
+    let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+    args.engine.model = obtain::model(&args.engine.model, terms)?;
     let started = Instant::now();
-    let model = Model::load_confined(&args.answer.engine)?;
+    let model = Model::load_confined(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
     let blueprint = model.executor.blueprint();
-    let rounding =
-        rounding::alone(&args.answer.wire.choice(), model.executor.range().end(), blueprint.hidden)?;
+    let rounding = rounding::alone(&args.wire.choice(), model.executor.range().end(), blueprint.hidden)?;
     let ids = if args.raw {
         model.tokenizer.encode(&prompt, Encode { bos: true, special: true })?
     } else {
         prompt::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
-    let request = request(ids, &args.answer.sampling)?;
-    output::catch_interrupt()?;
-    let mut session = Session::of(&model, rounding, args.answer.attention)?;
+    let request = request(ids, &args.sampling)?;
+    let mut session = Session::of(&model, rounding, args.attention)?;
     let mut failure = None;
     let mut waiting = Some(Waiting::start("reading the prompt"));
     let summary = prompt::generate(&model, &mut session, &request, &mut |event| {
@@ -81,7 +81,7 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     if args.json {
         let mut line = summary_json(&summary);
         line["model"] = json!(model.name);
-        line["attention"] = json!(args.answer.attention.to_string());
+        line["attention"] = json!(args.attention.to_string());
         line["load_ms"] = json!(load_ms);
         output::json_line(&line)?;
         return ended(summary.finish);
@@ -91,6 +91,34 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         eprintln!("\n{}", summary_text(&summary));
     }
     ended(summary.finish)
+}
+
+/// Whether a model is named and no prompt where a person can type: then they talk. The model is taken for `--model`.
+pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
+    Ok(name_the_model(args)? && args.prompt.is_none() && io::stdin().is_terminal())
+}
+
+/// Takes a model that stands before the prompt, or instead of it, for `--model`; whether there was one.
+fn name_the_model(args: &mut RunArgs) -> Result<bool> {
+    let unnamed = args.engine.model == library::DEFAULT_MODEL;
+    let Some(first) = args.prompt.clone() else { return Ok(false) };
+    if args.second.is_none() && !(unnamed && obtain::is_name(&first)?) {
+        return Ok(false);
+    }
+    if !unnamed {
+        return Err(Error::usage(format!(
+            "two models: \"{first}\" and --model {}; quote the prompt if it has several words",
+            args.engine.model
+        )));
+    }
+    if args.second.is_some() && !obtain::is_name(&first)? && !library::looks_like_a_path(&first) {
+        return Err(Error::usage(format!(
+            "\"{first}\" is no model: quote the prompt if it has several words; `shoal model search` lists models"
+        )));
+    }
+    args.engine.model = first;
+    args.prompt = args.second.take();
+    Ok(true)
 }
 
 /// Refuses attention that the swarm does not compute where a prompt must go there.
@@ -120,15 +148,10 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         true => PromptInput::Text(prompt.to_owned()),
         false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
     };
-    let mut ask = remote::question(
-        prompt,
-        &args.answer.route,
-        args.answer.wire.choice(),
-        &args.answer.sampling,
-        args.answer.via == Via::Auto,
-    )?;
-    if args.answer.engine.model != library::DEFAULT_MODEL {
-        ask.model.clone_from(&args.answer.engine.model);
+    let mut ask =
+        remote::question(prompt, &args.route, args.wire.choice(), &args.sampling, args.via == Via::Auto)?;
+    if args.engine.model != library::DEFAULT_MODEL {
+        ask.model.clone_from(&args.engine.model);
     }
     consent::before_strangers(home, ask.mode, args.json)?;
     output::catch_interrupt()?;

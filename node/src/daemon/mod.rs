@@ -377,7 +377,7 @@ impl Daemon {
             ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),
             ServingEvent::Restarted(place, worker) => {
                 if let Some(held) = self.serving.models.place_mut(place) {
-                    held.replace(worker);
+                    held.restarted(worker);
                 }
             }
             ServingEvent::Moved(moved) => {
@@ -389,10 +389,10 @@ impl Daemon {
             ServingEvent::News(news) => match self.serving.arrived(news) {
                 Arrived::Nothing => {}
                 Arrived::Told(line) => drop(self.notices.try_send(Notice::Fetching(line))),
-                Arrived::Serving(name) => {
+                Arrived::Serving { name, whole } => {
                     self.announcing.holds_anew(&mut self.serving, &mut self.view).await;
                     let status = Box::new(self.status().await);
-                    let _ = self.notices.try_send(Notice::Serving { status, arrived: name });
+                    let _ = self.notices.try_send(Notice::Serving { status, arrived: name, whole });
                 }
             },
         }

@@ -179,6 +179,8 @@ pub enum Notice {
         status: Box<StatusReport>,
         /// Which model: the first of the list is not always the one that came.
         arrived: String,
+        /// False when only some layers are, and more are being fetched.
+        whole: bool,
     },
     /// It has ended as it was asked to.
     Stopped,

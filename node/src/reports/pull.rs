@@ -117,6 +117,9 @@ pub enum PullLine {
         /// Peers that have it, where a node looked for them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         peers: Option<usize>,
+        /// Its license, where that is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        license: Option<String>,
         /// No line follows.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         end: bool,
@@ -341,7 +344,7 @@ mod tests {
             "withheld": false, "from": [], "modified_ms": null });
         let pulls = [
             (
-                PullLine::Plan { plan: plan(), peers: Some(2), end: true },
+                PullLine::Plan { plan: plan(), peers: Some(2), license: None, end: true },
                 with(plan_line("plan"), json!({ "peers": 2, "end": true })),
             ),
             (

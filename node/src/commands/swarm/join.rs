@@ -11,6 +11,7 @@ use scheduler::{LayerRange, ModelId};
 use tokio::sync::{mpsc, watch};
 
 use super::{
+    super::obtain,
     consent,
     look::words,
     remote, runtime,
@@ -18,6 +19,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    catalog::reference::Reference,
     cli::swarm::{CapsArgs, JoinArgs},
     consent::MODES,
     content,
@@ -53,6 +55,11 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
     if let Some(invite) = &invite {
         take_up(&mut args, invite);
+    }
+    if Reference::parse(&args.engine.model).is_some() {
+        // What a registry names has no content id before it is here.
+        let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+        args.engine.model = obtain::model(&args.engine.model, terms)?;
     }
     let which = which(&args, &args.engine.model, &home)?;
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
@@ -382,7 +389,7 @@ fn show(notice: Notice, json: bool) -> Result<()> {
             );
         }
         Notice::Fetching(report) => fetching(&report)?,
-        Notice::Serving { status, arrived } => {
+        Notice::Serving { status, arrived, .. } => {
             status.models.iter().filter(|model| model.called == arrived).try_for_each(serving)?;
         }
         Notice::Joined(node) => say!("+ {node}"),
@@ -399,7 +406,8 @@ fn line(notice: Notice) -> JoinLine {
         Notice::Joined(node) => JoinLine::Joined { node: format!("{node:?}") },
         Notice::Left(node) => JoinLine::Left { node: format!("{node:?}") },
         Notice::Fetching(report) => JoinLine::Fetching(report),
-        Notice::Serving { status, arrived } => JoinLine::Serving { status, arrived },
+        Notice::Serving { status, arrived, whole: true } => JoinLine::Serving { status, arrived },
+        Notice::Serving { status, arrived, whole: false } => JoinLine::ServingPart { status, arrived },
         Notice::Stopped => JoinLine::Stopped,
     }
 }

@@ -72,7 +72,9 @@ impl Announcing {
         peers.sort_by_key(|peer| std::cmp::Reverse(peer.connected_for_ms));
         let others = peers.into_iter().map(|peer| Contact { node: peer.node, addresses: peer.addresses });
         let embedded = model == ModelId::new(crate::library::embedded_hash());
-        let model = Some(model).filter(|model| embedded || self.provided.contains(model));
+        // Not what is announced by now: an invite right after the start names the model too.
+        let fetched_here = embedded || self.uploads.shares(model).await;
+        let model = Some(model).filter(|_| fetched_here);
         let me = Contact { node: self.node.me, addresses: addresses.clone() };
         let invite = Invite { model, ..self.invite.clone() }.offer(me, others);
         InviteReport {

@@ -83,6 +83,12 @@ impl Uploads {
         Self { shelf: Arc::new(HomeShelf::new(home)), limits: Arc::new(limits), seats: Arc::default() }
     }
 
+    /// Whether pulls of the model are answered from here.
+    pub async fn shares(&self, model: ModelId) -> bool {
+        let shelf = self.shelf.clone();
+        spawn_blocking(move || shelf.is_shared(model)).await.unwrap_or(false)
+    }
+
     /// Bytes sent so far.
     pub fn sent_bytes(&self) -> u64 {
         self.limits.pace.taken_bytes()

@@ -6,6 +6,9 @@
 //!  Named, Finder                    Lacking         verified       Fetched
 //! ```
 //!
+//! What is here whole is served while the rest comes: every so often (`growth.rs`) a worker with the layers that are on the
+//! disk by then takes the place of the one before, which ends with its last session.
+//!
 //! All of it happens beside the daemon's loop, on a thread of its own, while the node already answers prompts through
 //! peers (`prompts/delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
 //! goes on with the layers that are here before it asks for others: moving layers costs the swarm more than a hole that
@@ -18,14 +21,21 @@
 //! holders come and go; what waiting cannot cure (too little disk, a header this build does not know) ends it. A worker
 //! that does not start is not tried again, and what was put aside for its weights stays so until the node restarts.
 
-use std::time::{Duration, Instant};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use api::inference::ModelInfo;
 use p2p::{
-    blob::{self, Event},
+    blob::{self, Event, GroupSet},
     wire::announce::Offer,
 };
-use scheduler::{LayerRange, LayerSet, ModelId, place::Room};
+use scheduler::{LayerRange, LayerSet, Millis, ModelId, place::Room};
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
@@ -33,6 +43,7 @@ use tokio::{
 };
 
 use super::{
+    growth::Growth,
     initial_placement::lacking,
     pull::{Pulls, apart},
     workers::{Models, Weights},
@@ -93,6 +104,17 @@ pub(crate) struct Fetched {
     serve: Vec<LayerRange>,
     /// For the API, but for its name and context.
     about: ModelInfo,
+    step: Step,
+}
+
+/// One of the steps in which a model comes.
+struct Step {
+    /// They ascend.
+    number: u64,
+    /// Whether no other follows.
+    is_last: bool,
+    /// Dropped when its worker runs and the one before is gone, or when there is none.
+    done: Arc<()>,
 }
 
 /// Layers in memory.
@@ -116,6 +138,8 @@ pub(crate) struct Acquire {
     /// Memory for weights.
     pub weights: Weights,
     pub news: mpsc::Sender<News>,
+    /// Steps so far.
+    pub steps: AtomicU64,
 }
 
 impl Acquire {
@@ -178,7 +202,8 @@ impl Acquire {
         let about = header.info(0, String::new())?;
         let (load, serve) = self.choose(id, &header, u64::MAX, None).await?;
         let file_bytes = header.file_len;
-        self.fetched(Fetched { source, model: id, file_bytes, load, serve, about }).await
+        let step = self.step(true);
+        self.fetched(Fetched { source, model: id, file_bytes, load, serve, about, step }).await
     }
 
     async fn fetch_and_load(&self, absent: &Absent) -> Result<()> {
@@ -235,13 +260,20 @@ impl Acquire {
         let plan = prepared.plan(&load);
         self.tell(FetchReport::Fetching { plan: plan.clone(), progress: None }).await;
         if prepared.missing_bytes() > 0 {
-            let report = self.fetch(&mut prepared, &mut sources, &finder, &plan).await?;
+            let entry = prepared.entry().clone();
+            let groups = content::layer_groups(&header, entry.bytes, &load)?;
+            let coming = Coming { entry, groups, serve: LayerSet::new(serve.iter().copied()), about: &about };
+            let report = tokio::select! {
+                fetched = self.fetch(&mut prepared, &mut sources, &finder, &plan) => fetched?,
+                never = self.serve_what_is_here(coming) => match never {},
+            };
             let (transfer, done_bytes) = (Transfer::from(&report), prepared.total_bytes());
             self.tell(FetchReport::Fetched { plan, transfer, done_bytes }).await;
         }
         let entry = prepared.entry();
         let (source, file_bytes) = (worker::Source::File(prepared.path()), entry.bytes);
-        let fetched = Fetched { source, model: id, file_bytes, load, serve, about };
+        let step = self.step(true);
+        let fetched = Fetched { source, model: id, file_bytes, load, serve, about, step };
         drop(prepared);
         self.fetched(fetched).await
     }
@@ -250,6 +282,47 @@ impl Acquire {
         let what = What::Fetched(Box::new(fetched));
         let _ = self.news.send(News { place: self.place, what }).await;
         Ok(())
+    }
+
+    fn step(&self, is_last: bool) -> Step {
+        let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        Step { number, is_last, done: Arc::default() }
+    }
+
+    /// Hands over layers as they come, but for the last ones: all of them are handed over when they are here.
+    async fn serve_what_is_here(&self, coming: Coming<'_>) -> Infallible {
+        let (began, mut growth, mut under_way) = (Instant::now(), Growth::default(), Weak::<()>::new());
+        loop {
+            sleep(REPORT_EVERY).await;
+            let here = match content::present(&self.pulls.home, &coming.entry) {
+                Ok(Some(have)) => coming.layers_of(&have),
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "it is not known which layers are here already");
+                    continue;
+                }
+            };
+            let serve = here.intersection(&coming.serve);
+            let now = Millis(began.elapsed().as_millis() as u64);
+            let is_done = under_way.strong_count() == 0;
+            if here.len() == coming.groups.len() as u32 || !growth.is_due(now, &serve, is_done) {
+                continue;
+            }
+            let step = self.step(false);
+            under_way = Arc::downgrade(&step.done);
+            let Some(model) = coming.entry.model() else { continue };
+            let fetched = Fetched {
+                source: worker::Source::File(coming.entry.path.clone()),
+                model,
+                file_bytes: coming.entry.bytes,
+                load: here.ranges().to_vec(),
+                serve: serve.ranges().to_vec(),
+                about: coming.about.clone(),
+                step,
+            };
+            let what = What::Fetched(Box::new(fetched));
+            let _ = self.news.send(News { place: self.place, what }).await;
+        }
     }
 
     async fn fetch(
@@ -354,6 +427,22 @@ impl Acquire {
     }
 }
 
+/// Layers that are being fetched.
+struct Coming<'a> {
+    entry: library::Entry,
+    /// What each of them is of the file.
+    groups: Vec<(LayerRange, GroupSet)>,
+    serve: LayerSet,
+    about: &'a ModelInfo,
+}
+
+impl Coming<'_> {
+    /// Those that are whole when the file has these groups.
+    fn layers_of(&self, have: &GroupSet) -> LayerSet {
+        self.groups.iter().filter(|(_, groups)| have.covers(groups)).map(|(layer, _)| *layer).collect()
+    }
+}
+
 /// Whether waiting cures nothing.
 fn is_lasting(error: &Error) -> bool {
     matches!(
@@ -394,8 +483,13 @@ pub(crate) enum Arrived {
     Nothing,
     /// This line is told.
     Told(FetchReport),
-    /// The model of this name is in memory and can be announced.
-    Serving(String),
+    /// The model of this name is in memory and can be announced; `whole` when no more of it will come.
+    Serving {
+        /// As people call it.
+        name: String,
+        /// Whether this is all.
+        whole: bool,
+    },
 }
 
 impl Models {
@@ -432,6 +526,9 @@ impl Models {
                         Ok((worker, ready, outputs)) => {
                             What::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
                         }
+                        Err(fault) if !fetched.step.is_last => {
+                            return tracing::warn!(%fault, "the layers that are here cannot be served yet");
+                        }
                         Err(fault) => {
                             let why = fault.to_string();
                             What::Doing(FetchReport::Waiting { model: name, why, again_s: None })
@@ -441,13 +538,14 @@ impl Models {
                 });
                 Arrived::Nothing
             }
-            What::Holds(arrival) if leaving => {
+            What::Holds(arrival) if leaving || !held.is_step_due(arrival.fetched.step.number) => {
                 arrival.worker.kill();
                 Arrived::Nothing
             }
             What::Holds(arrival) => {
+                let whole = arrival.fetched.step.is_last;
                 let name = self.hold(place, *arrival);
-                name.map_or(Arrived::Nothing, Arrived::Serving)
+                name.map_or(Arrived::Nothing, |name| Arrived::Serving { name, whole })
             }
         }
     }
@@ -456,7 +554,7 @@ impl Models {
     fn hold(&mut self, place: usize, arrival: Arrival) -> Option<String> {
         let Arrival { fetched, worker, ready, outputs, mut spec } = arrival;
         spec.class = Some(ready.class);
-        self.listen_to(outputs, worker.pid());
+        let pump = self.listen_to(outputs, worker.pid());
         let held = self.place_mut(place)?;
         let name = held.about.name.clone();
         held.about = ModelInfo { name: name.clone(), context: ready.context as usize, ..fetched.about };
@@ -467,8 +565,11 @@ impl Models {
         held.served = fetched.serve;
         held.file_bytes = fetched.file_bytes;
         held.ready = ready;
-        held.replace(worker);
-        held.fetching = None;
+        let Step { number, is_last, done } = fetched.step;
+        held.grow(worker, pump, (number, done));
+        if is_last {
+            held.fetching = None;
+        }
         Some(name)
     }
 }

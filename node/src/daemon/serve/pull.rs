@@ -200,8 +200,12 @@ impl Pulls {
             Found::NoTree(why) => return Ok(PullLine::NoTree { why, end: true }),
             Found::Pull(prepared) => prepared,
         };
-        let plan =
-            PullLine::Plan { plan: prepared.plan(&layers), peers: Some(sources.len()), end: plan_only };
+        let plan = PullLine::Plan {
+            plan: prepared.plan(&layers),
+            peers: Some(sources.len()),
+            license: None,
+            end: plan_only,
+        };
         if plan_only {
             return Ok(plan);
         }
