@@ -17,6 +17,7 @@ mod disasters;
 mod drafts;
 mod examples;
 mod failover;
+mod first_model;
 mod guides;
 mod hostile;
 mod joining;

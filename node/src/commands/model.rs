@@ -5,23 +5,26 @@ use std::{fs, path::Path};
 use p2p::blob::sparse;
 use serde_json::json;
 
+use super::register::register;
 use crate::{
     Error, Result,
     cli::ModelCommand,
     content,
-    header::Header,
     library::{self, DEFAULT_MODEL, Entry, Library},
     output::{self, human_bytes, say},
     private_folder,
 };
 
 pub(super) fn run(command: ModelCommand) -> Result<()> {
-    use ModelCommand::{Add, Pull, Rm, Share};
-    if matches!(command, Add { .. } | Pull(_) | Share { .. } | Rm { .. }) {
+    use ModelCommand::{Inspect, List};
+    if !matches!(command, List { .. } | Inspect { .. }) {
         private_folder::prepare(&library::home()?)?;
     }
     match command {
         ModelCommand::List { json } => list(json),
+        ModelCommand::Search { words, sources, json } => super::catalog::search(&words, &sources, json),
+        ModelCommand::Find { link, name, json } => super::catalog::find(link.as_deref(), name, json),
+        ModelCommand::Catalog(command) => super::catalog::run(command),
         ModelCommand::Add { file, name, json } => add(&file, name, json),
         ModelCommand::Pull(args) => super::pull::run(args),
         ModelCommand::Share { model, name, off, json } => share(&model, name, off, json),
@@ -78,24 +81,6 @@ fn list(json: bool) -> Result<()> {
         say!("{name:24} {size:>11}  {id:12}  {}{notes}", entry.path.display());
     }
     Ok(())
-}
-
-/// Hashes a file and puts it on the list; Ctrl-C stops it.
-fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
-    let path = fs::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
-    let header = Header::of_file(&path)?;
-    header.trained()?;
-    let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let name = name.unwrap_or(stem);
-    library::check_name(&name)?;
-    output::catch_interrupt()?;
-    let bar = output::progress(header.file_len, "hashing", true);
-    let entry = content::register(&library::home()?, &path, name, shared, &mut |done| {
-        bar.set_position(done);
-        !output::interrupted()
-    });
-    bar.finish_and_clear();
-    entry
 }
 
 fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {

@@ -33,9 +33,13 @@ const TOKEN_BYTES: usize = 32;
 /// The shortest token a file may hold, in characters.
 const MIN_TOKEN: usize = 16;
 
-pub(super) fn run(args: ServeArgs) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+pub(super) fn run(mut args: ServeArgs) -> Result<()> {
     output::catch_interrupt()?;
+    if args.via == Via::Local {
+        let terms = super::obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+        args.engine.model = super::obtain::model(&args.engine.model, terms)?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let home = args.home.path()?;
     refuse_shown_token(&args.api, &home)?;
     private_folder::prepare(&home)?;

@@ -11,7 +11,7 @@
 //! comes; [`Prepared::fetch`] does the rest. A node that decides by the header what it wants takes the same steps one by
 //! one: [`open`], [`Prepared::header`], [`Prepared::want_layers`], [`Prepared::fetch`]. A mirror without a tree beside its file is left to [`fetch_plain`].
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
 use p2p::blob::{
     self, Event, GroupSet, HttpSource, Options, Outboard, Pace, Report, Source, SparseFile, plain, source,
@@ -19,6 +19,7 @@ use p2p::blob::{
 };
 use scheduler::{LayerRange, ModelId};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use shard::gguf::MAX_HEADER;
 use tokio::{sync::mpsc, task::spawn_blocking};
 
@@ -54,13 +55,15 @@ pub struct Ask {
     pub disk_bytes: Option<u64>,
     /// How fast at most.
     pub pace: Arc<Pace>,
+    /// The SHA-256 of the whole file, where another registry says it: a file of which nothing else is known is checked by it.
+    pub sha256: Option<[u8; 32]>,
 }
 
 impl Ask {
     /// The whole of `id` as fast as it comes.
     pub fn new(home: impl Into<PathBuf>, id: Option<ModelId>) -> Self {
         let (from, layers, pace) = (Vec::new(), Vec::new(), Arc::new(Pace::new(None)));
-        Self { home: home.into(), id, name: None, from, layers, disk_bytes: None, pace }
+        Self { home: home.into(), id, name: None, from, layers, disk_bytes: None, pace, sha256: None }
     }
 
     /// Whether the model's tree is here already: then a pull may have nothing left to fetch.
@@ -424,6 +427,23 @@ pub fn report_json(report: &Report, line: &mut Value) {
     line["spare_bytes"] = json!(report.spare_bytes);
 }
 
+/// The SHA-256 of a file, by which other registries know it. `on` is told the bytes done and returns whether to go on.
+fn sha256_of(path: &std::path::Path, on: &mut dyn FnMut(u64) -> bool) -> Result<[u8; 32]> {
+    let mut file = fs::File::open(path).map_err(|e| shard::Error::io(path, e))?;
+    let (mut hasher, mut done, mut part) = (Sha256::new(), 0, vec![0; 1 << 20]);
+    loop {
+        let read = file.read(&mut part).map_err(|e| shard::Error::io(path, e))?;
+        if read == 0 {
+            return Ok(hasher.finalize().into());
+        }
+        hasher.update(&part[..read]);
+        done += read as u64;
+        if !on(done) {
+            return Err(Error::Interrupted);
+        }
+    }
+}
+
 /// What [`fetch_plain`] is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -448,6 +468,14 @@ pub async fn fetch_plain(ask: &Ask, on: &mut (dyn FnMut(Step, u64, u64) -> bool 
     let complete =
         plain::fetch(&incoming, url, &options, &mut |done, all| on(Step::Fetching, done, all)).await?;
     let bytes = complete.bytes;
+    if let Some(wanted) = ask.sha256 {
+        let found = sha256_of(&complete.path, &mut |done| on(Step::Hashing, done, bytes))?;
+        if found != wanted {
+            fs::remove_dir_all(&incoming).map_err(|e| shard::Error::io(&incoming, e))?;
+            let what = format!("the file at {url}, whose SHA-256 is not the one that its registry names,");
+            return Err(blob::Error::Mismatch { what }.into());
+        }
+    }
     // Hashing blocks this thread, which has nothing else to do.
     let (tree, encoded) = Outboard::make(&complete.path, &mut |done| on(Step::Hashing, done, bytes))?;
     let id = tree.id();

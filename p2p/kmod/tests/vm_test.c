@@ -105,7 +105,7 @@ struct end {
 	struct sockaddr_in6 at; /* IPv4 is mapped */
 	u64 session;
 	u8 key[16]; /* of what comes here */
-	u32 epoch;
+	u32 epoch, tx_epoch; /* of what comes here, of what is sent */
 };
 
 static int home_ns, other_ns;
@@ -167,7 +167,7 @@ static struct end end_at(int family, const char *address, int ns, u32 rx, u32 sl
 	e.session = number += 0x10001;
 	for (u32 i = 0; i < 16; i++)
 		e.key[i] = (u8)(number >> (i % 8) * 8) + i * 17;
-	e.epoch = 3;
+	e.epoch = e.tx_epoch = 3;
 	return e;
 }
 
@@ -175,7 +175,7 @@ static struct shoal_lan_session session_for(const struct end *here, const struct
 {
 	struct shoal_lan_session s = {
 		.rx_session = here->session, .tx_session = peer->session, .port = ntohs(peer->at.sin6_port),
-		.epoch = here->epoch, .chunk_bytes = chunk, .quota = 4, .top = top,
+		.rx_epoch = here->epoch, .tx_epoch = peer->epoch, .chunk_bytes = chunk, .quota = 4, .top = top,
 	};
 
 	memcpy(s.rx_key, here->key, 16);
@@ -253,7 +253,7 @@ static int send_some(const struct end *e, u32 message, u32 slot, u32 bytes, cons
 {
 	struct shoal_lan_send s = {
 		.rx_session = e->session, .message = message, .slot = slot, .bytes = bytes,
-		.bitmap = (u64)(uintptr_t)bitmap, .flags = flags,
+		.bitmap = (u64)(uintptr_t)bitmap, .flags = flags, .epoch = e->tx_epoch,
 	};
 	int r = ioctl(e->dev, SHOAL_LAN_SEND, &s), error = errno;
 
@@ -287,7 +287,7 @@ static void deliver(const struct end *a, const struct end *b, u32 message, u32 b
 	WORKS(send_some(a, message, message % TX, bytes, NULL, 0, &sent));
 	WORKS(wait_for(b, 5000, &w));
 	if (!NEED(w.count == 1 && w.events[0].rx_session == b->session && w.events[0].message == message &&
-		  w.events[0].bytes == bytes && w.events[0].slot < RX))
+		  w.events[0].bytes == bytes && w.events[0].slot < RX && w.events[0].epoch == a->tx_epoch))
 		return;
 	NEED(filled(b->area + (u64)w.events[0].slot * SLOT, bytes, message));
 	FAILS(release(b, w.events[0].slot, w.events[0].generation + 1), ESTALE);
@@ -501,6 +501,7 @@ static void test_sessions(void)
 #define BAD(field, value, number) do { s = good; s.field = (value); \
 	FAILS(ioctl(a.dev, SHOAL_LAN_SESSION_ADD, &s), number); } while (0)
 	BAD(reserved, 1, EINVAL);
+	BAD(reserved2, 1, EINVAL);
 	BAD(port, 0, EINVAL);
 	BAD(chunk_bytes, 0, EINVAL);
 	BAD(chunk_bytes, 63, EINVAL);
@@ -543,9 +544,13 @@ static void test_sessions(void)
 	rekey.epoch = a.epoch + 2;
 	FAILS(ioctl(a.dev, SHOAL_LAN_REKEY, &rekey), EINVAL);
 	rekey.epoch = a.epoch + 1;
-	rekey.reserved = 1;
+	rekey.direction = 2;
 	FAILS(ioctl(a.dev, SHOAL_LAN_REKEY, &rekey), EINVAL);
-	rekey.reserved = 0;
+	rekey.direction = SHOAL_LAN_TX;
+	WORKS(ioctl(a.dev, SHOAL_LAN_REKEY, &rekey));
+	FAILS(ioctl(a.dev, SHOAL_LAN_REKEY, &rekey), EINVAL);
+	rekey.direction = SHOAL_LAN_RX;
+	rekey.epoch = a.epoch + 1;
 	WORKS(ioctl(a.dev, SHOAL_LAN_REKEY, &rekey));
 	for (i = 0; i < 64; i++) {
 		id = (struct shoal_lan_id){ .rx_session = (good.rx_session & ~63ull) | i };
@@ -585,39 +590,51 @@ static void test_messages(int family)
 	unpair();
 }
 
+static void rekey(const struct end *e, u32 direction, u32 epoch, int key)
+{
+	struct shoal_lan_rekey r = { .rx_session = e->session, .epoch = epoch, .direction = direction };
+
+	memset(r.key, key, 16);
+	WORKS(ioctl(e->dev, SHOAL_LAN_REKEY, &r));
+}
+
+/* The epochs of the two directions are independent. */
 static void test_rekey(void)
 {
-	struct shoal_lan_rekey rekey = {};
 	struct end *a = &pair_end[0], *b = &pair_end[1];
 	u32 step;
 
 	pair(AF_INET, 1408, 0);
 	for (step = 1; step < 8; step++) {
-		u8 fresh[16];
-
-		deliver(a, b, 2 * step, 5000);
-		memset(fresh, (int)step, 16);
-		rekey.epoch = 3 + step;
-		rekey.rx_session = b->session;
-		memcpy(rekey.rx_key, fresh, 16);
-		memcpy(rekey.tx_key, a->key, 16);
-		WORKS(ioctl(b->dev, SHOAL_LAN_REKEY, &rekey));
+		deliver(a, b, 3 * step, 5000);
+		deliver(b, a, 3 * step, 5000);
+		rekey(b, SHOAL_LAN_RX, 3 + step, (int)step);
 		/* The sender is an epoch behind. */
-		deliver(a, b, 2 * step + 1, 5000);
-		rekey.rx_session = a->session;
-		memcpy(rekey.rx_key, a->key, 16);
-		memcpy(rekey.tx_key, fresh, 16);
-		WORKS(ioctl(a->dev, SHOAL_LAN_REKEY, &rekey));
+		deliver(a, b, 3 * step + 1, 5000);
+		deliver(b, a, 3 * step + 1, 5000);
+		rekey(a, SHOAL_LAN_TX, 3 + step, (int)step);
+		/* A message that is sealed under the epoch before goes under it, again and again. */
+		deliver(a, b, 3 * step + 2, 5000);
+		a->tx_epoch++;
 	}
-	NEED(counter(b, SL_BAD_EPOCH) == 0);
+	a->tx_epoch -= 2;
+	FAILS(send_some(a, 200, 0, 100, NULL, 0, NULL), EKEYEXPIRED);
+	a->tx_epoch += 3;
+	FAILS(send_some(a, 200, 0, 100, NULL, 0, NULL), EKEYEXPIRED);
+	a->tx_epoch--;
+	NEED(counter(b, SL_BAD_EPOCH) == 0 && counter(a, SL_BAD_EPOCH) == 0);
 	/* Two epochs behind is too far. */
-	for (step = 0; step < 2; step++) {
-		rekey.rx_session = b->session;
-		rekey.epoch++;
-		WORKS(ioctl(b->dev, SHOAL_LAN_REKEY, &rekey));
-	}
+	rekey(b, SHOAL_LAN_RX, 3 + step, 1);
+	WORKS(send_some(a, 98, 0, 1408, NULL, 0, NULL));
+	NEED(counter(b, SL_BAD_EPOCH) == 0);
+	rekey(b, SHOAL_LAN_RX, 4 + step, 1);
 	WORKS(send_some(a, 99, 0, 1408, NULL, 0, NULL));
 	NEED(counter(b, SL_BAD_EPOCH) == 1);
+	/* The right epoch under another key. */
+	rekey(a, SHOAL_LAN_TX, 3 + step, 2);
+	a->tx_epoch++;
+	WORKS(send_some(a, 99, 0, 1408, NULL, 0, NULL));
+	NEED(counter(b, SL_BAD_EPOCH) == 1 && counter(b, SL_BAD_TAG) == 1);
 	unpair();
 }
 
@@ -714,6 +731,11 @@ static void test_forged(void)
 	COUNTS(, 1408, SL_STORED);
 	COUNTS(, 1408, SL_DUPLICATE);
 	COUNTS(h.total = 4001; h.chunk = 1, 1408, SL_DIFFERS);
+	struct shoal_lan_rekey next = { .rx_session = b->session, .epoch = b->epoch + 1, .direction = SHOAL_LAN_RX };
+
+	memcpy(next.key, b->key, 16);
+	WORKS(ioctl(b->dev, SHOAL_LAN_REKEY, &next));
+	COUNTS(h.epoch++; h.chunk = 1, 1408, SL_DIFFERS);
 	COUNTS(h.chunk = 2; h.len = 1184, 1184, SL_STORED);
 	FAILS(wait_for(b, 0, &w), EAGAIN);
 	COUNTS(h.chunk = 1, 1408, SL_STORED);
@@ -1256,6 +1278,12 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+static void print_cost(const char *what, u32 bytes, u64 *took)
+{
+	qsort(took, 200, sizeof(*took), compare);
+	printf("COST %u bytes over %s: %llu instructions\n", bytes, what, (unsigned long long)took[100]);
+}
+
 static void cost(u32 bytes)
 {
 	struct end *a = &pair_end[0], *b = &pair_end[1];
@@ -1274,9 +1302,50 @@ static void cost(u32 bytes)
 			die("content");
 		release(b, w.events[0].slot, w.events[0].generation);
 	}
-	qsort(took, 200, sizeof(*took), compare);
-	printf("COST %u bytes: %llu instructions\n", bytes, (unsigned long long)took[100]);
+	print_cost("the module", bytes, took);
 	unpair();
+}
+
+/* The same bytes over what there is without the module. */
+static void cost_sockets(u32 bytes, bool trains)
+{
+	static u8 out[1 << 17], in[1 << 17];
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	int one = 1, segment = 1448, type = trains ? SOCK_DGRAM : SOCK_STREAM;
+	int to = socket(AF_INET, type, 0), from = socket(AF_INET, type, 0), end = to;
+	socklen_t len = sizeof(at);
+	u64 took[200], before;
+	u32 n, have;
+
+	if (bind(to, (void *)&at, len) || getsockname(to, (void *)&at, &len) || (!trains && listen(to, 1)) ||
+	    connect(from, (void *)&at, len))
+		die("sockets");
+	if (trains) {
+		setsockopt(from, SOL_UDP, UDP_SEGMENT, &segment, sizeof(segment));
+		setsockopt(to, SOL_UDP, UDP_GRO, &one, sizeof(one));
+	} else {
+		end = accept(to, NULL, NULL);
+		setsockopt(from, IPPROTO_TCP, 1 /* TCP_NODELAY */, &one, sizeof(one));
+	}
+	for (n = 0; n < 200; n++) {
+		before = now_ns();
+		/* The longest datagram is shorter than 64 KiB. */
+		for (have = 0; have < bytes; have += 32768)
+			if (send(from, out, bytes - have < 32768 ? bytes - have : 32768, 0) < 1)
+				die("send");
+		for (have = 0; have < bytes;) {
+			ssize_t got = recv(end, in, sizeof(in), 0);
+
+			if (got < 1)
+				die("recv");
+			have += got;
+		}
+		took[n] = now_ns() - before;
+	}
+	print_cost(trains ? "UDP trains" : "TCP", bytes, took);
+	close(end);
+	close(from);
+	close(to);
 }
 
 int main(int argc, char **argv)
@@ -1294,9 +1363,11 @@ int main(int argc, char **argv)
 		return recv(e.sock, path, sizeof(path), MSG_DONTWAIT) != 48;
 	}
 	if (argc == 2 && !strcmp(argv[1], "--cost")) {
-		cost(4096);
-		cost(16384);
-		cost(65536);
+		for (u32 bytes = 4096; bytes <= 65536; bytes *= 4) {
+			cost(bytes);
+			cost_sockets(bytes, false);
+			cost_sockets(bytes, true);
+		}
 		return 0;
 	}
 	snprintf(path, sizeof(path), "/proc/%s/ns/net", argc > 1 ? argv[1] : "self");

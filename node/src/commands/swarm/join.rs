@@ -12,12 +12,14 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::{
+    super::obtain,
     ask::words,
     consent, runtime,
     which::{Here, beside, what_to_serve, which},
 };
 use crate::{
     Error, Result,
+    catalog::reference::Reference,
     cli::swarm::{CapsArgs, JoinArgs},
     consent::MODES,
     content,
@@ -52,6 +54,11 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         invite.map_err(|e| Error::usage(format!("the code cannot be read: {e}; ask for a new one")))?;
     if let Some(invite) = &invite {
         take_up(&mut args, invite);
+    }
+    if Reference::parse(&args.engine.model).is_some() {
+        // What a registry names has no content id before it is here.
+        let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+        args.engine.model = obtain::model(&args.engine.model, terms)?;
     }
     let which = which(&args, &args.engine.model, &home)?;
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
