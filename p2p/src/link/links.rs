@@ -559,7 +559,7 @@ async fn tick(busy: Arc<Notify>, shared: Weak<Shared>) {
         while more {
             tokio::time::sleep(TICK).await;
             let Some(shared) = shared.upgrade() else { return };
-            more = shared.neighbors().iter().fold(false, |more, neighbor| neighbor.on_time() || more);
+            more = shared.neighbors().iter().filter(|neighbor| neighbor.on_time()).count() > 0;
         }
     }
 }
