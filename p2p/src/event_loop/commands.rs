@@ -114,7 +114,7 @@ impl EventLoop {
                     bytes_in,
                     bytes_out,
                     agent,
-                    link: self.links.info(met.node),
+                    link: self.local.links.info(met.node),
                 })
             })
             .collect();

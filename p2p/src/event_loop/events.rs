@@ -266,11 +266,11 @@ impl EventLoop {
         match lane {
             Lane::Plane(plane) => self.incoming(from, plane, stream),
             Lane::Links => {
-                let links = self.links.clone();
+                let links = self.local.links.clone();
                 tokio::spawn(async move { links.accept(stream).await });
             }
             Lane::Linked => {
-                let Some(neighbor) = self.links.of(from) else { return };
+                let Some(neighbor) = self.local.links.of(from) else { return };
                 let reporter = self.reporter.clone();
                 tokio::spawn(async move {
                     let linked = tokio::time::timeout(IDENTIFY, stream.linked(neighbor, false)).await;

@@ -136,6 +136,8 @@ struct Local {
     me: PeerId,
     node: NodeId,
     names: Arc<Names>,
+    /// Sessions with its neighbors.
+    links: Links,
     topic: IdentTopic,
     loopback_only: bool,
     /// Whether this node relays for others.
@@ -186,7 +188,6 @@ impl News {
 struct EventLoop {
     swarm: Swarm<Behaviour>,
     governor: Governor,
-    links: Links,
     local: Local,
     commands: mpsc::Receiver<Command>,
     reports: mpsc::Receiver<Report>,
@@ -257,8 +258,8 @@ fn build(
     Ok(EventLoop {
         swarm: Swarm::new(transport, behaviour, me, settings),
         governor,
-        links,
         local: Local {
+            links,
             me,
             node,
             topic: IdentTopic::new(&names.topic),

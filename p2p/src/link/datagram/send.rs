@@ -39,14 +39,20 @@ pub(crate) struct Place {
     pub(crate) number: u32,
 }
 
+/// What the datagrams of a message are tagged with, whenever they are sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Stamp {
+    pub(crate) epoch: u32,
+    pub(crate) key: HeaderKey,
+}
+
 /// A message on its way.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) message: u32,
-    pub(crate) epoch: u32,
+    pub(crate) stamp: Stamp,
     pub(crate) place: Place,
     pub(crate) sealed: Vec<u8>,
-    key: HeaderKey,
     chunks: u16,
     /// The first chunk that was never sent.
     next: u16,
@@ -73,7 +79,7 @@ impl Outgoing {
     }
 
     fn header(&self, kind: Kind, session: u64) -> Header {
-        let (message, chunks, epoch) = (self.message, self.chunks, self.epoch);
+        let (message, chunks, epoch) = (self.message, self.chunks, self.stamp.epoch);
         Header {
             kind,
             chunk: 0,
@@ -174,17 +180,16 @@ impl Sender {
     }
 
     /// Takes a sealed message over; [`Sender::has_room`] said that it may.
-    pub(crate) fn push(&mut self, now: Time, place: Place, sealed: Vec<u8>, epoch: u32, key: HeaderKey) {
+    pub(crate) fn push(&mut self, now: Time, place: Place, sealed: Vec<u8>, stamp: Stamp) {
         let Some(chunks) = chunks_of(sealed.len(), self.chunk_bytes) else { return };
         let message = self.next_message;
         self.next_message = self.next_message.wrapping_add(1);
         self.count.messages += 1;
         self.outgoing.push_back(Outgoing {
             message,
-            epoch,
+            stamp,
             place,
             sealed,
-            key,
             chunks,
             next: 0,
             again: VecDeque::new(),
@@ -370,7 +375,7 @@ impl Sender {
                 if segment.is_some_and(|segment| len > segment) {
                     return segment;
                 }
-                header.write(&out.sealed[start..end], &out.key, train);
+                header.write(&out.sealed[start..end], &out.stamp.key, train);
                 if out.again.pop_front().is_none() {
                     out.next += 1;
                 }

@@ -14,7 +14,7 @@ use super::Time;
 use super::header::{Header, Kind, MAX_MESSAGE};
 use super::receive::{Outcome, Receiver, Whole};
 use super::seal::{Direction, Keys, SEAL_LEN, Secret};
-use super::send::{Outgoing, Place, Sender, Sent};
+use super::send::{Outgoing, Place, Sender, Sent, Stamp};
 use crate::governor::{Governor, Permit};
 
 /// Messages that were delivered and have not been read yet; at the bound a peer sends over the stream.
@@ -163,7 +163,8 @@ impl Session {
         sealed.extend_from_slice(&place.number.to_le_bytes());
         frame.iter().for_each(|part| sealed.extend_from_slice(part));
         self.outward.seal(self.terms.there, message, &mut sealed);
-        self.sender.push(now, place, sealed, self.outward.epoch, self.outward.header.clone());
+        let stamp = Stamp { epoch: self.outward.epoch, key: self.outward.header.clone() };
+        self.sender.push(now, place, sealed, stamp);
         true
     }
 
@@ -180,7 +181,7 @@ impl Session {
     }
 
     fn give_back(&mut self, out: Outgoing) {
-        let Outgoing { message, epoch, place, mut sealed, .. } = out;
+        let Outgoing { message, stamp: Stamp { epoch, .. }, place, mut sealed, .. } = out;
         let keys = match epoch == self.outward.epoch {
             true => self.outward.clone(),
             false => self.terms.secret.keys(self.terms.direction, epoch),

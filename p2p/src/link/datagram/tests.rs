@@ -184,16 +184,16 @@ fn exchange(seed: u64, faults: Faults, count: u32, longest: usize) -> World {
     let mut next = [0_u32; 2];
     for turn in 0_u64.. {
         assert!(turn < 400_000, "no progress: {:?}", world.ends);
-        for end in 0..2 {
-            while next[end] < count {
-                let place = Place { lane: 1 + u64::from(next[end] % 3), number: next[end] };
+        for (end, next) in next.iter_mut().enumerate() {
+            while *next < count {
+                let place = Place { lane: 1 + u64::from(*next % 3), number: *next };
                 let len = world.draws.next() as usize % longest + 1;
                 let whole = frame(place, len);
                 let (head, rest) = whole.split_at(len.min(32));
                 if !world.ends[end].send(world.now, place, [head, rest]) {
                     break;
                 }
-                next[end] += 1;
+                *next += 1;
             }
         }
         let quiet = !world.step();
