@@ -1,5 +1,6 @@
 //! The command line: every command, its flags and its examples.
 
+mod answer;
 pub mod api;
 mod choice;
 mod model;
@@ -17,7 +18,8 @@ use clap::{Args, Parser, Subcommand};
 use scheduler::AttentionKind;
 use shard::executor::DeviceName;
 
-pub use model::{ModelCommand, PullArgs};
+pub use answer::{ChatArgs, RunArgs};
+pub use model::{CatalogCommand, ModelCommand, PullArgs, SourceArgs};
 pub use operate::{CompletionsArgs, ConfigCommand, GlobalArgs, ManArgs};
 pub use tools::{AuditArgs, ConvertArgs, EvalArgs, PrivacyCommand, TemplateArgs, TokenizeArgs};
 
@@ -56,6 +58,8 @@ pub enum Command {
     /// Answer one prompt
     #[command(after_help = "Examples:
   shoal run \"Tell me a story about a fox and a lantern\"
+  shoal run smollm2 \"Why is the sky blue?\"     with a model of `shoal model search`; it is fetched if it is not here
+  shoal run smollm2                            talk with it
   shoal run --model llama.gguf --temperature 0.7 --seed 1 \"Why is the sky blue?\"
   echo \"Name three animals\" | shoal run --json -
   shoal run --wire q8 --cuts 2,4,6 \"What a q8 session over those cuts answers\"")]
@@ -248,7 +252,7 @@ pub struct WorkerArgs {
 /// Which model, and how this machine runs it.
 #[derive(Debug, Clone, Args)]
 pub struct EngineArgs {
-    /// A .gguf file, or a name from `shoal model list`
+    /// A .gguf file, or a name from `shoal model list` or `shoal model search`
     #[arg(short, long, default_value = crate::library::DEFAULT_MODEL, env = "SHOAL_MODEL")]
     pub model: String,
     /// Compute threads [default: physical cores]
@@ -393,75 +397,6 @@ impl SamplingArgs {
     }
 }
 
-/// `shoal run`
-#[derive(Debug, Args)]
-pub struct RunArgs {
-    /// The prompt; `-` or nothing reads standard input
-    pub prompt: Option<String>,
-    /// A system message put before the prompt
-    #[arg(long)]
-    pub system: Option<String>,
-    /// Continue the text as it is, without the model's chat template
-    #[arg(long, conflicts_with = "system")]
-    pub raw: bool,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub engine: EngineArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub wire: WireArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sampling: SamplingArgs,
-    /// Where to answer it
-    #[arg(long, value_enum, default_value = "local")]
-    pub via: swarm::Via,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub route: swarm::RouteArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub home: swarm::HomeArgs,
-    /// One JSON object per line: a line per piece of text, the summary last
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// `shoal chat`
-#[derive(Debug, Args)]
-pub struct ChatArgs {
-    /// A system message put before the conversation
-    #[arg(long)]
-    pub system: Option<String>,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub engine: EngineArgs,
-    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub attention: AttentionKind,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub wire: WireArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub sampling: SamplingArgs,
-    /// Where to answer it
-    #[arg(long, value_enum, default_value = "local")]
-    pub via: swarm::Via,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub route: swarm::RouteArgs,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub home: swarm::HomeArgs,
-    /// One JSON object per line; one user message per line of standard input
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// `shoal serve`
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -486,6 +421,12 @@ pub struct ServeArgs {
     /// Memory for the caches of all sessions, in MiB
     #[arg(long, default_value_t = 1024)]
     pub kv_mib: usize,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: SourceArgs,
+    /// Fetch a model that is not here without asking
+    #[arg(short, long)]
+    pub yes: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub engine: EngineArgs,

@@ -19,6 +19,8 @@
 //! Limits: a file has at most [`MAX_BYTES`]; an unknown key, a wrong type and two settings that exclude each other
 //! are refused, never ignored.
 
+mod words;
+
 use std::{
     collections::BTreeMap,
     env,
@@ -35,6 +37,7 @@ use serde_json::{Value, json};
 use toml::Table;
 
 use crate::{Error, Result, cli::Cli};
+use words::{NEVER, SHARED, TABLES};
 
 /// A file that is larger is something else.
 const MAX_BYTES: u64 = 1 << 20;
@@ -42,38 +45,6 @@ const MAX_BYTES: u64 = 1 << 20;
 const ALIKE: f64 = 0.7;
 /// What names no file at all.
 const NO_FILE: &str = "none";
-
-/// Keys outside of tables: flags that many commands share, and those of the program itself.
-const SHARED: &[&str] =
-    &["home", "model", "threads", "ctx", "isa", "device", "no_pin", "log", "log_format", "otlp"];
-/// Flags that say something about one call, not about a node.
-const NEVER: &[&str] = &["json", "help", "version", "config"];
-/// A table of the file: its name, the command it is about, and the flags it may hold (all of them when empty).
-const TABLES: &[(&str, &[&str], &[&str])] = &[
-    ("join", &["join"], &[]),
-    ("serve", &["serve"], &[]),
-    (
-        "run",
-        &["run"],
-        &[
-            "via",
-            "mode",
-            "wire",
-            "allow_rounding",
-            "head",
-            "tail",
-            "trust",
-            "system",
-            "temperature",
-            "top_k",
-            "top_p",
-            "max_tokens",
-            "draft",
-        ],
-    ),
-    ("chat", &["chat"], &["system", "temperature", "top_k", "top_p", "max_tokens"]),
-    ("pull", &["model", "pull"], &["disk", "rate"]),
-];
 
 /// Something the file may set.
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@ pub mod lab;
 pub mod nemesis;
 pub mod node;
 pub mod prompt;
+pub mod registry;
 pub mod wires;
 
 use std::{

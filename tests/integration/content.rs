@@ -8,7 +8,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{Receiver, sync_channel},
     },
     thread,
@@ -438,6 +438,68 @@ fn a_node_with_nothing_answers_at_once_and_comes_to_serve_its_layers() {
 }
 
 #[test]
+fn the_first_layers_are_served_while_the_last_ones_come() {
+    const PROMPT: &str = "Tell me a story about an owl who learns to swim";
+    let folder = TempDir::new().unwrap();
+    let file = story(folder.path());
+    let (id, path) = (id_of(&file), file.to_str().unwrap());
+    let home = |name: &str| folder.path().join(name);
+    let alone = Shoal::new().json(["run", "--json", "-n", "96", "--model", path, PROMPT], "");
+
+    // Layer 1 is held by no node that is fast.
+    let asks = Node::start(&home("a"), &["--model", path, "--ask-only"]);
+    let peer = asks.tcp().to_owned();
+    let holds = Node::start(&home("b"), &["--model", path, "--layers", "2..7", "--peer", &peer]);
+    let seeder = holder(&home("c"), &file, &["--upload", "150kB", "--peer", &peer]);
+    let fresh = Node::start(&home("d"), &["--model", &id, "--layers", "1..4", "--peer", &peer]);
+    let part = fresh.wait_for("serving_part");
+    let serving = part["model"]["serving"].as_array().unwrap();
+    assert!(serving[0].as_str().unwrap().starts_with("1..") && serving != &["1..4"], "{part}");
+    assert!(part["fetching"]["total_bytes"].is_u64(), "the rest is on its way: {part}");
+
+    let model = holds.ask(&["status"])["model"]["name"].as_str().unwrap().to_owned();
+    let run = ["run", "--via", "swarm", "--mode", "boomerang", "--model", &model, "-n", "96", PROMPT];
+    let ask = || -> Option<Value> {
+        let output = harness::output(shoal(&asks.home).args(run).arg("--json")).unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let last = text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+        last.filter(|_| output.status.success())
+    };
+    let mut first = None;
+    until("a route over the first layer", || {
+        first = ask();
+        first.is_some()
+    });
+    let computed = |answer: &Value| {
+        assert_eq!(answer["ids"], alone["ids"], "{answer}");
+        let stages = answer["stages"].as_array().unwrap();
+        let there = stages.iter().find(|stage| stage["node"] == fresh.name.as_str());
+        assert_eq!(there.unwrap_or(&Value::Null)["start"], 1, "{answer}");
+    };
+    computed(&first.unwrap());
+    // Prompts that run while the node comes to hold more end where they began.
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let (mut asked, started) = (0, Instant::now());
+            while !over.load(Ordering::SeqCst) && started.elapsed() < PATIENCE {
+                let answer = ask().expect("an answer");
+                computed(&answer);
+                assert!(answer["faults"].as_array().unwrap().is_empty(), "{answer}");
+                asked += 1;
+            }
+            asked
+        });
+        let whole = fresh.wait_for("serving");
+        over.store(true, Ordering::SeqCst);
+        println!("{} prompts meanwhile", asking.join().unwrap());
+        assert_eq!(whole["model"]["serving"].as_array().unwrap(), &["1..4"], "{whole}");
+        assert!(whole["fetching"].is_null(), "{whole}");
+    });
+    drop(seeder);
+}
+
+#[test]
 fn a_code_brings_the_model_and_a_swarm_outlives_its_founder() {
     const PROMPT: &str = "Tell me a story about an owl who learns to swim";
     let folder = TempDir::new().unwrap();
@@ -461,6 +523,7 @@ fn a_code_brings_the_model_and_a_swarm_outlives_its_founder() {
     founder.child.wait().unwrap();
     let second = code(&member);
     assert_ne!(first, second, "it names who can be reached");
+    assert!(first.len() <= 320 && second.len() <= 320, "{} and {} characters", first.len(), second.len());
     let newcomer = Node::start(&home("c"), &[&second]);
     let serving = newcomer.wait_for("serving");
     assert!(!serving["model"]["serving"].as_array().unwrap().is_empty(), "{serving}");

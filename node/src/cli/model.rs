@@ -13,6 +13,41 @@ pub enum ModelCommand {
         #[arg(long)]
         json: bool,
     },
+    /// The models of the catalogs that are known here, and what becomes of each on this machine
+    #[command(after_help = "Nothing is asked of a network unless --catalog names an address.
+
+Examples:
+  shoal model search
+  shoal model search llama instruct
+  shoal model search --catalog https://models.example/catalog.txt")]
+    Search {
+        /// Words that must be in a model's name, family, format or license
+        words: Vec<String>,
+        #[command(flatten)]
+        #[allow(missing_docs)]
+        sources: SourceArgs,
+        /// A JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Models that Ollama, LM Studio, Hugging Face's libraries or llama.cpp stored on this machine; they are linked, not copied
+    #[command(after_help = "Examples:
+  shoal model find                             what there is
+  shoal model find --link llama3.2:1b          give it that name here; the file stays where it is")]
+    Find {
+        /// Put this one on the list of `shoal model list`
+        #[arg(long, value_name = "NAME")]
+        link: Option<String>,
+        /// Its name there [default: the same]
+        #[arg(long, requires = "link")]
+        name: Option<String>,
+        /// A JSON array, or the entry that was made
+        #[arg(long)]
+        json: bool,
+    },
+    /// Signed lists of models: make one, and say whose count here
+    #[command(subcommand)]
+    Catalog(CatalogCommand),
     /// Give a .gguf file a name; the file stays where it is
     Add {
         /// The file
@@ -29,6 +64,9 @@ pub enum ModelCommand {
         after_help = "Every byte is checked against the model's id before it is used. A stopped pull goes on where it was.
 
 Examples:
+  shoal model pull smollm2
+  shoal model pull hf.co/OWNER/NAME:Q4_K_M
+  shoal model pull ollama://llama3.2:1b
   shoal model pull https://huggingface.co/ORG/REPO/resolve/main/FILE.gguf
   shoal model pull ID --from https://mirror.example/FILE.gguf --layers 0..8
   shoal model pull llama --layers 8..16"
@@ -86,10 +124,97 @@ Examples:
     },
 }
 
+/// `shoal model catalog ...`
+#[derive(Debug, Subcommand)]
+pub enum CatalogCommand {
+    /// The catalogs that count here, and who signed them
+    List {
+        /// A JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put a model on a catalog of one's own, and sign it
+    #[command(
+        after_help = "The key is made when it is not there; who has it can change the catalog. Others trust it once:
+`shoal model catalog trust FILE|URL`.
+
+Example:
+  shoal model catalog add llama.gguf --to catalog.txt --key catalog.key --license Apache-2.0 \\
+    --mirror https://models.example/llama.gguf"
+    )]
+    Add {
+        /// The .gguf file, or a name from `shoal model list`
+        file: String,
+        /// The catalog: it is made, or the model is put in it
+        #[arg(long, value_name = "CATALOG")]
+        to: PathBuf,
+        /// The file with the key that signs it
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+        /// The model's license, as SPDX writes it
+        #[arg(long)]
+        license: String,
+        /// What users type [default: the file's name without .gguf]
+        #[arg(long)]
+        name: Option<String>,
+        /// The model's name in full [default: the same]
+        #[arg(long)]
+        title: Option<String>,
+        /// Its weight format, where the one of most bytes misleads
+        #[arg(long)]
+        format: Option<String>,
+        /// An address of the file (repeatable)
+        #[arg(long, value_name = "URL")]
+        mirror: Vec<String>,
+        /// What a new catalog is called
+        #[arg(long, default_value = "models", value_name = "NAME")]
+        called: String,
+        /// A JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let a catalog, and later ones of its author, name models here
+    Trust {
+        /// The catalog, a file or an address
+        catalog: String,
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+        /// A JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take that back
+    Forget {
+        /// The author, as `shoal model catalog list` shows it; its first digits will do
+        author: String,
+        /// A JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Where models come from that are not on this machine.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sources of models")]
+pub struct SourceArgs {
+    /// A signed list of models, a file or an address, beside those of `shoal model catalog list` (repeatable); its author is
+    /// trusted once
+    #[arg(long, value_name = "FILE|URL", env = "SHOAL_CATALOG", value_delimiter = ',')]
+    pub catalog: Vec<String>,
+    /// Where models called hf.co/OWNER/NAME are
+    #[arg(long, value_name = "URL", env = "HF_ENDPOINT", default_value = crate::catalog::registry::HUGGING_FACE)]
+    pub hf_endpoint: String,
+    /// Where models called ollama://NAME are
+    #[arg(long, value_name = "URL", env = "SHOAL_OLLAMA_REGISTRY", default_value = crate::catalog::registry::OLLAMA)]
+    pub ollama_registry: String,
+}
+
 /// `shoal model pull`
 #[derive(Debug, Args)]
 pub struct PullArgs {
-    /// A name from `shoal model list`, a model's id (64 hex digits) or the address of a .gguf file
+    /// A name from `shoal model list` or `shoal model search`, a model's id (64 hex digits), hf.co/OWNER/NAME:Q4_K_M,
+    /// ollama://NAME:TAG or the address of a .gguf file
     pub model: String,
     /// Only these layers, as A..B (repeatable); the embedding comes with the first, the head with the last
     #[arg(long, value_name = "A..B")]
@@ -109,6 +234,9 @@ pub struct PullArgs {
     /// Most bytes per second, e.g. 5MB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub rate: Option<u64>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: SourceArgs,
     /// One JSON object per line: the plan, progress, the result
     #[arg(long)]
     pub json: bool,

@@ -98,6 +98,9 @@ pub struct JoinArgs {
     /// A mirror of a model that is not here, beside the peers that have it (repeatable)
     #[arg(long, value_name = "URL")]
     pub from: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: super::SourceArgs,
     /// Fetch the first and the last layer of a model that is not here too, so that own prompts keep them on this machine
     #[arg(long)]
     pub ends: bool,

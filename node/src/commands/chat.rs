@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use super::{
-    request,
+    obtain, request,
     run::{may_leave, refuse_attention, show_json, show_text, summary_json, summary_text},
     swarm::{consent, remote},
     utf8,
@@ -35,7 +35,7 @@ const HELP: &str = "\
 /help           this list
 /quit           leave (also Ctrl-D)";
 
-pub(super) fn run(args: ChatArgs) -> Result<()> {
+pub(super) fn run(mut args: ChatArgs) -> Result<()> {
     // The editor of lines opens what it needs of the terminal.
     let mut lines = Lines::new()?;
     let model;
@@ -48,6 +48,9 @@ pub(super) fn run(args: ChatArgs) -> Result<()> {
             Answers::Node(Asker::new(home)?)
         }
         None => {
+            output::catch_interrupt()?;
+            let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+            args.engine.model = obtain::model(&args.engine.model, terms)?;
             model = Model::load_confined(&args.engine)?;
             if lines.interactive() {
                 eprintln!(

@@ -1,6 +1,7 @@
 //! One file per command.
 
 mod bench;
+mod catalog;
 mod chat;
 mod completions;
 mod config;
@@ -9,8 +10,10 @@ mod eval;
 mod inspect;
 mod man;
 mod model;
+mod obtain;
 mod privacy;
 mod pull;
+mod register;
 mod run;
 mod selftest;
 mod serve;
@@ -35,7 +38,10 @@ use shard::sample::SamplingParams;
 /// Runs the command the user typed.
 pub fn run(cli: Cli) -> Result<()> {
     match cli.command {
-        Command::Run(args) => run::run(args),
+        Command::Run(mut args) => match run::begins_a_conversation(&mut args)? {
+            true => chat::run(args.into()),
+            false => run::run(args),
+        },
         Command::Demo(args) => swarm::demo(args),
         Command::Join(args) => swarm::join(*args),
         Command::Up(args) => swarm::up(*args),

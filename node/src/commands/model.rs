@@ -3,25 +3,29 @@
 use std::{fs, path::Path};
 
 use p2p::blob::sparse;
+use serde::Serialize;
 use serde_json::json;
 
+use super::register::register;
 use crate::{
     Error, Result,
     cli::ModelCommand,
     content,
-    header::Header,
     library::{self, DEFAULT_MODEL, Entry, Library},
     output::{self, human_bytes, say},
     private_folder,
 };
 
 pub(super) fn run(command: ModelCommand) -> Result<()> {
-    use ModelCommand::{Add, Pull, Rm, Share};
-    if matches!(command, Add { .. } | Pull(_) | Share { .. } | Rm { .. }) {
+    use ModelCommand::{Inspect, List};
+    if !matches!(command, List { .. } | Inspect { .. }) {
         private_folder::prepare(&library::home()?)?;
     }
     match command {
         ModelCommand::List { json } => list(json),
+        ModelCommand::Search { words, sources, json } => super::catalog::search(&words, &sources, json),
+        ModelCommand::Find { link, name, json } => super::catalog::find(link.as_deref(), name, json),
+        ModelCommand::Catalog(command) => super::catalog::run(command),
         ModelCommand::Add { file, name, json } => add(&file, name, json),
         ModelCommand::Pull(args) => super::pull::run(args),
         ModelCommand::Share { model, name, off, json } => share(&model, name, off, json),
@@ -31,6 +35,17 @@ pub(super) fn run(command: ModelCommand) -> Result<()> {
             super::inspect::run(&model, tensors, metadata, json)
         }
     }
+}
+
+/// A row of `shoal model list --json`.
+#[derive(Serialize)]
+struct Listed<'a> {
+    #[serde(flatten)]
+    entry: &'a Entry,
+    missing: bool,
+    /// Of a file that was pulled: what is here of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    present_bytes: Option<u64>,
 }
 
 fn list(json: bool) -> Result<()> {
@@ -48,16 +63,10 @@ fn list(json: bool) -> Result<()> {
     let home = library::home()?;
     let library = Library::load(&home)?;
     if json {
-        let mut first = embedded.to_json();
-        first["missing"] = json!(false);
-        let mut all = vec![first];
+        let mut all = vec![Listed { entry: &embedded, missing: false, present_bytes: None }];
         for entry in library.entries() {
-            let mut value = entry.to_json();
-            value["missing"] = json!(!entry.path.is_file());
-            if let Some(have) = content::present(&home, entry)? {
-                value["present_bytes"] = json!(have.bytes(entry.bytes));
-            }
-            all.push(value);
+            let present_bytes = content::present(&home, entry)?.map(|have| have.bytes(entry.bytes));
+            all.push(Listed { entry, missing: !entry.path.is_file(), present_bytes });
         }
         return output::json_line(&all);
     }
@@ -80,30 +89,12 @@ fn list(json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Hashes a file and puts it on the list; Ctrl-C stops it.
-fn register(file: &Path, name: Option<String>, shared: bool) -> Result<Entry> {
-    let path = fs::canonicalize(file).map_err(|e| shard::Error::io(file, e))?;
-    let header = Header::of_file(&path)?;
-    header.trained()?;
-    let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    let name = name.unwrap_or(stem);
-    library::check_name(&name)?;
-    output::catch_interrupt()?;
-    let bar = output::progress(header.file_len, "hashing", true);
-    let entry = content::register(&library::home()?, &path, name, shared, &mut |done| {
-        bar.set_position(done);
-        !output::interrupted()
-    });
-    bar.finish_and_clear();
-    entry
-}
-
 fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
     // A path that leads nowhere is the same mistake here as in every command.
     library::Located::open(file)?;
     let entry = register(file, name, false)?;
     if json {
-        return output::json_line(&entry.to_json());
+        return output::json_line(&entry);
     }
     say!("added {} ({}, id {})", entry.name, human_bytes(entry.bytes), &entry.id[..12]);
     say!("try: shoal run --model {} \"Hello\"", entry.name);
@@ -131,7 +122,7 @@ fn share(model: &str, name: Option<String>, off: bool, json: bool) -> Result<()>
         None => register(Path::new(model), name, true)?,
     };
     if json {
-        return output::json_line(&entry.to_json());
+        return output::json_line(&entry);
     }
     if off {
         say!("{} is not shared any more", entry.name);

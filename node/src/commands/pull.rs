@@ -10,76 +10,149 @@ use std::{
 use indicatif::ProgressBar;
 use p2p::blob::{Event, Pace, Report, Source};
 use scheduler::LayerRange;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     Error, Result,
+    catalog::{
+        self,
+        local::{self, Stored},
+        reference::Reference,
+        registry,
+    },
     cli::PullArgs,
     content::{
         hex, parse_id,
-        pull::{Ask, Found, Prepared, Step, event_of, fetch_plain, plan_json, prepare, report_json},
+        pull::{Ask, Found, Prepared, Step, fetch_plain, prepare},
     },
     control::{self, Caller, PullAsk, Question},
     library::{self, Entry, Library},
-    output::{self, human_bytes, say},
+    output::{self, human_bytes},
+    reports::{PullLine, PullPlan, Transfer},
 };
 
 /// Time between two lines of progress in JSON.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) fn run(args: PullArgs) -> Result<()> {
-    let (ask, called) = ask(&args)?;
-    let sources = ask.mirrors()?;
     output::catch_interrupt()?;
+    bring(&args, false).map(drop)
+}
+
+/// What is known of a model before it is here, beyond where it is.
+#[derive(Clone, Debug, Default)]
+struct Terms {
+    /// Its license, where that is known.
+    license: Option<String>,
+    /// What a running node's swarm is asked for when nothing else is known: what it is called.
+    called: Option<String>,
+    /// Set for a file of another registry, which no peer is asked for: its content id is not known before it is here.
+    foreign: bool,
+}
+
+/// What is to be done for a model.
+enum Wanted {
+    /// It is on the list already, by this name.
+    Here(Box<Entry>),
+    /// It is a file that another program stored.
+    Linked(Stored, String),
+    /// It is to be fetched.
+    Ask(Box<Ask>, Terms),
+}
+
+/// Fetches what `args` say, `aside` of the answer of another command, and returns its name on the list.
+///
+/// # Errors
+/// Those of [`prepare`] and of registries; [`Error::Usage`] when the user does not agree, or cannot be asked.
+pub(super) fn bring(args: &PullArgs, aside: bool) -> Result<String> {
+    let view = View::new(args.json && !aside, aside);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        if control::is_running(&ask.home) {
-            return through_the_node(ask, called, &args).await;
+        let (ask, terms) = match wanted(args).await? {
+            Wanted::Here(entry) => return done(*entry, None, &view, "is here already"),
+            Wanted::Linked(stored, name) => {
+                let entry = super::catalog::link(&stored, name)?;
+                view.say(&format!("{} stored it here: {}", stored.program, stored.path.display()))?;
+                return done(entry, None, &view, "is linked");
+            }
+            Wanted::Ask(ask, terms) => (*ask, terms),
+        };
+        let sources = ask.mirrors()?;
+        if terms.foreign {
+            return plain(ask, &terms, Vec::new(), args, view).await;
         }
-        match called {
+        if control::is_running(&ask.home) {
+            return through_the_node(ask, terms, args, view).await;
+        }
+        match terms.called {
             Some(called) => Err(Error::usage(format!(
-                "\"{called}\" is no name from `shoal model list`, no id of 64 hex digits and no address; a running node \
-                 (`shoal join`) would ask the swarm for it"
+                "\"{called}\" is no name from `shoal model list` or `shoal model search`, no id of 64 hex digits and no \
+                 address; a running node (`shoal join`) would ask the swarm for it"
             ))),
-            None => pull(ask, sources, &args).await,
+            None => pull(ask, terms, sources, args, view).await,
         }
     })
 }
 
-/// What the command line asks for, with what the library knows of it; and the name to ask the swarm for, when nothing
-/// else is known.
-fn ask(args: &PullArgs) -> Result<(Ask, Option<String>)> {
+/// What the command line asks for, with what the library, the catalogs and other registries know of it.
+async fn wanted(args: &PullArgs) -> Result<Wanted> {
     let home = library::home()?;
     let library = Library::load(&home)?;
-    let mut ask = Ask::new(home, parse_id(&args.model));
-    let mut called = None;
-    if args.model.contains("://") {
+    let mut ask = Ask::new(home.clone(), parse_id(&args.model));
+    let mut terms = Terms::default();
+    ask.disk_bytes = args.disk;
+    ask.pace = Arc::new(Pace::new(args.rate));
+    ask.layers = args.layers.iter().map(|text| layers(text)).collect::<Result<_>>()?;
+    let of_id = |id: Option<scheduler::ModelId>| {
+        library.entries().iter().find(|entry| id.is_some() && entry.model() == id)
+    };
+    if let Some(reference) = Reference::parse(&args.model) {
+        let reference = reference.map_err(Error::usage)?;
+        let name = args.name.clone().unwrap_or_else(|| reference.local_name());
+        if let Some(entry) = library.get(&name).filter(|entry| reference.is(entry)) {
+            return Ok(Wanted::Here(Box::new(entry.clone())));
+        }
+        let stored = super::catalog::stored();
+        if let Some(found) = local::of_reference(&stored, &reference).filter(|_| args.layers.is_empty()) {
+            return Ok(Wanted::Linked(found.clone(), name));
+        }
+        let registries = super::catalog::registries(&args.sources);
+        let remote = registry::resolve(&reference, &registries).await?;
+        (ask.from, ask.name, ask.sha256) = (vec![remote.url], Some(name), remote.sha256.map(|hash| hash.0));
+        terms = Terms { license: remote.license, called: None, foreign: true };
+        terms.license.get_or_insert_with(|| "not stated by its registry".to_owned());
+    } else if args.model.contains("://") {
         ask.from.push(args.model.clone());
-    } else if let Some(entry) = library
-        .get(&args.model)
-        .or_else(|| library.entries().iter().find(|entry| ask.id.is_some() && entry.model() == ask.id))
-    {
+    } else if let Some(entry) = library.get(&args.model).or_else(|| of_id(ask.id)) {
         ask.id = entry.model();
         ask.from = entry.from.clone();
         ask.name = Some(entry.name.clone());
-    } else if ask.id.is_none() {
-        called = Some(args.model.clone());
+    } else {
+        let known = super::catalog::known(&home, &args.sources, args.json).await?;
+        match catalog::find(&known, &args.model) {
+            Some(model) => {
+                ask.id = model.model();
+                ask.from = model.mirrors.clone();
+                ask.name = Some(of_id(ask.id).map_or_else(|| model.name.clone(), |entry| entry.name.clone()));
+                terms.license = Some(model.license.clone());
+            }
+            None if ask.id.is_none() => terms.called = Some(args.model.clone()),
+            None => {}
+        }
     }
     for url in args.from.iter().rev() {
         ask.from.retain(|known| known != url);
         ask.from.insert(0, url.clone());
     }
-    if let Some(name) = &args.name {
+    if let Some(name) = args.name.as_ref().or(ask.name.as_ref().filter(|_| terms.foreign)) {
         library::check_name(name)?;
         if library.get(name).is_some_and(|taken| ask.id.is_none() || taken.model() != ask.id) {
             return Err(Error::usage(format!("\"{name}\" names another model; choose another --name")));
         }
         ask.name = Some(name.clone());
     }
-    ask.layers = args.layers.iter().map(|text| layers(text)).collect::<Result<_>>()?;
-    ask.disk_bytes = args.disk;
-    ask.pace = Arc::new(Pace::new(args.rate));
-    Ok((ask, called))
+    Ok(Wanted::Ask(Box::new(ask), terms))
 }
 
 fn layers(text: &str) -> Result<LayerRange> {
@@ -88,10 +161,10 @@ fn layers(text: &str) -> Result<LayerRange> {
 }
 
 /// Has the running node fetch it, which knows peers: first only to hear how much it is, then for good.
-async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> Result<()> {
+async fn through_the_node(ask: Ask, terms: Terms, args: &PullArgs, mut view: View) -> Result<String> {
     let mut asked = PullAsk {
         id: ask.id.map(hex),
-        called,
+        called: terms.called.clone(),
         name: ask.name.clone(),
         from: ask.from.clone(),
         layers: ask.layers.iter().map(|range| (range.start(), range.end())).collect(),
@@ -99,33 +172,28 @@ async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> 
         bytes_per_s: args.rate,
         plan_only: true,
     };
-    let mut view = View::new(args.json);
-    let line = told(&ask.home, &asked, &mut view).await?;
-    match line["event"].as_str() {
-        Some("done") => return finished(&line, args.json, "is here already"),
-        Some("no_tree") => {
-            let why = line["why"].as_array().into_iter().flatten().filter_map(Value::as_str);
-            let why: Vec<String> = why.map(str::to_owned).collect();
+    let (plan, peers) = match told(&ask.home, &asked, &mut view).await? {
+        PullLine::Plan { plan, peers, .. } => (plan, peers),
+        PullLine::NoTree { why, .. } => {
             if ask.from.is_empty() {
                 return Err(Error::Failed(format!(
                     "no peer that has this model is reachable: {}",
                     why.join("; ")
                 )));
             }
-            return plain(ask, why, args, view).await;
+            return plain(ask, &terms, why, args, view).await;
         }
-        _ => {}
-    }
-    let total = line["total_bytes"].as_u64().unwrap_or_default();
-    announce(&line, args)?;
+        done => return finished(done, &view, "is here already"),
+    };
+    announce(&plan, peers, &terms, args, &view)?;
     // From here on it is that model, whatever is announced meanwhile.
-    (asked.id, asked.called, asked.plan_only) = (line["id"].as_str().map(str::to_owned), None, false);
-    asked.name = asked.name.or_else(|| line["name"].as_str().map(str::to_owned));
-    view.start(total);
+    (asked.id, asked.called, asked.plan_only) = (Some(plan.id), None, false);
+    asked.name = asked.name.or(Some(plan.name));
+    view.start(plan.total_bytes);
     let ended = told(&ask.home, &asked, &mut view).await;
     view.finish();
     match ended {
-        Ok(line) => finished(&line, args.json, "is here"),
+        Ok(line) => finished(line, &view, "is here"),
         Err(error) => {
             if matches!(error, Error::Interrupted) {
                 let name = asked.name.unwrap_or_default();
@@ -137,11 +205,11 @@ async fn through_the_node(ask: Ask, called: Option<String>, args: &PullArgs) -> 
 }
 
 /// Asks the node and shows what happens; the last line.
-async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Result<Value> {
+async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Result<PullLine> {
     let mut caller = Caller::ask(home, &Question::Pull(Box::new(asked.clone()))).await?;
     loop {
         let line = tokio::select! {
-            line = caller.next::<Value>() => line?,
+            line = caller.next::<PullLine>() => line?,
             () = interruption() => return Err(Error::Interrupted),
         };
         let Some(line) = line else {
@@ -149,53 +217,61 @@ async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Resul
                 "the node stopped in the middle of the pull; what came is kept".into(),
             ));
         };
-        if line["end"] == json!(true) {
+        if line.is_last() {
             return Ok(line);
         }
-        if let Some(event) = event_of(&line) {
+        if let Some(event) = line.event() {
             view.hear(event);
         }
     }
 }
 
-fn finished(line: &Value, json: bool, what: &str) -> Result<()> {
-    let mut line = line.clone();
-    line.as_object_mut().map(|line| line.remove("end"));
-    if json {
-        return output::json_line(&line);
+/// Shows the last line of a pull; the name of what came.
+fn finished(line: PullLine, view: &View, what: &str) -> Result<String> {
+    let line = line.without_end();
+    if view.json {
+        output::json_line(&line)?;
     }
-    say!(
-        "{} {what} (id {})",
-        line["name"].as_str().unwrap_or_default(),
-        line["id"].as_str().unwrap_or_default()
-    );
-    Ok(())
+    match line {
+        PullLine::Done { entry, .. } => {
+            if !view.json {
+                view.say(&format!("{} {what} (id {})", entry.name, entry.id))?;
+            }
+            Ok(entry.name)
+        }
+        _ => Err(Error::Failed("the node did not say what came".into())),
+    }
 }
 
-async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> Result<()> {
+async fn pull(
+    ask: Ask,
+    terms: Terms,
+    mut sources: Vec<Box<dyn Source>>,
+    args: &PullArgs,
+    mut view: View,
+) -> Result<String> {
     if sources.is_empty() && !ask.is_kept() {
         return Err(Error::usage(
             "no source to fetch it from: name a mirror with --from URL, or run `shoal join` to ask peers",
         ));
     }
-    let mut view = View::new(args.json);
     let mut hear = |event| view.hear(event);
     let found = tokio::select! {
         found = prepare(ask.clone(), &mut sources, &mut hear) => found?,
         () = interruption() => return Err(Error::Interrupted),
     };
     match found {
-        Found::Here(entry) => done(&entry, None, args.json, "is here already"),
+        Found::Here(entry) => done(entry, None, &view, "is here already"),
         Found::NoTree(why) if sources.is_empty() => {
             Err(Error::Failed(format!("no source has this model: {}", why.join("; "))))
         }
         Found::NoTree(why) => {
             // Those that have another model's tree are out.
             let from = sources.iter().map(|source| source.name().to_owned()).collect();
-            plain(Ask { from, ..ask }, why, args, view).await
+            plain(Ask { from, ..ask }, &terms, why, args, view).await
         }
         Found::Pull(mut prepared) => {
-            announce(&plan_json(&prepared, &ask.layers), args)?;
+            announce(&prepared.plan(&ask.layers), None, &terms, args, &view)?;
             view.start(prepared.total_bytes());
             let mut hear = |event| view.hear(event);
             let fetched = tokio::select! {
@@ -204,7 +280,7 @@ async fn pull(ask: Ask, mut sources: Vec<Box<dyn Source>>, args: &PullArgs) -> R
             };
             view.finish();
             match fetched {
-                Ok(report) => done(prepared.entry(), Some(report), args.json, "is here"),
+                Ok(report) => done(prepared.entry().clone(), Some(&report), &view, "is here"),
                 Err(error) => {
                     prepared.save()?;
                     if matches!(error, Error::Interrupted) {
@@ -223,47 +299,45 @@ fn note(prepared: &Prepared) {
 }
 
 /// Says what is about to be fetched, and asks where a person can answer.
-fn announce(plan: &Value, args: &PullArgs) -> Result<()> {
-    let number = |name: &str| plan[name].as_u64().unwrap_or_default();
-    let (total, missing) = (number("total_bytes"), number("missing_bytes"));
-    if args.json {
-        let mut plan = plan.clone();
-        plan.as_object_mut().map(|plan| plan.remove("end"));
-        output::json_line(&plan)?;
+fn announce(
+    plan: &PullPlan,
+    peers: Option<usize>,
+    terms: &Terms,
+    args: &PullArgs,
+    view: &View,
+) -> Result<()> {
+    if view.json {
+        let license = terms.license.clone();
+        output::json_line(&PullLine::Plan { plan: plan.clone(), peers, license, end: false })?;
     } else {
-        let text = |name: &str| plan[name].as_str().unwrap_or_default();
-        say!("{} (id {})", text("name"), text("id").get(..12).unwrap_or_default());
-        match plan["num_layers"].as_u64() {
+        let (total, missing) = (human_bytes(plan.total_bytes), human_bytes(plan.missing_bytes));
+        view.say(&format!("{} (id {})", plan.name, plan.id.get(..12).unwrap_or_default()))?;
+        match plan.num_layers {
             Some(count) => {
-                let parts: Vec<String> = plan["layers"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .map(|pair| format!("{}..{}", pair[0], pair[1]))
-                    .collect();
-                say!(
-                    "layers {} of 0..{count}: {} of {}",
-                    parts.join(" and "),
-                    human_bytes(total),
-                    human_bytes(number("file_bytes"))
-                );
+                let (parts, all) = (plan.layers().join(" and "), human_bytes(plan.file_bytes));
+                view.say(&format!("layers {parts} of 0..{count}: {total} of {all}"))?;
             }
-            None => say!("the whole file: {}", human_bytes(total)),
+            None => view.say(&format!("the whole file: {total}"))?,
         }
-        say!("to fetch: {}, {} are here", human_bytes(missing), human_bytes(total.saturating_sub(missing)));
+        view.say(&format!("to fetch: {missing}, {} are here", human_bytes(plan.here_bytes())))?;
     }
-    if missing == 0 { Ok(()) } else { confirm(&human_bytes(missing), args) }
+    if plan.missing_bytes == 0 { Ok(()) } else { confirm(plan.missing_bytes, terms, args) }
 }
 
 /// Asks unless told not to. Without a person there it must have been told.
-fn confirm(size: &str, args: &PullArgs) -> Result<()> {
+fn confirm(bytes: u64, terms: &Terms, args: &PullArgs) -> Result<()> {
+    let size = human_bytes(bytes);
+    let what = terms.license.as_ref().map_or(size.clone(), |license| format!("{size}, license: {license}"));
     if args.yes {
+        if !args.json && terms.license.is_some() {
+            eprintln!("fetching {what}");
+        }
         return Ok(());
     }
     if !io::stdin().is_terminal() || args.json {
-        return Err(Error::usage(format!("{size} would be fetched; add --yes")));
+        return Err(Error::usage(format!("this would be fetched: {what}; add --yes to agree")));
     }
-    eprint!("fetch {size}? [Y/n] ");
+    eprint!("fetch {what}? [Y/n] ");
     io::stderr().flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
@@ -274,7 +348,7 @@ fn confirm(size: &str, args: &PullArgs) -> Result<()> {
 }
 
 /// A whole file whose tree no source has: it cannot be checked in parts.
-async fn plain(ask: Ask, why: Vec<String>, args: &PullArgs, mut view: View) -> Result<()> {
+async fn plain(ask: Ask, terms: &Terms, why: Vec<String>, args: &PullArgs, mut view: View) -> Result<String> {
     if !ask.layers.is_empty() || ask.from.is_empty() {
         let why = why.join("; ");
         return Err(Error::usage(format!(
@@ -285,21 +359,22 @@ async fn plain(ask: Ask, why: Vec<String>, args: &PullArgs, mut view: View) -> R
     let url = &ask.from[0];
     let probe = p2p::blob::HttpSource::new(url).map_err(p2p::blob::Error::from)?;
     let (bytes, _) = probe.probe().await.map_err(p2p::blob::Error::from)?;
-    if args.json {
+    if view.json {
         output::json_line(&json!({
             "event": "plan", "id": ask.id.map(hex), "file_bytes": bytes, "total_bytes": bytes,
-            "missing_bytes": bytes, "from": ask.from, "checked": "at the end",
+            "missing_bytes": bytes, "from": ask.from, "license": terms.license, "checked": "at the end",
         }))?;
     } else {
-        say!("{url}: {}", human_bytes(bytes));
-        match ask.id {
-            Some(_) => say!("there is no .obao beside it: it is checked when it is complete"),
-            None => {
-                say!("there is no .obao beside it and no id was given: its id will be what this mirror sends")
+        view.say(&format!("{url}: {}", human_bytes(bytes)))?;
+        view.say(match (ask.id, ask.sha256) {
+            (Some(_), _) => "there is no .obao beside it: it is checked when it is complete",
+            (None, Some(_)) => "it is checked against the SHA-256 of its registry when it is complete",
+            (None, None) => {
+                "there is no .obao beside it and no id was given: its id will be what this mirror sends"
             }
-        }
+        })?;
     }
-    confirm(&human_bytes(bytes), args)?;
+    confirm(bytes, terms, args)?;
     view.start(bytes);
     let mut hear = |step, done, all| {
         view.step(step, done, all);
@@ -310,20 +385,12 @@ async fn plain(ask: Ask, why: Vec<String>, args: &PullArgs, mut view: View) -> R
         () = interruption() => Err(Error::Interrupted),
     };
     view.finish();
-    done(&fetched?, None, args.json, "is here")
+    done(fetched?, None, &view, "is here")
 }
 
-fn done(entry: &Entry, report: Option<Report>, json: bool, what: &str) -> Result<()> {
-    if json {
-        let mut line = entry.to_json();
-        line["event"] = json!("done");
-        if let Some(report) = &report {
-            report_json(report, &mut line);
-        }
-        return output::json_line(&line);
-    }
-    say!("{} {what} (id {})", entry.name, entry.id);
-    Ok(())
+fn done(entry: Entry, report: Option<&Report>, view: &View, what: &str) -> Result<String> {
+    let transfer = report.map(Transfer::from);
+    finished(PullLine::Done { entry, transfer, here: false, end: false }, view, what)
 }
 
 /// A source as a person reads it: peers have names of 64 hex digits.
@@ -345,6 +412,8 @@ async fn interruption() {
 /// A bar for a person, lines for a program.
 struct View {
     json: bool,
+    /// Whether standard output belongs to another command's answer.
+    aside: bool,
     bar: Option<ProgressBar>,
     total_bytes: u64,
     /// Bytes that were there at the start, for the speed.
@@ -355,9 +424,18 @@ struct View {
 }
 
 impl View {
-    fn new(json: bool) -> Self {
+    fn new(json: bool, aside: bool) -> Self {
         let (bar, first_bytes, told, step) = (None, None, None, None);
-        Self { json, bar, total_bytes: 0, first_bytes, started: Instant::now(), told, step }
+        Self { json, aside, bar, total_bytes: 0, first_bytes, started: Instant::now(), told, step }
+    }
+
+    /// A line for a person.
+    fn say(&self, line: &str) -> Result<()> {
+        if self.aside {
+            eprintln!("{line}");
+            return Ok(());
+        }
+        output::text(&format!("{line}\n"))
     }
 
     fn start(&mut self, total_bytes: u64) {
@@ -377,18 +455,15 @@ impl View {
                 }
                 self.first_bytes = Some(have_bytes);
             }
-            Event::Joined { source } => self.tell(json!({"event": "joined", "source": source}), None),
+            Event::Joined { .. } => self.tell(&PullLine::from(event), None),
             Event::Progress { done_bytes, .. } => self.progress(done_bytes),
-            Event::Retrying { source, why } => {
-                let text = format!("{}: {why}; asking again", short(&source));
-                self.tell(json!({"event": "retrying", "source": source, "why": why}), Some(text));
+            Event::Retrying { ref source, ref why } => {
+                let text = format!("{}: {why}; asking again", short(source));
+                self.tell(&PullLine::from(event), Some(text));
             }
-            Event::Dropped { source, why, lied } => {
-                let text = format!("{} is left: {why}", short(&source));
-                self.tell(
-                    json!({"event": "dropped", "source": source, "why": why, "lied": lied}),
-                    Some(text),
-                );
+            Event::Dropped { ref source, ref why, .. } => {
+                let text = format!("{} is left: {why}", short(source));
+                self.tell(&PullLine::from(event), Some(text));
             }
         }
     }
@@ -423,13 +498,13 @@ impl View {
             "bytes_per_s": speed as u64, "eta_s": (speed > 0.0).then(|| (left as f64 / speed).ceil() as u64),
             "hashing": self.step == Some(Step::Hashing),
         });
-        self.tell(line, None);
+        self.tell(&line, None);
     }
 
     /// A line of JSON for a program, `text` for a person. What cannot be shown stops nothing: the result will say so.
-    fn tell(&self, line: serde_json::Value, text: Option<String>) {
+    fn tell(&self, line: &impl Serialize, text: Option<String>) {
         if self.json {
-            let _ = output::json_line(&line);
+            let _ = output::json_line(line);
         } else if let Some(text) = text {
             match &self.bar {
                 Some(bar) if !bar.is_hidden() => bar.println(text),

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
 use super::{
-    request, stdin_text,
+    obtain, request, stdin_text,
     swarm::{consent, remote},
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
     rounding,
 };
 
-pub(super) fn run(args: RunArgs) -> Result<()> {
+pub(super) fn run(mut args: RunArgs) -> Result<()> {
     refuse_attention(args.via, args.attention)?;
     let prompt = prompt_text(args.prompt.clone())?;
     let home = args.home.path();
@@ -44,6 +44,9 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
     if args.via == Via::Swarm || (args.via == Via::Auto && leaves()) {
         return through_the_swarm(&args, &prompt, &home?);
     }
+    output::catch_interrupt()?;
+    let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+    args.engine.model = obtain::model(&args.engine.model, terms)?;
     let started = Instant::now();
     let model = Model::load_confined(&args.engine)?;
     let load_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -55,7 +58,6 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         prompt::encode_chat(&model, &messages(args.system.as_deref(), &prompt))?
     };
     let request = request(ids, &args.sampling)?;
-    output::catch_interrupt()?;
     let mut session = Session::of(&model, rounding, args.attention)?;
     let mut failure = None;
     let mut waiting = Some(Waiting::start("reading the prompt"));
@@ -89,6 +91,34 @@ pub(super) fn run(args: RunArgs) -> Result<()> {
         eprintln!("\n{}", summary_text(&summary));
     }
     ended(summary.finish)
+}
+
+/// Whether a model is named and no prompt where a person can type: then they talk. The model is taken for `--model`.
+pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
+    Ok(name_the_model(args)? && args.prompt.is_none() && io::stdin().is_terminal())
+}
+
+/// Takes a model that stands before the prompt, or instead of it, for `--model`; whether there was one.
+fn name_the_model(args: &mut RunArgs) -> Result<bool> {
+    let unnamed = args.engine.model == library::DEFAULT_MODEL;
+    let Some(first) = args.prompt.clone() else { return Ok(false) };
+    if args.second.is_none() && !(unnamed && obtain::is_name(&first)?) {
+        return Ok(false);
+    }
+    if !unnamed {
+        return Err(Error::usage(format!(
+            "two models: \"{first}\" and --model {}; quote the prompt if it has several words",
+            args.engine.model
+        )));
+    }
+    if args.second.is_some() && !obtain::is_name(&first)? && !library::looks_like_a_path(&first) {
+        return Err(Error::usage(format!(
+            "\"{first}\" is no model: quote the prompt if it has several words; `shoal model search` lists models"
+        )));
+    }
+    args.engine.model = first;
+    args.prompt = args.second.take();
+    Ok(true)
 }
 
 /// Refuses attention that the swarm does not compute where a prompt must go there.

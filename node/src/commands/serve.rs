@@ -26,6 +26,7 @@ use crate::{
     library,
     output::{self, say},
     private_folder,
+    reports::{JoinLine, Listening},
 };
 
 /// Bytes of a token: 256 bits cannot be guessed.
@@ -33,9 +34,13 @@ const TOKEN_BYTES: usize = 32;
 /// The shortest token a file may hold, in characters.
 const MIN_TOKEN: usize = 16;
 
-pub(super) fn run(args: ServeArgs) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+pub(super) fn run(mut args: ServeArgs) -> Result<()> {
     output::catch_interrupt()?;
+    if args.via == Via::Local {
+        let terms = super::obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
+        args.engine.model = super::obtain::model(&args.engine.model, terms)?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let home = args.home.path()?;
     refuse_shown_token(&args.api, &home)?;
     private_folder::prepare(&home)?;
@@ -213,9 +218,7 @@ fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, jso
     };
     if json {
         let file = token.map(|_| file.display().to_string());
-        return output::json_line(
-            &json!({"event": "listening", "url": url, "page": page, "token_file": file}),
-        );
+        return output::json_line(&JoinLine::Listening(Listening { url, page, token_file: file }));
     }
     let header = token.map(|_| format!(" -H \"Authorization: Bearer $(cat '{}')\"", file.display()));
     let key = token.map_or_else(|| "none".to_owned(), |_| format!("$(cat '{}')", file.display()));

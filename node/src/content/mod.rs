@@ -77,6 +77,25 @@ pub fn held(home: &Path, entry: &Entry) -> Result<Holding> {
     Ok(Holding { num_layers, layers: LayerSet::new(held), embedding, head })
 }
 
+/// What each of `layers` is of a file of `bytes`; the embedding comes with the first of the model, the head with the last.
+///
+/// # Errors
+/// [`Error::Usage`] for layers the model does not have.
+pub fn layer_groups(
+    header: &Header,
+    bytes: u64,
+    layers: &[LayerRange],
+) -> Result<Vec<(LayerRange, GroupSet)>> {
+    let count = header.num_layers();
+    let single = layers.iter().flat_map(|range| range.start()..range.end());
+    let groups = single.filter_map(|layer| LayerRange::new(layer, layer + 1)).map(|layer| {
+        let ends = Ends { embedding: layer.start() == 0, head: layer.end() == count };
+        let ranges = header.byte_ranges(layer, ends).map_err(|error| Error::usage(error.to_string()))?;
+        Ok((layer, GroupSet::of_bytes(bytes, &ranges)))
+    });
+    groups.collect()
+}
+
 /// Hashes the file at `path`, keeps its tree and puts it on the list as `name`.
 ///
 /// `progress` is told the bytes hashed and returns whether to go on. A file that is known already, unchanged in length,
@@ -216,6 +235,11 @@ impl HomeShelf {
     /// The shelf of the library below `home`.
     pub fn new(home: impl Into<PathBuf>) -> Self {
         Self { home: home.into(), open: Mutex::default() }
+    }
+
+    /// Whether its owner shares the model, by the list as it is now.
+    pub fn is_shared(&self, id: ModelId) -> bool {
+        shared(&self.home).is_ok_and(|shared| shared.iter().any(|(shared, _)| *shared == id))
     }
 
     fn look_up(&self, id: ModelId) -> Result<Option<Arc<Held>>> {

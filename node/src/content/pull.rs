@@ -11,22 +11,23 @@
 //! comes; [`Prepared::fetch`] does the rest. A node that decides by the header what it wants takes the same steps one by
 //! one: [`open`], [`Prepared::header`], [`Prepared::want_layers`], [`Prepared::fetch`]. A mirror without a tree beside its file is left to [`fetch_plain`].
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, io::Read, path::PathBuf, sync::Arc, time::Duration};
 
 use p2p::blob::{
     self, Event, GroupSet, HttpSource, Options, Outboard, Pace, Report, Source, SparseFile, plain, source,
     sparse,
 };
 use scheduler::{LayerRange, ModelId};
-use serde_json::{Value, json};
-use shard::{executor::Ends, gguf::MAX_HEADER};
+use sha2::{Digest, Sha256};
+use shard::gguf::MAX_HEADER;
 use tokio::{sync::mpsc, task::spawn_blocking};
 
-use super::{disk_used, folder, hex, is_ours, models_folder};
+use super::{disk_used, folder, hex, is_ours, layer_groups, models_folder};
 use crate::{
     Error, Result,
     header::Header,
     library::{Entry, Library},
+    reports::PullPlan,
 };
 
 /// Bytes of a header that are fetched at once: most small models' headers fit the first step, and a large vocabulary's
@@ -54,13 +55,15 @@ pub struct Ask {
     pub disk_bytes: Option<u64>,
     /// How fast at most.
     pub pace: Arc<Pace>,
+    /// The SHA-256 of the whole file, where another registry says it: a file of which nothing else is known is checked by it.
+    pub sha256: Option<[u8; 32]>,
 }
 
 impl Ask {
     /// The whole of `id` as fast as it comes.
     pub fn new(home: impl Into<PathBuf>, id: Option<ModelId>) -> Self {
         let (from, layers, pace) = (Vec::new(), Vec::new(), Arc::new(Pace::new(None)));
-        Self { home: home.into(), id, name: None, from, layers, disk_bytes: None, pace }
+        Self { home: home.into(), id, name: None, from, layers, disk_bytes: None, pace, sha256: None }
     }
 
     /// Whether the model's tree is here already: then a pull may have nothing left to fetch.
@@ -362,71 +365,44 @@ impl Prepared {
         Err(blob::Error::NoSource { missing, why: all_why }.into())
     }
 
+    /// What is about to be fetched for `layers`, none for the whole file.
+    pub fn plan(&self, layers: &[LayerRange]) -> PullPlan {
+        PullPlan {
+            name: self.entry.name.clone(),
+            id: self.entry.id.clone(),
+            file_bytes: self.entry.bytes,
+            total_bytes: self.total_bytes(),
+            missing_bytes: self.missing_bytes(),
+            num_layers: self.num_layers(),
+            layers: layers.iter().map(|range| [range.start(), range.end()]).collect(),
+            from: self.entry.from.clone(),
+        }
+    }
+
     /// The groups of the layers asked for: the embedding comes with the first, the head with the last.
     fn layers(&mut self, header: &Header) -> Result<GroupSet> {
-        let count = header.num_layers();
-        self.num_layers = Some(count);
-        let mut wanted = GroupSet::empty(self.file.tree().groups());
-        for layers in &self.ask.layers {
-            let ends = Ends { embedding: layers.start() == 0, head: layers.end() == count };
-            let ranges = header.byte_ranges(*layers, ends).map_err(|e| Error::usage(e.to_string()))?;
-            wanted = wanted.union(&GroupSet::of_bytes(self.entry.bytes, &ranges));
-        }
-        Ok(wanted)
+        self.num_layers = Some(header.num_layers());
+        let groups = layer_groups(header, self.entry.bytes, &self.ask.layers)?;
+        let none = GroupSet::empty(self.file.tree().groups());
+        Ok(groups.iter().fold(none, |wanted, (_, groups)| wanted.union(groups)))
     }
 }
 
-/// An event as a line of JSON.
-pub fn event_json(event: &Event) -> Value {
-    match event {
-        Event::Started { total_bytes, have_bytes } => {
-            json!({ "event": "started", "total_bytes": total_bytes, "have_bytes": have_bytes })
+/// The SHA-256 of a file, by which other registries know it. `on` is told the bytes done and returns whether to go on.
+fn sha256_of(path: &std::path::Path, on: &mut dyn FnMut(u64) -> bool) -> Result<[u8; 32]> {
+    let mut file = fs::File::open(path).map_err(|e| shard::Error::io(path, e))?;
+    let (mut hasher, mut done, mut part) = (Sha256::new(), 0, vec![0; 1 << 20]);
+    loop {
+        let read = file.read(&mut part).map_err(|e| shard::Error::io(path, e))?;
+        if read == 0 {
+            return Ok(hasher.finalize().into());
         }
-        Event::Joined { source } => json!({ "event": "joined", "source": source }),
-        Event::Progress { source, done_bytes } => {
-            json!({ "event": "moved", "source": source, "done_bytes": done_bytes })
-        }
-        Event::Retrying { source, why } => json!({ "event": "retrying", "source": source, "why": why }),
-        Event::Dropped { source, why, lied } => {
-            json!({ "event": "dropped", "source": source, "why": why, "lied": lied })
+        hasher.update(&part[..read]);
+        done += read as u64;
+        if !on(done) {
+            return Err(Error::Interrupted);
         }
     }
-}
-
-/// The event that [`event_json`] wrote; `None` for any other line.
-pub fn event_of(line: &Value) -> Option<Event> {
-    let text = |name: &str| Some(line[name].as_str()?.to_owned());
-    let bytes = |name: &str| line[name].as_u64();
-    Some(match line["event"].as_str()? {
-        "started" => Event::Started { total_bytes: bytes("total_bytes")?, have_bytes: bytes("have_bytes")? },
-        "joined" => Event::Joined { source: text("source")? },
-        "moved" => Event::Progress { source: text("source")?, done_bytes: bytes("done_bytes")? },
-        "retrying" => Event::Retrying { source: text("source")?, why: text("why")? },
-        "dropped" => {
-            Event::Dropped { source: text("source")?, why: text("why")?, lied: line["lied"].as_bool()? }
-        }
-        _ => return None,
-    })
-}
-
-/// What is about to be fetched.
-pub fn plan_json(prepared: &Prepared, layers: &[LayerRange]) -> Value {
-    let entry = prepared.entry();
-    let layers: Vec<[u32; 2]> = layers.iter().map(|range| [range.start(), range.end()]).collect();
-    json!({
-        "event": "plan", "name": entry.name, "id": entry.id, "file_bytes": entry.bytes,
-        "total_bytes": prepared.total_bytes(), "missing_bytes": prepared.missing_bytes(),
-        "num_layers": prepared.num_layers(), "layers": layers, "from": entry.from,
-    })
-}
-
-/// Adds what a pull did to its last line.
-pub fn report_json(report: &Report, line: &mut Value) {
-    let by_source =
-        report.by_source.iter().map(|(source, bytes)| json!({ "source": source, "bytes": bytes }));
-    line["by_source"] = by_source.collect();
-    line["fetched_bytes"] = json!(report.fetched_bytes);
-    line["spare_bytes"] = json!(report.spare_bytes);
 }
 
 /// What [`fetch_plain`] is doing.
@@ -453,6 +429,14 @@ pub async fn fetch_plain(ask: &Ask, on: &mut (dyn FnMut(Step, u64, u64) -> bool 
     let complete =
         plain::fetch(&incoming, url, &options, &mut |done, all| on(Step::Fetching, done, all)).await?;
     let bytes = complete.bytes;
+    if let Some(wanted) = ask.sha256 {
+        let found = sha256_of(&complete.path, &mut |done| on(Step::Hashing, done, bytes))?;
+        if found != wanted {
+            fs::remove_dir_all(&incoming).map_err(|e| shard::Error::io(&incoming, e))?;
+            let what = format!("the file at {url}, whose SHA-256 is not the one that its registry names,");
+            return Err(blob::Error::Mismatch { what }.into());
+        }
+    }
     // Hashing blocks this thread, which has nothing else to do.
     let (tree, encoded) = Outboard::make(&complete.path, &mut |done| on(Step::Hashing, done, bytes))?;
     let id = tree.id();

@@ -179,7 +179,7 @@ impl RequestDriver {
             .segments()
             .enumerate()
             .filter(|(_, segment)| segment.node == self.state.means.me);
-        let computing = self.own.is_busy() && self.state.means.worker.borrow().is_alive();
+        let computing = self.own.is_busy() && self.state.means.worker.get().is_alive();
         let beacons = home.filter(|_| computing).map(|(stage, _)| Event::Beacon { stage, epoch });
         // The last token of a strict answer waits for its check, not for a stage.
         let tick = self.checks.last.is_none().then_some(Event::Tick);
@@ -276,7 +276,7 @@ impl RequestDriver {
         let session = self.state.place();
         self.state.drafts.remember(&self.state.tokens);
         self.state.report.drafts = self.state.drafts.tally().clone();
-        let worker = self.state.means.worker.borrow().clone();
+        let worker = self.state.means.worker.get();
         self.state.report.rest.push_str(&worker.finish(session).await.unwrap_or_default());
         let keep = self.state.remember();
         worker.close_but(session, keep);

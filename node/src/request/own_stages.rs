@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use super::{lease::LEASE_MS, state::RequestState};
 use crate::{
     sessions::{JOBS_AHEAD, Order},
-    worker::{Conduct, DraftIds, Job, JobInput, OpenSession, Want, Worker},
+    worker::{Conduct, DraftIds, Job, JobInput, OpenSession, Want},
 };
 
 /// What the own worker has to do for one request.
@@ -69,11 +69,10 @@ impl OwnStages {
             kept: state.recalled.homes(),
             conduct: last.then(|| Conduct { history, ..state.plan.conduct.clone() }),
         };
-        let mut workers = state.means.worker.clone();
+        let assigned = state.means.worker.clone();
         tokio::spawn(async move {
-            let alive = timeout(Duration::from_millis(LEASE_MS), workers.wait_for(Worker::is_alive)).await;
-            let worker = alive.ok().and_then(Result::ok).map(|worker| worker.clone());
-            let answer = match worker {
+            let worker = timeout(Duration::from_millis(LEASE_MS), assigned.running()).await;
+            let answer = match worker.ok().flatten() {
                 Some(worker) => worker.open(open).await.map_err(|_| Failure::Refused),
                 None => Err(Failure::Late),
             };
@@ -124,7 +123,7 @@ impl OwnStages {
         while self.running < JOBS_AHEAD
             && let Some(job) = self.waiting.pop_front()
         {
-            let worker = state.means.worker.borrow().clone();
+            let worker = state.means.worker.get();
             if worker.run(job).is_err() {
                 let _ = state.orders.try_send(Order::Workless);
                 return;

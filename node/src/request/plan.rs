@@ -1,6 +1,9 @@
 //! What is to be generated, what that takes, and what the caller hears of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use p2p::{
     Identity, Network,
@@ -14,7 +17,7 @@ use scheduler::{
     session::{End, Standbys},
     trust::Outcome,
 };
-use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
 use super::{
     draft::{DraftTerms, Tally},
@@ -25,7 +28,7 @@ use crate::{
     audit::Auditor,
     control::{Shadow, Verify},
     feedback::FeedbackQueue,
-    worker::{Conduct, PromptToken, Top, Worker},
+    worker::{Assigned, Conduct, PromptToken, Top},
 };
 
 /// What is to be generated, and where.
@@ -270,7 +273,7 @@ pub struct Means {
     /// Who computes again what is disputed, where that can be done here.
     pub auditor: Option<Auditor>,
     /// Its own worker; another one after a crash.
-    pub worker: watch::Receiver<Worker>,
+    pub worker: Arc<Assigned>,
     /// Where what it leaves behind is remembered, if that is wanted.
     pub memory: Option<Recollections>,
     /// Asks the daemon for another pipeline without these nodes.

@@ -284,7 +284,7 @@ impl RequestState {
             followers,
             used: Instant::now(),
         });
-        let worker = self.means.worker.borrow();
+        let worker = self.means.worker.get();
         gone.into_iter().for_each(|session| worker.forget(session));
         homes
     }
@@ -293,7 +293,7 @@ impl RequestState {
     pub(super) fn disown(&self) {
         if let Some(memory) = self.means.memory.as_ref().filter(|_| !self.report.convicted.is_empty()) {
             memory.forget(self.place());
-            self.means.worker.borrow().forget(self.place());
+            self.means.worker.get().forget(self.place());
         }
     }
 }

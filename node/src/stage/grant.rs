@@ -36,7 +36,7 @@ impl Running {
             kept: Vec::new(),
             conduct: None,
         };
-        let worker = self.stage.worker.borrow().clone();
+        let worker = self.stage.worker.get();
         // Rows of a draft that may have been wrong are not kept into another epoch.
         let start = lease.layers.start();
         let earlier = self.leases.get(start).is_none_or(|held| held.epoch < lease.epoch);
@@ -120,7 +120,7 @@ impl Running {
         }
         let (now, place) = (Clock::now(), self.stage.place());
         let governor = self.stage.network.governor();
-        let worker = self.stage.worker.borrow();
+        let worker = self.stage.worker.get();
         let kept = self.words.iter().filter_map(|(start, word)| {
             let (terms, steps) = word.keepable();
             let positions = steps.len() as u32;

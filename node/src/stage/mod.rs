@@ -66,7 +66,7 @@ use crate::{
     sessions::{Arrival, Inlets, JOBS_AHEAD, Order, Outlets, SessionTable, place},
     sessions::{peer_streams::PeerStreams, reading::Payload},
     telemetry::{Hops, Requester},
-    worker::{Body, DraftIds, Job, JobInput, Output, Want, Worker},
+    worker::{Assigned, Body, DraftIds, Job, JobInput, Output, Want},
 };
 
 /// Three missed beacons make a stage suspect: small against what a user notices, large against a timer's jitter.
@@ -93,7 +93,7 @@ pub struct Stage {
     /// How exact the work is.
     pub class: Class,
     /// Who computes; another one after a crash.
-    pub worker: watch::Receiver<Worker>,
+    pub worker: Assigned,
     /// Where its end is noted.
     pub table: SessionTable,
     /// The daemon's books.
@@ -190,7 +190,7 @@ impl Stage {
         let keep = running.keep();
         let Running { stage, .. } = running;
         stage.table.leave(stage.requester, stage.session);
-        let worker = stage.worker.borrow().clone();
+        let worker = stage.worker.get();
         worker.close_but(stage.place(), keep);
         let Stage { session, books, slot, permit, .. } = stage;
         // The next waiting ask is admitted when the books say that the slot is free.
@@ -380,7 +380,7 @@ impl Running {
             attempt: header.attempt,
             draft: DraftIds::default(),
         };
-        let worker = self.stage.worker.borrow().clone();
+        let worker = self.stage.worker.get();
         if worker.run(job).is_ok() {
             self.jobs += 1;
             self.came.push_back((self.idle_since, permit));

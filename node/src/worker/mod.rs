@@ -25,6 +25,7 @@
 //!
 //! Limits: memory beyond caches is bounded by three times the file's size, not by a promise of the model. Unix only.
 
+mod assigned;
 mod batcher;
 mod echo;
 mod handle;
@@ -55,6 +56,7 @@ use shard::{
     sample::SamplingParams,
 };
 
+pub use assigned::Assigned;
 pub use handle::{Worker, spawn};
 pub use ipc::{DraftIds, Fault, PromptToken, Sampled, TextKind, Top, Want};
 pub use poison::PoisonGuard;

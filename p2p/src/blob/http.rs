@@ -16,7 +16,7 @@ use futures::{
 };
 use reqwest::{
     Client, Response, StatusCode, Url,
-    header::{ACCEPT_ENCODING, CONTENT_RANGE, HeaderMap, RANGE},
+    header::{ACCEPT, ACCEPT_ENCODING, CONTENT_RANGE, HeaderMap, RANGE},
     redirect,
 };
 use scheduler::ModelId;
@@ -34,6 +34,8 @@ pub const MAX_REDIRECTS: usize = 8;
 pub const MAX_SKIP: u64 = 16 << 20;
 /// Longest time to reach the server. A name that resolves to dead addresses only is given up after this.
 const CONNECT: Duration = Duration::from_secs(10);
+/// Longest time for a small document, connecting included.
+const DOCUMENT: Duration = Duration::from_secs(30);
 
 /// A file on a web server.
 pub struct HttpSource {
@@ -135,6 +137,34 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     let (first, last) = range.split_once('-')?;
     let (first, last, total) = (first.parse().ok()?, last.parse().ok()?, total.parse().ok()?);
     (first <= last && last < total).then_some((first, last, total))
+}
+
+/// A small document at `url`, such as a registry's list of files: at most `most_bytes`, within [`DOCUMENT`]. `accept` is the
+/// media type asked for; empty asks for none.
+///
+/// # Errors
+/// [`SourceError::Refused`] for an address that cannot be asked and a document that is longer; [`SourceError::Closed`] and
+/// [`SourceError::Slow`] as the server behaves.
+pub async fn document(url: &str, accept: &str, most_bytes: usize) -> Result<Vec<u8>, SourceError> {
+    let read = async {
+        let mut request = client()?.get(address(url)?);
+        if !accept.is_empty() {
+            request = request.header(ACCEPT, accept);
+        }
+        let mut response = request.send().await.map_err(broken)?;
+        if response.status() != StatusCode::OK {
+            return Err(refused(response.status()));
+        }
+        let mut bytes = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(broken)? {
+            if chunk.len() > most_bytes - bytes.len() {
+                return Err(SourceError::Refused(format!("the document is longer than {most_bytes} bytes")));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok(bytes)
+    };
+    timeout(DOCUMENT, read).await.unwrap_or(Err(SourceError::Slow))
 }
 
 impl HttpSource {

@@ -63,7 +63,7 @@ pub(in crate::commands) fn can_ask(json: bool) -> bool {
 }
 
 /// Asks on the terminal.
-pub(super) fn agreed() -> Result<bool> {
+pub(in crate::commands) fn agreed() -> Result<bool> {
     eprint!("Go on? [Y/n] ");
     let mut answer = String::new();
     // The end of the input is no answer.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use scheduler::{LayerRange, LayerSet, ModelId};
 
 use crate::{
-    Error, Result,
+    Error, Result, catalog,
     cli::swarm::{Also, JoinArgs},
     content,
     daemon::{Absent, Beside, MOST_BESIDE, Serve, Where},
@@ -59,8 +59,13 @@ pub(super) fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> 
         let absent = Absent { id: entry.model(), name: entry.name.clone(), from, ends: args.ends };
         return Ok(Which { id: entry.model(), here: None, absent: Some(absent) });
     }
-    let absent = Absent { id, name: model.to_owned(), from: args.from.clone(), ends: args.ends };
-    Ok(Which { id, here: None, absent: Some(absent) })
+    let mut absent = Absent { id, name: model.to_owned(), from: args.from.clone(), ends: args.ends };
+    if let Some(listed) = catalog::find(&catalog::known(home)?, model) {
+        absent.id = listed.model();
+        absent.name.clone_from(&listed.name);
+        absent.from.extend(listed.mirrors.iter().cloned());
+    }
+    Ok(Which { id: absent.id, here: None, absent: Some(absent) })
 }
 
 /// The models beside the first one.

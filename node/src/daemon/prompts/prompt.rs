@@ -1,6 +1,6 @@
 //! One prompt of this node: from what was asked to a plan, and from what happens to lines for who asked.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use p2p::{
     Identity, Network,
@@ -33,7 +33,7 @@ use crate::{
     },
     rounding,
     sessions::{Order, SessionTable},
-    worker::Conduct,
+    worker::{Assigned, Conduct},
 };
 
 /// Tokens an answer is expected to have when a plan is priced; the limit it came with says little.
@@ -417,7 +417,7 @@ impl PromptTask {
             network: self.network.clone(),
             identity: self.identity.clone(),
             auditor: self.local.auditor.clone(),
-            worker: self.local.worker.clone(),
+            worker: Arc::new(Assigned::new(self.local.worker.clone())),
             reroute: self.reroutes.clone(),
             lessons: self.lessons.clone(),
             lost: self.lost.subscribe(),

@@ -6,6 +6,9 @@
 //!  Named, Finder                    Lacking         verified       Fetched
 //! ```
 //!
+//! What is here whole is served while the rest comes: every so often (`growth.rs`) a worker with the layers that are on the
+//! disk by then takes the place of the one before, which ends with its last session.
+//!
 //! All of it happens beside the daemon's loop, on a thread of its own, while the node already answers prompts through
 //! peers (`prompts/delegate.rs`). Nothing is fetched before its size is told, only header and chosen layers are, and a restart
 //! goes on with the layers that are here before it asks for others: moving layers costs the swarm more than a hole that
@@ -18,15 +21,21 @@
 //! holders come and go; what waiting cannot cure (too little disk, a header this build does not know) ends it. A worker
 //! that does not start is not tried again, and what was put aside for its weights stays so until the node restarts.
 
-use std::time::{Duration, Instant};
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use api::inference::ModelInfo;
 use p2p::{
-    blob::{self, Event},
+    blob::{self, Event, GroupSet},
     wire::announce::Offer,
 };
-use scheduler::{LayerRange, LayerSet, ModelId, place::Room};
-use serde_json::{Value, json};
+use scheduler::{LayerRange, LayerSet, Millis, ModelId, place::Room};
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
@@ -34,6 +43,7 @@ use tokio::{
 };
 
 use super::{
+    growth::Growth,
     initial_placement::lacking,
     pull::{Pulls, apart},
     workers::{Models, Weights},
@@ -44,7 +54,7 @@ use crate::{
     content::{
         self, hex,
         peers::Question,
-        pull::{Ask, Found, Prepared, open, plan_json, report_json},
+        pull::{Ask, Found, Prepared, open},
     },
     daemon::{
         setup::{Absent, Serve, Where},
@@ -53,6 +63,7 @@ use crate::{
     header::Header,
     library,
     output::human_bytes,
+    reports::{FetchReport, Progress, PullPlan, Transfer},
     worker::{self, Output, Ready, Worker},
 };
 
@@ -77,7 +88,7 @@ pub(crate) struct News {
 /// What happened.
 pub(crate) enum What {
     /// A line about what is being done.
-    Doing(Value),
+    Doing(FetchReport),
     /// The layers are on the disk.
     Fetched(Box<Fetched>),
     /// They are in memory.
@@ -93,6 +104,17 @@ pub(crate) struct Fetched {
     serve: Vec<LayerRange>,
     /// For the API, but for its name and context.
     about: ModelInfo,
+    step: Step,
+}
+
+/// One of the steps in which a model comes.
+struct Step {
+    /// They ascend.
+    number: u64,
+    /// Whether no other follows.
+    is_last: bool,
+    /// Dropped when its worker runs and the one before is gone, or when there is none.
+    done: Arc<()>,
 }
 
 /// Layers in memory.
@@ -116,6 +138,8 @@ pub(crate) struct Acquire {
     /// Memory for weights.
     pub weights: Weights,
     pub news: mpsc::Sender<News>,
+    /// Steps so far.
+    pub steps: AtomicU64,
 }
 
 impl Acquire {
@@ -134,7 +158,7 @@ impl Acquire {
                 let again_s = (!lasting).then_some(rest.as_secs());
                 let why = error.to_string();
                 tracing::warn!(%why, ?again_s, "the model is not here yet");
-                let line = json!({ "event": "waiting", "model": self.name, "why": why, "again_s": again_s });
+                let line = FetchReport::Waiting { model: self.name.clone(), why, again_s };
                 let news = News { place: self.place, what: What::Doing(line) };
                 if self.news.send(news).await.is_err() || lasting {
                     return;
@@ -145,7 +169,7 @@ impl Acquire {
         });
     }
 
-    async fn tell(&self, line: Value) {
+    async fn tell(&self, line: FetchReport) {
         // A loop that is gone has stopped the node.
         let _ = self.news.send(News { place: self.place, what: What::Doing(line) }).await;
     }
@@ -178,7 +202,8 @@ impl Acquire {
         let about = header.info(0, String::new())?;
         let (load, serve) = self.choose(id, &header, u64::MAX, None).await?;
         let file_bytes = header.file_len;
-        self.fetched(Fetched { source, model: id, file_bytes, load, serve, about }).await
+        let step = self.step(true);
+        self.fetched(Fetched { source, model: id, file_bytes, load, serve, about, step }).await
     }
 
     async fn fetch_and_load(&self, absent: &Absent) -> Result<()> {
@@ -186,12 +211,12 @@ impl Acquire {
         let id = match absent.id {
             Some(id) => id,
             None => {
-                self.tell(json!({ "event": "looking", "model": name })).await;
+                self.tell(FetchReport::Looking { model: name.clone() }).await;
                 self.pulls.resolve(name, PATIENCE).await?
             }
         };
         // From here on prompts find who computes it by its id.
-        self.tell(json!({ "event": "found", "model": name, "id": hex(id) })).await;
+        self.tell(FetchReport::Found { model: name.clone(), id: hex(id) }).await;
         let named = Some(name.clone()).filter(|name| {
             library::check_name(name).is_ok() && content::parse_id(name).is_none() && self.is_free(name, id)
         });
@@ -232,19 +257,23 @@ impl Acquire {
         if bad > 0 {
             tracing::warn!(bytes = bad, "a part of the model has gone bad on this disk; it is fetched again");
         }
-        let mut plan = plan_json(&prepared, &load);
-        plan["event"] = json!("fetching");
-        self.tell(plan.clone()).await;
+        let plan = prepared.plan(&load);
+        self.tell(FetchReport::Fetching { plan: plan.clone(), progress: None }).await;
         if prepared.missing_bytes() > 0 {
-            let report = self.fetch(&mut prepared, &mut sources, &finder, &mut plan).await?;
-            report_json(&report, &mut plan);
-            plan["event"] = json!("fetched");
-            plan["done_bytes"] = json!(prepared.total_bytes());
-            self.tell(plan).await;
+            let entry = prepared.entry().clone();
+            let groups = content::layer_groups(&header, entry.bytes, &load)?;
+            let coming = Coming { entry, groups, serve: LayerSet::new(serve.iter().copied()), about: &about };
+            let report = tokio::select! {
+                fetched = self.fetch(&mut prepared, &mut sources, &finder, &plan) => fetched?,
+                never = self.serve_what_is_here(coming) => match never {},
+            };
+            let (transfer, done_bytes) = (Transfer::from(&report), prepared.total_bytes());
+            self.tell(FetchReport::Fetched { plan, transfer, done_bytes }).await;
         }
         let entry = prepared.entry();
         let (source, file_bytes) = (worker::Source::File(prepared.path()), entry.bytes);
-        let fetched = Fetched { source, model: id, file_bytes, load, serve, about };
+        let step = self.step(true);
+        let fetched = Fetched { source, model: id, file_bytes, load, serve, about, step };
         drop(prepared);
         self.fetched(fetched).await
     }
@@ -255,16 +284,57 @@ impl Acquire {
         Ok(())
     }
 
+    fn step(&self, is_last: bool) -> Step {
+        let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        Step { number, is_last, done: Arc::default() }
+    }
+
+    /// Hands over layers as they come, but for the last ones: all of them are handed over when they are here.
+    async fn serve_what_is_here(&self, coming: Coming<'_>) -> Infallible {
+        let (began, mut growth, mut under_way) = (Instant::now(), Growth::default(), Weak::<()>::new());
+        loop {
+            sleep(REPORT_EVERY).await;
+            let here = match content::present(&self.pulls.home, &coming.entry) {
+                Ok(Some(have)) => coming.layers_of(&have),
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "it is not known which layers are here already");
+                    continue;
+                }
+            };
+            let serve = here.intersection(&coming.serve);
+            let now = Millis(began.elapsed().as_millis() as u64);
+            let is_done = under_way.strong_count() == 0;
+            if here.len() == coming.groups.len() as u32 || !growth.is_due(now, &serve, is_done) {
+                continue;
+            }
+            let step = self.step(false);
+            under_way = Arc::downgrade(&step.done);
+            let Some(model) = coming.entry.model() else { continue };
+            let fetched = Fetched {
+                source: worker::Source::File(coming.entry.path.clone()),
+                model,
+                file_bytes: coming.entry.bytes,
+                load: here.ranges().to_vec(),
+                serve: serve.ranges().to_vec(),
+                about: coming.about.clone(),
+                step,
+            };
+            let what = What::Fetched(Box::new(fetched));
+            let _ = self.news.send(News { place: self.place, what }).await;
+        }
+    }
+
     async fn fetch(
         &self,
         prepared: &mut Prepared,
         sources: &mut [Box<dyn blob::Source>],
         finder: &content::peers::Finder,
-        plan: &mut Value,
+        plan: &PullPlan,
     ) -> Result<blob::Report> {
         let started = Instant::now();
         let (news, place, mut first, mut told) = (self.news.clone(), self.place, None, started);
-        let before = plan.clone();
+        let plan = plan.clone();
         let mut hear = move |event: Event| {
             finder.heard(&event);
             match event {
@@ -273,15 +343,14 @@ impl Acquire {
                     told = Instant::now();
                     let speed = done_bytes.saturating_sub(first.unwrap_or(0)) as f64
                         / started.elapsed().as_secs_f64().max(1e-3);
-                    let left = before["total_bytes"].as_u64().unwrap_or(0).saturating_sub(done_bytes);
-                    let mut line = before.clone();
-                    line["done_bytes"] = json!(done_bytes);
-                    line["bytes_per_s"] = json!(speed as u64);
-                    line["eta_s"] = json!((left as f64 / speed.max(1.0)).ceil() as u64);
+                    let left = plan.total_bytes.saturating_sub(done_bytes);
+                    let eta_s = (left as f64 / speed.max(1.0)).ceil() as u64;
+                    let progress = Some(Progress { done_bytes, bytes_per_s: speed as u64, eta_s });
+                    let line = FetchReport::Fetching { plan: plan.clone(), progress };
                     let _ = news.try_send(News { place, what: What::Doing(line) });
                 }
                 Event::Dropped { source, why, lied } => {
-                    let line = json!({ "event": "dropped", "source": source, "why": why, "lied": lied });
+                    let line = FetchReport::Dropped { source, why, lied };
                     let _ = news.try_send(News { place, what: What::Doing(line) });
                 }
                 _ => {}
@@ -358,6 +427,22 @@ impl Acquire {
     }
 }
 
+/// Layers that are being fetched.
+struct Coming<'a> {
+    entry: library::Entry,
+    /// What each of them is of the file.
+    groups: Vec<(LayerRange, GroupSet)>,
+    serve: LayerSet,
+    about: &'a ModelInfo,
+}
+
+impl Coming<'_> {
+    /// Those that are whole when the file has these groups.
+    fn layers_of(&self, have: &GroupSet) -> LayerSet {
+        self.groups.iter().filter(|(_, groups)| have.covers(groups)).map(|(layer, _)| *layer).collect()
+    }
+}
+
 /// Whether waiting cures nothing.
 fn is_lasting(error: &Error) -> bool {
     matches!(
@@ -397,9 +482,14 @@ pub(crate) enum Arrived {
     /// Nothing: a task goes on.
     Nothing,
     /// This line is told.
-    Told(Value),
-    /// The model of this name is in memory and can be announced.
-    Serving(String),
+    Told(FetchReport),
+    /// The model of this name is in memory and can be announced; `whole` when no more of it will come.
+    Serving {
+        /// As people call it.
+        name: String,
+        /// Whether this is all.
+        whole: bool,
+    },
 }
 
 impl Models {
@@ -412,12 +502,12 @@ impl Models {
         match news.what {
             What::Doing(line) => {
                 // The last word stays: what became of sources is told once.
-                if let Some(id) = line["id"].as_str().and_then(content::parse_id)
+                if let Some(id) = line.id().and_then(content::parse_id)
                     && held.loaded.is_empty()
                 {
                     (held.id, held.ready.model) = (id, id);
                 }
-                if line["event"] != "dropped" {
+                if !matches!(line, FetchReport::Dropped { .. }) {
                     held.fetching = Some(line.clone());
                 }
                 Arrived::Told(line)
@@ -436,21 +526,26 @@ impl Models {
                         Ok((worker, ready, outputs)) => {
                             What::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
                         }
-                        Err(fault) => What::Doing(
-                            json!({ "event": "waiting", "model": name, "why": fault.to_string() }),
-                        ),
+                        Err(fault) if !fetched.step.is_last => {
+                            return tracing::warn!(%fault, "the layers that are here cannot be served yet");
+                        }
+                        Err(fault) => {
+                            let why = fault.to_string();
+                            What::Doing(FetchReport::Waiting { model: name, why, again_s: None })
+                        }
                     };
                     let _ = sender.send(News { place, what }).await;
                 });
                 Arrived::Nothing
             }
-            What::Holds(arrival) if leaving => {
+            What::Holds(arrival) if leaving || !held.is_step_due(arrival.fetched.step.number) => {
                 arrival.worker.kill();
                 Arrived::Nothing
             }
             What::Holds(arrival) => {
+                let whole = arrival.fetched.step.is_last;
                 let name = self.hold(place, *arrival);
-                name.map_or(Arrived::Nothing, Arrived::Serving)
+                name.map_or(Arrived::Nothing, |name| Arrived::Serving { name, whole })
             }
         }
     }
@@ -459,7 +554,7 @@ impl Models {
     fn hold(&mut self, place: usize, arrival: Arrival) -> Option<String> {
         let Arrival { fetched, worker, ready, outputs, mut spec } = arrival;
         spec.class = Some(ready.class);
-        self.listen_to(outputs, worker.pid());
+        let pump = self.listen_to(outputs, worker.pid());
         let held = self.place_mut(place)?;
         let name = held.about.name.clone();
         held.about = ModelInfo { name: name.clone(), context: ready.context as usize, ..fetched.about };
@@ -470,8 +565,11 @@ impl Models {
         held.served = fetched.serve;
         held.file_bytes = fetched.file_bytes;
         held.ready = ready;
-        held.replace(worker);
-        held.fetching = None;
+        let Step { number, is_last, done } = fetched.step;
+        held.grow(worker, pump, (number, done));
+        if is_last {
+            held.fetching = None;
+        }
         Some(name)
     }
 }

@@ -31,6 +31,7 @@ use super::Serving;
 use crate::{
     sessions::{Inlets, Order},
     stage::{Sign, Stage},
+    worker::Assigned,
 };
 
 /// Sessions of others served at once; far beyond what runs at full speed, since most of them are elsewhere at any
@@ -287,7 +288,7 @@ impl Serving {
             identity: self.node.identity.clone(),
             hidden: held.ready.hidden,
             class: held.ready.class,
-            worker: held.worker.subscribe(),
+            worker: Assigned::new(held.worker.subscribe()),
             table: self.table.clone(),
             books: self.books.clone(),
             draining: self.gate.draining.subscribe(),

@@ -6,13 +6,17 @@
 
 mod acquire;
 mod admit;
+mod growth;
 mod initial_placement;
 mod load;
 mod place;
 mod pull;
 mod workers;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use api::inference::ModelInfo;
 use p2p::Events;
@@ -234,7 +238,7 @@ impl Serving {
         let others = others.map(|(beside, place)| (place, beside.about.name, beside.place, beside.serve));
         for (place, name, from, serve) in first.into_iter().chain(others) {
             let (pulls, weights, news) = (pulls.clone(), weights.clone(), news.clone());
-            Acquire { pulls, place, name, from, serve, weights, news }.start();
+            Acquire { pulls, place, name, from, serve, weights, news, steps: AtomicU64::new(0) }.start();
         }
         let serving = Self {
             node,

@@ -19,14 +19,17 @@ use scheduler::{
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
 };
-use serde_json::Value;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
 
 use super::initial_placement::with_ends;
 use crate::{
     Error, Result,
     audit::Auditor,
     inference::local,
+    reports::FetchReport,
     sessions::SessionTable,
     worker::{self, Ready, Worker},
 };
@@ -54,16 +57,31 @@ pub(crate) struct Held {
     /// What prompts take, in parts of what nodes' figures say.
     pub(crate) at_prefill: Ema,
     /// Where it is on its way, while it is.
-    pub(crate) fetching: Option<Value>,
+    pub(crate) fetching: Option<FetchReport>,
     pub(crate) worker: watch::Sender<Worker>,
     pub(crate) spec: worker::Spec,
-    born: Instant,
-    /// Workers in a row that died young.
-    young_deaths: u32,
+    life: Life,
     pub(crate) ready: Ready,
     pub(crate) loaded: Vec<LayerRange>,
     pub(crate) served: Vec<LayerRange>,
     pub(crate) file_bytes: u64,
+}
+
+/// How the present worker came to be, and what became of those before it.
+struct Life {
+    born: Instant,
+    /// Workers in a row that died young.
+    young_deaths: u32,
+    /// The step of the model's way here that it was started for.
+    step: u64,
+    /// Carries its outputs, and is over when it is gone.
+    pump: Option<JoinHandle<()>>,
+}
+
+impl Life {
+    fn begin() -> Self {
+        Self { born: Instant::now(), young_deaths: 0, step: 0, pump: None }
+    }
 }
 
 impl Held {
@@ -79,8 +97,7 @@ impl Held {
             at_prefill: Ema::new(SPEED_TAU_MS),
             fetching: None,
             worker: watch::Sender::new(Worker::absent()),
-            born: Instant::now(),
-            young_deaths: 0,
+            life: Life::begin(),
             loaded: Vec::new(),
             served: Vec::new(),
             file_bytes: 0,
@@ -112,8 +129,7 @@ impl Held {
             at_prefill: Ema::new(SPEED_TAU_MS),
             fetching: None,
             worker: watch::Sender::new(worker),
-            born: Instant::now(),
-            young_deaths: 0,
+            life: Life::begin(),
             loaded: ready.layers.clone(),
             served: serve,
             file_bytes,
@@ -141,8 +157,35 @@ impl Held {
 
     /// Another worker of the same model has started.
     pub(crate) fn replace(&mut self, worker: Worker) {
-        self.born = Instant::now();
+        self.life.born = Instant::now();
         self.worker.send_replace(worker);
+    }
+
+    /// A worker was started where one had died; it goes where another has come meanwhile.
+    pub(crate) fn restarted(&mut self, worker: Worker) {
+        if self.worker.borrow().is_alive() {
+            return worker.kill();
+        }
+        self.replace(worker);
+    }
+
+    /// A worker with the layers of this step of the model's way here has come; none of an earlier step is wanted then.
+    pub(crate) fn is_step_due(&self, step: u64) -> bool {
+        step > self.life.step
+    }
+
+    /// As [`Held::replace`], at a step of the model's way here. The worker before it ends with its last session; `done` is
+    /// dropped then.
+    pub(crate) fn grow(&mut self, worker: Worker, pump: JoinHandle<()>, (step, done): (u64, Arc<()>)) {
+        self.replace(worker);
+        self.life.step = step;
+        let before = self.life.pump.replace(pump);
+        tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            drop(done);
+        });
     }
 }
 
@@ -279,9 +322,10 @@ impl Models {
         let Some(place) = self.all().position(|held| held.worker.borrow().pid() == pid) else { return };
         let (deaths, restarts, table) = (self.deaths.clone(), self.restarts.clone(), self.table.clone());
         let Some(held) = self.place_mut(place) else { return };
-        let young = held.born.elapsed() < GROWN_UP;
-        held.young_deaths = if young { (held.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
-        let pause = Duration::from_millis(match held.young_deaths {
+        let life = &mut held.life;
+        let young = life.born.elapsed() < GROWN_UP;
+        life.young_deaths = if young { (life.young_deaths + 1).min(MOST_YOUNG_DEATHS) } else { 0 };
+        let pause = Duration::from_millis(match life.young_deaths {
             0 | 1 => 0,
             n => RESTART_MS << (n - 2),
         });
@@ -303,8 +347,8 @@ impl Models {
     }
 
     /// Carries the outputs of another worker to their sessions.
-    pub(crate) fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) {
-        tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()));
+    pub(crate) fn listen_to(&self, outputs: mpsc::Receiver<worker::Output>, pid: u32) -> JoinHandle<()> {
+        tokio::spawn(pump(outputs, pid, self.table.clone(), self.deaths.clone()))
     }
 }
 

@@ -1,0 +1,102 @@
+//! `shoal run` and `shoal chat`: their flags.
+
+use clap::Args;
+use scheduler::AttentionKind;
+
+use super::{EngineArgs, SamplingArgs, SourceArgs, WireArgs, swarm};
+
+/// `shoal run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The prompt; `-` or nothing reads standard input. The name of a model before it, or instead of it, means that model:
+    /// one of `shoal model list` or `shoal model search`, hf.co/OWNER/NAME:Q4_K_M or ollama://NAME
+    #[arg(value_name = "PROMPT")]
+    pub prompt: Option<String>,
+    /// The prompt, when the first word is a model
+    #[arg(value_name = "PROMPT OF MODEL")]
+    pub second: Option<String>,
+    /// A system message put before the prompt
+    #[arg(long)]
+    pub system: Option<String>,
+    /// Continue the text as it is, without the model's chat template
+    #[arg(long, conflicts_with = "system")]
+    pub raw: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: WireArgs,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: SourceArgs,
+    /// Fetch a model that is not here without asking
+    #[arg(short, long)]
+    pub yes: bool,
+    /// One JSON object per line: a line per piece of text, the summary last
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `shoal chat`
+#[derive(Debug, Args)]
+pub struct ChatArgs {
+    /// A system message put before the conversation
+    #[arg(long)]
+    pub system: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub engine: EngineArgs,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub wire: WireArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sampling: SamplingArgs,
+    /// Where to answer it
+    #[arg(long, value_enum, default_value = "local")]
+    pub via: swarm::Via,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub route: swarm::RouteArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub home: swarm::HomeArgs,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub sources: SourceArgs,
+    /// Fetch a model that is not here without asking
+    #[arg(short, long)]
+    pub yes: bool,
+    /// One JSON object per line; one user message per line of standard input
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl From<RunArgs> for ChatArgs {
+    /// The same as a conversation.
+    fn from(args: RunArgs) -> Self {
+        let RunArgs {
+            system, engine, attention, wire, sampling, via, route, home, sources, yes, json, ..
+        } = args;
+        Self { system, engine, attention, wire, sampling, via, route, home, sources, yes, json }
+    }
+}

@@ -1,0 +1,72 @@
+//! From what the user calls a model to one that is on this machine, fetched first when it has to be.
+
+use super::pull;
+use crate::{
+    Error, Result, catalog,
+    catalog::reference::Reference,
+    cli::{PullArgs, SourceArgs},
+    library::{self, DEFAULT_MODEL, Library},
+    private_folder,
+};
+
+/// How a command may fetch a model.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    /// Where models come from.
+    pub(super) sources: &'a SourceArgs,
+    /// Whether the user agreed to fetch one.
+    pub(super) yes: bool,
+    /// Whether the command speaks to a program.
+    pub(super) json: bool,
+}
+
+/// Whether `text` is what a model is called here, in a catalog or in another registry: not whether it is a file.
+///
+/// # Errors
+/// Those of reading the list and the catalogs.
+pub(super) fn is_name(text: &str) -> Result<bool> {
+    if text == DEFAULT_MODEL || Reference::parse(text).is_some() {
+        return Ok(true);
+    }
+    // The prompt needs no data folder.
+    let Ok(home) = library::home() else { return Ok(false) };
+    Ok(Library::load(&home)?.get(text).is_some() || catalog::find(&catalog::known(&home)?, text).is_some())
+}
+
+/// The name or path by which `model` can be opened: itself where it is here, else what was fetched for it.
+///
+/// # Errors
+/// [`Error::Usage`] for a name that nothing is known of and when the user does not agree; those of fetching.
+pub(super) fn model(model: &str, terms: Terms<'_>) -> Result<String> {
+    let foreign = Reference::parse(model).is_some();
+    if model == DEFAULT_MODEL || (!foreign && library::looks_like_a_path(model)) {
+        return Ok(model.to_owned());
+    }
+    let home = library::home()?;
+    let unknown = match Library::load(&home)?.find(model) {
+        Ok(_) => return Ok(model.to_owned()),
+        Err(error) => error,
+    };
+    private_folder::prepare(&home)?;
+    let known = foreign
+        || !terms.sources.catalog.is_empty()
+        || catalog::find(&catalog::known(&home)?, model).is_some();
+    if !known {
+        return Err(Error::usage(format!(
+            "{unknown}; `shoal model search` lists models that can be fetched, and hf.co/OWNER/NAME:Q4_K_M and ollama://NAME \
+             name those of other registries"
+        )));
+    }
+    let args = PullArgs {
+        model: model.to_owned(),
+        layers: Vec::new(),
+        from: Vec::new(),
+        name: None,
+        yes: terms.yes,
+        disk: None,
+        rate: None,
+        sources: terms.sources.clone(),
+        json: terms.json,
+    };
+    pull::bring(&args, true)
+}
