@@ -20,8 +20,8 @@ use crate::worker::{self, Body, DraftIds, Job, JobInput, OpenSession, Source, Sp
 
 /// Rows of one job.
 const ROWS: u32 = 128;
-/// Audits that go on after their answers have ended; the next answer waits for its own.
-const MAX_BEHIND: usize = 8;
+/// What audits that go on after their answers have ended may hold of their sessions, KiB; the next answer waits for its own.
+const MAX_BEHIND_KIB: u32 = 128 << 10;
 
 /// What to compute again.
 #[derive(Clone)]
@@ -80,7 +80,7 @@ impl Auditor {
             spec,
             model,
             seats: Arc::new(Semaphore::new(1)),
-            behind: Arc::new(Semaphore::new(MAX_BEHIND)),
+            behind: Arc::new(Semaphore::new(MAX_BEHIND_KIB as usize)),
         })
     }
 
@@ -89,9 +89,11 @@ impl Auditor {
         self.model
     }
 
-    /// The right to go on auditing after the answer has ended, for as long as it is held; `None` when as many do as may.
-    pub fn behind(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.behind).try_acquire_owned().ok()
+    /// The right to go on auditing after the answer has ended, with a log of `bytes`, for as long as it is held; `None` when as
+    /// many do as may. The longest log has the room for itself.
+    pub fn behind(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let kib = u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX).clamp(1, MAX_BEHIND_KIB);
+        Arc::clone(&self.behind).try_acquire_many_owned(kib).ok()
     }
 
     /// The rows that leave the layers; `None` when they cannot be computed here.

@@ -25,7 +25,9 @@ use tokio::{
 use crate::{
     Error, Result,
     events::{PlanReport, PromptEvent, PromptRequest, Refusal},
-    reports::{PeersReport, View},
+    reports::{
+        InviteReport, PeersReport, PullLine, ReceiptsReport, StatusReport, SwitchReport, Switched, View,
+    },
 };
 
 /// A prompt is text a person or a program wrote: 4 MiB is a thousand pages.
@@ -126,8 +128,16 @@ pub enum Line {
     View(Box<View>),
     /// The nodes known.
     Peers(PeersReport),
-    /// A short answer that only commands print.
-    Other(Value),
+    /// What the node does.
+    Status(Box<StatusReport>),
+    /// How a pull goes.
+    Pull(Box<PullLine>),
+    /// Work as both sides signed it.
+    Receipts(ReceiptsReport),
+    /// A code for a friend.
+    Invite(InviteReport),
+    /// What a command changed.
+    Switched(SwitchReport),
 }
 
 impl From<PromptEvent> for Line {
@@ -160,9 +170,33 @@ impl From<PeersReport> for Line {
     }
 }
 
-impl From<Value> for Line {
-    fn from(value: Value) -> Self {
-        Self::Other(value)
+impl From<StatusReport> for Line {
+    fn from(status: StatusReport) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl From<PullLine> for Line {
+    fn from(line: PullLine) -> Self {
+        Self::Pull(Box::new(line))
+    }
+}
+
+impl From<ReceiptsReport> for Line {
+    fn from(receipts: ReceiptsReport) -> Self {
+        Self::Receipts(receipts)
+    }
+}
+
+impl From<InviteReport> for Line {
+    fn from(invite: InviteReport) -> Self {
+        Self::Invite(invite)
+    }
+}
+
+impl From<Switched> for Line {
+    fn from(now: Switched) -> Self {
+        Self::Switched(now.into())
     }
 }
 

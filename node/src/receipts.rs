@@ -19,7 +19,8 @@ use scheduler::{
     account::{self, Entry, Ledger, Tier},
     layer_cost::LayerCosts,
 };
-use serde_json::{Value, json};
+
+use crate::reports::{BalanceReport, ReceiptReport, ReceiptsReport};
 
 /// Receipts kept, 1.2 MB.
 const KEPT: usize = 4_096;
@@ -120,31 +121,30 @@ impl Receipts {
 
     /// All kept receipts, the latest last, and the balance with every peer in them, in units of work given beyond
     /// what was taken.
-    pub fn list(&self) -> Value {
+    pub fn list(&self) -> ReceiptsReport {
         let works: Vec<Work> =
             self.kept.iter().filter_map(|bytes| Some(*Receipt::open(bytes).ok()?.work())).collect();
         let peer = |work: &Work| if work.stage == self.me { work.requester } else { work.stage };
         let mut peers: Vec<NodeId> = works.iter().map(peer).collect();
         peers.sort_unstable();
         peers.dedup();
-        let balances = peers.iter().map(|peer| {
-            json!({ "node": format!("{peer:?}"), "balance": self.ledger.balance(*peer) as i64,
-                "tier": format!("{:?}", self.ledger.tier(*peer)).to_lowercase() })
+        let balances = peers.iter().map(|peer| BalanceReport {
+            node: format!("{peer:?}"),
+            balance: self.ledger.balance(*peer) as i64,
+            tier: format!("{:?}", self.ledger.tier(*peer)).to_lowercase(),
         });
-        let receipts = works.iter().map(|work| {
-            json!({
-                "session": format!("{:?}", work.session),
-                "stage": format!("{:?}", work.stage),
-                "requester": format!("{:?}", work.requester),
-                "model": format!("{:?}", work.model),
-                "start": work.layers.start(),
-                "end": work.layers.end(),
-                "prefill_tokens": work.prefill_tokens,
-                "decode_tokens": work.decode_tokens,
-                "head": data_encoding::HEXLOWER.encode(&work.head),
-                "ended_unix_s": work.ended_unix_s,
-            })
+        let receipts = works.iter().map(|work| ReceiptReport {
+            session: format!("{:?}", work.session),
+            stage: format!("{:?}", work.stage),
+            requester: format!("{:?}", work.requester),
+            model: format!("{:?}", work.model),
+            start: work.layers.start(),
+            end: work.layers.end(),
+            prefill_tokens: work.prefill_tokens,
+            decode_tokens: work.decode_tokens,
+            head: data_encoding::HEXLOWER.encode(&work.head),
+            ended_unix_s: work.ended_unix_s,
         });
-        json!({ "receipts": receipts.collect::<Vec<_>>(), "peers": balances.collect::<Vec<_>>() })
+        ReceiptsReport { receipts: receipts.collect(), peers: balances.collect(), end: false }
     }
 }

@@ -1,10 +1,16 @@
-//! What a node says of itself and of the nodes it knows: the answers to `view` and `peers`.
+//! What a node says of itself and of the nodes it knows: the answers to `status`, `view`, `peers`, `receipts` and `invite`, and
+//! the lines of `join` and of pulls.
 //!
 //! As [`crate::events`], these are the lines of the control socket and of `--json`; names come from strangers and are text.
 
+mod pull;
+mod status;
+
 use api::{inference::ModelInfo, swarm::SwarmSnapshot};
+pub use pull::{FetchReport, Progress, PullLine, PullPlan, SourceBytes, Transfer};
 use scheduler::governor::{Measure, UNLIMITED, Usage};
 use serde::{Deserialize, Serialize};
+pub use status::*;
 
 /// The answer to `View`: what the API and its page show of the node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -138,6 +144,8 @@ pub struct PeerReport {
     pub connected: bool,
     /// How the connection goes, where there is one.
     pub path: Option<String>,
+    /// What carries frames to it, where more than a stream was tried: the link in use and the medians of 16 KiB echoes.
+    pub link: Option<String>,
     /// Round trip, measured or estimated.
     pub rtt_ms: Option<f64>,
     /// Where it can be dialed, as it says.
@@ -175,6 +183,158 @@ pub struct PeerModel {
     /// Those it computes, as `start..end`; none for one it shares as a file.
     #[serde(default)]
     pub layers: Option<Vec<String>>,
+}
+
+/// The answer to `receipts`: work done for others and by others, as both sides signed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ReceiptsReport {
+    /// The receipts kept, the oldest first.
+    pub receipts: Vec<ReceiptReport>,
+    /// What they make of each node.
+    pub peers: Vec<BalanceReport>,
+    /// No line follows: `true` on the socket, left out of `--json`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub end: bool,
+}
+
+/// Work that one node did for another.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ReceiptReport {
+    /// The session in hex.
+    pub session: String,
+    /// The node that computed, 64 hex digits.
+    pub stage: String,
+    /// The node it computed for.
+    pub requester: String,
+    /// The model's id in hex.
+    pub model: String,
+    /// The first layer.
+    pub start: u32,
+    /// The layer after the last one.
+    pub end: u32,
+    /// Positions of prompts.
+    pub prefill_tokens: u32,
+    /// Positions computed one by one.
+    pub decode_tokens: u32,
+    /// Head of the chain of inputs and outputs, in hex.
+    pub head: String,
+    /// When it ended.
+    pub ended_unix_s: u32,
+}
+
+/// What the receipts make of a node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct BalanceReport {
+    /// Its name, 64 hex digits.
+    pub node: String,
+    /// What it did for this node less what this node did for it.
+    pub balance: i64,
+    /// How its prompts are admitted here.
+    pub tier: String,
+}
+
+/// The answer to `invite`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct InviteReport {
+    /// The code.
+    pub code: String,
+    /// The swarm's name.
+    pub swarm: Option<String>,
+    /// The id in hex of the model, where the invited node can fetch it.
+    pub model: Option<String>,
+    /// Where this node can be dialed.
+    pub addresses: Vec<String>,
+    /// No line follows: `true` on the socket, left out of `--json`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub end: bool,
+}
+
+/// The answer to `pause`, `leave` or `cancel`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SwitchReport {
+    /// What is so now.
+    #[serde(flatten)]
+    pub now: Switched,
+    /// No line follows: `true` on the socket, left out of `--json`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub end: bool,
+}
+
+/// What a command changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switched {
+    /// Whether new sessions of others are refused.
+    Paused(bool),
+    /// Whether the node has left.
+    Left(bool),
+    /// Whether a prompt was stopped.
+    Cancelled(bool),
+}
+
+impl From<Switched> for SwitchReport {
+    fn from(now: Switched) -> Self {
+        Self { now, end: true }
+    }
+}
+
+/// A line of `join --json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum JoinLine {
+    /// It answers over HTTP.
+    Listening(Listening),
+    /// It can be asked from now on.
+    Ready(Box<StatusReport>),
+    /// A peer connected.
+    Joined {
+        /// Its name, 64 hex digits.
+        node: String,
+    },
+    /// A peer disconnected.
+    Left {
+        /// Its name, 64 hex digits.
+        node: String,
+    },
+    /// A model has come and is served.
+    Serving {
+        /// The node with it.
+        #[serde(flatten)]
+        status: Box<StatusReport>,
+        /// Which model, as the user calls it.
+        arrived: String,
+    },
+    /// Some layers of a model that is being fetched are served already.
+    ServingPart {
+        /// The node with them.
+        #[serde(flatten)]
+        status: Box<StatusReport>,
+        /// Which model, as the user calls it.
+        arrived: String,
+    },
+    /// It has ended as it was asked to.
+    Stopped,
+    /// The HTTP side has heard from the node: requests are answered.
+    Answering,
+    /// It has not, and why.
+    Failed {
+        /// A sentence.
+        message: String,
+    },
+    /// A model is on its way, and how far.
+    #[serde(untagged)]
+    Fetching(FetchReport),
+}
+
+/// Where a node answers over HTTP.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Listening {
+    /// The address, without a path.
+    pub url: String,
+    /// The page, for the reader of this output.
+    pub page: String,
+    /// Where the token is kept; `None` where none is needed.
+    pub token_file: Option<String>,
 }
 
 /// What is known of a node's work.

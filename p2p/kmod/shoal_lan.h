@@ -48,19 +48,26 @@ struct shoal_lan_session {
 	__u32 scope;	  /* interface index of a link-local address, else 0 */
 	__u16 port;	  /* of the peer */
 	__u16 reserved;
-	__u32 epoch;
+	__u32 rx_epoch;
+	__u32 tx_epoch;
 	__u32 chunk_bytes; /* a multiple of 64, 64..=8896 */
 	__u32 quota;	   /* receive slots it may hold, 1..=rx_slots */
 	__u32 top;	   /* the last message that counts as delivered: 0 for a new session */
+	__u32 reserved2;
 };
 
-/* Keys of the epoch after the newest; data of the epoch before stays welcome until the next. */
+#define SHOAL_LAN_RX 0u
+#define SHOAL_LAN_TX 1u
+
+/*
+ * The key of one direction for the epoch after its newest. Data that comes is accepted under the newest epoch and the one
+ * before, so that the key of the next epoch can be there before its first datagram.
+ */
 struct shoal_lan_rekey {
 	__u64 rx_session;
-	__u8 rx_key[16];
-	__u8 tx_key[16];
+	__u8 key[16];
 	__u32 epoch;
-	__u32 reserved;
+	__u32 direction; /* SHOAL_LAN_RX or SHOAL_LAN_TX */
 };
 
 struct shoal_lan_id {
@@ -71,7 +78,7 @@ struct shoal_lan_id {
 
 #define SHOAL_LAN_DONTWAIT 1u
 
-/* Sends the chunks of a message. On an error `sent` says how many datagrams left before it. */
+/* Sends the chunks of a message. On an error `sent` says how many datagrams left before it. EKEYEXPIRED: the epoch. */
 struct shoal_lan_send {
 	__u64 rx_session; /* names the session on this side */
 	__u64 bitmap;	  /* address of (chunks + 7) / 8 bytes, a bit for each chunk to send; 0 for all */
@@ -79,8 +86,8 @@ struct shoal_lan_send {
 	__u32 slot; /* a send slot */
 	__u32 bytes;
 	__u32 flags;
-	__u32 sent; /* out */
-	__u32 reserved;
+	__u32 sent;  /* out */
+	__u32 epoch; /* the newest of this direction or the one before: the one that the message is sealed under */
 };
 
 struct shoal_lan_event {
@@ -89,6 +96,8 @@ struct shoal_lan_event {
 	__u32 slot;
 	__u32 generation; /* RELEASE wants it back */
 	__u32 bytes;
+	__u32 epoch; /* that all of its datagrams had */
+	__u32 reserved;
 };
 
 /* ETIMEDOUT: none came; EAGAIN: none is there and timeout_ms is 0; EINTR: a signal. */

@@ -51,7 +51,7 @@ enum sl_verdict {
 	SL_BAD_TAG,
 	SL_TOO_OLD,	/* behind the replay window */
 	SL_SEEN,	/* of a message that is complete */
-	SL_DIFFERS,	/* another total than the message's first datagram had */
+	SL_DIFFERS,	/* another total or epoch than the message's first datagram had */
 	SL_DUPLICATE,	/* a chunk that is there */
 	SL_OPEN_LIMIT,	/* four messages of the session are half filled */
 	SL_QUOTA,	/* the session holds all the slots it may */
@@ -281,6 +281,7 @@ struct sl_slot {
 	u32 generation; /* of this use of the slot: what a reader must name to release it */
 	u32 message;
 	u32 total;
+	u32 epoch;
 	u32 chunks;
 	u32 missing;
 	u32 next; /* in the list of those that are ready */
@@ -430,6 +431,7 @@ static inline enum sl_verdict sl_open(struct sl_pool *pool, struct sl_flow *flow
 	slot->generation++;
 	slot->message = h->message;
 	slot->total = h->total;
+	slot->epoch = h->epoch;
 	slot->chunks = slot->missing = h->chunks;
 	memset(slot->have, 0, (h->chunks + 7u) / 8);
 	*entry = e;
@@ -455,7 +457,7 @@ static inline enum sl_verdict sl_place(struct sl_pool *pool, struct sl_flow *flo
 			return verdict;
 	}
 	slot = &pool->slots[flow->open[*entry]];
-	if (slot->total != h->total)
+	if (slot->total != h->total || slot->epoch != h->epoch)
 		return SL_DIFFERS;
 	if (slot->have[h->chunk / 8] >> (h->chunk % 8) & 1)
 		return SL_DUPLICATE;

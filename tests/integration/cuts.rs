@@ -91,7 +91,11 @@ fn any_one_way_may_be_cut() {
     if !permitted() {
         return;
     }
-    let cuts = if std::env::var_os("SHOAL_FIGURES").is_some() { 42 } else { WAYS.len() };
+    let cuts = if std::env::var_os("SHOAL_FIGURES").is_some() {
+        std::env::var("SHOAL_CUTS").ok().and_then(|n| n.parse().ok()).unwrap_or(42)
+    } else {
+        WAYS.len()
+    };
     let star = Star::new();
     let expected = Shoal::new().json(["run", "--json"].iter().chain(&ASK[..4]).chain(&ASK[6..]), "");
     let (mut stalls, mut firsts) = (vec![Vec::new(); WAYS.len()], Vec::new());
@@ -111,10 +115,8 @@ fn any_one_way_may_be_cut() {
         let stall = prompt.stall_ms(struck);
         star.mend();
         println!(
-            "cut {cut}, {:?}: first token after {:.0} ms, stall {stall:.0} ms, {} faults",
-            WAYS[way],
-            firsts[cut],
-            last["faults"].as_array().map_or(0, Vec::len)
+            "cut {cut}, {:?}: first token after {:.0} ms, stall {stall:.0} ms; shadows {}, faults {}, hedged {}",
+            WAYS[way], firsts[cut], prompt.route["shadows"], last["faults"], last["hedged"]
         );
         assert_eq!(last["ids"], expected["ids"], "{last}");
         assert_eq!(Value::Array(prompt.ids()), expected["ids"]);

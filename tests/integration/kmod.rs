@@ -90,3 +90,35 @@ fn the_modules_pure_part_passes_under_sanitizers() {
     assert!(run(&[]).contains(" checks, 0 failed"));
     assert_eq!(run(&["--vectors"]), fs::read_to_string(folder().join("vectors.txt")).unwrap());
 }
+
+#[test]
+fn the_package_has_what_a_build_needs() {
+    let temp = TempDir::new().unwrap();
+    let script = folder().join("deb");
+    for shell in [&["sh", "-n"][..], &["shellcheck", "-s", "sh"]] {
+        match Command::new(shell[0]).args(&shell[1..]).arg(&script).output() {
+            Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
+            Err(_) => eprintln!("skipped: {} is not installed", shell[0]),
+        }
+    }
+    if Command::new("dpkg-deb").arg("--version").output().is_err() {
+        eprintln!("skipped: dpkg-deb is not installed");
+        return;
+    }
+    let made = Command::new(&script).arg(temp.path()).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let package = fs::read_dir(temp.path()).unwrap().next().unwrap().unwrap().path();
+    let listed = Command::new("dpkg-deb").arg("-c").arg(&package).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let sources =
+        fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let sources = sources.filter(|name| name.ends_with(".c") || name.ends_with(".h"));
+    let mut expected: Vec<String> =
+        sources.chain(["Kbuild", "Makefile", "dkms.conf", "LICENSE"].map(Into::into)).collect();
+    expected.iter_mut().for_each(|name| *name = format!("./usr/src/shoal-lan-1/{name}"));
+    expected.push("./usr/lib/udev/rules.d/60-shoal-lan.rules".into());
+    assert!(expected.len() >= 10, "{expected:?}");
+    for name in expected {
+        assert!(listed.lines().any(|line| line.ends_with(&name)), "{name} is missing:\n{listed}");
+    }
+}

@@ -1,7 +1,7 @@
 //! Prompts for a long time, one after another and several at once, while nothing goes wrong: no node is taken for
 //! dead, and nothing grows.
 //!
-//! `SHOAL_SOAK_S=600` sets the seconds; 20 by default.
+//! `SHOAL_SOAK_S=600` sets the seconds; 20 by default. `SHOAL_MODEL=FILE.gguf` lets 64 prompts of a real model crowd three nodes.
 
 use std::{
     fs,
@@ -21,6 +21,8 @@ use tempfile::TempDir;
 const AT_ONCE: usize = 3;
 /// Prompts at once that two processors cannot carry.
 const CROWD: usize = 16;
+/// The same of a model of `SHOAL_MODEL`.
+const LARGE_CROWD: usize = 64;
 const PROMPTS: [&str; 4] = ["a fox", "a bear who bakes", "an owl at sea", "two cats"];
 
 /// What a process holds.
@@ -167,17 +169,26 @@ impl Drop for Hog {
 #[test]
 fn a_crowd_on_a_busy_machine_loses_none() {
     let folder = TempDir::new().unwrap();
-    let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);
-    let serves: Vec<Node> = ["1..3", "3..5", "5..7"]
-        .iter()
-        .map(|layers| Node::start(&folder.path().join(layers), &["--layers", layers, "--peer", asks.tcp()]))
+    let (model, crowd) = match std::env::var("SHOAL_MODEL") {
+        Ok(model) => (model, LARGE_CROWD),
+        Err(_) => ("minnow".to_owned(), CROWD),
+    };
+    let asks = Node::start(&folder.path().join("home"), &["--model", &model, "--ask-only"]);
+    let last = asks.ask(&["status"])["model"]["num_layers"].as_u64().unwrap() - 1;
+    let third = |n: u64| 1 + n * (last - 1) / 3;
+    let serves: Vec<Node> = (0..3)
+        .map(|n| {
+            let layers = format!("{}..{}", third(n), third(n + 1));
+            let args = ["--model", &model, "--layers", &layers, "--peer", asks.tcp()];
+            Node::start(&folder.path().join(&layers), &args)
+        })
         .collect();
     asks.meets(serves.len());
     let home_ms = || asks.ask(&["plan", "Tell me a story"])["home_ms"].as_f64().unwrap();
     let before = home_ms();
     let hogs = [Hog::new(), Hog::new()];
     let began = Instant::now();
-    let answers: Vec<_> = (0..CROWD)
+    let answers: Vec<_> = (0..crowd)
         .map(|n| {
             let home = asks.home.clone();
             thread::spawn(move || {
@@ -186,14 +197,17 @@ fn a_crowd_on_a_busy_machine_loses_none() {
             })
         })
         .collect();
+    let mut tokens = 0;
     for answer in answers {
         let last = answer.join().expect("every prompt has its answer");
         assert_eq!(last["differing_answers"], 0, "{last}");
+        tokens += last["completion_tokens"].as_u64().unwrap();
     }
+    println!("{tokens} tokens");
     drop(hogs);
     let after = home_ms();
     println!(
-        "{CROWD} prompts in {:?}; the head is thought to take {before:.2} ms before, {after:.2} after",
+        "{crowd} prompts in {:?}; the head is thought to take {before:.2} ms before, {after:.2} after",
         began.elapsed()
     );
     assert!(after < 8.0 * before + 10.0, "{before} ms before, {after} after");

@@ -153,7 +153,7 @@ pub(super) fn find(wanted: Option<&str>, name: Option<String>, json: bool) -> Re
         })?;
         let entry = link(one, name.unwrap_or_else(|| one.name.clone()))?;
         if json {
-            return output::json_line(&entry.to_json());
+            return output::json_line(&entry);
         }
         say!("linked {} to {}", entry.name, entry.path.display());
         say!("try: shoal run {} \"Hello\"", entry.name);

@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use p2p::blob::sparse;
+use serde::Serialize;
 use serde_json::json;
 
 use super::register::register;
@@ -36,6 +37,17 @@ pub(super) fn run(command: ModelCommand) -> Result<()> {
     }
 }
 
+/// A row of `shoal model list --json`.
+#[derive(Serialize)]
+struct Listed<'a> {
+    #[serde(flatten)]
+    entry: &'a Entry,
+    missing: bool,
+    /// Of a file that was pulled: what is here of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    present_bytes: Option<u64>,
+}
+
 fn list(json: bool) -> Result<()> {
     let (id, bytes) = library::embedded();
     let embedded = Entry {
@@ -51,16 +63,10 @@ fn list(json: bool) -> Result<()> {
     let home = library::home()?;
     let library = Library::load(&home)?;
     if json {
-        let mut first = embedded.to_json();
-        first["missing"] = json!(false);
-        let mut all = vec![first];
+        let mut all = vec![Listed { entry: &embedded, missing: false, present_bytes: None }];
         for entry in library.entries() {
-            let mut value = entry.to_json();
-            value["missing"] = json!(!entry.path.is_file());
-            if let Some(have) = content::present(&home, entry)? {
-                value["present_bytes"] = json!(have.bytes(entry.bytes));
-            }
-            all.push(value);
+            let present_bytes = content::present(&home, entry)?.map(|have| have.bytes(entry.bytes));
+            all.push(Listed { entry, missing: !entry.path.is_file(), present_bytes });
         }
         return output::json_line(&all);
     }
@@ -88,7 +94,7 @@ fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
     library::Located::open(file)?;
     let entry = register(file, name, false)?;
     if json {
-        return output::json_line(&entry.to_json());
+        return output::json_line(&entry);
     }
     say!("added {} ({}, id {})", entry.name, human_bytes(entry.bytes), &entry.id[..12]);
     say!("try: shoal run --model {} \"Hello\"", entry.name);
@@ -116,7 +122,7 @@ fn share(model: &str, name: Option<String>, off: bool, json: bool) -> Result<()>
         None => register(Path::new(model), name, true)?,
     };
     if json {
-        return output::json_line(&entry.to_json());
+        return output::json_line(&entry);
     }
     if off {
         say!("{} is not shared any more", entry.name);

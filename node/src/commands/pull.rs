@@ -10,7 +10,8 @@ use std::{
 use indicatif::ProgressBar;
 use p2p::blob::{Event, Pace, Report, Source};
 use scheduler::LayerRange;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::{
     Error, Result,
@@ -23,11 +24,12 @@ use crate::{
     cli::PullArgs,
     content::{
         hex, parse_id,
-        pull::{Ask, Found, Prepared, Step, event_of, fetch_plain, plan_json, prepare, report_json},
+        pull::{Ask, Found, Prepared, Step, fetch_plain, prepare},
     },
     control::{self, Caller, PullAsk, Question},
     library::{self, Entry, Library},
     output::{self, human_bytes},
+    reports::{PullLine, PullPlan, Transfer},
 };
 
 /// Time between two lines of progress in JSON.
@@ -68,11 +70,11 @@ pub(super) fn bring(args: &PullArgs, aside: bool) -> Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (ask, terms) = match wanted(args).await? {
-            Wanted::Here(entry) => return done(&entry, None, &view, "is here already"),
+            Wanted::Here(entry) => return done(*entry, None, &view, "is here already"),
             Wanted::Linked(stored, name) => {
                 let entry = super::catalog::link(&stored, name)?;
                 view.say(&format!("{} stored it here: {}", stored.program, stored.path.display()))?;
-                return done(&entry, None, &view, "is linked");
+                return done(entry, None, &view, "is linked");
             }
             Wanted::Ask(ask, terms) => (*ask, terms),
         };
@@ -170,12 +172,9 @@ async fn through_the_node(ask: Ask, terms: Terms, args: &PullArgs, mut view: Vie
         bytes_per_s: args.rate,
         plan_only: true,
     };
-    let line = told(&ask.home, &asked, &mut view).await?;
-    match line["event"].as_str() {
-        Some("done") => return finished(&line, &view, "is here already"),
-        Some("no_tree") => {
-            let why = line["why"].as_array().into_iter().flatten().filter_map(Value::as_str);
-            let why: Vec<String> = why.map(str::to_owned).collect();
+    let (plan, peers) = match told(&ask.home, &asked, &mut view).await? {
+        PullLine::Plan { plan, peers, .. } => (plan, peers),
+        PullLine::NoTree { why, .. } => {
             if ask.from.is_empty() {
                 return Err(Error::Failed(format!(
                     "no peer that has this model is reachable: {}",
@@ -184,18 +183,17 @@ async fn through_the_node(ask: Ask, terms: Terms, args: &PullArgs, mut view: Vie
             }
             return plain(ask, &terms, why, args, view).await;
         }
-        _ => {}
-    }
-    let total = line["total_bytes"].as_u64().unwrap_or_default();
-    announce(&line, &terms, args, &view)?;
+        done => return finished(done, &view, "is here already"),
+    };
+    announce(&plan, peers, &terms, args, &view)?;
     // From here on it is that model, whatever is announced meanwhile.
-    (asked.id, asked.called, asked.plan_only) = (line["id"].as_str().map(str::to_owned), None, false);
-    asked.name = asked.name.or_else(|| line["name"].as_str().map(str::to_owned));
-    view.start(total);
+    (asked.id, asked.called, asked.plan_only) = (Some(plan.id), None, false);
+    asked.name = asked.name.or(Some(plan.name));
+    view.start(plan.total_bytes);
     let ended = told(&ask.home, &asked, &mut view).await;
     view.finish();
     match ended {
-        Ok(line) => finished(&line, &view, "is here"),
+        Ok(line) => finished(line, &view, "is here"),
         Err(error) => {
             if matches!(error, Error::Interrupted) {
                 let name = asked.name.unwrap_or_default();
@@ -207,11 +205,11 @@ async fn through_the_node(ask: Ask, terms: Terms, args: &PullArgs, mut view: Vie
 }
 
 /// Asks the node and shows what happens; the last line.
-async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Result<Value> {
+async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Result<PullLine> {
     let mut caller = Caller::ask(home, &Question::Pull(Box::new(asked.clone()))).await?;
     loop {
         let line = tokio::select! {
-            line = caller.next::<Value>() => line?,
+            line = caller.next::<PullLine>() => line?,
             () = interruption() => return Err(Error::Interrupted),
         };
         let Some(line) = line else {
@@ -219,24 +217,30 @@ async fn told(home: &std::path::Path, asked: &PullAsk, view: &mut View) -> Resul
                 "the node stopped in the middle of the pull; what came is kept".into(),
             ));
         };
-        if line["end"] == json!(true) {
+        if line.is_last() {
             return Ok(line);
         }
-        if let Some(event) = event_of(&line) {
+        if let Some(event) = line.event() {
             view.hear(event);
         }
     }
 }
 
-fn finished(line: &Value, view: &View, what: &str) -> Result<String> {
-    let mut line = line.clone();
-    line.as_object_mut().map(|line| line.remove("end"));
-    let name = line["name"].as_str().unwrap_or_default().to_owned();
-    match view.json {
-        true => output::json_line(&line)?,
-        false => view.say(&format!("{name} {what} (id {})", line["id"].as_str().unwrap_or_default()))?,
+/// Shows the last line of a pull; the name of what came.
+fn finished(line: PullLine, view: &View, what: &str) -> Result<String> {
+    let line = line.without_end();
+    if view.json {
+        output::json_line(&line)?;
     }
-    Ok(name)
+    match line {
+        PullLine::Done { entry, .. } => {
+            if !view.json {
+                view.say(&format!("{} {what} (id {})", entry.name, entry.id))?;
+            }
+            Ok(entry.name)
+        }
+        _ => Err(Error::Failed("the node did not say what came".into())),
+    }
 }
 
 async fn pull(
@@ -257,7 +261,7 @@ async fn pull(
         () = interruption() => return Err(Error::Interrupted),
     };
     match found {
-        Found::Here(entry) => done(&entry, None, &view, "is here already"),
+        Found::Here(entry) => done(entry, None, &view, "is here already"),
         Found::NoTree(why) if sources.is_empty() => {
             Err(Error::Failed(format!("no source has this model: {}", why.join("; "))))
         }
@@ -267,7 +271,7 @@ async fn pull(
             plain(Ask { from, ..ask }, &terms, why, args, view).await
         }
         Found::Pull(mut prepared) => {
-            announce(&plan_json(&prepared, &ask.layers), &terms, args, &view)?;
+            announce(&prepared.plan(&ask.layers), None, &terms, args, &view)?;
             view.start(prepared.total_bytes());
             let mut hear = |event| view.hear(event);
             let fetched = tokio::select! {
@@ -276,7 +280,7 @@ async fn pull(
             };
             view.finish();
             match fetched {
-                Ok(report) => done(prepared.entry(), Some(report), &view, "is here"),
+                Ok(report) => done(prepared.entry().clone(), Some(&report), &view, "is here"),
                 Err(error) => {
                     prepared.save()?;
                     if matches!(error, Error::Interrupted) {
@@ -295,40 +299,29 @@ fn note(prepared: &Prepared) {
 }
 
 /// Says what is about to be fetched, and asks where a person can answer.
-fn announce(plan: &Value, terms: &Terms, args: &PullArgs, view: &View) -> Result<()> {
-    let number = |name: &str| plan[name].as_u64().unwrap_or_default();
-    let (total, missing) = (number("total_bytes"), number("missing_bytes"));
+fn announce(
+    plan: &PullPlan,
+    peers: Option<usize>,
+    terms: &Terms,
+    args: &PullArgs,
+    view: &View,
+) -> Result<()> {
     if view.json {
-        let mut plan = plan.clone();
-        plan.as_object_mut().map(|plan| plan.remove("end"));
-        if let Some(license) = &terms.license {
-            plan["license"] = json!(license);
-        }
-        output::json_line(&plan)?;
+        let license = terms.license.clone();
+        output::json_line(&PullLine::Plan { plan: plan.clone(), peers, license, end: false })?;
     } else {
-        let text = |name: &str| plan[name].as_str().unwrap_or_default();
-        view.say(&format!("{} (id {})", text("name"), text("id").get(..12).unwrap_or_default()))?;
-        match plan["num_layers"].as_u64() {
+        let (total, missing) = (human_bytes(plan.total_bytes), human_bytes(plan.missing_bytes));
+        view.say(&format!("{} (id {})", plan.name, plan.id.get(..12).unwrap_or_default()))?;
+        match plan.num_layers {
             Some(count) => {
-                let parts: Vec<String> = plan["layers"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .map(|pair| format!("{}..{}", pair[0], pair[1]))
-                    .collect();
-                view.say(&format!(
-                    "layers {} of 0..{count}: {} of {}",
-                    parts.join(" and "),
-                    human_bytes(total),
-                    human_bytes(number("file_bytes"))
-                ))?;
+                let (parts, all) = (plan.layers().join(" and "), human_bytes(plan.file_bytes));
+                view.say(&format!("layers {parts} of 0..{count}: {total} of {all}"))?;
             }
-            None => view.say(&format!("the whole file: {}", human_bytes(total)))?,
+            None => view.say(&format!("the whole file: {total}"))?,
         }
-        let here = human_bytes(total.saturating_sub(missing));
-        view.say(&format!("to fetch: {}, {here} are here", human_bytes(missing)))?;
+        view.say(&format!("to fetch: {missing}, {} are here", human_bytes(plan.here_bytes())))?;
     }
-    if missing == 0 { Ok(()) } else { confirm(missing, terms, args) }
+    if plan.missing_bytes == 0 { Ok(()) } else { confirm(plan.missing_bytes, terms, args) }
 }
 
 /// Asks unless told not to. Without a person there it must have been told.
@@ -392,21 +385,12 @@ async fn plain(ask: Ask, terms: &Terms, why: Vec<String>, args: &PullArgs, mut v
         () = interruption() => Err(Error::Interrupted),
     };
     view.finish();
-    done(&fetched?, None, &view, "is here")
+    done(fetched?, None, &view, "is here")
 }
 
-fn done(entry: &Entry, report: Option<Report>, view: &View, what: &str) -> Result<String> {
-    if view.json {
-        let mut line = entry.to_json();
-        line["event"] = json!("done");
-        if let Some(report) = &report {
-            report_json(report, &mut line);
-        }
-        output::json_line(&line)?;
-    } else {
-        view.say(&format!("{} {what} (id {})", entry.name, entry.id))?;
-    }
-    Ok(entry.name.clone())
+fn done(entry: Entry, report: Option<&Report>, view: &View, what: &str) -> Result<String> {
+    let transfer = report.map(Transfer::from);
+    finished(PullLine::Done { entry, transfer, here: false, end: false }, view, what)
 }
 
 /// A source as a person reads it: peers have names of 64 hex digits.
@@ -471,18 +455,15 @@ impl View {
                 }
                 self.first_bytes = Some(have_bytes);
             }
-            Event::Joined { source } => self.tell(json!({"event": "joined", "source": source}), None),
+            Event::Joined { .. } => self.tell(&PullLine::from(event), None),
             Event::Progress { done_bytes, .. } => self.progress(done_bytes),
-            Event::Retrying { source, why } => {
-                let text = format!("{}: {why}; asking again", short(&source));
-                self.tell(json!({"event": "retrying", "source": source, "why": why}), Some(text));
+            Event::Retrying { ref source, ref why } => {
+                let text = format!("{}: {why}; asking again", short(source));
+                self.tell(&PullLine::from(event), Some(text));
             }
-            Event::Dropped { source, why, lied } => {
-                let text = format!("{} is left: {why}", short(&source));
-                self.tell(
-                    json!({"event": "dropped", "source": source, "why": why, "lied": lied}),
-                    Some(text),
-                );
+            Event::Dropped { ref source, ref why, .. } => {
+                let text = format!("{} is left: {why}", short(source));
+                self.tell(&PullLine::from(event), Some(text));
             }
         }
     }
@@ -517,13 +498,13 @@ impl View {
             "bytes_per_s": speed as u64, "eta_s": (speed > 0.0).then(|| (left as f64 / speed).ceil() as u64),
             "hashing": self.step == Some(Step::Hashing),
         });
-        self.tell(line, None);
+        self.tell(&line, None);
     }
 
     /// A line of JSON for a program, `text` for a person. What cannot be shown stops nothing: the result will say so.
-    fn tell(&self, line: serde_json::Value, text: Option<String>) {
+    fn tell(&self, line: &impl Serialize, text: Option<String>) {
         if self.json {
-            let _ = output::json_line(&line);
+            let _ = output::json_line(line);
         } else if let Some(text) = text {
             match &self.bar {
                 Some(bar) if !bar.is_hidden() => bar.println(text),

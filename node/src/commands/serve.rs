@@ -27,6 +27,7 @@ use crate::{
     library,
     output::{self, say},
     private_folder,
+    reports::{JoinLine, Listening},
 };
 
 /// Bytes of a token: 256 bits cannot be guessed.
@@ -219,9 +220,7 @@ fn tell(server: &api::Server, token: Option<&str>, file: &Path, swarm: bool, jso
     };
     if json {
         let file = token.map(|_| file.display().to_string());
-        return output::json_line(
-            &json!({"event": "listening", "url": url, "page": page, "token_file": file}),
-        );
+        return output::json_line(&JoinLine::Listening(Listening { url, page, token_file: file }));
     }
     let header = token.map(|_| format!(" -H \"Authorization: Bearer $(cat '{}')\"", file.display()));
     let key = token.map_or_else(|| "none".to_owned(), |_| format!("$(cat '{}')", file.display()));

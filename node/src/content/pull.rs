@@ -18,7 +18,6 @@ use p2p::blob::{
     sparse,
 };
 use scheduler::{LayerRange, ModelId};
-use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use shard::gguf::MAX_HEADER;
 use tokio::{sync::mpsc, task::spawn_blocking};
@@ -28,6 +27,7 @@ use crate::{
     Error, Result,
     header::Header,
     library::{Entry, Library},
+    reports::PullPlan,
 };
 
 /// Bytes of a header that are fetched at once: most small models' headers fit the first step, and a large vocabulary's
@@ -365,6 +365,20 @@ impl Prepared {
         Err(blob::Error::NoSource { missing, why: all_why }.into())
     }
 
+    /// What is about to be fetched for `layers`, none for the whole file.
+    pub fn plan(&self, layers: &[LayerRange]) -> PullPlan {
+        PullPlan {
+            name: self.entry.name.clone(),
+            id: self.entry.id.clone(),
+            file_bytes: self.entry.bytes,
+            total_bytes: self.total_bytes(),
+            missing_bytes: self.missing_bytes(),
+            num_layers: self.num_layers(),
+            layers: layers.iter().map(|range| [range.start(), range.end()]).collect(),
+            from: self.entry.from.clone(),
+        }
+    }
+
     /// The groups of the layers asked for: the embedding comes with the first, the head with the last.
     fn layers(&mut self, header: &Header) -> Result<GroupSet> {
         self.num_layers = Some(header.num_layers());
@@ -372,59 +386,6 @@ impl Prepared {
         let none = GroupSet::empty(self.file.tree().groups());
         Ok(groups.iter().fold(none, |wanted, (_, groups)| wanted.union(groups)))
     }
-}
-
-/// An event as a line of JSON.
-pub fn event_json(event: &Event) -> Value {
-    match event {
-        Event::Started { total_bytes, have_bytes } => {
-            json!({ "event": "started", "total_bytes": total_bytes, "have_bytes": have_bytes })
-        }
-        Event::Joined { source } => json!({ "event": "joined", "source": source }),
-        Event::Progress { source, done_bytes } => {
-            json!({ "event": "moved", "source": source, "done_bytes": done_bytes })
-        }
-        Event::Retrying { source, why } => json!({ "event": "retrying", "source": source, "why": why }),
-        Event::Dropped { source, why, lied } => {
-            json!({ "event": "dropped", "source": source, "why": why, "lied": lied })
-        }
-    }
-}
-
-/// The event that [`event_json`] wrote; `None` for any other line.
-pub fn event_of(line: &Value) -> Option<Event> {
-    let text = |name: &str| Some(line[name].as_str()?.to_owned());
-    let bytes = |name: &str| line[name].as_u64();
-    Some(match line["event"].as_str()? {
-        "started" => Event::Started { total_bytes: bytes("total_bytes")?, have_bytes: bytes("have_bytes")? },
-        "joined" => Event::Joined { source: text("source")? },
-        "moved" => Event::Progress { source: text("source")?, done_bytes: bytes("done_bytes")? },
-        "retrying" => Event::Retrying { source: text("source")?, why: text("why")? },
-        "dropped" => {
-            Event::Dropped { source: text("source")?, why: text("why")?, lied: line["lied"].as_bool()? }
-        }
-        _ => return None,
-    })
-}
-
-/// What is about to be fetched.
-pub fn plan_json(prepared: &Prepared, layers: &[LayerRange]) -> Value {
-    let entry = prepared.entry();
-    let layers: Vec<[u32; 2]> = layers.iter().map(|range| [range.start(), range.end()]).collect();
-    json!({
-        "event": "plan", "name": entry.name, "id": entry.id, "file_bytes": entry.bytes,
-        "total_bytes": prepared.total_bytes(), "missing_bytes": prepared.missing_bytes(),
-        "num_layers": prepared.num_layers(), "layers": layers, "from": entry.from,
-    })
-}
-
-/// Adds what a pull did to its last line.
-pub fn report_json(report: &Report, line: &mut Value) {
-    let by_source =
-        report.by_source.iter().map(|(source, bytes)| json!({ "source": source, "bytes": bytes }));
-    line["by_source"] = by_source.collect();
-    line["fetched_bytes"] = json!(report.fetched_bytes);
-    line["spare_bytes"] = json!(report.spare_bytes);
 }
 
 /// The SHA-256 of a file, by which other registries know it. `on` is told the bytes done and returns whether to go on.

@@ -35,7 +35,6 @@ use p2p::{
     },
 };
 use scheduler::{Millis, NodeId, SessionId};
-use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
     time::interval,
@@ -57,6 +56,7 @@ pub use self::{
 use crate::{
     Error, Result,
     control::{self, Call, Line, Question},
+    reports::{StatusReport, Switched},
     sessions::reader,
 };
 
@@ -130,7 +130,7 @@ pub async fn run(setup: Setup, notices: mpsc::Sender<Notice>, mut stop: watch::R
     }
     daemon.announce(true).await;
     let status = daemon.status().await;
-    let _ = daemon.notices.send(Notice::Ready(status)).await;
+    let _ = daemon.notices.send(Notice::Ready(Box::new(status))).await;
     if let Some(door) = daemon.front.door.take() {
         door.send_replace(Some(calls_in));
     }
@@ -261,7 +261,7 @@ impl Daemon {
                 let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(session.as_bytes()).ok();
                 let session = bytes.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()).map(SessionId::new);
                 let cancelled = session.is_some_and(|session| self.serving.cancel(session));
-                json!({ "cancelled": cancelled, "end": true }).into()
+                Switched::Cancelled(cancelled).into()
             }
             Question::Plan(ask) => {
                 tokio::spawn(self.prompt_task().plan(*ask, lines));
@@ -269,7 +269,7 @@ impl Daemon {
             }
             Question::Pull(ask) => return self.serving.pulls.answer(*ask, lines),
             Question::Leave => return self.leave(Some(lines)),
-            Question::Status => self.status().await.into(),
+            Question::Status => StatusReport { end: true, ..self.status().await }.into(),
             Question::Peers => self.peers().await.into(),
             Question::View => self.page().await.into(),
             Question::Receipts => self.trusting.list_receipts().into(),
@@ -278,7 +278,7 @@ impl Daemon {
             Question::Pause { paused } => {
                 self.serving.gate.paused = paused;
                 self.announcing.gossip.tell();
-                json!({ "paused": paused, "end": true }).into()
+                Switched::Paused(paused).into()
             }
         };
         let _ = lines.try_send(line);
@@ -391,11 +391,8 @@ impl Daemon {
                 Arrived::Told(line) => drop(self.notices.try_send(Notice::Fetching(line))),
                 Arrived::Serving { name, whole } => {
                     self.announcing.holds_anew(&mut self.serving, &mut self.view).await;
-                    let mut status = self.status().await;
-                    // Whose arrival it is: the first of the list is not always the one that came.
-                    status["arrived"] = json!(name);
-                    let notice = if whole { Notice::Serving } else { Notice::ServingPart };
-                    let _ = self.notices.try_send(notice(status));
+                    let status = Box::new(self.status().await);
+                    let _ = self.notices.try_send(Notice::Serving { status, arrived: name, whole });
                 }
             },
         }
@@ -432,7 +429,7 @@ impl Daemon {
 
     async fn stop(&mut self) {
         if let Some((_, caller)) = self.leaving.take() {
-            let _ = caller.try_send(json!({ "left": true, "end": true }).into());
+            let _ = caller.try_send(Switched::Left(true).into());
         }
         self.serving.models.all().for_each(|held| held.worker.borrow().kill());
         self.node.network.shutdown().await;

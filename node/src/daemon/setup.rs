@@ -5,10 +5,13 @@ use std::{path::PathBuf, time::Instant};
 use api::inference::ModelInfo;
 use p2p::{Identity, Network, invite::Invite};
 use scheduler::{LayerRange, Millis, ModelId, NodeId};
-use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
-use crate::{control::Call, worker};
+use crate::{
+    control::Call,
+    reports::{FetchReport, StatusReport},
+    worker,
+};
 
 /// What the user wants this node to be.
 pub struct Setup {
@@ -163,17 +166,22 @@ pub enum Serve {
 #[derive(Clone, Debug)]
 pub enum Notice {
     /// It can be asked from now on.
-    Ready(Value),
+    Ready(Box<StatusReport>),
     /// A peer connected.
     Joined(NodeId),
     /// A peer disconnected.
     Left(NodeId),
     /// The model is on its way, and how far.
-    Fetching(Value),
+    Fetching(FetchReport),
     /// The model has come and is served.
-    Serving(Value),
-    /// Some layers of a model that is being fetched are served already; the status then.
-    ServingPart(Value),
+    Serving {
+        /// The node with it.
+        status: Box<StatusReport>,
+        /// Which model: the first of the list is not always the one that came.
+        arrived: String,
+        /// False when only some layers are, and more are being fetched.
+        whole: bool,
+    },
     /// It has ended as it was asked to.
     Stopped,
 }

@@ -17,7 +17,7 @@ use std::{
 };
 
 use scheduler::ModelId;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize, Serializer};
 use shard::gguf::{Gguf, split};
 
 use crate::{Error, Result, confine};
@@ -27,25 +27,33 @@ pub const DEFAULT_MODEL: &str = "minnow";
 
 static EMBEDDED: &[u8] = include_bytes!("../../../shard/minnow/minnow.gguf");
 
-/// A named file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A named file, as the list keeps it and `shoal model list --json` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// What the user calls it.
     pub name: String,
     /// Where the file is.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
     /// BLAKE3 of the file when it was added, in hex: the model's name in the swarm.
     pub id: String,
     /// The file's length then.
     pub bytes: u64,
-    /// Whether other nodes may fetch it from this one.
+    /// Whether other nodes may fetch it from this one. Lists from before sharing lack this field and the next ones.
+    #[serde(default)]
     pub shared: bool,
     /// Whether the owner took it back, so that serving it does not share it.
+    #[serde(default)]
     pub withheld: bool,
     /// The mirrors it was pulled from.
+    #[serde(default)]
     pub from: Vec<String>,
     /// When the file was last written then, in milliseconds of Unix time; `None` where that is not known.
     pub modified_ms: Option<u64>,
+}
+
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
 }
 
 /// The list of named files.
@@ -249,15 +257,9 @@ impl Library {
     pub fn load(home: &Path) -> Result<Self> {
         let file = home.join("models.json");
         let entries = match fs::read(&file) {
-            Ok(bytes) => serde_json::from_slice::<Vec<Value>>(&bytes)
-                .ok()
-                .and_then(|list| list.iter().map(Entry::from_json).collect())
-                .ok_or_else(|| {
-                    Error::usage(format!(
-                        "{} is damaged; move it away and add the models again",
-                        file.display()
-                    ))
-                })?,
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|_| {
+                Error::usage(format!("{} is damaged; move it away and add the models again", file.display()))
+            })?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(e) => return Err(shard::Error::io(file, e).into()),
         };
@@ -328,8 +330,7 @@ impl Library {
         let folder = self.file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|e| shard::Error::io(folder, e))?;
         let mut temporary = tempfile::NamedTempFile::new_in(folder)?;
-        let list: Vec<Value> = self.entries.iter().map(Entry::to_json).collect();
-        serde_json::to_writer_pretty(&mut temporary, &list)?;
+        serde_json::to_writer_pretty(&mut temporary, &self.entries)?;
         temporary.flush()?;
         temporary.as_file().sync_all()?;
         temporary.persist(&self.file).map_err(|e| shard::Error::io(&self.file, e.error))?;
@@ -353,23 +354,6 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 impl Entry {
-    fn from_json(value: &Value) -> Option<Self> {
-        Some(Self {
-            name: value["name"].as_str()?.into(),
-            path: value["path"].as_str()?.into(),
-            id: value["id"].as_str()?.into(),
-            bytes: value["bytes"].as_u64()?,
-            // Lists from before sharing have neither.
-            shared: value["shared"].as_bool().unwrap_or(false),
-            withheld: value["withheld"].as_bool().unwrap_or(false),
-            from: value["from"]
-                .as_array()
-                .map(|list| list.iter().filter_map(|url| Some(url.as_str()?.to_owned())).collect())
-                .unwrap_or_default(),
-            modified_ms: value["modified_ms"].as_u64(),
-        })
-    }
-
     /// Refuses a file that is not the one that was added: its hash is the model's name, and answers under a wrong name
     /// would be taken for lies. Only a file that was written since is read and hashed again.
     ///
@@ -390,20 +374,6 @@ impl Entry {
             self.name,
             self.name
         )))
-    }
-
-    /// The entry as `shoal model list --json` prints it.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "name": self.name,
-            "path": self.path.to_string_lossy(),
-            "id": self.id,
-            "bytes": self.bytes,
-            "shared": self.shared,
-            "withheld": self.withheld,
-            "from": self.from,
-            "modified_ms": self.modified_ms,
-        })
     }
 
     /// Its name in the swarm; `None` if the list was written by another hand.

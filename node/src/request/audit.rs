@@ -4,8 +4,9 @@
 //! yet) and, under [`Verify::Strict`], whatever was not checked to its end. What was only drawn does not delay the answer:
 //! its caller is told that it is complete and still being checked ([`Progress::Answered`]), and the audit goes on behind it.
 //!
-//! Bounds: an audit at the end takes [`AUDIT`] at most for a segment, one after the other; as many go on behind their
-//! answers as [`Auditor::behind`] lets, and the answers beyond wait for theirs.
+//! Bounds: an audit of what is disputed, or strict, takes [`AUDIT`] at most for a segment, one after the other; those that were
+//! only drawn take as long together, since in a crowd all wait for the same seat. As many go on behind their answers as
+//! [`Auditor::behind`] lets, by the bytes of their logs, and the answers beyond wait for theirs.
 //!
 //! [`Auditor::behind`]: crate::audit::Auditor::behind
 
@@ -14,7 +15,7 @@ use std::{collections::BTreeSet, time::Duration};
 use p2p::codec;
 use scheduler::{NodeId, Segment, trust::Outcome};
 use shard::tolerance::{self, Verdict};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{plan::Progress, state::RequestState, verify::Checks};
 use crate::{audit::Case, control::Verify};
@@ -57,10 +58,15 @@ impl Checks {
             wanted.iter().map(|(segment, drawn)| self.look(state, *segment, *drawn)).collect();
         let behind = looks.contains(&Look::Open) && !looks.contains(&Look::Disputed) && !state.strict();
         let _held = if behind { self.answered(state, &strangers).await } else { None };
+        let began = Instant::now();
         for (segment, drawn) in wanted {
-            if self.look(state, segment, drawn) != Look::Settled {
-                self.audit_once(state, segment).await;
-            }
+            let look = self.look(state, segment, drawn);
+            let patience = match look {
+                Look::Settled => continue,
+                Look::Open if !state.strict() => AUDIT.saturating_sub(began.elapsed()),
+                Look::Open | Look::Disputed => AUDIT,
+            };
+            self.audit_once(state, segment, patience).await;
         }
         self.conclude(state, &strangers);
     }
@@ -71,7 +77,7 @@ impl Checks {
         state: &mut RequestState,
         strangers: &[Segment],
     ) -> Option<OwnedSemaphorePermit> {
-        let behind = state.means.auditor.as_ref()?.behind()?;
+        let behind = state.means.auditor.as_ref()?.behind(state.logs.bytes())?;
         self.tally(state, strangers);
         let _ = state.means.progress.send(Progress::Answered(Box::new(state.report.clone()))).await;
         Some(behind)
@@ -91,19 +97,19 @@ impl Checks {
         }
     }
 
-    /// Audits a segment now.
-    async fn audit_once(&mut self, state: &mut RequestState, segment: Segment) {
+    /// Audits a segment now, for so long at most.
+    async fn audit_once(&mut self, state: &mut RequestState, segment: Segment, patience: Duration) {
         let layers = segment.layers;
         let (Some(auditor), Some((case, said))) = (state.means.auditor.clone(), state.case(layers)) else {
             return;
         };
         if state.plan.approx.contains(&segment.node) {
-            if let Ok(Some(own)) = tokio::time::timeout(AUDIT, auditor.outputs(&case)).await {
+            if let Ok(Some(own)) = tokio::time::timeout(patience, auditor.outputs(&case)).await {
                 self.look_near(state, segment, &case, &own, &said);
             }
             return;
         }
-        let found = tokio::time::timeout(AUDIT, auditor.audit(&case, &said)).await.ok().flatten();
+        let found = tokio::time::timeout(patience, auditor.audit(&case, &said)).await.ok().flatten();
         self.audits += 1;
         let round = self.audits;
         self.book(state, layers).audit = Some(round);

@@ -1,9 +1,12 @@
 //! Commands that ask the running node one question.
 
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{look, plan_alone, remote, runtime, watch};
+use super::{
+    look::{self, words},
+    plan_alone, remote, runtime, watch,
+};
 use crate::{
     Error, Result,
     cli::{
@@ -14,7 +17,10 @@ use crate::{
     control::{self, Question},
     events::{Conducted, PlanReport, PromptEvent, PromptInput, Way},
     output::{self, human_bytes, say},
-    reports::{LimitReport, PeerModel, PeersReport},
+    reports::{
+        FetchReport, InviteReport, LimitReport, ModelReport, PeerModel, PeersReport, ReceiptsReport,
+        SoleHolder, StatusReport, SwitchReport,
+    },
 };
 
 /// Asks and returns the answer without its envelope.
@@ -29,94 +35,73 @@ fn named<'a>(node: &'a str, me: &str) -> &'a str {
     if node == me { "home" } else { remote::short(node) }
 }
 
-/// A list of strings as a person reads it.
-pub(super) fn words(value: &Value) -> String {
-    let parts: Vec<&str> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
-}
-
 pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     if args.watch {
         return watch::run(&args);
     }
-    let status: Value = asked(&args.home.path()?, &Question::Status)?;
+    let status: StatusReport = asked(&args.home.path()?, &Question::Status)?;
     if args.json {
         return output::json_line(&status);
     }
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let number = |value: &Value| value.as_f64().unwrap_or_default();
-    say!("node      {}", text(&status["node"]));
+    let (network, work) = (&status.network, &status.work);
+    say!("node      {}", network.node);
     say!(
         "up        {:.0} s, {} peers connected, {} nodes known",
-        number(&status["uptime_s"]),
-        status["peers"],
-        status["known_nodes"]
+        status.process.uptime_s,
+        network.peers,
+        network.known_nodes
     );
-    for model in status["models"].as_array().into_iter().flatten() {
-        status_of(model, status["paused"] == json!(true))?;
+    for model in &status.models {
+        status_of(model, work.paused)?;
     }
     say!(
         "sessions  {} running, {} served; {} positions computed",
-        status["sessions"]["serving"],
-        status["sessions"]["served"],
-        status["served_positions"]
+        work.sessions.serving,
+        work.sessions.served,
+        work.served_positions
     );
-    say!(
-        "traffic   {} in, {} out, for others",
-        human_bytes(number(&status["bytes_in"]) as u64),
-        human_bytes(number(&status["bytes_out"]) as u64)
-    );
+    say!("traffic   {} in, {} out, for others", human_bytes(work.bytes_in), human_bytes(work.bytes_out));
     content(&status)?;
-    others(&status)?;
-    say!("reached   {}: {}", text(&status["reached"]["class"]), text(&status["reached"]["why"]));
-    for address in status["addresses"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+    others(&status.limits)?;
+    say!("reached   {}: {}", network.reached.class, network.reached.why);
+    for address in &network.addresses {
         say!("address   {address}");
     }
     Ok(())
 }
 
 /// A model of the node.
-fn status_of(model: &Value, paused: bool) -> Result<()> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let number = |value: &Value| value.as_f64().unwrap_or_default();
-    say!("model     {} ({} layers), id {}", text(&model["name"]), model["num_layers"], text(&model["id"]));
-    if model["loaded"].as_array().is_none_or(Vec::is_empty) {
-        match model["fetching"]["why"].as_str() {
-            Some(why) => say!("loaded    nothing yet: {why}"),
-            None if model["fetching"].is_null() => {
-                say!("loaded    nothing here; peers that hold it can answer")
-            }
-            None => say!("loaded    nothing yet: it is on its way"),
+fn status_of(model: &ModelReport, paused: bool) -> Result<()> {
+    let ModelReport { layers, memory, speed, .. } = model;
+    let id = model.id.as_deref().unwrap_or_default();
+    say!("model     {} ({} layers), id {id}", model.name, layers.num_layers);
+    if layers.loaded.is_empty() {
+        match &model.fetching {
+            Some(FetchReport::Waiting { why, .. }) => say!("loaded    nothing yet: {why}"),
+            None => say!("loaded    nothing here; peers that hold it can answer"),
+            Some(_) => say!("loaded    nothing yet: it is on its way"),
         }
         return Ok(());
     }
-    say!("loaded    {} ({})", words(&model["loaded"]), human_bytes(number(&model["resident_bytes"]) as u64));
-    say!("serving   {}{}", words(&model["serving"]), if paused { " (paused)" } else { "" });
+    say!("loaded    {} ({})", words(&layers.loaded), human_bytes(memory.resident_bytes));
+    say!("serving   {}{}", words(&layers.serving), if paused { " (paused)" } else { "" });
     say!(
         "speed     {:.3} ms a layer and token, {:.3} ms in prefill, {:.3} ms a visit; weights read at {}/s",
-        number(&model["decode_ms_per_layer"]),
-        number(&model["prefill_ms_per_layer"]),
-        number(&model["visit_ms"]),
-        human_bytes(number(&model["read_bytes_per_s"]) as u64)
+        speed.decode_ms_per_layer,
+        speed.prefill_ms_per_layer,
+        speed.visit_ms,
+        human_bytes(speed.read_bytes_per_s.unwrap_or_default() as u64)
     );
-    for line in bares(model) {
+    for line in model.bares.iter().map(sole) {
         say!("holders   {line}");
     }
     Ok(())
 }
 
-/// A sentence for every node that is the only holder of a layer.
-fn bares(model: &Value) -> Vec<String> {
-    let sole = model["bares"].as_array().into_iter().flatten();
-    sole.map(|one| {
-        let node = if one["own"] == json!(true) {
-            "this node".to_owned()
-        } else {
-            one["node"].as_str().unwrap_or_default().chars().take(8).collect()
-        };
-        format!("if {node} leaves, layers {} have no holder", words(&one["layers"]))
-    })
-    .collect()
+/// A sentence for a node that is the only holder of some layers.
+fn sole(holder: &SoleHolder) -> String {
+    let node = if holder.own { "this node" } else { remote::short(&holder.node) };
+    format!("if {node} leaves, layers {} have no holder", words(&holder.layers))
 }
 
 pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
@@ -147,6 +132,9 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
             _ => "",
         };
         say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", remote::short(&peer.node));
+        if let Some(link) = &peer.link {
+            say!("{:10} link: {link}", "");
+        }
         for (model, layers) in held {
             say!("{:10} {:9} {:>9}  {model:8} {layers}", "", "", "");
         }
@@ -155,11 +143,11 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
 }
 
 pub(in crate::commands) fn invite(args: AskArgs) -> Result<()> {
-    let invite: Value = asked(&args.home.path()?, &Question::Invite)?;
+    let invite: InviteReport = asked(&args.home.path()?, &Question::Invite)?;
     if args.json {
         return output::json_line(&invite);
     }
-    let code = invite["code"].as_str().unwrap_or_default();
+    let code = &invite.code;
     say!("On the other machine:\n\n  shoal join {code}\n");
     if let Ok(qr) = qrcode::QrCode::with_error_correction_level(code.to_uppercase(), qrcode::EcLevel::L) {
         say!("{}", qr.render::<qrcode::render::unicode::Dense1x2>().build());
@@ -168,7 +156,7 @@ pub(in crate::commands) fn invite(args: AskArgs) -> Result<()> {
 }
 
 pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
-    let left: Value = asked(&args.home.path()?, &Question::Leave)?;
+    let left: SwitchReport = asked(&args.home.path()?, &Question::Leave)?;
     if args.json {
         return output::json_line(&left);
     }
@@ -178,7 +166,7 @@ pub(in crate::commands) fn leave(args: AskArgs) -> Result<()> {
 
 pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
     let paused = !args.off;
-    let answer: Value = asked(&args.home.path()?, &Question::Pause { paused })?;
+    let answer: SwitchReport = asked(&args.home.path()?, &Question::Pause { paused })?;
     if args.json {
         return output::json_line(&answer);
     }
@@ -192,8 +180,7 @@ pub(in crate::commands) fn pause(args: PauseArgs) -> Result<()> {
 }
 
 /// What other nodes hold of this one, where they hold something or were refused.
-fn others(status: &Value) -> Result<()> {
-    let limits = Vec::<LimitReport>::deserialize(&status["limits"]).unwrap_or_default();
+fn others(limits: &[LimitReport]) -> Result<()> {
     let mut said = limits.iter().filter(|limit| limit.used > 0 || limit.refused > 0).map(|limit| {
         let number = |amount: u64| match limit.resource.as_str() {
             "bytes" => human_bytes(amount),
@@ -212,51 +199,49 @@ fn others(status: &Value) -> Result<()> {
 }
 
 /// What is kept, sent and fetched of models, and what the node may take.
-fn content(status: &Value) -> Result<()> {
-    let (content, caps) = (&status["content"], &status["caps"]);
-    let bytes = |value: &Value| human_bytes(value.as_u64().unwrap_or_default());
-    let cap = |value: &Value, unit: &str| {
-        value.as_u64().map_or_else(|| "any".to_owned(), |n| format!("{}{unit}", human_bytes(n)))
+fn content(status: &StatusReport) -> Result<()> {
+    let (content, caps) = (&status.content, &status.caps);
+    let cap = |value: Option<u64>, unit: &str| {
+        value.map_or_else(|| "any".to_owned(), |n| format!("{}{unit}", human_bytes(n)))
     };
-    let fetching = &status["fetching"];
-    if let Some(what) = fetching["event"].as_str() {
-        let why = fetching["why"].as_str().unwrap_or_default();
-        match what {
-            "fetching" | "fetched" => say!(
-                "fetching  {} of {}, {}/s, {} s left",
-                bytes(&fetching["done_bytes"]),
-                bytes(&fetching["total_bytes"]),
-                bytes(&fetching["bytes_per_s"]),
-                fetching["eta_s"]
-            ),
-            "looking" => say!("fetching  looking for who has the model"),
-            "found" => say!("fetching  the header, which says what there is"),
-            _ => say!("fetching  waiting: {why}"),
+    match &status.fetching {
+        Some(FetchReport::Fetching { plan, progress: Some(progress) }) => say!(
+            "fetching  {} of {}, {}/s, {} s left",
+            human_bytes(progress.done_bytes),
+            human_bytes(plan.total_bytes),
+            human_bytes(progress.bytes_per_s),
+            progress.eta_s
+        ),
+        Some(FetchReport::Fetching { plan, progress: None }) => {
+            say!("fetching  {} of {}", human_bytes(plan.here_bytes()), human_bytes(plan.total_bytes))
         }
+        Some(FetchReport::Fetched { plan, .. }) => {
+            say!("fetching  all of {} is here, and is being loaded", human_bytes(plan.total_bytes))
+        }
+        Some(FetchReport::Looking { .. }) => say!("fetching  looking for who has the model"),
+        Some(FetchReport::Found { .. }) => say!("fetching  the header, which says what there is"),
+        Some(FetchReport::Waiting { why, .. } | FetchReport::Dropped { why, .. }) => {
+            say!("fetching  waiting: {why}")
+        }
+        None => {}
     }
-    let shared: Vec<&str> = content["shared"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|model| model["name"].as_str())
-        .collect();
-    if !shared.is_empty() || content["uploaded_bytes"] != json!(0) || content["downloaded_bytes"] != json!(0)
-    {
+    let shared: Vec<&str> = content.shared.iter().map(|model| model.name.as_str()).collect();
+    if !shared.is_empty() || content.uploaded_bytes != 0 || content.downloaded_bytes != 0 {
         say!(
             "models    shares {}; {} sent, {} fetched",
             if shared.is_empty() { "none".to_owned() } else { shared.join(", ") },
-            bytes(&content["uploaded_bytes"]),
-            bytes(&content["downloaded_bytes"])
+            human_bytes(content.uploaded_bytes),
+            human_bytes(content.downloaded_bytes)
         );
     }
     say!(
         "caps      {} sessions of others in {}; weights {}, disk {}, upload {}, download {}",
-        caps["sessions"],
-        bytes(&caps["kv_bytes"]),
-        cap(&caps["weights_bytes"], ""),
-        cap(&caps["disk_bytes"], ""),
-        cap(&caps["upload_bytes_per_s"], "/s"),
-        cap(&caps["download_bytes_per_s"], "/s")
+        caps.sessions,
+        human_bytes(caps.kv_bytes),
+        cap(caps.weights_bytes, ""),
+        cap(caps.disk_bytes, ""),
+        cap(caps.upload_bytes_per_s, "/s"),
+        cap(caps.download_bytes_per_s, "/s")
     );
     Ok(())
 }
@@ -331,35 +316,28 @@ fn show_plan(asked: &PlanReport) -> Result<()> {
 }
 
 pub(in crate::commands) fn receipts(args: AskArgs) -> Result<()> {
-    let list: Value = asked(&args.home.path()?, &Question::Receipts)?;
+    let list: ReceiptsReport = asked(&args.home.path()?, &Question::Receipts)?;
     if args.json {
         return output::json_line(&list);
     }
-    let short = |value: &Value| value.as_str().unwrap_or_default().get(..8).unwrap_or_default().to_owned();
-    let receipts = list["receipts"].as_array().cloned().unwrap_or_default();
-    if receipts.is_empty() {
+    if list.receipts.is_empty() {
         say!("None yet. A node that computes for another one gets a receipt, signed by both.");
         return Ok(());
     }
-    for receipt in &receipts {
+    for receipt in &list.receipts {
         say!(
             "{}  {} computed {}..{} for {}: {} positions of prompts, {} one by one",
-            short(&receipt["session"]),
-            short(&receipt["stage"]),
-            receipt["start"],
-            receipt["end"],
-            short(&receipt["requester"]),
-            receipt["prefill_tokens"],
-            receipt["decode_tokens"]
+            remote::short(&receipt.session),
+            remote::short(&receipt.stage),
+            receipt.start,
+            receipt.end,
+            remote::short(&receipt.requester),
+            receipt.prefill_tokens,
+            receipt.decode_tokens
         );
     }
-    for peer in list["peers"].as_array().into_iter().flatten() {
-        say!(
-            "{}  balance {:+}, {}",
-            short(&peer["node"]),
-            peer["balance"].as_i64().unwrap_or_default(),
-            peer["tier"].as_str().unwrap_or_default()
-        );
+    for peer in &list.peers {
+        say!("{}  balance {:+}, {}", remote::short(&peer.node), peer.balance, peer.tier);
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ use crate::{
     config::{self, Source},
     control::{self, Question},
     output::{self, human_bytes, say},
+    reports::{ModelReport, NetworkStatus, StatusReport},
 };
 
 /// Less than this and the default model's sessions do not fit beside the system.
@@ -256,7 +257,7 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
     if !control::socket(home).exists() {
         return Ok(None);
     }
-    let status: Value = match runtime()?.block_on(control::one(home, &Question::Status)) {
+    let status: StatusReport = match runtime()?.block_on(control::one(home, &Question::Status)) {
         Ok(status) => status,
         // A file left behind by a node that was killed.
         Err(Error::Usage(_)) => return Ok(None),
@@ -265,24 +266,22 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             return Ok(Some(vec![Finding { what: "node", well: false, found: e.to_string(), advice }]));
         }
     };
-    let peers = status["peers"].as_u64().unwrap_or(0);
-    let addresses = status["addresses"].as_array().map_or(0, Vec::len);
-    let refused = status["refused_versions"].as_array().cloned().unwrap_or_default();
-    let relayed = status["addresses"].as_array().into_iter().flatten();
-    let relayed = relayed.filter(|a| a.as_str().is_some_and(|a| a.contains("p2p-circuit"))).count();
-    let reachability = status["reachability"].as_str().unwrap_or("unknown").to_owned();
+    let NetworkStatus { reached, addresses, peers, refused_versions: refused, .. } = &status.network;
+    let relayed = addresses.iter().filter(|address| address.contains("p2p-circuit")).count();
+    let reachability = status.process.reachability.as_str();
+    let sandbox = &status.model.memory;
     let advice = "start one with `shoal join`";
     Ok(Some(vec![
         Finding { what: "node", well: true, found: "running".into(), advice },
         Finding {
             what: "ports",
-            well: addresses > 0,
-            found: format!("{addresses} addresses, {relayed} of them through relays"),
+            well: !addresses.is_empty(),
+            found: format!("{} addresses, {relayed} of them through relays", addresses.len()),
             advice: "nothing is listening: another program may hold the port, choose one with --listen",
         },
         Finding {
             what: "peers",
-            well: peers > 0,
+            well: *peers > 0,
             found: format!("{peers} connected"),
             advice: "no peer was found: ask a friend for `shoal invite` and join with the code",
         },
@@ -291,11 +290,9 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             well: refused.is_empty(),
             found: match refused.last() {
                 None => format!("every peer met speaks version {}", p2p::VERSION),
-                Some(last) => format!(
-                    "{} nodes of this swarm were refused; the last one: {}",
-                    refused.len(),
-                    last["why"].as_str().unwrap_or("it speaks another version")
-                ),
+                Some(last) => {
+                    format!("{} nodes of this swarm were refused; the last one: {}", refused.len(), last.why)
+                }
             },
             advice: "nodes of different versions cannot work together: install the same release on all of them",
         },
@@ -305,23 +302,21 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
             found: if relayed > 0 && reachability == "private" {
                 "through a relay".into()
             } else if reachability == "unknown" {
-                status["reached"]["why"].as_str().unwrap_or("no peer has tried yet").to_owned()
+                reached.why.clone()
             } else {
-                reachability
+                reachability.to_owned()
             },
             advice: "others cannot dial this machine and no relay was found: forward a port and name it with --listen, or \
                      join with an invite of a node that can be reached",
         },
-        holders(&status),
+        holders(&status.models),
         Finding {
             what: "sandbox",
-            well: status["model"]["sandboxed"] == json!(true),
-            found: match (&status["model"]["sandboxed"], &status["model"]["landlocked"]) {
-                (Value::Bool(true), Value::Bool(true)) => "on",
-                (Value::Bool(true), _) => {
-                    "on, system calls are filtered; the kernel has no Landlock behind that"
-                }
-                _ => "off",
+            well: sandbox.sandboxed,
+            found: match (sandbox.sandboxed, sandbox.landlocked) {
+                (true, true) => "on",
+                (true, false) => "on, system calls are filtered; the kernel has no Landlock behind that",
+                (false, _) => "off",
             }
             .into(),
             advice: "this system cannot take the network from the process that computes: use only model files you trust",
@@ -331,10 +326,9 @@ fn node(home: &Path) -> Result<Option<Vec<Finding>>> {
 
 /// How many nodes are the only holders of a layer. A small swarm cannot do without them, so it is no fault; `status`
 /// names them, the doctor's report must not.
-fn holders(status: &Value) -> Finding {
-    let models = status["models"].as_array().into_iter().flatten();
-    let sole = models.flat_map(|model| model["bares"].as_array().into_iter().flatten());
-    let layers: Vec<String> = sole.map(|one| super::ask::words(&one["layers"])).collect();
+fn holders(models: &[ModelReport]) -> Finding {
+    let sole = models.iter().flat_map(|model| &model.bares);
+    let layers: Vec<String> = sole.map(|one| super::look::words(&one.layers)).collect();
     let found = match layers.len() {
         0 => "no node is the only holder of a layer".to_owned(),
         1 => format!("if one node leaves, layers {} have no holder; `shoal status` names it", layers[0]),
@@ -350,15 +344,20 @@ fn holders(status: &Value) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reports::SoleHolder;
 
     #[test]
     fn the_only_holders_of_layers_are_counted_and_not_named() {
-        let found = |bares: Value| holders(&json!({ "models": [{ "bares": bares }] })).found;
-        assert_eq!(found(json!([])), "no node is the only holder of a layer");
-        let one = json!({ "node": "abcdef", "own": false, "layers": ["2..5"] });
-        let said = found(json!([one]));
+        let found = |bares: &[SoleHolder]| {
+            holders(&[ModelReport { bares: bares.to_vec(), ..ModelReport::default() }]).found
+        };
+        assert_eq!(found(&[]), "no node is the only holder of a layer");
+        let one = SoleHolder { node: "abcdef".into(), own: false, layers: vec!["2..5".into()] };
+        let said = found(std::slice::from_ref(&one));
         assert!(said.contains("layers 2..5 have no holder") && !said.contains("abcdef"), "{said}");
-        assert!(found(json!([one, one])).starts_with("2 nodes are the only holders of layers (2..5; 2..5)"));
+        assert!(
+            found(&[one.clone(), one]).starts_with("2 nodes are the only holders of layers (2..5; 2..5)")
+        );
     }
 
     #[test]

@@ -8,13 +8,13 @@ use std::{
 
 use p2p::{Identity, SwarmId, blob::sparse, invite::Invite};
 use scheduler::{LayerRange, ModelId};
-use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::{
     super::obtain,
-    ask::words,
-    consent, runtime,
+    consent,
+    look::words,
+    remote, runtime,
     which::{Here, beside, what_to_serve, which},
 };
 use crate::{
@@ -32,6 +32,7 @@ use crate::{
     model,
     output::{self, Waiting, human_bytes, say},
     private_folder,
+    reports::{FetchReport, JoinLine, ModelReport},
     worker::{Source, Spec},
 };
 
@@ -139,7 +140,7 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
             while let Some(notice) = news.recv().await {
                 waiting.take();
                 let stopped = matches!(notice, Notice::Stopped);
-                if show(&notice, json).is_err() || stopped {
+                if show(notice, json).is_err() || stopped {
                     break;
                 }
             }
@@ -354,6 +355,7 @@ fn network(
     config.relay = !args.loopback || args.carry;
     config.relays.clone_from(&args.relay);
     config.punch = !args.no_punch;
+    (config.link, config.link_loss) = (args.link, args.link_loss);
     config.cache = Some(home.join("peers"));
     if !args.listen.is_empty() {
         config.listen = args.listen.clone();
@@ -375,121 +377,88 @@ fn private_key(args: &JoinArgs, home: &Path) -> Result<Option<[u8; 32]>> {
     Ok(Some(*blake3::hash(&seed.sign("shoal/private/1", args.swarm.as_bytes())).as_bytes()))
 }
 
-fn show(notice: &Notice, json: bool) -> Result<()> {
+fn show(notice: Notice, json: bool) -> Result<()> {
+    if json {
+        return output::json_line(&line(notice));
+    }
     match notice {
-        Notice::Ready(status) if json => {
-            let mut line = status.clone();
-            line["event"] = json!("ready");
-            line.as_object_mut().map(|line| line.remove("end"));
-            output::json_line(&line)
-        }
-        Notice::Joined(node) if json => {
-            output::json_line(&json!({ "event": "joined", "node": format!("{node:?}") }))
-        }
-        Notice::Left(node) if json => {
-            output::json_line(&json!({ "event": "left", "node": format!("{node:?}") }))
-        }
-        Notice::Fetching(line) if json => output::json_line(line),
-        Notice::Serving(status) | Notice::ServingPart(status) if json => {
-            let mut line = status.clone();
-            let part = matches!(notice, Notice::ServingPart(_));
-            line["event"] = json!(if part { "serving_part" } else { "serving" });
-            line.as_object_mut().map(|line| line.remove("end"));
-            output::json_line(&line)
-        }
-        Notice::Stopped if json => output::json_line(&json!({ "event": "stopped" })),
         Notice::Ready(status) => {
-            say!("This node is {}.", status["node"].as_str().unwrap_or_default());
-            serving(&status["model"])?;
+            say!("This node is {}.", status.network.node);
+            serving(&status.model)?;
             say!(
                 "In another terminal: `shoal run --via swarm \"Hello\"`, `shoal peers`, `shoal invite`. Ctrl-C leaves."
             );
-            Ok(())
         }
-        Notice::Fetching(line) => fetching(line),
-        Notice::Serving(status) | Notice::ServingPart(status) => {
-            let models = status["models"].as_array().into_iter().flatten();
-            models.filter(|model| model["called"] == status["arrived"]).try_for_each(serving)
+        Notice::Fetching(report) => fetching(&report)?,
+        Notice::Serving { status, arrived, .. } => {
+            status.models.iter().filter(|model| model.called == arrived).try_for_each(serving)?;
         }
-        Notice::Joined(node) => {
-            say!("+ {node}");
-            Ok(())
-        }
-        Notice::Left(node) => {
-            say!("- {node}");
-            Ok(())
-        }
-        Notice::Stopped => {
-            say!("Left the swarm.");
-            Ok(())
-        }
+        Notice::Joined(node) => say!("+ {node}"),
+        Notice::Left(node) => say!("- {node}"),
+        Notice::Stopped => say!("Left the swarm."),
+    }
+    Ok(())
+}
+
+/// A notice as a program reads it.
+fn line(notice: Notice) -> JoinLine {
+    match notice {
+        Notice::Ready(status) => JoinLine::Ready(status),
+        Notice::Joined(node) => JoinLine::Joined { node: format!("{node:?}") },
+        Notice::Left(node) => JoinLine::Left { node: format!("{node:?}") },
+        Notice::Fetching(report) => JoinLine::Fetching(report),
+        Notice::Serving { status, arrived, whole: true } => JoinLine::Serving { status, arrived },
+        Notice::Serving { status, arrived, whole: false } => JoinLine::ServingPart { status, arrived },
+        Notice::Stopped => JoinLine::Stopped,
     }
 }
 
-fn serving(model: &Value) -> Result<()> {
-    let name = model["name"].as_str().unwrap_or_default();
-    if model["loaded"].as_array().is_none_or(Vec::is_empty) {
+fn serving(model: &ModelReport) -> Result<()> {
+    let (name, layers) = (&model.name, &model.layers);
+    if layers.loaded.is_empty() {
         say!("Nothing of {name} is here yet; peers that hold it can answer with --mode open.");
         return Ok(());
     }
-    if model["serving"].as_array().is_none_or(Vec::is_empty) {
-        say!("It serves nothing of {name}; layers {} are here for its own prompts.", words(&model["loaded"]));
+    if layers.serving.is_empty() {
+        say!("It serves nothing of {name}; layers {} are here for its own prompts.", words(&layers.loaded));
         return Ok(());
     }
     say!(
         "It serves layers {} of {name} ({:.2} ms a layer and token).",
-        words(&model["serving"]),
-        model["decode_ms_per_layer"].as_f64().unwrap_or_default()
+        words(&layers.serving),
+        model.speed.decode_ms_per_layer
     );
     Ok(())
 }
 
 /// The way of a model to this machine, one line each time something changes.
-fn fetching(line: &Value) -> Result<()> {
-    let text = |name: &str| line[name].as_str().unwrap_or_default();
-    let bytes = |name: &str| human_bytes(line[name].as_u64().unwrap_or_default());
-    match text("event") {
-        "found" => say!("Found {} (id {}).", text("model"), text("id").get(..12).unwrap_or_default()),
-        "looking" => say!("Looking for who has {}.", text("model")),
-        "waiting" => match line["again_s"].as_u64() {
-            Some(seconds) => say!("Not yet: {}. Again in {seconds} s.", text("why")),
-            None => say!("The model will not come: {}.", text("why")),
-        },
-        "dropped" => {
-            let source = text("source");
-            say!("{} is left: {}", source.get(..8).unwrap_or(source), text("why"));
+fn fetching(report: &FetchReport) -> Result<()> {
+    match report {
+        FetchReport::Found { model, id } => {
+            say!("Found {model} (id {}).", id.get(..12).unwrap_or_default());
         }
-        "fetched" => say!("Fetched {} in all.", bytes("total_bytes")),
-        _ => {
-            let layers: Vec<String> = line["layers"]
-                .as_array()
-                .into_iter()
-                .flatten()
-                .map(|pair| format!("{}..{}", pair[0], pair[1]))
-                .collect();
-            match line["done_bytes"].as_u64() {
-                None => say!(
-                    "Fetching layers {} of {}: {} of {} ({} are here).",
-                    layers.join(" and "),
-                    text("name"),
-                    bytes("missing_bytes"),
-                    bytes("file_bytes"),
-                    human_bytes(
-                        line["total_bytes"]
-                            .as_u64()
-                            .unwrap_or(0)
-                            .saturating_sub(line["missing_bytes"].as_u64().unwrap_or(0))
-                    )
-                ),
-                Some(done) => say!(
-                    "{} of {}, {}/s, {} s left",
-                    human_bytes(done),
-                    bytes("total_bytes"),
-                    bytes("bytes_per_s"),
-                    line["eta_s"]
-                ),
-            }
+        FetchReport::Looking { model } => say!("Looking for who has {model}."),
+        FetchReport::Waiting { why, again_s: Some(seconds), .. } => {
+            say!("Not yet: {why}. Again in {seconds} s.");
         }
+        FetchReport::Waiting { why, again_s: None, .. } => say!("The model will not come: {why}."),
+        FetchReport::Dropped { source, why, .. } => say!("{} is left: {why}", remote::short(source)),
+        FetchReport::Fetched { plan, .. } => say!("Fetched {} in all.", human_bytes(plan.total_bytes)),
+        FetchReport::Fetching { plan, progress: None } => say!(
+            "Fetching layers {} of {}: {} of {} ({} are here).",
+            plan.layers().join(" and "),
+            plan.name,
+            human_bytes(plan.missing_bytes),
+            human_bytes(plan.file_bytes),
+            human_bytes(plan.here_bytes())
+        ),
+        FetchReport::Fetching { plan, progress: Some(progress) } => say!(
+            "{} of {}, {}/s, {} s left",
+            human_bytes(progress.done_bytes),
+            human_bytes(plan.total_bytes),
+            human_bytes(progress.bytes_per_s),
+            progress.eta_s
+        ),
     }
     Ok(())
 }

@@ -10,11 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
 use shard::kernels::threads::Pool;
 use tempfile::TempDir;
 
-use crate::{Error, Result, cli::EngineArgs, control, private_folder, reports::PeersReport};
+use crate::{
+    Error, Result,
+    cli::EngineArgs,
+    control, private_folder,
+    reports::{JoinLine, Listening, PeersReport},
+};
 
 /// A node loads a small model and opens sockets; a minute means that it hangs.
 const START_S: u64 = 60;
@@ -30,8 +34,8 @@ pub struct Node {
     /// Layers it serves, as the command line writes them; empty for the one that only asks.
     pub layers: String,
     child: Child,
-    /// What it said about its API: `url`, `page`, `token_file`.
-    pub api: Option<Value>,
+    /// Where its API is.
+    pub api: Option<Listening>,
     /// Held open: the node stops when it closes.
     _stdin: Option<ChildStdin>,
 }
@@ -174,23 +178,18 @@ fn start_node(
             let _ = child.kill();
             Error::Failed("a node did not start; what it said is above".into())
         })?;
-        let line: Value = serde_json::from_str(&line)?;
-        match line["event"].as_str() {
-            Some("listening") => listening = Some(line),
-            Some("ready") => break line,
+        match serde_json::from_str(&line)? {
+            JoinLine::Listening(api) => listening = Some(api),
+            JoinLine::Ready(status) => break status.network,
             _ => {}
         }
     };
-    let name = ready["node"].as_str().unwrap_or_default().to_owned();
-    let tcp = |address: &&Value| address.as_str().is_some_and(|address| address.contains("/tcp/"));
-    let address = ready["addresses"]
-        .as_array()
-        .and_then(|all| all.iter().find(tcp).or(all.first()))
-        .and_then(Value::as_str);
+    let (name, addresses) = (ready.node, ready.addresses);
+    let address = addresses.iter().find(|address| address.contains("/tcp/")).or(addresses.first()).cloned();
     let stdin = child.stdin.take();
     let node =
         Node { home: home.to_owned(), name, layers: layers.to_owned(), child, api: listening, _stdin: stdin };
-    Ok((node, address.map(str::to_owned)))
+    Ok((node, address))
 }
 
 /// Which layers each of `nodes` serves so that every middle layer of a model of `num_layers` is held twice: a node may

@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
-use crate::{events::PromptReport, reports::PeerReport};
+use crate::{
+    events::{PromptReport, StageReport, Stall},
+    reports::{PeerReport, StatusReport, WorkStatus},
+};
 
 /// Looks remembered for the curve of the work done.
 pub(super) const CURVE: usize = 120;
@@ -14,8 +17,8 @@ pub(super) const CURVE: usize = 120;
 pub(super) struct Look {
     /// When, milliseconds of any clock.
     pub at_ms: f64,
-    /// The answer to `status`.
-    pub status: Value,
+    /// The answer to `status`; none before the first look.
+    pub status: Option<Box<StatusReport>>,
     /// The list in the answer to `peers`.
     pub peers: Vec<PeerReport>,
     /// The answer to `why`: the last prompt.
@@ -47,23 +50,23 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Adds a reading. A restarted node counts from zero.
+    /// Adds a reading.
     pub fn take(&mut self, look: Look) {
         self.trouble = None;
         let seconds = (look.at_ms - self.look.at_ms) / 1e3;
-        let restarted = number(&look.status, "uptime_s") < number(&self.look.status, "uptime_s");
-        let first = self.look.status.is_null();
-        self.rates = if first || restarted || seconds <= 0.0 {
-            Rates::default()
-        } else {
+        let first = self.look.status.is_none();
+        let two = self.look.status.as_ref().zip(look.status.as_ref());
+        // A restarted node counts from zero.
+        let two = two.filter(|(old, new)| seconds > 0.0 && new.process.uptime_s >= old.process.uptime_s);
+        self.rates = two.map_or_else(Rates::default, |(old, new)| {
             let grown =
-                |name| (number(&look.status, name) - number(&self.look.status, name)).max(0.0) / seconds;
+                |of: fn(&WorkStatus) -> u64| of(&new.work).saturating_sub(of(&old.work)) as f64 / seconds;
             Rates {
-                positions: grown("served_positions"),
-                bytes_in: grown("bytes_in"),
-                bytes_out: grown("bytes_out"),
+                positions: grown(|work| work.served_positions),
+                bytes_in: grown(|work| work.bytes_in),
+                bytes_out: grown(|work| work.bytes_out),
             }
-        };
+        });
         if !first {
             if self.curve.len() == CURVE {
                 self.curve.pop_front();
@@ -77,41 +80,60 @@ impl Watched {
     pub fn memory(&self) -> u64 {
         let known: Vec<u64> = self.look.resident_bytes.iter().flatten().copied().collect();
         if known.is_empty() {
-            return number(&self.look.status["model"], "resident_bytes") as u64;
+            return self.look.status.as_ref().map_or(0, |status| status.model.memory.resident_bytes);
         }
         known.iter().sum()
     }
 
     /// The status with the rates, for programs.
-    pub fn to_json(&self) -> Value {
-        let mut line = self.look.status.clone();
-        line["event"] = json!("status");
-        line["positions_per_s"] = json!(self.rates.positions);
-        line["bytes_in_per_s"] = json!(self.rates.bytes_in);
-        line["bytes_out_per_s"] = json!(self.rates.bytes_out);
-        line["memory_bytes"] = json!(self.memory());
-        line["last_prompt"] = self.look.last.as_ref().map_or(Value::Null, |last| {
-            let own = last.timing.as_ref();
-            json!({ "session": last.session, "tok_s": own.map(|timing| timing.decode_tok_s),
-                "stages": own.map(|timing| &timing.stages), "faults": own.map(|timing| &timing.faults) })
-        });
-        line
+    pub fn line(&self) -> WatchLine<'_> {
+        WatchLine {
+            status: self.look.status.as_deref(),
+            event: "status",
+            positions_per_s: self.rates.positions,
+            bytes_in_per_s: self.rates.bytes_in,
+            bytes_out_per_s: self.rates.bytes_out,
+            memory_bytes: self.memory(),
+            last_prompt: self.look.last.as_ref().map(|last| LastPrompt {
+                session: last.session.as_deref(),
+                tok_s: last.timing.as_ref().map(|timing| timing.decode_tok_s),
+                stages: last.timing.as_ref().map(|timing| timing.stages.as_slice()),
+                faults: last.timing.as_ref().map(|timing| timing.faults.as_slice()),
+            }),
+        }
     }
 }
 
-/// A number of a JSON object, 0 where there is none.
-pub(super) fn number(value: &Value, name: &str) -> f64 {
-    value[name].as_f64().unwrap_or_default()
+/// A line of `status --watch --json`.
+#[derive(Serialize)]
+pub(super) struct WatchLine<'a> {
+    #[serde(flatten)]
+    status: Option<&'a StatusReport>,
+    event: &'static str,
+    positions_per_s: f64,
+    bytes_in_per_s: f64,
+    bytes_out_per_s: f64,
+    memory_bytes: u64,
+    last_prompt: Option<LastPrompt<'a>>,
 }
 
-/// A string of a JSON object without control characters: names come from strangers.
-pub(super) fn word(value: &Value) -> String {
-    plain(value.as_str().unwrap_or_default())
+/// What a line says of the last prompt.
+#[derive(Serialize)]
+struct LastPrompt<'a> {
+    session: Option<&'a str>,
+    tok_s: Option<f64>,
+    stages: Option<&'a [StageReport]>,
+    faults: Option<&'a [Stall]>,
 }
 
-/// Text without control characters.
+/// Text without control characters: names come from strangers.
 pub(super) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// A list as a person reads it.
+pub(super) fn words(parts: &[String]) -> String {
+    if parts.is_empty() { "nothing".into() } else { parts.join(", ") }
 }
 
 /// Seconds as a person says them.
@@ -126,12 +148,16 @@ pub(super) fn ago(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn look(at_ms: f64, uptime_s: f64, positions: u64) -> Look {
-        let status = json!({ "uptime_s": uptime_s, "served_positions": positions, "bytes_in": positions * 10,
-            "bytes_out": positions * 20, "model": { "resident_bytes": 5 } });
-        Look { at_ms, status, ..Look::default() }
+        let mut status = StatusReport::default();
+        status.process.uptime_s = uptime_s;
+        (status.work.served_positions, status.work.bytes_in) = (positions, positions * 10);
+        (status.work.bytes_out, status.model.memory.resident_bytes) = (positions * 20, 5);
+        Look { at_ms, status: Some(Box::new(status)), ..Look::default() }
     }
 
     #[test]
@@ -146,7 +172,9 @@ mod tests {
         assert_eq!(watched.curve, [20, 0]);
         assert_eq!(watched.memory(), 5);
         watched.look.resident_bytes = [Some(2), Some(7)];
-        assert_eq!(watched.to_json()["memory_bytes"], 9);
+        let line = serde_json::to_value(watched.line()).unwrap();
+        assert_eq!((&line["memory_bytes"], &line["event"]), (&json!(9), &json!("status")));
+        assert_eq!((&line["served_positions"], &line["last_prompt"]), (&json!(3), &json!(null)));
         for n in 0..2 * CURVE {
             watched.take(look(5_000.0 + n as f64, 1.0 + n as f64, 3));
         }
@@ -157,6 +185,6 @@ mod tests {
     fn times_and_names_are_safe_to_read() {
         let said = [5.9, 61.0, 3_700.0, 90_000.0].map(ago);
         assert_eq!(said, ["5 s", "1 min", "1 h 1 min", "1 d 1 h"]);
-        assert_eq!(word(&json!("a\u{1b}[2Jb\n")), "a[2Jb");
+        assert_eq!(plain("a\u{1b}[2Jb\n"), "a[2Jb");
     }
 }

@@ -7,10 +7,13 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Block, Paragraph, Row, Sparkline, Table, Wrap},
 };
-use serde_json::{Value, json};
 
-use super::look::{Watched, ago, number, plain, word};
-use crate::{control::Mode, output::human_bytes, reports::PeerReport};
+use super::look::{Watched, ago, plain, words};
+use crate::{
+    control::Mode,
+    output::human_bytes,
+    reports::{PeerReport, StatusReport},
+};
 
 /// Below this width the two columns stand under each other.
 const WIDE: u16 = 90;
@@ -30,6 +33,8 @@ impl Look {
 
 /// Draws all of it.
 pub(super) fn draw(frame: &mut Frame<'_>, watched: &Watched, look: Look) {
+    let empty = StatusReport::default();
+    let status = watched.look.status.as_deref().unwrap_or(&empty);
     let area = frame.area();
     let [head, body, pipeline, work, foot] = Layout::vertical([
         Constraint::Length(1),
@@ -39,73 +44,63 @@ pub(super) fn draw(frame: &mut Frame<'_>, watched: &Watched, look: Look) {
         Constraint::Length(1),
     ])
     .areas(area);
-    frame.render_widget(header(watched, look), head);
+    frame.render_widget(header(status, watched, look), head);
     let halves = [Constraint::Fill(1), Constraint::Fill(1)];
     let [left, right] = if area.width >= WIDE {
         Layout::horizontal(halves).areas(body)
     } else {
         Layout::vertical(halves).areas(body)
     };
-    frame.render_widget(node(watched), left);
-    peers(frame, right, watched, look);
-    frame.render_widget(prompt(watched, look), pipeline);
+    frame.render_widget(node(status, watched), left);
+    peers(frame, right, status.network.peers, &watched.look.peers, look);
+    frame.render_widget(prompt(status, watched, look), pipeline);
     curve(frame, work, watched, look);
     let keys = "q leaves   p pauses or resumes serving others";
     frame.render_widget(Paragraph::new(keys).style(Style::new().add_modifier(Modifier::DIM)), foot);
 }
 
-fn header(watched: &Watched, look: Look) -> Paragraph<'static> {
-    let status = &watched.look.status;
-    let name = word(&status["node"]);
+fn header(status: &StatusReport, watched: &Watched, look: Look) -> Paragraph<'static> {
+    let name = plain(&status.network.node);
     let mut spans = vec![
         Span::styled(" shoal ", Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED)),
-        Span::raw(format!(" {}  up {}", name.get(..8).unwrap_or(&name), ago(number(status, "uptime_s")))),
+        Span::raw(format!(" {}  up {}", name.get(..8).unwrap_or(&name), ago(status.process.uptime_s))),
     ];
     let mut mark = |text: &str, color| spans.push(Span::styled(format!("  {text}"), look.tint(color)));
-    if status["paused"] == json!(true) {
+    if status.work.paused {
         mark("paused", Color::Yellow);
     }
-    if status["draining"] == json!(true) {
+    if status.process.draining {
         mark("leaving", Color::Yellow);
     }
     match &watched.trouble {
         Some(why) => mark(why, Color::Red),
-        None => mark(&format!("reached: {}", word(&status["reached"]["class"])), Color::Cyan),
+        None => mark(&format!("reached: {}", plain(&status.network.reached.class)), Color::Cyan),
     }
     Paragraph::new(Line::from(spans))
 }
 
-fn list(value: &Value) -> String {
-    let words: Vec<String> = value.as_array().into_iter().flatten().map(word).collect();
-    if words.is_empty() { "nothing".into() } else { words.join(", ") }
-}
-
-fn node(watched: &Watched) -> Paragraph<'static> {
-    let (status, rates) = (&watched.look.status, watched.rates);
-    let model = &status["model"];
+fn node(status: &StatusReport, watched: &Watched) -> Paragraph<'static> {
+    let (work, model, rates) = (&status.work, &status.model, watched.rates);
     let lines = [
-        ("model", format!("{}, {} layers", word(&model["name"]), model["num_layers"])),
-        ("serving", list(&model["serving"])),
+        ("model", format!("{}, {} layers", plain(&model.name), model.layers.num_layers)),
+        ("serving", plain(&words(&model.layers.serving))),
         (
             "memory",
             format!(
                 "{} ({} of them weights)",
                 human_bytes(watched.memory()),
-                human_bytes(number(model, "resident_bytes") as u64)
+                human_bytes(model.memory.resident_bytes)
             ),
         ),
-        (
-            "sessions",
-            format!("{} running, {} served", status["sessions"]["serving"], status["sessions"]["served"]),
-        ),
-        ("computed", format!("{} positions, {:.1} a second", status["served_positions"], rates.positions)),
+        ("sessions", format!("{} running, {} served", work.sessions.serving, work.sessions.served)),
+        ("computed", format!("{} positions, {:.1} a second", work.served_positions, rates.positions)),
         (
             "traffic",
             format!(
                 "{} in ({}/s), {} out ({}/s), for others",
-                human_bytes(number(status, "bytes_in") as u64),
+                human_bytes(work.bytes_in),
                 human_bytes(rates.bytes_in as u64),
-                human_bytes(number(status, "bytes_out") as u64),
+                human_bytes(work.bytes_out),
                 human_bytes(rates.bytes_out as u64)
             ),
         ),
@@ -115,7 +110,7 @@ fn node(watched: &Watched) -> Paragraph<'static> {
     Paragraph::new(lines).wrap(Wrap { trim: false }).block(Block::bordered().title(" this node "))
 }
 
-fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
+fn peers(frame: &mut Frame<'_>, area: Rect, connected: usize, known: &[PeerReport], look: Look) {
     let list_of = |peer: &PeerReport| match peer.models.first() {
         Some(model) => {
             let layers = model.layers.as_deref().unwrap_or_default();
@@ -126,7 +121,6 @@ fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
         None => "asks only".to_owned(),
     };
     let room = usize::from(area.height.saturating_sub(3)).max(1);
-    let known = &watched.look.peers;
     let shown = if known.len() > room { room - 1 } else { known.len() };
     let mut rows: Vec<Row<'_>> = known[..shown]
         .iter()
@@ -144,15 +138,14 @@ fn peers(frame: &mut Frame<'_>, area: Rect, watched: &Watched, look: Look) {
     }
     let widths = [Constraint::Length(8), Constraint::Length(9), Constraint::Length(9), Constraint::Min(10)];
     let head = Row::new(["node", "path", "rtt", "holds"]).style(Style::new().add_modifier(Modifier::DIM));
-    let title = format!(" peers: {} connected ", watched.look.status["peers"]);
+    let title = format!(" peers: {connected} connected ");
     let table = Table::new(rows, widths).header(head).block(Block::bordered().title(title));
     frame.render_widget(table, area);
 }
 
 /// The chain of the last prompt and how it went.
-fn prompt(watched: &Watched, look: Look) -> Paragraph<'static> {
-    let me = word(&watched.look.status["node"]);
-    let running = number(&watched.look.status, "prompts") as u64;
+fn prompt(status: &StatusReport, watched: &Watched, look: Look) -> Paragraph<'static> {
+    let (me, running) = (plain(&status.network.node), status.work.prompts);
     let title =
         if running == 0 { " pipeline ".to_owned() } else { format!(" pipeline: {running} running now ") };
     let block = Block::bordered().title(title);
@@ -210,7 +203,7 @@ mod tests {
     use super::*;
     use crate::{
         events::{Conducted, Predicted, PromptReport, StageRange, StageReport, Stall, Timing},
-        reports::PeerModel,
+        reports::{PeerModel, SessionsStatus, WorkStatus},
     };
 
     fn seen() -> Watched {
@@ -230,10 +223,22 @@ mod tests {
                 ..PeerReport::default()
             }
         };
-        let status = json!({ "node": me, "uptime_s": 3_700.0, "peers": 2, "prompts": 1, "paused": true,
-            "reached": { "class": "direct" }, "served_positions": 1234, "bytes_in": 2048, "bytes_out": 4096,
-            "sessions": { "serving": 3, "served": 9 },
-            "model": { "name": "minnow", "num_layers": 8, "serving": ["1..5"], "resident_bytes": 5 << 20 } });
+        let mut status = StatusReport::default();
+        (status.network.node, status.network.peers) = (me.clone(), 2);
+        status.network.reached.class = "direct".into();
+        status.work = WorkStatus {
+            sessions: SessionsStatus { serving: 3, served: 9 },
+            prompts: 1,
+            served_positions: 1234,
+            bytes_in: 2048,
+            bytes_out: 4096,
+            paused: true,
+            ..WorkStatus::default()
+        };
+        status.model.name = "minnow".into();
+        (status.model.layers.num_layers, status.model.layers.serving) = (8, vec!["1..5".into()]);
+        status.model.memory.resident_bytes = 5 << 20;
+        status.process.uptime_s = 3_700.0;
         let stage = |node: &str, start, end, ms| StageReport {
             range: StageRange { node: node.to_owned(), start, end },
             ms,
@@ -263,7 +268,7 @@ mod tests {
         };
         let look = Seen {
             at_ms: 0.0,
-            status,
+            status: Some(Box::new(status)),
             peers: vec![peer("bb", true), peer("cc", false)],
             last: Some(Box::new(last)),
             resident_bytes: [Some(30 << 20), Some(70 << 20)],

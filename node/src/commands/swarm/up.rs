@@ -16,6 +16,7 @@ use crate::{
     header::Header,
     library,
     output::{self, Waiting, say},
+    reports::JoinLine,
 };
 
 pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
@@ -23,12 +24,12 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     let swarm = start(&args.engine, args.local, args.api, args.json)?;
     if let Some(api) = &swarm.nodes[0].api {
         match args.json {
-            true => output::json_line(api)?,
+            true => output::json_line(&JoinLine::Listening(api.clone()))?,
             false => say!(
                 "\npage  {}\nAPI   {}/v1, token in {}",
-                api["page"].as_str().unwrap_or_default(),
-                api["url"].as_str().unwrap_or_default(),
-                api["token_file"].as_str().unwrap_or("no file: none is needed")
+                api.page,
+                api.url,
+                api.token_file.as_deref().unwrap_or("no file: none is needed")
             ),
         }
     }

@@ -13,7 +13,7 @@ use std::{
 use mio::{Events, Interest, Poll, Token, unix::SourceFd};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Runtime;
 
 use super::{
@@ -27,7 +27,7 @@ use crate::{
     events::PromptEvent,
     memory,
     output::{self, human_bytes, say},
-    reports::PeersReport,
+    reports::{PeersReport, StatusReport, SwitchReport, Switched},
 };
 
 /// A node on this machine answers in milliseconds; one that needs longer hangs, and the screen says so.
@@ -83,16 +83,16 @@ fn end_with_output() -> Result<()> {
 }
 
 async fn look(home: &Path, began: Instant) -> Result<Look> {
-    let mut status: Value = patiently(home, Question::Status).await?;
-    status.as_object_mut().map(|status| status.remove("end"));
+    let status: Box<StatusReport> = patiently(home, Question::Status).await?;
+    let status = Box::new(StatusReport { end: false, ..*status });
     let PeersReport { peers, .. } = patiently(home, Question::Peers).await?;
     // An error here means that no prompt was run yet.
     let last = match patiently(home, Question::Why { session: None }).await {
         Ok(PromptEvent::Done(report)) => Some(report),
         _ => None,
     };
-    let resident_bytes = ["pid", "worker_pid"].map(|name| status[name].as_u64().and_then(resident));
-    Ok(Look { at_ms: began.elapsed().as_secs_f64() * 1e3, status, peers, last, resident_bytes })
+    let resident_bytes = [status.process.pid, status.process.worker_pid].map(memory::resident_bytes);
+    Ok(Look { at_ms: began.elapsed().as_secs_f64() * 1e3, status: Some(status), peers, last, resident_bytes })
 }
 
 /// Asks, and gives up on a node that does not answer.
@@ -101,10 +101,6 @@ async fn patiently<T: DeserializeOwned>(home: &Path, question: Question) -> Resu
         Ok(answer) => answer,
         Err(_) => Err(crate::Error::Failed("the node does not answer".into())),
     }
-}
-
-fn resident(pid: u64) -> Option<u64> {
-    memory::resident_bytes(u32::try_from(pid).ok()?)
 }
 
 fn lines(
@@ -117,11 +113,11 @@ fn lines(
         match (&watched.trouble, json) {
             (Some(why), true) => output::json_line(&json!({ "event": "trouble", "why": why }))?,
             (Some(why), false) => say!("{why}"),
-            (None, true) => output::json_line(&watched.to_json())?,
+            (None, true) => output::json_line(&watched.line())?,
             (None, false) => say!(
                 "{} peers  {} sessions  {:.1} positions/s  {}/s in  {}/s out  {}",
-                watched.look.status["peers"],
-                watched.look.status["sessions"]["serving"],
+                watched.look.status.as_ref().map_or(0, |status| status.network.peers),
+                watched.look.status.as_ref().map_or(0, |status| status.work.sessions.serving),
                 watched.rates.positions,
                 human_bytes(watched.rates.bytes_in as u64),
                 human_bytes(watched.rates.bytes_out as u64),
@@ -183,12 +179,13 @@ fn on_screen(
 
 /// Stops serving others, or begins again.
 fn pause(runtime: &Runtime, home: &Path, watched: &mut Watched) {
-    let paused = watched.look.status["paused"] != json!(true);
+    let Some(status) = &mut watched.look.status else { return };
+    let paused = !status.work.paused;
     let asked = runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, control::one::<Value>(home, &Question::Pause { paused })).await
+        tokio::time::timeout(PATIENCE, control::one::<SwitchReport>(home, &Question::Pause { paused })).await
     });
     match asked {
-        Ok(Ok(answer)) => watched.look.status["paused"] = answer["paused"].clone(),
+        Ok(Ok(answer)) => status.work.paused = answer.now == Switched::Paused(true),
         Ok(Err(why)) => watched.trouble = Some(why.to_string()),
         Err(_) => watched.trouble = Some("the node does not answer".into()),
     }

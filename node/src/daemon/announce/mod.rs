@@ -15,7 +15,6 @@ use p2p::{
     wire::{announce::Offer, control::Contact},
 };
 use scheduler::{Millis, ModelId};
-use serde_json::{Value, json};
 use tokio::sync::watch;
 
 pub(super) use self::gossip::Announcer;
@@ -24,7 +23,10 @@ use self::{
     share::Uploads,
 };
 use super::setup::{Caps, Node};
-use crate::clock;
+use crate::{
+    clock,
+    reports::{InviteReport, LineStatus},
+};
 
 /// See the module's page.
 pub(super) struct Announcing {
@@ -63,7 +65,7 @@ impl Announcing {
     }
 
     /// A code for a friend. `model`: what this node serves; it is named where the friend can fetch it.
-    pub(super) async fn invite_code(&self, model: ModelId) -> Value {
+    pub(super) async fn invite_code(&self, model: ModelId) -> InviteReport {
         let addresses = self.node.network.addresses().await;
         let mut peers = self.node.network.peers().await;
         // Those that have been here longest are likeliest to stay.
@@ -75,13 +77,13 @@ impl Announcing {
         let model = Some(model).filter(|_| fetched_here);
         let me = Contact { node: self.node.me, addresses: addresses.clone() };
         let invite = Invite { model, ..self.invite.clone() }.offer(me, others);
-        json!({
-            "code": invite.code(),
-            "swarm": invite.name,
-            "model": invite.model.map(crate::content::hex),
-            "addresses": addresses,
-            "end": true
-        })
+        InviteReport {
+            code: invite.code(),
+            swarm: invite.name,
+            model: invite.model.map(crate::content::hex),
+            addresses,
+            end: true,
+        }
     }
 
     /// Looks at what crosses, while something does: of models `fetched` bytes so far, and sessions unless `idle`.
@@ -106,14 +108,14 @@ impl Announcing {
     }
 
     /// What is said of the line, for `status`.
-    pub(super) fn line_json(&self) -> Value {
+    pub(super) fn line_status(&self) -> LineStatus {
         let farthest = self.gossip.farthest();
         let (up, down) = self.line.rates(farthest, self.node.now());
-        json!({
-            "path": farthest.to_string(),
-            "up_bytes_per_s": up * 1e3,
-            "down_bytes_per_s": down * 1e3,
-            "measured": self.line.is_measured(farthest),
-        })
+        LineStatus {
+            path: farthest.to_string(),
+            up_bytes_per_s: up * 1e3,
+            down_bytes_per_s: down * 1e3,
+            measured: self.line.is_measured(farthest),
+        }
     }
 }

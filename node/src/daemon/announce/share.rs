@@ -27,7 +27,6 @@ use scheduler::{
     Holding, ModelId, NodeId,
     capability::{MAX_LAYERS, MAX_MS},
 };
-use serde_json::{Value, json};
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 use super::Announcing;
@@ -36,6 +35,7 @@ use crate::{
     daemon::serve::Pulls,
     header::Header,
     library::Entry,
+    reports::{ContentStatus, SharedModel},
 };
 
 /// Streams of pullers at a time: each has 64 KiB in memory and reads the disk.
@@ -234,17 +234,19 @@ impl Announcing {
     }
 
     /// What is handed out and fetched, for `status`.
-    pub(crate) fn content_json(&self, pulls: &Pulls) -> Value {
-        let shared = self.shared.borrow().iter().map(|offer| {
-            json!({ "name": offer.name, "id": content::hex(offer.model), "bytes": offer.file_bytes })
-        }).collect::<Vec<_>>();
-        json!({
-            "shared": shared,
-            "uploads": self.uploads.running(),
-            "uploaded_bytes": self.uploads.sent_bytes(),
-            "pulls": pulls.running(),
-            "downloaded_bytes": pulls.pace.taken_bytes(),
-            "liars": pulls.liars.count(),
-        })
+    pub(crate) fn content_status(&self, pulls: &Pulls) -> ContentStatus {
+        let shared = |offer: &Offer| SharedModel {
+            name: offer.name.clone(),
+            id: content::hex(offer.model),
+            bytes: offer.file_bytes,
+        };
+        ContentStatus {
+            shared: self.shared.borrow().iter().map(shared).collect(),
+            uploads: self.uploads.running(),
+            uploaded_bytes: self.uploads.sent_bytes(),
+            pulls: pulls.running(),
+            downloaded_bytes: pulls.pace.taken_bytes(),
+            liars: pulls.liars.count(),
+        }
     }
 }

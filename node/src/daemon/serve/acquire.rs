@@ -36,7 +36,6 @@ use p2p::{
     wire::announce::Offer,
 };
 use scheduler::{LayerRange, LayerSet, Millis, ModelId, place::Room};
-use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
@@ -55,7 +54,7 @@ use crate::{
     content::{
         self, hex,
         peers::Question,
-        pull::{Ask, Found, Prepared, open, plan_json, report_json},
+        pull::{Ask, Found, Prepared, open},
     },
     daemon::{
         setup::{Absent, Serve, Where},
@@ -64,6 +63,7 @@ use crate::{
     header::Header,
     library,
     output::human_bytes,
+    reports::{FetchReport, Progress, PullPlan, Transfer},
     worker::{self, Output, Ready, Worker},
 };
 
@@ -88,7 +88,7 @@ pub(crate) struct News {
 /// What happened.
 pub(crate) enum What {
     /// A line about what is being done.
-    Doing(Value),
+    Doing(FetchReport),
     /// The layers are on the disk.
     Fetched(Box<Fetched>),
     /// They are in memory.
@@ -158,7 +158,7 @@ impl Acquire {
                 let again_s = (!lasting).then_some(rest.as_secs());
                 let why = error.to_string();
                 tracing::warn!(%why, ?again_s, "the model is not here yet");
-                let line = json!({ "event": "waiting", "model": self.name, "why": why, "again_s": again_s });
+                let line = FetchReport::Waiting { model: self.name.clone(), why, again_s };
                 let news = News { place: self.place, what: What::Doing(line) };
                 if self.news.send(news).await.is_err() || lasting {
                     return;
@@ -169,7 +169,7 @@ impl Acquire {
         });
     }
 
-    async fn tell(&self, line: Value) {
+    async fn tell(&self, line: FetchReport) {
         // A loop that is gone has stopped the node.
         let _ = self.news.send(News { place: self.place, what: What::Doing(line) }).await;
     }
@@ -211,12 +211,12 @@ impl Acquire {
         let id = match absent.id {
             Some(id) => id,
             None => {
-                self.tell(json!({ "event": "looking", "model": name })).await;
+                self.tell(FetchReport::Looking { model: name.clone() }).await;
                 self.pulls.resolve(name, PATIENCE).await?
             }
         };
         // From here on prompts find who computes it by its id.
-        self.tell(json!({ "event": "found", "model": name, "id": hex(id) })).await;
+        self.tell(FetchReport::Found { model: name.clone(), id: hex(id) }).await;
         let named = Some(name.clone()).filter(|name| {
             library::check_name(name).is_ok() && content::parse_id(name).is_none() && self.is_free(name, id)
         });
@@ -257,21 +257,18 @@ impl Acquire {
         if bad > 0 {
             tracing::warn!(bytes = bad, "a part of the model has gone bad on this disk; it is fetched again");
         }
-        let mut plan = plan_json(&prepared, &load);
-        plan["event"] = json!("fetching");
-        self.tell(plan.clone()).await;
+        let plan = prepared.plan(&load);
+        self.tell(FetchReport::Fetching { plan: plan.clone(), progress: None }).await;
         if prepared.missing_bytes() > 0 {
             let entry = prepared.entry().clone();
             let groups = content::layer_groups(&header, entry.bytes, &load)?;
             let coming = Coming { entry, groups, serve: LayerSet::new(serve.iter().copied()), about: &about };
             let report = tokio::select! {
-                fetched = self.fetch(&mut prepared, &mut sources, &finder, &mut plan) => fetched?,
+                fetched = self.fetch(&mut prepared, &mut sources, &finder, &plan) => fetched?,
                 never = self.serve_what_is_here(coming) => match never {},
             };
-            report_json(&report, &mut plan);
-            plan["event"] = json!("fetched");
-            plan["done_bytes"] = json!(prepared.total_bytes());
-            self.tell(plan).await;
+            let (transfer, done_bytes) = (Transfer::from(&report), prepared.total_bytes());
+            self.tell(FetchReport::Fetched { plan, transfer, done_bytes }).await;
         }
         let entry = prepared.entry();
         let (source, file_bytes) = (worker::Source::File(prepared.path()), entry.bytes);
@@ -333,11 +330,11 @@ impl Acquire {
         prepared: &mut Prepared,
         sources: &mut [Box<dyn blob::Source>],
         finder: &content::peers::Finder,
-        plan: &mut Value,
+        plan: &PullPlan,
     ) -> Result<blob::Report> {
         let started = Instant::now();
         let (news, place, mut first, mut told) = (self.news.clone(), self.place, None, started);
-        let before = plan.clone();
+        let plan = plan.clone();
         let mut hear = move |event: Event| {
             finder.heard(&event);
             match event {
@@ -346,15 +343,14 @@ impl Acquire {
                     told = Instant::now();
                     let speed = done_bytes.saturating_sub(first.unwrap_or(0)) as f64
                         / started.elapsed().as_secs_f64().max(1e-3);
-                    let left = before["total_bytes"].as_u64().unwrap_or(0).saturating_sub(done_bytes);
-                    let mut line = before.clone();
-                    line["done_bytes"] = json!(done_bytes);
-                    line["bytes_per_s"] = json!(speed as u64);
-                    line["eta_s"] = json!((left as f64 / speed.max(1.0)).ceil() as u64);
+                    let left = plan.total_bytes.saturating_sub(done_bytes);
+                    let eta_s = (left as f64 / speed.max(1.0)).ceil() as u64;
+                    let progress = Some(Progress { done_bytes, bytes_per_s: speed as u64, eta_s });
+                    let line = FetchReport::Fetching { plan: plan.clone(), progress };
                     let _ = news.try_send(News { place, what: What::Doing(line) });
                 }
                 Event::Dropped { source, why, lied } => {
-                    let line = json!({ "event": "dropped", "source": source, "why": why, "lied": lied });
+                    let line = FetchReport::Dropped { source, why, lied };
                     let _ = news.try_send(News { place, what: What::Doing(line) });
                 }
                 _ => {}
@@ -486,7 +482,7 @@ pub(crate) enum Arrived {
     /// Nothing: a task goes on.
     Nothing,
     /// This line is told.
-    Told(Value),
+    Told(FetchReport),
     /// The model of this name is in memory and can be announced; `whole` when no more of it will come.
     Serving {
         /// As people call it.
@@ -506,12 +502,12 @@ impl Models {
         match news.what {
             What::Doing(line) => {
                 // The last word stays: what became of sources is told once.
-                if let Some(id) = line["id"].as_str().and_then(content::parse_id)
+                if let Some(id) = line.id().and_then(content::parse_id)
                     && held.loaded.is_empty()
                 {
                     (held.id, held.ready.model) = (id, id);
                 }
-                if line["event"] != "dropped" {
+                if !matches!(line, FetchReport::Dropped { .. }) {
                     held.fetching = Some(line.clone());
                 }
                 Arrived::Told(line)
@@ -533,9 +529,10 @@ impl Models {
                         Err(fault) if !fetched.step.is_last => {
                             return tracing::warn!(%fault, "the layers that are here cannot be served yet");
                         }
-                        Err(fault) => What::Doing(
-                            json!({ "event": "waiting", "model": name, "why": fault.to_string() }),
-                        ),
+                        Err(fault) => {
+                            let why = fault.to_string();
+                            What::Doing(FetchReport::Waiting { model: name, why, again_s: None })
+                        }
                     };
                     let _ = sender.send(News { place, what }).await;
                 });

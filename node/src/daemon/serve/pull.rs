@@ -20,7 +20,6 @@ use p2p::{
     blob::{Event, Pace, Source},
 };
 use scheduler::{LayerRange, ModelId};
-use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
@@ -28,11 +27,12 @@ use crate::{
     content::{
         self, hex,
         peers::{Finder, Liars, Question},
-        pull::{Ask, Found, Prepared, event_json, plan_json, prepare, report_json},
+        pull::{Ask, Found, Prepared, prepare},
     },
     control::{Line, PullAsk},
     daemon::setup::Caps,
     events::Refusal,
+    reports::{PullLine, Transfer},
 };
 
 /// Pulls at a time: more would only share the same line.
@@ -191,23 +191,22 @@ impl Pulls {
         plan_only: bool,
         lines: &mpsc::Sender<Line>,
         mut hear: impl FnMut(Event) + Send,
-    ) -> Result<Value> {
+    ) -> Result<PullLine> {
         let layers = ask.layers.clone();
         let mut prepared = match prepare(ask, &mut sources, &mut hear).await? {
             Found::Here(entry) => {
-                let mut line = entry.to_json();
-                line["event"] = json!("done");
-                line["here"] = json!(true);
-                line["end"] = json!(true);
-                return Ok(line);
+                return Ok(PullLine::Done { entry, transfer: None, here: true, end: true });
             }
-            Found::NoTree(why) => return Ok(json!({ "event": "no_tree", "why": why, "end": true })),
+            Found::NoTree(why) => return Ok(PullLine::NoTree { why, end: true }),
             Found::Pull(prepared) => prepared,
         };
-        let mut plan = plan_json(&prepared, &layers);
-        plan["peers"] = json!(sources.len());
+        let plan = PullLine::Plan {
+            plan: prepared.plan(&layers),
+            peers: Some(sources.len()),
+            license: None,
+            end: plan_only,
+        };
         if plan_only {
-            plan["end"] = json!(true);
             return Ok(plan);
         }
         let _ = lines.send(plan.into()).await;
@@ -215,11 +214,8 @@ impl Pulls {
         // Known only from a mirror's tree: peers may have it too.
         let more = guard.0.entry().model().map(|id| finder.get_or_init(|| self.finder(id)).keep_looking());
         let report = guard.0.fetch(&mut sources, more, &mut hear).await?;
-        let mut line = guard.0.entry().to_json();
-        line["event"] = json!("done");
-        report_json(&report, &mut line);
-        line["end"] = json!(true);
-        Ok(line)
+        let (entry, transfer) = (guard.0.entry().clone(), Some(Transfer::from(&report)));
+        Ok(PullLine::Done { entry, transfer, here: false, end: true })
     }
 }
 
@@ -235,7 +231,7 @@ impl Drop for Saver<'_> {
 }
 
 /// Turns events into lines for a caller, and tells the finder.
-fn listener(finder: Arc<OnceLock<Finder>>, events: mpsc::Sender<Value>) -> impl FnMut(Event) + Send {
+fn listener(finder: Arc<OnceLock<Finder>>, events: mpsc::Sender<PullLine>) -> impl FnMut(Event) + Send {
     let mut told: Option<Instant> = None;
     move |event| {
         if let Some(finder) = finder.get() {
@@ -247,7 +243,7 @@ fn listener(finder: Arc<OnceLock<Finder>>, events: mpsc::Sender<Value>) -> impl 
             }
             told = Some(Instant::now());
         }
-        let _ = events.try_send(event_json(&event));
+        let _ = events.try_send(event.into());
     }
 }
 

@@ -19,7 +19,6 @@ use scheduler::{
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
 };
-use serde_json::Value;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -30,6 +29,7 @@ use crate::{
     Error, Result,
     audit::Auditor,
     inference::local,
+    reports::FetchReport,
     sessions::SessionTable,
     worker::{self, Ready, Worker},
 };
@@ -57,7 +57,7 @@ pub(crate) struct Held {
     /// What prompts take, in parts of what nodes' figures say.
     pub(crate) at_prefill: Ema,
     /// Where it is on its way, while it is.
-    pub(crate) fetching: Option<Value>,
+    pub(crate) fetching: Option<FetchReport>,
     pub(crate) worker: watch::Sender<Worker>,
     pub(crate) spec: worker::Spec,
     life: Life,

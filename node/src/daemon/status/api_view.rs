@@ -51,8 +51,7 @@ impl Daemon {
             me: hex(self.node.me),
             swarm: self.front.swarm.clone(),
             state: NodeState::Ready,
-            reachability: serde_json::from_value(reach(self.announcing.reachability, &addresses))
-                .unwrap_or_default(),
+            reachability: reach(self.announcing.reachability, &addresses),
             nodes,
             models: self.swarm_models(),
             contribution: self.contribution(&peers),

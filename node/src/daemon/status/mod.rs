@@ -1,68 +1,81 @@
-//! What `status`, `peers`, `invite` and `why` print, as JSON; the commands turn it into text.
+//! What `status` and `peers` answer; the commands turn it into text.
 
 mod api_view;
 mod reach;
 
 use scheduler::{LayerRange, LayerSet, ModelId, NodeId, holders::bares};
-use serde_json::{Value, json};
 
 use super::{Daemon, serve::Held, view::Facts};
-use crate::reports::{LimitReport, PeerLoad, PeerModel, PeerReport, PeersReport};
+use crate::reports::{
+    AnnouncementsStatus, CapsStatus, FetchReport, LayersStatus, LimitReport, LoadStatus, MemoryStatus,
+    ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport, PeersReport, ProcessStatus, RefusedReport,
+    SessionsStatus, SoleHolder, SpeedStatus, StatusReport, WorkStatus,
+};
 
 impl Daemon {
-    pub(super) async fn status(&mut self) -> Value {
+    /// The answer to `status`; what follows it is not said here.
+    pub(super) async fn status(&mut self) -> StatusReport {
         let now = self.node.now();
         let figures = self.serving.figures(now);
         let addresses = self.node.network.addresses().await;
-        let models: Vec<Value> = self.serving.models.all().map(|held| self.model_json(held)).collect();
-        let model = models.first().cloned().unwrap_or_default();
-        let fetching: Vec<&Value> =
-            self.serving.models.all().filter_map(|held| held.fetching.as_ref()).collect();
-        json!({
-            "node": format!("{:?}", self.node.me),
-            "reached": reach::reach(self.announcing.reachability, &addresses),
-            "addresses": addresses,
-            "peers": self.node.network.peers().await.len(),
-            "refused_versions": self.refused_versions().await,
-            "known_nodes": self.view.swarm.len().saturating_sub(1),
-            "model": model,
-            "models": models,
-            "sessions": { "serving": self.serving.strangers(), "served": self.serving.totals.sessions },
-            "load": {
-                "active": figures.active,
-                "batch_knee": figures.knee,
-                "queue_ms": figures.queue_ms,
-                "visit_ms": figures.visit_ms,
-                "kv_bytes": figures.kv_bytes,
+        let models: Vec<ModelReport> =
+            self.serving.models.all().map(|held| self.model_report(held)).collect();
+        let fetches: Vec<FetchReport> =
+            self.serving.models.all().filter_map(|held| held.fetching.clone()).collect();
+        StatusReport {
+            network: NetworkStatus {
+                node: format!("{:?}", self.node.me),
+                reached: reach::reach(self.announcing.reachability, &addresses),
+                addresses,
+                peers: self.node.network.peers().await.len(),
+                refused_versions: self.refused_versions().await,
+                known_nodes: self.view.swarm.len().saturating_sub(1),
             },
-            "announcements": {
-                "said": self.announcing.gossip.said_count,
-                "said_bytes": self.announcing.gossip.said_bytes,
-                "heard": self.announcing.gossip.heard_count,
+            model: models.first().cloned().unwrap_or_default(),
+            models,
+            work: WorkStatus {
+                sessions: SessionsStatus {
+                    serving: self.serving.strangers(),
+                    served: self.serving.totals.sessions,
+                },
+                load: LoadStatus {
+                    active: figures.active,
+                    batch_knee: figures.knee,
+                    queue_ms: figures.queue_ms,
+                    visit_ms: figures.visit_ms,
+                    kv_bytes: figures.kv_bytes,
+                },
+                announcements: AnnouncementsStatus {
+                    said: self.announcing.gossip.said_count,
+                    said_bytes: self.announcing.gossip.said_bytes,
+                    heard: self.announcing.gossip.heard_count,
+                },
+                prompts: self.prompts.in_flight.len(),
+                served_positions: self.serving.totals.rows,
+                bytes_in: self.serving.totals.bytes_in,
+                bytes_out: self.serving.totals.bytes_out,
+                paused: self.serving.gate.paused,
             },
-            "prompts": self.prompts.in_flight.len(),
-            "served_positions": self.serving.totals.rows,
-            "bytes_in": self.serving.totals.bytes_in,
-            "bytes_out": self.serving.totals.bytes_out,
-            "paused": self.serving.gate.paused,
-            "fetching": fetching.first(),
-            "fetches": fetching,
-            "line": self.announcing.line_json(),
-            "content": self.announcing.content_json(&self.serving.pulls),
-            "caps": self.caps_json(),
-            "limits": LimitReport::all(self.node.network.governor()),
-            "kv_bytes": self.serving.models.first.spec.kv_bytes,
-            "pid": std::process::id(),
-            "worker_pid": self.serving.models.first.worker.borrow().pid(),
-            "draining": self.serving.gate.is_draining(),
-            "reachability": format!("{:?}", self.announcing.reachability).to_lowercase(),
-            "uptime_s": self.node.started.elapsed().as_secs_f64(),
-            "end": true,
-        })
+            fetching: fetches.first().cloned(),
+            fetches,
+            line: self.announcing.line_status(),
+            content: self.announcing.content_status(&self.serving.pulls),
+            caps: self.caps_status(),
+            limits: LimitReport::all(self.node.network.governor()),
+            process: ProcessStatus {
+                kv_bytes: self.serving.models.first.spec.kv_bytes,
+                pid: std::process::id(),
+                worker_pid: self.serving.models.first.worker.borrow().pid(),
+                draining: self.serving.gate.is_draining(),
+                reachability: format!("{:?}", self.announcing.reachability).to_lowercase(),
+                uptime_s: self.node.started.elapsed().as_secs_f64(),
+            },
+            end: false,
+        }
     }
 
     /// Nodes of this swarm that speak another version of the protocols, with a sentence for each.
-    async fn refused_versions(&self) -> Vec<Value> {
+    async fn refused_versions(&self) -> Vec<RefusedReport> {
         let ours = p2p::VERSION;
         let say = |peer: p2p::RefusedPeer| {
             let older = if peer.version < ours { "that node" } else { "this node" };
@@ -70,39 +83,45 @@ impl Daemon {
                 "it speaks version {} of the protocols and this node speaks version {ours}: update {older}",
                 peer.version
             );
-            json!({ "node": format!("{:?}", peer.node), "version": peer.version, "why": why })
+            RefusedReport { node: format!("{:?}", peer.node), version: peer.version, why }
         };
         self.node.network.refused().await.into_iter().map(say).collect()
     }
 
     /// A model of this node.
-    fn model_json(&self, held: &Held) -> Value {
+    fn model_report(&self, held: &Held) -> ModelReport {
         let ready = &held.ready;
-        json!({
-            "name": if held.loaded.is_empty() { &held.about.name } else { &ready.name },
-            "called": held.about.name,
-            "id": (held.id != scheduler::ModelId::default()).then(|| format!("{:?}", held.id)),
-            "num_layers": ready.num_layers,
-            "loaded": spans(&held.loaded),
-            "serving": spans(&held.served),
-            "offered": spans(&self.serving.offered(held)),
-            "resident_bytes": ready.resident_bytes,
-            "sandboxed": ready.sandboxed,
-            "landlocked": ready.landlocked,
-            "decode_ms_per_layer": ready.decode_ms,
-            "prefill_ms_per_layer": ready.prefill_ms,
-            "visit_ms": ready.visit_ms,
-            "read_bytes_per_s": ready.read_bytes_per_s(),
-            "load_ms": ready.load_ms,
-            "worker_pid": held.worker.borrow().pid(),
-            "fetching": held.fetching,
-            "bares": self.bares(held),
-        })
+        ModelReport {
+            name: if held.loaded.is_empty() { &held.about.name } else { &ready.name }.clone(),
+            called: held.about.name.clone(),
+            id: (held.id != scheduler::ModelId::default()).then(|| format!("{:?}", held.id)),
+            layers: LayersStatus {
+                num_layers: ready.num_layers,
+                loaded: spans(&held.loaded),
+                serving: spans(&held.served),
+                offered: spans(&self.serving.offered(held)),
+            },
+            memory: MemoryStatus {
+                resident_bytes: ready.resident_bytes,
+                sandboxed: ready.sandboxed,
+                landlocked: ready.landlocked,
+            },
+            speed: SpeedStatus {
+                decode_ms_per_layer: ready.decode_ms,
+                prefill_ms_per_layer: ready.prefill_ms,
+                visit_ms: ready.visit_ms,
+                read_bytes_per_s: ready.read_bytes_per_s(),
+                load_ms: ready.load_ms,
+            },
+            worker_pid: held.worker.borrow().pid(),
+            fetching: held.fetching.clone(),
+            bares: self.bares(held),
+        }
     }
 
     /// The nodes without which a layer of a model has no holder. The first and the last layer do not count: every
     /// requester holds those itself.
-    fn bares(&self, held: &Held) -> Vec<Value> {
+    fn bares(&self, held: &Held) -> Vec<SoleHolder> {
         let num_layers = held.ready.num_layers;
         let between = LayerRange::new(1, num_layers.saturating_sub(1)).or(LayerRange::new(0, num_layers));
         let inner = |ranges: &[LayerRange]| -> LayerSet {
@@ -119,8 +138,8 @@ impl Daemon {
         bares(&known)
             .into_iter()
             .map(|bares| {
-                json!({ "node": format!("{:?}", bares.node), "own": bares.node == self.node.me,
-                    "layers": spans(bares.layers.ranges()) })
+                let layers = spans(bares.layers.ranges());
+                SoleHolder { node: format!("{:?}", bares.node), own: bares.node == self.node.me, layers }
             })
             .collect()
     }
@@ -154,6 +173,7 @@ impl Daemon {
                 class: format!("{:?}", facts.class).to_lowercase(),
                 connected: link.is_some(),
                 path: link.map(|peer| peer.path.to_string()),
+                link: link.and_then(|peer| peer.link).map(|link| link.to_string()),
                 rtt_ms: self.announcing.gossip.rtt_ms(*node),
                 addresses: facts.addresses.clone(),
                 load,
@@ -164,16 +184,15 @@ impl Daemon {
     }
 
     /// What the node may take, for `status`.
-    pub(super) fn caps_json(&self) -> Value {
-        let caps = &self.caps;
-        json!({
-            "sessions": caps.sessions,
-            "kv_bytes": self.serving.models.first.spec.kv_bytes,
-            "disk_bytes": caps.disk_bytes,
-            "weights_bytes": caps.weights_bytes,
-            "upload_bytes_per_s": caps.upload_bytes_per_s,
-            "download_bytes_per_s": caps.download_bytes_per_s,
-        })
+    fn caps_status(&self) -> CapsStatus {
+        CapsStatus {
+            sessions: self.caps.sessions,
+            kv_bytes: self.serving.models.first.spec.kv_bytes,
+            disk_bytes: self.caps.disk_bytes,
+            weights_bytes: self.caps.weights_bytes,
+            upload_bytes_per_s: self.caps.upload_bytes_per_s,
+            download_bytes_per_s: self.caps.download_bytes_per_s,
+        }
     }
 }
 

@@ -1,13 +1,13 @@
 //! How this node is reached, in a word, with the reason, and with what to do when it cannot be.
 
+use api::swarm::Reachability as Reach;
 use p2p::{
     Reachability,
     path::{Path, path_of},
 };
-use serde_json::{Value, json};
 
 /// What a person should know about the way in, from what others found out and from the addresses this node has.
-pub(super) fn reach(found: Reachability, addresses: &[String]) -> Value {
+pub(super) fn reach(found: Reachability, addresses: &[String]) -> Reach {
     let has = |wanted: Path| addresses.iter().any(|address| path_of(address) == wanted);
     let (class, why) = match found {
         Reachability::Public => ("direct", "a node outside could dial this one"),
@@ -30,7 +30,7 @@ pub(super) fn reach(found: Reachability, addresses: &[String]) -> Value {
         }
         Reachability::Unknown => ("loopback", "it talks to nodes on this machine only"),
     };
-    json!({ "class": class, "why": why })
+    Reach { class: class.to_owned(), why: why.to_owned() }
 }
 
 #[cfg(test)]
@@ -53,14 +53,14 @@ mod tests {
         ];
         for (found, addresses, class) in cases {
             let said = reach(found, &addresses);
-            assert_eq!(said["class"], class, "{found:?} {addresses:?}");
+            assert_eq!(said.class, class, "{found:?} {addresses:?}");
         }
     }
 
     #[test]
     fn who_cannot_be_reached_is_told_what_to_do() {
         let said = reach(Reachability::Private, &["/ip4/10.0.0.2/tcp/1".to_owned()]);
-        let why = said["why"].as_str().unwrap();
+        let why = said.why;
         assert!(why.contains("--listen") && why.contains("relays"), "{why}");
     }
 }

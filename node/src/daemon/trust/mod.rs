@@ -16,11 +16,15 @@ use scheduler::{
     layer_cost::LayerCosts,
     trust::{Figures, Outcome, Record, Standing},
 };
-use serde_json::{Value, json};
 
 pub(super) use self::probation::ask as challenge;
 use self::probation::{Challenges, is_proof};
-use crate::{clock, receipts::Receipts, reports::TrustReport, trust::Trust};
+use crate::{
+    clock,
+    receipts::Receipts,
+    reports::{ReceiptsReport, TrustReport},
+    trust::Trust,
+};
 
 /// Proofs kept, the oldest goes first; one has at most 8 MiB.
 const MAX_PROOFS: usize = 32;
@@ -129,10 +133,8 @@ impl Trusting {
     }
 
     /// Receipts and balances.
-    pub(super) fn list_receipts(&self) -> Value {
-        let mut list = self.receipts.list();
-        list["end"] = json!(true);
-        list
+    pub(super) fn list_receipts(&self) -> ReceiptsReport {
+        ReceiptsReport { end: true, ..self.receipts.list() }
     }
 
     /// What is known of a node by prompts to `models`, for `peers`.

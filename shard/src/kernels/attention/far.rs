@@ -5,7 +5,7 @@ use std::{array, ops::Range};
 use scheduler::attention::Sparse;
 
 use super::{
-    Far, PAGE,
+    Far, QUARTER,
     landmarks::landmark_len,
     registers::{Widened, diagonal},
     tile::{WEIGHTS, Work},
@@ -173,22 +173,12 @@ impl Work<'_> {
         row..end
     }
 
-    /// The head's keys in the page of `position`, and where the position is in it.
-    #[inline(always)]
-    unsafe fn in_page(&self, position: usize) -> (*const u16, usize) {
-        // SAFETY: the page was checked to hold the head.
-        let head = unsafe {
-            self.task.pages[position / PAGE].as_ptr().add(self.kv_head * PAGE * self.task.shape.head_len())
-        };
-        (head, position % PAGE)
-    }
-
     /// The key of `position`: its values are 16 apart.
     #[inline(always)]
     unsafe fn key(&self, position: usize) -> *const u16 {
         // SAFETY: as in `far`.
         unsafe {
-            let (head, at) = self.in_page(position);
+            let (head, at) = self.task.quarter(self.kv_head, position);
             head.add(at / LANES * LANES * self.task.shape.head_dim + at % LANES)
         }
     }
@@ -198,8 +188,8 @@ impl Work<'_> {
     unsafe fn value(&self, position: usize) -> *const u16 {
         // SAFETY: as in `far`.
         unsafe {
-            let (head, at) = self.in_page(position);
-            head.add((PAGE + at) * self.task.shape.head_dim)
+            let (head, at) = self.task.quarter(self.kv_head, position);
+            head.add((QUARTER + at) * self.task.shape.head_dim)
         }
     }
 

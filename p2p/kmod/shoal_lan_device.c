@@ -1,437 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
 /*
  * The LAN fast path: takes the data datagrams of WIRE.md from a UDP socket, puts whole messages together in memory that
- * the program has mapped, and wakes it once a message. It sends messages as trains. Everything else (keys, sealing,
+ * a program has mapped, and wakes it once a message. It sends messages as trains. Everything else (keys, sealing,
  * acknowledgements, timers, what to do about a loss) is the program's, and the module never has the key of a content.
  *
- * What user space can write holds payload only: owners, lengths and bitmaps are in kernel memory. Nothing is stored
- * before its source, its figures and its tag are right.
- *
- * Lifetimes: a socket stays open while a device file has it, so its network namespace outlives the hooks. Receivers run
- * under RCU; who takes something out of their sight waits for them with synchronize_net() before freeing it.
- * Locks: sl_nets_lock > config > (mmap_lock, for the memory limit) and sending > the socket's own; `lock` is innermost
- * and guards the pool. mmap() takes none of them, and user memory is read before, or written after, any is held.
+ * This half is the device file. What user space can write holds payload only: owners, lengths and bitmaps are in kernel
+ * memory.
  */
-#include <linux/delay.h>
 #include <linux/fs.h>
-#include <linux/hashtable.h>
 #include <linux/miscdevice.h>
-#include <linux/mm.h>
-#include <linux/module.h>
-#include <linux/netfilter.h>
-#include <linux/netfilter_ipv4.h>
-#include <linux/netfilter_ipv6.h>
 #include <linux/poll.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
-#include <linux/slab.h>
-#include <linux/socket.h>
 #include <linux/udp.h>
 #include <linux/vmalloc.h>
-#include <net/inet_sock.h>
-#include <net/ip.h>
 #include <net/ipv6.h>
-#include <net/sock.h>
 
-#include "shoal_lan.h"
-#include "shoal_lan_core.h"
-
-/* Fewer than UDP_MAX_SEGMENTS of every kernel, and bytes below the longest UDP datagram. */
-#define SL_TRAIN 64
-#define SL_TRAIN_BYTES 64000
-/* Sockets of one network namespace: the receive path of all its UDP looks through those of a port. */
-#define SL_SOCKETS_MAX 64
-#define SL_PORT_BITS 6
+#include "shoal_lan_internal.h"
 
 static uint max_area_mb = 64;
 module_param(max_area_mb, uint, 0644);
 MODULE_PARM_DESC(max_area_mb, "largest mapped area of one device file, in MiB");
-
-#ifdef SHOAL_LAN_TEST
-static uint drop_every;
-module_param(drop_every, uint, 0644);
-static uint rx_delay_us;
-module_param(rx_delay_us, uint, 0644);
-static atomic_t drop_count;
-#define sl_test_drop() (READ_ONCE(drop_every) && !((u32)atomic_inc_return(&drop_count) % READ_ONCE(drop_every)))
-#define sl_test_delay() do { if (READ_ONCE(rx_delay_us)) udelay(min(READ_ONCE(rx_delay_us), 1000u)); } while (0)
-#else
-#define sl_test_drop() false
-#define sl_test_delay() do { } while (0)
-#endif
-
-/* Header keys of the newest epoch and of the one before, at epoch % 2. */
-struct sl_keys {
-	u32 newest;
-	bool both;
-	u8 rx[2][SL_KEY];
-	u8 tx[SL_KEY];
-};
-
-struct sl_session {
-	u64 rx;
-	u64 tx;
-	struct in6_addr peer; /* IPv4 as ::ffff:a.b.c.d */
-	u32 scope;
-	__be16 port;
-	struct sl_keys __rcu *keys;
-	struct sl_flow flow; /* under the device's lock */
-};
-
-/* The hooks of one network namespace, there while a socket of it is attached. */
-struct sl_net {
-	struct list_head list;
-	struct net *net;
-	uint sockets;
-	struct nf_hook_ops hooks[2];
-	DECLARE_HASHTABLE(ports, SL_PORT_BITS);
-};
-
-/* One open device file. */
-struct sl_device {
-	struct mutex config; /* set-up, attachment, the table of sessions */
-	struct mutex sending; /* headers, pieces */
-	spinlock_t lock; /* pool, flows */
-	wait_queue_head_t wait;
-
-	u8 *area; /* published last, with release */
-	u64 area_bytes;
-	u32 slot_bytes, rx_slots, tx_slots;
-	struct sl_pool pool;
-	struct sl_slot *slots;
-	u8 *bitmaps;
-	struct mm_struct *mm; /* that is charged for the area */
-
-	struct socket *sock;
-	struct sl_net *net;
-	struct hlist_node node;
-	__be16 port;
-
-	struct sl_session __rcu *sessions[SL_SESSIONS];
-	DECLARE_BITMAP(no_gso, SL_SESSIONS);
-	atomic64_t counters[SHOAL_LAN_COUNTERS];
-
-	u8 headers[SL_TRAIN][SL_HEADER];
-	struct kvec pieces[2 * SL_TRAIN];
-};
-
-static DEFINE_MUTEX(sl_nets_lock);
-static LIST_HEAD(sl_nets);
-
-static void sl_count(struct sl_device *dev, uint counter, u64 n)
-{
-	if (n)
-		atomic64_add(n, &dev->counters[counter]);
-}
-
-/* ---- receiving ---- */
-
-struct sl_packet {
-	struct in6_addr from;
-	__be16 from_port, to_port;
-	u32 interface;
-	u8 hops;
-	int offset; /* of the payload */
-	u32 payload, each; /* bytes in all, and of each datagram of a train but the last */
-};
-
-/* False: nothing that could be a datagram of ours. */
-static bool sl_packet_read(struct sl_packet *p, const struct sk_buff *skb, const struct nf_hook_state *state)
-{
-	int network = skb_network_offset(skb);
-	struct udphdr copy;
-	const struct udphdr *udp;
-
-	if (state->pf == NFPROTO_IPV4) {
-		const struct iphdr *ip = ip_hdr(skb);
-
-		if (ip->protocol != IPPROTO_UDP || ip_is_fragment(ip))
-			return false;
-		ipv6_addr_set_v4mapped(ip->saddr, &p->from);
-		p->hops = ip->ttl;
-		p->offset = network + ip_hdrlen(skb);
-	} else {
-		const struct ipv6hdr *ip = ipv6_hdr(skb);
-
-		if (ip->nexthdr != IPPROTO_UDP)
-			return false;
-		p->from = ip->saddr;
-		p->hops = ip->hop_limit;
-		p->offset = network + sizeof(*ip);
-	}
-	udp = skb_header_pointer(skb, p->offset, sizeof(copy), &copy);
-	if (!udp || skb->len < p->offset + sizeof(copy) + SL_HEADER)
-		return false;
-	p->from_port = udp->source;
-	p->to_port = udp->dest;
-	p->interface = state->in ? state->in->ifindex : 0;
-	p->payload = p->each = skb->len - p->offset - sizeof(copy);
-	if (skb_is_gso(skb)) {
-		p->each = skb_shinfo(skb)->gso_size;
-		if (!(skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4) || p->each < SL_HEADER)
-			return false;
-	} else if (ntohs(udp->len) != sizeof(copy) + p->payload) {
-		return false;
-	}
-	/* IPv6 has no datagram without a checksum; the stack refuses it. */
-	if (!udp->check && state->pf == NFPROTO_IPV6)
-		return false;
-	p->offset += sizeof(copy);
-	return true;
-}
-
-/* Is this a packet that the stack would give to the socket of the device? */
-static bool sl_addressed(const struct sl_device *dev, const struct sk_buff *skb, const struct sl_packet *p,
-			 const struct nf_hook_state *state)
-{
-	const struct sock *sk = dev->sock->sk;
-	int bound = READ_ONCE(sk->sk_bound_dev_if);
-
-	if (dev->port != p->to_port || (bound && bound != p->interface))
-		return false;
-	if (state->pf == NFPROTO_IPV4) {
-		__be32 own = READ_ONCE(inet_sk(sk)->inet_rcv_saddr);
-
-		return !own || own == ip_hdr(skb)->daddr;
-	}
-	return sk->sk_family == AF_INET6 &&
-	       (ipv6_addr_any(&sk->sk_v6_rcv_saddr) || ipv6_addr_equal(&sk->sk_v6_rcv_saddr, &ipv6_hdr(skb)->daddr));
-}
-
-static bool sl_few_hops(const struct sl_device *dev, const struct sl_packet *p, u8 pf)
-{
-	const struct sock *sk = dev->sock->sk;
-
-	if (pf == NFPROTO_IPV4)
-		return p->hops >= READ_ONCE(inet_sk(sk)->min_ttl);
-	return p->hops >= READ_ONCE(inet6_sk(sk)->min_hopcount);
-}
-
-static bool sl_sum_right(struct sk_buff *skb, const struct sl_packet *p, u8 pf)
-{
-	struct udphdr copy;
-	int at = p->offset - sizeof(copy);
-	const struct udphdr *udp = skb_header_pointer(skb, at, sizeof(copy), &copy);
-
-	return udp && (!udp->check || !nf_checksum(skb, NF_INET_LOCAL_IN, at, IPPROTO_UDP, pf));
-}
-
-/* Everything that is checked before the lock is taken; SL_STORED: it is authentic. */
-static enum sl_verdict sl_authentic(struct sl_device *dev, const struct sl_packet *p, const u8 *raw, u32 len,
-				    struct sl_header *h, struct sl_session **found)
-{
-	enum sl_verdict verdict = sl_header_read(raw, len, h);
-	struct sl_session *session;
-	struct sl_keys *keys;
-
-	if (verdict != SL_STORED)
-		return verdict;
-	session = rcu_dereference(dev->sessions[h->session % SL_SESSIONS]);
-	if (!session || session->rx != h->session)
-		return SL_OTHER;
-	if (session->port != p->from_port || !ipv6_addr_equal(&session->peer, &p->from) ||
-	    (session->scope && session->scope != p->interface))
-		return SL_BAD_SOURCE;
-	verdict = sl_header_check(h, len - SL_HEADER, session->flow.chunk_bytes, dev->slot_bytes);
-	if (verdict != SL_STORED)
-		return verdict;
-	keys = rcu_dereference(session->keys);
-	if (h->epoch != keys->newest && !(keys->both && h->epoch == keys->newest - 1))
-		return SL_BAD_EPOCH;
-	if (!sl_tag_equal(h->tag, sl_tag(keys->rx[h->epoch % 2], raw, SL_DATA, 0)))
-		return SL_BAD_TAG;
-	*found = session;
-	return SL_STORED;
-}
-
-/* Walks the datagrams of a packet. True: none of them is for the socket. */
-static bool sl_receive(struct sl_device *dev, struct sk_buff *skb, const struct sl_packet *p, u8 pf)
-{
-	u32 counts[SL_VERDICTS] = {}, at, len, entry, others, messages = 0, dropped = 0;
-	bool summed = false, locked = false;
-	u64 bytes = 0, now_ms = 0;
-
-	for (at = 0; at < p->payload; at += p->each) {
-		u8 copy[SL_HEADER];
-		const u8 *raw;
-		struct sl_header h;
-		struct sl_session *session;
-		enum sl_verdict verdict;
-
-		len = min(p->each, p->payload - at);
-		raw = len < SL_HEADER ? NULL : skb_header_pointer(skb, p->offset + at, SL_HEADER, copy);
-		verdict = raw ? sl_authentic(dev, p, raw, len, &h, &session) : SL_FOREIGN;
-		if (verdict != SL_STORED) {
-			counts[verdict]++;
-			continue;
-		}
-		if (!summed) {
-			if (!sl_few_hops(dev, p, pf)) {
-				sl_count(dev, SHOAL_LAN_BAD_HOPS, 1);
-				return true;
-			}
-			if (!sl_sum_right(skb, p, pf)) {
-				sl_count(dev, SHOAL_LAN_BAD_SUM, 1);
-				return false; /* the stack drops it and counts it as its own */
-			}
-			summed = true;
-		}
-		if (sl_test_drop()) {
-			dropped++;
-			continue;
-		}
-		sl_test_delay();
-		if (!locked) {
-			spin_lock_bh(&dev->lock);
-			locked = true;
-			now_ms = ktime_get_ns() / NSEC_PER_MSEC;
-		}
-		verdict = sl_place(&dev->pool, &session->flow, &h, now_ms, &entry);
-		if (verdict == SL_STORED) {
-			u64 to = (u64)session->flow.open[entry] * dev->slot_bytes +
-				 (u32)h.chunk * session->flow.chunk_bytes;
-
-			if (skb_copy_bits(skb, p->offset + at + SL_HEADER, dev->area + to, h.len)) {
-				counts[SL_BAD_SHAPE]++;
-				continue;
-			}
-			bytes += h.len;
-			messages += sl_stored(&dev->pool, &session->flow, h.chunk, entry);
-		}
-		counts[verdict]++;
-	}
-	if (locked)
-		spin_unlock_bh(&dev->lock);
-	others = counts[SL_FOREIGN] + counts[SL_OTHER];
-	for (at = 0; at < SL_VERDICTS; at++)
-		sl_count(dev, at, counts[at]);
-	sl_count(dev, SHOAL_LAN_BYTES, bytes);
-	sl_count(dev, SHOAL_LAN_MESSAGES, messages);
-	sl_count(dev, SHOAL_LAN_DROPPED, dropped);
-	if (p->payload > p->each) {
-		sl_count(dev, SHOAL_LAN_TRAINS, 1);
-		sl_count(dev, SHOAL_LAN_MIXED, others && others * (u64)p->each < p->payload);
-	}
-	if (messages && wq_has_sleeper(&dev->wait)) {
-		sl_count(dev, SHOAL_LAN_WAKES, 1);
-		wake_up_interruptible_poll(&dev->wait, EPOLLIN | EPOLLRDNORM);
-	}
-	return !others;
-}
-
-static unsigned int sl_hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
-{
-	struct sl_net *net = priv;
-	struct sl_device *dev;
-	struct sl_packet p;
-
-	if (!sl_packet_read(&p, skb, state))
-		return NF_ACCEPT;
-	hash_for_each_possible_rcu(net->ports, dev, node, (__force u16)p.to_port) {
-		if (sl_addressed(dev, skb, &p, state) && sl_receive(dev, skb, &p, state->pf)) {
-			consume_skb(skb);
-			return NF_STOLEN;
-		}
-	}
-	return NF_ACCEPT;
-}
-
-/* ---- sockets and namespaces ---- */
-
-static struct sl_net *sl_net_get(struct net *net)
-{
-	static const u8 families[2] = { NFPROTO_IPV4, NFPROTO_IPV6 };
-	struct sl_net *n;
-	int err, i;
-
-	list_for_each_entry(n, &sl_nets, list)
-		if (n->net == net)
-			return n;
-	n = kzalloc(sizeof(*n), GFP_KERNEL_ACCOUNT);
-	if (!n)
-		return ERR_PTR(-ENOMEM);
-	n->net = net;
-	hash_init(n->ports);
-	for (i = 0; i < ARRAY_SIZE(families); i++) {
-		n->hooks[i].hook = sl_hook;
-		n->hooks[i].priv = n;
-		n->hooks[i].pf = families[i];
-		n->hooks[i].hooknum = NF_INET_LOCAL_IN;
-		n->hooks[i].priority = NF_IP_PRI_LAST; /* after the firewall */
-	}
-	err = nf_register_net_hooks(net, n->hooks, ARRAY_SIZE(n->hooks));
-	if (err) {
-		kfree(n);
-		return ERR_PTR(err);
-	}
-	list_add(&n->list, &sl_nets);
-	return n;
-}
-
-/* Takes the hooks away with the last socket. */
-static void sl_net_put(struct sl_net *n)
-{
-	if (n->sockets)
-		return;
-	list_del(&n->list);
-	nf_unregister_net_hooks(n->net, n->hooks, ARRAY_SIZE(n->hooks));
-	synchronize_net();
-	kfree(n);
-}
-
-static int sl_attach(struct sl_device *dev, struct socket *sock)
-{
-	struct sock *sk = sock->sk;
-	struct sl_device *other;
-	struct sl_net *n;
-	int err = 0, bucket;
-
-	if ((sk->sk_family != AF_INET && sk->sk_family != AF_INET6) || sk->sk_type != SOCK_DGRAM ||
-	    sk->sk_protocol != IPPROTO_UDP)
-		return -EPROTOTYPE;
-	if (!inet_sk(sk)->inet_num)
-		return -ENOTCONN;
-	mutex_lock(&sl_nets_lock);
-	mutex_lock(&dev->config);
-	if (!dev->area || dev->sock) {
-		err = dev->area ? -EBUSY : -ENXIO;
-		goto out;
-	}
-	n = sl_net_get(sock_net(sk));
-	if (IS_ERR(n)) {
-		err = PTR_ERR(n);
-		goto out;
-	}
-	hash_for_each(n->ports, bucket, other, node)
-		if (other->sock == sock)
-			err = -EBUSY;
-	if (n->sockets >= SL_SOCKETS_MAX)
-		err = -ENOSPC;
-	if (err) {
-		sl_net_put(n);
-		goto out;
-	}
-	n->sockets++;
-	dev->net = n;
-	dev->sock = sock;
-	dev->port = htons(inet_sk(sk)->inet_num);
-	hash_add_rcu(n->ports, &dev->node, (__force u16)dev->port);
-out:
-	mutex_unlock(&dev->config);
-	mutex_unlock(&sl_nets_lock);
-	return err;
-}
-
-static void sl_detach(struct sl_device *dev)
-{
-	mutex_lock(&sl_nets_lock);
-	hash_del_rcu(&dev->node);
-	synchronize_net();
-	dev->net->sockets--;
-	sl_net_put(dev->net);
-	mutex_unlock(&sl_nets_lock);
-	sockfd_put(dev->sock);
-}
 
 /* ---- the area ---- */
 
@@ -509,14 +98,14 @@ static struct sl_session *sl_session_of(struct sl_device *dev, u64 rx)
 static int sl_session_add(struct sl_device *dev, const struct shoal_lan_session *req)
 {
 	uint index = req->rx_session % SL_SESSIONS;
+	struct sl_keys *rx, *tx;
 	struct sl_session *session;
-	struct sl_keys *keys;
 	struct in6_addr peer;
 
 	memcpy(&peer, req->address, sizeof(peer));
 	if (!dev->sock)
 		return -ENXIO;
-	if (req->reserved || !req->port || ipv6_addr_any(&peer) || !sl_chunk_bytes_valid(req->chunk_bytes) ||
+	if (req->reserved || req->reserved2 || !req->port || ipv6_addr_any(&peer) || !sl_chunk_bytes_valid(req->chunk_bytes) ||
 	    !req->quota || req->quota > dev->rx_slots)
 		return -EINVAL;
 	if (dev->sock->sk->sk_family == AF_INET && !ipv6_addr_v4mapped(&peer))
@@ -524,10 +113,12 @@ static int sl_session_add(struct sl_device *dev, const struct shoal_lan_session 
 	if (rcu_access_pointer(dev->sessions[index]))
 		return -EEXIST;
 	session = kzalloc(sizeof(*session), GFP_KERNEL_ACCOUNT);
-	keys = kzalloc(sizeof(*keys), GFP_KERNEL_ACCOUNT);
-	if (!session || !keys) {
+	rx = kzalloc(sizeof(*rx), GFP_KERNEL_ACCOUNT);
+	tx = kzalloc(sizeof(*tx), GFP_KERNEL_ACCOUNT);
+	if (!session || !rx || !tx) {
 		kfree(session);
-		kfree(keys);
+		kfree(rx);
+		kfree(tx);
 		return -ENOMEM;
 	}
 	session->rx = req->rx_session;
@@ -535,10 +126,12 @@ static int sl_session_add(struct sl_device *dev, const struct shoal_lan_session 
 	session->peer = peer;
 	session->scope = req->scope;
 	session->port = htons(req->port);
-	keys->newest = req->epoch;
-	memcpy(keys->rx[req->epoch % 2], req->rx_key, SL_KEY);
-	memcpy(keys->tx, req->tx_key, SL_KEY);
-	RCU_INIT_POINTER(session->keys, keys);
+	rx->newest = req->rx_epoch;
+	memcpy(rx->key[req->rx_epoch % 2], req->rx_key, SL_KEY);
+	RCU_INIT_POINTER(session->keys[SHOAL_LAN_RX], rx);
+	tx->newest = req->tx_epoch;
+	memcpy(tx->key[req->tx_epoch % 2], req->tx_key, SL_KEY);
+	RCU_INIT_POINTER(session->keys[SHOAL_LAN_TX], tx);
 	sl_flow_start(&session->flow, req->quota, req->chunk_bytes, req->top);
 	clear_bit(index, dev->no_gso);
 	rcu_assign_pointer(dev->sessions[index], session);
@@ -552,17 +145,18 @@ static int sl_rekey(struct sl_device *dev, const struct shoal_lan_rekey *req)
 
 	if (!session)
 		return -ENOENT;
-	old = rcu_dereference_protected(session->keys, lockdep_is_held(&dev->config));
-	if (req->reserved || req->epoch != old->newest + 1)
+	if (req->direction > SHOAL_LAN_TX)
+		return -EINVAL;
+	old = rcu_dereference_protected(session->keys[req->direction], lockdep_is_held(&dev->config));
+	if (req->epoch != old->newest + 1)
 		return -EINVAL;
 	keys = kmemdup(old, sizeof(*old), GFP_KERNEL_ACCOUNT);
 	if (!keys)
 		return -ENOMEM;
 	keys->newest = req->epoch;
 	keys->both = true;
-	memcpy(keys->rx[req->epoch % 2], req->rx_key, SL_KEY);
-	memcpy(keys->tx, req->tx_key, SL_KEY);
-	rcu_assign_pointer(session->keys, keys);
+	memcpy(keys->key[req->epoch % 2], req->key, SL_KEY);
+	rcu_assign_pointer(session->keys[req->direction], keys);
 	synchronize_net();
 	kfree_sensitive(old);
 	return 0;
@@ -573,7 +167,8 @@ static void sl_session_free(struct sl_device *dev, struct sl_session *session)
 	spin_lock_bh(&dev->lock);
 	sl_flow_end(&dev->pool, &session->flow);
 	spin_unlock_bh(&dev->lock);
-	kfree_sensitive(rcu_dereference_protected(session->keys, true));
+	kfree_sensitive(rcu_dereference_protected(session->keys[SHOAL_LAN_RX], true));
+	kfree_sensitive(rcu_dereference_protected(session->keys[SHOAL_LAN_TX], true));
 	kfree_sensitive(session);
 }
 
@@ -603,10 +198,10 @@ struct sl_out {
 	u8 key[SL_KEY];
 };
 
-static int sl_out_read(struct sl_device *dev, u64 rx, struct sl_out *out)
+static int sl_out_read(struct sl_device *dev, u64 rx, u32 epoch, struct sl_out *out)
 {
 	struct sl_session *session;
-	struct sl_keys *keys;
+	const u8 *key;
 
 	memset(out, 0, sizeof(*out));
 	rcu_read_lock();
@@ -615,11 +210,15 @@ static int sl_out_read(struct sl_device *dev, u64 rx, struct sl_out *out)
 		rcu_read_unlock();
 		return -ENOENT;
 	}
-	keys = rcu_dereference(session->keys);
+	key = sl_key_of(rcu_dereference(session->keys[SHOAL_LAN_TX]), epoch);
+	if (!key) {
+		rcu_read_unlock();
+		return -EKEYEXPIRED;
+	}
 	out->tx = session->tx;
-	out->epoch = keys->newest;
+	out->epoch = epoch;
 	out->chunk_bytes = session->flow.chunk_bytes;
-	memcpy(out->key, keys->tx, SL_KEY);
+	memcpy(out->key, key, SL_KEY);
 	if (dev->sock->sk->sk_family == AF_INET) {
 		out->to.v4.sin_family = AF_INET;
 		out->to.v4.sin_port = session->port;
@@ -747,10 +346,10 @@ static int sl_send(struct sl_device *dev, struct shoal_lan_send *req)
 	int err;
 
 	req->sent = 0;
-	if (req->reserved || req->flags & ~SHOAL_LAN_DONTWAIT || req->slot >= dev->tx_slots ||
+	if (req->flags & ~SHOAL_LAN_DONTWAIT || req->slot >= dev->tx_slots ||
 	    req->bytes > dev->slot_bytes)
 		return -EINVAL;
-	err = sl_out_read(dev, req->rx_session, &out);
+	err = sl_out_read(dev, req->rx_session, req->epoch, &out);
 	if (err)
 		return err;
 	chunks = sl_chunks(req->bytes, out.chunk_bytes);
@@ -824,6 +423,7 @@ static int sl_wait(struct sl_device *dev, struct shoal_lan_wait __user *user)
 		event->slot = n;
 		event->generation = dev->slots[n].generation;
 		event->bytes = dev->slots[n].total;
+		event->epoch = dev->slots[n].epoch;
 	}
 	spin_unlock_bh(&dev->lock);
 	if (!req.count)
@@ -1077,6 +677,6 @@ static struct miscdevice sl_misc = {
 module_misc_device(sl_misc);
 
 MODULE_DESCRIPTION("Shoal's LAN fast path: whole messages from UDP datagrams, in mapped memory");
-MODULE_AUTHOR("The Shoal contributors");
+MODULE_AUTHOR("The Shoal authors");
 MODULE_LICENSE("Dual MIT/GPL");
 MODULE_VERSION("1");
