@@ -23,6 +23,7 @@ mod hostile;
 mod joining;
 mod kmod;
 mod lab;
+mod link;
 mod models;
 mod operate;
 mod packaging;
