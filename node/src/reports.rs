@@ -144,6 +144,8 @@ pub struct PeerReport {
     pub connected: bool,
     /// How the connection goes, where there is one.
     pub path: Option<String>,
+    /// What carries frames to it, where more than a stream was tried: the link in use and the medians of 16 KiB echoes.
+    pub link: Option<String>,
     /// Round trip, measured or estimated.
     pub rtt_ms: Option<f64>,
     /// Where it can be dialed, as it says.

@@ -7,7 +7,7 @@ use libp2p::StreamProtocol;
 use scheduler::governor;
 
 use crate::identity::Identity;
-use crate::link::Plane;
+use crate::link::{LinkMode, Plane};
 
 /// The version of everything said between nodes: control, announcements, frames, blobs. A peer of another version is
 /// turned away when it introduces itself.
@@ -89,6 +89,10 @@ pub struct Config {
     pub agent: String,
     /// The version spoken: [`VERSION`], except in tests of how another one is refused.
     pub version: u32,
+    /// Which links carry frames to neighbors.
+    pub link: LinkMode,
+    /// How many of a thousand datagrams are lost on purpose: for tests.
+    pub link_loss: u16,
     /// How much strangers may take.
     pub limits: Limits,
 }
@@ -136,6 +140,8 @@ impl Config {
             memory: false,
             agent: concat!("shoal/", env!("CARGO_PKG_VERSION")).to_owned(),
             version: VERSION,
+            link: LinkMode::default(),
+            link_loss: 0,
             limits: Limits::default(),
         }
     }
@@ -165,6 +171,10 @@ pub(crate) struct Names {
     pub kad: StreamProtocol,
     pub control: StreamProtocol,
     pub planes: [StreamProtocol; Plane::ALL.len()],
+    /// Frames that may take another link; a peer that does not know it has the plain data plane.
+    pub linked: StreamProtocol,
+    /// What neighbors agree on about links.
+    pub links: StreamProtocol,
     pub topic: String,
     /// Under which gossipsub's own protocols are found.
     pub gossip: String,
@@ -183,6 +193,8 @@ impl Names {
             kad: name("kad"),
             control: name("control"),
             planes: Plane::ALL.map(|plane| name(plane.name())),
+            linked: name("linked"),
+            links: name("links"),
             topic: format!("{swarm}announce/{version}"),
             gossip: format!("{swarm}gossip"),
             swarm,

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use crate::control::ReplyTo;
 use crate::error::Result;
-use crate::link::{Lane, Plane, Stream, behaviour::Opened};
+use crate::link::{Lane, LinkInfo, Plane, Stream, behaviour::Opened};
 use crate::path::Path;
 use crate::wire::announce::Announcement;
 use crate::wire::control::{Ask, Contact};
@@ -105,6 +105,8 @@ pub struct PeerInfo {
     pub bytes_out: u64,
     /// What it says it runs.
     pub agent: String,
+    /// The link that carries frames to it, where there is another one than its stream.
+    pub link: Option<LinkInfo>,
 }
 
 /// The other node that named the addresses of a dial, if one did: they are vetted then.

@@ -28,7 +28,7 @@
 //! What a stranger sends is bounded before it is allocated, checked before it is believed, and never queued without a
 //! named limit. Transports authenticate: the [`NodeId`](scheduler::NodeId) of an event is proved, not claimed. Private
 //! swarms prove a shared key on every connection before anything else.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod error;
 pub mod identity;
@@ -93,7 +93,7 @@ pub use identity::Identity;
 #[cfg(feature = "net")]
 pub use invite::Invite;
 #[cfg(feature = "net")]
-pub use link::{Plane, Stream};
+pub use link::{Figures, LinkInfo, LinkKind, LinkMode, Plane, Stream};
 #[cfg(feature = "net")]
 pub use network::{Events, Network, spawn};
 #[cfg(feature = "net")]

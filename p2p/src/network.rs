@@ -21,7 +21,7 @@ use crate::error::{Error, HopError, Result};
 use crate::event::{Command, Event, NamedBy, PeerInfo, RefusedPeer};
 use crate::event_loop;
 use crate::governor::Governor;
-use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
+use crate::link::{Lane, LinkKind, Plane, Stream, behaviour::NotOpened, links::Links};
 use crate::wire::control::{Answer, Ask, Contact};
 
 /// Commands waiting for the event loop.
@@ -43,6 +43,7 @@ pub struct Network {
     me: NodeId,
     commands: mpsc::Sender<Command>,
     governor: Governor,
+    links: Links,
 }
 
 /// What happens, in order of its happening.
@@ -68,8 +69,9 @@ pub async fn spawn(config: Config) -> Result<(Network, Events)> {
     let (outbox, receiver) = mpsc::channel(MAX_EVENTS);
     let me = config.identity.node();
     let governor = Governor::new(config.limits.others);
-    event_loop::start(config, governor.clone(), inbox, outbox).await?;
-    Ok((Network { me, commands, governor }, Events { receiver }))
+    let links = Links::start(&config, governor.clone());
+    event_loop::start(config, governor.clone(), links.clone(), inbox, outbox).await?;
+    Ok((Network { me, commands, governor, links }, Events { receiver }))
 }
 
 impl Network {
@@ -237,14 +239,41 @@ impl Network {
         });
     }
 
-    /// Opens a stream to a connected peer, on the best connection there is.
+    /// Opens a stream to a connected peer, on the best connection there is. Frames of the data plane may take another link where
+    /// the peer is a neighbor that takes it.
     ///
     /// Negotiation is lazy: a peer that does not take the stream shows when it is first read.
     ///
     /// # Errors
     /// [`HopError::Closed`] when the peer is not connected, [`HopError::Timeout`] when the limit of streams lasts.
     pub async fn open(&self, node: NodeId, plane: Plane) -> Result<Stream, HopError> {
+        if plane == Plane::Data {
+            let network = self.clone();
+            let links = async move { network.open_lane(node, Lane::Links).await };
+            if let Some(neighbor) = self.links.neighbor(node, links).await {
+                return self.open_lane(node, Lane::Linked).await?.linked(neighbor, true).await;
+            }
+        }
         self.open_lane(node, Lane::Plane(plane)).await
+    }
+
+    /// Uses this link to a neighbor from now on, until it is measured again; false where there is no session with it. For tests and
+    /// benches: a node chooses by what it measures.
+    #[doc(hidden)]
+    pub fn use_link(&self, node: NodeId, kind: LinkKind) -> bool {
+        self.links.of(node).map(|neighbor| neighbor.use_link(kind)).is_some()
+    }
+
+    /// Sends no datagram any more, as a network that drops them all: for tests.
+    #[doc(hidden)]
+    pub fn cut_datagrams(&self) {
+        self.links.cut();
+    }
+
+    /// The port of its datagrams: for tests.
+    #[doc(hidden)]
+    pub fn datagram_port(&self) -> Option<u16> {
+        self.links.port()
     }
 
     /// At a limit of streams it waits until one has ended.

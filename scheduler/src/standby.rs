@@ -85,7 +85,8 @@ pub fn covers(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec
     let none = |index| Cover { index, segments: Vec::new(), total_ms: f64::INFINITY };
     let own = |segment: &Segment| Some(segment.node) == request.requester;
     let segments = primary.segments().iter().enumerate().filter(|(_, segment)| !own(segment));
-    let Some(mut covering) = Covering::new(snapshot, request, primary) else {
+    let others = without(snapshot, request, primary, false);
+    let Some(mut covering) = Covering::new(snapshot, request, primary, others) else {
         return segments.map(|(index, _)| none(index)).collect();
     };
     let mut covers = Vec::new();
@@ -97,16 +98,23 @@ pub fn covers(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec
     covers
 }
 
-/// The cheapest nodes outside of `pipeline` that together run exactly the layers of its segment `index`, other operators first;
-/// the pipeline's other segments stay as they are.
+/// The cheapest nodes outside of `pipeline` that together run exactly the layers of its segment `index`, other operators first; where
+/// there are none, those of the pipeline may take part. The pipeline's other segments stay as they are.
 pub fn tiling(
     snapshot: &Snapshot,
     request: &Request,
     pipeline: &Pipeline,
     index: usize,
 ) -> Option<Vec<Segment>> {
-    let cover = Covering::new(snapshot, request, pipeline)?.cover(index)?;
-    Some(cover.segments).filter(|segments| !segments.is_empty())
+    let failed = pipeline.segments().get(index)?.node;
+    let cover = |others| Covering::new(snapshot, request, pipeline, others)?.cover(index);
+    let found = cover(without(snapshot, request, pipeline, false)).or_else(|| {
+        let mut others = request.clone();
+        others.policy.near_equal = 0.0;
+        others.policy.deny.insert(failed);
+        cover(others)
+    });
+    Some(found?.segments).filter(|segments| !segments.is_empty())
 }
 
 /// Prices for all covers of one pipeline.
@@ -123,8 +131,13 @@ struct Covering<'a> {
 }
 
 impl<'a> Covering<'a> {
-    fn new(snapshot: &'a Snapshot, request: &Request, primary: &'a Pipeline) -> Option<Self> {
-        let mut others = without(snapshot, request, primary, false);
+    /// `others`: the request to those that may take part.
+    fn new(
+        snapshot: &'a Snapshot,
+        request: &Request,
+        primary: &'a Pipeline,
+        mut others: Request,
+    ) -> Option<Self> {
         others.policy.deny.extend(request.requester);
         let mut router = Router::default();
         router.prepare_parts(snapshot, &others).ok()?;
@@ -234,4 +247,37 @@ fn shadow_priced(
 /// The layers of `range` that no cover reaches.
 pub fn bare(covers: &[Cover], primary: &Pipeline) -> Vec<LayerRange> {
     covers.iter().filter(|c| c.segments.is_empty()).map(|c| primary.segments()[c.index].layers).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::{Host, Links};
+    use crate::{LayerSet, ModelId, Shape};
+
+    fn segment(node: u64, start: u32, end: u32) -> Segment {
+        Segment { node: NodeId::numbered(node), layers: LayerRange::new(start, end).unwrap() }
+    }
+
+    /// Node 1 has the ends; 2 runs 1..3 and 3 runs 3..5. Only 2 holds what 3 runs, only 4 beside 2 what 2 runs.
+    fn swarm() -> (Snapshot, Request, Pipeline) {
+        let held = [vec![(0, 1), (5, 6)], vec![(1, 5)], vec![(3, 5)], vec![(1, 3)]];
+        let hosts = (1..).zip(held).map(|(node, held)| {
+            let layers: LayerSet = held.iter().map(|(a, b)| LayerRange::new(*a, *b).unwrap()).collect();
+            Host::new(NodeId::numbered(node), layers, 1.0)
+        });
+        let snapshot =
+            Snapshot::new(ModelId::default(), 6, None, hosts.collect(), &Links::Matrix(vec![1.0; 16]))
+                .unwrap();
+        let request = Request::new(NodeId::numbered(1), Shape::ONE_TOKEN);
+        let segments = vec![segment(1, 0, 1), segment(2, 1, 3), segment(3, 3, 5), segment(1, 5, 6)];
+        (snapshot, request, Pipeline::new(segments, 6).unwrap())
+    }
+
+    #[test]
+    fn nodes_of_the_pipeline_share_a_part_where_no_others_can() {
+        let (snapshot, request, pipeline) = swarm();
+        assert_eq!(tiling(&snapshot, &request, &pipeline, 1), Some(vec![segment(4, 1, 3)]));
+        assert_eq!(tiling(&snapshot, &request, &pipeline, 2), Some(vec![segment(2, 3, 5)]));
+    }
 }

@@ -3,7 +3,8 @@
 //! A node that holds the state of the first positions for a segment computes only the rest of the prompt there. [`price`] is what a
 //! pipeline costs with that: a segment that ran on the same node then is priced for the rest, any other for all of the prompt.
 //! [`stick`] compares the best route with the former one; where nodes of that are gone or full it tries the same cuts with the cheapest
-//! other holder, since what crossed these cuts is known and need not be computed by the others again. Where no node holds all of a
+//! other holder, since what crossed these cuts is known and need not be computed by the others again: first of all one that followed and
+//! has the state, maybe a node that runs another segment too. Where no node holds all of a
 //! part that is gone, several share it: there alone rows are computed that cross cuts which are not in the log.
 //!
 //! Limits: the search itself does not know what is kept; a route that shares some segments with the former one and is better than
@@ -12,15 +13,24 @@
 use crate::cost::{Cost, Leg, explain, total};
 use crate::no_route::NoRoute;
 use crate::route::Route;
-use crate::{Pipeline, Request, Segment, Snapshot, standby};
+use crate::{NodeId, Pipeline, Request, Segment, Snapshot, standby};
 
 /// What ran the beginning of a prompt before.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Former {
     /// Who ran what.
     pub segments: Vec<Segment>,
+    /// Who computed along, and has the state as well.
+    pub followers: Vec<Segment>,
     /// Positions that this prompt shares with it.
     pub positions: u32,
+}
+
+impl Former {
+    /// Whether the node of this segment has the state of its layers.
+    pub fn has(&self, segment: &Segment) -> bool {
+        self.segments.contains(segment) || self.followers.contains(segment)
+    }
 }
 
 /// Prices a pipeline for a request whose beginning is kept where `former` says.
@@ -37,9 +47,23 @@ pub fn price(
     rest.shape.prompt_tokens = request.shape.prompt_tokens.saturating_sub(former.positions).max(1);
     let whole = explain(snapshot, request, pipeline)?;
     let rest = explain(snapshot, &rest, pipeline)?;
-    let priced =
-        |(whole, rest): (Leg, Leg)| if former.segments.contains(&whole.segment) { rest } else { whole };
-    Ok(whole.into_iter().zip(rest).map(priced).collect())
+    let priced = |(whole, rest): (Leg, Leg)| if former.has(&whole.segment) { rest } else { whole };
+    let mut legs: Vec<Leg> = whole.into_iter().zip(rest).map(priced).collect();
+    for at in 1..legs.len() {
+        let node = legs[at].segment.node;
+        if legs[at - 1].segment.node == node {
+            legs[at].cost.hop_ms += relayed_ms(snapshot, request, node);
+        }
+    }
+    Ok(legs)
+}
+
+/// What it costs that rows between two segments of one node cross the requester: a node passes nothing on to itself, since each range has
+/// a cache and a chain of its own.
+fn relayed_ms(snapshot: &Snapshot, request: &Request, node: NodeId) -> f64 {
+    let ends = request.requester.and_then(|id| snapshot.index_of(id)).zip(snapshot.index_of(node));
+    let passes = f64::from(request.shape.passes().max(1));
+    ends.map_or(0.0, |(home, at)| passes * (snapshot.link_ms(at, home) + snapshot.link_ms(home, at)))
 }
 
 /// The route to take: `best`, unless that of `former`, or its cuts with other nodes where those are missing, costs less with what is kept.
@@ -67,18 +91,21 @@ fn again(snapshot: &Snapshot, request: &Request, former: &Former) -> Option<Pipe
         };
         let at = pipeline.segments().iter().position(|segment| segment.layers.start() == layer)?;
         let Segment { node: gone, layers } = pipeline.segments()[at];
-        let others = snapshot.hosts().iter().filter(|host| host.id != gone && !pipeline.visits(host.id));
+        let others = snapshot.hosts().iter().filter(|host| host.id != gone);
         let replaced = others.filter_map(|host| {
-            let there = pipeline.replaced(at, &[Segment { node: host.id, layers }]).ok()?;
-            let ms = match explain(snapshot, request, &there) {
+            let segment = Segment { node: host.id, layers };
+            let there = pipeline.replaced(at, &[segment]).ok()?;
+            let ms = match price(snapshot, request, &there, former) {
                 Ok(legs) => total(&legs).total_ms(),
                 // This segment runs, a later one does not yet.
                 Err(NoRoute::Broken { layer: later }) if later > layer => host.prefill_ms,
                 Err(_) => return None,
             };
-            Some((ms, there))
+            // Who has the state is taken, then who runs nothing else of it.
+            Some(((!former.has(&segment), pipeline.visits(host.id)), ms, there))
         });
-        pipeline = match replaced.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        let cheapest = replaced.min_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        pipeline = match cheapest.map(|(_, ms, there)| (ms, there)) {
             Some((_, there)) => there,
             None => pipeline.replaced(at, &standby::tiling(snapshot, request, &pipeline, at)?).ok()?,
         };
@@ -122,7 +149,7 @@ mod tests {
 
     fn former(positions: u32) -> Former {
         let segments = vec![segment(1, 0, 1), segment(3, 1, 3), segment(4, 3, 5), segment(1, 5, 6)];
-        Former { segments, positions }
+        Former { segments, positions, ..Former::default() }
     }
 
     fn chosen(snapshot: &Snapshot, request: &Request, former: &Former) -> Vec<Segment> {
@@ -156,6 +183,23 @@ mod tests {
         }
         let found = chosen(&snapshot(&[2]), &asked, &former(990));
         assert_eq!(found.len(), 3, "one node is left: {found:?}");
+    }
+
+    /// Nodes 2 and 4 run the layers between the ends; 4 followed 2 and has its state, 5 does not and is faster.
+    #[test]
+    fn where_a_holder_is_gone_the_node_that_followed_it_takes_its_part() {
+        let segments = vec![segment(1, 0, 1), segment(2, 1, 3), segment(4, 3, 5), segment(1, 5, 6)];
+        let former = Former { segments, followers: vec![segment(4, 1, 3)], positions: 990 };
+        let (left, asked) = (snapshot(&[4, 5]), request(1_000, 8));
+        let found = chosen(&left, &asked, &former);
+        assert_eq!(found, [segment(1, 0, 1), segment(4, 1, 3), segment(4, 3, 5), segment(1, 5, 6)]);
+        let legs = price(&left, &asked, &Pipeline::new(found, 6).unwrap(), &former).unwrap();
+        assert!(
+            legs[2].cost.hop_ms >= legs[1].cost.hop_ms,
+            "rows between them cross the requester: {legs:?}"
+        );
+        let forgotten = Former { followers: Vec::new(), ..former };
+        assert_eq!(chosen(&left, &asked, &forgotten)[1].node, NodeId::numbered(5));
     }
 
     /// Of the part that is gone no node holds all: two share it, and what is kept behind it counts.

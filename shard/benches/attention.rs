@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use scheduler::AttentionKind;
 use shard::{
-    kernels::{AttentionJob, Cpu, Isa, KvPage, KvShape, PAGE, new_page, threads::Pool},
+    kernels::{AttentionJob, Cpu, Isa, KvQuarter, KvShape, QUARTER, new_quarter, threads::Pool},
     probe,
 };
 
@@ -34,7 +34,7 @@ fn bench(cpu: &Cpu, name: &str, heads: usize, shape: KvShape, start: usize, n: u
     let KvShape { kv_heads, head_dim, .. } = shape;
     let all = start + n;
     let (k, v) = (values(all * kv_heads * head_dim), values(all * kv_heads * head_dim));
-    let mut pages: Vec<KvPage> = (0..all.div_ceil(PAGE)).map(|_| new_page(shape, 0)).collect();
+    let mut pages: Vec<KvQuarter> = (0..all.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
     cpu.store_kv(&mut pages, shape, &k, &v, 0);
     let q = values(n * heads * head_dim);
     let mut out = vec![0.0; q.len()];

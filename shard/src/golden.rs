@@ -23,7 +23,7 @@ use crate::{
     gguf::Gguf,
     kernels::{
         Activations, AttentionJob, Cpu, DeltaInputs, DeltaJob, DeltaShape, Isa, KvShape, Matrix, Pairing,
-        Target, new_page, threads::Pool,
+        QUARTER, Target, new_quarter, threads::Pool,
     },
     models::{Rope, Scaling},
     quant::{self, Format},
@@ -263,7 +263,7 @@ fn delta_net(cpu: &Arc<Cpu>) -> String {
 /// The same rows with one key for six heads, whose end is the value.
 fn attention_latent(cpu: &Arc<Cpu>) -> String {
     let (shape, heads, start, n) = (KvShape { latent: Some(40), ..KvShape::new(1, 56) }, 6, 597, 3);
-    let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
+    let mut pages: Vec<_> = (0..600usize.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
     let k = normals(14, (start + n) * shape.head_dim, 1.0);
     cpu.store_kv(&mut pages, shape, &k, &[], 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);
@@ -291,7 +291,7 @@ fn attention_latent(cpu: &Arc<Cpu>) -> String {
 fn attention(cpu: &Arc<Cpu>, window: Option<usize>, softcap: Option<f32>, sinks: bool) -> String {
     let (shape, heads, start, n) = (KvShape::new(2, 48), 6, 597, 3);
     let width = shape.kv_heads * shape.head_dim;
-    let mut pages: Vec<_> = (0..3).map(|_| new_page(shape, 0)).collect();
+    let mut pages: Vec<_> = (0..600usize.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0)).collect();
     let (k, v) = (normals(14, (start + n) * width, 1.0), normals(15, (start + n) * width, 1.0));
     cpu.store_kv(&mut pages, shape, &k, &v, 0);
     let q = normals(16, n * heads * shape.head_dim, 1.0);

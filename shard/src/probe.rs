@@ -6,7 +6,9 @@ use scheduler::AttentionKind;
 
 use crate::{
     Error, Result,
-    kernels::{AttentionJob, Cpu, Far, KvPage, KvShape, PAGE, attention::landmarks::landmark_len, new_page},
+    kernels::{
+        AttentionJob, Cpu, Far, KvQuarter, KvShape, QUARTER, attention::landmarks::landmark_len, new_quarter,
+    },
     synthetic::Random,
 };
 
@@ -53,7 +55,7 @@ pub fn attention(cpu: &Cpu, kind: AttentionKind, positions: usize, runs: usize) 
     let mut rows =
         || (0..positions * width).map(|_| random.below(4096) as f32 / 2048.0 - 1.0).collect::<Vec<_>>();
     let (q, k, v, mut out) = (rows(), rows(), rows(), vec![0.0; positions * width]);
-    let mut pages: Vec<KvPage> = (0..positions.div_ceil(PAGE)).map(|_| new_page(HEADS, 0)).collect();
+    let mut pages: Vec<KvQuarter> = (0..positions.div_ceil(QUARTER)).map(|_| new_quarter(HEADS, 0)).collect();
     cpu.store_kv(&mut pages, HEADS, &k, &v, 0);
     let (window, rule) = match kind {
         AttentionKind::Dense => (None, None),

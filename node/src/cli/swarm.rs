@@ -122,6 +122,12 @@ pub struct JoinArgs {
     /// Only talk to nodes on this machine
     #[arg(long)]
     pub loopback: bool,
+    /// What carries frames to neighbors of the same network: auto (measured), stream or datagram
+    #[arg(long, value_name = "LINK", default_value_t)]
+    pub link: p2p::LinkMode,
+    /// Datagrams of a thousand that are lost on purpose: for tests
+    #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
+    pub link_loss: u16,
     /// Name of the swarm; only nodes that say the same name meet
     #[arg(long, default_value = "shoal", env = "SHOAL_SWARM")]
     pub swarm: String,

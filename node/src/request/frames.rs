@@ -219,8 +219,9 @@ impl RequestDriver {
         {
             self.state.timing.hedged(late);
         }
+        let me = self.state.means.me;
         if let Some(next) = next
-            && (node == self.state.means.me || next.node == self.state.means.me || late.is_some())
+            && (node == me || next.node == me || next.node == node || late.is_some())
         {
             self.give(next.node, next.layers, epoch, from, rows, wire, bytes);
         }

@@ -84,8 +84,9 @@ impl Leases {
         beginnings: Vec<Beginning>,
     ) {
         let (orders, node, layers) = (state.orders.clone(), segment.node, segment.layers);
-        // A shadow is fed by the requester alone, and answers it alone.
-        let next = next.filter(|next| stage.is_some() && *next != state.means.me);
+        // A shadow is fed by the requester alone, and answers it alone. Between two segments of one node rows cross the requester:
+        // a node has no stream to itself.
+        let next = next.filter(|next| stage.is_some() && *next != state.means.me && *next != node);
         let before = stage.and_then(|stage| state.segment(stage.checked_sub(1)?)).map(|segment| segment.node);
         let lease = Lease {
             session: state.plan.session,
@@ -96,7 +97,7 @@ impl Leases {
             at,
             rounding: state.plan.rounding.clone(),
             next: next.map(|next| state.plan.contact(next)),
-            previous: before.filter(|before| *before != state.means.me),
+            previous: before.filter(|before| *before != state.means.me && *before != node),
             log: true,
             ttl_ms: TTL_MS,
             role: match (stage, state.plan.shadow) {

@@ -55,7 +55,9 @@ pub(super) struct Remembered {
     /// Those whose rows were computed.
     pub(super) tokens: Vec<u32>,
     pub(super) logs: Logs,
+    /// Who ran what, and who computed along.
     pub(super) segments: Vec<Segment>,
+    pub(super) followers: Vec<Segment>,
     pub(super) used: Instant,
 }
 
@@ -68,8 +70,9 @@ pub struct Recalled {
     logs: Option<Logs>,
     /// The sessions that may have it in the own worker, and up to where.
     homes: Vec<(SessionId, u32)>,
-    /// Who ran what.
+    /// Who ran what, and who computed along.
     segments: Vec<Segment>,
+    followers: Vec<Segment>,
     names: BTreeMap<LayerRange, Vec<Beginning>>,
     /// What stages said to have before the first token: the least of it.
     least: Option<u32>,
@@ -118,6 +121,7 @@ impl Recollections {
             logs: Some(it.logs.beginning(positions)),
             homes,
             segments: it.segments.clone(),
+            followers: it.followers.clone(),
             ..Recalled::default()
         }
     }
@@ -146,7 +150,8 @@ impl Recollections {
 impl Recalled {
     /// Who ran what then, for the price of a route.
     pub fn former(&self) -> Former {
-        Former { segments: self.segments.clone(), positions: self.positions }
+        let (segments, followers) = (self.segments.clone(), self.followers.clone());
+        Former { segments, followers, positions: self.positions }
     }
 
     /// Where the session rounded: its own conversation goes on under the same rules whatever route it takes.
@@ -215,6 +220,7 @@ mod tests {
             tokens: tokens.collect(),
             logs,
             segments: vec![Segment { node: NodeId::numbered(9), layers: LayerRange::new(3, 5).unwrap() }],
+            followers: Vec::new(),
             used: Instant::now(),
         }
     }

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     audit::Case,
-    control::Verify,
+    control::{Shadow, Verify},
     sessions::{Order, peer_streams::PeerStreams, place},
 };
 
@@ -270,6 +270,10 @@ impl RequestState {
         let segments: Vec<Segment> = self.machine.segments().collect();
         let homes = segments.iter().filter(|segment| segment.node == me);
         let homes = homes.map(|segment| (segment.layers.start(), positions)).collect();
+        // A lazy one has computed nothing.
+        let follows = |at: usize| self.followers.of(at).filter(|_| self.plan.shadow == Shadow::All);
+        let follower = |(at, segment): (usize, &Segment)| Some(Segment { node: follows(at)?, ..*segment });
+        let followers = segments.iter().enumerate().filter_map(follower).collect();
         let gone = memory.keep(Remembered {
             place: self.place(),
             model: self.plan.model,
@@ -277,6 +281,7 @@ impl RequestState {
             tokens: self.tokens[..positions as usize].to_vec(),
             logs: self.logs.beginning(positions),
             segments,
+            followers,
             used: Instant::now(),
         });
         let worker = self.means.worker.get();

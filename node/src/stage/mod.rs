@@ -404,11 +404,16 @@ impl Running {
     async fn output(&mut self, output: Output) {
         if output.epoch == self.epoch {
             self.jobs = self.jobs.saturating_sub(1);
+            let now = Instant::now();
             if let Some((came, _)) = self.came.pop_front() {
                 let pass_ms = output.compute_us as f64 / 1e3;
-                let ms = (came.elapsed().as_secs_f64() * 1e3 - pass_ms).max(0.0);
+                let ms = ((now - came).as_secs_f64() * 1e3 - pass_ms).max(0.0);
                 let served_ms = pass_ms / f64::from(output.batched.max(1));
                 let _ = self.stage.books.try_send(Served::Waited { ms, served_ms });
+            }
+            // Until now it waited for this session's own rows: the chunks of one prompt are no queue to the next prompt.
+            if let Some((came, _)) = self.came.front_mut() {
+                *came = now;
             }
         }
         self.idle_since = Instant::now();

@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn memory_is_counted_once_and_given_up_in_order() {
         let (mut kept, now) = (Kept::new(), Instant::now());
-        let page = state(1).bytes() as u64;
+        let page = state(256).bytes() as u64;
         kept.put(key(1), ended(state(1024)), 1.0, now);
         let two = shared(&mut kept, &[(1, 1024)], 1024, now).unwrap();
         let three = shared(&mut kept, &[(1, 1024)], 512, now).unwrap();

@@ -114,6 +114,7 @@ impl EventLoop {
                     bytes_in,
                     bytes_out,
                     agent,
+                    link: self.local.links.info(met.node),
                 })
             })
             .collect();

@@ -11,10 +11,11 @@ use libp2p::multiaddr::Protocol;
 use libp2p::swarm::dial_opts::{DialOpts, PeerCondition};
 use libp2p::swarm::{ConnectionId, DialError, SwarmEvent};
 use libp2p::{Multiaddr, PeerId, identify, mdns, ping, relay, upnp};
+use scheduler::NodeId;
 use scheduler::governor::Resource;
 use scheduler::reach::Origin;
 
-use super::{Dial, EventLoop, Met, Report, address, unix_now, upkeep};
+use super::{Dial, EventLoop, IDENTIFY, Met, Report, address, unix_now, upkeep};
 use crate::behaviour::{BehaviourEvent, split_life};
 use crate::control;
 use crate::error::Error;
@@ -22,7 +23,7 @@ use crate::event::Event;
 use crate::gossip::{DEAF, Forwarder, Patience, Verdict};
 use crate::governor::{ANNOUNCEMENT_US, ASK_US};
 use crate::identity::{node_id, peer_id};
-use crate::link::{Lane, behaviour::Incoming};
+use crate::link::{Lane, Plane, Stream, behaviour::Incoming};
 use crate::path::{self, Path, plausible};
 use crate::peers::{MAX_ADDRESSES, Source, split_peer};
 use crate::wire::announce::Announcement;
@@ -253,13 +254,31 @@ impl EventLoop {
         }
     }
 
+    /// Hands a peer's stream to the node.
+    pub(super) fn incoming(&mut self, from: NodeId, plane: Plane, stream: Stream) {
+        if !self.outbox.may(Event::Incoming { from, plane, stream }) {
+            tracing::warn!(node = %from, "the node does not keep up, a stream is refused");
+        }
+    }
+
     fn on_incoming(&mut self, Incoming { lane, stream }: Incoming) {
         let from = stream.node();
         match lane {
-            Lane::Plane(plane) => {
-                if !self.outbox.may(Event::Incoming { from, plane, stream }) {
-                    tracing::warn!(node = %from, "the node does not keep up, a stream is refused");
-                }
+            Lane::Plane(plane) => self.incoming(from, plane, stream),
+            Lane::Links => {
+                let links = self.local.links.clone();
+                tokio::spawn(async move { links.accept(stream).await });
+            }
+            Lane::Linked => {
+                let Some(neighbor) = self.local.links.of(from) else { return };
+                let reporter = self.reporter.clone();
+                tokio::spawn(async move {
+                    let linked = tokio::time::timeout(IDENTIFY, stream.linked(neighbor, false)).await;
+                    if let Ok(Ok(stream)) = linked {
+                        // A loop that has stopped takes no streams.
+                        let _ = reporter.send(Report::Linked(Box::new(stream))).await;
+                    }
+                });
             }
             Lane::Control => {
                 let holder = self.governor.holder(from);

@@ -34,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::event::{Command, Event, RefusedPeer};
 use crate::gossip::{Budget, Forwarder, Ledger};
 use crate::governor::Governor;
+use crate::link::{Stream, links::Links};
 use crate::path::{self, Path};
 use crate::peers::{self, Book, Source, split_peer};
 use crate::transport;
@@ -53,6 +54,8 @@ const MAX_REPORTS: usize = 256;
 /// What helper tasks bring back.
 enum Report {
     Asked(NodeId, Box<(Ask, ReplyTo)>),
+    /// A stream of numbered frames has said its name.
+    Linked(Box<Stream>),
     CaughtUp {
         from: PeerId,
         announcements: Vec<Vec<u8>>,
@@ -133,6 +136,8 @@ struct Local {
     me: PeerId,
     node: NodeId,
     names: Arc<Names>,
+    /// Sessions with its neighbors.
+    links: Links,
     topic: IdentTopic,
     loopback_only: bool,
     /// Whether this node relays for others.
@@ -208,10 +213,11 @@ struct Due {
 pub(crate) async fn start(
     config: Config,
     governor: Governor,
+    links: Links,
     commands: mpsc::Receiver<Command>,
     outbox: mpsc::Sender<Event>,
 ) -> Result<()> {
-    let mut event_loop = build(&config, governor, commands, outbox)?;
+    let mut event_loop = build(&config, (governor, links), commands, outbox)?;
     listen(&mut event_loop, &config.listen).await?;
     know(&mut event_loop, &config)?;
     tokio::spawn(run(event_loop));
@@ -235,7 +241,7 @@ fn address(text: &str, loopback_only: bool) -> Result<Multiaddr> {
 
 fn build(
     config: &Config,
-    governor: Governor,
+    (governor, links): (Governor, Links),
     commands: mpsc::Receiver<Command>,
     outbox: mpsc::Sender<Event>,
 ) -> Result<EventLoop> {
@@ -253,6 +259,7 @@ fn build(
         swarm: Swarm::new(transport, behaviour, me, settings),
         governor,
         local: Local {
+            links,
             me,
             node,
             topic: IdentTopic::new(&names.topic),

@@ -15,7 +15,7 @@ use crate::control::{self, ReplyTo};
 use crate::event::{Event, Reachability, RefusedPeer};
 use crate::gossip::{Budget, Verdict};
 use crate::identity::peer_id;
-use crate::link::{Lane, Stream, behaviour::NotOpened};
+use crate::link::{Lane, Plane, Stream, behaviour::NotOpened};
 use crate::path::{self, Path};
 use crate::peers;
 use crate::watch::Noticed;
@@ -98,6 +98,7 @@ impl EventLoop {
 
     pub(super) fn on_report(&mut self, report: Report) {
         match report {
+            Report::Linked(stream) => self.incoming(stream.node(), Plane::Data, *stream),
             Report::Asked(from, asked) => match *asked {
                 (Ask::CatchUp { .. }, reply) => self.serve_catch_up(from, reply),
                 (Ask::Probe(address), reply) => self.serve_probe(from, &address, reply),

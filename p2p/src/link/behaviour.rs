@@ -13,6 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -95,6 +96,8 @@ struct Connection {
     path: Path,
     quic: bool,
     dialed: bool,
+    /// The address at its other end, where it is direct.
+    remote: Option<IpAddr>,
     /// What was asked over it was not answered, and no ping since.
     doubted: bool,
     /// When it was made, until the peer has introduced itself on it: another process of it may be found there.
@@ -127,6 +130,15 @@ impl Remote {
     }
 }
 
+/// The address of a host, where one is named by its number.
+fn remote_of(address: &Multiaddr) -> Option<IpAddr> {
+    address.iter().find_map(|part| match part {
+        Protocol::Ip4(ip) => Some(ip.into()),
+        Protocol::Ip6(ip) => Some(ip.into()),
+        _ => None,
+    })
+}
+
 /// Streams of every plane with every peer.
 pub(crate) struct Behaviour {
     names: Arc<Names>,
@@ -155,7 +167,8 @@ impl Behaviour {
         connection.live.fetch_add(1, Ordering::Relaxed);
         let seat = Seat::Own { _permit: permit };
         let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let guard = Guard { traffic, connection: connection.id, live, _seat: seat };
+        let guard =
+            Guard { traffic, connection: connection.id, remote: connection.remote, live, _seat: seat };
         let (node, path) = (remote.node, connection.path);
         let event = Open { protocol: self.protocol(lane), node, path, guard, reply };
         let handler = NotifyHandler::One(connection.id);
@@ -242,11 +255,14 @@ impl Behaviour {
         match lane {
             Lane::Control => self.names.control.clone(),
             Lane::Plane(plane) => self.names.planes[plane as usize].clone(),
+            Lane::Linked => self.names.linked.clone(),
+            Lane::Links => self.names.links.clone(),
         }
     }
 
     fn handler(&self) -> Handler {
-        let mut lanes = vec![(Lane::Control, self.protocol(Lane::Control))];
+        let own = [Lane::Control, Lane::Linked, Lane::Links];
+        let mut lanes = own.map(|lane| (lane, self.protocol(lane))).to_vec();
         lanes.extend(Plane::ALL.map(|plane| (Lane::Plane(plane), self.protocol(Lane::Plane(plane)))));
         Handler { lanes: lanes.into(), wanted: VecDeque::new(), opening: 0, arrived: VecDeque::new() }
     }
@@ -268,6 +284,7 @@ impl Behaviour {
             path,
             quic,
             dialed,
+            remote: remote_of(endpoint.get_remote_address()).filter(|_| path != Path::Relayed),
             doubted: false,
             fresh: Some(Instant::now()),
             opened: 0,
@@ -312,7 +329,11 @@ impl NetworkBehaviour for Behaviour {
             FromSwarm::AddressChange(AddressChange { peer_id, connection_id, new, .. }) => {
                 if let Some(remote) = self.remotes.get_mut(&peer_id) {
                     let moved = remote.connections.iter_mut().filter(|c| c.id == connection_id);
-                    moved.for_each(|c| c.path = path::classify(new));
+                    moved.for_each(|c| {
+                        c.path = path::classify(new);
+                        let remote = remote_of(new.get_remote_address());
+                        c.remote = remote.filter(|_| c.path != Path::Relayed);
+                    });
                 }
             }
             FromSwarm::ConnectionClosed(ConnectionClosed { peer_id, connection_id, .. }) => {
@@ -350,7 +371,8 @@ impl NetworkBehaviour for Behaviour {
         let seat = Seat::Others { _permit: permit };
         connection.live.fetch_add(1, Ordering::Relaxed);
         let (traffic, live) = (remote.traffic.clone(), connection.live.clone());
-        let guard = Guard { traffic, connection: connection.id, live, _seat: seat };
+        let guard =
+            Guard { traffic, connection: connection.id, remote: connection.remote, live, _seat: seat };
         let stream = Stream::new(remote.node, connection.path, io, guard);
         self.queue.push_back(ToSwarm::GenerateEvent(Incoming { lane, stream }));
     }

@@ -12,10 +12,19 @@
 //! from others are under the [governor](crate::governor), the next is refused; a reader that stops reading stops its peer (the muxer's window), nothing is queued for it beyond that.
 
 pub(crate) mod behaviour;
+mod choice;
+mod datagram;
+mod linked;
+pub(crate) mod links;
+mod neighbor;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
+pub use choice::{Figures, LinkKind, LinkMode};
+pub use neighbor::LinkInfo;
 pub(crate) use stream::{Guard, Seat, Traffic};
 pub use stream::{MAX_SEND, Reader, Stream, Writer};
 
@@ -50,9 +59,13 @@ impl fmt::Display for Plane {
     }
 }
 
-/// What a substream carries: a plane, or one ask and its answer.
+/// What a substream carries: a plane, one ask and its answer, or what links need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lane {
     Control,
     Plane(Plane),
+    /// Frames of the data plane, each with a number: they may take another link than the substream.
+    Linked,
+    /// What two neighbors agree on and measure about their links.
+    Links,
 }

@@ -1,5 +1,6 @@
 //! A stream to one peer.
 
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,8 @@ use libp2p::swarm::ConnectionId;
 use scheduler::NodeId;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::linked::{self, Receiving, Sending};
+use super::neighbor::Neighbor;
 use crate::error::HopError;
 use crate::governor::Permit;
 use crate::path::Path;
@@ -41,6 +44,8 @@ pub(crate) struct Guard {
     pub traffic: Arc<Traffic>,
     /// Over which it runs.
     pub connection: ConnectionId,
+    /// Where the connection comes from or leads, directly.
+    pub remote: Option<IpAddr>,
     /// Streams on the same connection; the connection is not closed while there are any.
     pub live: Arc<AtomicUsize>,
     pub _seat: Seat,
@@ -105,8 +110,24 @@ impl Pipe {
 }
 
 /// A half's view of the pipe.
+#[derive(Clone, Debug)]
+pub(super) struct Half(Arc<Pipe>);
+
+/// What a reader reads from: bytes as they are on the substream, or numbered frames that may come another way.
 #[derive(Debug)]
-struct Half(Arc<Pipe>);
+enum Source {
+    Plain(Half),
+    Linked(Box<Receiving<Half>>),
+}
+
+impl AsyncRead for Source {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(half) => Pin::new(half).poll_read(cx, bytes),
+            Self::Linked(receiving) => Pin::new(&mut **receiving).poll_read(cx, bytes),
+        }
+    }
+}
 
 impl AsyncRead for Half {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
@@ -144,7 +165,7 @@ pub struct Stream {
 /// The half of a stream that reads.
 #[derive(Debug)]
 pub struct Reader {
-    io: Half,
+    io: Source,
     guard: Arc<Guard>,
 }
 
@@ -152,6 +173,8 @@ pub struct Reader {
 #[derive(Debug)]
 pub struct Writer {
     io: Half,
+    /// Set where its frames are numbered.
+    linked: Option<Sending<Half>>,
     /// The frame being sent; kept between frames, so the hot path does not allocate.
     frame: Vec<u8>,
     guard: Arc<Guard>,
@@ -163,8 +186,36 @@ impl Stream {
         let guard = Arc::new(guard);
         let pipe = Arc::new(Pipe::new(Box::new(io)));
         let (read, write) = (Half(pipe.clone()), Half(pipe));
-        let reader = Reader { io: read, guard: guard.clone() };
-        Self { node, path, reader, writer: Writer { io: write, frame: Vec::new(), guard } }
+        let reader = Reader { io: Source::Plain(read), guard: guard.clone() };
+        Self { node, path, reader, writer: Writer { io: write, linked: None, frame: Vec::new(), guard } }
+    }
+
+    /// This stream, fresh, as a lane that its opener has named: frames may take the datagrams of `neighbor`. `None` when there is
+    /// a lane of that name. `opener`: this end opened it.
+    pub(crate) async fn linked(mut self, neighbor: Arc<Neighbor>, opener: bool) -> Result<Self, HopError> {
+        let half = self.writer.io.clone();
+        let name = if opener {
+            getrandom::u64().map_err(|_| HopError::Closed)?
+        } else {
+            linked::opened(&mut self.reader.io).await.map_err(gone)?
+        };
+        // Who opened hears of the other end when that is ready; the other end knows that this one is.
+        let doors = neighbor.enter(name, !opener).ok_or(HopError::Corrupt)?;
+        if opener {
+            self.writer.io.write_all(&linked::opening(name)).await.map_err(gone)?;
+            self.writer.io.flush().await.map_err(gone)?;
+        } else {
+            neighbor.say_ready(name);
+        }
+        let (receiving, sending) = linked::halves(neighbor, name, doors, (half.clone(), half));
+        self.reader.io = Source::Linked(Box::new(receiving));
+        self.writer.linked = Some(sending);
+        Ok(self)
+    }
+
+    /// The address at the other end of its connection, where that is direct.
+    pub(crate) fn remote(&self) -> Option<IpAddr> {
+        self.writer.guard.remote
     }
 
     /// Whose stream it is; proved by the transport.
@@ -249,6 +300,10 @@ impl tokio::io::AsyncRead for Stream {
 impl tokio::io::AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let writer = &mut self.get_mut().writer;
+        if writer.linked.is_some() {
+            // Numbered frames are sent whole.
+            return Poll::Ready(Err(io::ErrorKind::Unsupported.into()));
+        }
         let written = match Pin::new(&mut writer.io).poll_write(cx, bytes) {
             Poll::Ready(written) => written?,
             Poll::Pending => return Poll::Pending,
@@ -323,6 +378,11 @@ impl Writer {
         if len > MAX_SEND {
             return Err(HopError::Refused(format!("a frame of {len} bytes is beyond {MAX_SEND}")));
         }
+        if let Some(linked) = &mut self.linked {
+            linked.send([header, payload], &mut self.frame).await.map_err(gone)?;
+            self.guard.traffic.bytes_out.fetch_add(len as u64, Ordering::Relaxed);
+            return Ok(());
+        }
         self.frame.clear();
         self.frame.extend_from_slice(header);
         self.frame.extend_from_slice(payload);
@@ -337,6 +397,9 @@ impl Writer {
     /// # Errors
     /// [`HopError::Closed`] when the connection is gone.
     pub async fn finish(mut self) -> Result<(), HopError> {
+        if let Some(linked) = self.linked {
+            return linked.finish().await.map_err(gone);
+        }
         self.io.close().await.map_err(gone)
     }
 }

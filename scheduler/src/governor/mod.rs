@@ -52,11 +52,15 @@ pub enum Resource {
     Reservations,
     /// Conversations that this node passes on. The peer is the one who dials.
     Circuits,
+    /// Sessions of datagrams with neighbors.
+    Links,
+    /// Bytes that are sent back so that a neighbor can measure its links.
+    Echoes,
 }
 
 impl Resource {
     /// Every resource, in the order of [`TABLE`].
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Handshakes,
         Self::QuicHandshakes,
         Self::Connections,
@@ -69,6 +73,8 @@ impl Resource {
         Self::Kept,
         Self::Reservations,
         Self::Circuits,
+        Self::Links,
+        Self::Echoes,
     ];
 
     /// Its name in reports.
@@ -86,6 +92,8 @@ impl Resource {
             Self::Kept => "kept_positions",
             Self::Reservations => "reservations",
             Self::Circuits => "circuits",
+            Self::Links => "links",
+            Self::Echoes => "echo_bytes",
         }
     }
 }
@@ -187,6 +195,19 @@ pub const TABLE: [Limit; Resource::ALL.len()] = [
         [64, 32, 8],
         "a circuit carries up to a conversation, 5 KiB a token: 64 of them fill a home's upload",
     ),
+    row(
+        Resource::Links,
+        [48, 48, 2],
+        "one for each neighbor of a local network and one that replaces it; the table of datagrams has 64 places",
+    ),
+    Limit {
+        resource: Resource::Echoes,
+        measure: Measure::Spent { within_ms: 60_000 },
+        node: 256 * MIB,
+        prefix: 256 * MIB,
+        peer: 32 * MIB,
+        why: "20 echoes of 4, 16 and 64 KiB over each of two links take 3.4 MB: a neighbor may measure ten times a minute",
+    },
 ];
 
 /// The limits a node runs with.

@@ -18,7 +18,7 @@ mod tile;
 pub mod vector;
 
 pub use activations::Activations;
-pub use attention::{AttentionJob, Far, KvPage, KvShape, PAGE, new_page, page_len};
+pub use attention::{AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER, new_quarter, quarter_len};
 pub use cpu::{Cpu, Isa, Kernel};
 pub use delta::{DeltaInputs, DeltaJob, DeltaShape};
 pub use matmul::Target;

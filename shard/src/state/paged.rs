@@ -1,8 +1,8 @@
 //! Keys and values of every position, in pages.
 //!
-//! A [`Paged`] grows by pages of [`crate::kernels::PAGE`] positions, whose inner layout is the attention kernel's (f16; keys by
-//! groups of 16 positions, values position by position). Going back frees the pages that no longer hold anything; what
-//! stays beyond the positions held inside a page is overwritten before it is read. A snapshot writes the positions in a
+//! A [`Paged`] grows by quarters of a page, [`crate::kernels::QUARTER`] positions, whose inner layout is the attention kernel's (f16;
+//! keys by groups of 16 positions, values position by position). Going back frees the quarters that no longer hold anything; what
+//! stays beyond the positions held inside one is overwritten before it is read. A snapshot writes the positions in a
 //! fixed order that does not depend on pages:
 //!
 //! ```text
@@ -13,9 +13,9 @@
 //! pages, so a snapshot does not hold them: what restores it computes them again, with the same bits. Those of blocks that
 //! are no longer whole after going back are overwritten before they are read.
 //!
-//! Pages are copied when they are written to: sessions that begin alike share those that both have ([`LayerState::share`]).
+//! A quarter is copied when it is written to: sessions that begin alike share those that both have ([`LayerState::share`]).
 //!
-//! Limits: what two sessions share ends with the last whole page of both; windows do not free old pages.
+//! Limits: what two sessions share ends with the last whole quarter of both; windows do not free old pages.
 
 use std::{ops::Range, sync::Arc};
 
@@ -24,7 +24,9 @@ use scheduler::attention::{AttentionKind, Sparse};
 use super::LayerState;
 use crate::{
     Error, Result,
-    kernels::{Cpu, Far, KvPage, KvShape, PAGE, attention::landmarks::landmark_len, new_page, page_len},
+    kernels::{
+        Cpu, Far, KvQuarter, KvShape, QUARTER, attention::landmarks::landmark_len, new_quarter, quarter_len,
+    },
 };
 
 /// Positions whose keys lie together, dimension by dimension.
@@ -33,7 +35,7 @@ const GROUP: usize = 16;
 /// Keys and values of one session in one layer.
 pub struct Paged {
     shape: KvShape,
-    pages: Vec<KvPage>,
+    pages: Vec<KvQuarter>,
     attention: AttentionKind,
     sparse: Option<SparseLayer>,
 }
@@ -57,7 +59,7 @@ impl SparseLayer {
 impl Paged {
     /// No positions yet, at most `limit`.
     pub fn new(shape: KvShape, limit: usize) -> Self {
-        let pages = Vec::with_capacity(limit.div_ceil(PAGE).min(64));
+        let pages = Vec::with_capacity(limit.div_ceil(QUARTER).min(256));
         Self { shape, pages, attention: AttentionKind::Dense, sparse: None }
     }
 
@@ -82,28 +84,28 @@ impl Paged {
         }
     }
 
-    /// Bytes of `positions` positions, whole pages.
+    /// Bytes of `positions` positions, whole quarters of pages.
     pub fn bytes_for(shape: KvShape, positions: usize) -> usize {
-        positions.div_ceil(PAGE) * page_len(shape) * size_of::<u16>()
+        positions.div_ceil(QUARTER) * quarter_len(shape) * size_of::<u16>()
     }
 
-    /// The pages, for the kernels.
-    pub(crate) fn pages(&self) -> &[KvPage] {
+    /// The pages, quarter by quarter, for the kernels.
+    pub(crate) fn pages(&self) -> &[KvQuarter] {
         &self.pages
     }
 
     /// As [`Paged::pages`], to store into.
-    pub(crate) fn pages_mut(&mut self) -> &mut [KvPage] {
+    pub(crate) fn pages_mut(&mut self) -> &mut [KvQuarter] {
         &mut self.pages
     }
 
-    /// Where the key and then the value of position `at` of a page are.
+    /// Where the key and then the value of position `at` of a quarter are.
     fn places(shape: KvShape, at: usize) -> impl Iterator<Item = usize> {
         let KvShape { kv_heads, head_dim, latent } = shape;
-        let head = PAGE * shape.head_len();
+        let head = QUARTER * shape.head_len();
         let valued = if latent.is_some() { 0 } else { kv_heads };
         let key = move |d: usize| (at / GROUP * head_dim + d) * GROUP + at % GROUP;
-        let value = move |d: usize| PAGE * head_dim + at * head_dim + d;
+        let value = move |d: usize| QUARTER * head_dim + at * head_dim + d;
         let keys = (0..kv_heads).flat_map(move |h| (0..head_dim).map(move |d| h * head + key(d)));
         let values = (0..valued).flat_map(move |h| (0..head_dim).map(move |d| h * head + value(d)));
         keys.chain(values)
@@ -125,12 +127,12 @@ impl LayerState for Paged {
 
     fn bytes(&self) -> usize {
         let landmarks = self.sparse.as_ref().map_or(0, |sparse| sparse.landmarks.len());
-        (self.pages.len() * page_len(self.shape) + landmarks) * size_of::<u16>()
+        (self.pages.len() * quarter_len(self.shape) + landmarks) * size_of::<u16>()
     }
 
     fn reserve(&mut self, positions: usize) {
-        while self.pages.len() < positions.div_ceil(PAGE) {
-            self.pages.push(new_page(self.shape, 0));
+        while self.pages.len() < positions.div_ceil(QUARTER) {
+            self.pages.push(new_quarter(self.shape, 0));
         }
         if let Some(sparse) = &mut self.sparse {
             let len = SparseLayer::len(sparse.rule, self.shape, positions);
@@ -142,7 +144,7 @@ impl LayerState for Paged {
 
     fn share(&self, to: usize) -> Option<Box<dyn LayerState>> {
         let mut pages = Vec::with_capacity(self.pages.capacity());
-        pages.extend(self.pages.iter().take(to.div_ceil(PAGE)).cloned());
+        pages.extend(self.pages.iter().take(to.div_ceil(QUARTER)).cloned());
         let sparse = self.sparse.clone().map(|mut sparse| {
             sparse.landmarks.truncate(SparseLayer::len(sparse.rule, self.shape, to));
             sparse
@@ -151,7 +153,7 @@ impl LayerState for Paged {
     }
 
     fn parts(&self, part: &mut dyn FnMut(usize, usize)) {
-        let bytes = page_len(self.shape) * size_of::<u16>();
+        let bytes = quarter_len(self.shape) * size_of::<u16>();
         self.pages.iter().for_each(|page| part(page.as_ptr().addr(), bytes));
         if let Some(SparseLayer { landmarks, .. }) = self.sparse.as_ref().filter(|s| !s.landmarks.is_empty())
         {
@@ -160,7 +162,7 @@ impl LayerState for Paged {
     }
 
     fn rewind(&mut self, to: usize) {
-        self.pages.truncate(to.div_ceil(PAGE));
+        self.pages.truncate(to.div_ceil(QUARTER));
         if let Some(sparse) = &mut self.sparse {
             sparse.landmarks.truncate(SparseLayer::len(sparse.rule, self.shape, to));
         }
@@ -174,8 +176,8 @@ impl LayerState for Paged {
 
     fn snapshot(&self, len: usize, out: &mut Vec<u8>) -> Result<()> {
         for position in 0..len {
-            let page = &self.pages[position / PAGE];
-            for index in Self::places(self.shape, position % PAGE) {
+            let page = &self.pages[position / QUARTER];
+            for index in Self::places(self.shape, position % QUARTER) {
                 out.extend(page[index].to_le_bytes());
             }
         }
@@ -185,12 +187,12 @@ impl LayerState for Paged {
     fn restore(&mut self, len: usize, bytes: &[u8]) -> Result<()> {
         let mut values = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
         for position in 0..len {
-            for index in Self::places(self.shape, position % PAGE) {
+            for index in Self::places(self.shape, position % QUARTER) {
                 let bits = values.next().unwrap_or_default();
                 if bits & 0x7c00 == 0x7c00 {
                     return Err(Error::malformed(format!("snapshot: position {position}"), "is not finite"));
                 }
-                Arc::make_mut(&mut self.pages[position / PAGE])[index] = bits;
+                Arc::make_mut(&mut self.pages[position / QUARTER])[index] = bits;
             }
         }
         self.mark(0..len);
@@ -203,11 +205,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_cover_a_page_exactly_once() {
+    fn places_cover_a_quarter_exactly_once() {
         for latent in [None, Some(3)] {
             let shape = KvShape { latent, ..KvShape::new(2, 4) };
-            let mut seen = vec![0; page_len(shape)];
-            (0..PAGE).flat_map(|at| Paged::places(shape, at)).for_each(|index| seen[index] += 1);
+            let mut seen = vec![0; quarter_len(shape)];
+            (0..QUARTER).flat_map(|at| Paged::places(shape, at)).for_each(|index| seen[index] += 1);
             assert!(seen.iter().all(|&n| n == 1));
         }
     }

@@ -132,6 +132,9 @@ pub(in crate::commands) fn peers(args: AskArgs) -> Result<()> {
             _ => "",
         };
         say!("{:10} {path:9} {rtt:>9}  {model:8} {layers}{standing}", remote::short(&peer.node));
+        if let Some(link) = &peer.link {
+            say!("{:10} link: {link}", "");
+        }
         for (model, layers) in held {
             say!("{:10} {:9} {:>9}  {model:8} {layers}", "", "", "");
         }

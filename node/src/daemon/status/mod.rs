@@ -173,6 +173,7 @@ impl Daemon {
                 class: format!("{:?}", facts.class).to_lowercase(),
                 connected: link.is_some(),
                 path: link.map(|peer| peer.path.to_string()),
+                link: link.and_then(|peer| peer.link).map(|link| link.to_string()),
                 rtt_ms: self.announcing.gossip.rtt_ms(*node),
                 addresses: facts.addresses.clone(),
                 load,

@@ -5,10 +5,10 @@ use std::{array, ops::Range};
 use scheduler::attention::Sparse;
 
 use super::{
-    Far, PAGE,
+    Far, QUARTER,
     landmarks::landmark_len,
     registers::{Widened, diagonal},
-    tile::{WEIGHTS, Work},
+    tile::{Task, WEIGHTS, Work},
 };
 use crate::kernels::simd::{LANES, Simd};
 
@@ -173,22 +173,12 @@ impl Work<'_> {
         row..end
     }
 
-    /// The head's keys in the page of `position`, and where the position is in it.
-    #[inline(always)]
-    unsafe fn in_page(&self, position: usize) -> (*const u16, usize) {
-        // SAFETY: the page was checked to hold the head.
-        let head = unsafe {
-            self.task.pages[position / PAGE].as_ptr().add(self.kv_head * PAGE * self.task.shape.head_len())
-        };
-        (head, position % PAGE)
-    }
-
     /// The key of `position`: its values are 16 apart.
     #[inline(always)]
     unsafe fn key(&self, position: usize) -> *const u16 {
         // SAFETY: as in `far`.
         unsafe {
-            let (head, at) = self.in_page(position);
+            let (head, at) = self.task.quarter(self.kv_head, position);
             head.add(at / LANES * LANES * self.task.shape.head_dim + at % LANES)
         }
     }
@@ -198,8 +188,8 @@ impl Work<'_> {
     unsafe fn value(&self, position: usize) -> *const u16 {
         // SAFETY: as in `far`.
         unsafe {
-            let (head, at) = self.in_page(position);
-            head.add((PAGE + at) * self.task.shape.head_dim)
+            let (head, at) = self.task.quarter(self.kv_head, position);
+            head.add((QUARTER + at) * self.task.shape.head_dim)
         }
     }
 
@@ -371,5 +361,19 @@ impl Work<'_> {
                 S::store(out, o);
             }
         }
+    }
+}
+
+impl Task<'_> {
+    /// What is stored of a head in the quarter that has `position`, and which of its positions that is.
+    ///
+    /// # Safety
+    /// The job was checked, and has the head.
+    #[inline(always)]
+    pub(super) unsafe fn quarter(&self, kv_head: usize, position: usize) -> (*const u16, usize) {
+        let quarter = &self.pages[position / QUARTER];
+        // SAFETY: the quarter has the task's shape, so the head is inside it.
+        let head = unsafe { quarter.as_ptr().add(kv_head * QUARTER * self.shape.head_len()) };
+        (head, position % QUARTER)
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::{F16_MAX, KvPage, KvShape, PAGE};
+use super::{F16_MAX, KvQuarter, KvShape, PAGE, QUARTER, quarter_len};
 use crate::kernels::{
     Cpu, Kernel,
     simd::{LANES, Simd},
@@ -25,7 +25,7 @@ impl Cpu {
     /// Panics when `pages` or `landmarks` do not reach that far, and for a block that does not divide a page into groups of 16.
     pub fn store_landmarks(
         &self,
-        pages: &[KvPage],
+        pages: &[KvQuarter],
         shape: KvShape,
         block: usize,
         stored: Range<usize>,
@@ -35,16 +35,17 @@ impl Cpu {
         assert!(block.is_multiple_of(LANES) && PAGE.is_multiple_of(block), "blocks of {block}");
         let len = landmark_len(shape);
         for number in stored.start / block..stored.end / block {
-            let page = &pages[number * block / PAGE][..2 * PAGE * shape.kv_heads * shape.head_dim];
+            let quarters = &pages[number * block / QUARTER..((number + 1) * block).div_ceil(QUARTER)];
+            assert!(quarters.iter().all(|it| it.len() == quarter_len(shape)), "a page has another shape");
             let to = &mut landmarks[number * len..][..len];
-            self.run(Means { page, shape, at: number * block % PAGE, block, to });
+            self.run(Means { quarters, shape, at: number * block % QUARTER, block, to });
         }
     }
 }
 
-/// The means of one block, which begins at local position `at` of a page.
+/// The means of one block, which begins at local position `at` of the first quarter.
 struct Means<'a> {
-    page: &'a [u16],
+    quarters: &'a [KvQuarter],
     shape: KvShape,
     at: usize,
     block: usize,
@@ -55,11 +56,13 @@ impl Kernel for Means<'_> {
     type Output = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { page, shape: KvShape { head_dim, .. }, at, block, to } = self;
+        let Self { quarters, shape: KvShape { head_dim, .. }, at, block, to } = self;
         let factor = 1.0 / block as f32;
         let half = |sum: f32| f16::from_f32((sum * factor).clamp(-F16_MAX, F16_MAX)).to_bits();
-        for (page, to) in page.chunks_exact(2 * PAGE * head_dim).zip(to.chunks_exact_mut(2 * head_dim)) {
-            let (keys, values) = page.split_at(PAGE * head_dim);
+        for (head, to) in to.chunks_exact_mut(2 * head_dim).enumerate() {
+            let keys =
+                |j: usize| &quarters[j / QUARTER][head * 2 * QUARTER * head_dim..][..QUARTER * head_dim];
+            let values = |j: usize| &quarters[j / QUARTER][(head * 2 + 1) * QUARTER * head_dim..];
             let (key, value) = to.split_at_mut(head_dim);
             let groups = at / LANES..(at + block) / LANES;
             for (d, key) in key.iter_mut().enumerate() {
@@ -67,7 +70,8 @@ impl Kernel for Means<'_> {
                 *key = half(unsafe {
                     let mut sums = S::splat(0.0);
                     for group in groups.clone() {
-                        let lanes = &keys[(group * head_dim + d) * LANES..][..LANES];
+                        let at = group * LANES % QUARTER;
+                        let lanes = &keys(group * LANES)[at * head_dim + d * LANES..][..LANES];
                         sums = S::add(sums, S::load_f16(lanes.as_ptr()));
                     }
                     S::sum_tree(sums)
@@ -77,7 +81,7 @@ impl Kernel for Means<'_> {
                 let wide = LANES.min(head_dim - d);
                 let mut sums = [[0.0f32; LANES]; LANES];
                 for j in at..at + block {
-                    let row = &values[j * head_dim + d..][..wide];
+                    let row = &values(j)[j % QUARTER * head_dim + d..][..wide];
                     let sums = &mut sums[j % LANES];
                     if wide == LANES {
                         // SAFETY: both slices hold 16 values; the caller promises the instruction set.

@@ -1,10 +1,11 @@
 //! Attention over a paged f16 key/value cache, and the layout of its pages.
 //!
 //! # Pages
-//! A [`KvPage`] holds 256 absolute positions ([`PAGE`]) of one layer. For each key/value head it has the keys as
-//! `[256 / 16][head_dim][16]` (sixteen positions side by side: they are the lanes of q.k) and then the values as
-//! `[256][head_dim]` (dimensions side by side: they are the lanes of p.v), all f16. Position `t` is number `t % 256` of page
-//! `t / 256`, so appending, truncating and chunking never move anything. Where values are a part of the keys ([`KvShape::latent`]) only
+//! A page is 256 absolute positions ([`PAGE`]) of one layer; it lies in memory in four quarters. A [`KvQuarter`] holds 64 positions
+//! ([`QUARTER`]). For each key/value head it has the keys as `[64 / 16][head_dim][16]` (sixteen positions side by side: they are the
+//! lanes of q.k) and then the values as `[64][head_dim]` (dimensions side by side: they are the lanes of p.v), all f16. Position `t`
+//! is number `t % 64` of quarter `t / 64`, so appending, truncating and chunking never move anything. Pages are what is summed
+//! together, quarters what sessions share and copy: the size of a quarter changes no result. Where values are a part of the keys ([`KvShape::latent`]) only
 //! the keys are stored, in the same way.
 //!
 //! # What is computed, in this order (profile d1)
@@ -71,6 +72,10 @@ use super::{
 /// Positions of one page. Part of the numerics (pages are combined in page order): changing it changes every result.
 pub const PAGE: usize = 256;
 
+/// Positions of one quarter of a page. What a session that shares a beginning copies at most before it writes: two users of a system
+/// prompt of 1,000 tokens take 6 % more than one. Smaller, and a long session has more pieces to count.
+pub const QUARTER: usize = PAGE / 4;
+
 /// Largest finite f16; keys and values beyond are stored as this.
 const F16_MAX: f32 = 65_504.0;
 
@@ -113,26 +118,26 @@ impl KvShape {
     }
 }
 
-/// [`PAGE`] positions of one layer, [`page_len`] f16 bit patterns, laid out as the module says. New pages are zeros. Sessions that
-/// begin alike share pages; one that is written to is copied first, if others have it.
-pub type KvPage = Arc<Box<[u16]>>;
+/// [`QUARTER`] positions of one layer, [`quarter_len`] f16 bit patterns, laid out as the module says. New ones are zeros. Sessions that
+/// begin alike share them; one that is written to is copied first, if others have it.
+pub type KvQuarter = Arc<Box<[u16]>>;
 
-/// A page of `shape` that is filled with `bits`.
-pub fn new_page(shape: KvShape, bits: u16) -> KvPage {
-    Arc::new(vec![bits; page_len(shape)].into_boxed_slice())
+/// A quarter of a page of `shape` that is filled with `bits`.
+pub fn new_quarter(shape: KvShape, bits: u16) -> KvQuarter {
+    Arc::new(vec![bits; quarter_len(shape)].into_boxed_slice())
 }
 
-/// f16 values in one page of `shape`.
-pub fn page_len(shape: KvShape) -> usize {
-    PAGE * shape.position_len()
+/// f16 values in one quarter of a page of `shape`.
+pub fn quarter_len(shape: KvShape) -> usize {
+    QUARTER * shape.position_len()
 }
 
 /// The attention of some consecutive query rows of one session and layer.
 pub struct AttentionJob<'a> {
     /// Queries, `[n][heads * head_dim]`.
     pub q: &'a [f32],
-    /// Pages holding at least positions `0..start + n` as far as the window reaches back.
-    pub pages: &'a [KvPage],
+    /// The quarters of pages holding at least positions `0..start + n` as far as the window reaches back.
+    pub pages: &'a [KvQuarter],
     /// Heads of the cache.
     pub shape: KvShape,
     /// Position of the first query row.
@@ -188,24 +193,24 @@ impl Cpu {
     /// of the keys. f32 is rounded to the nearest f16 (ties to even); magnitudes beyond 65504 become 65504.
     ///
     /// Panics when the pages do not reach that far.
-    pub fn store_kv(&self, pages: &mut [KvPage], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
+    pub fn store_kv(&self, pages: &mut [KvQuarter], shape: KvShape, k: &[f32], v: &[f32], start: usize) {
         let width = shape.kv_heads * shape.head_dim;
         let latent = shape.latent.is_some();
         assert_eq!(if latent { 0 } else { k.len() }, v.len(), "as many keys as values");
         assert!(width > 0 && k.len().is_multiple_of(width), "{} keys are not rows of {width}", k.len());
         let end = start + k.len() / width;
-        assert!(end <= pages.len() * PAGE, "{} pages do not hold {end} positions", pages.len());
+        assert!(end <= pages.len() * QUARTER, "{} quarters do not hold {end} positions", pages.len());
         if k.is_empty() {
             return;
         }
-        let first = start / PAGE;
-        let touched = &mut pages[first..end.div_ceil(PAGE)];
-        assert!(touched.iter().all(|page| page.len() == page_len(shape)), "a page has another shape");
+        let first = start / QUARTER;
+        let touched = &mut pages[first..end.div_ceil(QUARTER)];
+        assert!(touched.iter().all(|page| page.len() == quarter_len(shape)), "a page has another shape");
         let count = touched.len();
         let shared = Shared(touched.as_mut_ptr());
         let store = |index: usize| {
-            let base = (first + index) * PAGE;
-            let (from, to) = (start.max(base), end.min(base + PAGE));
+            let base = (first + index) * QUARTER;
+            let (from, to) = (start.max(base), end.min(base + QUARTER));
             let rows = (from - start) * width..(to - start) * width;
             // SAFETY: each index is taken by one thread, and the pages outlive the run.
             let page = Arc::make_mut(unsafe { &mut shared.part(index..index + 1)[0] });
@@ -309,12 +314,15 @@ impl AttentionJob<'_> {
             );
             assert!(far::places(rule, self.start + n) <= PAGE, "more places than a page has");
         }
-        assert!(self.start + n <= self.pages.len() * PAGE, "the pages end before the queries");
-        assert!(self.pages.iter().all(|page| page.len() == page_len(self.shape)), "a page has another shape");
+        assert!(self.start + n <= self.pages.len() * QUARTER, "the pages end before the queries");
+        assert!(
+            self.pages.iter().all(|page| page.len() == quarter_len(self.shape)),
+            "a page has another shape"
+        );
     }
 }
 
-/// Stores rows of keys and values into one page from local position `at`.
+/// Stores rows of keys and values into one quarter from local position `at`.
 struct Store<'a> {
     page: &'a mut [u16],
     shape: KvShape,
@@ -345,8 +353,8 @@ impl Kernel for Store<'_> {
         let KvShape { kv_heads, head_dim, latent } = self.shape;
         let width = kv_heads * head_dim;
         let n = self.k.len() / width;
-        for (head, page) in self.page.chunks_exact_mut(PAGE * self.shape.head_len()).enumerate() {
-            let (keys, values) = page.split_at_mut(PAGE * head_dim);
+        for (head, page) in self.page.chunks_exact_mut(QUARTER * self.shape.head_len()).enumerate() {
+            let (keys, values) = page.split_at_mut(QUARTER * head_dim);
             let mut i = 0;
             while i < n {
                 let j = self.at + i;

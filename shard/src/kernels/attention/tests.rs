@@ -165,9 +165,9 @@ const CASES: [Case; 28] = [
     Case { latent: Some(8), ..Case::new(2, 2, 12, 300, 7) },
 ];
 
-fn pages(shape: KvShape, positions: usize) -> Vec<KvPage> {
+fn pages(shape: KvShape, positions: usize) -> Vec<KvQuarter> {
     // NaN in place of the zeros of a new page: whatever is read before it is stored would be seen in the results.
-    (0..positions.div_ceil(PAGE)).map(|_| new_page(shape, 0x7e00)).collect()
+    (0..positions.div_ceil(QUARTER)).map(|_| new_quarter(shape, 0x7e00)).collect()
 }
 
 /// Stores everything at once and computes the rows in chunks.
@@ -398,12 +398,12 @@ fn storing_rounds_saturates_and_touches_nothing_else() {
             let mut own = expected.clone();
             for (at, (&k, &v)) in k.iter().zip(&v).enumerate() {
                 let (t, head, d) = (start + at / width, at % width / dim, at % dim);
-                let page =
-                    &mut Arc::make_mut(&mut expected[t / PAGE])[2 * PAGE * dim * head..][..2 * PAGE * dim];
-                let j = t % PAGE;
+                let page = &mut Arc::make_mut(&mut expected[t / QUARTER])[2 * QUARTER * dim * head..]
+                    [..2 * QUARTER * dim];
+                let j = t % QUARTER;
                 page[(j / LANES * dim + d) * LANES + j % LANES] =
                     f16::from_f32(k.clamp(-65504.0, 65504.0)).to_bits();
-                page[PAGE * dim + j * dim + d] = f16::from_f32(v).to_bits();
+                page[QUARTER * dim + j * dim + d] = f16::from_f32(v).to_bits();
             }
             cpu.store_kv(&mut own, shape, &k, &v, start);
             assert!(own == expected, "{kv_heads} x {dim}, {n} from {start} on {name}");

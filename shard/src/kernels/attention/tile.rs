@@ -3,7 +3,7 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    AttentionJob, Far, KvPage, KvShape, PAGE,
+    AttentionJob, Far, KvQuarter, KvShape, PAGE, QUARTER,
     registers::{Source, Stored, Widened, mix, scores},
 };
 use crate::kernels::{
@@ -39,7 +39,7 @@ pub(super) fn scratch_lines(dim: usize) -> usize {
 pub(super) struct Task<'a> {
     q: *const f32,
     out: *mut f32,
-    pub(super) pages: &'a [KvPage],
+    pub(super) pages: &'a [KvQuarter],
     pub(super) far: Option<Far<'a>>,
     pub(super) shape: KvShape,
     /// Query heads per key/value head.
@@ -261,12 +261,13 @@ impl Work<'_> {
         // A single tile reads everything once, so widening would only cost; but a partial vector of the last row
         // must not be read past the page.
         let stored = self.count <= Self::tile::<S>() && dim.is_multiple_of(LANES);
-        // SAFETY: the page has the task's shape (checked), so the head's keys and values are inside it; rows and
-        // positions are inside the working memory; the caller promises the instruction set.
+        // SAFETY: the quarters have the task's shape (checked), so the head's keys and values are inside them; a group of
+        // positions is inside one quarter; rows and positions are inside the working memory; the caller promises the
+        // instruction set.
         unsafe {
-            let keys = self.task.pages[page].as_ptr().add(self.kv_head * PAGE * self.task.shape.head_len());
             for group in seen.start / LANES..seen.end.div_ceil(LANES) {
-                let keys = keys.add(group * LANES * dim);
+                let (keys, at) = self.task.quarter(self.kv_head, base + group * LANES);
+                let keys = keys.add(at * dim);
                 if stored {
                     self.score_group::<S, Stored>(keys, group, base);
                 } else {
@@ -282,12 +283,13 @@ impl Work<'_> {
             }
             let mut at = seen.start;
             while at < seen.end {
-                let run = at..seen.end.min(at + RUN);
+                let run = at..seen.end.min(at + RUN).min((at / QUARTER + 1) * QUARTER);
+                let (keys, first) = self.task.quarter(self.kv_head, base + at);
                 if self.task.shape.latent.is_some() {
-                    self.turn_values::<S>(keys, run.clone());
+                    self.turn_values::<S>(keys, first..first + run.len());
                     self.mix_run::<S, Widened>(self.values, self.padded_value(), run.clone(), base);
                 } else {
-                    let values = keys.add((PAGE + at) * dim);
+                    let values = keys.add((QUARTER + first) * dim);
                     if stored {
                         self.mix_run::<S, Stored>(values, dim, run.clone(), base);
                     } else {

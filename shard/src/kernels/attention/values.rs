@@ -25,7 +25,7 @@ impl Work<'_> {
         }
     }
 
-    /// Widens the ends of the keys of positions `run`, sixteen of which lie side by side; the padding of a row becomes 0.
+    /// Widens the ends of the keys of positions `run` of a quarter, sixteen of which lie side by side; the padding of a row becomes 0.
     #[inline(always)]
     pub(super) unsafe fn turn_values<S: Simd>(&self, keys: *const u16, run: Range<usize>) {
         let (dim, values) = (self.task.shape.head_dim, self.task.shape.value_dim());

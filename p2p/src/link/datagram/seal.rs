@@ -1,0 +1,145 @@
+//! Keys of a session, and the seal of a message.
+//!
+//! Both ends derive the same keys from the secret of an X25519 exchange that they make on a stream which libp2p has
+//! authenticated: with BLAKE3 under a name for each direction and purpose. An epoch above 0 has its number behind the secret.
+//!
+//! A message is sealed once as a whole, with ChaCha20-Poly1305 (RFC 8439) and a nonce that never comes twice under a key: epoch,
+//! direction and message number. What only tags datagrams (a kernel module) holds header keys and never one of these.
+
+use chacha20poly1305::aead::AeadInPlace;
+use chacha20poly1305::{ChaCha20Poly1305, KeyInit, Nonce, Tag};
+
+use super::header::HeaderKey;
+
+/// Bytes that a seal adds to a message.
+pub(crate) const SEAL_LEN: usize = 16;
+
+const HEADER_NAMES: [&str; 2] = ["shoal lan v1 header 0", "shoal lan v1 header 1"];
+const SEAL_NAMES: [&str; 2] = ["shoal lan v1 seal 0", "shoal lan v1 seal 1"];
+
+/// Which way a message goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    /// From the end that dialed the session.
+    FromDialer = 0,
+    /// To it.
+    ToDialer = 1,
+}
+
+impl Direction {
+    pub(crate) fn back(self) -> Self {
+        if self == Self::FromDialer { Self::ToDialer } else { Self::FromDialer }
+    }
+}
+
+/// What both ends know and no other.
+#[derive(Clone)]
+pub(crate) struct Secret([u8; 32]);
+
+impl Secret {
+    pub(crate) fn new(shared: [u8; 32]) -> Self {
+        Self(shared)
+    }
+
+    /// The keys of one direction in one epoch.
+    pub(crate) fn keys(&self, direction: Direction, epoch: u32) -> Keys {
+        let mut material = self.0.to_vec();
+        if epoch > 0 {
+            material.extend_from_slice(&epoch.to_le_bytes());
+        }
+        let derive = |name: &str| blake3::derive_key(name, &material);
+        let header = derive(HEADER_NAMES[direction as usize]);
+        let seal = derive(SEAL_NAMES[direction as usize]);
+        let header = HeaderKey::new(std::array::from_fn(|i| header[i]));
+        Keys { epoch, direction, header, seal: ChaCha20Poly1305::new(&seal.into()) }
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The keys of one direction in one epoch.
+#[derive(Clone)]
+pub(crate) struct Keys {
+    pub(crate) epoch: u32,
+    direction: Direction,
+    pub(crate) header: HeaderKey,
+    seal: ChaCha20Poly1305,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Keys of epoch {}", self.epoch)
+    }
+}
+
+impl Keys {
+    fn nonce(&self, message: u32) -> Nonce {
+        let mut nonce = [0; 12];
+        nonce[..4].copy_from_slice(&self.epoch.to_le_bytes());
+        nonce[4..8].copy_from_slice(&(self.direction as u32).to_le_bytes());
+        nonce[8..].copy_from_slice(&message.to_le_bytes());
+        nonce.into()
+    }
+
+    fn about(session: u64, message: u32, sealed_len: usize) -> [u8; 16] {
+        let mut about = [0; 16];
+        about[..8].copy_from_slice(&session.to_le_bytes());
+        about[8..12].copy_from_slice(&message.to_le_bytes());
+        about[12..].copy_from_slice(&(sealed_len as u32).to_le_bytes());
+        about
+    }
+
+    /// Encrypts `message` where it lies and appends its seal. `session` is the receiver's name for it.
+    pub(crate) fn seal(&self, session: u64, number: u32, message: &mut Vec<u8>) {
+        let about = Self::about(session, number, message.len() + SEAL_LEN);
+        let tag = self
+            .seal
+            .encrypt_in_place_detached(&self.nonce(number), &about, message)
+            .expect("a message is far shorter than the cipher's limit of 256 GiB");
+        message.extend_from_slice(&tag);
+    }
+
+    /// Decrypts what [`Keys::seal`] made, where it lies. False when it was made with another key, for another place, or
+    /// changed on the way: nothing of it may be used then.
+    #[must_use]
+    pub(crate) fn open(&self, session: u64, number: u32, sealed: &mut Vec<u8>) -> bool {
+        let about = Self::about(session, number, sealed.len());
+        let Some(len) = sealed.len().checked_sub(SEAL_LEN) else { return false };
+        let tag = *Tag::from_slice(&sealed[len..]);
+        sealed.truncate(len);
+        self.seal.decrypt_in_place_detached(&self.nonce(number), &about, sealed, &tag).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seal_holds_for_its_place_only() {
+        let secret = Secret::new([7; 32]);
+        let there = secret.keys(Direction::FromDialer, 0);
+        let mut sealed = b"hidden states".to_vec();
+        there.seal(5, 9, &mut sealed);
+        assert_eq!(sealed.len(), 13 + SEAL_LEN);
+        let opens = |keys: &Keys, session, number| {
+            let mut copy = sealed.clone();
+            keys.open(session, number, &mut copy) && copy == b"hidden states"
+        };
+        assert!(opens(&there, 5, 9));
+        assert!(!opens(&there, 6, 9) && !opens(&there, 5, 10));
+        assert!(!opens(&secret.keys(Direction::ToDialer, 0), 5, 9));
+        assert!(!opens(&secret.keys(Direction::FromDialer, 1), 5, 9));
+        assert!(!opens(&Secret::new([8; 32]).keys(Direction::FromDialer, 0), 5, 9));
+        for at in 0..sealed.len() {
+            let mut copy = sealed.clone();
+            copy[at] ^= 1;
+            assert!(!there.open(5, 9, &mut copy));
+        }
+        assert!(!there.open(5, 9, &mut Vec::new()));
+    }
+}

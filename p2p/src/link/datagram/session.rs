@@ -1,0 +1,322 @@
+//! One end of a session between two neighbors: sealed messages, each delivered once or given back. Time is an argument; sockets and tasks are
+//! elsewhere.
+//!
+//! A message's bytes before the seal: the lane it belongs to (8 bytes), its number there (4 bytes), and a frame. Lane 0 is the
+//! session's own: a frame there is an echo, asked for (first byte 0) or answered (first byte 1).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use scheduler::NodeId;
+
+use super::Time;
+use super::header::{Header, Kind, MAX_MESSAGE};
+use super::receive::{Outcome, Receiver, Whole};
+use super::seal::{Direction, Keys, SEAL_LEN, Secret};
+use super::send::{Outgoing, Place, Sender, Sent, Stamp};
+use crate::governor::{Governor, Permit};
+
+/// Messages that were delivered and have not been read yet; at the bound a peer sends over the stream.
+pub(crate) const PLACES: usize = 32;
+/// The lane of echoes.
+pub(crate) const ECHO: u64 = 0;
+/// What stands before a frame in a message.
+pub(crate) const PLACE_LEN: usize = 12;
+/// A session's keys serve so many messages, or so long.
+const REKEY_MESSAGES: u32 = 1 << 20;
+const REKEY_AFTER: Duration = Duration::from_secs(3_600);
+/// Control datagrams waiting to be sent; what is beyond is asked for again.
+const MAX_CONTROL: usize = 128;
+
+/// What both ends have agreed on.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// Who is at the other end.
+    pub(crate) peer: NodeId,
+    /// What this end calls the session: datagrams that come name it so.
+    pub(crate) here: u64,
+    /// What the other end calls it.
+    pub(crate) there: u64,
+    /// Which way this end sends.
+    pub(crate) direction: Direction,
+    pub(crate) secret: Secret,
+    pub(crate) chunk_bytes: usize,
+}
+
+/// A frame that has come, with what counts it until it is read.
+#[derive(Debug)]
+pub(crate) struct Delivered {
+    pub(crate) place: Place,
+    /// The frame stands behind the first [`PLACE_LEN`] bytes.
+    pub(crate) message: Vec<u8>,
+    _permit: Permit,
+    _seat: Seat,
+}
+
+impl Delivered {
+    pub(crate) fn frame(&self) -> &[u8] {
+        &self.message[PLACE_LEN..]
+    }
+}
+
+/// A place for a delivered message.
+#[derive(Debug)]
+struct Seat(Arc<AtomicUsize>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What a session tells its owner.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// A frame has come.
+    Delivered(Delivered),
+    /// A frame has arrived at the other end.
+    Arrived(Place),
+    /// A frame could not be carried: it goes over the stream.
+    Returned(Place, Vec<u8>),
+    /// A ping is answered.
+    Pong,
+}
+
+/// What a session counts.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Counts {
+    pub(crate) sent: Sent,
+    pub(crate) delivered: u64,
+    /// Datagrams that named the session and were not its peer's.
+    pub(crate) forged: u64,
+    /// Messages whose seal was broken.
+    pub(crate) broken: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Session {
+    terms: Terms,
+    outward: Keys,
+    inward: Keys,
+    keyed: Time,
+    keyed_message: u32,
+    sender: Sender,
+    receiver: Receiver,
+    taken: Arc<AtomicUsize>,
+    control: Vec<(Header, Vec<u8>)>,
+    news: Vec<News>,
+    counts: Counts,
+}
+
+impl Session {
+    pub(crate) fn new(now: Time, terms: Terms, governor: Governor) -> Self {
+        let outward = terms.secret.keys(terms.direction, 0);
+        let inward = terms.secret.keys(terms.direction.back(), 0);
+        Self {
+            outward,
+            inward,
+            keyed: now,
+            keyed_message: 1,
+            sender: Sender::new(terms.there, terms.chunk_bytes, PLACES as u16),
+            receiver: Receiver::new(governor, terms.peer, terms.chunk_bytes),
+            taken: Arc::default(),
+            control: Vec::new(),
+            news: Vec::new(),
+            counts: Counts::default(),
+            terms,
+        }
+    }
+
+    /// What has happened since the last call.
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        Counts { sent: self.sender.count, ..self.counts }
+    }
+
+    /// Whether anything is on its way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.sender.is_busy()
+    }
+
+    /// Sends a frame if there is room for it now; false when there is none.
+    pub(crate) fn send(&mut self, now: Time, place: Place, frame: [&[u8]; 2]) -> bool {
+        let len = PLACE_LEN + frame[0].len() + frame[1].len() + SEAL_LEN;
+        if len > MAX_MESSAGE || !self.sender.has_room(len) {
+            if !self.sender.is_busy() {
+                self.sender.ask_for_credit(now, self.outward.epoch);
+            }
+            return false;
+        }
+        let message = self.sender.next_message();
+        let spent = message.wrapping_sub(self.keyed_message) >= REKEY_MESSAGES;
+        if spent || now.saturating_sub(self.keyed) >= REKEY_AFTER {
+            self.outward = self.terms.secret.keys(self.terms.direction, self.outward.epoch + 1);
+            (self.keyed, self.keyed_message) = (now, message);
+        }
+        let mut sealed = Vec::with_capacity(len);
+        sealed.extend_from_slice(&place.lane.to_le_bytes());
+        sealed.extend_from_slice(&place.number.to_le_bytes());
+        frame.iter().for_each(|part| sealed.extend_from_slice(part));
+        self.outward.seal(self.terms.there, message, &mut sealed);
+        let stamp = Stamp { epoch: self.outward.epoch, key: self.outward.header.clone() };
+        self.sender.push(now, place, sealed, stamp);
+        true
+    }
+
+    /// Asks whether the way is open.
+    pub(crate) fn ping(&mut self) {
+        self.say(Kind::Ping, 0, 0, vec![0; 8]);
+    }
+
+    /// Gives everything back that is on its way.
+    pub(crate) fn give_up(&mut self) {
+        for out in self.sender.give_up() {
+            self.give_back(out);
+        }
+    }
+
+    fn give_back(&mut self, out: Outgoing) {
+        let Outgoing { message, stamp: Stamp { epoch, .. }, place, mut sealed, .. } = out;
+        let keys = match epoch == self.outward.epoch {
+            true => self.outward.clone(),
+            false => self.terms.secret.keys(self.terms.direction, epoch),
+        };
+        // This end sealed it.
+        if keys.open(self.terms.there, message, &mut sealed) {
+            sealed.drain(..PLACE_LEN);
+            self.news.push(News::Returned(place, sealed));
+        }
+    }
+
+    fn say(&mut self, kind: Kind, message: u32, chunks: u16, payload: Vec<u8>) {
+        if self.control.len() < MAX_CONTROL {
+            let (session, len, epoch) = (self.terms.there, payload.len() as u16, self.outward.epoch);
+            let header = Header { kind, chunk: 0, session, message, total_bytes: 0, chunks, len, epoch };
+            self.control.push((header, payload));
+        }
+    }
+
+    /// Takes in a datagram that names this session and came from its peer's address. False when it is not the peer's.
+    pub(crate) fn on_datagram(&mut self, now: Time, datagram: &[u8]) -> bool {
+        let Some(header) =
+            Header::read(datagram, self.terms.chunk_bytes).filter(|h| h.session == self.terms.here)
+        else {
+            self.counts.forged += 1;
+            return false;
+        };
+        if !self.proves(&header, datagram) {
+            self.counts.forged += 1;
+            return false;
+        }
+        let payload = &datagram[super::header::HEADER_LEN..];
+        match header.kind {
+            Kind::Data => self.on_chunk(now, &header, payload),
+            Kind::Ack => {
+                let credit = u16::from_le_bytes([payload[0], payload[1]]);
+                if let Some(place) = self.sender.on_ack(now, header.message, credit) {
+                    self.news.push(News::Arrived(place));
+                }
+            }
+            Kind::Nack => self.sender.on_nack(now, header.message, payload),
+            Kind::Ping => self.say(Kind::Pong, 0, 0, payload.to_vec()),
+            Kind::Pong => self.news.push(News::Pong),
+            Kind::Probe if self.receiver.is_over(header.message) || header.total_bytes == 0 => {
+                self.acknowledge(header.message);
+            }
+            Kind::Probe => {
+                let lacking = self.receiver.lacking(header.message, header.chunks);
+                self.say(Kind::Nack, header.message, header.chunks, lacking);
+            }
+        }
+        true
+    }
+
+    /// Whether the datagram is tagged with the keys of this epoch, or of the next one, which begins then.
+    fn proves(&mut self, header: &Header, datagram: &[u8]) -> bool {
+        if header.epoch == self.inward.epoch {
+            return header.proves(datagram, &self.inward.header);
+        }
+        let back = self.terms.direction.back();
+        // Control is tagged under the epoch of its sender, data under that of its message: one behind is still on its way.
+        let near = header.epoch.abs_diff(self.inward.epoch) == 1;
+        let keys = near.then(|| self.terms.secret.keys(back, header.epoch));
+        let Some(keys) = keys.filter(|keys| header.proves(datagram, &keys.header)) else { return false };
+        if header.epoch > self.inward.epoch {
+            self.inward = keys;
+        }
+        true
+    }
+
+    fn acknowledge(&mut self, message: u32) {
+        let free = PLACES.saturating_sub(self.taken.load(Ordering::Relaxed));
+        self.say(Kind::Ack, message, 0, (free as u16).to_le_bytes().to_vec());
+    }
+
+    fn on_chunk(&mut self, now: Time, header: &Header, chunk: &[u8]) {
+        match self.receiver.take(now, header, chunk) {
+            Outcome::Whole(whole) => self.on_whole(header, whole),
+            Outcome::Over => self.acknowledge(header.message),
+            Outcome::Stored | Outcome::Duplicate | Outcome::Refused => {}
+        }
+    }
+
+    fn on_whole(&mut self, header: &Header, Whole { sealed: mut message, permit }: Whole) {
+        let keys = match header.epoch == self.inward.epoch {
+            true => self.inward.clone(),
+            false => self.terms.secret.keys(self.terms.direction.back(), header.epoch),
+        };
+        let opened = keys.open(self.terms.here, header.message, &mut message);
+        let place = message.split_first_chunk::<8>().zip(message.get(8..PLACE_LEN));
+        let Some(((lane, _), number)) = place.filter(|_| opened) else {
+            // Its sender is told nothing, and sends it over the stream in the end.
+            self.counts.broken += 1;
+            return;
+        };
+        let number = u32::from_le_bytes(std::array::from_fn(|i| number[i]));
+        let place = Place { lane: u64::from_le_bytes(*lane), number };
+        if self.taken.load(Ordering::Relaxed) >= PLACES {
+            return;
+        }
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        let seat = Seat(self.taken.clone());
+        self.receiver.close(header.message);
+        self.counts.delivered += 1;
+        self.acknowledge(header.message);
+        self.news.push(News::Delivered(Delivered { place, message, _permit: permit, _seat: seat }));
+    }
+
+    /// When [`Session::on_time`] has something to do.
+    pub(crate) fn due(&self) -> Option<Time> {
+        self.sender.due()
+    }
+
+    /// Does what is due.
+    pub(crate) fn on_time(&mut self, now: Time) {
+        self.receiver.forget_stale(now);
+        for out in self.sender.on_time(now) {
+            self.give_back(out);
+        }
+    }
+
+    /// Writes what is to be sent next into `train`, datagrams of one length of which the last may be shorter, and returns that
+    /// length; `None` when there is nothing.
+    pub(crate) fn transmit(&mut self, now: Time, train: &mut Vec<u8>) -> Option<usize> {
+        if let Some(len) = self.sender.train(now, train) {
+            return Some(len);
+        }
+        for probe in self.sender.take_probes() {
+            if self.control.len() < MAX_CONTROL {
+                self.control.push((Header { epoch: self.outward.epoch, ..probe }, Vec::new()));
+            }
+        }
+        train.clear();
+        let (header, payload) = self.control.pop()?;
+        header.write(&payload, &self.outward.header, train);
+        Some(train.len())
+    }
+}

@@ -1,0 +1,380 @@
+//! Two sessions and a network between them that loses, delays, doubles, changes and repeats, in virtual time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use scheduler::NodeId;
+use scheduler::governor::{Limits, Resource, Scope};
+
+use super::header::{CHUNK_BYTES, HEADER_LEN};
+use super::seal::{Direction, Secret};
+use super::send::Place;
+use super::session::{Delivered, News, PLACES, Session, Terms};
+use crate::governor::Governor;
+
+/// Permille of the datagrams that something happens to.
+#[derive(Clone, Copy, Debug)]
+struct Faults {
+    lost: u64,
+    doubled: u64,
+    changed: u64,
+    repeated: u64,
+    /// Most that a datagram is late, us.
+    late_us: u64,
+}
+
+const CLEAN: Faults = Faults { lost: 0, doubled: 0, changed: 0, repeated: 0, late_us: 0 };
+
+/// Draws that follow from a seed.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn happens(&mut self, permille: u64) -> bool {
+        self.next() % 1_000 < permille
+    }
+}
+
+fn pair() -> ([Session; 2], [Governor; 2]) {
+    let governors = [Governor::default(), Governor::default()];
+    let secret = Secret::new([5; 32]);
+    let end = |peer, here, there, direction, governor: &Governor| {
+        let peer = NodeId::numbered(peer);
+        let terms = Terms { peer, here, there, direction, secret: secret.clone(), chunk_bytes: CHUNK_BYTES };
+        Session::new(Duration::ZERO, terms, governor.clone())
+    };
+    let ends = [
+        end(2, 64, 129, Direction::FromDialer, &governors[0]),
+        end(1, 129, 64, Direction::ToDialer, &governors[1]),
+    ];
+    (ends, governors)
+}
+
+fn frame(place: Place, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u64 ^ u64::from(place.number).wrapping_mul(31) ^ place.lane) as u8).collect()
+}
+
+/// What one end has seen.
+#[derive(Default)]
+struct Seen {
+    delivered: BTreeMap<Place, usize>,
+    returned: BTreeSet<Place>,
+    arrived: BTreeSet<Place>,
+    /// Delivered and not read yet.
+    unread: Vec<Delivered>,
+}
+
+struct World {
+    ends: [Session; 2],
+    governors: [Governor; 2],
+    seen: [Seen; 2],
+    draws: Draws,
+    faults: Faults,
+    now: Duration,
+    /// On the wire: when it comes, which end it goes to.
+    wire: BTreeMap<(Duration, u64), (usize, Vec<u8>)>,
+    posted: u64,
+    old: Vec<(usize, Vec<u8>)>,
+}
+
+impl World {
+    fn new(seed: u64, faults: Faults) -> Self {
+        let (ends, governors) = pair();
+        let (seen, draws) = (Default::default(), Draws(seed));
+        let (wire, old) = (BTreeMap::new(), Vec::new());
+        Self { ends, governors, seen, draws, faults, now: Duration::ZERO, wire, posted: 0, old }
+    }
+
+    fn post(&mut self, to: usize, mut datagram: Vec<u8>) {
+        if self.draws.happens(self.faults.changed) {
+            let at = self.draws.next() as usize % datagram.len();
+            datagram[at] ^= 1 << (self.draws.next() % 8);
+        }
+        let late = Duration::from_micros(50 + self.draws.next() % (self.faults.late_us + 1));
+        self.posted += 1;
+        self.wire.insert((self.now + late, self.posted), (to, datagram));
+    }
+
+    fn transmit(&mut self, from: usize) {
+        let mut train = Vec::new();
+        while let Some(segment) = self.ends[from].transmit(self.now, &mut train) {
+            for datagram in train.chunks(segment) {
+                assert!(datagram.len() <= HEADER_LEN + CHUNK_BYTES);
+                if self.old.len() < 4_096 {
+                    self.old.push((1 - from, datagram.to_vec()));
+                }
+                if self.draws.happens(self.faults.doubled) {
+                    self.post(1 - from, datagram.to_vec());
+                }
+                if self.draws.happens(self.faults.repeated) {
+                    let at = self.draws.next() as usize % self.old.len();
+                    let (to, again) = self.old[at].clone();
+                    self.post(to, again);
+                }
+                if !self.draws.happens(self.faults.lost) {
+                    self.post(1 - from, datagram.to_vec());
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, at: usize) {
+        for news in self.ends[at].take_news() {
+            match news {
+                News::Delivered(delivered) => {
+                    let place = delivered.place;
+                    assert_eq!(delivered.frame(), frame(place, delivered.frame().len()), "{place:?}");
+                    *self.seen[at].delivered.entry(place).or_default() += 1;
+                    self.seen[at].unread.push(delivered);
+                }
+                News::Arrived(place) => assert!(self.seen[at].arrived.insert(place)),
+                News::Returned(place, back) => {
+                    assert_eq!(back, frame(place, back.len()));
+                    assert!(self.seen[at].returned.insert(place));
+                }
+                News::Pong => {}
+            }
+        }
+        let held = self.governors[at].used(Resource::Bytes, Scope::Node);
+        assert!(held <= 48 << 20, "{held} bytes are held");
+        assert!(self.seen[at].unread.len() <= PLACES);
+    }
+
+    /// Until the next thing happens; false when nothing will.
+    fn step(&mut self) -> bool {
+        for end in 0..2 {
+            self.transmit(end);
+        }
+        let due = self.ends.iter().filter_map(Session::due).min();
+        let next = self.wire.first_key_value().map(|((when, _), _)| *when);
+        let Some(when) = due.into_iter().chain(next).min() else { return false };
+        self.now = self.now.max(when);
+        while let Some(entry) = self.wire.first_entry().filter(|entry| entry.key().0 <= self.now) {
+            let (to, datagram) = entry.remove();
+            self.ends[to].on_datagram(self.now, &datagram);
+            self.hear(to);
+            self.transmit(to);
+        }
+        for end in 0..2 {
+            if self.ends[end].due().is_some_and(|due| due <= self.now) {
+                self.ends[end].on_time(self.now);
+            }
+            self.hear(end);
+            // A reader that takes its time, and takes all in the end.
+            if self.draws.happens(700) {
+                let keep = self.draws.next() as usize % 3;
+                let unread = self.seen[end].unread.len().saturating_sub(keep);
+                self.seen[end].unread.drain(..unread);
+            }
+        }
+        true
+    }
+}
+
+/// Sends `count` frames each way; every frame is delivered once at most, and is delivered or given back.
+fn exchange(seed: u64, faults: Faults, count: u32, longest: usize) -> World {
+    let mut world = World::new(seed, faults);
+    let mut next = [0_u32; 2];
+    for turn in 0_u64.. {
+        assert!(turn < 400_000, "no progress: {:?}", world.ends);
+        for (end, next) in next.iter_mut().enumerate() {
+            while *next < count {
+                let place = Place { lane: 1 + u64::from(*next % 3), number: *next };
+                let len = world.draws.next() as usize % longest + 1;
+                let whole = frame(place, len);
+                let (head, rest) = whole.split_at(len.min(32));
+                if !world.ends[end].send(world.now, place, [head, rest]) {
+                    break;
+                }
+                *next += 1;
+            }
+        }
+        let quiet = !world.step();
+        if quiet && next == [count; 2] {
+            break;
+        }
+        if quiet {
+            // Both wait for places that are free by now: time passes.
+            world.seen.iter_mut().for_each(|seen| seen.unread.clear());
+            world.now += Duration::from_millis(50);
+        }
+    }
+    for end in 0..2 {
+        let (there, here) = (&world.seen[1 - end], &world.seen[end]);
+        assert!(there.delivered.values().all(|times| *times == 1), "a frame was delivered twice");
+        for number in 0..count {
+            let place = Place { lane: 1 + u64::from(number % 3), number };
+            assert!(
+                there.delivered.contains_key(&place) || here.returned.contains(&place),
+                "{place:?} is lost"
+            );
+            assert!(here.arrived.contains(&place) != here.returned.contains(&place));
+        }
+    }
+    world.seen.iter_mut().for_each(|seen| seen.unread.clear());
+    world
+}
+
+fn returned(world: &World) -> usize {
+    world.seen.iter().map(|seen| seen.returned.len()).sum()
+}
+
+#[test]
+fn a_clean_network_carries_everything_once() {
+    let world = exchange(1, CLEAN, 40, 100_000);
+    assert_eq!(returned(&world), 0);
+    for end in 0..2 {
+        let counts = world.ends[end].counts();
+        assert_eq!((counts.sent.messages, counts.delivered), (40, 40));
+        assert_eq!((counts.sent.again, counts.forged, counts.broken), (0, 0, 0));
+        assert_eq!(world.governors[end].used(Resource::Bytes, Scope::Node), 0, "all is given back");
+    }
+}
+
+/// Five thousand each way, one datagram in twenty lost and most of them late: what a bad wireless network does.
+#[test]
+fn ten_thousand_frames_over_a_lossy_network() {
+    let faults = Faults { lost: 50, late_us: 400, ..CLEAN };
+    let world = exchange(2, faults, 5_000, 250);
+    assert!(returned(&world) <= 1, "{} frames went back", returned(&world));
+}
+
+#[test]
+fn a_silent_network_gives_everything_back() {
+    let world = exchange(3, Faults { lost: 1_000, ..CLEAN }, 20, 50_000);
+    assert_eq!(returned(&world), 40);
+}
+
+/// A seal that is broken on the way by one who can tag: never delivered, given back in the end.
+#[test]
+fn a_broken_seal_is_delivered_by_no_datagram() {
+    let ([mut from, mut to], _) = pair();
+    let place = Place { lane: 7, number: 0 };
+    assert!(from.send(Duration::ZERO, place, [b"head", &[3; 5_000]]));
+    let mut now = Duration::ZERO;
+    let (mut train, mut back) = (Vec::new(), Vec::new());
+    let key = Secret::new([5; 32]).keys(Direction::FromDialer, 0).header;
+    for _ in 0..10_000 {
+        while let Some(segment) = from.transmit(now, &mut train) {
+            for datagram in train.chunks(segment) {
+                let header = super::header::Header::read(datagram, CHUNK_BYTES).unwrap();
+                let mut payload = datagram[HEADER_LEN..].to_vec();
+                payload.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+                let mut changed = Vec::new();
+                header.write(&payload, &key, &mut changed);
+                assert!(to.on_datagram(now, &changed));
+            }
+        }
+        while to.transmit(now, &mut train).is_some() {
+            assert!(from.on_datagram(now, &train));
+        }
+        back.extend(from.take_news());
+        assert!(to.take_news().is_empty());
+        if !back.is_empty() {
+            break;
+        }
+        now += Duration::from_millis(1);
+        from.on_time(now);
+    }
+    assert!(matches!(&back[..], [News::Returned(which, frame)] if *which == place && frame.len() == 5_004));
+    assert!(to.counts().broken > 0);
+}
+
+/// A neighbor without a key sends what it likes: nothing is held for it, and the honest frames go on.
+#[test]
+fn datagrams_without_the_key_cost_their_check() {
+    let mut world = World::new(4, CLEAN);
+    let place = Place { lane: 1, number: 0 };
+    assert!(world.ends[0].send(Duration::ZERO, place, [b"", &frame(place, 9_000)]));
+    let mut train = Vec::new();
+    let segment = world.ends[0].transmit(Duration::ZERO, &mut train).unwrap();
+    let forged = |draws: &mut Draws, datagram: &[u8]| {
+        let mut forged = datagram.to_vec();
+        // Everything but the tag fits, or one bit does not, or another length is claimed.
+        let at = 8 + draws.next() as usize % 32;
+        forged[at] ^= 1 << (draws.next() % 8);
+        forged
+    };
+    for _ in 0..20_000 {
+        let datagram = train.chunks(segment).next().unwrap();
+        let forged = forged(&mut world.draws, datagram);
+        assert!(!world.ends[1].on_datagram(Duration::ZERO, &forged));
+    }
+    assert_eq!(world.governors[1].used(Resource::Bytes, Scope::Node), 0);
+    assert!(world.ends[1].transmit(Duration::ZERO, &mut Vec::new()).is_none(), "nothing is answered");
+    assert_eq!(world.ends[1].counts().forged, 20_000);
+    train.chunks(segment).for_each(|datagram| assert!(world.ends[1].on_datagram(Duration::ZERO, datagram)));
+    world.hear(1);
+    assert_eq!(world.seen[1].delivered.len(), 1);
+}
+
+/// One who has the key announces messages and sends a chunk of each: few are held, and not for long.
+#[test]
+fn a_peer_that_never_ends_its_messages_holds_little() {
+    let ([mut from, mut to], governors) = pair();
+    let mut train = Vec::new();
+    for round in 0..16 {
+        let place = Place { lane: 1, number: round };
+        from.give_up();
+        assert!(from.send(Duration::ZERO, place, [b"", &vec![0; 100_000]]));
+        let segment = from.transmit(Duration::ZERO, &mut train).unwrap();
+        to.on_datagram(Duration::ZERO, &train[..segment]);
+    }
+    let held = governors[1].used(Resource::Bytes, Scope::Node);
+    assert!(held > 0 && held <= 4 * 100_064, "{held} bytes are held");
+    to.on_time(Duration::from_secs(3));
+    assert_eq!(governors[1].used(Resource::Bytes, Scope::Node), 0, "what stays without its end is dropped");
+}
+
+/// At the governor's limit nothing is taken, and the sender gets its frame back.
+#[test]
+fn a_full_governor_refuses_a_message() {
+    let mut world = World::new(5, CLEAN);
+    let limits = Limits::default().set(Resource::Bytes, [4_096, 4_096, 4_096]);
+    let secret = Secret::new([5; 32]);
+    let (peer, direction) = (NodeId::numbered(1), Direction::ToDialer);
+    let terms = Terms { peer, here: 129, there: 64, direction, secret, chunk_bytes: CHUNK_BYTES };
+    world.ends[1] = Session::new(Duration::ZERO, terms, Governor::new(limits));
+    let place = Place { lane: 1, number: 0 };
+    assert!(world.ends[0].send(Duration::ZERO, place, [b"", &frame(place, 9_000)]));
+    while world.step() {}
+    assert!(world.seen[0].returned.contains(&place) && world.seen[1].delivered.is_empty());
+}
+
+/// The keys change with time, and nothing is lost.
+#[test]
+fn keys_change_while_frames_are_on_their_way() {
+    let mut world = World::new(6, Faults { lost: 100, late_us: 300, ..CLEAN });
+    let mut number = 0;
+    for _ in 0..5 {
+        for _ in 0..20 {
+            let place = Place { lane: 1, number };
+            assert!(world.ends[0].send(world.now, place, [b"", &frame(place, 3_000)]));
+            number += 1;
+            while world.step() {}
+            world.seen[1].unread.clear();
+        }
+        world.now += Duration::from_secs(4_000);
+    }
+    let seen = &world.seen[1].delivered;
+    assert!(seen.len() + world.seen[0].returned.len() >= 100 && seen.values().all(|times| *times == 1));
+    assert!(world.seen[0].returned.len() <= 2);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    #[test]
+    fn any_network_delivers_once_or_gives_back(
+        seed in any::<u64>(), lost in 0_u64..300, doubled in 0_u64..200, changed in 0_u64..100,
+        repeated in 0_u64..200, late_us in 0_u64..5_000, longest in 1_usize..30_000
+    ) {
+        exchange(seed, Faults { lost, doubled, changed, repeated, late_us }, 16, longest);
+    }
+}

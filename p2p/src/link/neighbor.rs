@@ -1,0 +1,457 @@
+//! A neighbor with whom a session of datagrams was agreed on, and the lanes of its streams.
+//!
+//! A frame is handed over under its place, and its lane hears what became of it: it has arrived, or it could not be carried and
+//! goes over the stream. What comes is given to the lane it names; what names none is dropped, because its stream is over.
+//!
+//! Limits: of frames on their way and of frames unread the session's; a lane's channels hold no more than these.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use scheduler::NodeId;
+use scheduler::governor::Resource;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use super::choice::{Figures, LinkKind};
+use super::datagram::send::Place;
+use super::datagram::session::{Counts, Delivered, ECHO, News, Session};
+use super::datagram::socket::Socket;
+use crate::governor::{Governor, Permit};
+
+/// The longest frame that datagrams carry; longer ones take the stream, which is as fast for them.
+pub(crate) const MAX_FRAME: usize = 1 << 20;
+/// Failures in [`FORGIVEN`] after which the stream is used.
+const MAX_STRIKES: u32 = 3;
+/// How long a failure counts.
+const FORGIVEN: Duration = Duration::from_secs(30);
+/// Echoes under way.
+const MAX_ECHOES: usize = 8;
+
+/// What a frame of lane 0 is.
+const ASK: u8 = 0;
+const ANSWER: u8 = 1;
+/// The other end takes datagrams for the lane whose name follows.
+const READY: u8 = 2;
+
+/// What became of a frame that was handed over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Offer {
+    /// It is on its way.
+    Carried,
+    /// There will be room soon.
+    Wait,
+    /// It takes the stream.
+    Decline,
+}
+
+/// A way to carry frames to a neighbor beside its stream. A stage does not know which one it has.
+pub(crate) trait Link: Send + Sync {
+    /// Which.
+    fn kind(&self) -> LinkKind;
+    /// Hands a frame over, if it can be carried now.
+    fn offer(&self, place: Place, frame: [&[u8]; 2]) -> Offer;
+}
+
+/// What a stream knows of its frames that datagrams carry.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    /// The other end takes datagrams for it.
+    ready: AtomicBool,
+    /// Frames handed over that have neither arrived nor been written to the stream.
+    pub(crate) outstanding: AtomicUsize,
+    /// One of them has.
+    pub(crate) settled: Notify,
+}
+
+impl Lane {
+    /// A frame has arrived, or is on the stream.
+    pub(crate) fn settle(&self) {
+        self.outstanding.fetch_sub(1, Ordering::AcqRel);
+        self.settled.notify_waiters();
+    }
+}
+
+/// What a lane receives by.
+#[derive(Debug)]
+pub(crate) struct Doors {
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) inbox: mpsc::UnboundedReceiver<Delivered>,
+    pub(crate) returns: mpsc::UnboundedReceiver<(u32, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    lane: Arc<Lane>,
+    inbox: mpsc::UnboundedSender<Delivered>,
+    /// Frames that take the stream after all. Here and not in the lane: the task that writes them ends with the entry.
+    returns: mpsc::UnboundedSender<(u32, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+struct State {
+    session: Session,
+    lanes: HashMap<u64, Registered>,
+    echoes: HashMap<u32, oneshot::Sender<usize>>,
+    next_echo: u32,
+    pong: Option<oneshot::Sender<()>>,
+    train: Vec<u8>,
+    strikes: u32,
+    struck: Instant,
+}
+
+/// What is said of a link to a neighbor.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LinkInfo {
+    /// The link in use.
+    pub kind: LinkKind,
+    /// Echoes over the stream, once measured.
+    pub stream: Option<Figures>,
+    /// Echoes over datagrams, once measured.
+    pub datagram: Option<Figures>,
+    /// Frames that datagrams carried.
+    pub messages: u64,
+    /// Frames that datagrams could not carry and the stream did.
+    pub returned: u64,
+    /// Datagrams sent again.
+    pub sent_again: u64,
+}
+
+impl fmt::Display for LinkInfo {
+    /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kind)?;
+        for (name, figures) in [("stream", self.stream), ("datagram", self.datagram)] {
+            if let Some(figures) = figures {
+                write!(f, ", {name} {:.0} us", figures.p50_us[1])?;
+            }
+        }
+        write!(f, ", {} frames by datagram, {} back on the stream", self.messages, self.returned)
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Neighbor {
+    pub(crate) peer: NodeId,
+    pub(crate) address: SocketAddr,
+    socket: Arc<Socket>,
+    governor: Governor,
+    began: Instant,
+    kind: AtomicU8,
+    closed: AtomicBool,
+    state: Mutex<State>,
+    figures: Mutex<[Option<Figures>; 2]>,
+    /// There may be room.
+    pub(crate) room: Notify,
+    /// The fast path was left, or the session has ended.
+    pub(crate) left: Notify,
+    /// Something is due that was not before.
+    busy: Arc<Notify>,
+    _seat: Permit,
+}
+
+impl Link for Neighbor {
+    fn kind(&self) -> LinkKind {
+        if self.kind.load(Ordering::Relaxed) == LinkKind::Datagram as u8 {
+            LinkKind::Datagram
+        } else {
+            LinkKind::Stream
+        }
+    }
+
+    fn offer(&self, place: Place, frame: [&[u8]; 2]) -> Offer {
+        if self.kind() != LinkKind::Datagram || frame[0].len() + frame[1].len() > MAX_FRAME {
+            return Offer::Decline;
+        }
+        let mut state = self.state();
+        let Some(lane) = state.lanes.get(&place.lane).map(|registered| registered.lane.clone()) else {
+            return Offer::Decline;
+        };
+        if !lane.ready.load(Ordering::Relaxed) {
+            return Offer::Decline;
+        }
+        lane.outstanding.fetch_add(1, Ordering::AcqRel);
+        let idle = !state.session.is_busy();
+        let taken = state.session.send(self.now(), place, frame);
+        let waits = state.session.is_busy();
+        self.pump(&mut state);
+        drop(state);
+        if taken {
+            if idle {
+                self.busy.notify_one();
+            }
+            return Offer::Carried;
+        }
+        lane.settle();
+        if waits { Offer::Wait } else { Offer::Decline }
+    }
+}
+
+impl Neighbor {
+    pub(crate) fn new(
+        session: Session,
+        peer: NodeId,
+        address: SocketAddr,
+        socket: Arc<Socket>,
+        governor: Governor,
+        (began, busy, seat): (Instant, Arc<Notify>, Permit),
+    ) -> Self {
+        let state = State {
+            session,
+            lanes: HashMap::new(),
+            echoes: HashMap::new(),
+            next_echo: 0,
+            pong: None,
+            train: Vec::with_capacity(64 << 10),
+            strikes: 0,
+            struck: began,
+        };
+        Self {
+            peer,
+            address,
+            socket,
+            governor,
+            began,
+            kind: AtomicU8::new(LinkKind::Stream as u8),
+            closed: AtomicBool::new(false),
+            state: Mutex::new(state),
+            figures: Mutex::default(),
+            room: Notify::new(),
+            left: Notify::new(),
+            busy,
+            _seat: seat,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A session is consistent between any two statements that can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Counts what this neighbor makes the node hold.
+    pub(crate) fn governor(&self) -> &Governor {
+        &self.governor
+    }
+
+    /// Whether the session is over.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Ends the session: what is on its way goes over the streams.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.use_link(LinkKind::Stream);
+        self.left.notify_waiters();
+    }
+
+    /// Uses this link from now on. What is on its way arrives as it was sent, or goes over the stream.
+    pub(crate) fn use_link(&self, kind: LinkKind) {
+        let kind = if self.is_closed() { LinkKind::Stream } else { kind };
+        let before = self.kind.swap(kind as u8, Ordering::Relaxed);
+        if before != kind as u8 {
+            tracing::info!(node = %self.peer, link = %kind, "another link");
+        }
+        if kind == LinkKind::Stream {
+            let mut state = self.state();
+            state.session.give_up();
+            self.pump(&mut state);
+        }
+        self.room.notify_waiters();
+    }
+
+    /// What was measured.
+    pub(crate) fn measured(&self, stream: Option<Figures>, datagram: Option<Figures>) {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = [stream, datagram];
+    }
+
+    /// See [`LinkInfo`].
+    pub(crate) fn info(&self) -> LinkInfo {
+        let [stream, datagram] = *self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        let Counts { sent, .. } = self.state().session.counts();
+        let (messages, returned, sent_again) = (sent.messages - sent.returned, sent.returned, sent.again);
+        LinkInfo { kind: self.kind(), stream, datagram, messages, returned, sent_again }
+    }
+
+    /// Enters a lane; `None` when there is one of this name.
+    pub(crate) fn enter(&self, name: u64, ready: bool) -> Option<Doors> {
+        let mut state = self.state();
+        if name == ECHO || state.lanes.contains_key(&name) {
+            return None;
+        }
+        let (inbox, inbox_out) = mpsc::unbounded_channel();
+        let (returns, returns_out) = mpsc::unbounded_channel();
+        let lane = Arc::new(Lane {
+            ready: AtomicBool::new(ready),
+            outstanding: AtomicUsize::new(0),
+            settled: Notify::new(),
+        });
+        state.lanes.insert(name, Registered { lane: lane.clone(), inbox, returns });
+        Some(Doors { lane, inbox: inbox_out, returns: returns_out })
+    }
+
+    /// Tells the other end that datagrams are taken for a lane.
+    pub(crate) fn say_ready(&self, lane: u64) {
+        self.send_own(0, [&[READY], &lane.to_le_bytes()]);
+    }
+
+    /// Forgets a lane.
+    pub(crate) fn leave(&self, name: u64) {
+        self.state().lanes.remove(&name);
+    }
+
+    fn send_own(&self, number: u32, frame: [&[u8]; 2]) -> bool {
+        let mut state = self.state();
+        let sent = state.session.send(self.now(), Place { lane: ECHO, number }, frame);
+        self.pump(&mut state);
+        drop(state);
+        self.busy.notify_one();
+        sent
+    }
+
+    /// Sends `payload` over datagrams and waits for it to come back; false when it does not within `limit`.
+    pub(crate) async fn echo(&self, payload: &[u8], limit: Duration) -> bool {
+        let (sender, answer) = oneshot::channel();
+        let number = {
+            let mut state = self.state();
+            if state.echoes.len() >= MAX_ECHOES {
+                state.echoes.clear();
+            }
+            state.next_echo = state.next_echo.wrapping_add(1);
+            let number = state.next_echo;
+            state.echoes.insert(number, sender);
+            number
+        };
+        let sent = self.send_own(number, [&[ASK], payload]);
+        let back = tokio::time::timeout(limit, answer).await;
+        self.state().echoes.remove(&number);
+        sent && matches!(back, Ok(Ok(len)) if len == payload.len())
+    }
+
+    /// Whether a ping is answered within `limit`.
+    pub(crate) async fn ping(&self, limit: Duration) -> bool {
+        let (sender, answer) = oneshot::channel();
+        {
+            let mut state = self.state();
+            state.pong = Some(sender);
+            state.session.ping();
+            self.pump(&mut state);
+        }
+        matches!(tokio::time::timeout(limit, answer).await, Ok(Ok(())))
+    }
+
+    /// Takes in the datagrams of a train that came from this neighbor's address.
+    pub(crate) fn on_train(&self, train: &[u8], segment: usize) {
+        let mut state = self.state();
+        let now = self.now();
+        for datagram in train.chunks(segment) {
+            state.session.on_datagram(now, datagram);
+        }
+        self.pump(&mut state);
+    }
+
+    /// Does what is due; whether more will be.
+    pub(crate) fn on_time(&self) -> bool {
+        let mut state = self.state();
+        let now = self.now();
+        if state.session.due().is_some_and(|due| due <= now) {
+            state.session.on_time(now);
+            self.pump(&mut state);
+        }
+        state.session.is_busy()
+    }
+
+    /// Hands on what the session has to say, and sends what it has to send.
+    fn pump(&self, state: &mut State) {
+        let news = state.session.take_news();
+        let moved = news.iter().any(|news| matches!(news, News::Arrived(_) | News::Returned(..)));
+        let mut failed = false;
+        for news in news {
+            match news {
+                News::Delivered(delivered) if delivered.place.lane == ECHO => self.on_own(state, &delivered),
+                News::Delivered(delivered) => {
+                    if let Some(registered) = state.lanes.get(&delivered.place.lane) {
+                        // A reader that went away wants nothing.
+                        let _ = registered.inbox.send(delivered);
+                    }
+                }
+                News::Arrived(place) => {
+                    if let Some(registered) = state.lanes.get(&place.lane) {
+                        registered.lane.settle();
+                    }
+                }
+                News::Returned(place, frame) => {
+                    failed = true;
+                    if let Some(registered) = state.lanes.get(&place.lane)
+                        && registered.returns.send((place.number, frame)).is_err()
+                    {
+                        registered.lane.settle();
+                    }
+                }
+                News::Pong => {
+                    // The one who asked may have stopped waiting.
+                    let _ = state.pong.take().map(|pong| pong.send(()));
+                }
+            }
+        }
+        let State { session, train, .. } = state;
+        while let Some(segment) = session.transmit(self.now(), train) {
+            self.socket.send(self.address, train, segment);
+        }
+        if failed && self.kind() == LinkKind::Datagram {
+            self.strike(state);
+        }
+        if moved {
+            self.room.notify_waiters();
+        }
+    }
+
+    /// A frame could not be carried. After a few the stream is used.
+    fn strike(&self, state: &mut State) {
+        if state.struck.elapsed() > FORGIVEN {
+            state.strikes = 0;
+        }
+        (state.strikes, state.struck) = (state.strikes + 1, Instant::now());
+        if state.strikes >= MAX_STRIKES {
+            state.strikes = 0;
+            tracing::info!(node = %self.peer, "datagrams do not arrive, the stream is used");
+            self.kind.store(LinkKind::Stream as u8, Ordering::Relaxed);
+            self.left.notify_waiters();
+        }
+    }
+
+    /// A frame of lane 0.
+    fn on_own(&self, state: &mut State, delivered: &Delivered) {
+        let Some((kind, rest)) = delivered.frame().split_first() else { return };
+        match *kind {
+            ASK => {
+                let holder = self.governor.holder(self.peer);
+                if self.governor.spend(holder, Resource::Echoes, rest.len() as u64).is_ok() {
+                    state.session.send(self.now(), delivered.place, [&[ANSWER], rest]);
+                    self.busy.notify_one();
+                }
+            }
+            ANSWER => {
+                if let Some(waiting) = state.echoes.remove(&delivered.place.number) {
+                    // It may have stopped waiting.
+                    let _ = waiting.send(rest.len());
+                }
+            }
+            READY => {
+                let name = rest.try_into().map(u64::from_le_bytes);
+                if let Some(registered) = name.ok().and_then(|name| state.lanes.get(&name)) {
+                    registered.lane.ready.store(true, Ordering::Relaxed);
+                }
+            }
+            _ => {}
+        }
+    }
+}
