@@ -251,7 +251,11 @@ impl Network {
             let network = self.clone();
             let links = async move { network.open_lane(node, Lane::Links).await };
             if let Some(neighbor) = self.links.neighbor(node, links).await {
-                return self.open_lane(node, Lane::Linked).await?.linked(neighbor, true).await;
+                let stream = self.open_lane(node, Lane::Linked).await?;
+                // Another connection may lead to another process of the peer, which knows nothing of the session.
+                if stream.connection() == neighbor.connection {
+                    return stream.linked(neighbor, true).await;
+                }
             }
         }
         self.open_lane(node, Lane::Plane(plane)).await

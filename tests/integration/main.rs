@@ -23,7 +23,6 @@ mod hostile;
 mod joining;
 mod kmod;
 mod lab;
-mod link;
 mod models;
 mod operate;
 mod packaging;

@@ -122,7 +122,7 @@ pub struct JoinArgs {
     /// Only talk to nodes on this machine
     #[arg(long)]
     pub loopback: bool,
-    /// What carries frames to neighbors of the same network: auto (measured), stream or datagram
+    /// What carries frames to neighbors of the same network: stream, datagram, or auto, which measures both
     #[arg(long, value_name = "LINK", default_value_t)]
     pub link: p2p::LinkMode,
     /// Datagrams of a thousand that are lost on purpose: for tests

@@ -87,6 +87,9 @@ pub fn layer_groups(
     layers: &[LayerRange],
 ) -> Result<Vec<(LayerRange, GroupSet)>> {
     let count = header.num_layers();
+    if let Some(beyond) = layers.iter().find(|range| range.end() > count) {
+        return Err(Error::usage(format!("layers {beyond} of a model with {count}")));
+    }
     let single = layers.iter().flat_map(|range| range.start()..range.end());
     let groups = single.filter_map(|layer| LayerRange::new(layer, layer + 1)).map(|layer| {
         let ends = Ends { embedding: layer.start() == 0, head: layer.end() == count };

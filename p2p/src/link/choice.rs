@@ -35,9 +35,9 @@ impl fmt::Display for LinkKind {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum LinkMode {
     /// The faster one, as measured; the stream where that is in doubt and within one host.
-    #[default]
     Auto,
     /// The stream always.
+    #[default]
     Stream,
     /// Datagrams to every neighbor that takes them, within one host too.
     Datagram,

@@ -310,10 +310,10 @@ impl Shared {
         let (here, there) = (place.name, theirs.session);
         let terms = Terms { peer, here, there, direction, secret, chunk_bytes: CHUNK_BYTES };
         let session = Session::new(self.began.elapsed(), terms, self.governor.clone());
-        let address = SocketAddr::new(ip, theirs.port);
+        let way = (SocketAddr::new(ip, theirs.port), stream.connection());
         let (socket, governor) = (self.socket.clone(), self.governor.clone());
         let rest = (self.began, self.busy.clone(), seat);
-        let neighbor = Arc::new(Neighbor::new(session, peer, address, socket, governor, rest));
+        let neighbor = Arc::new(Neighbor::new(session, peer, way, socket, governor, rest));
         let mut table = self.table();
         table.places.insert(here % MAX_SESSIONS as u64, (here, Some(neighbor.clone())));
         let before = table.peers.insert(peer, Peer::Linked(neighbor.clone()));

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use libp2p::swarm::ConnectionId;
 use scheduler::NodeId;
 use scheduler::governor::Resource;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -138,6 +139,8 @@ impl fmt::Display for LinkInfo {
 pub(crate) struct Neighbor {
     pub(crate) peer: NodeId,
     pub(crate) address: SocketAddr,
+    /// The connection that the session was agreed on: streams of another one may lead to another process of the peer.
+    pub(crate) connection: ConnectionId,
     socket: Arc<Socket>,
     governor: Governor,
     began: Instant,
@@ -195,7 +198,7 @@ impl Neighbor {
     pub(crate) fn new(
         session: Session,
         peer: NodeId,
-        address: SocketAddr,
+        (address, connection): (SocketAddr, ConnectionId),
         socket: Arc<Socket>,
         governor: Governor,
         (began, busy, seat): (Instant, Arc<Notify>, Permit),
@@ -213,6 +216,7 @@ impl Neighbor {
         Self {
             peer,
             address,
+            connection,
             socket,
             governor,
             began,

@@ -8,7 +8,7 @@ use super::{
     Far, QUARTER,
     landmarks::landmark_len,
     registers::{Widened, diagonal},
-    tile::{WEIGHTS, Work},
+    tile::{Task, WEIGHTS, Work},
 };
 use crate::kernels::simd::{LANES, Simd};
 
@@ -361,5 +361,19 @@ impl Work<'_> {
                 S::store(out, o);
             }
         }
+    }
+}
+
+impl Task<'_> {
+    /// What is stored of a head in the quarter that has `position`, and which of its positions that is.
+    ///
+    /// # Safety
+    /// The job was checked, and has the head.
+    #[inline(always)]
+    pub(super) unsafe fn quarter(&self, kv_head: usize, position: usize) -> (*const u16, usize) {
+        let quarter = &self.pages[position / QUARTER];
+        // SAFETY: the quarter has the task's shape, so the head is inside it.
+        let head = unsafe { quarter.as_ptr().add(kv_head * QUARTER * self.shape.head_len()) };
+        (head, position % QUARTER)
     }
 }

@@ -101,18 +101,6 @@ impl<'a> Task<'a> {
         self.start + pair / self.group
     }
 
-    /// What is stored of a head in the quarter that has `position`, and which of its positions that is.
-    ///
-    /// # Safety
-    /// The job was checked, and has the head.
-    #[inline(always)]
-    pub(super) unsafe fn quarter(&self, kv_head: usize, position: usize) -> (*const u16, usize) {
-        let quarter = &self.pages[position / QUARTER];
-        // SAFETY: the quarter has the task's shape, so the head is inside it.
-        let head = unsafe { quarter.as_ptr().add(kv_head * QUARTER * self.shape.head_len()) };
-        (head, position % QUARTER)
-    }
-
     /// The query head of a pair.
     #[inline(always)]
     fn head(&self, kv_head: usize, pair: usize) -> usize {
