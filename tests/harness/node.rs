@@ -127,17 +127,21 @@ impl Node {
 
     /// Waits until `count` peers that hold something are connected.
     pub fn meets(&self, count: usize) {
+        let holds =
+            |p: &Value| p["connected"] == true && p["models"].as_array().is_some_and(|m| !m.is_empty());
+        self.sees(count, holds);
+    }
+
+    /// Waits until at least `count` of the peers it knows are as `wanted`.
+    pub fn sees(&self, count: usize, wanted: impl Fn(&Value) -> bool) {
         let started = Instant::now();
         loop {
             let peers = self.ask(&["peers"]);
-            let met = peers["peers"].as_array().unwrap().iter();
-            let met = met
-                .filter(|p| p["connected"] == true && p["models"].as_array().is_some_and(|m| !m.is_empty()))
-                .count();
-            if met >= count {
+            let seen = peers["peers"].as_array().unwrap().iter().filter(|peer| wanted(peer)).count();
+            if seen >= count {
                 return;
             }
-            assert!(started.elapsed() < PATIENCE, "met {met} of {count}: {peers}");
+            assert!(started.elapsed() < PATIENCE, "{seen} of {count}: {peers}");
             thread::sleep(Duration::from_millis(50));
         }
     }

@@ -18,6 +18,7 @@ mod drafts;
 mod examples;
 mod failover;
 mod first_model;
+mod gpu;
 mod guides;
 mod hostile;
 mod joining;
