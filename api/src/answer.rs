@@ -423,6 +423,7 @@ pub(crate) fn badge(plan: &Plan, report: Option<&Report>) -> Value {
         "verify": plan.verify.name(),
         "wire": plan.wire,
         "cuts": plan.cuts,
+        "attention": plan.attention,
         "route": plan.route,
         "seed": plan.seed,
         "predicted_tok_s": plan.predicted_tok_s,

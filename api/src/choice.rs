@@ -98,6 +98,8 @@ pub struct Guard {
     pub verify: Option<Verify>,
     /// What those do who stand by.
     pub shadow: Option<Shadow>,
+    /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
+    pub agreed: bool,
 }
 
 /// In which form activations travel between nodes.

@@ -273,8 +273,8 @@ fn question(given: &Value) -> Result<Box<GenerateRequest>, String> {
         format: Format::Text,
         mode: None::<Mode>,
         guard: Guard::default(),
-        agreed: false,
         wire: WireChoice::default(),
+        attention: None,
         show_special: false,
         echo: false,
     }))

@@ -41,8 +41,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         format: Format::Text,
         mode: None,
         guard: Default::default(),
-        agreed: false,
         wire: Default::default(),
+        attention: None,
         show_special: false,
         echo: false,
     };

@@ -13,7 +13,7 @@ use p2p::{
     codec::{self, Rounding, Wire},
     wire::announce::Class,
 };
-use scheduler::{LayerRange, ModelId, SessionId};
+use scheduler::{AttentionKind, LayerRange, ModelId, SessionId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::worker::{self, Body, DraftIds, Job, JobInput, OpenSession, Source, Spec, Want};
@@ -30,6 +30,8 @@ pub struct Case {
     pub layers: LayerRange,
     /// Where the session rounds.
     pub rounding: Rounding,
+    /// Which earlier positions its rows see.
+    pub attention: AttentionKind,
     /// Values of a row.
     pub hidden: usize,
     /// The rows that entered, from position 0 on, all in one form.
@@ -112,6 +114,7 @@ impl Auditor {
             positions,
             at: 0,
             rounding: case.rounding.clone(),
+            attention: case.attention,
             kept: Vec::new(),
             conduct: None,
         };

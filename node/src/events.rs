@@ -15,6 +15,7 @@ use api::{
     choice::{Draft, Mode, Shadow, Verify, Wire, WireChoice},
     inference::Format,
 };
+use scheduler::AttentionKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use shard::sample::SamplingParams;
@@ -40,13 +41,15 @@ pub struct PromptRequest {
     /// How activations travel.
     #[serde(flatten)]
     pub wire: WireChoice,
+    /// Which earlier positions each row sees.
+    #[serde(default, with = "attention", skip_serializing_if = "is_dense")]
+    pub attention: AttentionKind,
     /// Peers that may compute in trusted mode, as hex.
     #[serde(default)]
     pub trusted: Vec<String>,
-    /// First and last layers that stay home.
-    pub head: u32,
-    /// Last layers that stay home.
-    pub tail: u32,
+    /// The layers that stay home.
+    #[serde(flatten)]
+    pub ends: Ends,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// The seed of every draw.
@@ -65,6 +68,39 @@ pub struct PromptRequest {
     /// What only the API asks for.
     #[serde(default)]
     pub api: ForApi,
+}
+
+/// First and last layers of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ends {
+    /// How many of the first.
+    pub head: u32,
+    /// How many of the last.
+    pub tail: u32,
+}
+
+impl Default for Ends {
+    fn default() -> Self {
+        Self { head: 1, tail: 1 }
+    }
+}
+
+fn is_dense(attention: &AttentionKind) -> bool {
+    attention.is_dense()
+}
+
+/// Kinds of attention as users write them.
+mod attention {
+    use scheduler::AttentionKind;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(kind: &AttentionKind, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(kind)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<AttentionKind, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// What to answer.
@@ -335,6 +371,9 @@ pub struct OwnRoute {
     /// Layers before which they are rounded: none where the form is exact.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<u32>,
+    /// Which earlier positions each row sees.
+    #[serde(default, with = "attention", skip_serializing_if = "is_dense")]
+    pub attention: AttentionKind,
     /// Whether the prompt ends inside a block of reasoning.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reasoning: bool,

@@ -32,6 +32,8 @@ const SLOW_MS: f64 = 1_500.0;
 const SHADOWS: [&str; 4] = ["all", "all", "lazy", "none"];
 /// What drafts, as often as it is drawn; `auto` is here what `SHOAL_DRAFT` says.
 const DRAFTS: [&str; 4] = ["auto", "auto", "lookup", "off"];
+/// What rows see, as often as it is drawn.
+const ATTENTION: [&str; 4] = ["dense", "dense", "window:24", "sparse:window=16,sinks=2,stride=on,block=16"];
 /// Two ways to hold the middle layers twice: with a follower for each segment, and so that the node that takes over cuts
 /// differently.
 const LAYERS: [&[&str]; 2] = [&["1..4", "4..7", "1..4", "4..7"], &["1..3,3..5", "3..5,5..7", "5..7,1..3"]];
@@ -137,7 +139,7 @@ impl Swarm {
 }
 
 /// What to ask: plain, seeded with everything that depends on the past, and a long prompt.
-fn asks() -> [Vec<String>; 3] {
+fn asks(attention: &str) -> [Vec<String>; 3] {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let mut plain = words("-n 40");
     plain.push("Tell me a story about a fox and a lantern".into());
@@ -145,7 +147,7 @@ fn asks() -> [Vec<String>; 3] {
     seeded.push("Tell me a story about a bear who bakes bread".into());
     let mut long = words("-n 40 --raw");
     long.push("Once upon a time a little owl counted the stars. ".repeat(40));
-    [plain, seeded, long]
+    [plain, seeded, long].map(|words| [words, vec!["--attention".into(), attention.into()]].concat())
 }
 
 /// Runs a prompt and strikes when the time has come; gives the last line.
@@ -197,14 +199,12 @@ fn the_answer_survives_every_kind_of_death() {
     let number =
         |name: &str, default: u64| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
     let (faults, first) = (number("SHOAL_FAULTS", 20), number("SHOAL_SEED", 1));
-    let expected: Vec<Value> = asks()
-        .iter()
-        .map(|ask| {
-            let args: Vec<String> =
-                ["run", "--json"].map(str::to_owned).into_iter().chain(ask.clone()).collect();
-            Shoal::new().json(args, "")["ids"].clone()
-        })
-        .collect();
+    let alone = |ask: &Vec<String>| {
+        let args: Vec<String> = ["run", "--json"].map(str::to_owned).into_iter().chain(ask.clone()).collect();
+        Shoal::new().json(args, "")["ids"].clone()
+    };
+    let expected: Expected =
+        ATTENTION.iter().map(|attention| (*attention, asks(attention).iter().map(alone).collect())).collect();
     // One swarm for each layout, side by side: most of a fault is waiting.
     let stalls = thread::scope(|scope| {
         let half = |index: usize| {
@@ -236,15 +236,18 @@ fn the_answer_survives_every_kind_of_death() {
     }
 }
 
+/// The answers to all prompts, by what rows see.
+type Expected = BTreeMap<&'static str, Vec<Value>>;
+
 /// The stalls by kind of death, ms, and tokens drafted and those of them that were right.
 type Struck = (BTreeMap<(&'static str, Kind), Vec<f64>>, (u64, u64));
 
 /// Strikes a swarm of this layout once for each seed.
-fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &[Value]) -> Struck {
+fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &Expected) -> Struck {
     let mut swarm = Swarm::start(layers);
     let mut drafts = (0, 0);
     // What was answered once can be drafted.
-    for (ask, expected) in asks().iter().zip(expected) {
+    for (ask, expected) in asks("dense").iter().zip(&expected["dense"]) {
         let line = run(&swarm, ask, "none", "auto", &mut |_, _| {});
         assert_eq!(line["ids"], *expected, "{line}");
     }
@@ -257,7 +260,11 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &[Va
         let which = chance.below(3);
         let stage = chance.below(2);
         let shadow = SHADOWS[chance.below(SHADOWS.len())];
-        println!("seed {seed}: {kind:?} in {phase:?}, prompt {which}, stage {stage}, shadow {shadow}");
+        let attention = ATTENTION[Rng::new(seed ^ 0xa77).below(ATTENTION.len())];
+        let expected = &expected[attention];
+        println!(
+            "seed {seed}: {kind:?} in {phase:?}, prompt {which}, {attention}, stage {stage}, shadow {shadow}"
+        );
         let (length, mut victim) = (expected[which].as_array().unwrap().len(), None);
         let at = match phase {
             Phase::Prefill => 0,
@@ -272,7 +279,7 @@ fn strike_all(layers: &'static [&'static str], seeds: Range<u64>, expected: &[Va
             victim = Some(index);
         }
         let draft = DRAFTS[Rng::new(!seed).below(DRAFTS.len())];
-        let line = run(&swarm, &asks()[which], shadow, draft, &mut |route, tokens| {
+        let line = run(&swarm, &asks(attention)[which], shadow, draft, &mut |route, tokens| {
             if victim.is_none() && tokens >= at && !route.is_null() {
                 let strangers = route["stages"]
                     .as_array()

@@ -18,6 +18,8 @@ pub struct Plan {
     pub wire: Wire,
     /// Layers before which they are rounded: none where the form is exact.
     pub cuts: Vec<u32>,
+    /// Which earlier positions a token sees, as a request says it.
+    pub attention: String,
     /// The stages in order, e.g. `me:0-2`, `3f2a91c0:2-16`: node (8 hex digits or `me`) and its layers.
     pub route: Vec<String>,
     /// Tokens per second the plan promises.

@@ -55,7 +55,7 @@ pub enum Failure {
 }
 
 /// The fields that failures name.
-const FIELDS: [&str; 18] = [
+const FIELDS: [&str; 19] = [
     "prompt",
     "messages",
     "model",
@@ -63,6 +63,7 @@ const FIELDS: [&str; 18] = [
     "verify",
     "wire",
     "cuts",
+    "attention",
     "draft",
     "logit_bias",
     "response_format",

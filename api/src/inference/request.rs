@@ -30,10 +30,10 @@ pub struct GenerateRequest {
     pub mode: Option<Mode>,
     /// How it is guarded against those who compute.
     pub guard: Guard,
-    /// Whether the client agrees for this request that strangers compute it, whatever the node's owner said.
-    pub agreed: bool,
     /// How activations travel.
     pub wire: WireChoice,
+    /// Which earlier positions a token sees, in words that the node knows; `None` for all of them.
+    pub attention: Option<String>,
     /// Whether control tokens print their names, so that tool calls marked by them can be found.
     pub show_special: bool,
     /// Whether the prompt's tokens come first ([`Event::Prompt`](super::Event::Prompt)), with log-probabilities where

@@ -88,8 +88,8 @@ fn common(
         format,
         mode: openai::choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         guard: openai::guard(fields, headers)?,
-        agreed: openai::agreed(headers)?,
         wire: openai::wire(fields, headers)?,
+        attention: openai::attention(fields, headers)?,
         show_special: false,
         echo: false,
     })

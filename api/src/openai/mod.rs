@@ -36,6 +36,8 @@ const MAX_BIAS: usize = 1024;
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 /// Most layers that an answer may be cut before.
 const MAX_CUTS: usize = 256;
+/// Bytes of the words that choose attention.
+const MAX_ATTENTION_BYTES: usize = 96;
 /// Counts of tokens beyond this are typing errors.
 pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
@@ -71,21 +73,21 @@ pub(crate) fn common(
         format: Format::Text,
         mode: choice(fields, headers, "mode", "x-shoal-mode", &Mode::ALL, Mode::name)?,
         guard: guard(fields, headers)?,
-        agreed: agreed(headers)?,
         wire: wire(fields, headers)?,
+        attention: attention(fields, headers)?,
         show_special: false,
         echo: false,
     })
 }
 
-/// How strangers are checked, in the words of the API or of the command line, and who stands by.
+/// How strangers are checked, in the words of the API or of the command line, who stands by, and whether strangers may compute.
 pub(crate) fn guard(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Guard, ApiError> {
     let aliases = [("off", Verify::Off), ("strict", Verify::Strict)];
     let words: Vec<(&'static str, Verify)> =
         Verify::ALL.map(|verify| (verify.name(), verify)).into_iter().chain(aliases).collect();
     let word = choice(fields, headers, "verify", "x-shoal-verify", &words, |word| word.0)?;
     let shadow = choice(fields, headers, "shadow", "x-shoal-shadow", &Shadow::ALL, Shadow::name)?;
-    Ok(Guard { verify: word.map(|word| word.1), shadow })
+    Ok(Guard { verify: word.map(|word| word.1), shadow, agreed: agreed(headers)? })
 }
 
 /// What may draft tokens, from the body or from a header.
@@ -120,8 +122,22 @@ pub(crate) fn wire(fields: &Fields<'_>, headers: &HeaderMap) -> Result<WireChoic
     Ok(choice)
 }
 
+/// Which earlier positions a token sees, from the body or from a header; the node knows the words.
+pub(crate) fn attention(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let long = || format!("must have at most {MAX_ATTENTION_BYTES} bytes");
+    if let Some(text) = fields.text("attention")? {
+        let short = text.len() <= MAX_ATTENTION_BYTES;
+        return if short { Ok(Some(text.to_owned())) } else { Err(fields.refuse("attention", long())) };
+    }
+    let Some(value) = headers.get("x-shoal-attention") else { return Ok(None) };
+    match value.to_str().ok().filter(|text| text.len() <= MAX_ATTENTION_BYTES) {
+        Some(text) => Ok(Some(text.to_owned())),
+        None => Err(ApiError::field("x-shoal-attention", long())),
+    }
+}
+
 /// Whether the client agrees for this request that strangers compute it.
-pub(crate) fn agreed(headers: &HeaderMap) -> Result<bool, ApiError> {
+fn agreed(headers: &HeaderMap) -> Result<bool, ApiError> {
     match headers.get("x-shoal-consent") {
         None => Ok(false),
         Some(word) if word == "once" => Ok(true),

@@ -92,8 +92,15 @@ fn draft() -> Value {
     json!({"type": "string", "pattern": "^(auto|off|none|(lookup|grammar)(,(lookup|grammar))*)$", "description": about})
 }
 
+/// Which earlier positions a token sees.
+fn attention() -> Value {
+    let about = "Which earlier positions a token sees: dense (all), window:POSITIONS, or sparse, with any of the settings \
+                 sparse:window=128,sinks=1,stride=on,block=64";
+    json!({"type": "string", "maxLength": 96, "description": about})
+}
+
 /// What every request for an answer takes.
-fn who() -> [(&'static str, Value); 7] {
+fn who() -> [(&'static str, Value); 8] {
     [
         ("mode", words(&["local", "trusted", "boomerang", "open"])),
         ("verify", words(&["none", "sample", "all", "off", "strict"])),
@@ -101,6 +108,7 @@ fn who() -> [(&'static str, Value); 7] {
         ("draft", draft()),
         ("wire", words(&Wire::ALL.map(Wire::name))),
         ("allow_rounding", json!({"type": "boolean", "description": "Whether wire `auto` may round"})),
+        ("attention", attention()),
         ("cuts", list(integer(1, i64::from(u32::MAX)), 0, 256)),
     ]
 }

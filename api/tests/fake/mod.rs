@@ -295,7 +295,7 @@ impl Inference for Fake {
         }
         let mode = request.mode.unwrap_or(Mode::Boomerang);
         let agreed = self.state.lock().unwrap().modes.iter().any(|known| known.mode == mode && known.agreed);
-        if !agreed && !request.agreed {
+        if !agreed && !request.guard.agreed {
             let refused = Failure::NotAgreed { mode, sentence: "Strangers could read it".into() };
             return futures::future::ready(Err(refused)).boxed();
         }
@@ -308,6 +308,7 @@ impl Inference for Fake {
             mode,
             verify: if local { Verify::Off } else { request.guard.verify.unwrap_or(Verify::Sample) },
             wire: request.wire.form(),
+            attention: "dense".into(),
             cuts: request.wire.cuts.clone(),
             route: if local {
                 vec!["me:0-32".into()]

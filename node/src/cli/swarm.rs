@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr};
 
 use clap::{Args, ValueEnum};
-use scheduler::LayerRange;
+use scheduler::{AttentionKind, LayerRange};
 
 use super::{EngineArgs, SamplingArgs};
 use crate::control::{Mode, Shadow, Verify};
@@ -316,6 +316,9 @@ pub struct PlanArgs {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub wire: super::WireArgs,
+    /// Which earlier positions a token sees: dense, window:POSITIONS, or sparse[:window=128,sinks=1,stride=on,block=64]
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub attention: AttentionKind,
     /// Most tokens to generate
     #[arg(short = 'n', long, default_value_t = 128)]
     pub max_tokens: u32,

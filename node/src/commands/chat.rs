@@ -13,7 +13,7 @@ use tokio::runtime::Runtime;
 
 use super::{
     obtain, request,
-    run::{may_leave, refuse_attention, show_json, show_text, summary_json, summary_text},
+    run::{may_leave, show_json, show_text, summary_json, summary_text},
     swarm::{consent, remote},
     utf8,
 };
@@ -76,13 +76,12 @@ pub(super) fn run(mut args: ChatArgs) -> Result<()> {
 
 /// The home of the node that is to answer; `None` to answer in this process.
 fn node(args: &ChatArgs) -> Result<Option<PathBuf>> {
-    refuse_attention(args.via, args.attention)?;
     let home = args.home.path();
     let runs = || home.as_ref().is_ok_and(|home| control::socket(home).exists());
     let through = match args.via {
         Via::Local => false,
         Via::Swarm => true,
-        Via::Auto => args.attention.is_dense() && runs() && may_leave(&args.route, args.json, &home),
+        Via::Auto => runs() && may_leave(&args.route, args.json, &home),
     };
     if through { home.map(Some) } else { Ok(None) }
 }
@@ -110,8 +109,8 @@ impl Asker {
     /// The node's answer to the conversation, shown as it comes.
     fn answer(&self, args: &ChatArgs, messages: &[Value]) -> Result<PromptReport> {
         let prompt = PromptInput::Messages(json!(messages));
-        let (wire, home) = (args.wire.choice(), args.via == Via::Auto);
-        let mut ask = remote::question(prompt, &args.route, wire, &args.sampling, home)?;
+        let (form, home) = ((args.wire.choice(), args.attention), args.via == Via::Auto);
+        let mut ask = remote::question(prompt, &args.route, form, &args.sampling, home)?;
         if args.engine.model != library::DEFAULT_MODEL {
             ask.model.clone_from(&args.engine.model);
         }

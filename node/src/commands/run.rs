@@ -7,7 +7,6 @@ use std::{
     time::Instant,
 };
 
-use scheduler::AttentionKind;
 use serde_json::{Value, json};
 use shard::{sample::Logprob, tokenizer::Encode};
 
@@ -31,7 +30,6 @@ use crate::{
 };
 
 pub(super) fn run(mut args: RunArgs) -> Result<()> {
-    refuse_attention(args.via, args.attention)?;
     let prompt = prompt_text(args.prompt.clone())?;
     let home = args.home.path();
     let running = home.as_ref().is_ok_and(|home| control::socket(home).exists());
@@ -40,7 +38,7 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
     {
         remote::mention_unfinished(home);
     }
-    let leaves = || running && args.attention.is_dense() && may_leave(&args.route, args.json, &home);
+    let leaves = || running && may_leave(&args.route, args.json, &home);
     if args.via == Via::Swarm || (args.via == Via::Auto && leaves()) {
         return through_the_swarm(&args, &prompt, &home?);
     }
@@ -121,15 +119,6 @@ fn name_the_model(args: &mut RunArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// Refuses attention that the swarm does not compute where a prompt must go there.
-pub(super) fn refuse_attention(via: Via, attention: AttentionKind) -> Result<()> {
-    if via == Via::Swarm && !attention.is_dense() {
-        let why = format!("--attention {attention} is computed in this process only: add --via local");
-        return Err(Error::usage(why));
-    }
-    Ok(())
-}
-
 /// Whether a prompt that names no mode may leave this machine, where the user cannot be asked.
 pub(super) fn may_leave(route: &RouteArgs, json: bool, home: &Result<std::path::PathBuf>) -> bool {
     let agreed = home.as_ref().is_ok_and(|home| crate::consent::given(home, control::Mode::Boomerang));
@@ -148,8 +137,8 @@ fn through_the_swarm(args: &RunArgs, prompt: &str, home: &Path) -> Result<()> {
         true => PromptInput::Text(prompt.to_owned()),
         false => PromptInput::Messages(messages(args.system.as_deref(), prompt)),
     };
-    let mut ask =
-        remote::question(prompt, &args.route, args.wire.choice(), &args.sampling, args.via == Via::Auto)?;
+    let form = (args.wire.choice(), args.attention);
+    let mut ask = remote::question(prompt, &args.route, form, &args.sampling, args.via == Via::Auto)?;
     if args.engine.model != library::DEFAULT_MODEL {
         ask.model.clone_from(&args.engine.model);
     }

@@ -1,6 +1,7 @@
 //! What a plan predicts and what an answer that is over reports: the records behind `plan`, `why` and the last event.
 
 use api::choice::{Mode, Wire};
+use scheduler::AttentionKind;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -209,6 +210,9 @@ pub struct Conducted {
     /// Layers before which they were rounded: none where the form is exact.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuts: Vec<u32>,
+    /// Which earlier positions each row saw.
+    #[serde(default, with = "super::attention", skip_serializing_if = "super::is_dense")]
+    pub attention: AttentionKind,
     /// Why it was given up, where it was.
     pub gave_up: Option<String>,
     /// The stop string that ended it, where one did.

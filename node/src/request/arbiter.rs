@@ -68,6 +68,7 @@ impl Checks {
             positions: plan.prompt.len() as u32 + plan.max_tokens.saturating_sub(1),
             at: 0,
             rounding: state.plan.rounding.clone(),
+            attention: state.plan.attention,
             next: None,
             previous: None,
             log: true,

@@ -96,6 +96,7 @@ impl Leases {
             positions,
             at,
             rounding: state.plan.rounding.clone(),
+            attention: state.plan.attention,
             next: next.map(|next| state.plan.contact(next)),
             previous: before.filter(|before| *before != state.means.me && *before != node),
             log: true,

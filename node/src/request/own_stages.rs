@@ -66,6 +66,7 @@ impl OwnStages {
             positions,
             at,
             rounding: state.plan.rounding.clone(),
+            attention: state.plan.attention,
             kept: state.recalled.homes(),
             conduct: last.then(|| Conduct { history, ..state.plan.conduct.clone() }),
         };

@@ -11,7 +11,7 @@ use p2p::{
     wire::{control::Contact, receipt::Receipt},
 };
 use scheduler::{
-    LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
+    AttentionKind, LayerRange, NodeId, Pipeline, RoutePolicy, Segment, SessionId, Shape,
     layer_cost::LayerCosts,
     recover::{Failure, GiveUp},
     session::{End, Standbys},
@@ -43,6 +43,8 @@ pub struct Plan {
     pub conduct: Conduct,
     /// How activations travel, and where they are rounded.
     pub rounding: Rounding,
+    /// Which earlier positions its rows see.
+    pub attention: AttentionKind,
     /// Width of an activation.
     pub hidden: usize,
     /// Which model.

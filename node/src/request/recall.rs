@@ -31,7 +31,7 @@ use p2p::{
         receipt::{Row, Terms},
     },
 };
-use scheduler::{LayerRange, ModelId, Segment, SessionId, sticky::Former};
+use scheduler::{AttentionKind, LayerRange, ModelId, Segment, SessionId, sticky::Former};
 
 use super::replay_log::Logs;
 
@@ -52,6 +52,7 @@ pub(super) struct Remembered {
     pub(super) place: SessionId,
     pub(super) model: ModelId,
     pub(super) rounding: Rounding,
+    pub(super) attention: AttentionKind,
     /// Those whose rows were computed.
     pub(super) tokens: Vec<u32>,
     pub(super) logs: Logs,
@@ -91,13 +92,19 @@ impl Recollections {
 
     /// The longest beginning of `prompt` that was computed for `wire`, rounded at `boundaries` where these are fixed already. The last
     /// token is always computed: its answer is the next one.
-    pub fn recall(&self, model: ModelId, prompt: &[u32], wire: Wire, boundaries: Option<&[u32]>) -> Recalled {
+    pub fn recall(
+        &self,
+        model: ModelId,
+        prompt: &[u32],
+        attention: AttentionKind,
+        (wire, boundaries): (Wire, Option<&[u32]>),
+    ) -> Recalled {
         let (mut all, now) = (self.lock(), Instant::now());
         all.retain(|it| now.saturating_duration_since(it.used) <= TTL);
         let most = prompt.len().saturating_sub(1);
         let fits = |it: &Remembered| {
             let rounding = &it.rounding;
-            it.model == model
+            (it.model, it.attention) == (model, attention)
                 && rounding.wire() == wire
                 && (wire == Wire::Raw || boundaries.is_none_or(|fixed| fixed == rounding.boundaries()))
         };
@@ -130,7 +137,8 @@ impl Recollections {
     pub(super) fn keep(&self, new: Remembered) -> Vec<SessionId> {
         let mut all = self.lock();
         let covered = |it: &Remembered| {
-            (it.model, &it.rounding) == (new.model, &new.rounding) && new.tokens.starts_with(&it.tokens)
+            (it.model, &it.rounding, it.attention) == (new.model, &new.rounding, new.attention)
+                && new.tokens.starts_with(&it.tokens)
         };
         let mut gone: Vec<SessionId> = all.extract_if(.., |it| covered(it)).map(|it| it.place).collect();
         all.push(new);
@@ -217,6 +225,7 @@ mod tests {
             place: SessionId::numbered(number),
             model: ModelId::numbered(1),
             rounding: Rounding::NONE,
+            attention: AttentionKind::Dense,
             tokens: tokens.collect(),
             logs,
             segments: vec![Segment { node: NodeId::numbered(9), layers: LayerRange::new(3, 5).unwrap() }],
@@ -226,7 +235,7 @@ mod tests {
     }
 
     fn recalled(memory: &Recollections, prompt: std::ops::Range<u32>, wire: Wire) -> Recalled {
-        memory.recall(ModelId::numbered(1), &prompt.collect::<Vec<_>>(), wire, None)
+        memory.recall(ModelId::numbered(1), &prompt.collect::<Vec<_>>(), AttentionKind::Dense, (wire, None))
     }
 
     #[test]
@@ -242,8 +251,11 @@ mod tests {
         assert_eq!(recalled(&memory, 0..32, Wire::Raw).positions, 16, "never the last token");
         assert_eq!(recalled(&memory, 0..16, Wire::Raw).positions, 0, "not worth a name");
         assert_eq!(recalled(&memory, 0..100, Wire::Q8).positions, 0, "other bits");
-        let other = memory.recall(ModelId::numbered(2), &(0..100).collect::<Vec<_>>(), Wire::Raw, None);
-        assert_eq!(other.positions, 0);
+        let of = |model, attention| {
+            memory.recall(model, &(0..100).collect::<Vec<_>>(), attention, (Wire::Raw, None)).positions
+        };
+        assert_eq!(of(ModelId::numbered(2), AttentionKind::Dense), 0);
+        assert_eq!(of(ModelId::numbered(1), AttentionKind::Window(64)), 0, "rows that saw less");
         memory.forget(SessionId::numbered(1));
         assert_eq!(recalled(&memory, 0..100, Wire::Raw).positions, 16);
     }
@@ -258,7 +270,9 @@ mod tests {
         let found = recalled(&memory, 0..200, Wire::Q8);
         assert_eq!((found.positions, found.boundaries()), (80, Some(vec![3, 5])));
         let tokens: Vec<u32> = (0..200).collect();
-        let fixed = |at: &[u32]| memory.recall(ModelId::numbered(1), &tokens, Wire::Q8, Some(at)).positions;
+        let fixed = |at: &[u32]| {
+            memory.recall(ModelId::numbered(1), &tokens, AttentionKind::Dense, (Wire::Q8, Some(at))).positions
+        };
         assert_eq!((fixed(&[3, 5]), fixed(&[4])), (80, 0));
         let mut other = found.clone();
         assert_eq!(other.take_logs(&Rounding::new(Wire::Q8, vec![4]), 1).reached(3), 0);

@@ -114,6 +114,7 @@ impl RequestState {
             hidden: self.plan.hidden as u32,
             class: if self.is_approx(layers) { Class::Approx } else { Class::D1 },
             rounding: self.plan.rounding.clone(),
+            attention: self.plan.attention,
             inner: false,
         }
     }
@@ -125,7 +126,8 @@ impl RequestState {
         let (output, said) = self.logs.get(layers.end(), 0, rows)?;
         codec::encoded_len(output, 1, self.plan.hidden)?;
         let (rounding, hidden) = (self.plan.rounding.clone(), self.plan.hidden);
-        Some((Case { layers, rounding, hidden, inputs: (wire, inputs.to_vec()), output }, said))
+        let attention = self.plan.attention;
+        Some((Case { layers, rounding, attention, hidden, inputs: (wire, inputs.to_vec()), output }, said))
     }
 
     /// A node failed, as far as can be told here.
@@ -278,6 +280,7 @@ impl RequestState {
             place: self.place(),
             model: self.plan.model,
             rounding: self.plan.rounding.clone(),
+            attention: self.plan.attention,
             tokens: self.tokens[..positions as usize].to_vec(),
             logs: self.logs.beginning(positions),
             segments,

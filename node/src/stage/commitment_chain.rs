@@ -84,6 +84,7 @@ impl CommitmentChain {
             hidden,
             class,
             rounding: lease.rounding.clone(),
+            attention: lease.attention,
             inner: false,
         };
         let grant = Grant::new(unix_s, random);
@@ -124,7 +125,8 @@ impl CommitmentChain {
 
     /// Whether it goes on under this lease.
     pub(super) fn fits(&self, lease: &Lease) -> bool {
-        self.terms.layers == lease.layers && self.terms.rounding == lease.rounding
+        let Terms { layers, rounding, attention, .. } = &self.terms;
+        (layers, rounding, attention) == (&lease.layers, &lease.rounding, &lease.attention)
     }
 
     /// Goes on under a new epoch with the positions below `have`; says how many there are.

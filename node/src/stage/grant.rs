@@ -33,6 +33,7 @@ impl Running {
             positions: lease.positions,
             at: lease.at,
             rounding: lease.rounding.clone(),
+            attention: lease.attention,
             kept: Vec::new(),
             conduct: None,
         };

@@ -185,6 +185,8 @@ fn accept(ready: ipc::Ready) -> io::Result<Ready> {
         layer_bytes: ready.layer_bytes,
         costs: Some(ipc::costs(&ready.costs, ready.num_layers, ready.hidden)?),
         class: if ready.exact && !pretends() { Class::D1 } else { Class::Approx },
+        attends_window: ready.attends_window,
+        attends_sparse: ready.attends_sparse,
         sandboxed: ready.sandboxed,
         landlocked: ready.landlocked,
     })
@@ -232,7 +234,7 @@ impl Worker {
         if self.shared.guard.is_poison(open.session) {
             return Err(Fault::Poison);
         }
-        let OpenSession { session, epoch, layers, positions, at, rounding, kept, conduct } = open;
+        let OpenSession { session, epoch, layers, positions, at, rounding, attention, kept, conduct } = open;
         let conducts = conduct.is_some();
         let Conduct { sampling, seed, stop, history, prompt_tokens, format, show_special, echo } =
             conduct.unwrap_or_default();
@@ -245,6 +247,7 @@ impl Worker {
             at,
             wire: rounding.wire() as u8,
             rounding: rounding.boundaries().to_vec(),
+            attention: attention.to_string(),
             kept: kept.into_iter().map(|(session, upto)| (*session.as_bytes(), upto)).collect(),
             conduct: conducts.then(|| ipc::Conduct {
                 sampling: (&sampling).into(),

@@ -49,7 +49,7 @@ use p2p::{
     codec::{self, Wire},
     wire::announce::Class,
 };
-use scheduler::{LayerRange, ModelId, SessionId, layer_cost::LayerCosts};
+use scheduler::{AttentionKind, LayerRange, ModelId, SessionId, layer_cost::LayerCosts};
 use shard::{
     executor::DeviceName,
     round::{Rounding, Rule},
@@ -185,6 +185,10 @@ pub struct Ready {
     pub costs: Option<LayerCosts>,
     /// Whether results are bit for bit those of profile `d1`.
     pub class: Class,
+    /// Whether rows may see a window of positions alone.
+    pub attends_window: bool,
+    /// Whether rows may see few positions and means of the others.
+    pub attends_sparse: bool,
     /// Whether the system lets the worker give up network, writing and starting programs.
     pub sandboxed: bool,
     /// Whether the kernel has Landlock, too.
@@ -212,6 +216,8 @@ impl Ready {
             layer_bytes: 0,
             costs: None,
             class: Class::Approx,
+            attends_window: false,
+            attends_sparse: false,
             sandboxed: false,
             landlocked: false,
         }
@@ -225,6 +231,15 @@ impl Ready {
     /// Bytes of state that `positions` positions take in the layers of `range`.
     pub fn state_bytes(&self, range: LayerRange, positions: u64) -> u64 {
         self.costs.as_ref().map_or(0, |costs| costs.state_bytes(range, positions))
+    }
+
+    /// Whether sessions of this kind of attention are computed here.
+    pub fn attends(&self, attention: AttentionKind) -> bool {
+        match attention {
+            AttentionKind::Dense => true,
+            AttentionKind::Window(_) => self.attends_window,
+            AttentionKind::Sparse(_) => self.attends_sparse,
+        }
     }
 
     /// Weights this machine reads while it decodes, bytes per second, as measured at load; `None` without weights.
@@ -280,6 +295,8 @@ pub struct OpenSession {
     pub at: u32,
     /// Where the session rounds, and so the form in which activations leave; boundaries outside `layers` do not matter.
     pub rounding: codec::Rounding,
+    /// Which earlier positions the rows of the session see.
+    pub attention: AttentionKind,
     /// Ended sessions whose caches were kept here and that begin like this one, and how many positions they have in common.
     pub kept: Vec<(SessionId, u32)>,
     /// For a range that ends with the last layer: choose tokens here.

@@ -8,6 +8,7 @@
 //! The process ends when the daemon does, in whatever way: on Linux the kernel kills it, and everywhere the reader sees
 //! the end of the stream and exits at once, even in the middle of a pass.
 
+use scheduler::{AttentionKind, attention::Sparse};
 use std::{
     collections::VecDeque,
     fs::File,
@@ -90,6 +91,7 @@ pub fn run() -> Result<()> {
 fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready> {
     let times = if load.measure { probe::measure(loaded)? } else { Times::default() };
     let blueprint = loaded.blueprint();
+    let attends = |kind| loaded.stages.iter().all(|stage| stage.attends(kind).is_ok());
     Ok(Ready {
         model: *loaded.model.as_bytes(),
         name: loaded.name.clone(),
@@ -108,6 +110,8 @@ fn ready(loaded: &Loaded, load: &Load, confinement: Confinement) -> Result<Ready
         layer_bytes: loaded.layer_bytes,
         costs: loaded.costs.runs().into_iter().map(ipc::cost_run).collect(),
         exact: probe::is_exact(loaded, load.exact)?,
+        attends_window: attends(AttentionKind::Window(1)),
+        attends_sparse: attends(AttentionKind::Sparse(Sparse::DEFAULT)),
         sandboxed: confinement.filtered,
         landlocked: confinement.landlocked,
     })

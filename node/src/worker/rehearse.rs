@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use p2p::codec::{self, Rounding, Wire};
-use scheduler::{LayerRange, SessionId};
+use scheduler::{AttentionKind, LayerRange, SessionId};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -125,6 +125,7 @@ impl Rehearsal<'_> {
             positions: 1,
             at: 0,
             rounding: Rounding::NONE,
+            attention: AttentionKind::Dense,
             kept: Vec::new(),
             conduct,
         };

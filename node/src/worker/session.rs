@@ -7,7 +7,7 @@
 use std::{collections::HashMap, time::Instant};
 
 use p2p::codec::{self, Wire, encoded_len};
-use scheduler::{LayerRange, SessionId};
+use scheduler::{AttentionKind, LayerRange, SessionId};
 use shard::{round::Rounding, state::SessionState};
 
 use super::{
@@ -111,14 +111,16 @@ impl<'m> Sessions<'m> {
                 Some(SampleLoop::new(model, tokenizer, vocab, conduct, history).map_err(refused)?)
             }
         };
-        let fresh = self.model.stages[stage].new_state_of(layers).map_err(refused)?;
+        let attention: AttentionKind = open.attention.parse().map_err(refused)?;
+        let fresh = self.model.stages[stage].new_state_with(layers, attention).map_err(refused)?;
         let mut old: Vec<Held> = replaced.iter().filter_map(|key| self.held.remove(key)).collect();
-        let same = old.iter().position(|held| held.layers == layers);
+        let fits = |held: &Held| held.layers == layers && held.state.attention() == attention;
+        let same = old.iter().position(fits);
         let named: Vec<_> = open.kept.iter().map(|(name, upto)| (ipc::session(*name), *upto)).collect();
         let at = open.at.min(open.positions) as usize;
         let mut state = match same {
             Some(at) => old.swap_remove(at).state,
-            None => self.kept.share(&named, (layers, &rounding), at, now).unwrap_or(fresh),
+            None => self.kept.share(&named, (layers, &rounding, attention), at, now).unwrap_or(fresh),
         };
         let have = state.rewind(at) as u32;
         if let Some(mut conductor) = conductor {

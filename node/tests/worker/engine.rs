@@ -48,8 +48,8 @@ fn request(format: Format, max_tokens: usize) -> GenerateRequest {
         format,
         mode: None,
         guard: Default::default(),
-        agreed: false,
         wire: Default::default(),
+        attention: None,
         show_special: false,
         echo: false,
     }

@@ -24,7 +24,7 @@ use p2p::{
     codec::{Rounding, Wire},
     wire::announce::Class,
 };
-use scheduler::{LayerRange, SessionId};
+use scheduler::{AttentionKind, LayerRange, SessionId};
 use shard::sample::SamplingParams;
 use tokio::sync::mpsc::Receiver;
 
@@ -84,6 +84,7 @@ fn open(session: SessionId, layers: LayerRange, conduct: Option<Conduct>) -> Ope
         positions: CONTEXT as u32,
         at: 0,
         rounding: Rounding::NONE,
+        attention: AttentionKind::Dense,
         kept: Vec::new(),
         conduct,
     }

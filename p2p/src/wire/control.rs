@@ -6,14 +6,14 @@
 use std::fmt;
 
 use scheduler::capability::{MAX_LAYERS, MAX_RANGES};
-use scheduler::{LayerRange, ModelId, NodeId, SessionId};
+use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
 
 use super::Malformed;
 use super::announce::MAX_ANNOUNCEMENT;
 use super::cursor::{Reader, Writer, cut};
 pub use super::fields::{MAX_ADDRESS, MAX_ADDRESSES, MAX_POSITIONS};
 use super::fields::{
-    read_addresses, read_range, read_rounding, write_addresses, write_range, write_rounding,
+    read_addresses, read_arithmetic, read_range, write_addresses, write_arithmetic, write_range,
 };
 use super::frame::COMMIT_LEN;
 use super::prefix::{Beginning, MAX_BEGINNINGS};
@@ -61,6 +61,8 @@ pub struct Lease {
     pub at: u32,
     /// Where the session rounds and how, and so the form of outputs.
     pub rounding: Rounding,
+    /// Which earlier positions its rows see.
+    pub attention: AttentionKind,
     /// Where outputs go; `None`: to the requester.
     pub next: Option<Contact>,
     /// Whose frames count besides the requester's: the node of the segment before; `None`: no other node's.
@@ -251,7 +253,7 @@ impl Lease {
         to.bytes(self.session.as_bytes()).u32(self.epoch).bytes(self.model.as_bytes());
         write_range(self.layers, to);
         to.u32(self.positions).u32(self.at);
-        write_rounding(&self.rounding, to);
+        write_arithmetic(&self.rounding, self.attention, to);
         to.bool(self.next.is_some());
         if let Some(next) = &self.next {
             next.write(to);
@@ -264,14 +266,20 @@ impl Lease {
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let (session, epoch) = (SessionId::new(from.array()?), from.u32()?);
+        let model = ModelId::new(from.array()?);
+        let layers = read_range(from, MAX_LAYERS)?;
+        let (positions, at) = (from.u32()?, from.u32()?);
+        let (rounding, attention) = read_arithmetic(from)?;
         let lease = Self {
-            session: SessionId::new(from.array()?),
-            epoch: from.u32()?,
-            model: ModelId::new(from.array()?),
-            layers: read_range(from, MAX_LAYERS)?,
-            positions: from.u32()?,
-            at: from.u32()?,
-            rounding: read_rounding(from)?,
+            session,
+            epoch,
+            model,
+            layers,
+            positions,
+            at,
+            rounding,
+            attention,
             next: if from.bool()? { Some(Contact::read(from)?) } else { None },
             previous: if from.bool()? { Some(NodeId::new(from.array()?)) } else { None },
             log: from.bool()?,

@@ -1,6 +1,6 @@
 //! Fields that several layouts share: addresses, layer ranges, and their bounds.
 
-use scheduler::{LayerRange, capability::MAX_LAYERS};
+use scheduler::{AttentionKind, LayerRange, attention::Sparse, capability::MAX_LAYERS};
 
 use super::{
     Malformed,
@@ -40,21 +40,53 @@ pub(super) fn read_range(from: &mut Reader<'_>, layers: u32) -> Result<LayerRang
     range.filter(|range| range.end() <= layers).ok_or(Malformed("layers"))
 }
 
-pub(super) fn write_rounding(rounding: &Rounding, to: &mut Writer) {
-    to.u8(rounding.wire() as u8);
+/// Set in the byte of the form when a kind of attention follows. Dense sessions have the bytes that they had before there was
+/// a choice, so nodes that know no other kind go on serving them, and refuse others as malformed.
+const ATTENDS: u8 = 0x80;
+
+/// What the session rounds and sees.
+pub(super) fn write_arithmetic(rounding: &Rounding, attention: AttentionKind, to: &mut Writer) {
+    to.u8(rounding.wire() as u8 | if attention.is_dense() { 0 } else { ATTENDS });
     to.list(rounding.boundaries(), |to, &layer| {
         to.u32(layer);
     });
+    match attention {
+        AttentionKind::Dense => {}
+        AttentionKind::Window(window) => {
+            to.u8(1).u32(window);
+        }
+        AttentionKind::Sparse(Sparse { window, sinks, stride, block }) => {
+            to.u8(2).u32(window).u32(sinks).bool(stride).u32(block);
+        }
+    }
 }
 
-/// What [`write_rounding`] wrote: boundaries of some model in ascending order, and a form if and only if there are any.
-pub(super) fn read_rounding(from: &mut Reader<'_>) -> Result<Rounding, Malformed> {
-    let wire = Wire::from_u8(from.u8()?).ok_or(Malformed("rounding: wire"))?;
+/// What [`write_arithmetic`] wrote: boundaries of some model in ascending order, a form if and only if there are any, and a kind
+/// of attention that exists.
+pub(super) fn read_arithmetic(from: &mut Reader<'_>) -> Result<(Rounding, AttentionKind), Malformed> {
+    let first = from.u8()?;
+    let wire = Wire::from_u8(first & !ATTENDS).ok_or(Malformed("rounding: wire"))?;
     let boundaries: Vec<u32> = from.list(MAX_LAYERS as usize + 1, 4, Reader::u32)?;
     let ascending = boundaries.is_sorted_by(|a, b| a < b);
     let inside = boundaries.last().is_none_or(|&layer| layer <= MAX_LAYERS);
     if !ascending || !inside || boundaries.is_empty() != (wire == Wire::Raw) {
         return Err(Malformed("rounding: boundaries"));
     }
-    Ok(Rounding::new(wire, boundaries))
+    let attention = if first & ATTENDS == 0 { AttentionKind::Dense } else { read_attention(from)? };
+    Ok((Rounding::new(wire, boundaries), attention))
+}
+
+/// A kind other than dense, whose numbers are within their bounds.
+fn read_attention(from: &mut Reader<'_>) -> Result<AttentionKind, Malformed> {
+    let attention = match from.u8()? {
+        1 => AttentionKind::Window(from.u32()?),
+        2 => AttentionKind::Sparse(Sparse {
+            window: from.u32()?,
+            sinks: from.u32()?,
+            stride: from.bool()?,
+            block: from.u32()?,
+        }),
+        _ => return Err(Malformed("attention: kind")),
+    };
+    attention.checked().map_err(|_| Malformed("attention: numbers"))
 }

@@ -266,7 +266,8 @@ fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
     let sampling = SamplingArgs::greedy(args.max_tokens as usize);
     let messages = json!([{ "role": "user", "content": &args.prompt }]);
     let prompt = PromptInput::Messages(messages);
-    let mut ask = remote::question(prompt, &args.route, args.wire.choice(), &sampling, false)?;
+    let mut ask =
+        remote::question(prompt, &args.route, (args.wire.choice(), args.attention), &sampling, false)?;
     ask.model = args.model.clone().unwrap_or_default();
     asked(home, &Question::Plan(Box::new(ask)))
 }
@@ -275,7 +276,9 @@ fn planned(args: &PlanArgs, home: &std::path::Path) -> Result<PlanReport> {
 fn rounded(own: &Conducted) -> String {
     let cuts: Vec<String> = own.cuts.iter().map(u32::to_string).collect();
     let at = if cuts.is_empty() { String::new() } else { format!(" --cuts {}", cuts.join(",")) };
-    format!("--wire {}{at}", own.wire.name())
+    let sees =
+        if own.attention.is_dense() { String::new() } else { format!(" --attention {}", own.attention) };
+    format!("--wire {}{at}{sees}", own.wire.name())
 }
 
 fn show_plan(asked: &PlanReport) -> Result<()> {

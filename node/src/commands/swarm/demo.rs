@@ -2,7 +2,6 @@
 
 use std::ops::ControlFlow;
 
-use api::choice::WireChoice;
 use serde_json::json;
 
 use super::{remote, runtime, up};
@@ -45,7 +44,7 @@ pub(in crate::commands) fn demo(args: DemoArgs) -> Result<()> {
         shadow: Shadow::default(),
     };
     let prompt = PromptInput::Messages(messages);
-    let ask = remote::question(prompt, &route, WireChoice::default(), &sampling, false)?;
+    let ask = remote::question(prompt, &route, Default::default(), &sampling, false)?;
     let kill_at = (undisturbed.len() as f64 * KILL_AT) as usize;
     let mut seen = 0;
     let mut victim = None;

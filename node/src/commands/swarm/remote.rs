@@ -1,5 +1,6 @@
 //! A prompt through the running node, shown as it comes.
 
+use scheduler::AttentionKind;
 use std::{path::Path, time::Duration};
 
 use api::choice::WireChoice;
@@ -10,8 +11,8 @@ use crate::{
     cli::{SamplingArgs, swarm::RouteArgs},
     control::{self, Caller, Mode, Question},
     events::{
-        DraftReport, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest, Sampling,
-        StageRange,
+        DraftReport, Ends, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest,
+        Sampling, StageRange,
     },
     journal, output,
 };
@@ -20,7 +21,7 @@ use crate::{
 pub fn question(
     prompt: PromptInput,
     route: &RouteArgs,
-    wire: WireChoice,
+    (wire, attention): (WireChoice, AttentionKind),
     sampling: &SamplingArgs,
     may_stay_home: bool,
 ) -> Result<PromptRequest> {
@@ -31,9 +32,9 @@ pub fn question(
         mode: route.mode.unwrap_or(Mode::Boomerang),
         may_stay_home,
         wire,
+        attention,
         trusted: route.trust.clone(),
-        head: route.head,
-        tail: route.tail,
+        ends: Ends { head: route.head, tail: route.tail },
         sampling: Sampling { draft: sampling.draft.clone(), ..(&request.sampling).into() },
         seed: request.seed,
         max_tokens: request.max_tokens.min(u32::MAX as usize) as u32,

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use scheduler::LayerSet;
+use scheduler::{AttentionKind, LayerSet};
 use serde_json::json;
 
 use super::{local, remote, runtime};
@@ -46,7 +46,13 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         return Ok(());
     };
     let messages = PromptInput::Messages(json!([{ "role": "user", "content": prompt }]));
-    let ask = remote::question(messages, &args.route, args.wire.choice(), &args.sampling, false)?;
+    let ask = remote::question(
+        messages,
+        &args.route,
+        (args.wire.choice(), AttentionKind::Dense),
+        &args.sampling,
+        false,
+    )?;
     let me = swarm.nodes[0].name.clone();
     let last =
         runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |event| show(event, &me, args.json)))?;

@@ -15,7 +15,7 @@ use p2p::{
         delegate::{Event, Kind, PREFIX_LEN, Prefix, Request},
     },
 };
-use scheduler::{ModelId, NodeId};
+use scheduler::{AttentionKind, ModelId, NodeId};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::mpsc, time::timeout};
 
@@ -24,8 +24,8 @@ use crate::{
     content::hex,
     control::{LINES, Mode, Shadow, Verify},
     events::{
-        Elsewhere, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest, RouteEvent,
-        Sampling, StageReport, Stall, Timing,
+        Elsewhere, Ends, FinishReason, ForApi, PromptEvent, PromptInput, PromptReport, PromptRequest,
+        RouteEvent, Sampling, StageReport, Stall, Timing,
     },
     telemetry::Requester,
 };
@@ -201,9 +201,9 @@ fn ask(request: &Request) -> Result<PromptRequest, String> {
         mode: Mode::Boomerang,
         may_stay_home: true,
         wire: WireChoice::default(),
+        attention: AttentionKind::Dense,
         trusted: Vec::new(),
-        head: 1,
-        tail: 1,
+        ends: Ends::default(),
         sampling,
         seed: request.seed,
         max_tokens: request.max_tokens,

@@ -234,6 +234,13 @@ impl PromptTask {
             );
             return Err(Trouble::invalid("mode", why));
         }
+        if !ready.attends(ask.attention) {
+            let why = format!(
+                "attention {} is not computed for this model on this device: choose dense",
+                ask.attention
+            );
+            return Err(Trouble::invalid("attention", why));
+        }
         let formed = rounding::session(&ask.wire, ready.num_layers, ready.hidden as usize);
         let (wire, cuts) = formed.map_err(|(field, why)| Trouble::invalid(field, why))?;
         let sampling = sampling(&ask.sampling)?;
@@ -270,7 +277,7 @@ impl PromptTask {
         let scored = ask.api.echo && sampling.logprobs;
         let memory = self.memory.as_ref().filter(|_| ask.verify != Verify::Strict && !scored);
         let fixed = said.rounding.as_deref().or(cuts.as_deref());
-        let recall = |memory: &Recollections| memory.recall(ready.model, &ids, wire, fixed);
+        let recall = |memory: &Recollections| memory.recall(ready.model, &ids, ask.attention, (wire, fixed));
         let recalled = memory.map(recall).unwrap_or_default();
         let (answer, answered) = oneshot::channel();
         let question = RouteQuestion {
@@ -278,7 +285,7 @@ impl PromptTask {
             model: ready.model,
             shape,
             mode: ask.mode,
-            ends: Boomerang { head: ask.head.max(1), tail: ask.tail.max(1) },
+            ends: Boomerang { head: ask.ends.head.max(1), tail: ask.ends.tail.max(1) },
             trusted,
             may_stay_home: ask.may_stay_home,
             exact: ask.verify == Verify::Strict,
@@ -404,6 +411,7 @@ impl PromptTask {
             verify: ask.verify,
             wire: rounding::word(rounding.wire()),
             cuts: rounding.boundaries().to_vec(),
+            attention: ask.attention,
             reasoning,
             plan: prediction(&routed, prompt_tokens, wire),
         };
@@ -429,6 +437,7 @@ impl PromptTask {
             prompt: ids,
             max_tokens,
             rounding,
+            attention: ask.attention,
             conduct: Conduct {
                 sampling,
                 seed: ask.seed,

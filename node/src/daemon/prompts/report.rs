@@ -174,6 +174,7 @@ pub(super) fn done(report: &Report, mode: Mode, route: &OwnRoute, text: &str) ->
         model: route.model.clone(),
         me: route.me.clone(),
         wire: route.wire,
+        attention: route.attention,
         cuts: route.cuts.clone(),
         gave_up,
         stop: report.met.clone(),

@@ -40,7 +40,7 @@ fn question(ask: &PromptRequest) -> Value {
     // What drafts changes no token.
     let sampling = Sampling { draft: Draft::default(), ..ask.sampling.clone() };
     let question = json!({
-        "prompt": ask.prompt, "wire": ask.wire, "sampling": sampling, "seed": ask.seed,
+        "prompt": ask.prompt, "wire": ask.wire, "attention": ask.attention.to_string(), "sampling": sampling, "seed": ask.seed,
         "max_tokens": ask.max_tokens, "stop": ask.stop, "api": ask.api,
     });
     serde_json::from_str(&question.to_string()).unwrap_or(question)
@@ -54,12 +54,13 @@ pub(super) fn events(kept: &Kept) -> Vec<PromptEvent> {
 #[cfg(test)]
 mod tests {
     use api::choice::WireChoice;
+    use scheduler::AttentionKind;
     use serde_json::json;
 
     use super::{events, interrupted};
     use crate::{
         control::{Mode, Shadow, Verify},
-        events::{ForApi, PromptInput, PromptRequest, Sampling},
+        events::{Ends, ForApi, PromptInput, PromptRequest, Sampling},
         journal::{Begun, Journal, unfinished},
     };
 
@@ -70,9 +71,9 @@ mod tests {
             mode: Mode::Open,
             may_stay_home: false,
             wire: WireChoice::default(),
+            attention: AttentionKind::Dense,
             trusted: Vec::new(),
-            head: 1,
-            tail: 1,
+            ends: Ends::default(),
             // Not the shortest way to write them: a journal may give back their neighbors.
             sampling: Sampling { temperature: Some(0.7), top_p: Some(0.1 + 0.2), ..Sampling::default() },
             seed,

@@ -14,12 +14,12 @@
 use std::time::{Duration, Instant};
 
 use api::choice::{Wire, WireChoice};
-use scheduler::NodeId;
+use scheduler::{AttentionKind, NodeId};
 use serde_json::{Value, json};
 
 use crate::{
     control::{Mode, Shadow, Verify},
-    events::{ForApi, PromptInput, PromptRequest, Sampling},
+    events::{Ends, ForApi, PromptInput, PromptRequest, Sampling},
 };
 
 /// Least time between two challenges.
@@ -108,9 +108,9 @@ pub(crate) fn ask(chance: [u8; 4]) -> PromptRequest {
         mode: Mode::Boomerang,
         may_stay_home: false,
         wire: WireChoice { wire: Some(Wire::Q8), ..WireChoice::default() },
+        attention: AttentionKind::Dense,
         trusted: Vec::new(),
-        head: 1,
-        tail: 1,
+        ends: Ends::default(),
         sampling: Sampling { temperature: Some(0.0), ..Sampling::default() },
         seed: 0,
         max_tokens: TOKENS,

@@ -18,6 +18,7 @@ mod gauges;
 mod pooling;
 mod session;
 
+use scheduler::AttentionKind;
 use std::{
     collections::VecDeque,
     sync::{
@@ -87,6 +88,8 @@ pub struct Ask {
     pub echo: Option<Echo>,
     /// What may draft its tokens.
     pub draft: Draft,
+    /// Which earlier positions its rows see; the device computes it.
+    pub attention: AttentionKind,
 }
 
 /// An answer on its way to the compute thread.

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod prompt;
 mod wire;
 
+use scheduler::AttentionKind;
 use std::sync::{Arc, OnceLock};
 
 use api::{
@@ -208,6 +209,12 @@ fn encode(model: &Model, prompt: &Prompt, field: &'static str) -> Result<Vec<u32
     Ok(ids)
 }
 
+/// Which earlier positions a token sees.
+pub(crate) fn attention(request: &GenerateRequest) -> Result<AttentionKind, Failure> {
+    let text = request.attention.as_deref().unwrap_or("dense");
+    text.parse().map_err(|why| Failure::invalid("attention", format!("{why}")))
+}
+
 /// How tokens are chosen, as `request` asks. Ids of biased tokens are for the model to judge.
 pub(crate) fn sampling(request: &GenerateRequest) -> Result<SamplingParams, Failure> {
     let asked = &request.sampling;
@@ -256,6 +263,10 @@ impl Ready {
             let why = "cuts repeat an answer of a swarm: ask a node that is in one, or `shoal run --wire c8 --cuts 2,4`";
             return Err(Failure::invalid("cuts", why));
         }
+        let attention = attention(request)?;
+        if let Err(why) = self.model.executor.attends(attention) {
+            return Err(Failure::invalid("attention", why.to_string()));
+        }
         let constraint = match &self.constraints {
             Ok(constraints) => constraints.constraint(&request.format)?,
             Err(_) if request.format == api::inference::Format::Text => None,
@@ -277,6 +288,7 @@ impl Ready {
             verify: Verify::Off,
             wire: Wire::Raw,
             cuts: Vec::new(),
+            attention: attention.to_string(),
             route: vec![format!("{ME}:0-{}", self.info.num_layers)],
             predicted_tok_s: None,
             seed: request.seed.map_or_else(draw_seed, Ok)?,
@@ -300,6 +312,7 @@ impl Ready {
             constraint,
             echo,
             draft: request.sampling.draft.clone().unwrap_or_default(),
+            attention,
         };
         let events = jobs.start(ask)?;
         let events = stream::unfold(events, |mut events| async move { Some((events.recv().await?, events)) });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::inference::{Done, Event, Finish, PromptToken, Sampling};
 use shard::{
     executor::reference::{self, Arithmetic},
-    executor::{Input, Item, Mean, Output},
+    executor::{Input, Item, Mean, Output, argmax},
 };
 
 use super::*;
@@ -63,8 +63,8 @@ fn asks(prompt: Prompt) -> GenerateRequest {
         format: api::inference::Format::Text,
         mode: None,
         guard: Default::default(),
-        agreed: false,
         wire: Default::default(),
+        attention: None,
         show_special: false,
         echo: false,
     }
@@ -240,6 +240,53 @@ async fn a_prompt_is_scored_as_the_model_computes_it_row_by_row() {
     let (prompt, tokens, _) = told(&alone, plain).await;
     assert_eq!((prompt.len(), tokens), (230, 1));
     assert!(prompt.iter().all(|token| token.logprobs.is_none()));
+}
+
+#[tokio::test]
+async fn a_request_chooses_what_its_tokens_see() {
+    let alone = loaded().await;
+    let model = Model::load(&args()).unwrap();
+    let ids: Vec<u32> = (0..90).map(|i| 5 + (i * 37) % 300).collect();
+    let ask = |attention: &str| GenerateRequest {
+        attention: Some(attention.into()),
+        max_tokens: Some(24),
+        logprobs: Some(0),
+        ..asks(Prompt::Tokens(ids.clone()))
+    };
+    let mut likely = Vec::new();
+    for words in ["dense", "window:24", "sparse:window=16,sinks=2,stride=on,block=16"] {
+        // The log-probability of the first token, as a session of this kind alone has it.
+        let executor = &model.executor;
+        let mut state = executor.new_state_with(executor.range(), words.parse().unwrap()).unwrap();
+        let mut workspace = model.workspace(1).unwrap();
+        let item = Item { state: &mut state, input: Input::Tokens(&ids), output: Output::Last };
+        executor.forward(&mut workspace, &mut [item]).unwrap();
+        let expected = argmax(workspace.logits(0));
+        // Twice: the second goes on from what the first left.
+        for _ in 0..2 {
+            let mut answer = alone.generate(ask(words)).await.unwrap();
+            assert_eq!(answer.plan.attention, words);
+            let mut first = None;
+            while let Some(event) = answer.events.next().await {
+                if let Event::Token { id, logprobs, .. } = event
+                    && first.is_none()
+                {
+                    first = logprobs.map(|known| (id, known.chosen.logprob));
+                }
+            }
+            let (id, logprob) = first.unwrap();
+            assert_eq!(id, expected, "{words}");
+            likely.push(logprob);
+        }
+    }
+    assert!(likely[0] == likely[1] && likely[2] == likely[3] && likely[4] == likely[5], "{likely:?}");
+    assert!(likely[0] != likely[2] && likely[0] != likely[4] && likely[2] != likely[4], "{likely:?}");
+    match alone.generate(ask("everything")).await.map(|_| ()).unwrap_err() {
+        Failure::Invalid { field, why } => {
+            assert!(field == Some("attention") && why.contains("dense"), "{why}")
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 /// A text of megabytes that cannot fit is refused like one that is a little too long, at the cost of the latter.

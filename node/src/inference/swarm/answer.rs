@@ -15,7 +15,7 @@ use std::{
 
 use api::{
     inference::{
-        Done, Drafts, Event, Failure, Finish, GenerateRequest, Generation, Mode, Plan, Prompt, Report,
+        Done, Drafts, Event, Failure, Finish, GenerateRequest, Generation, Guard, Mode, Plan, Prompt, Report,
         TokenLogprob, TokenLogprobs, Usage, Verify, Wire,
     },
     swarm::{Pipeline, Stage, SwarmEvent, Verdict},
@@ -112,6 +112,7 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
         verify: route.own.as_ref().map_or(Verify::Off, |own| own.verify),
         wire: route.own.as_ref().map_or(Wire::Raw, |own| own.wire),
         cuts: route.own.as_ref().map(|own| own.cuts.clone()).unwrap_or_default(),
+        attention: route.own.as_ref().map(|own| own.attention).unwrap_or_default().to_string(),
         route: plan_route,
         predicted_tok_s: route.own.as_ref().map(|own| own.plan.predicted.tok_s),
         seed,
@@ -134,7 +135,8 @@ pub(super) async fn begin(shared: Arc<SwarmState>, request: GenerateRequest) -> 
 pub(super) async fn count(shared: Arc<SwarmState>, request: GenerateRequest) -> Result<usize, Failure> {
     let view = shared.board.view()?;
     // Planning tells no other node of the prompt, so there is nothing to agree to.
-    let ask = question(&shared, &view, &GenerateRequest { agreed: true, ..request })?;
+    let guard = Guard { agreed: true, ..request.guard };
+    let ask = question(&shared, &view, &GenerateRequest { guard, ..request })?;
     let report: PlanReport = shared.door.one(Question::Plan(Box::new(ask))).await?;
     Ok(report.plan.prompt_tokens as usize)
 }

@@ -5,7 +5,7 @@ use api::inference::{Failure, GenerateRequest, Mode, Prompt};
 use super::{SwarmState, view::holds_all};
 use crate::{
     consent,
-    events::{ForApi, PromptInput, PromptRequest, Sampling},
+    events::{Ends, ForApi, PromptInput, PromptRequest, Sampling},
     inference::local,
     reports::View,
 };
@@ -18,7 +18,7 @@ fn in_mode(shared: &SwarmState, view: &View, request: &GenerateRequest) -> Resul
     let mode = request.mode.or(shared.mode);
     let goes = mode.unwrap_or(Mode::Boomerang);
     let Some(sentence) = consent::sentence(goes) else { return Ok(mode) };
-    if request.agreed || consent::given(&shared.home, goes) {
+    if request.guard.agreed || consent::given(&shared.home, goes) {
         return Ok(mode);
     }
     let own = view.asked(request.model.as_deref());
@@ -57,9 +57,9 @@ pub(super) fn question(
         verify: request.guard.verify.unwrap_or_default(),
         shadow: request.guard.shadow.unwrap_or_default(),
         wire: request.wire.clone().or(&shared.wire),
+        attention: local::attention(request)?,
         trusted: shared.trusted.iter().cloned().collect(),
-        head: 1,
-        tail: 1,
+        ends: Ends::default(),
         sampling: Sampling { draft, ..(&sampling).into() },
         seed: request.seed.map_or_else(local::draw_seed, Ok)?,
         max_tokens: request.max_tokens.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX)),

@@ -22,7 +22,7 @@ use p2p::{
     },
 };
 use scheduler::{
-    Millis, ModelId, NodeId, OperatorId, SessionId,
+    AttentionKind, Millis, ModelId, NodeId, OperatorId, SessionId,
     rng::{Rng, mix},
     session::MAX_DRAFT,
     trust::{BAN_MS, Outcome, QUARANTINE_MS, Record, Standing},
@@ -164,6 +164,7 @@ fn terms(seed: u64, wire: Wire) -> Terms {
         hidden: HIDDEN as u32,
         class: Class::D1,
         rounding: tiny::rounding(wire),
+        attention: AttentionKind::Dense,
         inner: false,
     }
 }

@@ -194,6 +194,8 @@ pub struct Ready {
     /// Runs of layers that cost the same.
     pub costs: Vec<CostRun>,
     pub exact: bool,
+    pub attends_window: bool,
+    pub attends_sparse: bool,
     pub sandboxed: bool,
     pub landlocked: bool,
 }
@@ -241,6 +243,8 @@ pub struct Open {
     pub at: u32,
     pub wire: u8,
     pub rounding: Vec<u32>,
+    /// As users write it.
+    pub attention: String,
     pub kept: Vec<([u8; 16], u32)>,
     pub conduct: Option<Conduct>,
 }

@@ -1,7 +1,7 @@
 //! Terms, leaves, the chain and the commitments to its heads.
 
 use scheduler::capability::MAX_LAYERS;
-use scheduler::{LayerRange, ModelId, NodeId, SessionId};
+use scheduler::{AttentionKind, LayerRange, ModelId, NodeId, SessionId};
 
 use super::hash;
 use crate::codec::{Rounding, Wire, encoded_len};
@@ -9,7 +9,7 @@ use crate::identity::{Identity, verify};
 use crate::wire::Malformed;
 use crate::wire::announce::{Class, MAX_HIDDEN};
 use crate::wire::cursor::{Reader, Writer};
-use crate::wire::fields::{read_range, read_rounding, write_range, write_rounding};
+use crate::wire::fields::{read_arithmetic, read_range, write_arithmetic, write_range};
 use crate::wire::frame::COMMIT_LEN;
 
 /// Positions between commitments: one signature in sixteen tokens costs less than a microsecond per token, and a lie
@@ -70,6 +70,8 @@ pub struct Terms {
     pub class: Class,
     /// Where activations are rounded, and how.
     pub rounding: Rounding,
+    /// Which earlier positions the rows of the session see.
+    pub attention: AttentionKind,
     /// Whether leaves hold digests of the hidden states inside the range too.
     pub inner: bool,
 }
@@ -79,25 +81,22 @@ impl Terms {
         to.bytes(self.session.as_bytes()).bytes(self.requester.as_bytes()).bytes(self.model.as_bytes());
         write_range(self.layers, to);
         to.u32(self.hidden).u8(self.class as u8);
-        write_rounding(&self.rounding, to);
+        write_arithmetic(&self.rounding, self.attention, to);
         to.bool(self.inner);
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let terms = Self {
-            session: SessionId::new(from.array()?),
-            requester: NodeId::new(from.array()?),
-            model: ModelId::new(from.array()?),
-            layers: read_range(from, MAX_LAYERS)?,
-            hidden: from.u32()?,
-            class: match from.u8()? {
-                0 => Class::D1,
-                1 => Class::Approx,
-                _ => return Err(Malformed("terms: class")),
-            },
-            rounding: read_rounding(from)?,
-            inner: from.bool()?,
+        let session = SessionId::new(from.array()?);
+        let (requester, model) = (NodeId::new(from.array()?), ModelId::new(from.array()?));
+        let (layers, hidden) = (read_range(from, MAX_LAYERS)?, from.u32()?);
+        let class = match from.u8()? {
+            0 => Class::D1,
+            1 => Class::Approx,
+            _ => return Err(Malformed("terms: class")),
         };
+        let (rounding, attention) = read_arithmetic(from)?;
+        let inner = from.bool()?;
+        let terms = Self { session, requester, model, layers, hidden, class, rounding, attention, inner };
         if !(1..=MAX_HIDDEN).contains(&terms.hidden) {
             return Err(Malformed("terms: hidden"));
         }
