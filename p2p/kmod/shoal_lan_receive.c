@@ -156,6 +156,7 @@ static enum sl_verdict sl_authentic(struct sl_device *dev, const struct sl_packe
 	key = sl_key_of(rcu_dereference(session->keys[SHOAL_LAN_RX]), h->epoch);
 	if (!key)
 		return SL_BAD_EPOCH;
+	sl_test_delay();
 	if (!sl_tag_equal(h->tag, sl_tag(key, raw, SL_DATA, 0)))
 		return SL_BAD_TAG;
 	*found = session;
