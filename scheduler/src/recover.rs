@@ -60,6 +60,12 @@ impl Failure {
     pub fn bars(self) -> bool {
         !matches!(self, Self::Gray | Self::Misrouted)
     }
+
+    /// Whether it ends all that the node does for the request: every segment that it runs, and what it follows. A node that is late
+    /// with one segment, or has no room for it, may go on with another.
+    pub fn ends_all(self) -> bool {
+        matches!(self, Self::Silent | Self::Closed | Self::Corrupt | Self::Crashed)
+    }
 }
 
 /// Why a request was given up.

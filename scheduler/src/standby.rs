@@ -193,35 +193,28 @@ impl<'a> Covering<'a> {
 pub fn shadow(snapshot: &Snapshot, request: &Request, primary: &Pipeline, index: usize) -> Option<NodeId> {
     let mut price = Price::default();
     price.refill(snapshot, request).ok()?;
-    shadow_priced(snapshot, request, &price, primary, index, false)
+    shadow_priced(snapshot, request, &price, primary, index)
 }
 
-/// A shadow for every segment of `primary` that is not the requester's own, in order. Where no node outside of the pipeline can
-/// follow a segment, one that runs another segment may, if it has room for both: when it fails, two segments look for a node, but
-/// in a small swarm nothing else would have the state of this one.
+/// A shadow for every segment of `primary` that is not the requester's own, in order.
 pub fn shadows(snapshot: &Snapshot, request: &Request, primary: &Pipeline) -> Vec<Option<NodeId>> {
     let mut price = Price::default();
     let priced = price.refill(snapshot, request).is_ok();
     let segments = primary.segments().iter().enumerate();
     let shadow = |(index, segment): (usize, &Segment)| {
-        if !priced || Some(segment.node) == request.requester {
-            return None;
-        }
-        let found = |inside| shadow_priced(snapshot, request, &price, primary, index, inside);
-        found(false).or_else(|| found(true))
+        let own = Some(segment.node) == request.requester;
+        (priced && !own).then(|| shadow_priced(snapshot, request, &price, primary, index)).flatten()
     };
     segments.map(shadow).collect()
 }
 
-/// What differs between two holders is their own compute and the hops beside it: only these are priced. `inside`: of the nodes
-/// that run other segments.
+/// What differs between two holders is their own compute and the hops beside it: only these are priced.
 fn shadow_priced(
     snapshot: &Snapshot,
     request: &Request,
     price: &Price,
     primary: &Pipeline,
     index: usize,
-    inside: bool,
 ) -> Option<NodeId> {
     let segments = primary.segments();
     let layers = segments.get(index)?.layers;
@@ -240,13 +233,10 @@ fn shadow_priced(
     };
     let able = snapshot.hosts().iter().zip(0u32..).filter(|(host, i)| {
         let apart = host.operator != operator && Some(host.id) != request.requester;
-        let runs = segments.iter().filter(|segment| segment.node == host.id);
-        let busy =
-            runs.map(|it| price.needs(it.layers.start(), it.layers.end())).fold(0, u64::saturating_add);
         ends && apart
-            && price.room[*i as usize] >= need.saturating_add(busy)
+            && price.room[*i as usize] >= need
             && host.loaded.covers(layers)
-            && primary.visits(host.id) == inside
+            && !segments.iter().any(|segment| segment.node == host.id)
     });
     able.map(|(host, i)| (ms(i), host.id))
         .filter(|found| found.0.is_finite())
@@ -270,11 +260,11 @@ mod tests {
     }
 
     /// Node 1 has the ends; 2 runs 1..3 and 3 runs 3..5. Only 2 holds what 3 runs, only 4 beside 2 what 2 runs.
-    fn swarm(room: Option<u64>) -> (Snapshot, Request, Pipeline) {
+    fn swarm() -> (Snapshot, Request, Pipeline) {
         let held = [vec![(0, 1), (5, 6)], vec![(1, 5)], vec![(3, 5)], vec![(1, 3)]];
         let hosts = (1..).zip(held).map(|(node, held)| {
             let layers: LayerSet = held.iter().map(|(a, b)| LayerRange::new(*a, *b).unwrap()).collect();
-            Host { kv_bytes: room, ..Host::new(NodeId::numbered(node), layers, 1.0) }
+            Host::new(NodeId::numbered(node), layers, 1.0)
         });
         let snapshot =
             Snapshot::new(ModelId::default(), 6, None, hosts.collect(), &Links::Matrix(vec![1.0; 16]))
@@ -285,19 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_the_pipeline_follows_where_no_other_can() {
-        let (two, four) = (Some(NodeId::numbered(2)), Some(NodeId::numbered(4)));
-        let shadows_of = |room| {
-            let (snapshot, request, pipeline) = swarm(room);
-            shadows(&snapshot, &request, &pipeline)
-        };
-        assert_eq!(shadows_of(None), [None, four, two, None]);
-        assert_eq!(shadows_of(Some(3)), [None, four, None, None], "no room for two segments");
-    }
-
-    #[test]
     fn nodes_of_the_pipeline_share_a_part_where_no_others_can() {
-        let (snapshot, request, pipeline) = swarm(None);
+        let (snapshot, request, pipeline) = swarm();
         assert_eq!(tiling(&snapshot, &request, &pipeline, 1), Some(vec![segment(4, 1, 3)]));
         assert_eq!(tiling(&snapshot, &request, &pipeline, 2), Some(vec![segment(2, 3, 5)]));
     }

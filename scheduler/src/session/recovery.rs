@@ -7,6 +7,9 @@ use super::{Action, End, Phase, Session, Standbys};
 use crate::recover::{Failure, GiveUp, Recovery};
 use crate::{Millis, NodeId, Pipeline, Segment};
 
+/// A stage, who takes its place, and whether the request avoids its node from now on.
+type Switch = (usize, Vec<Segment>, bool);
+
 impl Session {
     pub(super) fn node_failed(
         &mut self,
@@ -37,12 +40,17 @@ impl Session {
     ) {
         self.text.truncate(known);
         self.stages.taint(layer, from, self.known());
+        let serves = self.stages.nodes().contains(&node);
+        self.stages.drop_standby(node);
         let stage = self.stages.run_by(node);
         match stage.filter(|_| self.phase != Phase::Asking) {
             Some(stage) => self.recover(now, stage, Failure::Corrupt, actions),
             None => {
                 self.blame.bar(node);
                 if self.phase != Phase::Asking {
+                    if serves {
+                        actions.push(Action::Close { node, epoch: self.epoch.number });
+                    }
                     self.open_all(now, actions);
                 }
             }
@@ -54,7 +62,17 @@ impl Session {
         let node = self.stages.node(at);
         // Only a running step can be hedged.
         let hedged = self.patience.is_hedged() || self.phase != Phase::Stepping;
-        let next = self.budget.next(failure, &options, hedged);
+        if failure.ends_all() {
+            self.stages.drop_standby(node);
+        }
+        let mut next = self.budget.next(failure, &options, hedged);
+        let mut beside = Vec::new();
+        if failure.ends_all() && matches!(next, Recovery::Switch(_)) {
+            match self.others_of(at) {
+                Ok(switches) => beside = switches,
+                Err(search) => next = search,
+            }
+        }
         match next {
             Recovery::Wait => {
                 if failure == Failure::Late {
@@ -69,7 +87,9 @@ impl Session {
             }
             Recovery::Switch(segments) => {
                 let mut switches = vec![(at, segments, failure.bars())];
-                switches.extend(self.silent_beside(now, at));
+                switches.extend(beside);
+                let replaced: Vec<usize> = switches.iter().map(|switch| switch.0).collect();
+                switches.extend(self.silent_beside(now, &replaced));
                 // From the last on, so that those before keep their places.
                 switches.sort_by_key(|switch| std::cmp::Reverse(switch.0));
                 for (at, segments, bars) in switches {
@@ -93,11 +113,23 @@ impl Session {
         }
     }
 
-    /// Who else is to be replaced when the stage `at` is: one whose shadow has answered for it since it fell silent. It
+    /// What takes the place of every other stage that the node of the stage `at` runs, when that node is left: it would be asked for
+    /// these again. `Err` with what is to be done instead where one of them has no substitute.
+    fn others_of(&mut self, at: usize) -> Result<Vec<Switch>, Recovery> {
+        let node = self.stages.node(at);
+        let others: Vec<usize> = self.stages.all_run_by(node).filter(|other| *other != at).collect();
+        let switch = |other| match self.budget.next(Failure::Closed, &self.stages.options(other), true) {
+            Recovery::Switch(segments) => Ok((other, segments, true)),
+            search => Err(search),
+        };
+        others.into_iter().map(switch).collect()
+    }
+
+    /// What else is to be replaced when the stages `replaced` are: one whose shadow has answered for it since it fell silent. It
     /// would be waited for in vain before it can promise again.
-    fn silent_beside(&mut self, now: Millis, at: usize) -> Option<(usize, Vec<Segment>, bool)> {
+    fn silent_beside(&mut self, now: Millis, replaced: &[usize]) -> Option<Switch> {
         let (other, since) = self.patience.suspected()?;
-        if other == at || now.since(since) < self.patience.silence_ms() {
+        if replaced.contains(&other) || now.since(since) < self.patience.silence_ms() {
             return None;
         }
         let options = self.stages.options(other);

@@ -87,9 +87,15 @@ impl Stages {
         self.list[stage].segment.node
     }
 
-    /// The stage that a node runs.
+    /// The first stage that a node runs.
     pub(super) fn run_by(&self, node: NodeId) -> Option<usize> {
-        self.list.iter().position(|stage| stage.segment.node == node)
+        self.all_run_by(node).next()
+    }
+
+    /// All stages that a node runs.
+    pub(super) fn all_run_by(&self, node: NodeId) -> impl Iterator<Item = usize> + '_ {
+        let stages = self.list.iter().enumerate();
+        stages.filter(move |(_, stage)| stage.segment.node == node).map(|(at, _)| at)
     }
 
     /// Everybody who promised something, each once.

@@ -499,3 +499,55 @@ fn a_new_epoch_begins_without_a_draft() {
     }
     assert_eq!(sends(&last), [(0, 0, 3, 4)]);
 }
+
+/// Whom `actions` ask to serve (`true`) or to follow, by the number of the node.
+fn asked(actions: &[Action]) -> Vec<(bool, u64)> {
+    let number = |node: NodeId| (1..20).find(|name| NodeId::numbered(*name) == node).unwrap();
+    let ask = |action: &Action| match action {
+        Action::Open { segment, .. } => Some((true, number(segment.node))),
+        Action::Follow { segment, .. } => Some((false, number(segment.node))),
+        _ => None,
+    };
+    actions.iter().filter_map(ask).collect()
+}
+
+/// A session over `nodes`, of two layers each, followed by `shadows`, and what it does when node 2 is proven wrong.
+fn without_the_liar(nodes: &[u64], shadows: &[Option<u64>]) -> Vec<Action> {
+    let segments = nodes.iter().zip((0u32..).step_by(2)).map(|(node, start)| Segment {
+        node: NodeId::numbered(*node),
+        layers: LayerRange::new(start, start + 2).unwrap(),
+    });
+    let pipeline = Pipeline::new(segments.collect(), 2 * nodes.len() as u32).unwrap();
+    let shadows = shadows.iter().map(|node| node.map(NodeId::numbered)).collect();
+    let standbys = Standbys { shadows, ..Standbys::default() };
+    let id = SessionId::numbered(1);
+    let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline, &standbys, 0.0);
+    (0..nodes.len()).for_each(|stage| {
+        session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 });
+    });
+    session.step(Millis(2), one(1, 3, 5));
+    session.step(Millis(3), Event::Convicted { node: NodeId::numbered(2), layer: 4, from: 2, known: 4 })
+}
+
+#[test]
+fn a_proven_liar_follows_no_stage_any_more() {
+    let actions = without_the_liar(&[1, 2, 3], &[None, Some(9), Some(2)]);
+    assert_eq!(asked(&actions), [(true, 1), (true, 9), (true, 3)]);
+    assert!(actions.contains(&Action::Close { node: NodeId::numbered(2), epoch: 1 }));
+    // Nor one that only followed.
+    let actions = without_the_liar(&[1, 4, 3], &[None, Some(9), Some(2)]);
+    assert_eq!(asked(&actions), [(true, 1), (true, 4), (false, 9), (true, 3)]);
+    assert!(actions.contains(&Action::Close { node: NodeId::numbered(2), epoch: 1 }));
+}
+
+#[test]
+fn a_proven_liar_loses_every_stage_that_it_runs() {
+    let actions = without_the_liar(&[1, 2, 3, 2], &[None, Some(9), None, Some(8)]);
+    assert_eq!(asked(&actions), [(true, 1), (true, 9), (true, 3), (true, 8)]);
+    let closed = Action::Close { node: NodeId::numbered(2), epoch: 1 };
+    assert_eq!(actions.iter().filter(|action| **action == closed).count(), 1);
+    // Where no node stands by for one of them, another route is sought for all.
+    let actions = without_the_liar(&[1, 2, 3, 2], &[None, Some(9), None, None]);
+    assert_eq!(asked(&actions), []);
+    assert_eq!(actions.last(), Some(&Action::FindRoute { deny: vec![NodeId::numbered(2)] }));
+}
