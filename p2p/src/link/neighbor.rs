@@ -258,7 +258,7 @@ impl Neighbor {
     /// A frame is about to be handed over. In tests it may be the one with which the other link begins.
     pub(crate) fn on_frame(&self) {
         let before = self.frames.sent.fetch_add(1, Ordering::Relaxed) + 1;
-        if self.frames.turn > 0 && before % self.frames.turn == 0 {
+        if self.frames.turn > 0 && before.is_multiple_of(self.frames.turn) {
             self.use_link(match self.kind() {
                 LinkKind::Stream => LinkKind::Datagram,
                 LinkKind::Datagram => LinkKind::Stream,
