@@ -39,10 +39,11 @@ async fn main() {
     let rounds = words.iter().filter_map(|word| word.parse().ok()).next().unwrap_or(1_000_usize).max(1);
     match words[..] {
         ["serve", ip] => {
-            for transport in ["tcp/0", "udp/0/quic-v1"] {
-                println!("{}", serve(ip, transport).await.address);
-            }
-            std::future::pending().await
+            // A node ends when its last handle is dropped.
+            let nodes = [serve(ip, "tcp/0").await, serve(ip, "udp/0/quic-v1").await];
+            nodes.iter().for_each(|node| println!("{}", node.address));
+            std::future::pending::<()>().await;
+            drop(nodes);
         }
         ["ask", tcp, quic, ..] => ask([tcp, quic], rounds).await,
         _ => {
