@@ -139,6 +139,7 @@ pub(crate) async fn begin_all(
     let seed = plan.seed;
     let mut all: Vec<BoxStream<'static, (usize, Piece)>> = Vec::with_capacity(choices);
     let account = Arc::new(Account::begin(app.keys.clone(), &plan.model));
+    account.prompt(plan.prompt_tokens);
     all.push(pieces(app, generation, offer, form, (asked, account.clone())).map(|piece| (0, piece)).boxed());
     for choice in 1..choices {
         let request = drawn(&requests[choice / n], Some(seed), choice % n);
@@ -146,8 +147,17 @@ pub(crate) async fn begin_all(
         let begun = stream::once(async move {
             let asked = Instant::now();
             match app.inference.generate(request).await {
-                Ok(generation) => pieces(&app, generation, &offer, form, (asked, account)).boxed(),
-                Err(failure) => stream::iter([Piece::Failed(failure)]).boxed(),
+                Ok(generation) => {
+                    // A prompt counts once, however many choices are made of it.
+                    if choice % n == 0 {
+                        account.prompt(generation.plan.prompt_tokens);
+                    }
+                    pieces(&app, generation, &offer, form, (asked, account)).boxed()
+                }
+                Err(failure) => {
+                    account.ended("failed");
+                    stream::iter([Piece::Failed(failure)]).boxed()
+                }
             }
         });
         all.push(begun.flatten().map(move |piece| (choice, piece)).boxed());

@@ -210,8 +210,11 @@ impl Access {
                 "the header `Authorization: Bearer TOKEN` is missing; `shoal serve` says where the token is",
             );
         };
-        let tabs = self.tabs.lock().unwrap_or_else(PoisonError::into_inner);
-        let tab = tabs.iter().fold(Choice::from(0), |any, tab| any | equal(tab, secret));
+        // The lock ends here: to look for a key may take a look at its file.
+        let tab = {
+            let tabs = self.tabs.lock().unwrap_or_else(PoisonError::into_inner);
+            tabs.iter().fold(Choice::from(0), |any, tab| any | equal(tab, secret))
+        };
         if (equal(token, secret) | tab).into() {
             return Ok(None);
         }

@@ -8,14 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::error::{ApiError, Kind};
+use crate::{
+    error::{ApiError, Kind},
+    inference::{Embeddings, Event, Failure},
+};
 
 /// What an answer was, without a word of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
     /// The model's name.
     pub model: String,
-    /// Tokens of its prompt, where it came to its end.
+    /// Tokens of its prompts, each counted once.
     pub prompt_tokens: usize,
     /// Tokens that were generated.
     pub tokens: usize,
@@ -48,6 +51,11 @@ tokio::task_local! {
 /// Handles a request of `name`; `None` is the owner.
 pub(crate) async fn asked_by<F: Future>(name: Option<String>, handled: F) -> F::Output {
     CALLER.scope(name, handled).await
+}
+
+/// Whether this task handles a request of the owner.
+pub(crate) fn asked_by_owner() -> bool {
+    CALLER.try_with(Option::is_none).unwrap_or(true)
 }
 
 /// The paths that holders of keys may ask: answers and what they need to know for them.
@@ -85,16 +93,36 @@ impl Account {
         Self { keys, name, begun: Instant::now(), taken: Mutex::new(taken) }
     }
 
-    pub(crate) fn event(&self, event: &crate::inference::Event) {
-        use crate::inference::Event;
+    /// A prompt of so many tokens was taken: it counts whether or not its answer is heard to its end.
+    pub(crate) fn prompt(&self, tokens: usize) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).prompt_tokens += tokens;
+    }
+
+    /// It ended so, unless a part of it failed before.
+    pub(crate) fn ended(&self, outcome: &'static str) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        match event {
-            Event::Token { .. } => taken.tokens += 1,
-            Event::Done(done) => {
-                (taken.prompt_tokens, taken.outcome) = (done.usage.prompt_tokens, "done");
-                taken.tokens = taken.tokens.max(done.usage.completion_tokens);
+        if taken.outcome != "failed" {
+            taken.outcome = outcome;
+        }
+    }
+
+    /// Texts were embedded, or could not be.
+    pub(crate) fn embedded(self, result: Result<Embeddings, Failure>) -> Result<Embeddings, Failure> {
+        match &result {
+            Ok(embeddings) => {
+                self.prompt(embeddings.prompt_tokens);
+                self.ended("done");
             }
-            Event::Failed(_) => taken.outcome = "failed",
+            Err(_) => self.ended("failed"),
+        }
+        result
+    }
+
+    pub(crate) fn event(&self, event: &Event) {
+        match event {
+            Event::Token { .. } => self.taken.lock().unwrap_or_else(PoisonError::into_inner).tokens += 1,
+            Event::Done(_) => self.ended("done"),
+            Event::Failed(_) => self.ended("failed"),
             _ => {}
         }
     }

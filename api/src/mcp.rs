@@ -211,9 +211,12 @@ fn call(
         let is_error = said.is_err();
         let text = said.unwrap_or_else(|why| why);
         let result = json!({"content": [{"type": "text", "text": text}], "isError": is_error});
+        // It counts as under way until there is a place for its answer: a client that reads none begins no more calls.
+        let place = send.reserve().await;
         all.lock().unwrap_or_else(PoisonError::into_inner).remove(&done);
-        // A client that reads no more hears nothing more.
-        let _ = send.send(json!({"jsonrpc": "2.0", "id": id, "result": result})).await;
+        if let Ok(place) = place {
+            place.send(json!({"jsonrpc": "2.0", "id": id, "result": result}));
+        }
     });
     open.insert(key, task.abort_handle());
     None

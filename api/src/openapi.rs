@@ -60,7 +60,7 @@ pub(crate) const ROUTES: &[Row] = &[
     ("get", "/openapi.json", "node", "This document", "", true),
     ("get", "/metrics", "node", "Counters in Prometheus' format", "", true),
     ("get", "/healthz", "node", "That the node lives", "", false),
-    ("get", "/readyz", "node", "That prompts can be answered; 503 says why not", "", false),
+    ("get", "/readyz", "node", "That prompts can be answered; 503 that they cannot", "", false),
     ("post", "/session", "node", "A ticket for a token, once", "Session", false),
 ];
 

@@ -53,9 +53,14 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// `GET /readyz`: 200 when prompts can be answered, else 503 with the reason, for load balancers.
+/// `GET /readyz`: 200 when prompts can be answered, else 503, for load balancers. The reason may name files of this machine and
+/// goes to the log: who asks here has no token.
 async fn readiness(State(app): State<Arc<App>>) -> Result<Json<Value>, error::ApiError> {
-    app.inference.ready()?;
+    if let Err(failure) = app.inference.ready() {
+        tracing::info!(%failure, "not ready");
+        let why = "this node cannot answer now; `shoal status` says why";
+        return Err(error::ApiError::new(error::Kind::Unavailable, why));
+    }
     Ok(Json(json!({"ready": true})))
 }
 

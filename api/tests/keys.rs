@@ -3,11 +3,15 @@
 mod fake;
 mod http;
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use api::keys::{Keys, Taken};
 use fake::Fake;
 use http::TOKEN;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// One key, `the-key`, whose quota is used up after one answer.
 #[derive(Debug, Default)]
@@ -67,6 +71,70 @@ async fn a_key_opens_answers_until_its_quota_is_used_and_nothing_else() {
     );
 }
 
+/// What is charged to `ann` for one request, and how its answer ended.
+async fn charged(path: &str, body: &str) -> (usize, usize, &'static str) {
+    let keys = Arc::new(OneKey::default());
+    let config =
+        api::Config { token: Some(TOKEN.into()), keys: Some(keys.clone()), ..api::Config::default() };
+    let api = http::start_with(Fake::quick(), config).await;
+    let host = api.host();
+    let headers =
+        [("Host", host.as_str()), ("Authorization", "Bearer the-key"), ("Content-Type", "application/json")];
+    let answer = api.send("POST", path, &headers, body.as_bytes()).await;
+    assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    assert_eq!(api.send("POST", path, &headers, body.as_bytes()).await.status, 429, "{path}");
+    let taken = keys.taken.lock().unwrap().clone();
+    let [(Some(_), taken)] = taken.as_slice() else { panic!("{path}: {taken:?}") };
+    (taken.prompt_tokens, taken.tokens, taken.outcome)
+}
+
+#[tokio::test]
+async fn every_prompt_and_every_text_counts_once() {
+    let embed = r#"{"model": "fake-7b", "input": ["a fox", "a hen"]}"#;
+    for path in ["/v1/embeddings", "/api/embed"] {
+        assert_eq!(charged(path, embed).await, (3, 0, "done"), "{path}");
+    }
+    let one = r#"{"model": "fake-7b", "prompt": "a fox"}"#;
+    assert_eq!(charged("/api/embeddings", one).await, (3, 0, "done"));
+    // Three prompts of seven tokens, two answers to each.
+    let three = r#"{"prompt": ["a", "b", "c"], "n": 2, "max_tokens": 2}"#;
+    let (prompt_tokens, tokens, outcome) = charged("/v1/completions", three).await;
+    assert_eq!((prompt_tokens, outcome), (21, "done"));
+    assert!(tokens >= 6, "{tokens}");
+}
+
+#[tokio::test]
+async fn a_prompt_counts_although_its_client_leaves() {
+    let keys = Arc::new(OneKey::default());
+    let config =
+        api::Config { token: Some(TOKEN.into()), keys: Some(keys.clone()), ..api::Config::default() };
+    // It never comes to its end by itself.
+    let api = http::start_with(Fake::pausing(1, 600_000), config).await;
+    let body = r#"{"messages": [{"role": "user", "content": "a red fox"}], "max_tokens": 8, "stream": true}"#;
+    let mut socket = tokio::net::TcpStream::connect(api.host()).await.unwrap();
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer the-key\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        api.host(),
+        body.len()
+    );
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut said = [0; 64];
+    assert!(socket.read(&mut said).await.unwrap() > 0);
+    drop(socket);
+    let taken = tokio::time::timeout(Duration::from_secs(60), async {
+        loop {
+            let taken = keys.taken.lock().unwrap().clone();
+            if !taken.is_empty() {
+                return taken;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let taken = taken.await.expect("the answer is given up with its client");
+    assert_eq!((taken[0].1.prompt_tokens, taken[0].1.outcome), (7, "left"));
+}
+
 #[tokio::test]
 async fn a_node_that_cannot_answer_is_alive_and_not_ready() {
     let api = http::start(Fake::quick()).await;
@@ -75,7 +143,9 @@ async fn a_node_that_cannot_answer_is_alive_and_not_ready() {
     assert_eq!(get("/readyz").await.json()["ready"], true);
     *api.fake.failure.lock().unwrap() =
         Some(api::inference::Failure::Unavailable { why: "no model".into(), retry_after_s: 5 });
-    assert_eq!((get("/readyz").await.status, get("/healthz").await.status), (503, 200));
+    let not_ready = get("/readyz").await;
+    assert_eq!((not_ready.status, get("/healthz").await.status), (503, 200));
+    assert!(!not_ready.text().contains("no model"), "{}", not_ready.text());
 }
 
 #[tokio::test]

@@ -2,8 +2,12 @@
 
 mod fake;
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
+use api::mcp::MAX_CALLS;
 use fake::Fake;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, DuplexStream, Lines, ReadHalf, WriteHalf};
@@ -85,4 +89,59 @@ async fn what_is_wrong_is_said_and_nothing_ends() {
     let unknown = json!({"name": "ask", "arguments": {"prompt": "x", "model": "nothing"}});
     let _ = client.asks(5, "tools/call", unknown).await;
     assert_eq!(client.asks(6, "ping", json!({})).await["result"], json!({}));
+}
+
+/// A call of `ask`.
+fn ask(id: usize) -> String {
+    let params = json!({"name": "ask", "arguments": {"prompt": "a red fox", "max_tokens": 8}});
+    json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}).to_string()
+}
+
+#[tokio::test]
+async fn calls_under_way_are_bounded_cancelled_and_end_with_the_input() {
+    // Answers that never come to their end by themselves.
+    let fake = Fake::pausing(1, 600_000);
+    let alive = fake.alive.clone();
+    let become_so = async |n: usize| {
+        let begun = async {
+            while alive.load(Ordering::SeqCst) != n {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), begun).await.expect("so many answers are under way");
+    };
+    let mut client = Client::start(fake);
+    for id in 0..MAX_CALLS {
+        client.says(&ask(id)).await;
+    }
+    become_so(MAX_CALLS).await;
+    client.says(&ask(MAX_CALLS)).await;
+    let refused = client.hears().await;
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(MAX_CALLS), &json!(-32600)));
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": MAX_CALLS - 1}});
+    client.says(&cancel.to_string()).await;
+    become_so(MAX_CALLS - 1).await;
+    client.says(&ask(MAX_CALLS + 1)).await;
+    become_so(MAX_CALLS).await;
+    drop(client);
+    become_so(0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_begins_no_more_calls() {
+    const CALLS: usize = 200;
+    let mut client = Client::start(Fake::quick());
+    for id in 0..CALLS {
+        let call = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "swarm"}});
+        client.says(&call.to_string()).await;
+        // The tasks of the server take their turns on this thread.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let mut refused = 0;
+    for _ in 0..CALLS {
+        refused += usize::from(client.hears().await["error"]["code"] == -32600);
+    }
+    assert!(refused > 0, "answers that nothing reads are calls under way");
 }

@@ -93,6 +93,8 @@ pub struct Config {
     pub link: LinkMode,
     /// How many of a thousand datagrams are lost on purpose: for tests.
     pub link_loss: u16,
+    /// After so many frames to a neighbor the other link is used, and again after as many; 0 for never. For tests.
+    pub link_turn: u16,
     /// How much strangers may take.
     pub limits: Limits,
 }
@@ -142,6 +144,7 @@ impl Config {
             version: VERSION,
             link: LinkMode::default(),
             link_loss: 0,
+            link_turn: 0,
             limits: Limits::default(),
         }
     }

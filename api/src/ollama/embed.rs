@@ -11,6 +11,7 @@ use crate::{
     error::ApiError,
     fields::{Fields, required},
     inference::{EmbedRequest, Prompt},
+    keys::{self, Account},
     openai::embeddings::inputs,
 };
 
@@ -30,8 +31,11 @@ pub(crate) async fn post(
         let why = format_args!("must be {}, the width of this model, or be left out", model.hidden);
         return Err(fields.refuse("dimensions", why));
     }
+    keys::admit(app.keys.as_ref())?;
     let places = app.queue.enter(1)?;
-    let embeddings = app.inference.embed(EmbedRequest { model: Some(model.name), inputs, truncate }).await?;
+    let account = Account::begin(app.keys.clone(), &model.name);
+    let request = EmbedRequest { model: Some(model.name), inputs, truncate };
+    let embeddings = account.embedded(app.inference.embed(request).await)?;
     drop(places);
     Ok(Json(json!({
         "model": embeddings.model,
@@ -54,9 +58,11 @@ pub(crate) async fn one(
         return Err(fields.refuse("prompt", "must not be empty: it has no meaning to find"));
     }
     let inputs = vec![Prompt::Text(text.to_owned())];
+    keys::admit(app.keys.as_ref())?;
     let places = app.queue.enter(1)?;
+    let account = Account::begin(app.keys.clone(), &model.name);
     let request = EmbedRequest { model: Some(model.name), inputs, truncate: true };
-    let embeddings = app.inference.embed(request).await?;
+    let embeddings = account.embedded(app.inference.embed(request).await)?;
     drop(places);
     Ok(Json(json!({"embedding": embeddings.vectors.into_iter().next().unwrap_or_default()})))
 }

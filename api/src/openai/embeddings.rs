@@ -12,6 +12,7 @@ use crate::{
     error::ApiError,
     fields::Fields,
     inference::{EmbedRequest, Prompt},
+    keys::{self, Account},
 };
 
 /// OpenAI's own bound is 2048; each input is a pass through the model here.
@@ -35,9 +36,11 @@ pub(crate) async fn post(
         let why = format_args!("must be {}, the width of this model, or be left out", model.hidden);
         return Err(fields.refuse("dimensions", why));
     }
-    let request = EmbedRequest { model: Some(model.name), inputs, truncate: false };
+    keys::admit(app.keys.as_ref())?;
     let places = app.queue.enter(1)?;
-    let embeddings = app.inference.embed(request).await?;
+    let account = Account::begin(app.keys.clone(), &model.name);
+    let request = EmbedRequest { model: Some(model.name), inputs, truncate: false };
+    let embeddings = account.embedded(app.inference.embed(request).await)?;
     drop(places);
     let data = embeddings.vectors.iter().enumerate().map(|(index, vector)| {
         let vector = if base64 { json!(encode(vector)) } else { json!(vector) };

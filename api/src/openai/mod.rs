@@ -21,7 +21,7 @@ use crate::{
         Draft, Format, GenerateRequest, Guard, Mode, Prompt, Sampling, Shadow, TokenLogprob, TokenLogprobs,
         Usage, Verify, Wire, WireChoice, ranges,
     },
-    names, schema,
+    keys, names, schema,
 };
 
 /// Most stop strings; OpenAI takes 4, other servers more.
@@ -136,11 +136,11 @@ pub(crate) fn attention(fields: &Fields<'_>, headers: &HeaderMap) -> Result<Opti
     }
 }
 
-/// Whether the client agrees for this request that strangers compute it.
+/// Whether the owner agrees for this request that strangers compute it: a holder of a key does not speak for the owner.
 fn agreed(headers: &HeaderMap) -> Result<bool, ApiError> {
     match headers.get("x-shoal-consent") {
         None => Ok(false),
-        Some(word) if word == "once" => Ok(true),
+        Some(word) if word == "once" => Ok(keys::asked_by_owner()),
         Some(_) => Err(ApiError::field("x-shoal-consent", "must be: once")),
     }
 }

@@ -128,6 +128,9 @@ pub struct JoinArgs {
     /// Datagrams of a thousand that are lost on purpose: for tests
     #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
     pub link_loss: u16,
+    /// Frames to a neighbor after which the other link is used: for tests
+    #[arg(long, hide = true, value_name = "N", default_value_t = 0)]
+    pub link_turn: u16,
     /// Name of the swarm; only nodes that say the same name meet
     #[arg(long, default_value = "shoal", env = "SHOAL_SWARM")]
     pub swarm: String,
@@ -186,6 +189,9 @@ pub struct UpArgs {
     /// The first node answers programs and browsers through the others [default address: 127.0.0.1:7435]
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = super::api::LISTEN, conflicts_with = "run")]
     pub api: Option<std::net::SocketAddr>,
+    /// What carries frames between them: stream, datagram, or auto, which keeps the stream within one machine
+    #[arg(long, value_name = "LINK", default_value_t)]
+    pub link: p2p::LinkMode,
     /// Answer this prompt through them and stop
     #[arg(long, value_name = "PROMPT")]
     pub run: Option<String>,

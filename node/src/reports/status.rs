@@ -57,6 +57,19 @@ pub struct NetworkStatus {
     pub refused_versions: Vec<RefusedReport>,
     /// Nodes whose announcements count, this one left out.
     pub known_nodes: usize,
+    /// What carries frames to the neighbors with which more than a stream was tried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkReport>,
+}
+
+/// What carries frames to a neighbor.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LinkReport {
+    /// The neighbor's name, 64 hex digits.
+    pub node: String,
+    /// The link in use, the medians of 16 KiB echoes, and how many frames went how.
+    pub link: String,
 }
 
 /// A node that speaks another version of the protocols.

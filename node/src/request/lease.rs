@@ -137,7 +137,10 @@ impl Leases {
                 }
                 Ok(Answer::Refused { reason, text, held }) => {
                     tracing::info!(%node, ?reason, text, "lease refused");
-                    lessons.refused(node, model, reason, &held);
+                    // What this session asks for says nothing of the node's room for others.
+                    if reason != Refusal::Malformed {
+                        lessons.refused(node, model, reason, &held);
+                    }
                     Err(Failure::Refused)
                 }
                 Ok(_) | Err(HopError::Corrupt) => Err(Failure::Corrupt),

@@ -70,11 +70,12 @@ async fn sessions_beyond_the_room_are_refused_with_what_is_missing() {
     let asked =
         |number, positions| OpenSession { positions, ..open(SessionId::numbered(number), layers, None) };
     child.worker.open(asked(1, 200)).await.unwrap();
-    let missing = Fault::NoRoom { needed_bytes: page, free_bytes: page / 2 };
-    assert_eq!(child.worker.open(asked(2, 1)).await, Err(missing));
+    // State grows by quarters of a page.
+    let missing = Fault::NoRoom { needed_bytes: page / 4 * 3, free_bytes: page / 2 };
+    assert_eq!(child.worker.open(asked(2, 129)).await, Err(missing));
     // Growing the session counts only the difference, and does not fit either.
-    let missing = Fault::NoRoom { needed_bytes: 2 * page, free_bytes: page * 3 / 2 };
-    assert_eq!(child.worker.open(asked(1, 257)).await, Err(missing));
+    let missing = Fault::NoRoom { needed_bytes: page / 4 * 7, free_bytes: page * 3 / 2 };
+    assert_eq!(child.worker.open(asked(1, 385)).await, Err(missing));
     assert_eq!(child.worker.open(asked(1, 256)).await, Ok(0));
     child.worker.close(SessionId::numbered(1));
     child.worker.open(asked(2, 1)).await.unwrap();

@@ -183,6 +183,7 @@ impl<W: AsyncWrite + Unpin> Sending<W> {
         let number = self.next;
         self.next = self.next.wrapping_add(1);
         let place = Place { lane: self.entry.name, number };
+        self.entry.neighbor.on_frame();
         loop {
             let mut room = pin!(self.entry.neighbor.room.notified());
             room.as_mut().enable();
@@ -192,6 +193,7 @@ impl<W: AsyncWrite + Unpin> Sending<W> {
                 Offer::Decline => break,
             }
         }
+        self.entry.neighbor.on_streamed();
         self.settled().await;
         buffer.clear();
         buffer.extend_from_slice(&record(FRAME, number, parts[0].len() + parts[1].len()));

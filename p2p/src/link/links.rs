@@ -111,6 +111,7 @@ struct Shared {
     mode: LinkMode,
     socket: Arc<Socket>,
     governor: Governor,
+    turn: u64,
     began: Instant,
     busy: Arc<Notify>,
     table: Mutex<Table>,
@@ -161,6 +162,7 @@ impl Links {
             mode,
             socket: socket.clone(),
             governor,
+            turn: config.link_turn.into(),
             began: Instant::now(),
             busy: Arc::default(),
             table: Mutex::default(),
@@ -312,7 +314,7 @@ impl Shared {
         let session = Session::new(self.began.elapsed(), terms, self.governor.clone());
         let way = (SocketAddr::new(ip, theirs.port), stream.connection());
         let (socket, governor) = (self.socket.clone(), self.governor.clone());
-        let rest = (self.began, self.busy.clone(), seat);
+        let rest = (self.began, self.busy.clone(), seat, self.turn);
         let neighbor = Arc::new(Neighbor::new(session, peer, way, socket, governor, rest));
         let mut table = self.table();
         table.places.insert(here % MAX_SESSIONS as u64, (here, Some(neighbor.clone())));
@@ -335,10 +337,12 @@ impl Shared {
             Ok(agreed) => agreed,
             Err(error) => {
                 tracing::debug!(%node, %error, "no session of datagrams");
+                // A host too busy to agree in time refuses nothing.
+                let after = if matches!(error, HopError::Timeout) { RECOVER } else { AGAIN };
                 let mut table = self.table();
                 // Meanwhile the neighbor may have dialed.
                 if let Some(peer @ Peer::Dialing(_)) = table.peers.get_mut(&node) {
-                    *peer = Peer::Not { until: Instant::now() + AGAIN };
+                    *peer = Peer::Not { until: Instant::now() + after };
                 }
                 return;
             }

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -104,6 +104,16 @@ struct State {
     struck: Instant,
 }
 
+/// Frames to a neighbor, of all lanes.
+#[derive(Debug, Default)]
+struct Frames {
+    sent: AtomicU64,
+    /// Those of them that took the stream at once.
+    streamed: AtomicU64,
+    /// After so many the other link is used; 0 for never.
+    turn: u64,
+}
+
 /// What is said of a link to a neighbor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkInfo {
@@ -115,6 +125,8 @@ pub struct LinkInfo {
     pub datagram: Option<Figures>,
     /// Frames that datagrams carried.
     pub messages: u64,
+    /// Frames that the stream carried from the start.
+    pub streamed: u64,
     /// Frames that datagrams could not carry and the stream did.
     pub returned: u64,
     /// Datagrams sent again.
@@ -130,7 +142,8 @@ impl fmt::Display for LinkInfo {
                 write!(f, ", {name} {:.0} us", figures.p50_us[1])?;
             }
         }
-        write!(f, ", {} frames by datagram, {} back on the stream", self.messages, self.returned)
+        write!(f, ", {} frames by datagram, {} by stream", self.messages, self.streamed)?;
+        write!(f, ", {} of datagrams back on the stream", self.returned)
     }
 }
 
@@ -148,6 +161,7 @@ pub(crate) struct Neighbor {
     closed: AtomicBool,
     state: Mutex<State>,
     figures: Mutex<[Option<Figures>; 2]>,
+    frames: Frames,
     /// There may be room.
     pub(crate) room: Notify,
     /// The fast path was left, or the session has ended.
@@ -201,7 +215,7 @@ impl Neighbor {
         (address, connection): (SocketAddr, ConnectionId),
         socket: Arc<Socket>,
         governor: Governor,
-        (began, busy, seat): (Instant, Arc<Notify>, Permit),
+        (began, busy, seat, turn): (Instant, Arc<Notify>, Permit, u64),
     ) -> Self {
         let state = State {
             session,
@@ -224,6 +238,7 @@ impl Neighbor {
             closed: AtomicBool::new(false),
             state: Mutex::new(state),
             figures: Mutex::default(),
+            frames: Frames { turn, ..Frames::default() },
             room: Notify::new(),
             left: Notify::new(),
             busy,
@@ -238,6 +253,22 @@ impl Neighbor {
 
     fn now(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// A frame is about to be handed over. In tests it may be the one with which the other link begins.
+    pub(crate) fn on_frame(&self) {
+        let before = self.frames.sent.fetch_add(1, Ordering::Relaxed) + 1;
+        if self.frames.turn > 0 && before.is_multiple_of(self.frames.turn) {
+            self.use_link(match self.kind() {
+                LinkKind::Stream => LinkKind::Datagram,
+                LinkKind::Datagram => LinkKind::Stream,
+            });
+        }
+    }
+
+    /// A frame takes the stream at once.
+    pub(crate) fn on_streamed(&self) {
+        self.frames.streamed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts what this neighbor makes the node hold.
@@ -282,7 +313,8 @@ impl Neighbor {
         let [stream, datagram] = *self.figures.lock().unwrap_or_else(PoisonError::into_inner);
         let Counts { sent, .. } = self.state().session.counts();
         let (messages, returned, sent_again) = (sent.messages - sent.returned, sent.returned, sent.again);
-        LinkInfo { kind: self.kind(), stream, datagram, messages, returned, sent_again }
+        let streamed = self.frames.streamed.load(Ordering::Relaxed);
+        LinkInfo { kind: self.kind(), stream, datagram, messages, streamed, returned, sent_again }
     }
 
     /// Enters a lane; `None` when there is one of this name.

@@ -18,13 +18,13 @@ use crate::{
     events::{Conducted, PlanReport, PromptEvent, PromptInput, Way},
     output::{self, human_bytes, say},
     reports::{
-        FetchReport, InviteReport, LimitReport, ModelReport, PeerModel, PeersReport, ReceiptsReport,
-        SoleHolder, StatusReport, SwitchReport,
+        FetchReport, InviteReport, LimitReport, LinkReport, ModelReport, PeerModel, PeersReport,
+        ReceiptsReport, SoleHolder, StatusReport, SwitchReport,
     },
 };
 
 /// Asks and returns the answer without its envelope.
-fn asked<T: DeserializeOwned>(home: &std::path::Path, question: &Question) -> Result<T> {
+pub(super) fn asked<T: DeserializeOwned>(home: &std::path::Path, question: &Question) -> Result<T> {
     let mut line: Value = runtime()?.block_on(control::one(home, question))?;
     line.as_object_mut().map(|line| line.remove("end"));
     Ok(serde_json::from_value(line)?)
@@ -64,6 +64,9 @@ pub(in crate::commands) fn status(args: StatusArgs) -> Result<()> {
     content(&status)?;
     others(&status.limits)?;
     say!("reached   {}: {}", network.reached.class, network.reached.why);
+    for LinkReport { node, link } in &network.links {
+        say!("link      to {}: {link}", remote::short(node));
+    }
     for address in &network.addresses {
         say!("address   {address}");
     }
@@ -346,8 +349,8 @@ pub(in crate::commands) fn receipts(args: AskArgs) -> Result<()> {
 }
 
 pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
-    let question = Question::Why { session: args.session };
-    let event: PromptEvent = runtime()?.block_on(control::one(&args.home.path()?, &question))?;
+    let (home, question) = (args.home.path()?, Question::Why { session: args.session });
+    let event: PromptEvent = runtime()?.block_on(control::one(&home, &question))?;
     let PromptEvent::Done(report) = event else {
         return Err(Error::Failed("the node speaks another version".into()));
     };
@@ -389,6 +392,12 @@ pub(in crate::commands) fn why(args: WhyArgs) -> Result<()> {
         say!("drafts    {}", remote::drafts_text(drafts));
     }
     say!("checked   {}", remote::checked_text(&report));
+    let links: StatusReport = asked(&home, &Question::Status)?;
+    for LinkReport { node, link } in &links.network.links {
+        if report.timing.iter().flat_map(|timing| &timing.stages).any(|stage| stage.range.node == *node) {
+            say!("link      to {}, since it is there: {link}", remote::short(node));
+        }
+    }
     say!("{}", remote::summary_text(&report));
     Ok(())
 }

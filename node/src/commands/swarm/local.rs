@@ -49,16 +49,20 @@ pub struct LocalSwarm {
 
 impl LocalSwarm {
     /// Starts the nodes with the layers given, the first as the one who asks, and waits until it knows all others.
-    /// The first one answers over HTTP at `api`.
-    pub fn start(engine: &EngineArgs, layers: &[String], api: Option<SocketAddr>) -> Result<Self> {
+    /// The first one answers over HTTP at `api`; frames between them take `link`.
+    pub fn start(
+        engine: &EngineArgs,
+        layers: &[String],
+        (api, link): (Option<SocketAddr>, p2p::LinkMode),
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("shoal-").tempdir()?;
         let mut swarm = Self { nodes: Vec::new(), _folder: folder };
         let mut first = None;
         for (index, layers) in layers.iter().enumerate() {
             let home = swarm._folder.path().join(index.to_string());
             private_folder::prepare(&home)?;
-            let (node, address) =
-                start_node(&home, engine, layers, first.as_deref(), api.filter(|_| index == 0))?;
+            let api = api.filter(|_| index == 0);
+            let (node, address) = start_node(&home, engine, layers, first.as_deref(), (api, link))?;
             first = first.or(address);
             swarm.nodes.push(node);
         }
@@ -118,7 +122,7 @@ fn start_node(
     engine: &EngineArgs,
     layers: &str,
     peer: Option<&str>,
-    api: Option<SocketAddr>,
+    (api, link): (Option<SocketAddr>, p2p::LinkMode),
 ) -> Result<(Node, Option<String>)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("join").args([
@@ -147,7 +151,7 @@ fn start_node(
     if let Some(isa) = &engine.isa {
         command.args(["--isa", isa]);
     }
-    command.args(["--device", &engine.device.to_string()]);
+    command.args(["--device", &engine.device.to_string(), "--link", link.name()]);
     if let Some(ctx) = engine.ctx {
         command.args(["--ctx", &ctx.to_string()]);
     }

@@ -5,23 +5,24 @@ use std::{net::SocketAddr, time::Duration};
 use scheduler::{AttentionKind, LayerSet};
 use serde_json::json;
 
-use super::{local, remote, runtime};
+use super::{ask::asked, local, remote, runtime};
 use crate::{
     Error, Result,
     cli::{
         EngineArgs,
         swarm::{Layers, UpArgs},
     },
+    control::Question,
     events::{PromptEvent, PromptInput},
     header::Header,
     library,
     output::{self, Waiting, say},
-    reports::JoinLine,
+    reports::{JoinLine, LinkReport, StatusReport},
 };
 
 pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
     output::catch_interrupt()?;
-    let swarm = start(&args.engine, args.local, args.api, args.json)?;
+    let swarm = start(&args.engine, args.local, (args.api, args.link), args.json)?;
     if let Some(api) = &swarm.nodes[0].api {
         match args.json {
             true => output::json_line(&JoinLine::Listening(api.clone()))?,
@@ -58,6 +59,10 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
         runtime()?.block_on(remote::generate(swarm.home(), ask, &mut |event| show(event, &me, args.json)))?;
     if !args.json {
         eprintln!("\n{}", remote::summary_text(&last));
+        let status: StatusReport = asked(swarm.home(), &Question::Status)?;
+        for LinkReport { node, link } in &status.network.links {
+            eprintln!("link to {}: {link}", remote::short(node));
+        }
     }
     Ok(())
 }
@@ -66,7 +71,7 @@ pub(in crate::commands) fn up(args: UpArgs) -> Result<()> {
 pub(super) fn start(
     engine: &EngineArgs,
     nodes: u16,
-    api: Option<SocketAddr>,
+    (api, link): (Option<SocketAddr>, p2p::LinkMode),
     json: bool,
 ) -> Result<local::LocalSwarm> {
     let num_layers = Header::read(library::locate(&engine.model)?.as_ref())?.num_layers();
@@ -75,7 +80,7 @@ pub(super) fn start(
     }
     let shares = local::shares(num_layers, usize::from(nodes));
     let waiting = Waiting::start("starting the nodes");
-    let swarm = local::LocalSwarm::start(engine, &shares, api)?;
+    let swarm = local::LocalSwarm::start(engine, &shares, (api, link))?;
     drop(waiting);
     for (index, node) in swarm.nodes.iter().enumerate() {
         if json {

@@ -164,6 +164,10 @@ impl Serving {
         if !served.iter().any(|range| range.covers(lease.layers)) {
             return Some(Answer::not_held(served));
         }
+        if self.models.get(lease.model).is_some_and(|held| !held.ready.attends(lease.attention)) {
+            let why = format!("attention {} is not computed here: choose dense", lease.attention);
+            return Some(Answer::refused(Refusal::Malformed, &why));
+        }
         if self.gate.paused {
             return Some(Answer::refused(Refusal::Draining, "this node serves no requests for now"));
         }

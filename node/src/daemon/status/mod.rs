@@ -7,9 +7,9 @@ use scheduler::{LayerRange, LayerSet, ModelId, NodeId, holders::bares};
 
 use super::{Daemon, serve::Held, view::Facts};
 use crate::reports::{
-    AnnouncementsStatus, CapsStatus, FetchReport, LayersStatus, LimitReport, LoadStatus, MemoryStatus,
-    ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport, PeersReport, ProcessStatus, RefusedReport,
-    SessionsStatus, SoleHolder, SpeedStatus, StatusReport, WorkStatus,
+    AnnouncementsStatus, CapsStatus, FetchReport, LayersStatus, LimitReport, LinkReport, LoadStatus,
+    MemoryStatus, ModelReport, NetworkStatus, PeerLoad, PeerModel, PeerReport, PeersReport, ProcessStatus,
+    RefusedReport, SessionsStatus, SoleHolder, SpeedStatus, StatusReport, WorkStatus,
 };
 
 impl Daemon {
@@ -20,6 +20,10 @@ impl Daemon {
         let addresses = self.node.network.addresses().await;
         let models: Vec<ModelReport> =
             self.serving.models.all().map(|held| self.model_report(held)).collect();
+        let peers = self.node.network.peers().await;
+        let link = |peer: &p2p::PeerInfo| {
+            Some(LinkReport { node: format!("{:?}", peer.node), link: peer.link?.to_string() })
+        };
         let fetches: Vec<FetchReport> =
             self.serving.models.all().filter_map(|held| held.fetching.clone()).collect();
         StatusReport {
@@ -27,7 +31,8 @@ impl Daemon {
                 node: format!("{:?}", self.node.me),
                 reached: reach::reach(self.announcing.reachability, &addresses),
                 addresses,
-                peers: self.node.network.peers().await.len(),
+                links: peers.iter().filter_map(link).collect(),
+                peers: peers.len(),
                 refused_versions: self.refused_versions().await,
                 known_nodes: self.view.swarm.len().saturating_sub(1),
             },

@@ -1,0 +1,74 @@
+//! Frames that take datagrams, the stream, and both in turn: an answer has the same tokens, whichever link carried it.
+
+use std::time::Instant;
+
+use harness::{
+    Shoal,
+    node::{Node, PATIENCE},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROMPT: &str = "Tell me a story about a fox who finds a lantern in the snow.";
+const TOKENS: &str = "64";
+
+/// How many frames to `peer` took datagrams and the stream, as a node says.
+fn link(of: &Node, peer: &Node) -> Option<(u64, u64)> {
+    let known = of.ask(&["peers"]);
+    let peers = known["peers"].as_array().unwrap();
+    let said = peers.iter().find(|known| known["node"] == peer.name.as_str())?["link"].as_str()?.to_owned();
+    let count = |what: &str| {
+        let parts = said.split(", ").filter_map(|part| part.strip_suffix(what));
+        parts.filter_map(|number| number.parse::<u64>().ok()).sum()
+    };
+    Some((count(" frames by datagram"), count(" by stream")))
+}
+
+/// The answer has all its tokens, as one process gives them, and no node was given up for it.
+fn same(said: &Value, alone: &Value) {
+    assert_eq!(said["ids"], alone["ids"], "{said}");
+    assert!(said["faults"].as_array().unwrap().is_empty(), "{said}");
+}
+
+/// A requester and two nodes with half of the middle each. Every twenty frames to a neighbor the other link is used, and one datagram
+/// in twenty is lost.
+#[test]
+fn an_answer_does_not_depend_on_the_link() {
+    let folder = TempDir::new().unwrap();
+    let start = |name: &str, args: &[&str]| {
+        let links = ["--link", "datagram", "--link-turn", "20", "--link-loss", "50"];
+        Node::start(&folder.path().join(name), &[&links, args].concat())
+    };
+    let asks = start("a", &["--ask-only"]);
+    let first = start("b", &["--layers", "1..4", "--peer", asks.tcp()]);
+    let second = start("c", &["--layers", "4..7", "--peer", asks.tcp()]);
+    asks.meets(2);
+
+    let alone = Shoal::new().json(["run", "--json", "-n", TOKENS, PROMPT], "");
+    let started = Instant::now();
+    loop {
+        // The first one may be over before its neighbors have agreed on datagrams.
+        same(&asks.ask(&["run", "--via", "swarm", "-n", TOKENS, PROMPT]), &alone);
+        // A route goes round, and each node sends to the next one.
+        let said = [link(&asks, &first), link(&first, &second), link(&second, &asks)];
+        if said.iter().all(|said| said.is_some_and(|counts| counts.0 >= 20 && counts.1 >= 20)) {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "frames by datagram and by stream: {said:?}");
+    }
+    let status = asks.ask(&["status"]);
+    assert!(!status["links"].as_array().unwrap().is_empty(), "{status}");
+}
+
+#[test]
+fn a_swarm_of_one_machine_takes_the_link_that_it_is_told() {
+    let run = |link: &str| {
+        let words = ["up", "--local", "2", "--link", link, "--json", "-n", TOKENS, "--run", PROMPT];
+        Shoal::new().json(words, "")
+    };
+    let stream = run("stream");
+    same(&run("datagram"), &stream);
+    let refused = Shoal::new().run_with(["up", "--link", "pigeon"], "");
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && why.contains("use auto, stream or datagram"), "{why}");
+}
