@@ -164,3 +164,29 @@ async fn answers_are_seen_in_the_histograms() {
     let gaps = text.lines().find_map(|line| line.strip_prefix("shoal_token_gap_seconds_count "));
     assert!(gaps.is_some_and(|n| n.parse::<u64>().unwrap() > 0), "{text}");
 }
+
+#[tokio::test]
+async fn a_holder_of_a_key_agrees_to_nothing_for_the_owner() {
+    let keys: Arc<OneKey> = Arc::default();
+    let config = api::Config { token: Some(TOKEN.into()), keys: Some(keys), ..api::Config::default() };
+    let api = http::start_with(Fake::quick(), config).await;
+    let host = api.host();
+    let post = async |secret: &str, path: &str, body: &str| {
+        let bearer = format!("Bearer {secret}");
+        let headers = [
+            ("Host", host.as_str()),
+            ("Authorization", bearer.as_str()),
+            ("Content-Type", "application/json"),
+            ("X-Shoal-Consent", "once"),
+        ];
+        api.send("POST", path, &headers, body.as_bytes()).await
+    };
+    let taken_back = r#"{"mode": "boomerang", "agreed": false}"#;
+    assert_eq!(post(TOKEN, "/swarm/consent", taken_back).await.status, 200);
+    let ask =
+        r#"{"model": "fake-7b", "messages": [{"role": "user", "content": "a red fox"}], "max_tokens": 4}"#;
+    for (secret, status) in [("the-key", 403), (TOKEN, 200)] {
+        let answer = post(secret, "/v1/chat/completions", ask).await;
+        assert_eq!(answer.status, status, "{}", answer.text());
+    }
+}
