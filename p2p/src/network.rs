@@ -256,6 +256,8 @@ impl Network {
                 if stream.connection() == neighbor.connection {
                     return stream.linked(neighbor, true).await;
                 }
+                // A session on the connection that is used now takes its place.
+                neighbor.close();
             }
         }
         self.open_lane(node, Lane::Plane(plane)).await

@@ -49,14 +49,16 @@ fn serve(network: p2p::Network, mut events: p2p::Events) -> tokio::task::JoinHan
 
 /// An honest node can connect and is answered: at once, or when the places that a flood took are free again.
 async fn assert_serves(address: &str, node_seed: u8) {
-    let (honest, _events) = node(config(node_seed, TCP)).await;
     let until = Instant::now() + PATIENCE;
-    let peer = loop {
+    let (honest, _events, peer) = loop {
+        // With a port of its own each time: a port that an earlier socket still occupies cannot be dialed from.
+        let (honest, events) = node(config(node_seed, TCP)).await;
         match honest.dial(address).await {
-            Ok(peer) => break peer,
+            Ok(peer) => break (honest, events, peer),
             Err(error) if Instant::now() > until => panic!("no honest node gets in: {error}"),
-            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Err(_) => honest.shutdown().await,
         }
+        tokio::time::sleep(Duration::from_millis(100)).await;
     };
     let ask = Ask::Release { session: SessionId::new([2; 16]), epoch: 1 };
     assert_eq!(honest.ask(peer, &ask, PATIENCE).await, Ok(Answer::Released));

@@ -270,7 +270,9 @@ impl EventLoop {
                 tokio::spawn(async move { links.accept(stream).await });
             }
             Lane::Linked => {
-                let Some(neighbor) = self.local.links.of(from) else { return };
+                let neighbor = self.local.links.of(from);
+                let neighbor = neighbor.filter(|neighbor| neighbor.connection == stream.connection());
+                let Some(neighbor) = neighbor else { return };
                 let reporter = self.reporter.clone();
                 tokio::spawn(async move {
                     let linked = tokio::time::timeout(IDENTIFY, stream.linked(neighbor, false)).await;

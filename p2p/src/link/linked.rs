@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0 | the frame of this number; all before it have arrived |
 //! | 1 | the frame of this number, which datagrams did not carry; others after it may have arrived |
-//! | 2 | the first record of who opens: the lane's name, 8 bytes |
+//! | 2 | the first record of who opens: the number is the low half of the session's name at the other end; the lane's name, 8 bytes |
 //!
 //! A frame is written to the substream only when all that were handed to datagrams have arrived or are written: so a reader
 //! never has to read past a frame that it cannot hand out yet, and holds no more than what datagrams brought early, within the
@@ -24,8 +24,8 @@ use scheduler::governor::Resource;
 use tokio::sync::{Mutex, mpsc};
 
 use super::datagram::send::Place;
-use super::datagram::session::{Delivered, PLACE_LEN};
-use super::neighbor::{Doors, Lane, Link, MAX_FRAME, Neighbor, Offer};
+use super::datagram::session::{Delivered, MAX_FRAME, PLACE_LEN};
+use super::neighbor::{Doors, Lane, Link, Neighbor, Offer};
 use crate::governor::Permit;
 
 const RECORD_LEN: usize = 9;
@@ -45,18 +45,18 @@ fn number_at(head: &[u8; RECORD_LEN], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| head[at + i]))
 }
 
-/// The first record of a stream: what its opener calls the lane.
-pub(crate) fn opening(lane: u64) -> Vec<u8> {
-    [&record(OPEN, 0, 8)[..], &lane.to_le_bytes()].concat()
+/// The first record of a stream: the low half of what the other end calls the session, and what the opener calls the lane.
+pub(crate) fn opening(session: u32, lane: u64) -> Vec<u8> {
+    [&record(OPEN, session, 8)[..], &lane.to_le_bytes()].concat()
 }
 
 /// Length of [`opening`], bytes.
 pub(crate) const OPENING_LEN: usize = RECORD_LEN + 8;
 
-/// Reads what [`opening`] wrote.
-pub(crate) fn read_opening(bytes: &[u8; OPENING_LEN]) -> Option<u64> {
+/// Reads what [`opening`] wrote, if it names the session that this end calls so.
+pub(crate) fn read_opening(session: u32, bytes: &[u8; OPENING_LEN]) -> Option<u64> {
     let (head, lane) = bytes.split_first_chunk::<RECORD_LEN>()?;
-    (*head == record(OPEN, 0, 8)).then(|| lane.try_into().map(u64::from_le_bytes).ok()).flatten()
+    (*head == record(OPEN, session, 8)).then(|| lane.try_into().map(u64::from_le_bytes).ok()).flatten()
 }
 
 /// Forgets a lane when both halves of its stream are gone.
@@ -275,6 +275,10 @@ impl<R: AsyncRead + Unpin> Receiving<R> {
                 self.passing = len;
                 self.next = self.next.wrapping_add(1);
             }
+            // Its datagrams have come meanwhile.
+            Some(Body::Waits { number, len }) if (number.wrapping_sub(self.next) as i32) < 0 => {
+                self.skipping = len
+            }
             Some(waits @ Body::Waits { .. }) => {
                 self.body = Some(waits);
                 return Poll::Pending;
@@ -343,6 +347,10 @@ impl<R: AsyncRead + Unpin> Receiving<R> {
                 continue;
             }
             if !ready!(self.poll_record(cx))? {
+                // A frame that arrived was handed over before the end was sent.
+                if self.poll_inbox(cx) {
+                    continue;
+                }
                 // All frames before the end have been handed over, or the other end broke off.
                 let broken = !self.early.is_empty();
                 return Poll::Ready(if broken { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(0) });
@@ -361,8 +369,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for Receiving<R> {
 }
 
 /// Reads the first record of a stream that a peer opened.
-pub(crate) async fn opened(substream: &mut (impl AsyncRead + Unpin)) -> io::Result<u64> {
+pub(crate) async fn opened(session: u32, substream: &mut (impl AsyncRead + Unpin)) -> io::Result<u64> {
     let mut bytes = [0; OPENING_LEN];
     substream.read_exact(&mut bytes).await?;
-    read_opening(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    read_opening(session, &bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

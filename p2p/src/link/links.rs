@@ -402,7 +402,10 @@ impl Shared {
         let mut payload = Vec::new();
         loop {
             let mut word = [0; 5];
-            stream.recv_exact(&mut word).await?;
+            tokio::select! {
+                read = stream.recv_exact(&mut word) => read?,
+                () = neighbor.ended() => return Ok(()),
+            }
             let [kind, rest @ ..] = word;
             let number = u32::from_le_bytes(rest);
             match kind {
@@ -460,6 +463,9 @@ async fn lead(neighbor: &Neighbor, stream: Stream, forced: bool) -> Result<(), H
     let (mut reader, mut writer) = stream.split();
     let mut failures = 0;
     loop {
+        if neighbor.is_closed() {
+            return Ok(());
+        }
         let mut open = false;
         for _ in 0..PINGS {
             open = open || neighbor.ping(PING_LIMIT).await;
@@ -513,7 +519,11 @@ async fn lead(neighbor: &Neighbor, stream: Stream, forced: bool) -> Result<(), H
                     return Ok(());
                 }
                 failures += 1;
-                tokio::time::sleep(RECOVER * (1 << failures.min(5))).await;
+                tokio::select! {
+                    _ = reader.recv_exact(&mut unasked) => return Err(HopError::Closed),
+                    () = tokio::time::sleep(RECOVER * (1 << failures.min(5))) => {}
+                    () = neighbor.ended() => return Ok(()),
+                }
             }
         }
     }

@@ -19,12 +19,10 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::choice::{Figures, LinkKind};
 use super::datagram::send::Place;
-use super::datagram::session::{Counts, Delivered, ECHO, News, Session};
+use super::datagram::session::{Counts, Delivered, ECHO, MAX_FRAME, News, Session};
 use super::datagram::socket::Socket;
 use crate::governor::{Governor, Permit};
 
-/// The longest frame that datagrams carry; longer ones take the stream, which is as fast for them.
-pub(crate) const MAX_FRAME: usize = 1 << 20;
 /// Failures in [`FORGIVEN`] after which the stream is used.
 const MAX_STRIKES: u32 = 3;
 /// How long a failure counts.
@@ -87,6 +85,8 @@ pub(crate) struct Doors {
 #[derive(Debug)]
 struct Registered {
     lane: Arc<Lane>,
+    /// The other end opened it, and has to hear that this one takes datagrams for it.
+    accepted: bool,
     inbox: mpsc::UnboundedSender<Delivered>,
     /// Frames that take the stream after all. Here and not in the lane: the task that writes them ends with the entry.
     returns: mpsc::UnboundedSender<(u32, Vec<u8>)>,
@@ -181,10 +181,12 @@ impl Link for Neighbor {
     }
 
     fn offer(&self, place: Place, frame: [&[u8]; 2]) -> Offer {
-        if self.kind() != LinkKind::Datagram || frame[0].len() + frame[1].len() > MAX_FRAME {
+        let mut state = self.state();
+        // With the state at hand: once a session that ends has given everything back, nothing is added.
+        let long = frame[0].len() + frame[1].len() > MAX_FRAME;
+        if long || self.is_closed() || self.kind() != LinkKind::Datagram {
             return Offer::Decline;
         }
-        let mut state = self.state();
         let Some(lane) = state.lanes.get(&place.lane).map(|registered| registered.lane.clone()) else {
             return Offer::Decline;
         };
@@ -285,21 +287,32 @@ impl Neighbor {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.use_link(LinkKind::Stream);
-        self.left.notify_waiters();
+        self.left.notify_one();
     }
 
     /// Uses this link from now on. What is on its way arrives as it was sent, or goes over the stream.
     pub(crate) fn use_link(&self, kind: LinkKind) {
+        let mut state = self.state();
         let kind = if self.is_closed() { LinkKind::Stream } else { kind };
         let before = self.kind.swap(kind as u8, Ordering::Relaxed);
         if before != kind as u8 {
             tracing::info!(node = %self.peer, link = %kind, "another link");
         }
-        if kind == LinkKind::Stream {
-            let mut state = self.state();
-            state.session.give_up();
-            self.pump(&mut state);
+        match kind {
+            LinkKind::Stream => state.session.give_up(),
+            LinkKind::Datagram => {
+                // Said again: it may have been lost, and a lane that nothing is known of keeps to its stream.
+                let accepted: Vec<u64> =
+                    state.lanes.iter().filter(|(_, lane)| lane.accepted).map(|(name, _)| *name).collect();
+                for name in accepted {
+                    let place = Place { lane: ECHO, number: 0 };
+                    state.session.send(self.now(), place, [&[READY], &name.to_le_bytes()]);
+                }
+            }
         }
+        self.pump(&mut state);
+        drop(state);
+        self.busy.notify_one();
         self.room.notify_waiters();
     }
 
@@ -311,14 +324,27 @@ impl Neighbor {
     /// See [`LinkInfo`].
     pub(crate) fn info(&self) -> LinkInfo {
         let [stream, datagram] = *self.figures.lock().unwrap_or_else(PoisonError::into_inner);
-        let Counts { sent, .. } = self.state().session.counts();
-        let (messages, returned, sent_again) = (sent.messages - sent.returned, sent.returned, sent.again);
+        let Counts { sent, frames, frames_returned: returned, .. } = self.state().session.counts();
+        let (messages, sent_again) = (frames - returned, sent.again);
         let streamed = self.frames.streamed.load(Ordering::Relaxed);
         LinkInfo { kind: self.kind(), stream, datagram, messages, streamed, returned, sent_again }
     }
 
+    /// The low half of what the other end calls the session, and of what this one calls it: a stream belongs to one session.
+    pub(crate) fn names(&self) -> [u32; 2] {
+        let [here, there] = self.state().session.names();
+        [there as u32, here as u32]
+    }
+
+    /// Waits for the end of the session.
+    pub(crate) async fn ended(&self) {
+        while !self.is_closed() {
+            self.left.notified().await;
+        }
+    }
+
     /// Enters a lane; `None` when there is one of this name.
-    pub(crate) fn enter(&self, name: u64, ready: bool) -> Option<Doors> {
+    pub(crate) fn enter(&self, name: u64, accepted: bool) -> Option<Doors> {
         let mut state = self.state();
         if name == ECHO || state.lanes.contains_key(&name) {
             return None;
@@ -326,11 +352,11 @@ impl Neighbor {
         let (inbox, inbox_out) = mpsc::unbounded_channel();
         let (returns, returns_out) = mpsc::unbounded_channel();
         let lane = Arc::new(Lane {
-            ready: AtomicBool::new(ready),
+            ready: AtomicBool::new(accepted),
             outstanding: AtomicUsize::new(0),
             settled: Notify::new(),
         });
-        state.lanes.insert(name, Registered { lane: lane.clone(), inbox, returns });
+        state.lanes.insert(name, Registered { lane: lane.clone(), accepted, inbox, returns });
         Some(Doors { lane, inbox: inbox_out, returns: returns_out })
     }
 
@@ -388,10 +414,14 @@ impl Neighbor {
     pub(crate) fn on_train(&self, train: &[u8], segment: usize) {
         let mut state = self.state();
         let now = self.now();
+        let idle = state.session.due().is_none();
         for datagram in train.chunks(segment) {
             state.session.on_datagram(now, datagram);
         }
         self.pump(&mut state);
+        if idle && state.session.due().is_some() {
+            self.busy.notify_one();
+        }
     }
 
     /// Does what is due; whether more will be.
@@ -402,7 +432,7 @@ impl Neighbor {
             state.session.on_time(now);
             self.pump(&mut state);
         }
-        state.session.is_busy()
+        state.session.due().is_some()
     }
 
     /// Hands on what the session has to say, and sends what it has to send.
@@ -425,7 +455,7 @@ impl Neighbor {
                     }
                 }
                 News::Returned(place, frame) => {
-                    failed = true;
+                    failed |= place.lane != ECHO;
                     if let Some(registered) = state.lanes.get(&place.lane)
                         && registered.returns.send((place.number, frame)).is_err()
                     {
@@ -460,7 +490,7 @@ impl Neighbor {
             state.strikes = 0;
             tracing::info!(node = %self.peer, "datagrams do not arrive, the stream is used");
             self.kind.store(LinkKind::Stream as u8, Ordering::Relaxed);
-            self.left.notify_waiters();
+            self.left.notify_one();
         }
     }
 

@@ -194,15 +194,16 @@ impl Stream {
     /// a lane of that name. `opener`: this end opened it.
     pub(crate) async fn linked(mut self, neighbor: Arc<Neighbor>, opener: bool) -> Result<Self, HopError> {
         let half = self.writer.io.clone();
+        let [there, here] = neighbor.names();
         let name = if opener {
             getrandom::u64().map_err(|_| HopError::Closed)?
         } else {
-            linked::opened(&mut self.reader.io).await.map_err(gone)?
+            linked::opened(here, &mut self.reader.io).await.map_err(gone)?
         };
         // Who opened hears of the other end when that is ready; the other end knows that this one is.
         let doors = neighbor.enter(name, !opener).ok_or(HopError::Corrupt)?;
         if opener {
-            self.writer.io.write_all(&linked::opening(name)).await.map_err(gone)?;
+            self.writer.io.write_all(&linked::opening(there, name)).await.map_err(gone)?;
             self.writer.io.flush().await.map_err(gone)?;
         } else {
             neighbor.say_ready(name);

@@ -203,12 +203,6 @@ impl Window {
         if behind as i32 >= 0 { behind >= Self::SPAN || self.over & (1 << behind) != 0 } else { false }
     }
 
-    /// Whether `message` lies further ahead than a sender may be.
-    pub(crate) fn is_ahead(&self, message: u32) -> bool {
-        let ahead = message.wrapping_sub(self.newest);
-        ahead as i32 > 0 && ahead > Self::SPAN
-    }
-
     /// `message` is over: it is not taken again.
     pub(crate) fn close(&mut self, message: u32) {
         let ahead = message.wrapping_sub(self.newest);

@@ -60,14 +60,16 @@ pub(crate) struct Receiver {
     governor: Governor,
     from: NodeId,
     chunk_bytes: usize,
+    longest: u64,
     window: Window,
     open: Vec<Open>,
 }
 
 impl Receiver {
-    /// Of messages of `from` in chunks of `chunk_bytes`.
-    pub(crate) fn new(governor: Governor, from: NodeId, chunk_bytes: usize) -> Self {
-        Self { governor, from, chunk_bytes, window: Window::default(), open: Vec::with_capacity(MAX_OPEN) }
+    /// Of messages of `from` in chunks of `chunk_bytes`, none longer than `longest` bytes.
+    pub(crate) fn new(governor: Governor, from: NodeId, chunk_bytes: usize, longest: u64) -> Self {
+        let open = Vec::with_capacity(MAX_OPEN);
+        Self { governor, from, chunk_bytes, longest, window: Window::default(), open }
     }
 
     /// Takes in a chunk of a data datagram that is consistent and proved.
@@ -105,10 +107,10 @@ impl Receiver {
 
     fn begin(&mut self, now: Time, header: &Header) -> Option<usize> {
         self.forget_stale(now);
-        if self.open.len() == MAX_OPEN || self.window.is_ahead(header.message) {
+        let bytes = u64::from(header.total_bytes);
+        if self.open.len() == MAX_OPEN || bytes > self.longest {
             return None;
         }
-        let bytes = u64::from(header.total_bytes);
         let permit = self.governor.take_for(self.from, Resource::Bytes, bytes).ok()?;
         self.open.push(Open {
             message: header.message,
@@ -131,6 +133,11 @@ impl Receiver {
     /// Whether the message has been delivered.
     pub(crate) fn is_over(&self, message: u32) -> bool {
         self.window.is_over(message)
+    }
+
+    /// When [`Receiver::forget_stale`] has something to drop.
+    pub(crate) fn due(&self) -> Option<Time> {
+        self.open.iter().map(|open| open.touched + STALE).min()
     }
 
     /// Drops what lacks chunks for too long.

@@ -320,6 +320,12 @@ impl Sender {
                 at += 1;
                 continue;
             }
+            if out.next == 0 {
+                // It waits for the window: nothing of it can have been lost.
+                (out.due, out.progress) = (now + rto, now);
+                at += 1;
+                continue;
+            }
             if out.rounds >= MAX_ROUNDS && now.saturating_sub(out.progress) >= PATIENCE {
                 let in_flight = out.in_flight;
                 given_up.extend(self.outgoing.remove(at));

@@ -2,8 +2,10 @@
 //! elsewhere.
 //!
 //! A message's bytes before the seal: the lane it belongs to (8 bytes), its number there (4 bytes), and a frame. Lane 0 is the
-//! session's own: a frame there is an echo, asked for (first byte 0) or answered (first byte 1).
+//! session's own: a frame there is an echo, asked for (first byte 0) or answered (first byte 1), or says that
+//! its sender takes datagrams for a lane (first byte 2).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -23,6 +25,11 @@ pub(crate) const PLACES: usize = 32;
 pub(crate) const ECHO: u64 = 0;
 /// What stands before a frame in a message.
 pub(crate) const PLACE_LEN: usize = 12;
+/// The longest frame that datagrams carry; longer ones take the stream, which is as fast for them.
+pub(crate) const MAX_FRAME: usize = 1 << 20;
+/// The longest message that is sent, and that is taken: the longest frame, sealed.
+const MAX_SENT: usize = PLACE_LEN + MAX_FRAME + SEAL_LEN;
+const _: () = assert!(MAX_SENT <= MAX_MESSAGE);
 /// A session's keys serve so many messages, or so long.
 const REKEY_MESSAGES: u32 = 1 << 20;
 const REKEY_AFTER: Duration = Duration::from_secs(3_600);
@@ -87,6 +94,9 @@ pub(crate) enum News {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Counts {
     pub(crate) sent: Sent,
+    /// Frames of streams that were sent, and those of them that were given back.
+    pub(crate) frames: u64,
+    pub(crate) frames_returned: u64,
     pub(crate) delivered: u64,
     /// Datagrams that named the session and were not its peer's.
     pub(crate) forged: u64,
@@ -105,7 +115,7 @@ pub(crate) struct Session {
     sender: Sender,
     receiver: Receiver,
     taken: Arc<AtomicUsize>,
-    control: Vec<(Header, Vec<u8>)>,
+    control: VecDeque<(Header, Vec<u8>)>,
     news: Vec<News>,
     counts: Counts,
 }
@@ -120,13 +130,18 @@ impl Session {
             keyed: now,
             keyed_message: 1,
             sender: Sender::new(terms.there, terms.chunk_bytes, PLACES as u16),
-            receiver: Receiver::new(governor, terms.peer, terms.chunk_bytes),
+            receiver: Receiver::new(governor, terms.peer, terms.chunk_bytes, MAX_SENT as u64),
             taken: Arc::default(),
-            control: Vec::new(),
+            control: VecDeque::new(),
             news: Vec::new(),
             counts: Counts::default(),
             terms,
         }
+    }
+
+    /// What this end and the other one call the session.
+    pub(crate) fn names(&self) -> [u64; 2] {
+        [self.terms.here, self.terms.there]
     }
 
     /// What has happened since the last call.
@@ -146,7 +161,7 @@ impl Session {
     /// Sends a frame if there is room for it now; false when there is none.
     pub(crate) fn send(&mut self, now: Time, place: Place, frame: [&[u8]; 2]) -> bool {
         let len = PLACE_LEN + frame[0].len() + frame[1].len() + SEAL_LEN;
-        if len > MAX_MESSAGE || !self.sender.has_room(len) {
+        if len > MAX_SENT || !self.sender.has_room(len) {
             if !self.sender.is_busy() {
                 self.sender.ask_for_credit(now, self.outward.epoch);
             }
@@ -165,6 +180,7 @@ impl Session {
         self.outward.seal(self.terms.there, message, &mut sealed);
         let stamp = Stamp { epoch: self.outward.epoch, key: self.outward.header.clone() };
         self.sender.push(now, place, sealed, stamp);
+        self.counts.frames += u64::from(place.lane != ECHO);
         true
     }
 
@@ -182,6 +198,7 @@ impl Session {
 
     fn give_back(&mut self, out: Outgoing) {
         let Outgoing { message, stamp: Stamp { epoch, .. }, place, mut sealed, .. } = out;
+        self.counts.frames_returned += u64::from(place.lane != ECHO);
         let keys = match epoch == self.outward.epoch {
             true => self.outward.clone(),
             false => self.terms.secret.keys(self.terms.direction, epoch),
@@ -197,7 +214,7 @@ impl Session {
         if self.control.len() < MAX_CONTROL {
             let (session, len, epoch) = (self.terms.there, payload.len() as u16, self.outward.epoch);
             let header = Header { kind, chunk: 0, session, message, total_bytes: 0, chunks, len, epoch };
-            self.control.push((header, payload));
+            self.control.push_back((header, payload));
         }
     }
 
@@ -292,7 +309,7 @@ impl Session {
 
     /// When [`Session::on_time`] has something to do.
     pub(crate) fn due(&self) -> Option<Time> {
-        self.sender.due()
+        self.sender.due().into_iter().chain(self.receiver.due()).min()
     }
 
     /// Does what is due.
@@ -311,11 +328,11 @@ impl Session {
         }
         for probe in self.sender.take_probes() {
             if self.control.len() < MAX_CONTROL {
-                self.control.push((Header { epoch: self.outward.epoch, ..probe }, Vec::new()));
+                self.control.push_back((Header { epoch: self.outward.epoch, ..probe }, Vec::new()));
             }
         }
         train.clear();
-        let (header, payload) = self.control.pop()?;
+        let (header, payload) = self.control.pop_front()?;
         header.write(&payload, &self.outward.header, train);
         Some(train.len())
     }
