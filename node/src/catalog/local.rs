@@ -18,7 +18,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::reference::{Reference, manifest};
+use super::reference::{Reference, manifest, means};
 
 /// Folders within folders that are looked into.
 const MAX_DEPTH: usize = 6;
@@ -26,6 +26,8 @@ const MAX_DEPTH: usize = 6;
 const MAX_ENTRIES: usize = 20_000;
 /// Longest manifest.
 const MAX_MANIFEST: u64 = 1 << 20;
+/// The host whose models Ollama names without one.
+const OLLAMA_HOST: &str = "registry.ollama.ai";
 /// How a GGUF begins.
 const MAGIC: &[u8; 4] = b"GGUF";
 
@@ -36,6 +38,10 @@ pub struct Stored {
     pub program: &'static str,
     /// What that program calls it, as a name of `shoal model list` may be.
     pub name: String,
+    /// Whose it is and what it is called in the registry that it came from, where the program keeps that.
+    pub repository: Option<(String, String)>,
+    /// Which file of that it is: a file's name without `.gguf`, Ollama's tag.
+    pub file: String,
     /// Its file.
     pub path: PathBuf,
     /// Its length.
@@ -98,26 +104,28 @@ impl Places {
 
 /// The model of `reference`, if a program stored it here.
 pub fn of_reference<'a>(stored: &'a [Stored], reference: &Reference) -> Option<&'a Stored> {
-    match reference {
-        Reference::Ollama { owner, name, tag } => {
-            let name = ollama_name(owner, name, tag);
-            stored.iter().find(|one| one.program == "Ollama" && one.name == name)
+    let of = |one: &Stored, program: &str, owner: &str, name: &str| {
+        let same = |(whose, what): &(String, String)| {
+            whose.eq_ignore_ascii_case(owner) && what.eq_ignore_ascii_case(name)
+        };
+        one.program == program && one.repository.as_ref().is_some_and(same)
+    };
+    stored.iter().find(|one| match reference {
+        Reference::Ollama { owner, name, tag } => of(one, "Ollama", owner, name) && one.file == *tag,
+        Reference::HuggingFace { owner, name, tag } => {
+            // Without a tag the registry's choice is not known here, and a part is no model.
+            let means = tag.as_ref().is_some_and(|tag| means(&one.file, tag));
+            of(one, "Hugging Face", owner, name) && means && !one.file.contains("-of-")
         }
-        Reference::HuggingFace { owner, name, tag } => stored.iter().find(|one| {
-            let file = one.name.to_lowercase();
-            let of_repository = one.program == "Hugging Face"
-                && one.name.to_lowercase().starts_with(&format!("{owner}.{name}.").to_lowercase());
-            // Without a tag the registry's choice is not known here.
-            of_repository && tag.as_ref().is_some_and(|tag| file.ends_with(&tag.to_lowercase()))
-        }),
-    }
+    })
 }
 
 /// As Ollama shows it, with a dot for the slash that no name here has.
-fn ollama_name(owner: &str, model: &str, tag: &str) -> String {
-    match owner {
-        "library" => format!("{model}:{tag}"),
-        _ => format!("{owner}.{model}:{tag}"),
+fn ollama_name(host: &str, owner: &str, model: &str, tag: &str) -> String {
+    match (host, owner) {
+        (OLLAMA_HOST, "library") => format!("{model}:{tag}"),
+        (OLLAMA_HOST, _) => format!("{owner}.{model}:{tag}"),
+        _ => format!("{host}.{owner}.{model}:{tag}"),
     }
 }
 
@@ -134,8 +142,11 @@ fn of_ollama(root: &Path) -> Vec<Stored> {
             .into_iter()
             .flat_map(|below| below.iter().map(|part| part.to_string_lossy().into_owned()))
             .collect();
-        if let ([.., owner, model, tag], true) = (parts.as_slice(), blob.is_file()) {
-            found.extend(stored("Ollama", ollama_name(owner, model, tag), &blob));
+        if let ([host, owner, model, tag], true) = (parts.as_slice(), blob.is_file()) {
+            // Another host's model of that name is another model.
+            let repository = (host == OLLAMA_HOST).then(|| (owner.clone(), model.clone()));
+            let name = ollama_name(host, owner, model, tag);
+            found.extend(stored("Ollama", name, (repository, tag), &blob));
         }
     });
     found
@@ -151,25 +162,33 @@ fn of_folder(program: &'static str, root: &Path) -> Vec<Stored> {
         }
         let stem = &file[..file.len() - ".gguf".len()];
         let repository = path.iter().find_map(|part| part.to_str()?.strip_prefix("models--"));
-        let name = match repository.filter(|_| program == "Hugging Face") {
+        let repository = repository.filter(|_| program == "Hugging Face");
+        let name = match repository {
             Some(repository) => format!("{}.{stem}", repository.replacen("--", ".", 1)),
             None => stem.to_owned(),
         };
-        found.extend(stored(program, name, path));
+        let repository = repository.and_then(|repository| repository.split_once("--"));
+        let repository = repository.map(|(owner, name)| (owner.to_owned(), name.to_owned()));
+        found.extend(stored(program, name, (repository, stem), path));
     });
     found
 }
 
 /// The file, if it is a GGUF. Links lead where they lead: their targets are what is linked.
-fn stored(program: &'static str, name: String, path: &Path) -> Option<Stored> {
+fn stored(
+    program: &'static str,
+    name: String,
+    (repository, file_name): (Option<(String, String)>, &str),
+    path: &Path,
+) -> Option<Stored> {
     let path = fs::canonicalize(path).ok()?;
+    let bytes = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?.len();
     let mut file = fs::File::open(&path).ok()?;
-    let bytes = file.metadata().ok().filter(fs::Metadata::is_file)?.len();
     let mut magic = [0; MAGIC.len()];
     file.read_exact(&mut magic).ok().filter(|()| magic == *MAGIC)?;
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._-:".contains(c) { c } else { '-' };
     let name = name.chars().take(120).map(plain).collect();
-    Some(Stored { program, name, path, bytes })
+    Some(Stored { program, name, repository, file: file_name.to_owned(), path, bytes })
 }
 
 /// Shows every file below `root`, in the order of their names; folders that links lead to are left out.
@@ -184,7 +203,8 @@ fn walk(root: &Path, see: &mut dyn FnMut(&Path)) {
         for entry in entries {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => folders.push((entry.path(), depth + 1)),
-                Ok(kind) if !kind.is_dir() => see(&entry.path()),
+                // To open what is no file, such as a pipe, may never end.
+                Ok(kind) if !kind.is_dir() && entry.path().is_file() => see(&entry.path()),
                 _ => {}
             }
         }
@@ -226,6 +246,15 @@ mod tests {
         write(&home.join(".cache/llama.cpp/big-00001-of-00002.gguf"), b"GGUF1");
         write(&home.join(".cache/llama.cpp/big-00002-of-00002.gguf"), b"GGUF2");
         write(&home.join(".cache/llama.cpp/page.gguf"), b"<html>");
+        // What is like a model that is asked for, and another one.
+        write(&ollama.join("manifests/elsewhere.example/library/far/1b"), manifest.as_bytes());
+        write(&ollama.join(format!("blobs/sha256-{digest}")), b"GGUFollama");
+        let longer = home.join(".cache/huggingface/hub/models--who--What-GGUF.v2/snapshots/r");
+        write(&longer.join("What-Q8_0.gguf"), b"GGUF");
+        write(&longer.join("What-BF16.gguf"), b"GGUF");
+        assert!(
+            std::process::Command::new("mkfifo").arg(longer.join("pipe.gguf")).status().unwrap().success()
+        );
 
         let places = Places::of_user(|name| (name == "HOME").then(|| home.to_owned()));
         let found = places.find();
@@ -235,18 +264,31 @@ mod tests {
             [
                 ("Ollama", "tiny:1b"),
                 ("LM Studio", "mine-Q8_0"),
+                ("Hugging Face", "who.What-GGUF.v2.What-BF16"),
+                ("Hugging Face", "who.What-GGUF.v2.What-Q8_0"),
                 ("Hugging Face", "who.What-GGUF.What-Q4_K_M"),
                 ("llama.cpp", "big-00001-of-00002"),
             ]
         );
         assert_eq!(found[0].bytes, 10);
-        assert_eq!(fs::read(&found[2].path).unwrap(), b"GGUFhub");
+        assert_eq!(fs::read(&found[4].path).unwrap(), b"GGUFhub");
         let of = |text: &str| {
             of_reference(&found, &Reference::parse(text).unwrap().unwrap()).map(|one| one.name.clone())
         };
         assert_eq!(of("ollama://tiny:1b").as_deref(), Some("tiny:1b"));
         assert_eq!(of("ollama://tiny"), None);
         assert_eq!(of("hf.co/who/What-GGUF:Q4_K_M").as_deref(), Some("who.What-GGUF.What-Q4_K_M"));
-        assert_eq!(of("hf.co/who/Other-GGUF:Q4_K_M"), None);
+        assert_eq!(of("hf.co/Who/what-gguf:q4_k_m").as_deref(), Some("who.What-GGUF.What-Q4_K_M"));
+        for other in [
+            "hf.co/who/Other-GGUF:Q4_K_M",
+            "hf.co/who/What-GGUF:M",
+            "hf.co/who/What-GGUF:Q8_0",
+            "hf.co/who/What-GGUF.v2:F16",
+            "ollama://far:1b",
+            "ollama://me/tiny:1b",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert_eq!(of("hf.co/who/What-GGUF.v2:BF16").as_deref(), Some("who.What-GGUF.v2.What-BF16"));
     }
 }

@@ -235,11 +235,27 @@ fn file_of(home: &Path, author: NodeId) -> PathBuf {
     folder(home).join(format!("{}.txt", hex(author.as_bytes())))
 }
 
-/// The catalogs that count here: this release's, or a newer one of its author, and those of the authors that the user trusts.
+/// The catalogs that count here: this release's, or a newer one of its author, and those of the authors that the user trusts. A
+/// file that is damaged counts for nothing.
 ///
 /// # Errors
-/// [`Error::Usage`] for a file that was damaged; those of reading.
+/// Those of reading the folder.
 pub fn known(home: &Path) -> Result<Vec<Signed>> {
+    kept(home, &mut |error| {
+        tracing::warn!(%error, "a catalog is left out");
+        Ok(())
+    })
+}
+
+/// As [`known`], where every file is sound.
+///
+/// # Errors
+/// [`Error::Usage`] for a file that is damaged; those of reading.
+pub fn sound(home: &Path) -> Result<Vec<Signed>> {
+    kept(home, &mut Err)
+}
+
+fn kept(home: &Path, damaged: &mut dyn FnMut(Error) -> Result<()>) -> Result<Vec<Signed>> {
     let mut all = vec![shipped()?];
     let entries = match fs::read_dir(folder(home)) {
         Ok(entries) => entries,
@@ -250,11 +266,12 @@ pub fn known(home: &Path) -> Result<Vec<Signed>> {
     paths.retain(|path| path.extension().is_some_and(|end| end == "txt"));
     paths.sort();
     for path in paths.iter().take(MAX_CATALOGS) {
-        let text = fs::read_to_string(path).map_err(|error| shard::Error::io(path, error))?;
-        let found = Signed::read(&text).ok().filter(|signed| file_of(home, signed.author) == *path);
-        let found = found.ok_or_else(|| {
-            Error::usage(format!("{} is damaged; remove it and trust its author again", path.display()))
-        })?;
+        let found = fs::read_to_string(path).ok().and_then(|text| Signed::read(&text).ok());
+        let Some(found) = found.filter(|signed| file_of(home, signed.author) == *path) else {
+            let path = path.display();
+            damaged(Error::usage(format!("{path} is damaged; remove it and trust its author again")))?;
+            continue;
+        };
         match all.iter_mut().find(|known| known.author == found.author) {
             Some(known) if known.catalog.sequence < found.catalog.sequence => *known = found,
             Some(_) => {}
@@ -278,7 +295,7 @@ pub fn trusts(home: &Path, author: NodeId) -> Result<bool> {
 /// [`Error::Usage`] for one that is older than what is kept, and when too many authors are trusted.
 pub fn keep(home: &Path, text: &str) -> Result<Signed> {
     let signed = Signed::read(text)?;
-    let known = known(home)?;
+    let known = sound(home)?;
     match known.iter().find(|known| known.author == signed.author) {
         Some(known) if known.catalog.sequence > signed.catalog.sequence => {
             return Err(Error::usage(format!(
@@ -407,6 +424,18 @@ mod tests {
         assert_eq!(find(&all, "two").unwrap().bytes, 5);
         assert!(forget(home.path(), &hex(&author.node().as_bytes()[..4])).unwrap());
         assert!(!trusts(home.path(), author.node()).unwrap());
+    }
+
+    #[test]
+    fn a_damaged_file_names_no_model_and_stops_no_command_but_its_own() {
+        let (home, author) = (tempfile::tempdir().unwrap(), Identity::from_seed([1; 32]));
+        let text = catalog(1).sign(&author).unwrap();
+        keep(home.path(), &text).unwrap();
+        fs::write(folder(home.path()).join("notes.txt"), "no catalog").unwrap();
+        assert_eq!(find(&known(home.path()).unwrap(), "two").unwrap().bytes, 5);
+        for why in [sound(home.path()).unwrap_err(), keep(home.path(), &text).unwrap_err()] {
+            assert!(why.to_string().contains("notes.txt"), "{why}");
+        }
     }
 
     #[test]

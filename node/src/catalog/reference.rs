@@ -19,6 +19,8 @@ use crate::library::Entry;
 const USUAL: &str = "Q4_K_M";
 /// Longest part of a reference.
 const MAX_PART: usize = 96;
+/// Most names of a repository's files that are told.
+const MAX_TOLD: usize = 20;
 /// The media type of a model's weights in an Ollama manifest.
 const WEIGHTS: &str = "application/vnd.ollama.image.model";
 /// The media type of a model's license there.
@@ -99,14 +101,16 @@ impl Reference {
         }
     }
 
-    /// Whether `entry`, of that name, is it: it came from there, or is a file of this machine that was linked under the name.
+    /// Whether `entry` is it: fetched or linked as this reference, or fetched from there under its name.
     pub fn is(&self, entry: &Entry) -> bool {
         let path = match self {
             Self::HuggingFace { owner, name, .. } => format!("/{owner}/{name}/resolve/"),
             Self::Ollama { owner, name, .. } => format!("/v2/{owner}/{name}/blobs/"),
         };
-        entry.name == self.local_name()
-            && (entry.from.is_empty() || entry.from.iter().any(|url| url.contains(&path)))
+        match &entry.reference {
+            Some(known) => known.eq_ignore_ascii_case(&self.to_string()),
+            None => entry.name == self.local_name() && entry.from.iter().any(|url| url.contains(&path)),
+        }
     }
 }
 
@@ -170,7 +174,11 @@ pub fn choose(listing: &Value, tag: Option<&str>) -> Result<File, String> {
     if files.is_empty() {
         return Err("the repository has no .gguf file: choose one that has, often called NAME-GGUF".into());
     }
-    let names = || files.iter().map(|file| file.path.as_str()).collect::<Vec<_>>().join(", ");
+    let names = || {
+        let more = files.len().saturating_sub(MAX_TOLD);
+        let names = files.iter().take(MAX_TOLD).map(|file| told(&file.path)).collect::<Vec<_>>().join(", ");
+        if more > 0 { format!("{names} and {more} more") } else { names }
+    };
     let found = match tag {
         Some(tag) => files.iter().find(|file| means(&file.path, tag)),
         None => files.iter().find(|file| means(&file.path, USUAL)).or(files.first()),
@@ -181,14 +189,19 @@ pub fn choose(listing: &Value, tag: Option<&str>) -> Result<File, String> {
     if found.path.contains("-of-") {
         return Err(format!(
             "{} is one of several parts: download them all and join them with `shoal convert`",
-            found.path
+            told(&found.path)
         ));
     }
     Ok(found.clone())
 }
 
+/// A stranger's name of a file as a terminal may show it: without control characters, and not too long.
+fn told(path: &str) -> String {
+    path.chars().filter(|c| !c.is_control()).take(MAX_PART).collect()
+}
+
 /// Whether a file's name ends in the weight format `tag`, or is `tag`.
-fn means(path: &str, tag: &str) -> bool {
+pub(super) fn means(path: &str, tag: &str) -> bool {
     let file = path.rsplit('/').next().unwrap_or(path).to_lowercase();
     let (stem, tag) = (file.strip_suffix(".gguf").unwrap_or(&file).to_owned(), tag.to_lowercase());
     if file == tag || stem == tag {
@@ -306,6 +319,42 @@ mod tests {
         }
         assert!(choose(&json!([]), None).is_err());
         assert!(choose(&json!({"error": "no"}), None).is_err());
+    }
+
+    #[test]
+    fn names_of_strangers_are_told_within_bounds() {
+        let file = |n: usize| json!({"path": format!("\u{1b}[31m{n}{}.gguf", "x".repeat(500)), "size": 1});
+        let why = choose(&(0..99).map(file).collect(), Some("Q8_0")).unwrap_err();
+        assert!(!why.contains('\u{1b}') && why.contains("and 79 more"), "{why}");
+        assert!(why.len() < 100 * (MAX_TOLD + 1), "{why}");
+        let part = json!([{"path": format!("\u{7}{}-F16-00001-of-00002.gguf", "x".repeat(500)), "size": 1}]);
+        let why = choose(&part, Some("F16")).unwrap_err();
+        assert!(!why.contains('\u{7}') && why.len() < 250, "{why}");
+    }
+
+    #[test]
+    fn a_linked_file_is_only_the_reference_it_was_linked_as() {
+        let entry = |reference: Option<&str>, from: &[&str]| Entry {
+            name: "M-GGUF:Q4_K_M".into(),
+            path: "/m.gguf".into(),
+            id: "00".into(),
+            bytes: 1,
+            shared: false,
+            withheld: false,
+            from: from.iter().map(|&url| url.to_owned()).collect(),
+            reference: reference.map(str::to_owned),
+            modified_ms: None,
+        };
+        let (ours, other) = (read("hf.co/a/M-GGUF:Q4_K_M").unwrap(), read("hf.co/b/M-GGUF:Q4_K_M").unwrap());
+        let mine = Entry { name: "mine".into(), ..entry(Some("hf.co/a/M-GGUF:Q4_K_M"), &[]) };
+        for entry in [
+            entry(Some("hf.co/a/M-GGUF:Q4_K_M"), &[]),
+            entry(None, &["https://hf.example/a/M-GGUF/resolve/main/m.gguf"]),
+            mine,
+        ] {
+            assert!(ours.is(&entry) && !other.is(&entry), "{entry:?}");
+        }
+        assert!(!ours.is(&entry(None, &[])));
     }
 
     #[test]

@@ -31,19 +31,33 @@ pub(super) fn stored() -> Vec<Stored> {
     Places::of_user(|name| std::env::var_os(name).filter(|value| !value.is_empty()).map(Into::into)).find()
 }
 
-/// Puts what another program stored on the list; its file stays where it is.
+/// Puts what another program stored on the list, as what `reference` names where it does; its file stays where it is.
 ///
 /// # Errors
 /// As [`register`] says.
-pub(super) fn link(stored: &Stored, name: String) -> Result<Entry> {
-    register(&stored.path, Some(name), false)
+pub(super) fn link(stored: &Stored, name: String, reference: Option<String>) -> Result<Entry> {
+    let entry = register(&stored.path, Some(name), false)?;
+    if reference.is_none() {
+        return Ok(entry);
+    }
+    refer(entry, reference)
+}
+
+/// Notes on the list what a model is called in another registry.
+///
+/// # Errors
+/// Those of the list.
+pub(super) fn refer(entry: Entry, reference: Option<String>) -> Result<Entry> {
+    let entry = Entry { reference, ..entry };
+    Library::change(&library::home()?, |library| library.add(entry.clone()))?;
+    Ok(entry)
 }
 
 /// The catalogs that count, with those that the command line names: their authors are trusted now or before.
 ///
 /// # Errors
 /// [`Error::Usage`] for one whose author is not trusted, and those of reading.
-pub(super) async fn known(home: &Path, sources: &SourceArgs, json: bool) -> Result<Vec<Signed>> {
+pub(in crate::commands) async fn known(home: &Path, sources: &SourceArgs, json: bool) -> Result<Vec<Signed>> {
     for source in &sources.catalog {
         let text = text_of(source).await?;
         let signed = Signed::read(&text)?;
@@ -151,7 +165,8 @@ pub(super) fn find(wanted: Option<&str>, name: Option<String>, json: bool) -> Re
                 "no other program stored \"{wanted}\" here; `shoal model find` lists what there is"
             ))
         })?;
-        let entry = link(one, name.unwrap_or_else(|| one.name.clone()))?;
+        output::catch_interrupt()?;
+        let entry = link(one, name.unwrap_or_else(|| one.name.clone()), None)?;
         if json {
             return output::json_line(&entry);
         }
@@ -246,7 +261,7 @@ pub(super) fn run(command: CatalogCommand) -> Result<()> {
 
 fn list(home: &Path, json: bool) -> Result<()> {
     let shipped = catalog::shipped()?.author;
-    let rows = catalog::known(home)?.into_iter().map(|signed| {
+    let rows = catalog::sound(home)?.into_iter().map(|signed| {
         json!({
             "name": signed.catalog.name, "author": signed.author(), "sequence": signed.catalog.sequence,
             "models": signed.catalog.models.len(), "release": signed.author == shipped,
@@ -323,7 +338,7 @@ fn add(to: &Path, key: &Path, called: &str, model: Model, json: bool) -> Result<
     all.models.push(model.clone());
     all.models.sort_by(|a, b| a.name.cmp(&b.name));
     let text = all.sign(&identity)?;
-    fs::write(to, &text).map_err(|error| shard::Error::io(to, error))?;
+    p2p::blob::sparse::replace(to, &[text.as_bytes()])?;
     let author = Signed::read(&text)?.author();
     if json {
         return output::json_line(&json!({ "author": author, "sequence": all.sequence, "model": model }));

@@ -58,6 +58,7 @@ fn list(json: bool) -> Result<()> {
         shared: false,
         withheld: false,
         from: Vec::new(),
+        reference: None,
         modified_ms: None,
     };
     let home = library::home()?;
@@ -92,6 +93,7 @@ fn list(json: bool) -> Result<()> {
 fn add(file: &Path, name: Option<String>, json: bool) -> Result<()> {
     // A path that leads nowhere is the same mistake here as in every command.
     library::Located::open(file)?;
+    output::catch_interrupt()?;
     let entry = register(file, name, false)?;
     if json {
         return output::json_line(&entry);
@@ -107,6 +109,7 @@ fn share(model: &str, name: Option<String>, off: bool, json: bool) -> Result<()>
     }
     let home = library::home()?;
     let known = Library::load(&home)?.find(model).ok().cloned();
+    output::catch_interrupt()?;
     let entry = match known {
         Some(mut entry) => {
             let tree = entry.model().map(|id| sparse::outboard_path(&content::folder(&home, id)));

@@ -23,14 +23,15 @@ pub(super) struct Terms<'a> {
 /// Whether `text` is what a model is called here, in a catalog or in another registry: not whether it is a file.
 ///
 /// # Errors
-/// Those of reading the list and the catalogs.
+/// Those of reading the list. A catalog that cannot be read names nothing.
 pub(super) fn is_name(text: &str) -> Result<bool> {
     if text == DEFAULT_MODEL || Reference::parse(text).is_some() {
         return Ok(true);
     }
     // The prompt needs no data folder.
     let Ok(home) = library::home() else { return Ok(false) };
-    Ok(Library::load(&home)?.get(text).is_some() || catalog::find(&catalog::known(&home)?, text).is_some())
+    let listed = || catalog::known(&home).is_ok_and(|known| catalog::find(&known, text).is_some());
+    Ok(Library::load(&home)?.get(text).is_some() || listed())
 }
 
 /// The name or path by which `model` can be opened: itself where it is here, else what was fetched for it.

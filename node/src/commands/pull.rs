@@ -47,8 +47,8 @@ struct Terms {
     license: Option<String>,
     /// What a running node's swarm is asked for when nothing else is known: what it is called.
     called: Option<String>,
-    /// Set for a file of another registry, which no peer is asked for: its content id is not known before it is here.
-    foreign: bool,
+    /// What another registry calls it. No peer is asked for such a file: its content id is not known before it is here.
+    reference: Option<String>,
 }
 
 /// What is to be done for a model.
@@ -56,7 +56,7 @@ enum Wanted {
     /// It is on the list already, by this name.
     Here(Box<Entry>),
     /// It is a file that another program stored.
-    Linked(Stored, String),
+    Linked { stored: Stored, name: String, reference: String },
     /// It is to be fetched.
     Ask(Box<Ask>, Terms),
 }
@@ -71,15 +71,15 @@ pub(super) fn bring(args: &PullArgs, aside: bool) -> Result<String> {
     runtime.block_on(async {
         let (ask, terms) = match wanted(args).await? {
             Wanted::Here(entry) => return done(*entry, None, &view, "is here already"),
-            Wanted::Linked(stored, name) => {
-                let entry = super::catalog::link(&stored, name)?;
+            Wanted::Linked { stored, name, reference } => {
+                let entry = super::catalog::link(&stored, name, Some(reference))?;
                 view.say(&format!("{} stored it here: {}", stored.program, stored.path.display()))?;
                 return done(entry, None, &view, "is linked");
             }
             Wanted::Ask(ask, terms) => (*ask, terms),
         };
         let sources = ask.mirrors()?;
-        if terms.foreign {
+        if terms.reference.is_some() {
             return plain(ask, &terms, Vec::new(), args, view).await;
         }
         if control::is_running(&ask.home) {
@@ -110,17 +110,21 @@ async fn wanted(args: &PullArgs) -> Result<Wanted> {
     if let Some(reference) = Reference::parse(&args.model) {
         let reference = reference.map_err(Error::usage)?;
         let name = args.name.clone().unwrap_or_else(|| reference.local_name());
-        if let Some(entry) = library.get(&name).filter(|entry| reference.is(entry)) {
+        let asked = |entry: &&Entry| args.name.as_ref().is_none_or(|name| *name == entry.name);
+        if let Some(entry) = library.entries().iter().filter(asked).find(|entry| reference.is(entry)) {
             return Ok(Wanted::Here(Box::new(entry.clone())));
         }
         let stored = super::catalog::stored();
         if let Some(found) = local::of_reference(&stored, &reference).filter(|_| args.layers.is_empty()) {
-            return Ok(Wanted::Linked(found.clone(), name));
+            if library.get(&name).is_some_and(|taken| taken.path != found.path) {
+                return Err(taken(&name, &args.model));
+            }
+            return Ok(Wanted::Linked { stored: found.clone(), name, reference: reference.to_string() });
         }
         let registries = super::catalog::registries(&args.sources);
         let remote = registry::resolve(&reference, &registries).await?;
         (ask.from, ask.name, ask.sha256) = (vec![remote.url], Some(name), remote.sha256.map(|hash| hash.0));
-        terms = Terms { license: remote.license, called: None, foreign: true };
+        terms = Terms { license: remote.license, called: None, reference: Some(reference.to_string()) };
         terms.license.get_or_insert_with(|| "not stated by its registry".to_owned());
     } else if args.model.contains("://") {
         ask.from.push(args.model.clone());
@@ -145,14 +149,22 @@ async fn wanted(args: &PullArgs) -> Result<Wanted> {
         ask.from.retain(|known| known != url);
         ask.from.insert(0, url.clone());
     }
-    if let Some(name) = args.name.as_ref().or(ask.name.as_ref().filter(|_| terms.foreign)) {
+    if let Some(name) = args.name.as_ref().or(ask.name.as_ref()) {
         library::check_name(name)?;
         if library.get(name).is_some_and(|taken| ask.id.is_none() || taken.model() != ask.id) {
-            return Err(Error::usage(format!("\"{name}\" names another model; choose another --name")));
+            return Err(taken(name, &args.model));
         }
         ask.name = Some(name.clone());
     }
     Ok(Wanted::Ask(Box::new(ask), terms))
+}
+
+/// The refusal of a name that another model has.
+fn taken(name: &str, model: &str) -> Error {
+    Error::usage(format!(
+        "\"{name}\" names another model here: `shoal model pull {model} --name NAME` fetches this one under another name, \
+         `shoal model rm {name}` frees the name"
+    ))
 }
 
 fn layers(text: &str) -> Result<LayerRange> {
@@ -385,7 +397,11 @@ async fn plain(ask: Ask, terms: &Terms, why: Vec<String>, args: &PullArgs, mut v
         () = interruption() => Err(Error::Interrupted),
     };
     view.finish();
-    done(fetched?, None, &view, "is here")
+    let entry = match &terms.reference {
+        Some(reference) => super::catalog::refer(fetched?, Some(reference.clone()))?,
+        None => fetched?,
+    };
+    done(entry, None, &view, "is here")
 }
 
 fn done(entry: Entry, report: Option<&Report>, view: &View, what: &str) -> Result<String> {

@@ -9,7 +9,7 @@ use crate::{
     output,
 };
 
-/// Hashes a file and puts it on the list; Ctrl-C stops it.
+/// Hashes a file and puts it on the list; Ctrl-C stops it where the command catches it.
 ///
 /// # Errors
 /// As [`content::register`] says, and those of the engine for a file that this build does not compute.
@@ -20,7 +20,6 @@ pub(super) fn register(file: &Path, name: Option<String>, shared: bool) -> Resul
     let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let name = name.unwrap_or(stem);
     library::check_name(&name)?;
-    output::catch_interrupt()?;
     let bar = output::progress(header.file_len, "hashing", true);
     let entry = content::register(&library::home()?, &path, name, shared, &mut |done| {
         bar.set_position(done);

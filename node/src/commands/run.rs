@@ -93,7 +93,13 @@ pub(super) fn run(mut args: RunArgs) -> Result<()> {
 
 /// Whether a model is named and no prompt where a person can type: then they talk. The model is taken for `--model`.
 pub(super) fn begins_a_conversation(args: &mut RunArgs) -> Result<bool> {
-    Ok(name_the_model(args)? && args.prompt.is_none() && io::stdin().is_terminal())
+    let talks = name_the_model(args)? && args.prompt.is_none() && io::stdin().is_terminal();
+    if talks && args.raw {
+        return Err(Error::usage(
+            "--raw continues a prompt as it stands: give one, or leave out --raw to talk",
+        ));
+    }
+    Ok(talks)
 }
 
 /// Takes a model that stands before the prompt, or instead of it, for `--model`; whether there was one.

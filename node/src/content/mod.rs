@@ -127,6 +127,7 @@ pub fn register(
         shared,
         withheld: false,
         from: Vec::new(),
+        reference: None,
         modified_ms,
     };
     Library::change(home, |library| library.add(entry.clone()))?;

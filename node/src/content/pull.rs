@@ -177,6 +177,7 @@ pub async fn open(ask: Ask, sources: &mut Vec<Box<dyn Source>>) -> Result<Found>
         shared: known.is_none_or(|entry| entry.shared),
         withheld: known.is_some_and(|entry| entry.withheld),
         from: known.map(|entry| entry.from.clone()).unwrap_or_default(),
+        reference: known.and_then(|entry| entry.reference.clone()),
         modified_ms: None,
     };
     crate::library::check_name(&entry.name)?;
@@ -457,6 +458,7 @@ pub async fn fetch_plain(ask: &Ask, on: &mut (dyn FnMut(Step, u64, u64) -> bool 
         shared: true,
         withheld: false,
         from: ask.from.clone(),
+        reference: None,
         modified_ms: None,
     };
     Library::change(&ask.home, |library| library.add(entry.clone()))?;

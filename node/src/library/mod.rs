@@ -48,6 +48,9 @@ pub struct Entry {
     /// The mirrors it was pulled from.
     #[serde(default)]
     pub from: Vec<String>,
+    /// What it is called in another registry, where it was fetched or linked by that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
     /// When the file was last written then, in milliseconds of Unix time; `None` where that is not known.
     pub modified_ms: Option<u64>,
 }
@@ -310,7 +313,10 @@ impl Library {
                     entry.name
                 )));
             }
-            Some(known) => *known = entry,
+            Some(known) => {
+                let reference = entry.reference.or(known.reference.take());
+                *known = Entry { reference, ..entry };
+            }
             None => self.entries.push(entry),
         }
         self.save()
@@ -410,6 +416,7 @@ mod tests {
             shared: true,
             withheld: false,
             from,
+            reference: None,
             modified_ms: Some(5),
         }
     }
@@ -451,6 +458,7 @@ mod tests {
             shared: false,
             withheld: true,
             from: Vec::new(),
+            reference: None,
             modified_ms,
         };
         let now = modified_ms(&fs::metadata(&path).unwrap());

@@ -338,6 +338,7 @@ mod tests {
             shared: false,
             withheld: false,
             from: Vec::new(),
+            reference: None,
             modified_ms: None,
         };
         let kept = json!({ "event": "done", "name": "m", "path": "/m.gguf", "id": "00", "bytes": 9, "shared": false,

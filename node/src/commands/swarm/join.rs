@@ -11,7 +11,7 @@ use scheduler::{LayerRange, ModelId};
 use tokio::sync::{mpsc, watch};
 
 use super::{
-    super::obtain,
+    super::{catalog::known, obtain},
     consent,
     look::words,
     remote, runtime,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    catalog::reference::Reference,
+    catalog::{self, Signed, reference::Reference},
     cli::swarm::{CapsArgs, JoinArgs},
     consent::MODES,
     content,
@@ -61,15 +61,16 @@ pub(in crate::commands) fn join(mut args: JoinArgs) -> Result<()> {
         let terms = obtain::Terms { sources: &args.sources, yes: args.yes, json: args.json };
         args.engine.model = obtain::model(&args.engine.model, terms)?;
     }
-    let which = which(&args, &args.engine.model, &home)?;
+    let known = runtime()?.block_on(known(&library::home()?, &args.sources, args.json))?;
+    let which = which(&args, &args.engine.model, &home, &known)?;
     let num_layers = which.here.as_ref().map_or(0, |here| here.header.num_layers());
     let serve = what_to_serve(&args, which.here.is_some().then_some(num_layers))?;
-    let beside = beside(&args, which.id, &home)?;
+    let beside = beside(&args, which.id, &home, &known)?;
     if !args.no_share && !args.ask_only {
         let served = which.id.into_iter().chain(beside.iter().filter_map(|beside| beside.place.id()));
         share(&home, &served.collect::<Vec<_>>())?;
     }
-    agree(&args, which.here.as_ref().map(|here| &here.header), &serve, num_layers)?;
+    agree(&args, which.here.as_ref().map(|here| &here.header), &serve, num_layers, &known)?;
     if args.yes {
         MODES.into_iter().for_each(|mode| consent::remember(&home, mode));
     } else if asks(&args, &serve) {
@@ -195,12 +196,18 @@ fn asks(args: &JoinArgs, serve: &Serve) -> bool {
 }
 
 /// Says what will happen before it does; a person at a terminal may still say no.
-fn agree(args: &JoinArgs, header: Option<&Header>, serve: &Serve, num_layers: u32) -> Result<()> {
+fn agree(
+    args: &JoinArgs,
+    header: Option<&Header>,
+    serve: &Serve,
+    num_layers: u32,
+    known: &[Signed],
+) -> Result<()> {
     if args.json {
         return Ok(());
     }
     let Some(header) = header else {
-        return agree_absent(args, serve);
+        return agree_absent(args, serve, known);
     };
     let (layers, at_most, bytes) = match serve {
         Serve::These(ranges) => {
@@ -224,13 +231,13 @@ fn agree(args: &JoinArgs, header: Option<&Header>, serve: &Serve, num_layers: u3
             human_bytes(args.memory << 20)
         ),
     }
-    agree_beside(args)?;
+    agree_beside(args, known)?;
     say!("{}", consent::joining());
     confirm(args, serve)
 }
 
 /// Says what comes beside the first model.
-fn agree_beside(args: &JoinArgs) -> Result<()> {
+fn agree_beside(args: &JoinArgs, known: &[Signed]) -> Result<()> {
     for also in &args.also {
         let layers = match (&also.layers, args.ask_only) {
             (_, true) => "to ask only: its first and last layer are loaded where its file is here".to_owned(),
@@ -240,7 +247,8 @@ fn agree_beside(args: &JoinArgs) -> Result<()> {
             }
             (None, false) => "the layers the swarm lacks most".to_owned(),
         };
-        say!("Beside it, in a process of its own: {}, {layers}.", also.model);
+        let terms = terms(known, &also.model);
+        say!("Beside it, in a process of its own: {}, {layers}.{terms}", also.model);
     }
     if let Some(bytes) = caps(&args.caps).weights_bytes.filter(|_| !args.also.is_empty() && !args.ask_only) {
         say!("The weights of all of them together take at most {}.", human_bytes(bytes));
@@ -248,8 +256,16 @@ fn agree_beside(args: &JoinArgs) -> Result<()> {
     Ok(())
 }
 
-/// As [`agree`], for a model that is not here: its size is known once a peer that has it was found.
-fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
+/// What a catalog says of a model: how large its file is, and its license.
+fn terms(known: &[Signed], model: &str) -> String {
+    catalog::find(known, model).map_or_else(String::new, |listed| {
+        format!(" Its whole file has {}, license: {}.", human_bytes(listed.bytes), listed.license)
+    })
+}
+
+/// As [`agree`], for a model that is not here: its size is known where a catalog lists it, else once a peer that has it was
+/// found.
+fn agree_absent(args: &JoinArgs, serve: &Serve, known: &[Signed]) -> Result<()> {
     let caps = caps(&args.caps);
     let most = match serve {
         Serve::These(layers) => {
@@ -272,14 +288,15 @@ fn agree_absent(args: &JoinArgs, serve: &Serve) -> Result<()> {
     } else {
         say!(
             "Joining \"{}\": {} is not on this machine. {most} of it will be fetched from peers and served, within {}, and \
-             up to {} for other people's sessions, at low priority. Until then peers answer your prompts (--mode open).",
+             up to {} for other people's sessions, at low priority. Until then peers answer your prompts (--mode open).{}",
             args.swarm,
             args.engine.model,
             if bounds.is_empty() { "what is free".to_owned() } else { bounds.join(" and ") },
-            human_bytes(args.memory << 20)
+            human_bytes(args.memory << 20),
+            terms(known, &args.engine.model)
         );
     }
-    agree_beside(args)?;
+    agree_beside(args, known)?;
     say!("{}", consent::joining());
     confirm(args, serve)
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use scheduler::{LayerRange, LayerSet, ModelId};
 
 use crate::{
-    Error, Result, catalog,
+    Error, Result,
+    catalog::{self, Signed},
     cli::swarm::{Also, JoinArgs},
     content,
     daemon::{Absent, Beside, MOST_BESIDE, Serve, Where},
@@ -31,7 +32,7 @@ pub(super) struct Which {
 }
 
 /// Finds the model by file, name or id. What is not here, or only in part, is asked of the swarm.
-pub(super) fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> {
+pub(super) fn which(args: &JoinArgs, model: &str, home: &Path, known: &[Signed]) -> Result<Which> {
     let id = content::parse_id(model);
     let embedded = ModelId::new(library::embedded_hash());
     if model == library::DEFAULT_MODEL || id == Some(embedded) {
@@ -60,7 +61,7 @@ pub(super) fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> 
         return Ok(Which { id: entry.model(), here: None, absent: Some(absent) });
     }
     let mut absent = Absent { id, name: model.to_owned(), from: args.from.clone(), ends: args.ends };
-    if let Some(listed) = catalog::find(&catalog::known(home)?, model) {
+    if let Some(listed) = catalog::find(known, model) {
         absent.id = listed.model();
         absent.name.clone_from(&listed.name);
         absent.from.extend(listed.mirrors.iter().cloned());
@@ -69,18 +70,23 @@ pub(super) fn which(args: &JoinArgs, model: &str, home: &Path) -> Result<Which> 
 }
 
 /// The models beside the first one.
-pub(super) fn beside(args: &JoinArgs, first: Option<ModelId>, home: &Path) -> Result<Vec<Beside>> {
+pub(super) fn beside(
+    args: &JoinArgs,
+    first: Option<ModelId>,
+    home: &Path,
+    known: &[Signed],
+) -> Result<Vec<Beside>> {
     if args.also.len() > MOST_BESIDE {
         return Err(Error::usage(format!(
             "a node holds at most {MOST_BESIDE} models beside the first: leave out some --also"
         )));
     }
     let one = |also: &Also| {
-        let Which { id, here, absent } = which(args, &also.model, home)?;
-        let known = here.as_ref().map(|here| here.header.num_layers());
+        let Which { id, here, absent } = which(args, &also.model, home, known)?;
+        let num_layers = here.as_ref().map(|here| here.header.num_layers());
         let serve = match (&also.layers, args.ask_only) {
             (_, true) => Serve::These(Vec::new()),
-            (Some(layers), false) => these(&also.model, layers.0.clone(), known)?,
+            (Some(layers), false) => these(&also.model, layers.0.clone(), num_layers)?,
             (None, false) => Serve::Scarcest(u32::MAX),
         };
         let name = local::model_name(&also.model);
