@@ -375,11 +375,7 @@ impl Daemon {
             ServingEvent::Served(entry) => self.serving.book(entry),
             ServingEvent::Died(_) if self.serving.gate.is_draining() => {}
             ServingEvent::Died(pid) => self.serving.models.restart_worker(pid),
-            ServingEvent::Restarted(place, worker) => {
-                if let Some(held) = self.serving.models.place_mut(place) {
-                    held.restarted(worker);
-                }
-            }
+            ServingEvent::Restarted(restarted) => self.serving.models.restarted(restarted),
             ServingEvent::Moved(moved) => {
                 if self.serving.moved(*moved) {
                     self.announcing.gossip.tell();

@@ -71,6 +71,7 @@ impl OwnStages {
             conduct: last.then(|| Conduct { history, ..state.plan.conduct.clone() }),
         };
         let assigned = state.means.worker.clone();
+        assigned.enter(state.place(), epoch);
         tokio::spawn(async move {
             let worker = timeout(Duration::from_millis(LEASE_MS), assigned.running()).await;
             let answer = match worker.ok().flatten() {

@@ -287,8 +287,7 @@ impl RequestState {
             followers,
             used: Instant::now(),
         });
-        let worker = self.means.worker.get();
-        gone.into_iter().for_each(|session| worker.forget(session));
+        self.means.worker.forget(&gone);
         homes
     }
 
@@ -296,7 +295,7 @@ impl RequestState {
     pub(super) fn disown(&self) {
         if let Some(memory) = self.means.memory.as_ref().filter(|_| !self.report.convicted.is_empty()) {
             memory.forget(self.place());
-            self.means.worker.get().forget(self.place());
+            self.means.worker.forget(&[self.place()]);
         }
     }
 }

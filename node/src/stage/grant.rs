@@ -37,6 +37,7 @@ impl Running {
             kept: Vec::new(),
             conduct: None,
         };
+        self.stage.worker.enter(self.stage.place(), lease.epoch);
         let worker = self.stage.worker.get();
         // Rows of a draft that may have been wrong are not kept into another epoch.
         let start = lease.layers.start();
@@ -121,12 +122,11 @@ impl Running {
         }
         let (now, place) = (Clock::now(), self.stage.place());
         let governor = self.stage.network.governor();
-        let worker = self.stage.worker.get();
         let kept = self.words.iter().filter_map(|(start, word)| {
             let (terms, steps) = word.keepable();
             let positions = steps.len() as u32;
             let freed = self.stage.prefixes.keep((place, terms), steps, governor, now)?;
-            freed.into_iter().for_each(|session| worker.forget(session));
+            self.stage.worker.forget(&freed);
             Some((*start, positions))
         });
         kept.collect()

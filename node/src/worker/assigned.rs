@@ -1,11 +1,14 @@
 //! Which worker computes a session.
 //!
 //! A node that comes to hold more layers starts a worker with all of them, and sessions that begin from then on are computed
-//! there. Those under way stay with the worker that has their state; it ends when the last of them does, since its child is
-//! let go with the last [`Worker`]. A session whose worker died goes to the one that was started in its place.
+//! there. Those under way stay with the worker that has their state until their route changes, which a later epoch says: then
+//! they may be asked for layers that it has not, and what was computed comes again from the log. A worker ends when its last
+//! session leaves it, since its child is let go with the last [`Worker`]. A session whose worker died goes to the one that was
+//! started in its place.
 
 use std::sync::Mutex;
 
+use scheduler::SessionId;
 use tokio::sync::watch;
 
 use super::Worker;
@@ -15,23 +18,52 @@ use crate::confine::child::lock;
 pub struct Assigned {
     /// The node's worker, now this one, then that.
     latest: watch::Receiver<Worker>,
-    own: Mutex<Worker>,
+    own: Mutex<Own>,
+}
+
+struct Own {
+    worker: Worker,
+    /// The latest one that [`Assigned::enter`] was told of.
+    epoch: Option<u32>,
 }
 
 impl Assigned {
     /// The one that `latest` has now, for as long as it runs.
     pub fn new(latest: watch::Receiver<Worker>) -> Self {
-        let own = Mutex::new(latest.borrow().clone());
+        let own = Mutex::new(Own { worker: latest.borrow().clone(), epoch: None });
         Self { latest, own }
+    }
+
+    /// Ranges of `session` are opened under `epoch`: where that is a later one, the node's worker computes them from here on.
+    pub fn enter(&self, session: SessionId, epoch: u32) {
+        let mut own = lock(&self.own);
+        if own.epoch >= Some(epoch) {
+            return;
+        }
+        own.epoch = Some(epoch);
+        let latest = self.latest.borrow().clone();
+        if latest.is_alive() && !latest.is(&own.worker) {
+            own.worker.close(session);
+            own.worker = latest;
+        }
     }
 
     /// The session's worker, or the node's when that is gone.
     pub fn get(&self) -> Worker {
         let mut own = lock(&self.own);
-        if !own.is_alive() {
-            *own = self.latest.borrow().clone();
+        if !own.worker.is_alive() {
+            own.worker = self.latest.borrow().clone();
         }
-        own.clone()
+        own.worker.clone()
+    }
+
+    /// What was kept of ended sessions is not needed any more: this session's worker has it, or the node's.
+    pub fn forget(&self, sessions: &[SessionId]) {
+        let (own, latest) = (self.get(), self.latest.borrow().clone());
+        let others = (!latest.is(&own)).then_some(&latest);
+        for worker in std::iter::once(&own).chain(others) {
+            sessions.iter().for_each(|session| worker.forget(*session));
+        }
     }
 
     /// As [`Assigned::get`], when it runs: another one is waited for when it is gone. `None` when the node ends.
@@ -44,5 +76,41 @@ impl Assigned {
             }
             latest.wait_for(Worker::is_alive).await.ok()?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_session_goes_to_the_latest_worker_with_a_later_epoch() {
+        let ((first, mut to_first), (second, mut to_second)) = (Worker::unanswered(), Worker::unanswered());
+        let node = watch::Sender::new(first.clone());
+        let (assigned, session) = (Assigned::new(node.subscribe()), SessionId::numbered(1));
+        assigned.enter(session, 1);
+        node.send_replace(second.clone());
+        assigned.enter(session, 1);
+        assert!(assigned.get().is(&first), "its state is there");
+        assert!(to_first.is_empty());
+        assigned.enter(session, 2);
+        assert!(assigned.get().is(&second) && to_first.try_recv().is_ok(), "closed where it was");
+        node.send_replace(Worker::absent());
+        assigned.enter(session, 3);
+        assert!(assigned.get().is(&second), "a worker that is not there computes nothing");
+        assert!(to_first.is_empty() && to_second.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn what_was_kept_is_forgotten_at_both_workers() {
+        let ((first, to_first), (second, to_second)) = (Worker::unanswered(), Worker::unanswered());
+        let node = watch::Sender::new(first);
+        let assigned = Assigned::new(node.subscribe());
+        let sessions = [SessionId::numbered(1), SessionId::numbered(2)];
+        assigned.forget(&sessions);
+        assert_eq!(to_first.len(), 2, "once where it is the same");
+        node.send_replace(second);
+        assigned.forget(&sessions);
+        assert_eq!((to_first.len(), to_second.len()), (4, 2));
     }
 }

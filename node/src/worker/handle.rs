@@ -196,7 +196,19 @@ impl Worker {
     /// No worker: whatever it is asked fails with [`Fault::Dead`]. For a node that has no weights yet.
     pub fn absent() -> Self {
         let state = State { dead: Some("no weights are here yet".into()), ..State::default() };
-        let shared = Shared {
+        // The other end is dropped: nothing is ever queued.
+        Self { frames: mpsc::channel(1).0, shared: Self::childless(state, false) }
+    }
+
+    /// One that runs, as far as it knows, and what it is asked.
+    #[cfg(test)]
+    pub(super) fn unanswered() -> (Self, mpsc::Receiver<Frame>) {
+        let (frames, queue) = mpsc::channel(FRAMES);
+        (Self { frames, shared: Self::childless(State::default(), true) }, queue)
+    }
+
+    fn childless(state: State, alive: bool) -> Arc<Shared> {
+        Arc::new(Shared {
             child: None,
             program: Default::default(),
             keeps: OnceLock::new(),
@@ -204,13 +216,11 @@ impl Worker {
             guard: PoisonGuard::default(),
             room: Room::default(),
             costs: None,
-            alive: AtomicBool::new(false),
+            alive: AtomicBool::new(alive),
             dismissed: AtomicBool::new(true),
             next_id: AtomicU64::new(0),
             state: Mutex::new(state),
-        };
-        // The other end is dropped: nothing is ever queued.
-        Self { frames: mpsc::channel(1).0, shared: Arc::new(shared) }
+        })
     }
 
     /// Text to token ids, and whether they end inside a block of reasoning.
@@ -366,8 +376,18 @@ impl Worker {
 
     /// Ends the child now; its memory is free as soon as the system has cleaned up.
     pub fn kill(&self) {
-        self.shared.dismissed.store(true, Ordering::SeqCst);
-        self.shared.kill();
+        self.shared.dismiss();
+    }
+
+    /// What ends the child as [`Worker::kill`] does, and does not keep it.
+    pub fn killer(&self) -> impl FnOnce() + Send + 'static {
+        let shared = Arc::downgrade(&self.shared);
+        move || shared.upgrade().into_iter().for_each(|shared| shared.dismiss())
+    }
+
+    /// Whether both speak to the same child.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// Whether the child runs, as far as we know.

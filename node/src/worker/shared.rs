@@ -99,6 +99,12 @@ pub(super) struct Reply {
 }
 
 impl Shared {
+    /// Ends the child now, because we want it to.
+    pub(super) fn dismiss(&self) {
+        self.dismissed.store(true, Ordering::SeqCst);
+        self.kill();
+    }
+
     /// Ends the child now, whatever it does.
     pub(super) fn kill(&self) {
         if let Some(child) = &self.child {

@@ -23,10 +23,6 @@
 
 use std::{
     convert::Infallible,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
     time::{Duration, Instant},
 };
 
@@ -35,7 +31,7 @@ use p2p::{
     blob::{self, Event, GroupSet},
     wire::announce::Offer,
 };
-use scheduler::{LayerRange, LayerSet, Millis, ModelId, place::Room};
+use scheduler::{LayerRange, LayerSet, ModelId, place::Room};
 use tokio::{
     sync::{mpsc, oneshot},
     task::spawn_blocking,
@@ -43,7 +39,7 @@ use tokio::{
 };
 
 use super::{
-    growth::Growth,
+    growth::{Step, Steps},
     initial_placement::lacking,
     pull::{Pulls, apart},
     workers::{Models, Weights},
@@ -107,16 +103,6 @@ pub(crate) struct Fetched {
     step: Step,
 }
 
-/// One of the steps in which a model comes.
-struct Step {
-    /// They ascend.
-    number: u64,
-    /// Whether no other follows.
-    is_last: bool,
-    /// Dropped when its worker runs and the one before is gone, or when there is none.
-    done: Arc<()>,
-}
-
 /// Layers in memory.
 pub(crate) struct Arrival {
     fetched: Fetched,
@@ -138,8 +124,8 @@ pub(crate) struct Acquire {
     /// Memory for weights.
     pub weights: Weights,
     pub news: mpsc::Sender<News>,
-    /// Steps so far.
-    pub steps: AtomicU64,
+    /// Its steps.
+    pub steps: Steps,
 }
 
 impl Acquire {
@@ -202,7 +188,7 @@ impl Acquire {
         let about = header.info(0, String::new())?;
         let (load, serve) = self.choose(id, &header, u64::MAX, None).await?;
         let file_bytes = header.file_len;
-        let step = self.step(true);
+        let step = self.last_step(&header, &load);
         self.fetched(Fetched { source, model: id, file_bytes, load, serve, about, step }).await
     }
 
@@ -262,7 +248,8 @@ impl Acquire {
         if prepared.missing_bytes() > 0 {
             let entry = prepared.entry().clone();
             let groups = content::layer_groups(&header, entry.bytes, &load)?;
-            let coming = Coming { entry, groups, serve: LayerSet::new(serve.iter().copied()), about: &about };
+            let serve = LayerSet::new(serve.iter().copied());
+            let coming = Coming { entry, groups, serve, header: &header, about: &about };
             let report = tokio::select! {
                 fetched = self.fetch(&mut prepared, &mut sources, &finder, &plan) => fetched?,
                 never = self.serve_what_is_here(coming) => match never {},
@@ -272,7 +259,7 @@ impl Acquire {
         }
         let entry = prepared.entry();
         let (source, file_bytes) = (worker::Source::File(prepared.path()), entry.bytes);
-        let step = self.step(true);
+        let step = self.last_step(&header, &load);
         let fetched = Fetched { source, model: id, file_bytes, load, serve, about, step };
         drop(prepared);
         self.fetched(fetched).await
@@ -284,32 +271,32 @@ impl Acquire {
         Ok(())
     }
 
-    fn step(&self, is_last: bool) -> Step {
-        let number = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        Step { number, is_last, done: Arc::default() }
+    fn last_step(&self, header: &Header, load: &[LayerRange]) -> Step {
+        self.steps.last(header.weight_bytes(load), self.weights.left_bytes(self.place))
     }
 
     /// Hands over layers as they come, but for the last ones: all of them are handed over when they are here.
     async fn serve_what_is_here(&self, coming: Coming<'_>) -> Infallible {
-        let (began, mut growth, mut under_way) = (Instant::now(), Growth::default(), Weak::<()>::new());
+        let mut warned = false;
         loop {
             sleep(REPORT_EVERY).await;
             let here = match content::present(&self.pulls.home, &coming.entry) {
                 Ok(Some(have)) => coming.layers_of(&have),
                 Ok(None) => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "it is not known which layers are here already");
+                    if !std::mem::replace(&mut warned, true) {
+                        tracing::warn!(%error, "it is not known which layers are here already");
+                    }
                     continue;
                 }
             };
-            let serve = here.intersection(&coming.serve);
-            let now = Millis(began.elapsed().as_millis() as u64);
-            let is_done = under_way.strong_count() == 0;
-            if here.len() == coming.groups.len() as u32 || !growth.is_due(now, &serve, is_done) {
+            if here.len() == coming.groups.len() as u32 {
                 continue;
             }
-            let step = self.step(false);
-            under_way = Arc::downgrade(&step.done);
+            let serve = here.intersection(&coming.serve);
+            let bytes = coming.header.weight_bytes(here.ranges());
+            let left_bytes = self.weights.left_bytes(self.place);
+            let Some(step) = self.steps.part(&serve, bytes, left_bytes) else { continue };
             let Some(model) = coming.entry.model() else { continue };
             let fetched = Fetched {
                 source: worker::Source::File(coming.entry.path.clone()),
@@ -433,6 +420,7 @@ struct Coming<'a> {
     /// What each of them is of the file.
     groups: Vec<(LayerRange, GroupSet)>,
     serve: LayerSet,
+    header: &'a Header,
     about: &'a ModelInfo,
 }
 
@@ -512,7 +500,10 @@ impl Models {
                 }
                 Arrived::Told(line)
             }
+            What::Fetched(_) if leaving => Arrived::Nothing,
             What::Fetched(fetched) => {
+                let step = &fetched.step;
+                let way = step.needs_room.clone().map(|before| held.make_way(step.number, before));
                 let spec = worker::Spec {
                     source: fetched.source.clone(),
                     model: Some(fetched.model),
@@ -522,6 +513,9 @@ impl Models {
                 };
                 let (name, sender) = (held.about.name.clone(), sender.clone());
                 tokio::spawn(async move {
+                    if let Some(way) = way {
+                        way.await;
+                    }
                     let what = match worker::spawn_rehearsed(spec.clone()).await {
                         Ok((worker, ready, outputs)) => {
                             What::Holds(Box::new(Arrival { fetched: *fetched, worker, ready, outputs, spec }))
@@ -565,7 +559,7 @@ impl Models {
         held.served = fetched.serve;
         held.file_bytes = fetched.file_bytes;
         held.ready = ready;
-        let Step { number, is_last, done } = fetched.step;
+        let Step { number, is_last, done, .. } = fetched.step;
         held.grow(worker, pump, (number, done));
         if is_last {
             held.fetching = None;

@@ -13,10 +13,7 @@ mod place;
 mod pull;
 mod workers;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::{path::PathBuf, sync::Arc};
 
 use api::inference::ModelInfo;
 use p2p::Events;
@@ -33,9 +30,10 @@ use self::{
 };
 pub(super) use self::{
     acquire::{Arrived, answer},
+    growth::Steps,
     load::Figures,
     pull::Pulls,
-    workers::{Held, Local, Models},
+    workers::{Held, Local, Models, Restarted},
 };
 use super::setup::{Absent, Beside, Caps, Node, Serve, Where};
 use crate::{
@@ -44,7 +42,7 @@ use crate::{
     control,
     sessions::{Order, SessionTable},
     stage::{self, Prefixes, Served},
-    worker::{self, Worker},
+    worker,
 };
 
 /// Entries in the books waiting to be added up.
@@ -117,8 +115,8 @@ pub(super) enum ServingEvent {
     Served(Served),
     /// A worker died, by process number.
     Died(u32),
-    /// The model at this place has another worker.
-    Restarted(usize, Worker),
+    /// A worker was started where one had died.
+    Restarted(Restarted),
     /// A worker with other layers is ready, or is not.
     Moved(Box<Moved>),
     /// A task that moves models asks who holds what.
@@ -131,7 +129,7 @@ pub(super) enum ServingEvent {
 pub(super) struct Inbox {
     served: mpsc::Receiver<Served>,
     died: mpsc::Receiver<u32>,
-    restarted: mpsc::Receiver<(usize, Worker)>,
+    restarted: mpsc::Receiver<Restarted>,
     moved: mpsc::Receiver<Moved>,
     content: mpsc::Receiver<peers::Question>,
     news: mpsc::Receiver<News>,
@@ -143,7 +141,7 @@ impl Inbox {
         tokio::select! {
             Some(entry) = self.served.recv() => Some(ServingEvent::Served(entry)),
             Some(pid) = self.died.recv() => Some(ServingEvent::Died(pid)),
-            Some((place, worker)) = self.restarted.recv() => Some(ServingEvent::Restarted(place, worker)),
+            Some(restarted) = self.restarted.recv() => Some(ServingEvent::Restarted(restarted)),
             Some(moved) = self.moved.recv() => Some(ServingEvent::Moved(Box::new(moved))),
             Some(question) = self.content.recv() => Some(ServingEvent::Content(question)),
             Some(news) = self.news.recv() => Some(ServingEvent::News(news)),
@@ -238,7 +236,7 @@ impl Serving {
         let others = others.map(|(beside, place)| (place, beside.about.name, beside.place, beside.serve));
         for (place, name, from, serve) in first.into_iter().chain(others) {
             let (pulls, weights, news) = (pulls.clone(), weights.clone(), news.clone());
-            Acquire { pulls, place, name, from, serve, weights, news, steps: AtomicU64::new(0) }.start();
+            Acquire { pulls, place, name, from, serve, weights, news, steps: Steps::new() }.start();
         }
         let serving = Self {
             node,

@@ -9,7 +9,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -22,6 +22,7 @@ use scheduler::{
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
+    time::{sleep, timeout_at},
 };
 
 use super::initial_placement::with_ends;
@@ -40,6 +41,12 @@ const GROWN_UP: Duration = Duration::from_secs(60);
 const RESTART_MS: u64 = 250;
 /// Where the doubling ends: 64 s.
 const MOST_YOUNG_DEATHS: u32 = 10;
+
+/// Sessions that keep a worker whose memory is needed have this long to end. Shorter, and more answers go on elsewhere;
+/// longer, and the model's last layers wait for one that does not end.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Time between two looks whether a worker that is not wanted any more has finished loading.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Models beside the first: an announcement names all of them, and each has a process.
 pub const MOST_BESIDE: usize = 8;
@@ -76,11 +83,30 @@ struct Life {
     step: u64,
     /// Carries its outputs, and is over when it is gone.
     pump: Option<JoinHandle<()>>,
+    /// The worker that it replaced, until its last session has ended.
+    before: Option<Going>,
+}
+
+/// A worker that ends with its last session.
+struct Going {
+    kill: Box<dyn FnOnce() + Send>,
+    /// Over when it is gone.
+    gone: JoinHandle<()>,
+}
+
+/// A worker that was started where one had died.
+pub(crate) struct Restarted {
+    /// Of which model.
+    place: usize,
+    /// The process number of the one that died.
+    pid: u32,
+    worker: Worker,
+    pump: JoinHandle<()>,
 }
 
 impl Life {
     fn begin() -> Self {
-        Self { born: Instant::now(), young_deaths: 0, step: 0, pump: None }
+        Self { born: Instant::now(), young_deaths: 0, step: 0, pump: None, before: None }
     }
 }
 
@@ -161,14 +187,6 @@ impl Held {
         self.worker.send_replace(worker);
     }
 
-    /// A worker was started where one had died; it goes where another has come meanwhile.
-    pub(crate) fn restarted(&mut self, worker: Worker) {
-        if self.worker.borrow().is_alive() {
-            return worker.kill();
-        }
-        self.replace(worker);
-    }
-
     /// A worker with the layers of this step of the model's way here has come; none of an earlier step is wanted then.
     pub(crate) fn is_step_due(&self, step: u64) -> bool {
         step > self.life.step
@@ -177,15 +195,45 @@ impl Held {
     /// As [`Held::replace`], at a step of the model's way here. The worker before it ends with its last session; `done` is
     /// dropped then.
     pub(crate) fn grow(&mut self, worker: Worker, pump: JoinHandle<()>, (step, done): (u64, Arc<()>)) {
+        let kill = Box::new(self.worker.borrow().killer());
         self.replace(worker);
         self.life.step = step;
         let before = self.life.pump.replace(pump);
-        tokio::spawn(async move {
+        let gone = tokio::spawn(async move {
             if let Some(before) = before {
                 let _ = before.await;
             }
             drop(done);
         });
+        self.life.before = Some(Going { kill, gone });
+    }
+
+    /// The model's memory is needed for its last step, `step`: nothing of it is served from now on, and its workers end with
+    /// their sessions, or after [`PATIENCE`]. The future is over when they have, and the step before is done as `before` says.
+    pub(crate) fn make_way(
+        &mut self,
+        step: u64,
+        before: Weak<()>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let kill = Box::new(self.worker.send_replace(Worker::absent()).killer());
+        let latest = self.life.pump.take().map(|gone| Going { kill, gone });
+        let going: Vec<Going> = self.life.before.take().into_iter().chain(latest).collect();
+        // What comes late of an earlier step is not wanted.
+        self.life.step = step - 1;
+        (self.loaded, self.served) = (Vec::new(), Vec::new());
+        self.ready = Ready::absent(self.id, self.ready.name.clone(), self.spec.context);
+        async move {
+            let until = tokio::time::Instant::now() + PATIENCE;
+            for Going { kill, mut gone } in going {
+                if timeout_at(until, &mut gone).await.is_err() {
+                    kill();
+                    let _ = gone.await;
+                }
+            }
+            while before.strong_count() > 0 {
+                sleep(LOOK_AGAIN).await;
+            }
+        }
     }
 }
 
@@ -267,8 +315,8 @@ pub(crate) struct Models {
     table: SessionTable,
     /// Workers that died, by process number.
     deaths: mpsc::Sender<u32>,
-    /// Workers that were started in their place, by place among the models.
-    restarts: mpsc::Sender<(usize, Worker)>,
+    /// Workers that were started in their place.
+    restarts: mpsc::Sender<Restarted>,
 }
 
 impl Models {
@@ -278,7 +326,7 @@ impl Models {
         beside: Vec<Held>,
         table: SessionTable,
         deaths: mpsc::Sender<u32>,
-        restarts: mpsc::Sender<(usize, Worker)>,
+        restarts: mpsc::Sender<Restarted>,
     ) -> Self {
         Self { first, beside, table, deaths, restarts }
     }
@@ -332,11 +380,11 @@ impl Models {
         tracing::warn!(model = held.about.name, ?pause, "the worker died; starting another");
         let spec = held.spec.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(pause).await;
+            sleep(pause).await;
             match worker::spawn(spec).await {
                 Ok((worker, _, outputs)) => {
-                    tokio::spawn(pump(outputs, worker.pid(), table, deaths));
-                    let _ = restarts.send((place, worker)).await;
+                    let pump = tokio::spawn(pump(outputs, worker.pid(), table, deaths));
+                    let _ = restarts.send(Restarted { place, pid, worker, pump }).await;
                 }
                 Err(error) => {
                     tracing::error!(%error, "no worker");
@@ -344,6 +392,18 @@ impl Models {
                 }
             }
         });
+    }
+
+    /// A worker has started in the place of one that died, unless another took that place meanwhile.
+    pub(crate) fn restarted(&mut self, restarted: Restarted) {
+        let Restarted { place, pid, worker, pump } = restarted;
+        match self.place_mut(place) {
+            Some(held) if held.worker.borrow().pid() == pid => {
+                held.replace(worker);
+                held.life.pump = Some(pump);
+            }
+            _ => worker.kill(),
+        }
     }
 
     /// Carries the outputs of another worker to their sessions.
