@@ -24,7 +24,7 @@ use super::choice::{ECHO_BYTES, Figures, LinkKind, LinkMode, choose};
 use super::datagram::header::{CHUNK_BYTES, MAX_SESSIONS, session_of};
 use super::datagram::seal::{Direction, Secret};
 use super::datagram::session::{Session, Terms};
-use super::datagram::socket::Socket;
+use super::datagram::socket::{Socket, is_near};
 use super::neighbor::{Link, LinkInfo, Neighbor};
 use crate::config::Config;
 use crate::error::HopError;
@@ -529,24 +529,6 @@ async fn lead(neighbor: &Neighbor, stream: Stream, forced: bool) -> Result<(), H
     }
 }
 
-/// Whether datagrams to `ip` cross no router: it is in a network of one of this host's interfaces. Within this host only where that
-/// is asked for: its own stream is as fast.
-fn is_near(ip: IpAddr, loopback: bool) -> bool {
-    if ip.is_loopback() {
-        return loopback;
-    }
-    let IpAddr::V4(ip) = ip else { return false };
-    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
-    interfaces.iter().any(|interface| match &interface.addr {
-        if_addrs::IfAddr::V4(own) => {
-            let mask = u32::from(own.netmask);
-            // A network of one address has no neighbors.
-            mask != u32::MAX && (u32::from(own.ip) ^ u32::from(ip)) & mask == 0
-        }
-        if_addrs::IfAddr::V6(_) => false,
-    })
-}
-
 /// Receives until the links are dropped.
 async fn receive(socket: Arc<Socket>, shared: Weak<Shared>) {
     let mut buffer = vec![0; TRAIN_BYTES];
@@ -597,12 +579,5 @@ mod tests {
             changed[at] ^= 0x40;
             assert!(Hello::read(&changed).is_none());
         }
-    }
-
-    #[test]
-    fn this_host_is_near_only_where_it_is_asked_for() {
-        let own = IpAddr::from([127, 0, 0, 1]);
-        assert!(is_near(own, true) && !is_near(own, false));
-        assert!(!is_near(IpAddr::from([203, 0, 113, 7]), true), "documentation addresses are nowhere");
     }
 }

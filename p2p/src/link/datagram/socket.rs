@@ -5,7 +5,7 @@
 
 use std::io;
 use std::io::IoSliceMut;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
@@ -123,4 +123,34 @@ fn require_hops(socket: &std::net::UdpSocket) -> io::Result<()> {
 #[cfg(not(target_os = "linux"))]
 fn require_hops(_: &std::net::UdpSocket) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Whether datagrams to `ip` cross no router: it is in a network of one of this host's interfaces. Within this host only where that
+/// is asked for: its own stream is as fast.
+pub(crate) fn is_near(ip: IpAddr, loopback: bool) -> bool {
+    if ip.is_loopback() {
+        return loopback;
+    }
+    let IpAddr::V4(ip) = ip else { return false };
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    interfaces.iter().any(|interface| match &interface.addr {
+        if_addrs::IfAddr::V4(own) => {
+            let mask = u32::from(own.netmask);
+            // A network of one address has no neighbors.
+            mask != u32::MAX && (u32::from(own.ip) ^ u32::from(ip)) & mask == 0
+        }
+        if_addrs::IfAddr::V6(_) => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_is_near_only_where_it_is_asked_for() {
+        let own = IpAddr::from([127, 0, 0, 1]);
+        assert!(is_near(own, true) && !is_near(own, false));
+        assert!(!is_near(IpAddr::from([203, 0, 113, 7]), true), "documentation addresses are nowhere");
+    }
 }
