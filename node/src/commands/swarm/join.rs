@@ -372,7 +372,7 @@ fn network(
     config.relay = !args.loopback || args.carry;
     config.relays.clone_from(&args.relay);
     config.punch = !args.no_punch;
-    (config.link, config.link_loss, config.link_turn) = (args.link, args.link_loss, args.link_turn);
+    args.links.apply(&mut config)?;
     config.cache = Some(home.join("peers"));
     if !args.listen.is_empty() {
         config.listen = args.listen.clone();
