@@ -30,6 +30,8 @@ mod anthropic;
 mod body;
 mod calls;
 pub mod choice;
+mod conversation_routes;
+pub mod conversations;
 mod cors;
 mod error;
 mod fields;
@@ -74,6 +76,7 @@ pub(crate) struct App {
     pub counters: Arc<metrics::Counters>,
     pub aliases: Vec<server::Alias>,
     pub keys: Option<Arc<dyn keys::Keys>>,
+    pub conversations: Option<Arc<dyn conversations::Conversations>>,
 }
 
 impl App {

@@ -10,7 +10,9 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{App, anthropic, error, guard, metrics, ollama, openai, openapi, swarm_routes, web};
+use crate::{
+    App, anthropic, conversation_routes, error, guard, metrics, ollama, openai, openapi, swarm_routes, web,
+};
 
 /// The router over `app`.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -40,6 +42,15 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/swarm/events", get(swarm_routes::events))
         .route("/swarm/contribution", post(swarm_routes::contribute))
         .route("/swarm/consent", post(swarm_routes::agree))
+        .route("/conversations", get(conversation_routes::list))
+        .route("/conversations/search", post(conversation_routes::search))
+        .route(
+            "/conversations/{conversation}",
+            get(conversation_routes::read)
+                .post(conversation_routes::change)
+                .delete(conversation_routes::remove),
+        )
+        .route("/presets", get(conversation_routes::presets).post(conversation_routes::keep_presets))
         .route("/openapi.json", get(openapi::get))
         .route("/metrics", get(metrics::get))
         .route_layer(from_fn_with_state(app.clone(), guard::access));

@@ -54,6 +54,8 @@ pub struct Config {
     pub answers: usize,
     /// Keys that it honors beside the token, and who hears what answers took.
     pub keys: Option<Arc<dyn crate::keys::Keys>>,
+    /// Who keeps the conversations of the owner's page; needs a token.
+    pub conversations: Option<Arc<dyn crate::conversations::Conversations>>,
 }
 
 impl Default for Config {
@@ -66,6 +68,7 @@ impl Default for Config {
             aliases: Vec::new(),
             answers: 256,
             keys: None,
+            conversations: None,
         }
     }
 }
@@ -105,6 +108,7 @@ impl Server {
             origins: cors::Origins::new(config.origins),
             aliases: config.aliases,
             keys: config.keys,
+            conversations: config.conversations,
             queue: queue::Queue::new(config.answers),
             held: crate::body::Held::default(),
             counters: Arc::new(metrics::Counters::default()),

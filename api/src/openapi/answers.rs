@@ -7,7 +7,7 @@ use super::{
     schemas::{flag, integer, list, object, text, words},
 };
 
-/// Answers in one piece as JSON, by route, and the name of their schema.
+/// Answers in one piece as JSON, by route, with the method where it matters, and the name of their schema.
 const JSON: &[(&str, &str)] = &[
     ("/v1/chat/completions", "ChatAnswer"),
     ("/v1/completions", "CompletionAnswer"),
@@ -29,6 +29,12 @@ const JSON: &[(&str, &str)] = &[
     ("/swarm", "Swarm"),
     ("/swarm/contribution", "ContributionAnswer"),
     ("/swarm/consent", "ConsentAnswer"),
+    ("/conversations", "Conversations"),
+    ("/conversations/search", "ConversationsFound"),
+    ("get /conversations/{conversation}", "Conversation"),
+    ("post /conversations/{conversation}", "ConversationSummary"),
+    ("delete /conversations/{conversation}", "Deleted"),
+    ("/presets", "Presets"),
     ("/openapi.json", "Document"),
     ("/healthz", "Health"),
     ("/readyz", "Ready"),
@@ -41,9 +47,10 @@ const EVENTS: &[&str] =
 const LINES: &[&str] = &["/api/generate", "/api/chat", "/api/pull"];
 
 /// The content types of a route's answer with their schemas.
-pub(super) fn content(path: &str) -> Value {
+pub(super) fn content(method: &str, path: &str) -> Value {
     let mut content = Map::new();
-    if let Some((_, name)) = JSON.iter().find(|row| row.0 == path) {
+    let both = format!("{method} {path}");
+    if let Some((_, name)) = JSON.iter().find(|row| row.0 == path || row.0 == both) {
         content.insert("application/json".into(), json!({"schema": reference(name)}));
     }
     // A stream of lines as a whole is text; of events one is described. Lines and what events carry are JSON.
@@ -260,7 +267,46 @@ fn others() -> Vec<(&'static str, Value)> {
     ]
 }
 
+fn page() -> Vec<(&'static str, Value)> {
+    let summary = [
+        ("id", text()),
+        ("title", text()),
+        ("created_ms", count()),
+        ("changed_ms", count()),
+        ("messages", count()),
+    ];
+    let array = |of: Value| json!({"type": "array", "items": of});
+    let room = whole(&[("bytes", count()), ("most_bytes", count()), ("most", count())]);
+    let found = whole(&[&summary[..], &[("excerpt", text())]].concat());
+    let conversation = [
+        ("id", text()),
+        ("title", text()),
+        ("named", flag()),
+        ("created_ms", count()),
+        ("changed_ms", count()),
+        ("system", text()),
+        ("sampling", any_object()),
+        ("leaf", or_null("string")),
+        ("messages", array(any_object())),
+    ];
+    vec![
+        ("ConversationSummary", whole(&summary)),
+        (
+            "Conversations",
+            whole(&[("conversations", array(reference("ConversationSummary"))), ("room", room)]),
+        ),
+        ("ConversationsFound", whole(&[("conversations", array(found))])),
+        ("Conversation", whole(&conversation)),
+        ("Deleted", whole(&[("deleted", flag())])),
+    ]
+}
+
 /// Every schema by its name.
 pub(super) fn schemas() -> Map<String, Value> {
-    openai().into_iter().chain(others()).map(|(name, schema)| (name.to_owned(), schema)).collect()
+    openai()
+        .into_iter()
+        .chain(others())
+        .chain(page())
+        .map(|(name, schema)| (name.to_owned(), schema))
+        .collect()
 }

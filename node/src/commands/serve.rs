@@ -21,6 +21,7 @@ use crate::{
         swarm::Via,
     },
     control,
+    conversations::Shelf,
     inference::local::confined::Confined,
     inference::swarm::{Door, Preferences, Swarmed},
     keys::KeyRing,
@@ -121,6 +122,7 @@ impl Front {
             aliases: args.alias.clone(),
             answers: args.answers,
             keys: Some(Arc::new(KeyRing::open(home)?)),
+            conversations: Some(Arc::new(Shelf::of(home))),
         };
         Ok(Self { listener, config, file })
     }
