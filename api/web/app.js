@@ -7,6 +7,7 @@
 //   tree.js      messages and their branches                   keeper.js what the node keeps of them
 //   answer.js    one answer as it comes                        badge.js  the account of it
 //   modes.js     who may read what is sent                     history.js the list of conversations
+//   code.js      colors in code (lib-highlight.js)              formula.js TeX as MathML (lib-formula.js)
 //   settings.js  instructions, sampling, presets               files.js  attached texts
 
 import { Chat } from './chat.js';

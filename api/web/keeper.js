@@ -8,6 +8,8 @@ import { json } from './http.js';
 
 /** Conversations shown in the list. */
 const MAX_LISTED = 2000;
+/** After a change the list and its room are read again: other tabs change them too. */
+const REFRESH_MS = 1500;
 
 const read = (value) => ({
   id: String(value?.id ?? ''),
@@ -81,6 +83,8 @@ export class Keeper extends EventTarget {
         const summary = read(await json(`/conversations/${id}`, { body: this.behind.has(id) ? whole() : change }));
         this.behind.delete(id);
         this.conversations = [summary, ...this.conversations.filter((one) => one.id !== id)];
+        clearTimeout(this.later);
+        this.later = setTimeout(() => this.refresh(), REFRESH_MS);
         this.say('');
       } catch (error) {
         this.behind.add(id);

@@ -6,6 +6,7 @@ import { readFileSync } from 'node:fs';
 
 import { check, open, ready, serious, shot, until } from './driver.mjs';
 import { pipeline } from './fake.mjs';
+import { stale } from './libraries.mjs';
 
 const next = (view) => new Promise((resolve) => (view.fake.begun = resolve));
 
@@ -171,6 +172,32 @@ check('instructions, presets and attached texts are sent and kept', async () => 
   await view.close();
 });
 
+check('code is colored, formulas are drawn, and both stay text where they are neither', async () => {
+  const view = await open();
+  const { page } = view;
+  await ready(page);
+  const stream = await ask(view, 'Show me');
+  const code = 'fn main() {\n    let x = "<b>"; // note\n}';
+  stream.token(`\`\`\`rust\n${code}`);
+  await page.waitForSelector('pre code');
+  assert.equal(await page.locator('.c-keyword').count(), 0, 'what is not whole is not colored');
+  stream.token('\n```\n\nIt costs $5 and $6, and $E = mc^2$ or \\(\\frac{a}{b}\\) holds; $\\nosuch{x}$ does not.\n\n$$\n\\sum_{i=1}^n i\n= \\frac{n(n+1)}{2}\n$$\n\n```nosuch\nplain\n```\n');
+  stream.end();
+  await page.waitForSelector('.badge');
+  await page.waitForSelector('.c-keyword:text("let")');
+  assert.equal(await page.innerText('pre code'), code);
+  await until(page, () => document.querySelectorAll('.formula math').length === 3);
+  assert.equal(await page.locator('.formula.wide math[display=block]').count(), 1);
+  assert.match(await page.innerText('.text > p'), /It costs \$5 and \$6, and .* holds; \$\\nosuch\{x\}\$ does not\./s);
+  assert.equal(await page.locator('.formula [style], .formula [href], .formula [class]').count(), 0);
+  await shot(page, 'formulas');
+  await view.close();
+});
+
+check('the libraries of the page are what their packages hold', () => {
+  assert.deepEqual(stale(), [], 'run node libraries.mjs');
+});
+
 /** A conversation of so many messages, as the node keeps it. */
 function long(messages) {
   const all = Array.from({ length: messages }, (_, i) => ({ id: `m${i}`, parent: i ? `m${i - 1}` : null, role: i % 2 ? 'assistant' : 'user', content: i % 2 ? `Answer **${i}**\n\n- one\n- two` : `Question ${i}`, files: [], about: {} }));
@@ -187,9 +214,9 @@ check('a conversation of 1,000 messages opens at its end and is built as one scr
   assert.ok((await page.locator('.turn').count()) < 200, 'most of it is not built');
   assert.ok(await page.evaluate(() => { const box = document.querySelector('#scroll'); return box.scrollHeight - box.scrollTop - box.clientHeight < 4; }), 'its end is shown');
   // What is read stays in its place while what comes before it is built.
-  const first = await page.evaluate(() => document.querySelector('.turn').innerText);
+  const first = await page.evaluate(() => document.querySelector('.turn').textContent);
   await page.evaluate(() => (document.querySelector('#scroll').scrollTop = 0));
-  await until(page, (text) => document.querySelector('.turn').innerText !== text, first);
+  await until(page, (text) => document.querySelector('.turn').textContent !== text, first);
   for (let i = 0; i < 60 && (await page.locator('.turn').count()) < 1000; i += 1) {
     const before = await page.locator('.turn').count();
     await page.evaluate(() => (document.querySelector('#scroll').scrollTop = 0));

@@ -24,7 +24,7 @@ fn conversations_are_the_owners_and_deleted_ones_leave_no_byte() {
     let shoal = Shoal::new();
     let token_file = shoal.home().join("api-token");
     let key = shoal.json(["key", "add", "ann", "--json"], "");
-    let key = key["secret"].as_str().or(key["key"].as_str()).unwrap().to_owned();
+    let key = key["key"].as_str().unwrap().to_owned();
     let (serving, url) = serve(shoal.home(), &token_file, &[]);
     let token = fs::read_to_string(&token_file).unwrap();
     let ask = |url: &str, secret: &str, method: &str, path: &str, body: &Value| {
