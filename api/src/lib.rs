@@ -38,6 +38,7 @@ mod fields;
 mod guard;
 pub mod inference;
 pub mod keys;
+pub mod library;
 pub mod mcp;
 mod metrics;
 mod names;
@@ -77,6 +78,7 @@ pub(crate) struct App {
     pub aliases: Vec<server::Alias>,
     pub keys: Option<Arc<dyn keys::Keys>>,
     pub conversations: Option<Arc<dyn conversations::Conversations>>,
+    pub library: Option<Arc<dyn library::Library>>,
 }
 
 impl App {

@@ -6,12 +6,13 @@ use axum::{
     Json, Router,
     extract::State,
     middleware::{from_fn, from_fn_with_state},
-    routing::{get, post},
+    routing::{delete, get, post},
 };
 use serde_json::{Value, json};
 
 use crate::{
-    App, anthropic, conversation_routes, error, guard, metrics, ollama, openai, openapi, swarm_routes, web,
+    App, anthropic, conversation_routes, error, guard, library, metrics, ollama, openai, openapi,
+    swarm_routes, web,
 };
 
 /// The router over `app`.
@@ -51,6 +52,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
                 .delete(conversation_routes::remove),
         )
         .route("/presets", get(conversation_routes::presets).post(conversation_routes::keep_presets))
+        .route("/library", get(library::list))
+        .route("/library/search", post(library::search))
+        .route("/library/pull", post(library::pull))
+        .route("/library/{model}", delete(library::remove))
         .route("/openapi.json", get(openapi::get))
         .route("/metrics", get(metrics::get))
         .route_layer(from_fn_with_state(app.clone(), guard::access));

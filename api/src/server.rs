@@ -56,6 +56,8 @@ pub struct Config {
     pub keys: Option<Arc<dyn crate::keys::Keys>>,
     /// Who keeps the conversations of the owner's page; needs a token.
     pub conversations: Option<Arc<dyn crate::conversations::Conversations>>,
+    /// Who keeps the machine's models.
+    pub library: Option<Arc<dyn crate::library::Library>>,
 }
 
 impl Default for Config {
@@ -69,6 +71,7 @@ impl Default for Config {
             answers: 256,
             keys: None,
             conversations: None,
+            library: None,
         }
     }
 }
@@ -109,6 +112,7 @@ impl Server {
             aliases: config.aliases,
             keys: config.keys,
             conversations: config.conversations,
+            library: config.library,
             queue: queue::Queue::new(config.answers),
             held: crate::body::Held::default(),
             counters: Arc::new(metrics::Counters::default()),

@@ -30,6 +30,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/lib-formula.js", SCRIPT, include_str!("../web/lib-formula.js")),
     ("/lib-highlight.js", SCRIPT, include_str!("../web/lib-highlight.js")),
     ("/markdown.js", SCRIPT, include_str!("../web/markdown.js")),
+    ("/models.js", SCRIPT, include_str!("../web/models.js")),
     ("/modes.js", SCRIPT, include_str!("../web/modes.js")),
     ("/panel.js", SCRIPT, include_str!("../web/panel.js")),
     ("/settings.js", SCRIPT, include_str!("../web/settings.js")),

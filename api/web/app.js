@@ -8,6 +8,7 @@
 //   answer.js    one answer as it comes                        badge.js  the account of it
 //   modes.js     who may read what is sent                     history.js the list of conversations
 //   code.js      colors in code (lib-highlight.js)              formula.js TeX as MathML (lib-formula.js)
+//   models.js    models here and to be fetched
 //   settings.js  instructions, sampling, presets               files.js  attached texts
 
 import { Chat } from './chat.js';
@@ -15,6 +16,7 @@ import { $, clean, list } from './dom.js';
 import { History } from './history.js';
 import { json, keepToken, takeToken } from './http.js';
 import { Keeper } from './keeper.js';
+import { Models } from './models.js';
 import { Panel } from './panel.js';
 import { Settings } from './settings.js';
 import { Swarm } from './swarm.js';
@@ -39,14 +41,15 @@ function themes() {
 
 /** Shows the page that the address names, and the conversation. */
 function turn(panel, chat) {
-  const page = location.hash === '#swarm' ? 'swarm' : 'chat';
-  for (const name of ['chat', 'swarm']) {
-    $(name).hidden = name !== page;
+  const page = { '#swarm': 'swarm', '#models': 'models' }[location.hash] ?? 'chat';
+  for (const [name, place] of [['chat', 'chat'], ['swarm', 'swarm'], ['models', 'models-page']]) {
+    $(place).hidden = name !== page;
     if (name === page) $(`to-${name}`).setAttribute('aria-current', 'page');
     else $(`to-${name}`).removeAttribute('aria-current');
   }
-  document.title = page === 'swarm' ? 'Swarm · Shoal' : 'Shoal';
+  document.title = { swarm: 'Swarm · Shoal', models: 'Models · Shoal' }[page] ?? 'Shoal';
   panel.render(true);
+  if (page === 'models') library.refresh();
   const kept = /^#chat\/([0-9a-f]{32})$/.exec(location.hash);
   if (kept) chat.openKept(kept[1]);
 }
@@ -102,6 +105,7 @@ const swarm = new Swarm();
 const keeper = new Keeper();
 const chat = new Chat(swarm, keeper, new Settings(keeper));
 const panel = new Panel(swarm);
+const library = new Models();
 new History(keeper, chat);
 locks(swarm);
 models(chat, swarm);

@@ -27,6 +27,7 @@ pub mod keys;
 pub mod library;
 mod memory;
 pub mod model;
+pub mod model_shelf;
 pub mod npy;
 pub mod output;
 pub mod privacy;

@@ -222,7 +222,7 @@ check('a conversation of 1,000 messages opens at its end and is built as one scr
     await page.evaluate(() => (document.querySelector('#scroll').scrollTop = 0));
     await until(page, (n) => document.querySelectorAll('.turn').length > n, before);
   }
-  assert.equal(await page.innerText('.turn:first-child .question'), 'Question 0');
+  assert.equal(await page.textContent('.turn:first-child .question'), 'Question 0');
   const stream = await ask(view, 'and now?');
   assert.equal(stream.body.messages.length, 1001);
   stream.end();
@@ -245,6 +245,46 @@ check('a node that keeps nothing says so, and the conversation goes on in the ta
   await answer(view, await ask(view, 'and again?'), 'yes');
   const [kept] = fake.kept.values();
   assert.deepEqual(kept.messages.map(({ content }) => content), ['hello', 'hi', 'and again?', 'yes'], 'what it missed comes with the next change');
+  await view.close();
+});
+
+check('models are listed with size and fit, found, fetched, stopped and removed', async () => {
+  const view = await open();
+  const { page, fake } = view;
+  await ready(page);
+  await page.click('#to-models');
+  await page.waitForSelector('#library-here li:nth-child(2)');
+  assert.match(await page.innerText('#library-here'), /heron-3b\s+600 MB of 2\.1 GB here\s+needs about 2\.6 GB/);
+  await page.fill('#library-words', 'nothing');
+  await page.waitForSelector('#library-none:text("No catalog")');
+  await page.fill('#library-words', 'smol');
+  await page.waitForSelector('#library-found li');
+  assert.match(await page.innerText('#library-found'), /SmolLM2 135M Instruct, 98\.4 MB, Apache-2\.0/, 'size and license are said first');
+  for (const whole of [false, true]) {
+    const begun = new Promise((resolve) => (fake.pulled = resolve));
+    await page.click('[aria-label="Fetch 98.4 MB of smollm2"]');
+    const pull = await begun;
+    pull.tell({ event: 'moved', source: 'mirror', done_bytes: 41_000_000 });
+    await page.waitForSelector('.pull :text("41.0 MB of 98.4 MB")');
+    assert.equal(await page.evaluate(() => document.querySelector('.pull progress').value), 41_000_000);
+    await shot(page, 'models');
+    if (whole) {
+      fake.library[2].here_bytes = fake.library[2].bytes;
+      fake.library[2].removable = true;
+      pull.tell({ event: 'done', name: 'smollm2' });
+      pull.end();
+    } else {
+      const stopped = new Promise((resolve) => (fake.stopped = resolve));
+      await page.click('.pull button:text("Stop")');
+      await stopped;
+      await page.waitForSelector('[aria-label="Fetch 98.4 MB of smollm2"]');
+    }
+  }
+  await page.waitForSelector('#library-found :text("on this machine")');
+  await page.click('[aria-label="Remove smollm2"]');
+  assert.equal(fake.library.length, 3, 'one click removes nothing');
+  await page.click('[aria-label="Remove for good: smollm2"]');
+  await until(page, () => document.querySelectorAll('#library-here li').length === 2);
   await view.close();
 });
 
@@ -278,6 +318,10 @@ for (const scheme of ['light', 'dark']) {
       if (size.width < 800) assert.ok(await page.isHidden('#history'), 'Escape closes what lies over the conversation');
       await page.click('#sampling summary');
       await look('settings');
+      await page.keyboard.press('Escape');
+      await page.click('#to-models');
+      await page.waitForSelector('#library-found li');
+      await look('models');
       await view.close();
     }
   });

@@ -65,6 +65,13 @@ export function swarm() {
   };
 }
 
+/** Models as `/library` lists them. */
+const LIBRARY = [
+  { name: 'minnow', title: '', bytes: 5.1e6, here_bytes: 5.1e6, license: '', fit: 'runs here alone at about 900 tok/s', removable: false },
+  { name: 'heron-3b', title: '', bytes: 2.1e9, here_bytes: 6e8, license: '', fit: 'needs about 2.6 GB of memory and 1.9 GB are free here: with a swarm', removable: true },
+  { name: 'smollm2', title: 'SmolLM2 135M Instruct', bytes: 98_362_432, here_bytes: 0, license: 'Apache-2.0', fit: 'runs here alone at about 90 tok/s', removable: false },
+];
+
 /** The session of a request. */
 const session = (request) => `5e55${request.split('-')[1]}`;
 
@@ -94,7 +101,7 @@ export function failedOver(request) {
 
 export class Fake {
   constructor({ state = swarm(), token = 'secret-token', pace = null } = {}) {
-    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [], kept: new Map(), presets: [] });
+    Object.assign(this, { state, token, pace, requests: [], tickets: ['once'], watchers: new Set(), streams: [], models: ['qwen3-4b-q4_0', 'minnow'], refusals: [], kept: new Map(), presets: [], library: LIBRARY.map((one) => ({ ...one })), pulls: [] });
   }
 
   /** Listens on a port of its choice; resolves to the address without the token. */
@@ -159,6 +166,7 @@ export class Fake {
       return json(200, body);
     }
     if (/^\/(?:conversations|presets)/.test(pathname)) return this.keep(request.method, pathname, body, json);
+    if (pathname.startsWith('/library')) return this.shelve(request.method, pathname, body, json, response);
     if (pathname !== '/v1/chat/completions') return json(404, { error: { message: 'No such route.' } });
     const refusal = this.refusals.shift();
     if (refusal) return json(refusal.status, { error: { message: refusal.message } }, refusal.headers);
@@ -194,6 +202,27 @@ export class Fake {
     if (!one.named) one.title = (one.messages[0]?.content ?? '').replace(/\s+/g, ' ').slice(0, 56);
     this.kept.set(id, one);
     json(200, summary(one));
+  }
+
+  /** Models here and to be fetched, as api/src/library.rs says. */
+  shelve(method, pathname, body, json, response) {
+    const one = this.library.find(({ name }) => name === (body?.model ?? decodeURIComponent(pathname.split('/')[2] ?? '')));
+    if (pathname === '/library') return json(200, { models: this.library.filter((model) => model.here_bytes) });
+    if (pathname === '/library/search') return json(200, { models: this.library.filter(({ license, name, title }) => license && `${name} ${title}`.toLowerCase().includes(body.words.toLowerCase())) });
+    if (!one) return json(404, { error: { message: `the model is not known here` } });
+    if (method === 'DELETE') {
+      this.library = this.library.filter((model) => model !== one);
+      return json(200, { deleted: true });
+    }
+    response.writeHead(200, { ...HEADERS, 'content-type': 'text/event-stream' });
+    const pull = { name: one.name, closed: false, tell: (line) => response.write(`data: ${JSON.stringify(line)}\n\n`), end: () => response.end() };
+    response.on('close', () => {
+      pull.closed = true;
+      this.stopped?.(pull);
+    });
+    pull.tell({ event: 'started', total_bytes: one.bytes, have_bytes: 0 });
+    this.pulls.push(pull);
+    this.pulled?.(pull);
   }
 
   begin(body, request, response) {

@@ -469,7 +469,7 @@ check('light, small and still: page weight and layout shift', async () => {
   await ready(page);
   const weight = readdirSync(WEB).reduce((sum, file) => sum + statSync(join(WEB, file)).size, 0);
   assert.ok(weight < MAX_PAGE_BYTES, `${weight} bytes`);
-  const used = () => new Set(fake.requests.map((request) => request.path).filter((path) => !/^\/(?:swarm$|swarm\/|v1\/|conversations|presets)/.test(path)));
+  const used = () => new Set(fake.requests.map((request) => request.path).filter((path) => !/^\/(?:swarm$|swarm\/|v1\/|conversations|presets|library)/.test(path)));
   const stream = await ask(view, 'hello');
   fake.tell({ type: 'pipeline', pipeline: pipeline(stream.id) });
   for (let i = 0; i < 60; i += 1) stream.token('word '.repeat(12) + (i % 5 ? '' : '\n\n'));

@@ -35,14 +35,23 @@ const JSON: &[(&str, &str)] = &[
     ("post /conversations/{conversation}", "ConversationSummary"),
     ("delete /conversations/{conversation}", "Deleted"),
     ("/presets", "Presets"),
+    ("/library", "LibraryModels"),
+    ("/library/search", "LibraryModels"),
+    ("/library/{model}", "Deleted"),
     ("/openapi.json", "Document"),
     ("/healthz", "Health"),
     ("/readyz", "Ready"),
     ("/session", "SessionAnswer"),
 ];
 /// Routes that stream server-sent events, always or when asked to.
-const EVENTS: &[&str] =
-    &["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/swarm/events"];
+const EVENTS: &[&str] = &[
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/swarm/events",
+    "/library/pull",
+];
 /// Routes that stream lines of JSON unless asked not to.
 const LINES: &[&str] = &["/api/generate", "/api/chat", "/api/pull"];
 
@@ -70,7 +79,8 @@ pub(super) fn content(method: &str, path: &str) -> Value {
 
 /// Whether a route answers prompts.
 pub(super) fn is_of_a_prompt(path: &str) -> bool {
-    (LINES.contains(&path) || EVENTS.contains(&path)) && !["/swarm/events", "/api/pull"].contains(&path)
+    (LINES.contains(&path) || EVENTS.contains(&path))
+        && !["/swarm/events", "/api/pull", "/library/pull"].contains(&path)
 }
 
 fn count() -> Value {
@@ -289,7 +299,17 @@ fn page() -> Vec<(&'static str, Value)> {
         ("leaf", or_null("string")),
         ("messages", array(any_object())),
     ];
+    let model = whole(&[
+        ("name", text()),
+        ("title", text()),
+        ("bytes", count()),
+        ("here_bytes", count()),
+        ("license", text()),
+        ("fit", text()),
+        ("removable", flag()),
+    ]);
     vec![
+        ("LibraryModels", whole(&[("models", array(model))])),
         ("ConversationSummary", whole(&summary)),
         (
             "Conversations",

@@ -427,6 +427,7 @@ fn page() -> Vec<(&'static str, Value)> {
         ("sampling", kept()),
     ];
     vec![
+        ("Pull", object(1, &[("model", text())])),
         ("Words", object(1, &[("words", at_most(MAX_WORDS))])),
         ("ConversationChange", object(0, &change)),
         ("Presets", object(1, &[("presets", list(object(1, &preset), 0, conversations::MAX_PRESETS))])),

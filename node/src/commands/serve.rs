@@ -26,6 +26,7 @@ use crate::{
     inference::swarm::{Door, Preferences, Swarmed},
     keys::KeyRing,
     library,
+    model_shelf::ModelShelf,
     output::{self, say},
     private_folder,
     reports::{JoinLine, Listening},
@@ -123,6 +124,7 @@ impl Front {
             answers: args.answers,
             keys: Some(Arc::new(KeyRing::open(home)?)),
             conversations: Some(Arc::new(Shelf::of(home))),
+            library: Some(Arc::new(ModelShelf::of(home))),
         };
         Ok(Self { listener, config, file })
     }
