@@ -5,6 +5,22 @@ import { strip } from './chart.js';
 import { clean, count, duration, h, list, number, rate, s } from './dom.js';
 import { kindOf, stageMs } from './view.js';
 
+/** What figures mean, said where one clicks them. */
+const WHY = {
+  Way: 'Layers on each machine, and how long a token stays there and on the way.',
+  'Checked by': 'Nodes that computed it again and compared.',
+  Speed: 'From the first token to the last.',
+  Drafts: 'Guessed tokens, confirmed several at a time.',
+  'First token': 'The prompt is computed before it.',
+};
+
+function explain({ currentTarget: button }) {
+  const told = button.nextSibling;
+  if (told) told.remove();
+  else button.after(h('p', null, WHY[button.textContent]));
+  button.setAttribute('aria-expanded', String(!told));
+}
+
 /** The line under an answer, and behind it the whole account. */
 export function badge(swarm, outcome) {
   const layers = swarm.model(outcome.pipeline?.model)?.layers ?? 1;
@@ -27,7 +43,7 @@ export function badge(swarm, outcome) {
   if (outcome.finish === 'length') facts.push('cut at the token limit');
   const line = s('svg', { class: 'strip', 'aria-hidden': 'true' });
   strip(line, planned, Math.max(layers, ...planned.map((stage) => stage.end)));
-  const row = (name, value) => value && h('div', null, h('dt', null, name), h('dd', null, value));
+  const row = (name, value) => value && h('div', null, h('dt', null, WHY[name] ? h('button', { type: 'button', 'aria-expanded': 'false', click: explain }, name) : name), h('dd', null, value));
   return h('details', { class: 'badge' },
     h('summary', null, line, h('span', { class: 'facts' }, facts.map((fact, i) => h('span', { class: /survived|unchecked|cheat/.test(fact) ? 'fact marked' : 'fact' }, i > 0 && ' · ', fact)))),
     h('dl', null,

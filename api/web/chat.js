@@ -142,7 +142,7 @@ export class Chat extends EventTarget {
     if (this.answering?.waiting) return this.answering.waiting;
     if (!this.answering) {
       if (swarm.state !== 'ready') return swarm.reason || (swarm.state === 'starting' ? 'The node is starting.' : 'The node cannot answer now.');
-      return `Ready. ${count([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length, 'peer')} in reach.`;
+      return `Idle. ${count([...swarm.nodes.values()].filter((node) => !node.self && node.state !== 'gone').length, 'peer')} in reach.`;
     }
     const names = [...new Set(stages.filter((stage) => stage.kind !== 'home').map((stage) => swarm.called(stage.node)))];
     const { tokens, firstAt, mode } = this.answering;

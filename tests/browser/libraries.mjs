@@ -13,7 +13,7 @@ import { fileURLToPath } from 'node:url';
 const WEB = join(dirname(fileURLToPath(import.meta.url)), '../../api/web');
 const LICENSES = join(WEB, '../licenses');
 /** The languages that people ask models for most; their aliases (`py`, `ts`, `sh`, `html`) come with the page. */
-const LANGUAGES = ['bash', 'c', 'diff', 'dockerfile', 'go', 'ini', 'javascript', 'json', 'makefile', 'python', 'rust', 'xml', 'yaml'];
+const LANGUAGES = ['bash', 'c', 'diff', 'dockerfile', 'go', 'ini', 'javascript', 'json', 'python', 'rust', 'xml', 'yaml'];
 
 const require = createRequire(import.meta.url);
 const text = (path) => readFileSync(require.resolve(path), 'utf8').trimEnd();

@@ -112,6 +112,8 @@ check('a prompt streams, token by token, into markdown; the answer says who comp
   assert.match(await page.innerText('.badge summary'), /2 peers · checked by d90b7e11 · 9\.6 tok\/s · 2 faults survived/);
   await page.click('.badge summary');
   assert.match(await page.innerText('.badge dl'), /this machine 0–4 .* → 3f2a91c0 4–18/);
+  await page.click('.badge dt button:text("Speed")');
+  assert.match(await page.innerText('.badge dt:has([aria-expanded=true])'), /first token to the last/);
   for (const [checking, said] of [[true, /2 peers · being checked ·/], [false, /2 peers · unchecked ·/]]) {
     const next = await ask(view, 'And then?');
     next.token('The end.');
@@ -318,6 +320,8 @@ check('the swarm is drawn, and a failover as it happens', async () => {
   assert.match(await page.innerText('#failovers li'), /3f2a91c0 went silent at token 40; d90b7e11 took over layers 4–18 after 312 ms/);
   await shot(page, 'failover');
   assert.equal(await page.innerText('#now-faults'), '1');
+  await page.click('.why summary:text("faults survived")');
+  assert.match(await page.innerText('.why[open]'), /the same tokens/, 'a figure is explained where one clicks it');
   stream.token(' two');
   stream.end({ faults_survived: 1 });
   await page.click('#to-chat');
