@@ -43,7 +43,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::Gguf,
-    kernels::{KvShape, PAGE},
+    kernels::PAGE,
     models::{Blueprint, Frequencies},
     state::LayerState,
 };
