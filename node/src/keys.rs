@@ -519,7 +519,11 @@ mod tests {
             servers.iter().for_each(|server| server.ring.took_at(Some("ann"), &taken(4), noon));
         }
         servers.iter().for_each(KeyRing::settle);
-        assert_eq!(used_today(home.path(), noon).unwrap().get("ann"), Some(&56), "eight answers of seven tokens");
+        assert_eq!(
+            used_today(home.path(), noon).unwrap().get("ann"),
+            Some(&56),
+            "eight answers of seven tokens"
+        );
         assert!(servers.iter().all(|server| server.ring.admit_at("ann", noon).is_ok()));
         servers[0].ring.took_at(Some("ann"), &taken(4), noon);
         assert!(servers[0].ring.admit_at("ann", noon).is_err(), "at once, written or not");

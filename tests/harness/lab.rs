@@ -109,7 +109,8 @@ impl Host {
     /// What a command line of it prints.
     pub fn output(&self, line: &str) -> String {
         let mut words = line.split_whitespace();
-        let output = self.command(words.next().expect("a program")).args(words).output().expect("nsenter runs");
+        let output =
+            self.command(words.next().expect("a program")).args(words).output().expect("nsenter runs");
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }

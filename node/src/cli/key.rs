@@ -22,6 +22,7 @@ Examples:
         /// Most tokens a day, of prompts and answers together; days begin at midnight UTC [default: no bound]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         tokens_per_day: Option<u64>,
+        /// Of which node
         #[command(flatten)]
         home: HomeArgs,
         /// A JSON object
@@ -30,6 +31,7 @@ Examples:
     },
     /// The keys there are, and what they took today
     List {
+        /// Of which node
         #[command(flatten)]
         home: HomeArgs,
         /// A JSON array
@@ -40,6 +42,7 @@ Examples:
     Revoke {
         /// Whose it is
         name: String,
+        /// Of which node
         #[command(flatten)]
         home: HomeArgs,
         /// A JSON object

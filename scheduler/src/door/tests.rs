@@ -7,7 +7,16 @@ fn key(requester: u64, session: u64) -> Key {
 
 fn ask(id: u64, requester: u64) -> Ask {
     let layers = LayerRange::new(1, 4).unwrap();
-    Ask { id, key: key(requester, id), epoch: 1, tier: 0, layers, kv_bytes: 10, standby: false, patience_ms: 1_500 }
+    Ask {
+        id,
+        key: key(requester, id),
+        epoch: 1,
+        tier: 0,
+        layers,
+        kv_bytes: 10,
+        standby: false,
+        patience_ms: 1_500,
+    }
 }
 
 fn door(slots: u32) -> Door {

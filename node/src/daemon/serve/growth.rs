@@ -177,7 +177,10 @@ mod tests {
     fn a_part_that_does_not_fit_beside_the_one_before_is_left_out() {
         let (mut taken, room) = (Taken::default(), |most| Weights::new(Some(most)));
         let first = taken.part(Millis(0), &layers(1), 40, (&room(30), 1)).expect("its room was taken");
-        assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, (&room(200), 1)).is_none(), "the first is under way");
+        assert!(
+            taken.part(Millis(LEAST_MS), &layers(2), 60, (&room(200), 1)).is_none(),
+            "the first is under way"
+        );
         drop(first);
         assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, (&room(99), 1)).is_none(), "40 are taken");
         assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, (&room(100), 1)).is_none(), "it rests");

@@ -194,7 +194,12 @@ impl Held {
 
     /// As [`Held::replace`], at a step of the model's way here. The worker before it ends with its last session; `done` is
     /// dropped then.
-    pub(crate) fn grow(&mut self, worker: Worker, pump: JoinHandle<()>, (step, done): (u64, Arc<()>)) {
+    pub(crate) fn grow(
+        &mut self,
+        worker: Worker,
+        pump: JoinHandle<()>,
+        (step, done): (u64, Arc<Option<Beside>>),
+    ) {
         let kill = Box::new(self.worker.borrow().killer());
         self.replace(worker);
         self.life.step = step;
