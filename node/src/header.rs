@@ -130,7 +130,15 @@ struct Traveled {
     tied: bool,
     /// Layer, or what else a span belongs to ([`EMBEDDING`] and below), its start and its end.
     spans: Vec<(i64, u64, u64)>,
-    described: Result<(ModelInfo, Option<Vec<CostRun>>, Vec<u32>), Refused>,
+    described: Result<TraveledModel, Refused>,
+}
+
+/// What is known of a model, as it travels.
+#[derive(Serialize, Deserialize)]
+struct TraveledModel {
+    info: ModelInfo,
+    costs: Option<Vec<CostRun>>,
+    uncut: Vec<u32>,
 }
 
 /// What a span belongs to that is no layer's.
@@ -300,9 +308,11 @@ impl Traveled {
             num_layers: header.num_layers(),
             tied: header.layout.is_tied(),
             spans: spans.collect(),
-            described: header
-                .described
-                .map(|described| (described.info, described.costs.map(costs), described.uncut)),
+            described: header.described.map(|described| TraveledModel {
+                info: described.info,
+                costs: described.costs.map(costs),
+                uncut: described.uncut,
+            }),
         }
     }
 
@@ -327,12 +337,12 @@ impl Traveled {
             };
             (part, start..end)
         });
-        let described = described.and_then(|(info, runs, uncut)| {
+        let described = described.and_then(|TraveledModel { info, costs, uncut }| {
             if info.num_layers != num_layers as usize || info.file_bytes != file_len {
                 return Err(Refused::Invalid { why: "what is said of the model contradicts itself".into() });
             }
             let hidden = u32::try_from(info.hidden).unwrap_or(u32::MAX);
-            let costs = runs.and_then(|runs| ipc::costs(&runs, num_layers, hidden).ok());
+            let costs = costs.and_then(|runs| ipc::costs(&runs, num_layers, hidden).ok());
             Ok(Described { info, costs, uncut })
         });
         let layout = Layout::new(num_layers, tied, spans);
