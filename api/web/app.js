@@ -50,6 +50,11 @@ function turn(panel, chat) {
   document.title = { swarm: 'Swarm · Shoal', models: 'Models · Shoal' }[page] ?? 'Shoal';
   panel.render(true);
   if (page === 'models') library.refresh();
+  reopen(chat);
+}
+
+/** Shows the conversation that the address names. */
+function reopen(chat) {
   const kept = /^#chat\/([0-9a-f]{32})$/.exec(location.hash);
   if (kept) chat.openKept(kept[1]);
 }
@@ -87,12 +92,13 @@ function locks(swarm) {
 }
 
 /** Reads what is kept when the node answers, and again when it answers again. */
-function keep(keeper, swarm) {
+function keep(keeper, swarm, chat) {
   let asked = false;
   swarm.addEventListener('change', () => {
     if (swarm.connected && !asked) {
       keeper.refresh();
       keeper.readPresets();
+      reopen(chat);
     }
     asked = swarm.connected;
   });
@@ -109,7 +115,7 @@ const library = new Models();
 new History(keeper, chat);
 locks(swarm);
 models(chat, swarm);
-keep(keeper, swarm);
+keep(keeper, swarm, chat);
 addEventListener('hashchange', async () => {
   await takeToken();
   turn(panel, chat);

@@ -181,19 +181,32 @@ export class Chat extends EventTarget {
     $('prompt').focus();
   }
 
+  /** A conversation is deleted: its answer stops and nothing of it is kept again. */
+  forget(id) {
+    for (const tree of [this.tree, this.answering?.tree]) if (tree?.id === id) tree.gone = true;
+    if (this.answering?.tree.gone) this.answering.abort();
+  }
+
   /** Shows a kept conversation. */
   async openKept(id) {
-    if (this.tree.id === id) return;
+    if (this.tree.id === id || this.opening === id) return;
+    this.opening = id;
+    let read;
     if (this.answering?.tree.id === id) {
-      this.tree = this.answering.tree;
+      read = this.answering.tree;
     } else {
       try {
-        this.tree = Tree.of(await this.keeper.read(id));
+        read = Tree.of(await this.keeper.read(id));
       } catch (error) {
         if (error.status !== 401) this.keeper.say(error.message);
+        if (this.opening === id) this.opening = '';
         return;
       }
+      // Another one was chosen meanwhile.
+      if (this.opening !== id) return;
     }
+    this.opening = '';
+    this.tree = read;
     this.settings.fill(this.tree);
     this.following = true;
     this.show();
@@ -269,6 +282,7 @@ export class Chat extends EventTarget {
 
   /** Has the node keep messages, and with the first ones what they were asked with. */
   record(tree, ...messages) {
+    if (tree.gone) return;
     const plain = (all) => ({ leaf: tree.leaf, messages: [...all].map(({ node, ...message }) => message) });
     const about = { system: this.settings.system, sampling: this.settings.sampling };
     const whole = () => ({ ...about, ...plain(tree.messages.values()) });

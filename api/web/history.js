@@ -151,6 +151,7 @@ export class History {
       button.textContent = 'Delete for good';
       return;
     }
+    this.chat.forget(one.id);
     await this.keeper.remove(one.id);
     announce('The conversation is deleted.');
     if (this.chat.tree.id === one.id && !this.keeper.conversations.some(({ id }) => id === one.id)) this.chat.clear();

@@ -87,7 +87,8 @@ export class Keeper extends EventTarget {
         this.later = setTimeout(() => this.refresh(), REFRESH_MS);
         this.say('');
       } catch (error) {
-        this.behind.add(id);
+        // What is refused is not sent again with the rest: the conversation may have been deleted elsewhere.
+        if (error.status !== 400) this.behind.add(id);
         this.say(`The last change is in this tab only: ${error.message}`);
       }
     });

@@ -5,7 +5,7 @@
 //! where it was. Only a name from a catalog is fetched and only one from the list removed, so no text of a request becomes
 //! an option or an address.
 //!
-//! Bounds: one pull at a time; [`LINES`] lines of it that nobody has read yet, after which it waits.
+//! Bounds: one pull at a time; [`LINES`] unread lines of it, after which it waits.
 
 use std::{
     io::{BufRead, BufReader, Read},
