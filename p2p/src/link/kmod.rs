@@ -7,6 +7,8 @@
 //! Limits: one area of [`SLOTS`] messages for all sessions, of which a message is copied out, and its slot given back, as soon as it
 //! is read; what a session holds of it is the module's to bound.
 
+#![allow(unsafe_code)]
+
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -253,7 +255,8 @@ impl Module {
         let setup = set_up(SLOTS[0]).or_else(|_| set_up(SLOTS[1]))?;
         let area = map(&file, &setup)?;
         ask(&file, &mut Attach { fd: socket.as_raw_fd(), reserved: 0 })?;
-        let file = AsyncFd::with_interest(file, Interest::READABLE)?;
+        // SAFETY: a file always says the same descriptor, and keeps it open until it is dropped.
+        let file = unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?;
         Ok(Self { file, area, rx_slots: setup.rx_slots, sending: Mutex::new(()) })
     }
 

@@ -198,11 +198,6 @@ impl Session {
         self.outside = outside;
     }
 
-    /// Whether it is.
-    pub(crate) fn is_outside(&self) -> bool {
-        self.outside
-    }
-
     /// The epochs of what comes and of what leaves.
     pub(crate) fn epochs(&self) -> [u32; 2] {
         [self.inward.epoch, self.outward.epoch]
