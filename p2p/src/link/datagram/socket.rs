@@ -265,6 +265,7 @@ mod tests {
             false => &[IpAddr::V4(Ipv4Addr::LOCALHOST)],
         };
         for ip in loopbacks {
+            here.io.writable().await.unwrap();
             here.send(SocketAddr::new(*ip, there.port()), &[7; 3_000], 1_448);
             let (mut bytes, mut buffer) = (0, vec![0; 65_536]);
             while bytes < 3_000 {
