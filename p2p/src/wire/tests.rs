@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use data_encoding::HEXLOWER;
 use proptest::prelude::*;
+use scheduler::coordinate::Coordinate;
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 use scheduler::{AttentionKind, Claim, Holding, LayerRange, ModelId, NodeId, OperatorId, SessionId};
 
@@ -150,6 +151,7 @@ fn draft() -> Draft {
         class: Class::D1,
         offers: vec![offer(2, "Tiny 1B"), offer(3, "")],
         links: vec![Link { to: NodeId::numbered(9), rtt_ms: 12.25 }],
+        coordinate: None,
         addresses: contact().addresses,
         ttl_ms: 60_000,
         agent: "shoal/0.1.0".to_owned(),
@@ -258,6 +260,37 @@ fn golden_bytes_stay() {
 }
 
 #[test]
+fn a_coordinate_is_a_link_that_older_nodes_pass_over() {
+    let place = Coordinate::new([12.5, -80.0, 3.25], 6.5, 0.125).unwrap();
+    let seal = |draft: &Draft| announce::seal(draft, &signer());
+    let with = Draft { coordinate: Some(place), ..draft() };
+    let opened = announce::open(&seal(&with).unwrap()).unwrap();
+    assert_eq!((opened.coordinate, &opened.links), (Some(place), &with.links));
+    assert_eq!(said(&opened), with);
+    assert_eq!(seal(&with).unwrap().len(), seal(&draft()).unwrap().len() + 40, "one link more");
+    // What it looks like to a reader that knows links only.
+    let mut name = *b"shoal/coordinate----------------";
+    let numbers = [12.5f32, -80.0, 3.25, 6.5];
+    name[16..]
+        .iter_mut()
+        .zip(numbers.iter().flat_map(|ms| ms.to_le_bytes()))
+        .for_each(|(to, byte)| *to = byte);
+    let mut spelled = draft();
+    spelled.links.push(Link { to: NodeId::new(name), rtt_ms: 0.125 });
+    assert_eq!(seal(&spelled), seal(&with));
+    let refused = Err(Malformed("announcement: coordinate"));
+    for rtt_ms in [0.1, 1e6] {
+        spelled.links[1].rtt_ms = rtt_ms;
+        assert_eq!(seal(&spelled), refused, "no `f32`, or too much");
+    }
+    spelled.links[1].rtt_ms = 0.125;
+    spelled.links.reverse();
+    assert_eq!(seal(&spelled), refused, "not the last");
+    let many = (10..42).map(|n| Link { to: NodeId::numbered(n), rtt_ms: 1.0 }).collect();
+    assert!(seal(&Draft { links: many, ..with }).is_err());
+}
+
+#[test]
 fn costs_of_layers_have_one_encoding_and_bounds() {
     let spoilt = |spoil: fn(&mut Draft)| {
         let mut draft = draft();
@@ -303,6 +336,7 @@ fn said(it: &Announcement) -> Draft {
         class: it.class,
         offers: it.offers.clone(),
         links: it.links.clone(),
+        coordinate: it.coordinate,
         addresses: it.addresses.clone(),
         ttl_ms: it.ttl_ms,
         agent: it.agent.clone(),

@@ -1,8 +1,9 @@
 //! One model as it is believed to be right now, for the router.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::experience::drawn;
+use super::geography::Ground;
 use super::{CLAIM_OF_OWN, Experience, PRIOR_LAYER_MS, SwarmView};
 use crate::latency::bounded_claim;
 use crate::layer_cost::LayerCosts;
@@ -73,8 +74,8 @@ impl SwarmView {
         draw: Option<u64>,
     ) -> Result<Snapshot, BadSnapshot> {
         let shown = draw.map(|draw| self.shown(model, myself, draw));
-        let mut index = BTreeMap::new();
-        let mut hosts = Vec::new();
+        let ground = Ground::new(self, myself);
+        let mut hosts: Vec<Host> = Vec::new();
         let own = self.known.get(&myself).and_then(|known| known.capability.holding(model));
         let prior_ms = own.map_or(PRIOR_LAYER_MS, |own| PRIOR_LAYER_MS.min(own.decode_ms * CLAIM_OF_OWN));
         for (id, known) in &self.known {
@@ -94,12 +95,8 @@ impl SwarmView {
             };
             let mut host = Host::new(*id, LayerSet::default(), PRIOR_LAYER_MS);
             host.operator = claim.operator;
-            host.region = if (claim.region as usize) < self.geography.regions { claim.region } else { 0 };
-            host.access_ms = match self.geography.unmeasured_ms {
-                None => claim.access_ms,
-                Some(_) if *id == myself => 0.0,
-                Some(unmeasured) => self.round_trip_ms(myself, *id).map_or(unmeasured, |ms| ms / 2.0),
-            };
+            let spot = ground.spot(claim);
+            (host.region, host.access_ms) = (spot.region, spot.access_ms);
             host.up_bytes_per_ms = claim.up_bytes_per_ms;
             host.down_bytes_per_ms = claim.down_bytes_per_ms;
             let fresh = Experience::default();
@@ -126,14 +123,10 @@ impl SwarmView {
                 host.batch_knee = holding.batch_knee;
                 host.kv_bytes = Some(holding.kv_bytes);
             }
-            index.insert(*id, hosts.len() as u32);
             hosts.push(host);
         }
-        let links = Links::Regions {
-            base_ms: self.geography.base_ms.clone(),
-            regions: self.geography.regions,
-            measured: self.measured(&index),
-        };
+        let (regions, base_ms) = ground.regions();
+        let links = Links::Regions { base_ms, regions, measured: self.measured(&hosts, myself, &ground) };
         Snapshot::new(model, num_layers, weights, hosts, &links)
     }
 

@@ -14,8 +14,9 @@
 //! evicts a node that was met. Of strangers [`MAX_STRANGERS`] are shown to a route.
 //!
 //! In this folder: `experience` is what was measured and lived through with a node, `links` what was measured between nodes,
-//! `geography` what is assumed where nothing was; `lessons` is what leases taught, `freeze` makes of it all a snapshot.
+//! `geography` what is assumed where nothing was, `atlas` what coordinates say of it; `feedback` is what leases taught, `freeze` makes of it all a snapshot.
 
+mod atlas;
 mod experience;
 mod feedback;
 mod freeze;
@@ -30,10 +31,12 @@ pub use experience::{CLAIM_OF_OWN, MOST_MET, PRIOR_LAYER_MS, SNUBBED_MS};
 pub use feedback::{CORRECTED_MS, MAX_CORRECTIONS, UNREACHABLE_MS};
 pub use freeze::{MAX_PREFILL_GAIN, MAX_STRANGERS, OWN_GAIN};
 pub use geography::Geography;
-pub use links::MAX_LINKS;
+pub use links::{MAX_LINKS, MAX_OWN_LINKS};
 
+use crate::coordinate::Coordinate;
 use crate::latency::RoundTrip;
 use crate::{Capability, Millis, ModelId, NodeId};
+use atlas::Atlas;
 use experience::Experience;
 use feedback::Correction;
 
@@ -71,6 +74,7 @@ pub struct SwarmView {
     unreachable: BTreeMap<(NodeId, NodeId), Millis>,
     links: BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>,
     geography: Geography,
+    atlas: Atlas,
     epoch: u64,
 }
 
@@ -84,6 +88,7 @@ impl SwarmView {
             unreachable: BTreeMap::new(),
             links: BTreeMap::new(),
             geography,
+            atlas: Atlas::default(),
             epoch: 0,
         }
     }
@@ -164,7 +169,30 @@ impl SwarmView {
     pub fn forget(&mut self, node: NodeId) {
         if self.known.remove(&node).is_some() {
             self.links.remove(&node);
+            self.atlas.forget(node);
             self.epoch += 1;
         }
+    }
+
+    /// A node that is known says where it is, or this one knows where it is itself: pairs that were never measured are priced by
+    /// it, under [`Geography::around`].
+    pub fn place(&mut self, node: NodeId, coordinate: Coordinate) {
+        if !coordinate.is_placed() || !self.known.contains_key(&node) || !self.atlas.set(node, coordinate) {
+            return;
+        }
+        self.epoch += 1;
+        if self.atlas.is_stale() {
+            let met =
+                self.links.iter().filter(|(by, _)| self.experience.get(*by).is_some_and(Experience::is_met));
+            let seen = met.flat_map(|(by, links)| {
+                links.iter().filter_map(move |(of, trip)| Some((*by, *of, trip.mean_ms()?)))
+            });
+            self.atlas.judge(seen);
+        }
+    }
+
+    /// Where a node says that it is.
+    pub fn coordinate(&self, node: NodeId) -> Option<Coordinate> {
+        self.atlas.get(node).map(|placed| placed.coordinate)
     }
 }

@@ -3,6 +3,7 @@ use super::{
     SwarmView,
 };
 use crate::capability::tests::claim;
+use crate::coordinate::Coordinate;
 use crate::{Capability, LayerRange, LayerSet, Millis, ModelId, NodeId, Request, Shape};
 
 fn said(node: u64, sequence: u64) -> Capability {
@@ -257,4 +258,88 @@ fn a_full_view_takes_in_a_node_that_was_met() {
     assert_eq!(view.merge(said(1 << 40, 1), Millis(0)), Merged::Full);
     view.meet(late);
     assert_eq!((view.merge(said(1 << 40, 1), Millis(0)), view.len()), (Merged::Fresh, MAX_NODES));
+}
+
+fn placed(x: f32, height: f32) -> Coordinate {
+    Coordinate::new([x, 0.0, 0.0], height, 0.1).unwrap()
+}
+
+/// The viewer is node 1; nodes 2 to 9 are near it and nodes 10 to 19 far off, all where they say.
+fn mapped() -> SwarmView {
+    let mut view = SwarmView::new(Geography::around(50.0));
+    for node in 1..20 {
+        view.merge(said(node, 1), Millis(0));
+        view.meet(NodeId::numbered(node));
+    }
+    let x = |node| if node < 10 { 0.0 } else { 200.0 };
+    (1..20).for_each(|node| view.place(NodeId::numbered(node), placed(x(node), 4.0)));
+    view
+}
+
+fn hop(view: &SwarmView, from: u64, to: u64) -> f64 {
+    let snapshot = view.snapshot(ModelId::default(), 8, NodeId::numbered(1)).unwrap();
+    let at = |node| snapshot.index_of(NodeId::numbered(node)).unwrap();
+    snapshot.link_ms(at(from), at(to))
+}
+
+#[test]
+fn coordinates_price_pairs_that_were_never_measured() {
+    let view = mapped();
+    assert!(
+        (hop(&view, 2, 3) - 8.0).abs() < 1.0,
+        "two heights, a little more for strangers: {}",
+        hop(&view, 2, 3)
+    );
+    assert!(
+        (hop(&view, 10, 11) - 8.0).abs() < 1.0,
+        "far from the viewer, near each other: {}",
+        hop(&view, 10, 11)
+    );
+    assert!((hop(&view, 2, 10) - 108.0).abs() < 2.0, "{}", hop(&view, 2, 10));
+    assert_eq!(hop(&view, 1, 10), hop(&view, 10, 1));
+}
+
+#[test]
+fn own_measurements_come_before_coordinates() {
+    let mut view = mapped();
+    let (me, node) = (NodeId::numbered(1), NodeId::numbered);
+    view.measure(me, node(10), 230.0);
+    assert_eq!(hop(&view, 1, 10), 115.0);
+    // Says that it is near, and is not: around the viewer at the distance measured, so near no other node.
+    view.place(node(11), placed(1.0, 0.0));
+    assert!(hop(&view, 1, 11) < 8.0, "not measured yet");
+    view.measure(me, node(11), 220.0);
+    assert_eq!(hop(&view, 1, 11), 110.0);
+    assert!(hop(&view, 2, 11) > 100.0, "{}", hop(&view, 2, 11));
+    // A link that another node says is held within half of what coordinates say.
+    view.observe_link(node(12), node(2), 1.0);
+    assert!((hop(&view, 12, 2) - 47.0).abs() < 2.0, "{}", hop(&view, 12, 2));
+    view.observe_link(node(13), node(2), 190.0);
+    assert_eq!(hop(&view, 13, 2), 95.0, "and counts within");
+}
+
+#[test]
+fn places_that_other_nodes_measured_otherwise_are_not_believed() {
+    let mut view = mapped();
+    let node = NodeId::numbered;
+    view.place(node(19), placed(2.0, 0.0));
+    for by in 2..8 {
+        view.observe_link(node(by), node(19), 208.0);
+    }
+    // Regions are found again when enough has changed.
+    (2..18).for_each(|at| view.place(node(at), placed(if at < 10 { 0.5 } else { 200.5 }, 4.0)));
+    assert!(hop(&view, 1, 19) >= 50.0, "as if it had said nothing: {}", hop(&view, 1, 19));
+    assert!(hop(&view, 10, 19) >= 100.0, "{}", hop(&view, 10, 19));
+}
+
+#[test]
+fn a_viewer_without_a_place_knows_no_map() {
+    let mut view = SwarmView::new(Geography::around(50.0));
+    (1..5).for_each(|node| {
+        view.merge(said(node, 1), Millis(0));
+    });
+    (2..5).for_each(|node| view.place(NodeId::numbered(node), placed(1.0, 4.0)));
+    view.place(NodeId::numbered(9), placed(1.0, 4.0));
+    assert_eq!(view.coordinate(NodeId::numbered(9)), None, "it is not known");
+    assert_eq!(hop(&view, 2, 3), 100.0, "the way past the viewer");
 }

@@ -102,7 +102,7 @@ pub fn ground(scenario: &Scenario, world: &World, present: &[usize]) -> Option<G
         Site { id: id(i), layer_ms, cap_mid: cap, cap_first: cap, cap_last: cap, cap_both: cap }
     });
     let pairs = present.iter().flat_map(|&i| present.iter().map(move |&j| (i, j)));
-    let hops: Vec<f64> = pairs.map(|(i, j)| world.hop_ms(i, j)).collect();
+    let hops: Vec<f64> = pairs.map(|(i, j)| world.expected_ms(i, j)).collect();
     Ground::new(scenario.layers, concurrency(scenario), sites.collect(), &hops).ok()
 }
 

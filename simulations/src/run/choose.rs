@@ -61,7 +61,11 @@ impl Run<'_> {
             let at = index(segment.node);
             let machine = &self.world.machines[at];
             answers.push(Load { node: segment.node, sessions: machine.sessions, lanes: machine.knee() });
-            asked_ms = asked_ms.max(2.0 * self.world.hop_ms(home, at));
+            let round_trip_ms = 2.0 * self.world.hop_ms(home, at);
+            asked_ms = asked_ms.max(round_trip_ms);
+            if self.world.near.is_some() {
+                self.view.measure(id(home), segment.node, round_trip_ms);
+            }
         }
         self.live[request].delay_ms += asked_ms;
         let view = &self.view;

@@ -567,6 +567,7 @@ impl PromptTask {
             session,
             model,
             report: self.prove.is_none().then(|| said.clone()),
+            came_true: expected.came_true(&report),
             measured,
             outcomes,
             receipts,
