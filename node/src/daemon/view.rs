@@ -22,7 +22,7 @@ use tokio::sync::broadcast;
 use crate::feedback::{Feedback, FeedbackQueue};
 
 /// What a node says of itself counts for this long, ms.
-pub(super) const TTL_MS: u32 = 90_000;
+pub(super) const TTL_MS: u32 = 108_000;
 /// What a hop to a node is taken to cost that no round trip was measured to, ms one way: another continent, so that what
 /// is known to be near goes first.
 const UNMEASURED_MS: f64 = 50.0;

@@ -31,7 +31,7 @@ use crate::daemon::{
 
 /// A third of what peers forget us after (`TTL_MS`): two may be lost. Who is connected is missed within seconds anyway,
 /// when its connection closes; shorter, and five idle nodes cost each other more than 2 kbit/s.
-const REFRESH_MS: u64 = 30_000;
+const REFRESH_MS: u64 = 36_000;
 /// Layers that come or go, and newcomers: at once, but not oftener than this.
 const SPACING_MS: u64 = 500;
 /// News about load: leases tell the truth in between.

@@ -561,14 +561,14 @@ impl PromptTask {
         span.record("ttft_ms", report.ttft_ms);
         span.in_scope(|| tracing::info!("answered"));
         let said = done(&report, ask.mode, &route, &text);
-        let measured = expected.measured(&report);
+        let (measured, came_true) = (expected.measured(&report), expected.came_true(&report));
         let Report { outcomes, receipts, proofs, .. } = *report;
         let over = Finished {
             session,
             model,
             report: self.prove.is_none().then(|| said.clone()),
-            came_true: expected.came_true(&report),
             measured,
+            came_true,
             outcomes,
             receipts,
             proofs,
