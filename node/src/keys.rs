@@ -8,14 +8,21 @@
 //!
 //! A key has 256 bits of chance, so that its plain hash tells nothing of it; it is shown once. The list is read again when its
 //! file changes: a key that is taken back opens nothing from the next request on. Days begin at midnight UTC.
+//!
+//! Several servers of one folder count together: what was taken is added to the file under `api-keys.lock`, and a server reads the
+//! file again when another has changed it. A thread of its own writes, so that an answer never waits for a disk. The files belong to
+//! the owner of the folder, so that a service can read the key that root made for it.
+//!
+//! Limits: [`MAX_KEYS`] keys; [`MAX_LINES`] lines wait for the disk, those beyond are left out of the log and counted there.
 
 use std::{
     collections::BTreeMap,
     fs,
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use api::keys::Taken;
@@ -28,6 +35,10 @@ use crate::{Error, Result};
 pub const MAX_KEYS: usize = 1_024;
 /// A log of answers that is longer is put aside.
 const MAX_AUDIT: u64 = 16 << 20;
+/// What could not be written is tried again after this, or when more is taken.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Lines of the log that wait for the disk.
+const MAX_LINES: usize = 4_096;
 /// How a key begins, so that people and scanners of secrets know it.
 const PREFIX: &str = "shoal-";
 /// Seconds of a day.
@@ -86,17 +97,45 @@ pub fn list(home: &Path) -> Result<Vec<Key>> {
     read(&list_file(home))
 }
 
-/// Reads the list, changes it and saves it while no other process does.
-fn change<T>(home: &Path, work: impl FnOnce(&mut Vec<Key>) -> Result<T>) -> Result<T> {
+/// Does `work` while no other process changes the files of keys below `home`.
+fn locked<T>(home: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
     fs::create_dir_all(home).map_err(|error| shard::Error::io(home, error))?;
     let path = home.join("api-keys.lock");
-    let lock = fs::File::create(&path).map_err(|error| shard::Error::io(&path, error))?;
+    use std::os::unix::fs::OpenOptionsExt;
+    let lock = fs::OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(&path);
+    let lock = lock.map_err(|error| shard::Error::io(&path, error))?;
+    give_to_owner(home, &path);
     lock.lock().map_err(|error| shard::Error::io(&path, error))?;
-    let mut keys = list(home)?;
-    let done = work(&mut keys)?;
-    let text = serde_json::to_vec_pretty(&keys).map_err(|error| Error::Failed(error.to_string()))?;
-    p2p::blob::sparse::replace(&list_file(home), &[&text])?;
-    Ok(done)
+    work()
+}
+
+/// A file that another user than the owner of `home` wrote, such as root for a service, is handed to the owner.
+fn give_to_owner(home: &Path, file: &Path) {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let (Ok(folder), Ok(about)) = (fs::metadata(home), fs::metadata(file)) else { return };
+    if folder.uid() != about.uid()
+        && let Err(error) = chown(file, Some(folder.uid()), Some(folder.gid()))
+    {
+        tracing::warn!(%error, "the owner of the folder cannot read {}", file.display());
+    }
+}
+
+/// Replaces a file below `home`.
+fn save(home: &Path, file: &Path, bytes: &[u8]) -> Result<()> {
+    p2p::blob::sparse::replace(file, &[bytes])?;
+    give_to_owner(home, file);
+    Ok(())
+}
+
+/// Reads the list, changes it and saves it while no other process does.
+fn change<T>(home: &Path, work: impl FnOnce(&mut Vec<Key>) -> Result<T>) -> Result<T> {
+    locked(home, || {
+        let mut keys = list(home)?;
+        let done = work(&mut keys)?;
+        let text = serde_json::to_vec_pretty(&keys).map_err(|error| Error::Failed(error.to_string()))?;
+        save(home, &list_file(home), &text)?;
+        Ok(done)
+    })
 }
 
 /// Makes a key called `name`, at `now_s`; the secret, which is kept nowhere.
@@ -156,16 +195,69 @@ pub fn used_today(home: &Path, now_s: u64) -> Result<BTreeMap<String, u64>> {
 /// The keys of a folder, for a server.
 #[derive(Debug)]
 pub struct KeyRing {
+    ring: Arc<Ring>,
+    writer: Option<thread::JoinHandle<()>>,
+}
+
+/// What the server and the thread that writes share.
+#[derive(Debug)]
+struct Ring {
     home: PathBuf,
     state: Mutex<State>,
+    /// Something is to be written, was written, or the ring is dropped.
+    changed: Condvar,
+}
+
+/// When a file was written, and its length.
+type Seen = Option<(SystemTime, u64)>;
+
+fn seen(file: &Path) -> Seen {
+    let about = fs::metadata(file).ok()?;
+    Some((about.modified().ok()?, about.len()))
 }
 
 #[derive(Debug, Default)]
 struct State {
     keys: Vec<Key>,
-    /// When the list that was read was written, and its length.
-    seen: Option<(SystemTime, u64)>,
+    /// Of the list that was read.
+    keys_seen: Seen,
+    /// What the file says.
     used: Used,
+    used_seen: Seen,
+    /// What was taken and is not in the file yet.
+    fresh: Used,
+    /// Lines of the log that are not in the file yet, and how many more there were.
+    lines: Vec<String>,
+    left_out: u64,
+    writing: bool,
+    over: bool,
+}
+
+impl State {
+    fn is_written(&self) -> bool {
+        !self.writing && self.fresh.tokens.is_empty() && self.lines.is_empty() && self.left_out == 0
+    }
+
+    /// Tokens of `name` on `day`.
+    fn taken(&self, name: &str, day: u64) -> u64 {
+        let of = |used: &Used| if used.day == day { used.tokens.get(name).copied().unwrap_or(0) } else { 0 };
+        of(&self.used).saturating_add(of(&self.fresh))
+    }
+}
+
+impl Used {
+    /// Adds what was taken; only the later of two days counts.
+    fn add(&mut self, more: &Self) {
+        if more.day > self.day {
+            *self = Self { day: more.day, tokens: BTreeMap::new() };
+        }
+        if more.day == self.day {
+            for (name, tokens) in &more.tokens {
+                let all = self.tokens.entry(name.clone()).or_default();
+                *all = all.saturating_add(*tokens);
+            }
+        }
+    }
 }
 
 impl KeyRing {
@@ -174,24 +266,57 @@ impl KeyRing {
     /// # Errors
     /// As for [`list`].
     pub fn open(home: &Path) -> Result<Self> {
-        let used = read(&used_file(home))?;
+        read::<Used>(&used_file(home))?;
         list(home)?;
-        Ok(Self { home: home.to_owned(), state: Mutex::new(State { used, ..State::default() }) })
+        let (home, state, changed) = (home.to_owned(), Mutex::default(), Condvar::new());
+        let ring = Arc::new(Ring { home, state, changed });
+        let shared = ring.clone();
+        let writer = thread::Builder::new().name("keys".to_owned()).spawn(move || shared.write());
+        Ok(Self { ring, writer: Some(writer?) })
     }
 
-    /// The state, with the list as it is now.
+    /// Waits until all that was taken is on the disk.
+    #[cfg(test)]
+    fn settle(&self) {
+        let state = self.ring.lock();
+        drop(self.ring.changed.wait_while(state, |state| !state.is_written()));
+    }
+}
+
+impl Drop for KeyRing {
+    fn drop(&mut self) {
+        self.ring.lock().over = true;
+        self.ring.changed.notify_all();
+        // It writes what is left first.
+        let _ = self.writer.take().map(thread::JoinHandle::join);
+    }
+}
+
+impl Ring {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, with both files as they are now.
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let about = fs::metadata(list_file(&self.home)).ok();
-        let seen = about.and_then(|about| Some((about.modified().ok()?, about.len())));
-        if seen != state.seen || seen.is_none() {
+        let mut state = self.lock();
+        let now = seen(&list_file(&self.home));
+        if now != state.keys_seen || now.is_none() {
             match list(&self.home) {
-                Ok(keys) => (state.keys, state.seen) = (keys, seen),
+                Ok(keys) => (state.keys, state.keys_seen) = (keys, now),
                 Err(error) => {
                     // What cannot be read opens nothing.
                     tracing::warn!(%error, "the list of keys cannot be read");
-                    (state.keys, state.seen) = (Vec::new(), None);
+                    (state.keys, state.keys_seen) = (Vec::new(), None);
                 }
+            }
+        }
+        let now = seen(&used_file(&self.home));
+        // While this server writes, the file may have what still counts as fresh.
+        if now != state.used_seen && !state.writing {
+            match read(&used_file(&self.home)) {
+                Ok(used) => (state.used, state.used_seen) = (used, now),
+                Err(error) => tracing::warn!(%error, "what the keys took cannot be read"),
             }
         }
         state
@@ -200,43 +325,103 @@ impl KeyRing {
     fn admit_at(&self, name: &str, now_s: u64) -> Result<(), u32> {
         let state = self.state();
         let key = state.keys.iter().find(|key| key.name == name);
-        let taken = match state.used.day == now_s / DAY_S {
-            true => state.used.tokens.get(name).copied().unwrap_or(0),
-            false => 0,
-        };
+        let taken = state.taken(name, now_s / DAY_S);
         let left = key.and_then(|key| key.tokens_per_day).is_none_or(|most| taken < most);
         if left { Ok(()) } else { Err((DAY_S - now_s % DAY_S) as u32) }
     }
 
     fn took_at(&self, name: Option<&str>, taken: &Taken, now_s: u64) {
-        let kept = name.map_or(Ok(()), |name| {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let day = now_s / DAY_S;
-            if state.used.day != day {
-                state.used = Used { day, tokens: BTreeMap::new() };
-            }
-            *state.used.tokens.entry(name.to_owned()).or_default() +=
-                (taken.prompt_tokens + taken.tokens) as u64;
-            let text = serde_json::to_vec(&state.used).map_err(io::Error::other)?;
-            p2p::blob::sparse::replace(&used_file(&self.home), &[&text]).map_err(io::Error::other)
-        });
-        if let Err(error) = kept.and_then(|()| self.log(name, taken, now_s)) {
-            tracing::warn!(%error, "what an answer took is not written down");
-        }
-    }
-
-    fn log(&self, name: Option<&str>, taken: &Taken, now_s: u64) -> io::Result<()> {
-        let file = self.home.join("audit.jsonl");
-        if fs::metadata(&file).is_ok_and(|about| about.len() > MAX_AUDIT) {
-            fs::rename(&file, self.home.join("audit.1.jsonl"))?;
-        }
         let line = json!({
             "time_s": now_s, "key": name, "model": taken.model, "prompt_tokens": taken.prompt_tokens,
             "tokens": taken.tokens, "outcome": taken.outcome, "took_ms": taken.took.as_millis() as u64,
         });
+        let mut state = self.lock();
+        if let Some(name) = name {
+            let tokens = (taken.prompt_tokens + taken.tokens) as u64;
+            state.fresh.add(&Used { day: now_s / DAY_S, tokens: [(name.to_owned(), tokens)].into() });
+        }
+        if state.lines.len() < MAX_LINES {
+            state.lines.push(line.to_string());
+        } else {
+            state.left_out += 1;
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Writes what was taken, until the ring is dropped.
+    fn write(&self) {
+        let mut state = self.lock();
+        loop {
+            if !state.is_written() {
+                let (fresh, mut lines) = (state.fresh.clone(), std::mem::take(&mut state.lines));
+                match std::mem::take(&mut state.left_out) {
+                    0 => {}
+                    left_out => lines.push(json!({ "time_s": now_s(), "left_out": left_out }).to_string()),
+                }
+                state.writing = true;
+                drop(state);
+                let written = locked(&self.home, || {
+                    self.log(&lines)?;
+                    self.count(&fresh)
+                });
+                state = self.lock();
+                state.writing = false;
+                match written {
+                    Ok(used) => {
+                        state.used = used;
+                        state.used_seen = seen(&used_file(&self.home));
+                        // What came meanwhile is still to be written.
+                        if state.fresh.day == fresh.day {
+                            for (name, rest) in &mut state.fresh.tokens {
+                                *rest -= fresh.tokens.get(name).copied().unwrap_or(0);
+                            }
+                            state.fresh.tokens.retain(|_, tokens| *tokens > 0);
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "what answers took is not written down");
+                        if state.over {
+                            break;
+                        }
+                        // What was taken counts all the same, and is written later; the lines are lost.
+                        let waited = self.changed.wait_timeout(state, AGAIN);
+                        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    }
+                }
+                self.changed.notify_all();
+                continue;
+            }
+            if state.over {
+                break;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Adds to the file what was taken; what it says then. The lock is held.
+    fn count(&self, fresh: &Used) -> Result<Used> {
+        let file = used_file(&self.home);
+        let mut used: Used = read(&file)?;
+        if !fresh.tokens.is_empty() {
+            used.add(fresh);
+            let text = serde_json::to_vec(&used).map_err(|error| Error::Failed(error.to_string()))?;
+            save(&self.home, &file, &text)?;
+        }
+        Ok(used)
+    }
+
+    /// Adds lines to the log. The lock is held.
+    fn log(&self, lines: &[String]) -> Result<()> {
         use std::os::unix::fs::OpenOptionsExt;
-        let mut out = fs::OpenOptions::new().create(true).append(true).mode(0o600).open(file)?;
-        out.write_all(format!("{line}\n").as_bytes())
+        let file = self.home.join("audit.jsonl");
+        if fs::metadata(&file).is_ok_and(|about| about.len() > MAX_AUDIT) {
+            fs::rename(&file, self.home.join("audit.1.jsonl"))?;
+        }
+        let mut out = fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&file)?;
+        out.write_all(lines.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())?;
+        give_to_owner(&self.home, &file);
+        Ok(())
     }
 }
 
@@ -244,24 +429,22 @@ impl api::keys::Keys for KeyRing {
     fn holder(&self, secret: &str) -> Option<String> {
         // The hash of a secret of 256 bits says nothing of it, so that comparing hashes byte by byte tells nothing either.
         let hash = blake3::hash(secret.as_bytes()).to_hex();
-        let state = self.state();
+        let state = self.ring.state();
         let key = state.keys.iter().find(|key| key.hash == hash.as_str() && !key.revoked)?;
         Some(key.name.clone())
     }
 
     fn admit(&self, name: &str) -> Result<(), u32> {
-        self.admit_at(name, now_s())
+        self.ring.admit_at(name, now_s())
     }
 
     fn took(&self, name: Option<&str>, taken: &Taken) {
-        self.took_at(name, taken, now_s());
+        self.ring.took_at(name, taken, now_s());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use api::keys::Keys;
 
     use super::*;
@@ -297,16 +480,17 @@ mod tests {
         add(home.path(), "ann", Some(10), 0).unwrap();
         let ring = KeyRing::open(home.path()).unwrap();
         let noon = 20_000 * DAY_S + DAY_S / 2;
-        assert_eq!(ring.admit_at("ann", noon), Ok(()));
-        ring.took_at(Some("ann"), &taken(6), noon);
-        assert_eq!(ring.admit_at("ann", noon), Ok(()));
-        ring.took_at(Some("ann"), &taken(6), noon);
-        assert_eq!(ring.admit_at("ann", noon), Err(DAY_S as u32 / 2));
+        assert_eq!(ring.ring.admit_at("ann", noon), Ok(()));
+        ring.ring.took_at(Some("ann"), &taken(6), noon);
+        assert_eq!(ring.ring.admit_at("ann", noon), Ok(()));
+        ring.ring.took_at(Some("ann"), &taken(6), noon);
+        assert_eq!(ring.ring.admit_at("ann", noon), Err(DAY_S as u32 / 2));
         // Another process counts on from there.
+        ring.settle();
         let next = KeyRing::open(home.path()).unwrap();
-        assert!(next.admit_at("ann", noon).is_err());
+        assert!(next.ring.admit_at("ann", noon).is_err());
         assert_eq!(used_today(home.path(), noon).unwrap().get("ann"), Some(&18));
-        assert_eq!(next.admit_at("ann", noon + DAY_S), Ok(()));
+        assert_eq!(next.ring.admit_at("ann", noon + DAY_S), Ok(()));
         assert!(used_today(home.path(), noon + DAY_S).unwrap().is_empty());
     }
 
@@ -314,13 +498,48 @@ mod tests {
     fn the_log_of_answers_has_numbers_and_names_only() {
         let home = tempfile::tempdir().unwrap();
         let ring = KeyRing::open(home.path()).unwrap();
-        ring.took_at(Some("ann"), &taken(4), 9);
-        ring.took_at(None, &taken(5), 10);
+        ring.ring.took_at(Some("ann"), &taken(4), 9);
+        ring.ring.took_at(None, &taken(5), 10);
+        ring.settle();
         let text = fs::read_to_string(home.path().join("audit.jsonl")).unwrap();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&lines[0]["key"], &lines[0]["tokens"]), (&json!("ann"), &json!(4)));
         assert_eq!((&lines[1]["key"], &lines[1]["outcome"]), (&json!(null), &json!("done")));
         assert_eq!(lines[0].as_object().unwrap().len(), 7);
+    }
+
+    #[test]
+    fn two_servers_of_one_folder_count_together() {
+        let home = tempfile::tempdir().unwrap();
+        add(home.path(), "ann", Some(60), 0).unwrap();
+        let servers = [0, 1].map(|_| KeyRing::open(home.path()).unwrap());
+        let noon = 20_000 * DAY_S + DAY_S / 2;
+        for _ in 0..4 {
+            servers.iter().for_each(|server| server.ring.took_at(Some("ann"), &taken(4), noon));
+        }
+        servers.iter().for_each(KeyRing::settle);
+        assert_eq!(
+            used_today(home.path(), noon).unwrap().get("ann"),
+            Some(&56),
+            "eight answers of seven tokens"
+        );
+        assert!(servers.iter().all(|server| server.ring.admit_at("ann", noon).is_ok()));
+        servers[0].ring.took_at(Some("ann"), &taken(4), noon);
+        assert!(servers[0].ring.admit_at("ann", noon).is_err(), "at once, written or not");
+        servers[0].settle();
+        assert!(servers[1].ring.admit_at("ann", noon).is_err(), "the other one reads it");
+        let text = fs::read_to_string(home.path().join("audit.jsonl")).unwrap();
+        assert_eq!(text.lines().count(), 9, "no line is lost between two");
+    }
+
+    #[test]
+    fn a_ring_that_is_dropped_has_written_what_was_taken() {
+        let home = tempfile::tempdir().unwrap();
+        let ring = KeyRing::open(home.path()).unwrap();
+        (0..100).for_each(|_| ring.ring.took_at(Some("ann"), &taken(2), DAY_S));
+        drop(ring);
+        assert_eq!(used_today(home.path(), DAY_S).unwrap().get("ann"), Some(&500));
+        assert_eq!(fs::read_to_string(home.path().join("audit.jsonl")).unwrap().lines().count(), 100);
     }
 }

@@ -362,6 +362,24 @@ impl Queue {
         }
     }
 
+    /// What session `id` reserved for a part of its work, `before` bytes, is `after` bytes from here on: taken `now`, or, where it
+    /// only stands by, with the rest when its rows arrive. False when so much is not free; nothing has changed then.
+    pub fn resize(&mut self, id: u64, before: u64, after: u64, now: bool) -> bool {
+        let free = self.limits.kv_bytes.saturating_sub(self.kv_used);
+        let Some(running) = self.running.get_mut(&id) else { return false };
+        if !now && running.later > 0 {
+            running.later = running.later.saturating_sub(before).saturating_add(after);
+            return true;
+        }
+        let all = running.held.saturating_add(running.later).saturating_sub(before).saturating_add(after);
+        if all > running.held.saturating_add(free) {
+            return false;
+        }
+        self.kv_used = self.kv_used - running.held + all;
+        (running.held, running.later) = (all, 0);
+        true
+    }
+
     /// Smooth weighted round robin among `tiers`.
     fn turn(&mut self, now: Millis, tiers: &[usize]) -> Option<usize> {
         let mut total = 0.0;

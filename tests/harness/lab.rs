@@ -106,6 +106,15 @@ impl Host {
         self.feed(line, "");
     }
 
+    /// What a command line of it prints.
+    pub fn output(&self, line: &str) -> String {
+        let mut words = line.split_whitespace();
+        let output =
+            self.command(words.next().expect("a program")).args(words).output().expect("nsenter runs");
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
     fn feed(&self, line: &str, input: &str) {
         let mut words = line.split_whitespace();
         let mut command = self.command(words.next().expect("a program"));

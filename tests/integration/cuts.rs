@@ -63,7 +63,15 @@ impl Star {
     }
 
     fn cut(&self, from: &Place, to: &Place) {
-        self.router.run(&format!("nft add rule ip cut forward ip saddr {} ip daddr {} drop", from.ip, to.ip));
+        let rule = format!("ip saddr {} ip daddr {} counter drop", from.ip, to.ip);
+        self.router.run(&format!("nft add rule ip cut forward {rule}"));
+    }
+
+    /// Packets that the cut has kept back.
+    fn dropped(&self) -> u64 {
+        let rules = self.router.output("nft list chain ip cut forward");
+        let after = rules.split("counter packets ").nth(1).unwrap_or_default();
+        after.split(' ').next().and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("{rules}"))
     }
 
     fn mend(&self) {
@@ -112,10 +120,13 @@ fn any_one_way_may_be_cut() {
         let struck = Instant::now();
         star.cut(ring[WAYS[way].0], ring[WAYS[way].1]);
         let last = prompt.ends();
-        let stall = prompt.stall_ms(struck);
+        let (stall, dropped) = (prompt.stall_ms(struck), star.dropped());
         star.mend();
+        // The answer was under way: packets of it, or of its connections, were lost, and tokens came after that.
+        assert!(dropped > 0, "cut {cut}: nothing went this way");
+        assert!(prompt.tokens.last().is_some_and(|last| last.0 > struck), "cut {cut}: the answer was over");
         println!(
-            "cut {cut}, {:?}: first token after {:.0} ms, stall {stall:.0} ms; shadows {}, faults {}, hedged {}",
+            "cut {cut}, {:?}: first token after {:.0} ms, stall {stall:.0} ms; {dropped} packets, shadows {}, faults {}, hedged {}",
             WAYS[way], firsts[cut], prompt.route["shadows"], last["faults"], last["hedged"]
         );
         assert_eq!(last["ids"], expected["ids"], "{last}");

@@ -8,7 +8,7 @@ use harness::{Shoal, node::Node, prompt::Prompt};
 use tempfile::TempDir;
 
 /// Tokens of an answer: enough that a node can die in the middle.
-const TOKENS: &str = "48";
+const TOKENS: &str = "120";
 /// Tokens that have come when it dies.
 const BEFORE: usize = 6;
 const TEXT: &str = "A fox found a lantern in the snow";
@@ -76,7 +76,8 @@ fn a_gpu_and_a_processor_take_over_from_each_other() {
         to.ask(&["pause", "--off"]);
         from.child.kill().unwrap();
         let _ = from.child.wait();
-        prompt.ends();
+        let last = prompt.ends();
+        assert_eq!(last["faults"].as_array().map(Vec::len), Some(1), "it died in the middle: {last}");
         assert_eq!(&prompt.ids(), expected, "without {}", from.home.display());
     };
     hand_over(&mut gpu, &cpu);

@@ -71,4 +71,11 @@ fn a_key_is_shown_once_and_taken_back() {
     assert!(taken.contains("already"), "{taken}");
     shoal.ok(["key", "revoke", "ann"], "");
     assert_eq!(shoal.json(["key", "list", "--json"], "")[0]["revoked"], true);
+    // Of another node on this machine, such as the service.
+    let other = shoal.home().join("service");
+    let home = other.to_str().unwrap();
+    let key = shoal.json(["key", "add", "ben", "--home", home, "--json"], "");
+    assert!(key["key"].is_string() && other.join("api-keys.json").exists());
+    assert_eq!(shoal.json(["key", "list", "--home", home, "--json"], "")[0]["name"], "ben");
+    assert_eq!(shoal.json(["key", "list", "--json"], "").as_array().unwrap().len(), 1);
 }

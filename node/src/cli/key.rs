@@ -2,6 +2,8 @@
 
 use clap::Subcommand;
 
+use super::swarm::HomeArgs;
+
 /// `shoal key ...`
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
@@ -11,6 +13,7 @@ pub enum KeyCommand {
 
 Examples:
   shoal key add ann --tokens-per-day 100000
+  sudo shoal key add ann --home /var/lib/shoal
   OPENAI_API_KEY=$(shoal key add ann) some-client"
     )]
     Add {
@@ -19,12 +22,18 @@ Examples:
         /// Most tokens a day, of prompts and answers together; days begin at midnight UTC [default: no bound]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         tokens_per_day: Option<u64>,
+        /// Of which node
+        #[command(flatten)]
+        home: HomeArgs,
         /// A JSON object
         #[arg(long)]
         json: bool,
     },
     /// The keys there are, and what they took today
     List {
+        /// Of which node
+        #[command(flatten)]
+        home: HomeArgs,
         /// A JSON array
         #[arg(long)]
         json: bool,
@@ -33,6 +42,9 @@ Examples:
     Revoke {
         /// Whose it is
         name: String,
+        /// Of which node
+        #[command(flatten)]
+        home: HomeArgs,
         /// A JSON object
         #[arg(long)]
         json: bool,

@@ -5,16 +5,18 @@ use serde_json::{Value, json};
 use crate::{
     Result,
     cli::KeyCommand,
-    keys, library,
+    keys,
     output::{self, say},
     private_folder,
 };
 
 pub(super) fn run(command: KeyCommand) -> Result<()> {
-    let home = library::home()?;
+    let (KeyCommand::Add { home, .. } | KeyCommand::List { home, .. } | KeyCommand::Revoke { home, .. }) =
+        &command;
+    let home = home.path()?;
     private_folder::prepare(&home)?;
     match command {
-        KeyCommand::Add { name, tokens_per_day, json } => {
+        KeyCommand::Add { name, tokens_per_day, json, .. } => {
             let secret = keys::add(&home, &name, tokens_per_day, keys::now_s())?;
             if json {
                 return output::json_line(
@@ -28,7 +30,7 @@ pub(super) fn run(command: KeyCommand) -> Result<()> {
             eprintln!("It is shown once and kept nowhere: `shoal key revoke {name}` takes it back.");
             Ok(())
         }
-        KeyCommand::List { json } => {
+        KeyCommand::List { json, .. } => {
             let used = keys::used_today(&home, keys::now_s())?;
             let all = keys::list(&home)?;
             let took = |name: &str| used.get(name).copied().unwrap_or(0);
@@ -49,7 +51,7 @@ pub(super) fn run(command: KeyCommand) -> Result<()> {
             }
             Ok(())
         }
-        KeyCommand::Revoke { name, json } => {
+        KeyCommand::Revoke { name, json, .. } => {
             keys::revoke(&home, &name)?;
             if json {
                 return output::json_line(&json!({ "revoked": name }));

@@ -123,6 +123,13 @@ async fn wanted(args: &PullArgs) -> Result<Wanted> {
         }
         let registries = super::catalog::registries(&args.sources);
         let remote = registry::resolve(&reference, &registries).await?;
+        if let Some(most) = args.disk.filter(|most| args.layers.is_empty() && *most < remote.bytes) {
+            return Err(Error::usage(format!(
+                "{reference} has {} and --disk allows {}: raise it, choose a smaller file, or fetch some --layers",
+                human_bytes(remote.bytes),
+                human_bytes(most)
+            )));
+        }
         (ask.from, ask.name, ask.sha256) = (vec![remote.url], Some(name), remote.sha256.map(|hash| hash.0));
         terms = Terms { license: remote.license, called: None, reference: Some(reference.to_string()) };
         terms.license.get_or_insert_with(|| "not stated by its registry".to_owned());

@@ -2,7 +2,8 @@
 //!
 //! Audited is what two disagree about, what is drawn (a share of all that a node does, everything of one that is not known
 //! yet) and, under [`Verify::Strict`], whatever was not checked to its end. What was only drawn does not delay the answer:
-//! its caller is told that it is complete and still being checked ([`Progress::Answered`]), and the audit goes on behind it.
+//! its caller is told that it is complete and still being checked ([`Progress::Answered`]), and the audit goes on behind it. A
+//! route that was given back before anything was computed on it has nothing to audit, whatever its log was recalled with.
 //!
 //! Bounds: an audit of what is disputed, or strict, takes [`AUDIT`] at most for a segment, one after the other; those that were
 //! only drawn take as long together, since in a crowd all wait for the same seat. As many go on behind their answers as
@@ -51,12 +52,15 @@ impl Checks {
     pub(super) async fn look_again(&mut self, state: &mut RequestState) {
         let strangers = state.strangers();
         let mut wanted: Vec<(Segment, bool)> = Vec::new();
-        if state.plan.verify != Verify::Off && state.means.auditor.is_some() {
+        if state.plan.verify != Verify::Off && state.means.auditor.is_some() && state.report.computed() {
             wanted.extend(strangers.iter().map(|segment| (*segment, drawn(state, *segment))));
         }
         let looks: Vec<Look> =
             wanted.iter().map(|(segment, drawn)| self.look(state, *segment, *drawn)).collect();
-        let behind = looks.contains(&Look::Open) && !looks.contains(&Look::Disputed) && !state.strict();
+        let behind = state.report.is_answer()
+            && looks.contains(&Look::Open)
+            && !looks.contains(&Look::Disputed)
+            && !state.strict();
         let _held = if behind { self.answered(state, &strangers).await } else { None };
         let began = Instant::now();
         for (segment, drawn) in wanted {

@@ -21,10 +21,10 @@ impl RequestDriver {
         }
         match order {
             Order::Opened { stage: Some(stage), epoch, node, answer, load, .. } => match answer {
+                // What was promised under an epoch that is over gives back no route that runs since.
+                Ok(_) if epoch != self.state.machine.epoch() => Vec::new(),
                 Ok(have) => {
-                    if epoch == self.state.machine.epoch() {
-                        self.state.recalled.has(have);
-                    }
+                    self.state.recalled.has(have);
                     self.leases.granted(&self.state, stage, epoch, have, load)
                 }
                 Err(failure) if epoch == self.state.machine.epoch() => self.state.failed(node, failure),
@@ -50,6 +50,12 @@ impl RequestDriver {
                         }
                     }
                     Vec::new()
+                }
+                // It has too little room, or too much to do, to follow as well: as a stage it is as good as before.
+                Err(Failure::Refused | Failure::Late) if self.state.runs(node) => {
+                    tracing::debug!(%node, %layers, "runs a segment and does not follow another");
+                    self.state.followers.leave(node);
+                    vec![Event::Unfollowed { node }]
                 }
                 Err(failure) => self.state.failed(node, failure),
             },

@@ -222,6 +222,16 @@ pub struct Report {
 }
 
 impl Report {
+    /// Whether anything was computed for it; a log may be recalled from a prompt before it.
+    pub(super) fn computed(&self) -> bool {
+        self.opened_ms.is_some()
+    }
+
+    /// Whether it is an answer: what was stopped, given back or given up is none, and another route may still bring one.
+    pub(super) fn is_answer(&self) -> bool {
+        matches!(self.end, End::Stop | End::Length)
+    }
+
     /// Whether it ended before its first token because everybody who could compute it was full.
     pub(crate) fn is_crowded_out(&self) -> bool {
         let gave_up = matches!(self.end, End::GaveUp(GiveUp::NoRoute | GiveUp::Exhausted));
@@ -305,4 +315,27 @@ pub struct Reroute {
     pub shadow: Shadow,
     /// Where the answer goes.
     pub answer: oneshot::Sender<Option<(Pipeline, Standbys, Vec<Contact>)>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A route that is given back ends like an answer that was stopped: no caller may hear of it, whatever its log began with.
+    #[test]
+    fn a_route_that_is_given_back_is_no_answer() {
+        let mut report = Report::new(Vec::new());
+        assert!(!report.is_answer() && !report.computed());
+        for (end, is) in [
+            (End::Cancelled, false),
+            (End::GaveUp(GiveUp::NoRoute), false),
+            (End::Stop, true),
+            (End::Length, true),
+        ] {
+            report.end = end;
+            assert_eq!(report.is_answer(), is, "{end:?}");
+        }
+        report.opened_ms = Some(1.0);
+        assert!(report.computed());
+    }
 }

@@ -130,9 +130,14 @@ impl RequestState {
         Some((Case { layers, rounding, attention, hidden, inputs: (wire, inputs.to_vec()), output }, said))
     }
 
+    /// Whether a node runs a segment.
+    pub(super) fn runs(&self, node: NodeId) -> bool {
+        self.machine.segments().any(|segment| segment.node == node)
+    }
+
     /// A node failed, as far as can be told here.
     pub(super) fn failed(&mut self, node: NodeId, failure: Failure) -> Vec<Event> {
-        let ours = self.machine.segments().any(|segment| segment.node == node);
+        let ours = self.runs(node);
         let shadow = self.followers.contains(node);
         tracing::debug!(%node, ?failure, "noticed");
         self.timing.notice(node, failure);

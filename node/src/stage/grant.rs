@@ -12,8 +12,11 @@ use super::{
     REACH, Running, commitment_chain::CommitmentChain, inputs::Inputs, lazy_log::LazyLog, prefixes::Found,
 };
 #[cfg(debug_assertions)]
-use crate::worker::{DraftIds, Job, JobInput, Want, Worker};
-use crate::{clock, worker::OpenSession};
+use crate::worker::{DraftIds, Job, JobInput, Want};
+use crate::{
+    clock,
+    worker::{OpenSession, Worker},
+};
 #[cfg(debug_assertions)]
 use p2p::codec::Wire;
 
@@ -26,17 +29,7 @@ impl Running {
         if self.leases.is_past(lease.epoch) {
             return refused(Refusal::Malformed, "a later epoch of this session is being served");
         }
-        let open = OpenSession {
-            session: self.stage.place(),
-            epoch: lease.epoch,
-            layers: lease.layers,
-            positions: lease.positions,
-            at: lease.at,
-            rounding: lease.rounding.clone(),
-            attention: lease.attention,
-            kept: Vec::new(),
-            conduct: None,
-        };
+        let open = self.opening(&lease);
         self.stage.worker.enter(self.stage.place(), lease.epoch);
         let worker = self.stage.worker.get();
         // Rows of a draft that may have been wrong are not kept into another epoch.
@@ -55,7 +48,13 @@ impl Running {
         {
             return self.claim(&worker, lease, open, found).await;
         }
-        match worker.open(open).await {
+        let mut opened = worker.open(open.clone()).await;
+        if opened.is_err()
+            && let Some(latest) = self.move_on().await
+        {
+            opened = latest.open(open).await;
+        }
+        match opened {
             Ok(have) => {
                 let have = self.go_on(&lease, have, found);
                 if let Some(next) = &lease.next {
@@ -85,6 +84,39 @@ impl Running {
             }
             Err(error) => refused(Refusal::NoRoom, &error.to_string()),
         }
+    }
+
+    /// What the worker is asked to open for a lease.
+    fn opening(&self, lease: &Lease) -> OpenSession {
+        OpenSession {
+            session: self.stage.place(),
+            epoch: lease.epoch,
+            layers: lease.layers,
+            positions: lease.positions,
+            at: lease.at,
+            rounding: lease.rounding.clone(),
+            attention: lease.attention,
+            kept: Vec::new(),
+            conduct: None,
+        }
+    }
+
+    /// The node's worker, where that is another one by now and this session has computed nothing yet: layers that came since it
+    /// began are held there. What it has leased already is opened there as well.
+    async fn move_on(&mut self) -> Option<Worker> {
+        let untouched = self.jobs == 0
+            && self.replay.is_empty()
+            && self.words.values().all(|word| word.positions() == 0)
+            && self.kept.values().all(|kept| kept.upto() == 0);
+        if !untouched {
+            return None;
+        }
+        let latest = self.stage.worker.move_on(self.stage.place())?;
+        for lease in self.leases.all() {
+            // One that finds no room there says so when its rows come.
+            let _ = latest.open(self.opening(lease)).await;
+        }
+        Some(latest)
     }
 
     /// The chain of a lease goes on where cache and chain both are; says where that is.

@@ -2,7 +2,8 @@
 //!
 //! A node that comes to hold more layers starts a worker with all of them, and sessions that begin from then on are computed
 //! there. Those under way stay with the worker that has their state until their route changes, which a later epoch says: then
-//! they may be asked for layers that it has not, and what was computed comes again from the log. A worker ends when its last
+//! they may be asked for layers that it has not, and what was computed comes again from the log. One that has computed nothing
+//! yet goes there at once when it is asked for such layers ([`Assigned::move_on`]). A worker ends when its last
 //! session leaves it, since its child is let go with the last [`Worker`]. A session whose worker died goes to the one that was
 //! started in its place.
 
@@ -41,11 +42,21 @@ impl Assigned {
             return;
         }
         own.epoch = Some(epoch);
+        drop(own);
+        self.move_on(session);
+    }
+
+    /// The node's worker computes `session` from here on, where that is another one: `None` where it is not, or is gone. What the
+    /// session had opened is closed.
+    pub fn move_on(&self, session: SessionId) -> Option<Worker> {
+        let mut own = lock(&self.own);
         let latest = self.latest.borrow().clone();
-        if latest.is_alive() && !latest.is(&own.worker) {
-            own.worker.close(session);
-            own.worker = latest;
+        if !latest.is_alive() || latest.is(&own.worker) {
+            return None;
         }
+        own.worker.close(session);
+        own.worker = latest.clone();
+        Some(latest)
     }
 
     /// The session's worker, or the node's when that is gone.
@@ -99,6 +110,20 @@ mod tests {
         assigned.enter(session, 3);
         assert!(assigned.get().is(&second), "a worker that is not there computes nothing");
         assert!(to_first.is_empty() && to_second.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_session_that_has_computed_nothing_moves_on_under_its_epoch() {
+        let ((first, mut to_first), (second, _to_second)) = (Worker::unanswered(), Worker::unanswered());
+        let node = watch::Sender::new(first.clone());
+        let (assigned, session) = (Assigned::new(node.subscribe()), SessionId::numbered(1));
+        assigned.enter(session, 1);
+        assert!(assigned.move_on(session).is_none() && to_first.is_empty(), "there is no other");
+        node.send_replace(second.clone());
+        assert!(assigned.move_on(session).is_some_and(|worker| worker.is(&second)));
+        assert!(assigned.get().is(&second) && to_first.try_recv().is_ok(), "closed where it was");
+        node.send_replace(Worker::absent());
+        assert!(assigned.move_on(session).is_none() && assigned.get().is(&second));
     }
 
     #[tokio::test]

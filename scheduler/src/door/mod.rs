@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 pub use self::terms::{Term, Terms};
 use crate::admit::{self, Limits, Queue};
-use crate::{Millis, NodeId, SessionId};
+use crate::{LayerRange, Millis, NodeId, SessionId};
 
 /// A granted lease without a frame or a beacon for this long is lost, ms. The requester says so as soon as it has the
 /// grant: this is a lost datagram, a retransmission and a busy machine.
@@ -61,6 +61,8 @@ pub struct Ask {
     pub epoch: u32,
     /// How its requester stands; 0 is unknown.
     pub tier: usize,
+    /// Which layers. A later lease of the session takes the place of those that it overlaps, and stands beside the others.
+    pub layers: LayerRange,
     /// Memory it needs until it ends.
     pub kv_bytes: u64,
     /// Whether it only stands by.
@@ -108,9 +110,11 @@ pub enum Decision {
     End(Key, Ending),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Place {
     ask: u64,
+    /// What is leased and the memory reserved for it; no two overlap, so there are no more than layers.
+    parts: Vec<(LayerRange, u64)>,
     /// The grant; the start until then.
     since: Millis,
     granted: bool,
@@ -206,16 +210,20 @@ impl Door {
 
     /// A lease of a session that has its place.
     fn forward(&mut self, ask: Ask) -> Decision {
-        let Some(place) = self.places.get(&ask.key) else {
+        let Some(place) = self.places.get_mut(&ask.key) else {
             return Decision::Refuse(ask, Refused::Ending);
         };
         if place.ending {
             return Decision::Refuse(ask, Refused::Ending);
         }
+        let replaced = |part: &(LayerRange, u64)| part.0.intersect(ask.layers).is_some();
+        let before = place.parts.iter().filter(|part| replaced(part)).map(|part| part.1).sum();
         // A standby that is to run the segment needs its memory now.
-        if !ask.standby && !self.queue.claim(place.ask) {
+        if !self.queue.resize(place.ask, before, ask.kv_bytes, !ask.standby) {
             return Decision::Refuse(ask, Refused::Queue(admit::Refusal::TooBig));
         }
+        place.parts.retain(|part| !replaced(part));
+        place.parts.push((ask.layers, ask.kv_bytes));
         Decision::Forward(ask)
     }
 
@@ -294,6 +302,7 @@ impl Door {
             }
             let place = Place {
                 ask: ask.id,
+                parts: vec![(ask.layers, ask.kv_bytes)],
                 since: now,
                 granted: false,
                 shown: false,

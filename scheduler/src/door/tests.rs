@@ -6,7 +6,17 @@ fn key(requester: u64, session: u64) -> Key {
 }
 
 fn ask(id: u64, requester: u64) -> Ask {
-    Ask { id, key: key(requester, id), epoch: 1, tier: 0, kv_bytes: 10, standby: false, patience_ms: 1_500 }
+    let layers = LayerRange::new(1, 4).unwrap();
+    Ask {
+        id,
+        key: key(requester, id),
+        epoch: 1,
+        tier: 0,
+        layers,
+        kv_bytes: 10,
+        standby: false,
+        patience_ms: 1_500,
+    }
 }
 
 fn door(slots: u32) -> Door {
@@ -151,6 +161,44 @@ fn a_standby_needs_memory_when_its_rows_come() {
     let promoted = Ask { id: 10, ..promoted };
     assert_eq!(door.lease(Millis(1), promoted), Some(Decision::Forward(promoted)));
     assert_eq!(door.queue().kv_used(), 60);
+}
+
+#[test]
+fn a_second_lease_of_a_session_takes_its_memory_as_well() {
+    let mut door = door(2);
+    enters(&mut door, 0, ask(1, 1));
+    let more = |id, (start, end), kv_bytes| Ask {
+        id,
+        epoch: 2,
+        layers: LayerRange::new(start, end).unwrap(),
+        kv_bytes,
+        ..ask(1, 1)
+    };
+    let mut leases = |ask: Ask, used| {
+        let decided = door.lease(Millis(1), ask);
+        assert_eq!(door.queue().kv_used(), used);
+        decided == Some(Decision::Forward(ask))
+    };
+    assert!(leases(more(2, (4, 7), 50), 60), "beside the first");
+    assert!(leases(more(3, (1, 4), 10), 60), "the same again");
+    assert!(leases(more(4, (3, 6), 30), 30), "in the place of both");
+    assert!(!leases(more(5, (7, 9), 71), 30), "more than there is");
+    let standby = Ask { standby: true, ..more(6, (7, 9), 70) };
+    assert!(leases(standby, 100), "rows come to this session already");
+    door.ended(1);
+    assert_eq!(door.queue().kv_used(), 0);
+}
+
+#[test]
+fn what_stands_by_twice_takes_both_when_rows_come() {
+    let mut door = door(1);
+    let first = Ask { standby: true, kv_bytes: 40, ..ask(1, 1) };
+    enters(&mut door, 0, first);
+    let second = Ask { id: 2, layers: LayerRange::new(4, 7).unwrap(), kv_bytes: 50, ..first };
+    assert_eq!(door.lease(Millis(1), second), Some(Decision::Forward(second)));
+    assert_eq!(door.queue().kv_used(), 0);
+    assert_eq!(door.rows(Millis(2), key(1, 1)), None);
+    assert_eq!(door.queue().kv_used(), 90);
 }
 
 #[test]

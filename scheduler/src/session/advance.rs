@@ -55,7 +55,7 @@ impl Session {
 
     /// The next thing expected is the output of `stage`.
     pub(super) fn wait_for(&mut self, now: Millis, stage: usize) {
-        self.patience.wait_for(now, self.stages.node(stage), self.epoch.drafted);
+        self.patience.wait_for(now, self.stages.list[stage].segment, self.epoch.drafted);
     }
 
     /// Inputs `[from, to)` of a stage to `node`, under the attempt that runs.
@@ -125,10 +125,10 @@ impl Session {
     ) {
         let reach = self.reach();
         let at = &mut self.stages.list[stage];
-        let (entered, own) = (at.segment.layers.end(), at.segment.node);
+        let (entered, own) = (at.segment.layers.end(), at.segment);
         let complete = to == reach && at.done < to;
         at.done = at.done.max(to);
-        if node == own {
+        if node == own.node {
             self.speaks(now, stage);
         }
         if stage + 1 == self.stages.list.len() {
@@ -177,7 +177,7 @@ impl Session {
         if !expected || !(1..=self.epoch.drafted + 1).contains(&count) {
             return;
         }
-        self.patience.note_stage(now, self.stages.node(self.stages.list.len() - 1));
+        self.patience.note_stage(now, self.stages.list[self.stages.list.len() - 1].segment);
         // The rows below it were computed from tokens that are known now.
         let right = position + count - 1;
         self.stages.settle(right);
@@ -204,7 +204,7 @@ impl Session {
             if let Some(stage) = self.patience.next_step(now) {
                 return self.recover(now, stage, Failure::Silent, actions);
             }
-            let gray = self.stages.list.iter().position(|stage| self.patience.is_gray(stage.segment.node));
+            let gray = self.stages.list.iter().position(|stage| self.patience.is_gray(stage.segment));
             match gray {
                 Some(stage) => self.recover(now, stage, Failure::Gray, actions),
                 None => self.send_missing(now, actions),

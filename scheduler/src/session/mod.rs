@@ -230,6 +230,7 @@ impl Session {
                 }
             }
             Event::Failed { node, failure } => self.node_failed(now, node, failure, &mut actions),
+            Event::Unfollowed { node } => self.stages.drop_standby(node),
             Event::Convicted { node, layer, from, known } => {
                 self.convicted(now, node, layer, (from, known), &mut actions);
             }

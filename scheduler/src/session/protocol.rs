@@ -93,6 +93,11 @@ pub enum Event {
         /// How.
         failure: Failure,
     },
+    /// A node does not follow any stage, for want of room or time: it stands by for none, and what it runs it goes on running.
+    Unfollowed {
+        /// Which.
+        node: NodeId,
+    },
     /// A node was proven wrong: what it gave to `layer` from position `from` on is worthless, and so is all that was
     /// computed from it, in other stages too. The tokens below `known` stay (those the user has read cannot be taken
     /// back), the others are generated again.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use super::stages::{Stage, Stages};
 use crate::latency::RoundTrip;
 use crate::recover::{COLD_STEP_MS, Detector, Failure, Liveness, SILENCE_MS};
-use crate::{Millis, NodeId};
+use crate::{Millis, NodeId, Segment};
 
 /// A stage that only ever says that it computes is late after this many times its patience all the same.
 const STALLING: u64 = 8;
@@ -38,6 +38,11 @@ const OVERSLEPT_MS: u64 = 200;
 const LOST_MS: u64 = 5_000;
 /// Waiting for a router's answer or a promise longer than this counts as its failure.
 const OPEN_MS: u64 = 2_000;
+
+/// Where the steps of a segment are noted.
+fn place(segment: Segment) -> (NodeId, u32) {
+    (segment.node, segment.layers.start())
+}
 
 /// What a look at the stages says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,7 +78,8 @@ pub(super) struct Patience {
     given_again: Option<Millis>,
     /// Times that the running step was given longer because the one it waits for answers and none could take its place.
     stretches: u32,
-    detectors: BTreeMap<NodeId, Detector>,
+    /// By node and the first layer of its segment: a node may run several, each as long as it is.
+    detectors: BTreeMap<(NodeId, u32), Detector>,
     /// How long nodes take to say that they are there.
     liveness: BTreeMap<NodeId, Liveness>,
     /// How late this machine looks, ms: what it is late by, others are not silent.
@@ -138,9 +144,9 @@ impl Patience {
         self.step_tokens = tokens;
     }
 
-    /// The next thing expected is the output of `node`, of a step with `drafted` drafted tokens.
-    pub(super) fn wait_for(&mut self, now: Millis, node: NodeId, drafted: u32) {
-        let detector = self.detectors.get(&node).cloned().unwrap_or_default();
+    /// The next thing expected is the output of `segment`, of a step with `drafted` drafted tokens.
+    pub(super) fn wait_for(&mut self, now: Millis, segment: Segment, drafted: u32) {
+        let detector = self.detectors.get(&place(segment)).cloned().unwrap_or_default();
         let patience = detector.patience_ms(self.step_tokens + drafted, self.rtt_p99_ms);
         // A long prompt has time, but who says nothing meanwhile is looked at as soon as for a single token.
         self.due = now + patience.min(COLD_STEP_MS + self.rtt_p99_ms as u64);
@@ -149,19 +155,19 @@ impl Patience {
     }
 
     /// A stage's output is complete, and the next one's is waited for.
-    pub(super) fn stage_done(&mut self, now: Millis, node: NodeId) {
-        self.note_stage(now, node);
+    pub(super) fn stage_done(&mut self, now: Millis, segment: Segment) {
+        self.note_stage(now, segment);
         self.step_began = now;
     }
 
     /// Notes how long a stage took for one step, drafts included; prompts say little about that. Of a stage that was hedged it is known
     /// that it took so long at least, of others in a hedged step nothing.
-    pub(super) fn note_stage(&mut self, now: Millis, node: NodeId) {
+    pub(super) fn note_stage(&mut self, now: Millis, segment: Segment) {
         if self.step_tokens != 1 {
             return;
         }
         let ms = now.since(self.step_began) as f64;
-        let detector = self.detectors.entry(node).or_default();
+        let detector = self.detectors.entry(place(segment)).or_default();
         match self.hedged {
             None => detector.note(now, ms),
             Some(since) if since >= self.step_began => detector.note_at_least(ms),
@@ -187,9 +193,9 @@ impl Patience {
         None
     }
 
-    /// Whether a node has become much slower than it was.
-    pub(super) fn is_gray(&self, node: NodeId) -> bool {
-        self.detectors.get(&node).is_some_and(Detector::is_gray)
+    /// Whether a segment has become much slower than it was on its node.
+    pub(super) fn is_gray(&self, segment: Segment) -> bool {
+        self.detectors.get(&place(segment)).is_some_and(Detector::is_gray)
     }
 
     /// Whether a frame of the running step was sent once more, or to a shadow.
@@ -315,7 +321,7 @@ impl Patience {
     /// a connection whose other end has died. Of a stage with a past it is known better how long its steps take.
     fn has_lost(&self, now: Millis, stage: &Stage, rows: u32) -> bool {
         let patience = self.silence_of(stage) + ROW_MS * u64::from(rows.saturating_sub(1).min(ROWS));
-        let cold = self.detectors.get(&stage.segment.node).is_none_or(Detector::is_cold);
+        let cold = self.detectors.get(&place(stage.segment)).is_none_or(Detector::is_cold);
         let silent = stage.alive > stage.heard && now.since(stage.heard) >= patience;
         cold && silent && (1..=MOST_AGAIN).contains(&rows) && now < self.due
     }

@@ -119,6 +119,20 @@ fn who_is_reached_another_way_is_asked_again() {
     assert_eq!(session.step(Millis(210), Event::Detoured { node: second }), [], "it says that it computes");
 }
 
+/// A node may run one segment and have no room to follow another.
+#[test]
+fn who_does_not_follow_goes_on_as_a_stage() {
+    let (id, second) = (SessionId::numbered(1), NodeId::numbered(2));
+    let standbys = Standbys { shadows: vec![Some(second), None, None], ..Standbys::default() };
+    let (mut session, _) = Session::start(id, Millis(0), 3, 50, &pipeline(), &standbys, 0.0);
+    (0..3).for_each(|stage| drop(session.step(Millis(1), Event::Opened { stage, epoch: 1, have: 0 })));
+    assert_eq!(session.step(Millis(2), Event::Unfollowed { node: second }), []);
+    assert_eq!(session.epoch(), 1, "nothing was moved");
+    let closed = Event::Failed { node: NodeId::numbered(1), failure: crate::recover::Failure::Closed };
+    let actions = session.step(Millis(3), closed);
+    assert!(actions.iter().any(|action| matches!(action, Action::FindRoute { .. })), "{actions:?}");
+}
+
 #[test]
 fn what_the_log_lacks_is_computed_again_upstream() {
     assert_eq!(replaced(4), [(0, 4, 7), (1, 0, 4)]);

@@ -222,7 +222,8 @@ impl World {
         let ids = self.stages.values().map(|stage| stage.ask);
         let taken: Vec<u64> = ids.chain((0..64).filter(|id| self.door.queue().waits(*id))).collect();
         let id = (0..64).find(|id| !taken.contains(id)).expect("few asks wait");
-        let ask = Ask { id, key: key(who), epoch, tier: 0, kv_bytes: KV.0, standby, patience_ms: TICK_MS };
+        let (layers, kv_bytes) = (LayerRange::new(0, 1).expect("one layer"), KV.0);
+        let ask = Ask { id, key: key(who), epoch, tier: 0, layers, kv_bytes, standby, patience_ms: TICK_MS };
         match self.door.lease(self.now, ask) {
             None => Seen::Nothing,
             Some(decision) => self.decide(decision),

@@ -53,6 +53,13 @@ pub(super) fn check_load(
     if layers.end() as usize > count {
         return Err(Error::invalid(format!("layers {layers} of a model with {count}")));
     }
+    blueprint.check_cut(layers)?;
+    if blueprint.per_layer.is_some() && !ends.embedding {
+        return Err(Error::invalid(format!(
+            "{} without its embedding: every layer reads the token itself (per-layer embeddings)",
+            blueprint.architecture
+        )));
+    }
     if ends.embedding && layers.start() != 0 {
         return Err(Error::invalid(format!("layers {layers} do not begin with the embedding")));
     }
@@ -85,6 +92,7 @@ pub(super) fn admit<E: Executor + ?Sized>(
 ) -> Result<usize> {
     let Pass { layers, rounding, states } = pass;
     check_held(executor.range(), layers)?;
+    executor.blueprint().check_cut(layers)?;
     let gives = Gave::by(executor, pass);
     if states && gives != Gave::States {
         return Err(Error::invalid("hidden states of a shard without the head"));
@@ -145,6 +153,11 @@ fn rows_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, input: Input<
                 return Err(Error::invalid(format!("token {id} is beyond the vocabulary")));
             }
             tokens.len()
+        }
+        Input::Activations(_) if blueprint.per_layer.is_some() => {
+            return Err(Error::invalid(
+                "rows for a model whose layers read the token itself: send token ids",
+            ));
         }
         Input::Activations(x) => {
             if !x.len().is_multiple_of(hidden) {

@@ -8,17 +8,24 @@ use p2p::wire::frame::{COMMIT_LEN, HEADER_LEN, Header, Hello, Kind, MAX_FRAME, M
 use p2p::wire::receipt::Commit;
 use scheduler::NodeId;
 
+/// Signatures checked of one input: a check costs as much as a thousand headers, and a second one tries nothing new.
+const MOST_SIGNED: usize = 1;
+
 fuzz_target!(|bytes: &[u8]| {
     let Some((hello, mut rest)) = bytes.split_first_chunk::<{ Hello::LEN }>() else { return };
     if let Ok(read) = Hello::read(hello) {
         assert_eq!(read.write(), *hello);
     }
+    let mut signed = 0;
     while let Some((head, after)) = rest.split_first_chunk::<HEADER_LEN>() {
         let Ok(header) = Header::read(head) else { return };
         assert_eq!(header.write(), *head);
         assert!(header.len as usize <= MAX_FRAME && header.rows <= MAX_ROWS);
         let Some((payload, next)) = after.split_at_checked(header.len as usize) else { return };
-        payload_of(&header, payload);
+        signed += usize::from(header.kind == Kind::Commit);
+        if header.kind != Kind::Commit || signed <= MOST_SIGNED {
+            payload_of(&header, payload);
+        }
         rest = next;
     }
 });

@@ -140,6 +140,7 @@ impl World {
             key,
             epoch: lease.epoch,
             tier,
+            layers: lease.layers,
             kv_bytes: u64::from(lease.positions) * u64::from(lease.layers.len()),
             standby: lease.role != Role::Stage,
             patience_ms: 1_500,

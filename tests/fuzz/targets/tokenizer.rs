@@ -186,9 +186,11 @@ fn lossless(gguf: &Gguf, tokenizer: &Tokenizer, text: &str) -> bool {
         return false;
     }
     let wanted = if byte_level { Kind::Normal } else { Kind::Byte };
-    // A space is spelled U+2581, whose bytes print as themselves where it has no token of its own.
-    let space = (0..tokenizer.len() as u32)
-        .any(|id| tokenizer.kind(id) == Kind::Normal && tokenizer.token_bytes(id) == b" ");
+    // A space is spelled U+2581, whose bytes print as themselves where it has no token of its own. A token that is written as
+    // a plain space prints one too, and stands for none.
+    let spelled: Vec<&str> = metadata.strings("tokenizer.ggml.tokens").into_iter().flatten().collect();
+    let space =
+        (0..).zip(&spelled).any(|(id, text)| tokenizer.kind(id) == Kind::Normal && *text == "\u{2581}");
     if !byte_level && !space {
         return false;
     }

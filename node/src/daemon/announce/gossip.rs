@@ -48,6 +48,12 @@ const RECENT_MS: u64 = 60_000;
 const USUAL: f64 = 0.5;
 /// What a round trip on one host takes at most, ms; a ping that took longer met a busy processor.
 const LOOPBACK_MS: f64 = 2.0;
+/// What a round trip counts as at most among the slow ones: so many times the least of the last minute, and so much for a busy
+/// host, ms. One that took longer waited for a cut to heal; it says how long that took and nothing of the network, and a
+/// stage would be given as long to be silent in prompts to come.
+const SLOW_TIMES: f64 = 8.0;
+const SLOW_MS: f64 = 100.0;
+
 /// Round trips to one peer.
 #[derive(Clone, Debug)]
 struct Trips {
@@ -116,7 +122,8 @@ impl Announcer {
         let fresh = || Trips { recent: Window::new(RECENT_MS), smooth: RoundTrip::default(), ms };
         let trips = self.trips.entry(node).or_insert_with(fresh);
         trips.recent.add(now, ms);
-        trips.smooth.add(ms);
+        let least = trips.recent.min(now).unwrap_or(ms);
+        trips.smooth.add(ms.min(SLOW_TIMES * least + SLOW_MS));
         let usual = trips.recent.quantile(now, USUAL).unwrap_or(ms);
         trips.ms = self.paths.get(&node).map_or(usual, |path| nearer(usual, *path));
         trips.ms

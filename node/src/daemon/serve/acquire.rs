@@ -272,7 +272,7 @@ impl Acquire {
     }
 
     fn last_step(&self, header: &Header, load: &[LayerRange]) -> Step {
-        self.steps.last(header.weight_bytes(load), self.weights.left_bytes(self.place))
+        self.steps.last(header.weight_bytes(load), (&self.weights, self.place))
     }
 
     /// Hands over layers as they come, but for the last ones: all of them are handed over when they are here.
@@ -295,8 +295,7 @@ impl Acquire {
             }
             let serve = here.intersection(&coming.serve);
             let bytes = coming.header.weight_bytes(here.ranges());
-            let left_bytes = self.weights.left_bytes(self.place);
-            let Some(step) = self.steps.part(&serve, bytes, left_bytes) else { continue };
+            let Some(step) = self.steps.part(&serve, bytes, (&self.weights, self.place)) else { continue };
             let Some(model) = coming.entry.model() else { continue };
             let fetched = Fetched {
                 source: worker::Source::File(coming.entry.path.clone()),
@@ -391,6 +390,7 @@ impl Acquire {
         let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers - 1, num_layers)];
         let ends = ends.into_iter().flatten().filter(|_| self.keeps_ends());
         let load = LayerSet::new(serve.iter().copied().chain(ends));
+        load.ranges().iter().try_for_each(|range| header.check_cut(*range))?;
         let bytes = header.weight_bytes(load.ranges());
         if let Err(left) = self.weights.take(self.place, bytes) {
             let why = format!(

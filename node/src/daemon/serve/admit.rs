@@ -129,6 +129,7 @@ impl Serving {
             key,
             epoch: lease.epoch,
             tier,
+            layers: lease.layers,
             kv_bytes,
             standby: lease.role != Role::Stage,
             patience_ms: WAIT_MS,
@@ -348,7 +349,8 @@ mod tests {
 
     fn ask(id: u64, requester: u64, kv_bytes: u64) -> door::Ask {
         let key = Key { requester: NodeId::numbered(requester), session: SessionId::numbered(id) };
-        door::Ask { id, key, epoch: 1, tier: 0, kv_bytes, standby: false, patience_ms: WAIT_MS }
+        let layers = scheduler::LayerRange::new(0, 1).unwrap();
+        door::Ask { id, key, epoch: 1, tier: 0, layers, kv_bytes, standby: false, patience_ms: WAIT_MS }
     }
 
     #[test]

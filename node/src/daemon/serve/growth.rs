@@ -4,7 +4,7 @@
 //! more than the loading costs, as long as loading takes a small part of the time. A step waits until the worker of the
 //! step before runs and the one that it replaced has gone with its last session, so that no more than two are in memory.
 //!
-//! Both count as weights: a step whose worker does not fit beside the one before is left out. The last step, with all
+//! Both count as weights, taken before the worker is started: a step whose worker does not fit beside the one before is left out. The last step, with all
 //! layers, is never left out: where it does not fit, the workers before it go first ([`Step::needs_room`]).
 
 use std::{
@@ -14,6 +14,7 @@ use std::{
 
 use scheduler::{LayerSet, Millis};
 
+use super::workers::{Beside, Weights};
 use crate::confine::child::lock;
 
 /// Least time between two steps, ms: as often as what has come is flushed to the disk (`p2p::blob`).
@@ -59,9 +60,9 @@ pub(super) struct Step {
     /// Whether no other follows.
     pub(super) is_last: bool,
     /// Set where the workers before it go first; gone when the step before is done.
-    pub(super) needs_room: Option<Weak<()>>,
-    /// Dropped when its worker runs and the one before is gone, or when there is none.
-    pub(super) done: Arc<()>,
+    pub(super) needs_room: Option<Weak<Option<Beside>>>,
+    /// What it takes beside the weights of the whole; dropped when its worker runs and the one before is gone, or when there is none.
+    pub(super) done: Arc<Option<Beside>>,
 }
 
 /// The steps of one model, over all attempts to fetch it.
@@ -76,7 +77,7 @@ struct Taken {
     steps: u64,
     /// Weights of the last step's worker and of the one before, bytes.
     weights: [u64; 2],
-    under_way: Weak<()>,
+    under_way: Weak<Option<Beside>>,
 }
 
 impl Steps {
@@ -85,40 +86,52 @@ impl Steps {
         Self { since: Instant::now(), taken: Mutex::default() }
     }
 
-    /// A step to serve these layers, when it is due: its worker takes `bytes` of the `left_bytes` for weights.
-    pub(super) fn part(&self, serve: &LayerSet, bytes: u64, left_bytes: Option<u64>) -> Option<Step> {
+    /// A step to serve these layers, when it is due: its worker takes `bytes` of the `weights` of the model at `place`.
+    pub(super) fn part(&self, serve: &LayerSet, bytes: u64, weights: (&Weights, usize)) -> Option<Step> {
         let now = Millis(self.since.elapsed().as_millis() as u64);
-        lock(&self.taken).part(now, serve, bytes, left_bytes)
+        lock(&self.taken).part(now, serve, bytes, weights)
     }
 
     /// The last step, of all layers.
-    pub(super) fn last(&self, bytes: u64, left_bytes: Option<u64>) -> Step {
-        lock(&self.taken).last(bytes, left_bytes)
+    pub(super) fn last(&self, bytes: u64, weights: (&Weights, usize)) -> Step {
+        lock(&self.taken).last(bytes, weights)
     }
 }
 
 impl Taken {
-    fn part(&mut self, now: Millis, serve: &LayerSet, bytes: u64, left_bytes: Option<u64>) -> Option<Step> {
+    fn part(
+        &mut self,
+        now: Millis,
+        serve: &LayerSet,
+        bytes: u64,
+        weights: (&Weights, usize),
+    ) -> Option<Step> {
         let is_done = self.under_way.strong_count() == 0;
-        let fits = !is_done || self.fits(bytes, left_bytes);
-        (fits && self.growth.is_due(now, serve, is_done)).then(|| self.step(bytes))
+        // While a step is under way none is due, and nothing is taken for it.
+        let beside = if is_done { self.fits(bytes, weights)? } else { None };
+        self.growth.is_due(now, serve, is_done).then(|| self.step(bytes, beside))
     }
 
-    fn last(&mut self, bytes: u64, left_bytes: Option<u64>) -> Step {
-        let needs_room = (!self.fits(bytes, left_bytes)).then(|| self.under_way.clone());
-        Step { is_last: true, needs_room, ..self.step(bytes) }
+    fn last(&mut self, bytes: u64, weights: (&Weights, usize)) -> Step {
+        let fits = self.fits(bytes, weights);
+        let needs_room = fits.is_none().then(|| self.under_way.clone());
+        Step { is_last: true, needs_room, ..self.step(bytes, fits.flatten()) }
     }
 
-    /// Whether a worker fits beside those that are there. The first one has no other beside it: its room was taken.
-    fn fits(&self, bytes: u64, left_bytes: Option<u64>) -> bool {
+    /// Memory for a worker beside those that are there; `None` where there is too little. The first one has no other beside it: its
+    /// room was taken.
+    fn fits(&self, bytes: u64, (weights, place): (&Weights, usize)) -> Option<Option<Beside>> {
         let [latest, before] = self.weights;
         let before = if self.under_way.strong_count() > 0 { before } else { 0 };
         let there = latest.saturating_add(before);
-        there == 0 || left_bytes.is_none_or(|left| there.saturating_add(bytes) <= left)
+        if there == 0 {
+            return Some(None);
+        }
+        weights.take_beside(place, there.saturating_add(bytes)).map(Some)
     }
 
-    fn step(&mut self, bytes: u64) -> Step {
-        let done = Arc::default();
+    fn step(&mut self, bytes: u64, beside: Option<Beside>) -> Step {
+        let done = Arc::new(beside);
         self.under_way = Arc::downgrade(&done);
         self.weights = [bytes, self.weights[0]];
         self.steps += 1;
@@ -162,31 +175,34 @@ mod tests {
 
     #[test]
     fn a_part_that_does_not_fit_beside_the_one_before_is_left_out() {
-        let mut taken = Taken::default();
-        let first = taken.part(Millis(0), &layers(1), 40, Some(30)).expect("its room was taken");
-        assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, Some(200)).is_none(), "the first is under way");
+        let (mut taken, room) = (Taken::default(), |most| Weights::new(Some(most)));
+        let first = taken.part(Millis(0), &layers(1), 40, (&room(30), 1)).expect("its room was taken");
+        assert!(
+            taken.part(Millis(LEAST_MS), &layers(2), 60, (&room(200), 1)).is_none(),
+            "the first is under way"
+        );
         drop(first);
-        assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, Some(99)).is_none(), "40 are taken");
-        assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, Some(100)).is_none(), "it rests");
-        let second = taken.part(Millis(MOST_MS * 2), &layers(2), 60, Some(100)).expect("both fit");
+        assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, (&room(99), 1)).is_none(), "40 are taken");
+        assert!(taken.part(Millis(LEAST_MS), &layers(2), 60, (&room(100), 1)).is_none(), "it rests");
+        let second = taken.part(Millis(MOST_MS * 2), &layers(2), 60, (&room(100), 1)).expect("both fit");
         assert!(!second.is_last && second.number == 2 && second.needs_room.is_none());
     }
 
     #[test]
     fn the_last_step_is_never_left_out_and_says_when_others_go_first() {
-        let mut taken = Taken::default();
-        let first = taken.part(Millis(0), &layers(1), 40, Some(200)).unwrap();
+        let (mut taken, weights) = (Taken::default(), Weights::new(Some(200)));
+        let first = taken.part(Millis(0), &layers(1), 40, (&weights, 1)).unwrap();
         drop(first);
-        let second = taken.part(Millis(0), &layers(2), 60, Some(200));
+        let second = taken.part(Millis(0), &layers(2), 60, (&weights, 1));
         assert!(second.is_none(), "it rests");
-        let second = taken.part(Millis(LEAST_MS), &layers(2), 60, Some(200)).unwrap();
-        assert!(taken.fits(100, Some(200)), "40 + 60 + 100");
-        let last = taken.last(101, Some(200));
+        let second = taken.part(Millis(LEAST_MS), &layers(2), 60, (&weights, 1)).unwrap();
+        assert!(taken.fits(100, (&weights, 1)).is_some(), "40 + 60 + 100");
+        let last = taken.last(101, (&weights, 1));
         assert_eq!(last.needs_room.as_ref().map(Weak::strong_count), Some(1), "the second is under way");
         drop(second);
         assert_eq!(last.needs_room.as_ref().map(Weak::strong_count), Some(0));
         assert!(last.is_last && last.number == 3);
-        assert!(Taken::default().last(300, Some(200)).needs_room.is_none(), "none goes before it");
-        assert!(Taken::default().last(300, None).needs_room.is_none());
+        assert!(Taken::default().last(300, (&weights, 1)).needs_room.is_none(), "none goes before it");
+        assert!(Taken::default().last(300, (&Weights::new(None), 1)).needs_room.is_none());
     }
 }

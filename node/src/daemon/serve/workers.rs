@@ -9,7 +9,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -198,7 +198,12 @@ impl Held {
 
     /// As [`Held::replace`], at a step of the model's way here. The worker before it ends with its last session; `done` is
     /// dropped then.
-    pub(crate) fn grow(&mut self, worker: Worker, pump: JoinHandle<()>, (step, done): (u64, Arc<()>)) {
+    pub(crate) fn grow(
+        &mut self,
+        worker: Worker,
+        pump: JoinHandle<()>,
+        (step, done): (u64, Arc<Option<Beside>>),
+    ) {
         let kill = Box::new(self.worker.borrow().killer());
         self.replace(worker);
         self.life.step = step;
@@ -217,7 +222,7 @@ impl Held {
     pub(crate) fn make_way(
         &mut self,
         step: u64,
-        before: Weak<()>,
+        before: Weak<Option<Beside>>,
     ) -> impl Future<Output = ()> + Send + use<> {
         let kill = Box::new(self.worker.send_replace(Worker::absent()).killer());
         let latest = self.life.pump.take().map(|gone| Going { kill, gone });
@@ -278,12 +283,35 @@ pub(crate) struct Weights {
     most_bytes: Option<u64>,
     /// By place among the models.
     taken: Arc<Mutex<BTreeMap<usize, u64>>>,
+    /// By place, what is taken for a moment beside that.
+    beside: Arc<Mutex<BTreeMap<usize, u64>>>,
+}
+
+/// Memory for weights beside what a model takes at last, while one worker replaces another; given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Beside {
+    weights: Weights,
+    place: usize,
+    bytes: u64,
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let mut beside = self.weights.beside();
+        if let Some(bytes) = beside.get_mut(&self.place) {
+            *bytes -= self.bytes;
+        }
+    }
 }
 
 impl Weights {
     /// So much in all; `None` for no bound.
     pub(crate) fn new(most_bytes: Option<u64>) -> Self {
-        Self { most_bytes, taken: Arc::default() }
+        Self { most_bytes, taken: Arc::default(), beside: Arc::default() }
+    }
+
+    fn beside(&self) -> MutexGuard<'_, BTreeMap<usize, u64>> {
+        self.beside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is left for the model at `place`, bytes; `None` for no bound.
@@ -292,8 +320,24 @@ impl Weights {
     }
 
     fn left(&self, taken: &BTreeMap<usize, u64>, place: usize) -> Option<u64> {
-        let others: u64 = taken.iter().filter(|(other, _)| **other != place).map(|(_, bytes)| *bytes).sum();
+        let beside = self.beside();
+        let others = taken.iter().chain(beside.iter()).filter(|(other, _)| **other != place);
+        let others: u64 = others.map(|(_, bytes)| *bytes).sum();
         self.most_bytes.map(|most| most.saturating_sub(others))
+    }
+
+    /// Takes what the model at `place` needs to have `bytes` in all for a moment, where so much is left for it.
+    pub(crate) fn take_beside(&self, place: usize, bytes: u64) -> Option<Beside> {
+        // Looked at and taken under one lock: another model that asks meanwhile waits.
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.left(&taken, place).is_some_and(|left| bytes > left) {
+            return None;
+        }
+        let mut beside = self.beside();
+        let has = beside.entry(place).or_default();
+        let bytes = bytes.saturating_sub(taken.get(&place).copied().unwrap_or(0) + *has);
+        *has += bytes;
+        Some(Beside { weights: self.clone(), place, bytes })
     }
 
     /// The model at `place` takes this much, whatever it took before; what is left for it, bytes, when that is less. The
@@ -439,6 +483,21 @@ mod tests {
         assert_eq!(weights.take(0, 200), Ok(()), "what the node was started with is loaded in any case");
         assert_eq!(weights.left_bytes(1), Some(0), "never less than nothing");
         assert_eq!(Weights::new(None).left_bytes(0), None);
+    }
+
+    #[test]
+    fn what_is_taken_beside_the_weights_is_not_given_to_another_model() {
+        let weights = Weights::new(Some(100));
+        weights.take(1, 40).unwrap();
+        let beside = weights.take_beside(1, 70).expect("the whole is free");
+        assert_eq!((weights.left_bytes(1), weights.left_bytes(2)), (Some(100), Some(30)));
+        assert_eq!(weights.take(2, 31), Err(30));
+        assert!(weights.take(2, 30).is_ok() && weights.take_beside(1, 71).is_none());
+        let last = weights.take_beside(1, 70).expect("it has so much already");
+        drop(beside);
+        assert_eq!(weights.left_bytes(2), Some(60));
+        drop(last);
+        assert!(weights.take_beside(1, 71).is_none() && weights.take_beside(1, 70).is_some());
     }
 
     #[test]

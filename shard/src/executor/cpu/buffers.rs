@@ -5,7 +5,7 @@ use super::{
     Buffers, Capacity, Shard,
 };
 use crate::{
-    kernels::{Activations, AttentionJob},
+    kernels::{Activations, AttentionJob, QUARTER},
     models::{Attention, FeedForward, Latent, Layer},
 };
 
@@ -37,6 +37,7 @@ pub(super) struct CpuBuffers {
     pub(super) scratch: Activations,
     pub(super) routing: Routing,
     pub(super) hybrid: Hybrid,
+    pub(super) per_layer: PerLayer,
     pub(super) jobs: Vec<AttentionJob<'static>>,
     pub(super) spans: Vec<Span>,
 }
@@ -108,6 +109,7 @@ impl Hybrid {
                     heads = heads.max(delta.value_heads);
                 }
                 Attention::Softmax(softmax) if softmax.gated => gate = gate.max(q_width),
+                Attention::ShortConv(conv) => channels = channels.max(3 * conv.width),
                 Attention::Softmax(_) | Attention::Recurrence(_) | Attention::Latent(_) => {}
             }
         }
@@ -121,6 +123,15 @@ impl Hybrid {
             beta: buffer(heads),
         }
     }
+}
+
+/// What layers read of the tokens of a pass; empty in other models.
+#[derive(Default)]
+pub(super) struct PerLayer {
+    /// `[rows][layers * width]`.
+    pub rows: Vec<f32>,
+    /// One row of the table.
+    pub row: Vec<f32>,
 }
 
 /// The buffers of expert layers; empty in other models.
@@ -142,6 +153,8 @@ pub(super) struct Routing {
     pub output: Vec<f32>,
     /// The shared expert's gate per row.
     pub shared: Vec<f32>,
+    /// The output of the network beside the experts, `[rows][hidden]`.
+    pub beside: Vec<f32>,
 }
 
 impl CpuBuffers {
@@ -152,18 +165,25 @@ impl CpuBuffers {
         let hidden = blueprint.hidden;
         let logit_rows = if shard.head.is_some() { logit_rows.min(rows) } else { 0 };
         let buffer = |width: usize| vec![0.0f32; rows * width];
-        shard.cpu.reserve_attention(blueprint.head_dim);
         let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
+        let heads = held.iter().filter_map(|layer| layer.attention.kv());
+        let key_dim = heads.clone().map(|kv| kv.head_dim).max().unwrap_or(1);
+        let kv_width = heads.map(|kv| kv.kv_heads * kv.head_dim).max().unwrap_or(0);
+        let recurs = held.iter().any(|layer| matches!(layer.attention, Attention::Recurrence(_)));
+        let q_width = (blueprint.heads * key_dim).max(if recurs { blueprint.q_width() } else { 0 });
+        shard.cpu.reserve_attention(key_dim);
+        let in_blocks = |layer: &Layer| matches!(layer.attention, Attention::Softmax(s) if s.chunk.is_some());
+        let jobs = items + if held.iter().any(in_blocks) { rows / QUARTER } else { 0 };
         let layers = shard.range.start() as usize..shard.range.end() as usize;
         let mixed = layers.map(|layer| blueprint.mixed_width(layer)).max().unwrap_or(0);
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
             .map(|index| held.iter().any(|layer| layer.attention.rope() == Some(index)))
             .collect();
         let table = |(rope, used): (&crate::models::Rope, &bool)| buffer(if *used { rope.dims } else { 0 });
-        let experts = held.iter().filter_map(|layer| match layer.feed_forward {
-            FeedForward::Experts(experts) => Some((experts.count, experts.used)),
-            FeedForward::Dense(_) => None,
-        });
+        let experts = held.iter().filter_map(|layer| layer.feed_forward.experts());
+        let experts = experts.map(|experts| (experts.count, experts.used));
+        let both = held.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Both(..)));
+        let read = blueprint.per_layer.map_or(0, |width| width * blueprint.layers.len());
         let routing = match experts.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))) {
             None => Routing::default(),
             Some((count, used)) => Routing {
@@ -175,6 +195,7 @@ impl CpuBuffers {
                 gathered: buffer(hidden),
                 output: buffer(hidden),
                 shared: buffer(1),
+                beside: buffer(if both { hidden } else { 0 }),
             },
         };
         Self {
@@ -186,9 +207,9 @@ impl CpuBuffers {
             x: buffer(hidden),
             h: buffer(hidden),
             y: buffer(hidden),
-            q: buffer(blueprint.q_width()),
-            k: buffer(blueprint.kv_width()),
-            v: buffer(blueprint.kv_width()),
+            q: buffer(q_width),
+            k: buffer(kv_width),
+            v: buffer(kv_width),
             attended: buffer(mixed),
             gate: buffer(blueprint.widest()),
             up: buffer(blueprint.widest()),
@@ -196,8 +217,9 @@ impl CpuBuffers {
             logits: vec![0.0; logit_rows * blueprint.vocab],
             scratch: Activations::new(),
             routing,
-            hybrid: Hybrid::new(held, (blueprint.heads, blueprint.q_width()), rows),
-            jobs: Vec::with_capacity(items),
+            hybrid: Hybrid::new(held, (blueprint.heads, q_width), rows),
+            per_layer: PerLayer { rows: buffer(read), row: vec![0.0; read] },
+            jobs: Vec::with_capacity(jobs),
             spans: Vec::with_capacity(items),
         }
     }

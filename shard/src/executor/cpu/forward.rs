@@ -13,12 +13,13 @@ use super::{
     buffers::{CpuBuffers, recycle},
     experts::mix,
     network::{Hidden, product, run_network},
-    weights::{FeedForwardWeights, LayerWeights, Linear, Mixer, NormWeights, SoftmaxWeights},
+    per_layer,
+    weights::{FeedForwardWeights, Keys, LayerWeights, Linear, Mixer, NormWeights, SoftmaxWeights},
 };
 use crate::{
     Result,
-    kernels::{AttentionJob, Cpu, KvShape, Target},
-    models::{Attention, FeedForward, Norm, NormKind, Softmax},
+    kernels::{AttentionJob, Cpu, KvShape, QUARTER, Target},
+    models::{Attention, BareNorm, FeedForward, Norm, NormKind, Softmax},
     state::{Paged, Recurrent},
 };
 
@@ -41,6 +42,7 @@ pub(super) struct Look<'a> {
     pub scale: f32,
     pub softcap: Option<f32>,
     pub sinks: Option<&'a [f32]>,
+    pub chunk: Option<usize>,
 }
 
 impl Shard {
@@ -75,6 +77,12 @@ impl Shard {
                 return Ok(());
             }
             self.feed_forward(ws, (place, weights), rows);
+            if let Some(token) = &weights.token {
+                per_layer::add(&self.cpu, (token, self.blueprint.norm.eps), ws, place.layer, rows);
+            }
+            if let Some(scale) = weights.scale {
+                self.cpu.scale(&mut ws.x[..rows * ws.hidden], scale);
+            }
         }
         round_at(pass.rounding, pass.layers.end(), &mut ws.x[..rows * ws.hidden])?;
         match head {
@@ -97,7 +105,15 @@ impl Shard {
             let x = &mut ws.x[span.first * hidden..(span.first + span.rows) * hidden];
             match (item.input, &self.embedding) {
                 (Input::Activations(rows), _) => x.copy_from_slice(rows),
-                (Input::Tokens(tokens), Some(embedding)) => self.embed(embedding, tokens, x)?,
+                (Input::Tokens(tokens), Some(embedding)) => {
+                    self.embed(embedding, tokens, x)?;
+                    if let Some(token) = &embedding.token {
+                        let from = (&*self.cpu, &*embedding.gguf);
+                        let weights = (token, self.blueprint.norm.eps);
+                        let buffers = (&mut ws.scratch, &mut ws.per_layer);
+                        per_layer::enter(from, weights, (tokens, x), buffers.0, buffers.1, span.first)?;
+                    }
+                }
                 (Input::Tokens(_), None) => unreachable!("such items are not admitted"),
             }
         }
@@ -158,6 +174,9 @@ impl Shard {
             (Mixer::DeltaNet(weights), Attention::DeltaNet(shape)) => {
                 self.delta_net(ws, items, (weights, shape, place.cached), rows, last)
             }
+            (Mixer::ShortConv { input, taps }, Attention::ShortConv(spec)) => {
+                self.short_conv(ws, items, (input, taps, spec, place.cached), rows, last)
+            }
             (Mixer::Latent(weights), Attention::Latent(spec)) => {
                 self.latent(ws, items, (weights, spec, place), rows, last)
             }
@@ -201,33 +220,42 @@ impl Shard {
         last: bool,
     ) -> usize {
         let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
-        let (q_width, kv_width) = (blueprint.q_width(), blueprint.kv_width());
+        let kv = spec.kv;
+        let (q_width, kv_width) = (blueprint.heads * kv.head_dim, kv.kv_heads * kv.head_dim);
         let q = &mut ws.q[..rows * q_width];
         let k = &mut ws.k[..rows * kv_width];
         let v = &mut ws.v[..rows * kv_width];
         let h = &ws.h[..rows * blueprint.hidden];
-        match &weights.gate {
-            None => {
-                product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q), (&weights.k, k), (&weights.v, v)])
+        match (&weights.keys, &weights.gate) {
+            (Keys::Own(keys, values), None) => {
+                product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q), (keys, k), (values, v)]);
             }
-            Some(gate) => {
+            (Keys::Own(keys, values), Some(gate)) => {
                 let to = &mut ws.hybrid.gate[..rows * q_width];
-                let targets = [(&weights.q, q), (gate, to), (&weights.k, k), (&weights.v, v)];
+                let targets = [(&weights.q, q), (gate, to), (keys, k), (values, v)];
                 product(cpu, &mut ws.scratch, h, rows, targets);
             }
+            (Keys::Same(keys), _) => {
+                product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q), (keys, &mut *k)]);
+                v.copy_from_slice(k);
+            }
+            (Keys::Elsewhere, _) => product(cpu, &mut ws.scratch, h, rows, [(&weights.q, q)]),
         }
+        // The layer whose keys and values are looked at, among those of this pass.
+        let cached = place.cached + spec.source.unwrap_or(place.layer) - place.layer;
         self.rotate(ws, weights, spec, rows);
-        for (item, span) in items.iter_mut().zip(&ws.spans) {
+        for (item, span) in items.iter_mut().zip(&ws.spans).filter(|_| spec.source.is_none()) {
             let at = span.first * kv_width..(span.first + span.rows) * kv_width;
-            let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
-            cpu.store_kv(paged.pages_mut(), self.kv_shape(), &ws.k[at.clone()], &ws.v[at], span.start);
+            let Some(paged) = item.state.layer_mut::<Paged>(cached) else { unreachable!("{OWN}") };
+            cpu.store_kv(paged.pages_mut(), kv, &ws.k[at.clone()], &ws.v[at], span.start);
             paged.mark(span.start..span.start + span.rows);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
             let sinks = weights.sinks.as_deref();
-            let Softmax { scale, softcap, .. } = spec;
-            let look = Look { place, shape: self.kv_shape(), scale, softcap, sinks };
+            let Softmax { scale, softcap, chunk, .. } = spec;
+            let place = Place { cached, ..place };
+            let look = Look { place, shape: kv, scale, softcap, sinks, chunk };
             let mut out = mem::take(&mut ws.attended);
             self.attend(ws, items, look, &mut out, last);
             ws.attended = out;
@@ -276,27 +304,38 @@ impl Shard {
         keep_wanted(ws)
     }
 
-    fn kv_shape(&self) -> KvShape {
-        KvShape::new(self.blueprint.kv_heads, self.blueprint.head_dim)
-    }
-
-    /// Norms over heads and rotation of queries and keys.
+    /// Norms over heads and rotation of queries and keys, and the norm over values.
     fn rotate(&self, ws: &mut CpuBuffers, weights: &SoftmaxWeights, spec: Softmax, rows: usize) {
-        let blueprint = &self.blueprint;
+        let (cpu, blueprint) = (&*self.cpu, &self.blueprint);
+        let (eps, KvShape { kv_heads, head_dim: dim, .. }) = (blueprint.norm.eps, spec.kv);
+        let kv_heads = if spec.source.is_some() { 0 } else { kv_heads };
         let sides = [
-            (&mut ws.q[..rows * blueprint.q_width()], blueprint.heads, &weights.q_norm),
-            (&mut ws.k[..rows * blueprint.kv_width()], blueprint.kv_heads, &weights.k_norm),
+            (&mut ws.q[..rows * blueprint.heads * dim], blueprint.heads, &weights.q_norm),
+            (&mut ws.k[..rows * kv_heads * dim], kv_heads, &weights.k_norm),
         ];
-        let dim = blueprint.head_dim;
-        for (x, heads, norm) in sides {
+        for (x, heads, norm) in sides.into_iter().filter(|(_, heads, _)| *heads > 0) {
             // As long as a head, or as all of them.
             if let Some(weight) = norm {
-                self.cpu.rms_norm_in_place(x, weight.len(), Some(weight), blueprint.norm.eps);
+                cpu.rms_norm_in_place(x, weight.len(), Some(weight), eps);
             }
             if let Some(index) = spec.rope {
                 let rope = &blueprint.ropes[index];
                 let table = &ws.tables[index][..rows * rope.dims];
-                self.cpu.rope(x, heads * dim, heads, dim, rope.dims, rope.pairing, table);
+                cpu.rope(x, heads * dim, heads, dim, rope.dims, rope.pairing, table);
+            }
+            if spec.bare_norm == Some(BareNorm::Rotated) {
+                cpu.rms_norm_in_place(x, dim, None, eps);
+            }
+        }
+        if spec.bare_norm == Some(BareNorm::Values) {
+            cpu.rms_norm_in_place(&mut ws.v[..rows * kv_heads * dim], dim, None, eps);
+        }
+        if let Some(temperature) = spec.temperature {
+            let mut queries = ws.q.chunks_exact_mut(blueprint.heads * dim);
+            for span in &ws.spans {
+                for (position, query) in (span.start..span.start + span.rows).zip(&mut queries) {
+                    cpu.scale(query, temperature.at(position));
+                }
             }
         }
     }
@@ -310,7 +349,7 @@ impl Shard {
         mut out: &mut [f32],
         last: bool,
     ) {
-        let Look { place, shape, scale, softcap, sinks } = look;
+        let Look { place, shape, scale, softcap, sinks, chunk } = look;
         let heads = self.blueprint.heads;
         let width = heads * shape.head_dim;
         let mut jobs = recycle(mem::take(&mut ws.jobs));
@@ -322,22 +361,32 @@ impl Shard {
             let (window, _) = self.blueprint.sight(place.layer, item.state.attention());
             let Some(paged) = item.state.layer::<Paged>(place.cached) else { unreachable!("{OWN}") };
             let skipped = span.rows - n;
-            let (here, rest) = mem::take(&mut out).split_at_mut(n * heads * shape.value_dim());
-            out = rest;
-            jobs.push(AttentionJob {
-                q: &ws.q[(span.first + skipped) * width..][..n * width],
-                pages: paged.pages(),
-                shape,
-                start: span.start + skipped,
-                n,
-                heads,
-                scale,
-                softcap,
-                window,
-                far: paged.far(),
-                sinks,
-                out: here,
-            });
+            let mut done = 0;
+            while done < n {
+                let at = span.start + skipped + done;
+                // Rows of one block see its pages only.
+                let (base, many) = match chunk {
+                    None => (0, n),
+                    Some(chunk) => (at - at % chunk, (chunk - at % chunk).min(n - done)),
+                };
+                let (here, rest) = mem::take(&mut out).split_at_mut(many * heads * shape.value_dim());
+                out = rest;
+                jobs.push(AttentionJob {
+                    q: &ws.q[(span.first + skipped + done) * width..][..many * width],
+                    pages: &paged.pages()[base / QUARTER..],
+                    shape,
+                    start: at - base,
+                    n: many,
+                    heads,
+                    scale,
+                    softcap,
+                    window,
+                    far: paged.far(),
+                    sinks,
+                    out: here,
+                });
+                done += many;
+            }
         }
         self.cpu.attention(&mut jobs);
         ws.jobs = recycle(jobs);
@@ -365,7 +414,20 @@ impl Shard {
                 );
             }
             (FeedForwardWeights::Experts(weights), FeedForward::Experts(spec)) => {
-                mix(cpu, weights, spec, ws, rows);
+                mix(cpu, (weights, spec, blueprint.norm.eps), ws, rows);
+            }
+            (FeedForwardWeights::Both(both), FeedForward::Both(dense, spec)) => {
+                let eps = blueprint.norm.eps;
+                let (gate, up, scratch) = (&mut ws.gate, &mut ws.up, &mut ws.scratch);
+                let buffers = Hidden { gate, up, scratch, eps };
+                let (h, beside) = (&ws.h[..size], &mut ws.routing.beside[..size]);
+                run_network(cpu, &both.dense, dense.activation, (h, rows), buffers, beside);
+                cpu.rms_norm_in_place(beside, blueprint.hidden, Some(&both.dense_norm_after), eps);
+                norm(cpu, blueprint.norm, &both.experts_norm, &ws.x[..size], &mut ws.h[..size]);
+                mix(cpu, (&both.experts, spec, eps), ws, rows);
+                let y = &mut ws.y[..size];
+                cpu.rms_norm_in_place(y, blueprint.hidden, Some(&both.experts_norm_after), eps);
+                cpu.add(y, &ws.routing.beside[..size]);
             }
             _ => unreachable!("weights are loaded as the blueprint says"),
         }
@@ -404,7 +466,12 @@ fn blend(state: &mut [f32], gate: &[f32], x: &mut [f32]) {
 }
 
 /// Moves the wanted rows of the residual stream to the front, in order, and returns how many there are.
+///
+/// With them goes what layers read of the tokens.
 pub(super) fn keep_wanted(ws: &mut CpuBuffers) -> usize {
+    if !ws.per_layer.row.is_empty() {
+        keep_rows(&ws.spans, &mut ws.per_layer.rows, ws.per_layer.row.len());
+    }
     keep_rows(&ws.spans, &mut ws.x, ws.hidden)
 }
 

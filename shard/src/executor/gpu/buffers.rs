@@ -223,7 +223,7 @@ impl Steps {
         arena: &Arena,
     ) -> Self {
         let b = &shard.blueprint;
-        let (heads, kv_heads, dim) = (b.heads as u32, b.kv_heads as u32, b.head_dim as u32);
+        let (heads, kv_heads, dim) = (b.heads as u32, b.kv.kv_heads as u32, b.kv.head_dim as u32);
         let mut binder = Binder { gpu: &shard.gpu, scratch, info: &scratch.info[0], steps: Vec::new() };
         let norm = Kernel::Norm { center: b.norm.kind == NormKind::Layer };
         let x = &scratch.x[0];

@@ -43,7 +43,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::Gguf,
-    kernels::{KvShape, PAGE},
+    kernels::PAGE,
     models::{Blueprint, Frequencies},
     state::LayerState,
 };
@@ -123,7 +123,7 @@ impl GpuShard {
         gpu.check()?;
         // States of class `d1` are those of the processor.
         let executor = if gpu.class() == Class::Approx { "gpu" } else { "" };
-        let shape = KvShape::new(blueprint.kv_heads, blueprint.head_dim);
+        let shape = blueprint.kv;
         Ok(Self {
             pool: Pool::new(gpu.clone(), shape, weights.len()),
             tags: Tags::new(gguf, executor, &blueprint, layers, &frequencies),

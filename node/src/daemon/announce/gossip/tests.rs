@@ -25,6 +25,24 @@ fn a_busy_moment_does_not_move_a_peer_away() {
 }
 
 #[test]
+fn a_cut_that_heals_does_not_make_the_network_slow() {
+    let mut gossip = Announcer::new(0);
+    (0..8).for_each(|n| {
+        gossip.measured(node(1), Millis(n * 5_000), 4.0);
+    });
+    assert_eq!(gossip.slow_rtt_ms(node(1)), Some(8.0));
+    // Its answer came when the cut had healed.
+    gossip.measured(node(1), Millis(40_000), 4_500.0);
+    let slow = gossip.slow_rtt_ms(node(1)).unwrap();
+    assert!(slow > 8.0 && slow < 50.0, "{slow}");
+    // A way that has become longer is learned.
+    (0..60).for_each(|n| {
+        gossip.measured(node(1), Millis(45_000 + n * 5_000), 300.0);
+    });
+    assert!(gossip.slow_rtt_ms(node(1)).unwrap() > 550.0);
+}
+
+#[test]
 fn strangers_do_not_hear_of_the_home() {
     for home in [Path::Loopback, Path::Lan] {
         assert!(is_said(home, false) && !is_said(home, true), "{home}");
