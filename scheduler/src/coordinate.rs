@@ -13,7 +13,7 @@
 //! After Dabek, Cox, Kaashoek and Morris: "Vivaldi: A Decentralized Network Coordinate System", SIGCOMM 2004, sections 3.3
 //! and 5.4. Two things differ, because other nodes may lie about where they are: all neighbors are looked at together
 //! ([`Coordinate::settled`]), and a sample pulls by no more than a few times the median misfit of all of them, so that a
-//! minority of liars moves nobody far; and no neighbor counts as more certain than [`LEAST_ERROR`].
+//! minority of liars moves others little; and no neighbor counts as more certain than [`LEAST_ERROR`].
 //!
 //! Limits: round trips that break the triangle inequality cannot be expressed. Coordinates drift together; only their
 //! distances mean something. What was measured always comes before them ([`crate::view`]).

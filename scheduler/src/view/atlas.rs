@@ -7,7 +7,7 @@
 //! A node whose coordinate does not fit what nodes that were met measured to it ([`Atlas::judge`]) is not believed: it is
 //! taken to be where it would be without a coordinate.
 //!
-//! Limits: regions are found anew after a quarter of all coordinates changed; in between a newcomer joins the nearest.
+//! Limits: regions are found again after a quarter of all coordinates changed; in between a newcomer joins the nearest.
 
 use std::collections::BTreeMap;
 
