@@ -16,6 +16,7 @@ use std::{
 use api::inference::ModelInfo;
 use scheduler::{
     LayerRange, ModelId, NodeId,
+    forecast::Forecast,
     latency::{Ema, SPEED_TAU_MS},
     layer_cost::LayerCosts,
 };
