@@ -27,7 +27,8 @@ pub const AXES: usize = 3;
 pub const MAX_EXTENT_MS: f32 = 5_000.0;
 /// Neighbors that one pass looks at; more add nothing to eight numbers.
 pub const MAX_NEIGHBORS: usize = 64;
-/// Share of a misfit that one sample corrects.
+/// Share of a misfit that one sample corrects in the first pass; the n-th pass corrects an n-th of that, so that the end is a mean
+/// over all neighbors and not what the last one said.
 const GAIN: f64 = 0.25;
 /// The least relative error that a neighbor is believed to have.
 pub const LEAST_ERROR: f64 = 0.1;
@@ -108,13 +109,14 @@ impl Coordinate {
         let sound = |sample: &&(Self, f64)| sample.1.is_finite() && sample.1 >= 0.0;
         let samples: Vec<(Self, f64)> = neighbors.iter().filter(sound).copied().collect();
         let mut moved = *self;
-        for _ in 0..PASSES {
+        for pass in 1..=PASSES {
             let Some(misfit) = median(samples.iter().map(|(to, ms)| (ms - moved.round_trip_ms(to)).abs()))
             else {
                 return moved;
             };
             let most = (PULL_OF_MEDIAN * misfit).max(LEAST_PULL_MS);
-            samples.iter().for_each(|(to, ms)| moved.pull(to, *ms, most, rng));
+            let gain = GAIN / pass as f64;
+            samples.iter().for_each(|(to, ms)| moved.pull(to, *ms, (gain, most), rng));
             moved.rest();
         }
         let relative = |(to, ms): &(Self, f64)| (ms - moved.round_trip_ms(to)).abs() / ms.max(1.0);
@@ -125,13 +127,13 @@ impl Coordinate {
         moved
     }
 
-    /// One sample.
-    fn pull(&mut self, to: &Self, ms: f64, most: f64, rng: &mut Rng) {
+    /// One sample, with its gain and the most ms it counts for.
+    fn pull(&mut self, to: &Self, ms: f64, (gain, most): (f64, f64), rng: &mut Rng) {
         let weight = {
             let (own, other) = (self.error().max(LEAST_ERROR), to.error().max(LEAST_ERROR));
             own / (own + other)
         };
-        let by = GAIN * weight * (ms - self.round_trip_ms(to)).clamp(-most, most);
+        let by = gain * weight * (ms - self.round_trip_ms(to)).clamp(-most, most);
         let across = self.across_ms(to);
         let heights = self.height_ms() + to.height_ms();
         let mut away = [0.0; AXES];

@@ -12,6 +12,8 @@ use crate::world::World;
 
 /// Machines that each is connected to.
 const PEERS: usize = 16;
+/// Most peers: as many as an announcement has room for.
+const MOST_PEERS: usize = 31;
 /// Rounds in which machines that are there from the start have settled before it.
 const SETTLED: usize = 24;
 /// The least of a minute of round trips is above the distance by up to this share of the jitter.
@@ -61,6 +63,20 @@ impl Near {
     pub fn announce(&mut self, world: &World, at: usize) -> (Coordinate, Vec<(usize, f64)>) {
         let seen = self.move_to_fit(world, at);
         (self.coordinates[at], seen)
+    }
+
+    /// A machine sends to another one, so it is connected to it and measures it from now on; the farthest peer makes room.
+    pub fn meet(&mut self, world: &World, at: usize, other: usize) {
+        let peers = &mut self.peers[at];
+        if at == other || peers.contains(&other) {
+            return;
+        }
+        peers.push(other);
+        if peers.len() > MOST_PEERS {
+            let far = |a: &&usize, b: &&usize| world.hop_ms(at, **a).total_cmp(&world.hop_ms(at, **b));
+            let farthest = peers.iter().max_by(far).copied();
+            peers.retain(|peer| Some(*peer) != farthest);
+        }
     }
 
     fn move_to_fit(&mut self, world: &World, at: usize) -> Vec<(usize, f64)> {

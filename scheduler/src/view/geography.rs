@@ -11,6 +11,12 @@ use crate::{Claim, NodeId};
 const UNSEEN: f64 = 1.2;
 /// See [`UNSEEN`].
 const UNSEEN_MS: f64 = 2.0;
+/// Of a coordinate's relative error what is above [`USUAL_ERROR`] costs so many ms: nodes that do not know where they are.
+const ERROR_MS: f64 = 40.0;
+/// The error of a node that has peers enough.
+const USUAL_ERROR: f64 = 0.2;
+/// One way to a node of which others measured that it is not where it says, ms: as far as a planet is wide, until it was measured.
+const REFUTED_MS: f64 = 200.0;
 /// Ways so short that coordinates cannot tell, ms.
 const BOUND_MS: f64 = 5.0;
 
@@ -120,22 +126,24 @@ impl<'a> Ground<'a> {
                 Spot { region: placed.region, access_ms }
             }
             (Some(placed), None) => {
-                Spot { region: placed.region, access_ms: placed.access_ms * UNSEEN + UNSEEN_MS }
+                let doubt_ms = ERROR_MS * (placed.coordinate.error() - USUAL_ERROR).clamp(0.0, 1.0);
+                Spot { region: placed.region, access_ms: placed.access_ms * UNSEEN + UNSEEN_MS + doubt_ms }
             }
             // Around the viewer.
             (None, way) => {
+                let unmeasured = if atlas.get(node).is_some() { REFUTED_MS } else { unmeasured };
                 Spot { region: here.region, access_ms: beyond(here.region, way.unwrap_or(unmeasured)) }
             }
         }
     }
 
-    /// What a node that is not the viewer says of the way to another counts as, one way in ms: by what the viewer knows of
-    /// both it is held within half and twice.
+    /// What a node that is not the viewer says of the way to another counts as, one way in ms: not less than half of what the
+    /// coordinates of both say. That it is farther than these say harms that node alone.
     pub fn bounded(&self, from: NodeId, to: NodeId, ms: f64) -> f64 {
         let placed =
             |node| self.atlas.and_then(|(atlas, _)| atlas.get(node)).filter(|placed| placed.believed);
         let (Some(a), Some(b)) = (placed(from), placed(to)) else { return ms };
         let expected = a.coordinate.round_trip_ms(&b.coordinate) / 2.0;
-        ms.clamp((expected / 2.0 - BOUND_MS).max(0.0), 2.0 * expected + BOUND_MS)
+        ms.max(expected / 2.0 - BOUND_MS)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::SwarmView;
 use super::geography::Ground;
+use super::journal::Change;
 use crate::NodeId;
 use crate::latency::RoundTrip;
 use crate::snapshot::Host;
@@ -12,8 +13,12 @@ use crate::snapshot::Host;
 pub const MAX_LINKS: usize = 32;
 /// Links kept of the viewer itself: more than it has peers.
 pub const MAX_OWN_LINKS: usize = 1_024;
+/// A measured round trip that changed by this share is the same: snapshots and tables outlast it.
+const SAME: f64 = 0.05;
+/// As [`SAME`], ms.
+const SAME_MS: f64 = 0.25;
 /// Hosts up to which links that others announced are priced one by one although coordinates are known.
-const SAID_UP_TO: usize = 256;
+pub(super) const SAID_UP_TO: usize = 2_048;
 
 impl SwarmView {
     /// Notes a measured (or gossiped) round trip between two known nodes; one way counts as half of it. Of each node the
@@ -24,10 +29,18 @@ impl SwarmView {
 
     /// The viewer itself measured a round trip; it smooths its measurements before. [`MAX_OWN_LINKS`] are kept.
     pub fn measure(&mut self, me: NodeId, to: NodeId, round_trip_ms: f64) {
-        if let Some(links) = self.links.get_mut(&me) {
+        self.replace_link(me, to, round_trip_ms, MAX_OWN_LINKS);
+    }
+
+    fn replace_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64, most: usize) {
+        if let Some(links) = self.links.get_mut(&from) {
+            let before = links.iter().find(|link| link.0 == to).and_then(|link| link.1.mean_ms());
+            if before.is_some_and(|ms| (round_trip_ms - ms).abs() <= (SAME * ms).max(SAME_MS)) {
+                return;
+            }
             links.retain(|link| link.0 != to);
         }
-        self.note_link(me, to, round_trip_ms, MAX_OWN_LINKS);
+        self.note_link(from, to, round_trip_ms, most);
     }
 
     fn note_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64, most: usize) {
@@ -48,15 +61,13 @@ impl SwarmView {
                 links.swap_remove(worst);
             }
         }
-        self.epoch += 1;
+        self.changed(Change::Link(from));
     }
 
-    /// Forgets a measured link's past: from now on it is `round_trip_ms`. For who smooths its measurements itself.
+    /// Forgets a measured link's past: from now on it is `round_trip_ms`. For who smooths its measurements itself. A change of
+    /// a twentieth, or of [`SAME_MS`], is none.
     pub fn set_link(&mut self, from: NodeId, to: NodeId, round_trip_ms: f64) {
-        if let Some(links) = self.links.get_mut(&from) {
-            links.retain(|link| link.0 != to);
-        }
-        self.observe_link(from, to, round_trip_ms);
+        self.replace_link(from, to, round_trip_ms, MAX_LINKS);
     }
 
     /// The round trip between two nodes as either measured it, ms.
@@ -66,6 +77,11 @@ impl SwarmView {
             link.1.mean_ms()
         };
         seen(one, other).or_else(|| seen(other, one))
+    }
+
+    /// Whether `from` says how far it is to `to`.
+    pub(super) fn says_way(&self, from: NodeId, to: NodeId) -> bool {
+        self.links.get(&from).is_some_and(|links| links.iter().any(|link| link.0 == to))
     }
 
     /// What `me` measured, or, where it did not, others to it: one way in ms, by node.

@@ -14,13 +14,14 @@
 //! evicts a node that was met. Of strangers [`MAX_STRANGERS`] are shown to a route.
 //!
 //! In this folder: `experience` is what was measured and lived through with a node, `links` what was measured between nodes,
-//! `geography` what is assumed where nothing was, `atlas` what coordinates say of it; `feedback` is what leases taught, `freeze` makes of it all a snapshot.
+//! `geography` what is assumed where nothing was, `atlas` what coordinates say of it; `journal` is whose figures changed lately, `feedback` is what leases taught, `freeze` makes of it all a snapshot.
 
 mod atlas;
 mod experience;
 mod feedback;
 mod freeze;
 mod geography;
+mod journal;
 mod links;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ use crate::{Capability, Millis, ModelId, NodeId};
 use atlas::Atlas;
 use experience::Experience;
 use feedback::Correction;
+use journal::{Change, Journal};
 
 /// Two missed 5 s announcements plus one slow gossip round; lower and a busy peer flaps in and out of pipelines.
 pub const EXPIRY_MS: u64 = 15_000;
@@ -75,6 +77,7 @@ pub struct SwarmView {
     links: BTreeMap<NodeId, Vec<(NodeId, RoundTrip)>>,
     geography: Geography,
     atlas: Atlas,
+    journal: Journal,
     epoch: u64,
 }
 
@@ -89,6 +92,7 @@ impl SwarmView {
             links: BTreeMap::new(),
             geography,
             atlas: Atlas::default(),
+            journal: Journal::default(),
             epoch: 0,
         }
     }
@@ -120,6 +124,7 @@ impl SwarmView {
 
     /// Takes in an announcement that arrived at `now` and counts for `lasts_ms`.
     pub fn merge_for(&mut self, capability: Capability, now: Millis, lasts_ms: u64) -> Merged {
+        let node = capability.node();
         let mut full = self.known.len() >= MAX_NODES;
         if full && !self.known.contains_key(&capability.node()) && self.is_met(capability.node()) {
             let stranger = self.known.keys().copied().find(|node| !self.is_met(*node));
@@ -129,7 +134,6 @@ impl SwarmView {
         match self.known.get_mut(&capability.node()) {
             None if full => return Merged::Full,
             None => {
-                let node = capability.node();
                 self.known.insert(node, Known { capability, heard: now, lasts_ms });
                 // It was gone: who could not reach it then may now, and it may hold what it did not.
                 self.unreachable.retain(|pair, _| pair.0 != node && pair.1 != node);
@@ -148,7 +152,7 @@ impl SwarmView {
                 known.lasts_ms = lasts_ms;
             }
         }
-        self.epoch += 1;
+        self.changed(Change::Node(node));
         Merged::Fresh
     }
 
@@ -170,7 +174,7 @@ impl SwarmView {
         if self.known.remove(&node).is_some() {
             self.links.remove(&node);
             self.atlas.forget(node);
-            self.epoch += 1;
+            self.changed(Change::Node(node));
         }
     }
 
@@ -180,8 +184,10 @@ impl SwarmView {
         if !coordinate.is_placed() || !self.known.contains_key(&node) || !self.atlas.set(node, coordinate) {
             return;
         }
-        self.epoch += 1;
+        self.changed(Change::Node(node));
         if self.atlas.is_stale() {
+            // All hosts may stand elsewhere.
+            self.epoch += 1;
             let met =
                 self.links.iter().filter(|(by, _)| self.experience.get(*by).is_some_and(Experience::is_met));
             let seen = met.flat_map(|(by, links)| {
