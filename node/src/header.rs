@@ -80,6 +80,8 @@ struct Described {
     info: ModelInfo,
     /// What its layers cost, where that can be.
     costs: Option<LayerCosts>,
+    /// Layers in front of which it cannot be cut.
+    uncut: Vec<u32>,
 }
 
 /// An error of the engine as it travels.
@@ -128,7 +130,15 @@ struct Traveled {
     tied: bool,
     /// Layer, or what else a span belongs to ([`EMBEDDING`] and below), its start and its end.
     spans: Vec<(i64, u64, u64)>,
-    described: Result<(ModelInfo, Option<Vec<CostRun>>), Refused>,
+    described: Result<TraveledModel, Refused>,
+}
+
+/// What is known of a model, as it travels.
+#[derive(Serialize, Deserialize)]
+struct TraveledModel {
+    info: ModelInfo,
+    costs: Option<Vec<CostRun>>,
+    uncut: Vec<u32>,
 }
 
 /// What a span belongs to that is no layer's.
@@ -178,6 +188,10 @@ impl Header {
         let described = Blueprint::from_gguf(gguf).map(|blueprint| Described {
             info: local::info(gguf, &blueprint, blueprint.context, String::new()),
             costs: layer_costs(&blueprint, gguf).ok(),
+            uncut: (0..blueprint.layers.len())
+                .filter(|at| !blueprint.may_cut(*at))
+                .filter_map(|at| u32::try_from(at).ok())
+                .collect(),
         });
         Ok(Self {
             header_len: gguf.header_len(),
@@ -199,6 +213,23 @@ impl Header {
     /// As there.
     pub fn byte_ranges(&self, layers: LayerRange, ends: Ends) -> Result<Vec<Range<u64>>> {
         Ok(self.layout.byte_ranges(layers, ends)?)
+    }
+
+    /// Refuses layers that cannot be held without those around them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with what to do instead.
+    pub fn check_cut(&self, layers: LayerRange) -> Result<()> {
+        // What this build does not compute is refused when it is loaded.
+        let Ok(described) = self.described() else { return Ok(()) };
+        let Some(at) = described.uncut.iter().find(|at| [layers.start(), layers.end()].contains(at)) else {
+            return Ok(());
+        };
+        let (name, all) = (&described.info.architecture, self.num_layers());
+        Err(Error::usage(format!(
+            "layers {layers}: a model of {name} is not cut before layer {at}, because layers behind it read the token itself or what \
+             layers before it keep. Hold it whole: --layers 0..{all}, or answer alone with `shoal serve --via local`"
+        )))
     }
 
     /// The model as clients are told of it, called `name`, for sessions of `context` positions.
@@ -277,7 +308,11 @@ impl Traveled {
             num_layers: header.num_layers(),
             tied: header.layout.is_tied(),
             spans: spans.collect(),
-            described: header.described.map(|described| (described.info, described.costs.map(costs))),
+            described: header.described.map(|described| TraveledModel {
+                info: described.info,
+                costs: described.costs.map(costs),
+                uncut: described.uncut,
+            }),
         }
     }
 
@@ -302,13 +337,13 @@ impl Traveled {
             };
             (part, start..end)
         });
-        let described = described.and_then(|(info, runs)| {
+        let described = described.and_then(|TraveledModel { info, costs, uncut }| {
             if info.num_layers != num_layers as usize || info.file_bytes != file_len {
                 return Err(Refused::Invalid { why: "what is said of the model contradicts itself".into() });
             }
             let hidden = u32::try_from(info.hidden).unwrap_or(u32::MAX);
-            let costs = runs.and_then(|runs| ipc::costs(&runs, num_layers, hidden).ok());
-            Ok(Described { info, costs })
+            let costs = costs.and_then(|runs| ipc::costs(&runs, num_layers, hidden).ok());
+            Ok(Described { info, costs, uncut })
         });
         let layout = Layout::new(num_layers, tied, spans);
         Ok(Header { header_len, file_len, layer_bytes, layout, described })
@@ -373,4 +408,30 @@ pub fn run() -> Result<()> {
         Err(error) => Said::Unread(error.into()),
     };
     Ok(stream.write_all(&serde_json::to_vec(&said)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(name: &str) -> Header {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/families");
+        let said = Header::of(&Gguf::open(folder.join(format!("{name}.gguf"))).unwrap()).unwrap();
+        // As it comes out of the process that reads it.
+        let bytes = serde_json::to_vec(&Traveled::of(said.clone())).unwrap();
+        serde_json::from_slice::<Traveled>(&bytes).unwrap().check(said.file_len).unwrap()
+    }
+
+    #[test]
+    fn layers_that_cannot_stand_alone_are_refused_with_what_to_do() {
+        let range = |start, end| LayerRange::new(start, end).unwrap();
+        let whole = header("gemma4_e");
+        whole.check_cut(range(0, 6)).unwrap();
+        for cut in [range(0, 1), range(2, 4), range(5, 6)] {
+            let why = whole.check_cut(cut).unwrap_err().to_string();
+            assert!(why.contains("read the token itself"), "{why}");
+            assert!(why.contains("--layers 0..6") && why.contains(&cut.to_string()), "{why}");
+        }
+        header("gemma4").check_cut(range(1, 3)).unwrap();
+    }
 }

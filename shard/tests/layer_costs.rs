@@ -6,7 +6,7 @@ use common::{bytes, fast, open};
 use scheduler::{LayerRange, layer_cost::LayerCosts};
 use shard::{
     executor::{Capacity, Ends, Executor, Input, Item, Options, Output, Workspace, cpu::Shard},
-    models::{Attention, Blueprint, FeedForward, layer_costs},
+    models::{Blueprint, FeedForward, layer_costs},
     quant,
     synthetic::{self, Family, Shape},
 };
@@ -146,7 +146,7 @@ fn published_families_are_described() {
         let all = range(0, costs.num_layers());
         // What a delta net keeps does not grow with positions.
         let constant: usize = (0..blueprint.layers.len())
-            .filter(|layer| matches!(blueprint.layers[*layer].attention, Attention::DeltaNet(_)))
+            .filter(|layer| blueprint.layers[*layer].attention.kv().is_none())
             .map(|layer| blueprint.state_kind(layer).bytes(blueprint.context))
             .sum();
         assert_eq!(costs.state_bytes(all, 0), constant as u64, "{name}");

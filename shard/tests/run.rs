@@ -112,11 +112,32 @@ fn every_cut_of_a_loaded_shard_gives_the_bits_of_forward() {
             logits.extend_from_slice(ws.logits(0));
         }
         let forward = bits(&logits);
-        for cuts in all_cuts(shard.range().end()) {
+        let may = |cut: &u32| shard.blueprint().may_cut(*cut as usize);
+        for cuts in all_cuts(shard.range().end()).into_iter().filter(|cuts| cuts.iter().all(may)) {
             let cut = Session::new(&shard, &cuts, &[]).bits(prompt, 32, greedy);
             assert!(cut == forward, "{name} run in parts cut before layers {cuts:?} gives other bits");
         }
     }
+}
+
+#[test]
+fn models_whose_layers_read_the_token_are_not_cut() {
+    let gguf = open("gemma4_e");
+    let shard = whole(&gguf, fast(), 64);
+    let refused = |result: shard::Result<()>| result.expect_err("refused").to_string();
+    let why = refused(shard.new_state_of(range(0, 2)).map(drop));
+    assert!(why.contains("per-layer embeddings") && why.contains("run it whole"), "{why}");
+    let load = |layers, ends| Shard::load(&gguf, fast(), layers, ends, Options::default()).map(drop);
+    assert_eq!(
+        refused(load(range(2, 6), Ends { embedding: false, head: true })),
+        why.replace("0..2", "2..6")
+    );
+    assert!(refused(load(range(0, 6), Ends { embedding: false, head: true })).contains("embedding"));
+    let (mut ws, mut state) = (Workspace::new(&shard, Capacity::one_session(4)).unwrap(), shard.new_state());
+    let rows = vec![0.5; shard.blueprint().hidden];
+    let item = Item { state: &mut state, input: Input::Activations(&rows), output: Output::Last };
+    let why = refused(shard.run(&mut ws, range(0, 6), &Rounding::NONE, &mut [item]));
+    assert!(why.contains("send token ids"), "{why}");
 }
 
 const DEEP: Shape = Shape {

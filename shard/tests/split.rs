@@ -67,6 +67,10 @@ fn split_equals_whole() {
         ("qwen35moe", &[&[1, 2]]),
         ("deepseek_v2", &[&[1], &[1, 2]]),
         ("deepseek_v3", &[&[2]]),
+        ("gemma4", &[&[2], &[1, 3]]),
+        ("gemma4_moe", &[&[1, 2, 3]]),
+        ("llama4", &[&[3], &[1, 4]]),
+        ("lfm2", &[&[1], &[2, 3]]),
     ];
     for (name, all_cuts) in cases {
         let golden = &goldens(name)[0];

@@ -6,7 +6,9 @@ mod common;
 use common::{bits, fast, fixtures, goldens, one_minus_cos, open, tokens, whole};
 use shard::{
     executor::reference::{Arithmetic, Model},
-    executor::{Capacity, Ends, Executor, Input, Item, Mean, Options, Output, Workspace, cpu::Shard},
+    executor::{
+        Capacity, Ends, Executor, Input, Item, Options, Output, Pooled, Pooling, Workspace, cpu::Shard,
+    },
     state::SessionState,
     synthetic::{self, Shape},
 };
@@ -24,7 +26,7 @@ fn all<'a>(kv: &'a mut SessionState, ids: &'a [u32]) -> Item<'a> {
 
 /// The mean of a text in passes of at most `chunk` rows.
 fn mean(shard: &Shard, ws: &mut Workspace, ids: &[u32], chunk: usize) -> Vec<f32> {
-    let (mut kv, mut mean) = (shard.new_state(), Mean::new(shard.blueprint().hidden));
+    let (mut kv, mut mean) = (shard.new_state(), Pooled::new(shard.blueprint().hidden, Pooling::Mean));
     for part in ids.chunks(chunk) {
         shard.states(ws, &mut [all(&mut kv, part)]).unwrap();
         mean.add(ws.states(0));
@@ -40,7 +42,8 @@ fn states_of_every_family_are_those_of_the_oracle() {
         let golden = &goldens(&name)[0];
         let shard = whole(&gguf, fast(), golden.context);
         let oracle = Model::load(&gguf, golden.context, Arithmetic::Float).unwrap();
-        let (mut session, mut expected) = (oracle.session(), Mean::new(shard.blueprint().hidden));
+        let (mut session, mut expected) =
+            (oracle.session(), Pooled::new(shard.blueprint().hidden, Pooling::Mean));
         golden.ids.iter().for_each(|id| expected.add(&oracle.state(&mut session, *id)));
         let found = mean(&shard, &mut workspace(&shard, 64), &golden.ids, 64);
         let error = one_minus_cos(&found, &expected.unit());
@@ -65,7 +68,7 @@ fn chunks_and_company_change_no_bit_and_the_session_goes_on_as_before() {
     let (mut first, mut second) = (shard.new_state(), shard.new_state());
     let both = &mut [all(&mut first, &others), all(&mut second, &ids)];
     shard.states(&mut ws, both).unwrap();
-    let mut together = Mean::new(shard.blueprint().hidden);
+    let mut together = Pooled::new(shard.blueprint().hidden, Pooling::Mean);
     together.add(ws.states(1));
     assert_eq!(bits(&together.unit()), bits(&alone));
     assert!(ws.logits(1).is_empty() && ws.activations(1).is_empty() && ws.states(2).is_empty());

@@ -111,6 +111,23 @@ fn small_vocabularies_agree_on_hard_strings() {
     assert!(wrong.is_empty(), "{} of {compared}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Merges over characters with byte fallback (data/tokenizer/merged.py).
+#[test]
+fn merges_over_characters_agree_on_hard_strings() {
+    let row: Value = serde_json::from_str(include_str!("data/tokenizer/merged.json")).unwrap();
+    let (tokenizer, data) = (small(&row, None), fixtures());
+    let expected = row["plain"].as_array().unwrap();
+    let texts = strings(&data["strings"]);
+    assert_eq!((texts.len(), expected.len() > 200), (expected.len(), true));
+    for (text, expected) in texts.into_iter().zip(expected) {
+        let found = tokenizer.encode(text, Encode::PLAIN).unwrap();
+        assert_eq!(found, ids(expected.as_str().unwrap()), "{text:?}");
+        // The spelling of spaces is read as a space.
+        assert_eq!(tokenizer.decode(&found), text.replace('\u{2581}', " "), "{text:?}");
+    }
+    assert_eq!(tokenizer.encode("a", Encode::TEXT).unwrap()[0], 2, "the text begins with <bos>");
+}
+
 #[test]
 fn special_text_is_recognized_only_where_asked() {
     let mut compared = 0;

@@ -15,8 +15,18 @@ use shard::{
 };
 
 /// Checkpoints under `tests/data/hf`, each with its twin `tests/data/families/NAME.gguf`.
-const CHECKPOINTS: &[&str] =
-    &["llama", "llama3", "qwen2", "gemma3", "phi3", "mixtral", "qwen3moe", "qwen3next", "qwen35"];
+const CHECKPOINTS: &[&str] = &[
+    "llama",
+    "llama3",
+    "qwen2",
+    "gemma3",
+    "phi3",
+    "mixtral",
+    "qwen3moe",
+    "qwen3next",
+    "qwen35",
+    "deepseek_v3",
+];
 
 fn same(ours: &Tensor<'_>, theirs: &Tensor<'_>, name: &str) {
     assert_eq!(ours.info.dims, theirs.info.dims, "{name}: shape");

@@ -79,7 +79,7 @@ fn ask(home: &Path, n: u64, counted: &Counted) {
 }
 
 #[test]
-fn soak_nobody_is_taken_for_dead_and_nothing_grows() {
+fn soak_no_node_is_taken_for_dead_and_nothing_grows() {
     let seconds = std::env::var("SHOAL_SOAK_S").ok().and_then(|s| s.parse().ok()).unwrap_or(20);
     let folder = TempDir::new().unwrap();
     let asks = Node::start(&folder.path().join("home"), &["--ask-only"]);

@@ -22,11 +22,22 @@ const FAMILIES: &[(&str, &str)] = &[
     ("qwen3_next", "qwen3next"),
     ("qwen3_5_text", "qwen35"),
     ("qwen3_5_moe_text", "qwen35moe"),
+    ("deepseek_v2", "deepseek2"),
+    ("deepseek_v3", "deepseek2"),
+    ("kimi_k2", "deepseek2"),
 ];
+
+/// What changes the length of cosines and sines under YaRN.
+const YARN_FACTORS: [&str; 3] = ["attention_factor", "mscale", "mscale_all_dim"];
 
 /// The architectures with gated delta nets beside attention.
 pub(super) fn has_delta_nets(arch: &str) -> bool {
     ["qwen3next", "qwen35", "qwen35moe"].contains(&arch)
+}
+
+/// Whether an architecture has latent attention.
+pub(super) fn has_latents(arch: &str) -> bool {
+    arch == "deepseek2"
 }
 
 /// Largest head accepted: tables are made of its length. Those in use are up to 512.
@@ -97,7 +108,9 @@ impl Config {
     }
 
     pub fn experts(&self) -> usize {
-        self.first(&["num_local_experts", "num_experts"]).and_then(Value::as_u64).unwrap_or(0) as usize
+        self.first(&["num_local_experts", "num_experts", "n_routed_experts"])
+            .and_then(Value::as_u64)
+            .unwrap_or(0) as usize
     }
 
     pub fn vocab(&self) -> Result<usize> {
@@ -159,7 +172,8 @@ impl Config {
                 writer.add_u32(&key(to), n);
             }
         }
-        writer.add_u32(&key("attention.head_count_kv"), self.kv_heads()? as u32);
+        let kv_heads = if has_latents(arch) { 1 } else { self.kv_heads()? };
+        writer.add_u32(&key("attention.head_count_kv"), kv_heads as u32);
         if self.experts() > 0 {
             writer.add_u32(&key("expert_count"), self.experts() as u32);
         }
@@ -192,6 +206,9 @@ impl Config {
     }
 
     fn write_attention(&self, writer: &mut Writer, key: &dyn Fn(&str) -> String) -> Result<()> {
+        if has_latents(self.arch) {
+            return Ok(());
+        }
         if let (Ok(dim), Ok(heads), Ok(hidden)) = (self.head_dim(), self.heads(), self.number("hidden_size"))
             && (dim * heads != hidden
                 || ["gemma2", "gemma3", "qwen3", "qwen3moe", "glm4"].contains(&self.arch)
@@ -247,6 +264,31 @@ impl Config {
         Ok(())
     }
 
+    /// `model_type`.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// A text, if there is one.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.json[key].as_str()
+    }
+
+    /// A truth value, if there is one.
+    pub fn flag(&self, key: &str) -> Option<bool> {
+        self.json[key].as_bool()
+    }
+
+    /// A number, if there is one.
+    pub fn float(&self, key: &str) -> Option<f64> {
+        self.json[key].as_f64()
+    }
+
+    /// A number of the rotary scaling, if there is one.
+    pub fn rope_number(&self, key: &str) -> Option<f64> {
+        self.rope()[key].as_f64()
+    }
+
     /// A list of texts, if there is one.
     pub fn strings(&self, key: &str) -> Option<Vec<String>> {
         let list = self.json[key].as_array()?;
@@ -278,8 +320,16 @@ impl Config {
             return Err(Error::malformed("config.json: rope scaling factor", "it is missing or no number"));
         }
         if kind == "yarn" {
-            let asked =
-                ["attention_factor", "mscale", "mscale_all_dim"].iter().find(|k| !rope[**k].is_null());
+            // Latent attention has the factor on its softmax, which only equal numbers leave to it alone.
+            let latent = has_latents(self.arch);
+            let [own, all] = ["mscale", "mscale_all_dim"].map(|key| rope[key].as_f64());
+            if latent && (own.is_none() || own != all) {
+                return Err(Error::unsupported(
+                    "config.json: mscale unlike mscale_all_dim of rope_type \"yarn\"",
+                ));
+            }
+            let asked: &[&str] = if latent { &YARN_FACTORS[..1] } else { &YARN_FACTORS };
+            let asked = asked.iter().find(|k| !rope[**k].is_null());
             if let Some(asked) = asked {
                 return Err(Error::unsupported(format!("config.json: {asked} of rope_type \"yarn\"")));
             }
@@ -297,7 +347,7 @@ impl Config {
             writer.add_f32(&key("rope.freq_base"), theta as f32);
         }
         let partial = rope["partial_rotary_factor"].as_f64().or(self.json["partial_rotary_factor"].as_f64());
-        if let Ok(dim) = self.head_dim() {
+        if let (Ok(dim), false) = (self.head_dim(), has_latents(self.arch)) {
             match partial {
                 Some(share) => {
                     writer.add_u32(&key("rope.dimension_count"), (dim as f64 * share) as u32);

@@ -13,6 +13,7 @@ mod checkpoint;
 mod config;
 mod folder;
 mod hybrid;
+mod latent;
 mod names;
 mod vocab;
 
@@ -33,7 +34,7 @@ use crate::{
     quant::{self, Format},
 };
 use checkpoint::Checkpoint;
-use config::{Config, has_delta_nets};
+use config::{Config, has_delta_nets, has_latents};
 pub use folder::{Folder, MAX_PARTS};
 use names::Planned;
 
@@ -113,6 +114,9 @@ fn write(
     config.write(&mut writer, name.unwrap_or("converted"), options.format)?;
     if has_delta_nets(config.arch()) {
         hybrid::Heads::read(&config)?.write(&config, &mut writer)?;
+    }
+    if has_latents(config.arch()) {
+        latent::Sizes::read(&config)?.write(&config, &mut writer)?;
     }
     vocab::write(&mut writer, source, &config)?;
     for (planned, format) in plan.iter().zip(&formats) {

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     checkpoint::{Checkpoint, Stored},
-    config::{Config, has_delta_nets},
-    hybrid,
+    config::{Config, has_delta_nets, has_latents},
+    hybrid, latent,
 };
 use crate::{Error, Result, kernels::math};
 
@@ -31,6 +31,14 @@ const LAYER: &[(&str, &str)] = &[
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("self_attn.q_a_proj", "attn_q_a"),
+    ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+    ("self_attn.q_b_proj", "attn_q_b"),
+    ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
 ];
 
 /// Norms whose place, and so whose GGUF name, depends on the family.
@@ -74,7 +82,16 @@ pub(super) struct Planned {
 
 /// Consecutive rows of one checkpoint tensor, or values computed from the configuration.
 enum Piece {
-    Rows { tensor: String, rows: Range<usize> },
+    Rows {
+        tensor: String,
+        rows: Range<usize>,
+    },
+    /// So many columns of those rows, each as a row.
+    Columns {
+        tensor: String,
+        rows: Range<usize>,
+        count: usize,
+    },
     Values(Vec<f32>),
 }
 
@@ -82,6 +99,7 @@ impl Piece {
     fn rows(&self) -> usize {
         match self {
             Self::Rows { rows, .. } => rows.len(),
+            Self::Columns { count, .. } => *count,
             Self::Values(_) => 1,
         }
     }
@@ -144,6 +162,11 @@ impl Planned {
             if !wanted.is_empty() {
                 match piece {
                     Piece::Values(all) => values.extend_from_slice(all),
+                    Piece::Columns { tensor, rows, count } => {
+                        let all = checkpoint.read(tensor, rows.clone())?;
+                        let columns = wanted.start - start..wanted.end - start;
+                        values.extend(columns.flat_map(|at| all.iter().skip(at).step_by(*count).copied()));
+                    }
                     Piece::Rows { tensor, rows } => {
                         let at = rows.start + wanted.start - start;
                         values.extend(checkpoint.read(tensor, at..at + wanted.len())?);
@@ -245,6 +268,9 @@ impl Planner<'_> {
             return Err(unknown());
         };
         let layer: usize = layer.parse().map_err(|_| unknown())?;
+        if has_latents(self.config.arch()) && self.is_ahead(layer)? {
+            return Ok(());
+        }
         if layer >= self.config.layers()? {
             return Err(Error::unsupported(format!(
                 "tensor {full}: config.json has {} layers",
@@ -270,6 +296,33 @@ impl Planner<'_> {
         }
         let name = full.trim_start_matches("model.").trim_start_matches("language_model.");
         Some(name.trim_start_matches("model."))
+    }
+
+    /// Whether a layer predicts tokens further ahead: such layers stand behind the others and are not run.
+    fn is_ahead(&self, layer: usize) -> Result<bool> {
+        let ahead = self.config.size("num_nextn_predict_layers")?.unwrap_or(0) as usize;
+        let layers = self.config.layers()?;
+        Ok((layers..layers + ahead).contains(&layer))
+    }
+
+    /// The matrix that makes keys and values of the latent; false for one of another shape.
+    fn latent(&mut self, full: &str, layer: usize, stored: &Stored) -> Result<bool> {
+        let sizes = latent::Sizes::read(self.config)?;
+        if (stored.rows(), stored.cols()) != (sizes.rows(), sizes.rank) {
+            return Ok(false);
+        }
+        let tensor = || full.to_string();
+        let keys = sizes.keys().map(|rows| Piece::Columns { tensor: tensor(), rows, count: sizes.rank });
+        let values = sizes.values().map(|rows| Piece::Rows { tensor: tensor(), rows });
+        for (name, cols, pieces) in [
+            ("attn_k_b", sizes.plain, keys.collect::<Vec<_>>()),
+            ("attn_v_b", sizes.rank, values.collect::<Vec<_>>()),
+        ] {
+            let mut planned = Planned::matrix(format!("blk.{layer}.{name}.weight"), full, stored);
+            (planned.cols, planned.stacked, planned.pieces) = (cols, sizes.heads, pieces);
+            self.add(planned)?;
+        }
+        Ok(true)
     }
 
     /// Whether norms are stored as what is added to one.
@@ -326,6 +379,13 @@ impl Planner<'_> {
         let arch = self.config.arch();
         if let (true, Some(name)) = (has_delta_nets(arch), inner.strip_prefix("linear_attn.")) {
             return self.delta_net(full, layer, name, stored);
+        }
+        if has_latents(arch) && inner == "self_attn.kv_b_proj.weight" {
+            return self.latent(full, layer, stored);
+        }
+        if inner == "mlp.gate.e_score_correction_bias" {
+            self.add(Planned::matrix(format!("blk.{layer}.exp_probs_b.bias"), full, stored))?;
+            return Ok(true);
         }
         let known = LAYER.iter().find(|(from, _)| *from == stem).map(|(_, to)| *to);
         let Some(name) = known.or_else(|| norm(arch, stem)) else { return Ok(false) };

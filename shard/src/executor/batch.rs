@@ -2,7 +2,7 @@
 
 use scheduler::LayerRange;
 
-use super::{Capacity, Ends, Executor, Input, Item, Options, Output, Pass};
+use super::{Capacity, Ends, Executor, Gave, Input, Item, Options, Output, Pass};
 use crate::{Error, Result, models::Blueprint, round::Rounding};
 
 /// Where one item's rows and results are.
@@ -20,20 +20,9 @@ pub(super) struct Span {
     pub start: usize,
 }
 
-/// What the last pass gave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gave {
-    /// Residual rows.
-    Rows,
-    /// Logits.
-    Logits,
-    /// Rows after the norm in front of the head.
-    States,
-}
-
 impl Gave {
     /// What `pass` of `executor` gives: logits or hidden states when the head follows its layers.
-    pub fn by<E: Executor + ?Sized>(executor: &E, pass: Pass<'_>) -> Self {
+    pub(super) fn by<E: Executor + ?Sized>(executor: &E, pass: Pass<'_>) -> Self {
         match (executor.ends().head && pass.layers.end() == executor.range().end(), pass.states) {
             (false, _) => Self::Rows,
             (true, false) => Self::Logits,
@@ -52,6 +41,13 @@ pub(super) fn check_load(
     let count = blueprint.layers.len();
     if layers.end() as usize > count {
         return Err(Error::invalid(format!("layers {layers} of a model with {count}")));
+    }
+    blueprint.check_cut(layers)?;
+    if blueprint.per_layer.is_some() && !ends.embedding {
+        return Err(Error::invalid(format!(
+            "{} without its embedding: every layer reads the token itself (per-layer embeddings)",
+            blueprint.architecture
+        )));
     }
     if ends.embedding && layers.start() != 0 {
         return Err(Error::invalid(format!("layers {layers} do not begin with the embedding")));
@@ -85,6 +81,7 @@ pub(super) fn admit<E: Executor + ?Sized>(
 ) -> Result<usize> {
     let Pass { layers, rounding, states } = pass;
     check_held(executor.range(), layers)?;
+    executor.blueprint().check_cut(layers)?;
     let gives = Gave::by(executor, pass);
     if states && gives != Gave::States {
         return Err(Error::invalid("hidden states of a shard without the head"));
@@ -145,6 +142,11 @@ fn rows_of<E: Executor + ?Sized>(executor: &E, layers: LayerRange, input: Input<
                 return Err(Error::invalid(format!("token {id} is beyond the vocabulary")));
             }
             tokens.len()
+        }
+        Input::Activations(_) if blueprint.per_layer.is_some() => {
+            return Err(Error::invalid(
+                "rows for a model whose layers read the token itself: send token ids",
+            ));
         }
         Input::Activations(x) => {
             if !x.len().is_multiple_of(hidden) {

@@ -16,8 +16,8 @@ use candle_core::{
 use scheduler::{AttentionKind, LayerRange};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
-    batch::{Gave, Span, check_load, round_at},
+    Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
+    batch::{Span, check_load, round_at},
     host::{HostBuffers, pass_each},
     read_bytes,
     tags::Tags,
@@ -95,7 +95,7 @@ impl CandleShard {
             Attention::Softmax(softmax) => !softmax.gated,
             // Refused by its own name.
             Attention::Latent(_) => true,
-            Attention::Recurrence(_) | Attention::DeltaNet(_) => false,
+            Attention::Recurrence(_) | Attention::DeltaNet(_) | Attention::ShortConv(_) => false,
         };
         if !blueprint.layers.iter().all(known) {
             return Err(Error::unsupported("recurrent layers on this device; `--device cpu` computes them"));
@@ -242,6 +242,7 @@ impl CandleShard {
         let y = match &self.blueprint.layers[index].feed_forward {
             FeedForward::Dense(dense) => self.dense(index, dense, &h)?,
             FeedForward::Experts(experts) => self.experts(index, experts, &h)?,
+            FeedForward::Both(..) => return Err(Error::unsupported("experts beside a dense network")),
         };
         Ok((&x + self.norm_after(&layer_name(index, "post_ffw_norm.weight"), y)?)?)
     }
@@ -261,8 +262,8 @@ impl CandleShard {
             [part("attn_q")?, part("attn_k")?, part("attn_v")?]
         };
         let q = self.heads(index, "attn_q_norm.weight", q, b.heads, spec, start)?;
-        let k = self.heads(index, "attn_k_norm.weight", k, b.kv_heads, spec, start)?;
-        let v = v.reshape((n, b.kv_heads, b.head_dim))?.transpose(0, 1)?.contiguous()?;
+        let k = self.heads(index, "attn_k_norm.weight", k, b.kv.kv_heads, spec, start)?;
+        let v = v.reshape((n, b.kv.kv_heads, b.kv.head_dim))?.transpose(0, 1)?.contiguous()?;
         let held = cached.now.as_ref().map_or(Ok(0), |(keys, _)| keys.dim(1))?;
         if held != start {
             return Err(Error::invalid(format!("the device has {held} of {start} positions")));
@@ -272,7 +273,7 @@ impl CandleShard {
             Some((keys, values)) => (Tensor::cat(&[keys, &k], 1)?, Tensor::cat(&[values, &v], 1)?),
         };
         cached.next = Some((k.clone(), v.clone()));
-        let group = b.heads / b.kv_heads;
+        let group = b.heads / b.kv.kv_heads;
         let spread = |x: &Tensor| -> Result<Tensor> {
             let (heads, len, dim) = x.dims3()?;
             let x = x.unsqueeze(1)?.expand((heads, group, len, dim))?;
@@ -298,7 +299,7 @@ impl CandleShard {
         spec: Softmax,
         start: usize,
     ) -> Result<Tensor> {
-        let (n, dim) = (x.dim(0)?, self.blueprint.head_dim);
+        let (n, dim) = (x.dim(0)?, self.blueprint.kv.head_dim);
         let x = self.norm_after(&layer_name(index, norm), x.reshape((n, heads, dim))?)?;
         let x = x.transpose(0, 1)?.contiguous()?;
         let Some(rope) = spec.rope else { return Ok(x) };
@@ -491,7 +492,7 @@ impl Executor for CandleShard {
     }
 
     fn new_layer_state(&self, _layer: u32, _attention: AttentionKind) -> Box<dyn LayerState> {
-        let shape = KvShape::new(self.blueprint.kv_heads, self.blueprint.head_dim);
+        let shape = self.blueprint.kv;
         Box::new(Cached { now: None, next: None, shape, device: self.device.clone() })
     }
 

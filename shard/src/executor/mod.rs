@@ -37,7 +37,7 @@ mod device;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 mod host;
-mod mean;
+mod pooled;
 pub mod reference;
 mod run;
 mod tags;
@@ -54,9 +54,9 @@ use crate::{
 };
 pub use chain::Chain;
 pub use device::{Device, DeviceName, gpus, load};
-pub use mean::Mean;
+pub use pooled::{Pooled, Pooling};
 pub use run::{argmax, fingerprint, whole_range};
-pub use workspace::{Buffers, Capacity, Workspace};
+pub use workspace::{Buffers, Capacity, Gave, Workspace};
 
 /// What is decided at load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -232,7 +232,7 @@ pub trait Executor: Send + Sync {
     /// An empty state for a new session over `layers`, for [`Executor::run`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] for layers that are not held.
+    /// [`Error::Invalid`] for layers that are not held or cannot stand by themselves ([`Blueprint::check_cut`]).
     fn new_state_of(&self, layers: LayerRange) -> Result<SessionState> {
         self.new_state_with(layers, AttentionKind::Dense)
     }
@@ -243,6 +243,7 @@ pub trait Executor: Send + Sync {
     /// Those of [`Executor::new_state_of`] and [`Executor::attends`]; [`Error::Invalid`] for numbers out of their bounds.
     fn new_state_with(&self, layers: LayerRange, attention: AttentionKind) -> Result<SessionState> {
         batch::check_held(self.range(), layers)?;
+        self.blueprint().check_cut(layers)?;
         attention.checked().map_err(|why| Error::invalid(why.to_string()))?;
         self.attends(attention)?;
         Ok(state_of(self, layers, attention))
@@ -321,12 +322,13 @@ fn state_of<E: Executor + ?Sized>(
 fn read_bytes(blueprint: &Blueprint, layers: LayerRange, position: usize) -> usize {
     let layers = layers.start() as usize..layers.end() as usize;
     layers
-        .map(|layer| match blueprint.state_kind(layer) {
-            Kind::Paged(shape) => {
+        .map(|layer| match (blueprint.layers[layer].attention.kv(), blueprint.state_kind(layer)) {
+            (Some(shape), _) => {
                 let seen = blueprint.layers[layer].attention.window().unwrap_or(usize::MAX).min(position);
                 seen * shape.position_len() * size_of::<u16>()
             }
-            Kind::Recurrent { width } => width * size_of::<f32>(),
+            (None, Kind::Recurrent { width }) => width * size_of::<f32>(),
+            (None, Kind::Paged(_) | Kind::Nothing) => 0,
         })
         .sum()
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Rule,
-    blueprint::{ATTENTION_NORM, Experts, FeedForward, Latent},
+    blueprint::{ATTENTION_NORM, Experts, FeedForward, LAYER_SCALE, Latent},
     reader::Sizes,
 };
 use crate::kernels::DeltaShape;
@@ -84,6 +84,24 @@ impl Block {
             .bias(out_bias, "attn_output.bias", hidden)
     }
 
+    /// Attention with separate q and k, whose values are the keys as projected.
+    pub fn attention_without_values(self) -> Self {
+        let Sizes { hidden, heads, kv_heads, head_dim, .. } = self.sizes;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        self.add("attn_q.weight", &[hidden, q])
+            .add("attn_k.weight", &[hidden, kv])
+            .add("attn_output.weight", &[q, hidden])
+    }
+
+    /// Attention that looks at the keys and values of another layer, with an RMS norm over each head of its queries.
+    pub fn attention_of_queries(self) -> Self {
+        let Sizes { hidden, heads, head_dim, .. } = self.sizes;
+        let q = heads * head_dim;
+        self.add("attn_q.weight", &[hidden, q])
+            .add("attn_output.weight", &[q, hidden])
+            .add("attn_q_norm.weight", &[head_dim])
+    }
+
     /// The bias of what attention gives, where q, k and v are one matrix.
     pub fn output_bias(self) -> Self {
         let hidden = self.sizes.hidden;
@@ -135,6 +153,14 @@ impl Block {
             .add("attn_k_b.weight", &[latent.plain, latent.rank, heads])
             .add("attn_v_b.weight", &[latent.rank, latent.value, heads])
             .add("attn_output.weight", &[heads * latent.value, hidden])
+    }
+
+    /// A gated short convolution over `kernel` inputs.
+    pub fn short_conv(self, kernel: usize) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("shortconv.in_proj.weight", &[hidden, 3 * hidden])
+            .add("shortconv.conv.weight", &[kernel, hidden])
+            .add("shortconv.out_proj.weight", &[hidden, hidden])
     }
 
     /// A gated linear recurrence.
@@ -237,6 +263,34 @@ impl Block {
             .add("ffn_gate_shexp.weight", &[hidden, width])
             .add("ffn_up_shexp.weight", &[hidden, width])
             .add("ffn_down_shexp.weight", &[width, hidden])
+    }
+
+    /// Experts beside the dense network: their norms, the weights of the norm in front of the router, a factor for each expert,
+    /// and gate and up as the rows of one matrix.
+    pub fn experts_beside(self, experts: &Experts) -> Self {
+        let hidden = self.sizes.hidden;
+        let &Experts { count, width, .. } = experts;
+        self.add("post_ffw_norm_1.weight", &[hidden])
+            .add("pre_ffw_norm_2.weight", &[hidden])
+            .add("post_ffw_norm_2.weight", &[hidden])
+            .add("ffn_gate_inp.weight", &[hidden, count])
+            .add("ffn_gate_inp.scale", &[hidden])
+            .add("ffn_gate_up_exps.weight", &[hidden, 2 * width, count])
+            .add("ffn_down_exps.weight", &[width, hidden, count])
+            .add("ffn_down_exps.scale", &[count])
+    }
+
+    /// What a layer reads of the token itself, `width` values.
+    pub fn per_layer(self, width: usize) -> Self {
+        let hidden = self.sizes.hidden;
+        self.add("inp_gate.weight", &[hidden, width])
+            .add("proj.weight", &[width, hidden])
+            .add("post_norm.weight", &[hidden])
+    }
+
+    /// A factor on what the layer gives.
+    pub fn scaled(self) -> Self {
+        self.add(LAYER_SCALE, &[1])
     }
 
     /// The finished layer.

@@ -1,10 +1,14 @@
 //! What a model is, once its metadata is read: plain data that one executor interprets.
 
-use scheduler::attention::{AttentionKind, Sparse};
+use scheduler::{
+    LayerRange,
+    attention::{AttentionKind, Sparse},
+};
 
 use super::{rope::Rope, tensors::Rule};
 use crate::{
-    kernels::{DeltaShape, KvShape},
+    Error, Result,
+    kernels::{DeltaShape, KvShape, math},
     state::Kind,
 };
 
@@ -24,10 +28,8 @@ pub struct Blueprint {
     pub vocab: usize,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Width of one head, of K and of V alike.
-    pub head_dim: usize,
+    /// Key and value heads, whose number divides `heads`, and their width, where a layer does not have others ([`Softmax::kv`]).
+    pub kv: KvShape,
     /// Every norm over the residual stream, before and after sublayers and before the head.
     pub norm: Norm,
     /// Factor on embedding rows (gemma: square root of `hidden`).
@@ -42,6 +44,8 @@ pub struct Blueprint {
     pub head: Head,
     /// Layers that the file holds after those and a pass does not run: they predict tokens further ahead.
     pub unused_layers: usize,
+    /// Width of what each layer reads of a token beside the residual row, if layers do (gemma4 E4B).
+    pub per_layer: Option<usize>,
     /// The tensors outside layers; no other may exist in the file.
     pub tensors: Vec<Rule>,
 }
@@ -66,8 +70,9 @@ pub enum NormKind {
 
 /// One decoder layer: `x += attention(norm(x))`, then `x += feed_forward(norm(x))`, or both from the same normed rows.
 ///
-/// Biases, sinks, q/k norms, the norms around and inside a sublayer apply where their tensors are present; `tensors` says
-/// which may be, so presence is never a guess.
+/// Biases, sinks, q/k norms, the norms around and inside a sublayer, the factor on what the layer gives
+/// (`layer_output_scale.weight`) apply where their tensors are present; `tensors` says which may be, so presence is never a guess.
+/// A layer that computes keys and has no `attn_v` takes the keys as projected for its values.
 #[derive(Clone, Debug)]
 pub struct Layer {
     /// How positions see each other.
@@ -82,6 +87,9 @@ pub struct Layer {
 
 /// The norm in front of attention.
 pub const ATTENTION_NORM: &str = "attn_norm";
+
+/// One value: the factor on the residual rows that a layer gives.
+pub const LAYER_SCALE: &str = "layer_output_scale.weight";
 
 impl Layer {
     /// Whether attention and feed-forward read the same normed rows: `x += attention(h) + feed_forward(h)`.
@@ -107,6 +115,8 @@ pub enum Attention {
     DeltaNet(DeltaShape),
     /// Softmax attention whose heads share one narrow key per position, the latent among it.
     Latent(Latent),
+    /// A gated convolution over the last few positions.
+    ShortConv(ShortConv),
 }
 
 impl Attention {
@@ -115,15 +125,32 @@ impl Attention {
         match self {
             Self::Softmax(softmax) => softmax.rope,
             Self::Latent(latent) => Some(latent.rope),
-            Self::Recurrence(_) | Self::DeltaNet(_) => None,
+            Self::Recurrence(_) | Self::DeltaNet(_) | Self::ShortConv(_) => None,
         }
     }
 
     /// How many positions a position sees, itself included, if not all before it.
     pub fn window(&self) -> Option<usize> {
         match self {
-            Self::Softmax(softmax) => softmax.window,
-            Self::Recurrence(_) | Self::DeltaNet(_) | Self::Latent(_) => None,
+            Self::Softmax(softmax) => softmax.window.or(softmax.chunk),
+            Self::Recurrence(_) | Self::DeltaNet(_) | Self::Latent(_) | Self::ShortConv(_) => None,
+        }
+    }
+
+    /// The heads of the keys and values that it looks back at, if it looks back.
+    pub fn kv(&self) -> Option<KvShape> {
+        match self {
+            Self::Softmax(softmax) => Some(softmax.kv),
+            Self::Latent(latent) => Some(latent.shape()),
+            Self::Recurrence(_) | Self::DeltaNet(_) | Self::ShortConv(_) => None,
+        }
+    }
+
+    /// The layer whose keys and values it reads instead of having its own.
+    pub fn source(&self) -> Option<usize> {
+        match self {
+            Self::Softmax(softmax) => softmax.source,
+            Self::Recurrence(_) | Self::DeltaNet(_) | Self::Latent(_) | Self::ShortConv(_) => None,
         }
     }
 }
@@ -173,19 +200,73 @@ pub struct Recurrence {
     pub width: usize,
 }
 
+/// The numbers of a gated short convolution (LFM 2): a row is projected to three of its width, `b`, `c` and `x`; what the layer
+/// gives in front of its output matrix is `c * sum of tap_i * (b * x)_i` over this position and the `kernel - 1` before it,
+/// channel by channel, oldest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortConv {
+    /// Inputs of the convolution.
+    pub kernel: usize,
+    /// Channels.
+    pub width: usize,
+}
+
+impl ShortConv {
+    /// Values that a session keeps: the newest inputs of the convolution.
+    pub fn state_len(&self) -> usize {
+        (self.kernel - 1) * self.width
+    }
+}
+
 /// The numbers of softmax attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Softmax {
+    /// Key and value heads, whose number divides the query heads, and their width.
+    pub kv: KvShape,
     /// Index into [`Blueprint::ropes`]; `None` leaves queries and keys unrotated.
     pub rope: Option<usize>,
     /// A position sees itself and the `window - 1` before it; `None` sees all before it.
     pub window: Option<usize>,
+    /// A position sees no further back than its block of this many, whole quarters of pages; blocks begin at multiples of it.
+    pub chunk: Option<usize>,
     /// Factor on q.k.
     pub scale: f32,
+    /// Factor on queries that grows with the position.
+    pub temperature: Option<Temperature>,
     /// `cap * tanh(score / cap)` on scaled scores, before the mask.
     pub softcap: Option<f32>,
     /// Whether the result is multiplied by the sigmoid of a gate, whose rows follow each head's in the matrix of queries.
     pub gated: bool,
+    /// RMS norms over each head that have no weights.
+    pub bare_norm: Option<BareNorm>,
+    /// The earlier layer whose keys and values it reads, if it has none of its own; that one has the same heads.
+    pub source: Option<usize>,
+}
+
+/// What RMS norms without weights act on, head by head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BareNorm {
+    /// Values (gemma4).
+    Values,
+    /// Queries and keys, behind the rotation (llama4).
+    Rotated,
+}
+
+/// A factor on queries by position: `1 + scale * ln(1 + floor((position + 1) / length))` (llama4).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Factor on the logarithm.
+    pub scale: f32,
+    /// Positions after which the factor grows, a whole number.
+    pub length: f32,
+}
+
+impl Temperature {
+    /// The factor on the query of `position`.
+    pub fn at(self, position: usize) -> f32 {
+        let steps = ((position + 1) as f64 / f64::from(self.length)).floor();
+        (1.0 + f64::from(self.scale) * math::ln(1.0 + steps)) as f32
+    }
 }
 
 /// What follows attention in a layer.
@@ -195,6 +276,27 @@ pub enum FeedForward {
     Dense(Dense),
     /// A router chooses some of many networks for each token.
     Experts(Experts),
+    /// Both side by side, each with a norm behind it (`post_ffw_norm_1`, `post_ffw_norm_2`), added; the experts have another norm
+    /// in front (`pre_ffw_norm_2`).
+    Both(Dense, Experts),
+}
+
+impl FeedForward {
+    /// The network for every token, if there is one.
+    pub fn dense(&self) -> Option<&Dense> {
+        match self {
+            Self::Dense(dense) | Self::Both(dense, _) => Some(dense),
+            Self::Experts(_) => None,
+        }
+    }
+
+    /// The experts, if there are some.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            Self::Experts(experts) | Self::Both(_, experts) => Some(experts),
+            Self::Dense(_) => None,
+        }
+    }
 }
 
 /// A two-layer network.
@@ -252,8 +354,9 @@ pub struct Groups {
     pub best: usize,
 }
 
-/// A mixture of experts. A selection bias (`exp_probs_b.bias`), which chooses but does not weigh, a bias of the router and
-/// biases of experts apply where their tensors are present.
+/// A mixture of experts. A selection bias (`exp_probs_b.bias`), which chooses but does not weigh, a bias of the router, biases of
+/// experts, a factor of each on its weight (`ffn_down_exps.scale`) and weights of a norm in front of the router
+/// (`ffn_gate_inp.scale`, times the root of the width) apply where their tensors are present.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Experts {
     /// Number of experts.
@@ -272,6 +375,8 @@ pub struct Experts {
     pub renormalize: bool,
     /// Factor on the weights.
     pub scale: f32,
+    /// Whether the weights multiply what experts read instead of what they give.
+    pub weighs_input: bool,
     /// Width of the expert every token visits, if there is one.
     pub shared: Option<usize>,
     /// Whether the output of that expert is multiplied by the sigmoid of a learned gate.
@@ -290,6 +395,7 @@ impl Experts {
             groups: None,
             renormalize: true,
             scale: 1.0,
+            weighs_input: false,
             shared: None,
             shared_gate: true,
         }
@@ -299,6 +405,8 @@ impl Experts {
 /// The vocabulary head: norm, matrix, factor, softcap.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Head {
+    /// The norm in front, as its tensors are named.
+    pub norm: &'static str,
     /// Whether the embedding table is the matrix.
     pub tied: bool,
     /// Factor on logits.
@@ -316,25 +424,69 @@ impl Layer {
 }
 
 impl Blueprint {
-    /// Width of all query heads together.
+    /// Width of all query heads together, in layers with the usual heads.
     pub fn q_width(&self) -> usize {
-        self.heads * self.head_dim
+        self.heads * self.kv.head_dim
+    }
+
+    /// Refuses `layers` that cannot stand by themselves: what they read of other layers must be among them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with the reason.
+    pub fn check_cut(&self, layers: LayerRange) -> Result<()> {
+        let at = [layers.start() as usize, layers.end() as usize];
+        match at.into_iter().find(|&at| !self.may_cut(at)) {
+            None => Ok(()),
+            Some(_) if self.per_layer.is_some() => Err(Error::invalid(format!(
+                "layers {layers} of {}: every layer reads the token itself (per-layer embeddings), so the model is not cut and its \
+                 token ids go where it runs; run it whole on a machine you trust",
+                self.architecture
+            ))),
+            Some(at) => Err(Error::invalid(format!(
+                "layers {layers}: layers from {at} on read keys and values of layers before it; cut the model elsewhere"
+            ))),
+        }
+    }
+
+    /// Whether the model may be cut in front of layer `at`; its ends are no cuts.
+    pub fn may_cut(&self, at: usize) -> bool {
+        let reads = |layer: &Layer| layer.attention.source().is_some_and(|source| source < at);
+        at == 0
+            || at >= self.layers.len()
+            || (self.per_layer.is_none() && !self.layers[at..].iter().any(reads))
     }
 
     /// What a session remembers in layer `layer`.
     pub fn state_kind(&self, layer: usize) -> Kind {
         match self.layers[layer].attention {
-            Attention::Softmax(_) => Kind::Paged(KvShape::new(self.kv_heads, self.head_dim)),
+            Attention::Softmax(Softmax { source: Some(_), .. }) => Kind::Nothing,
+            Attention::Softmax(softmax) => Kind::Paged(softmax.kv),
             Attention::Recurrence(recurrence) => Kind::Recurrent { width: recurrence.width },
             Attention::DeltaNet(delta) => Kind::Recurrent { width: delta.state_len() },
             Attention::Latent(latent) => Kind::Paged(latent.shape()),
+            Attention::ShortConv(conv) => Kind::Recurrent { width: conv.state_len() },
         }
+    }
+
+    /// Whether the states of all layers go back to any position.
+    pub fn goes_back(&self) -> bool {
+        (0..self.layers.len()).all(|layer| self.state_kind(layer).goes_back())
     }
 
     /// What rows of a session of `kind` see in layer `layer`: how many positions, themselves included, if not all before
     /// them, and the rule of what lies beyond a window. A layer with a window of its own sees no further.
     pub fn sight(&self, layer: usize, kind: AttentionKind) -> (Option<usize>, Option<Sparse>) {
-        let own = self.layers[layer].attention.window();
+        let own = match self.layers[layer].attention {
+            // Where its block begins is the layer's own affair.
+            Attention::Softmax(Softmax { chunk: Some(_), window, .. }) => {
+                let narrowed = match kind {
+                    AttentionKind::Window(narrow) => Some(narrow as usize + 1),
+                    AttentionKind::Dense | AttentionKind::Sparse(_) => None,
+                };
+                return (window.into_iter().chain(narrowed).min(), None);
+            }
+            attention => attention.window(),
+        };
         match (kind, own) {
             (AttentionKind::Dense, own) | (AttentionKind::Sparse(_), own @ Some(_)) => (own, None),
             (AttentionKind::Window(window), own) => {
@@ -348,10 +500,11 @@ impl Blueprint {
     /// Width of what layer `layer` makes of the positions it sees, in front of its output matrix.
     pub fn mixed_width(&self, layer: usize) -> usize {
         match self.layers[layer].attention {
-            Attention::Softmax(_) => self.q_width(),
+            Attention::Softmax(softmax) => self.heads * softmax.kv.head_dim,
             Attention::Recurrence(recurrence) => recurrence.width,
             Attention::DeltaNet(delta) => delta.value_width(),
             Attention::Latent(latent) => self.heads * latent.value,
+            Attention::ShortConv(conv) => conv.width,
         }
     }
 
@@ -363,9 +516,11 @@ impl Blueprint {
         };
         let beyond = |layer: &Layer| {
             let routed = match &layer.feed_forward {
+                FeedForward::Both(..) => true,
                 FeedForward::Experts(experts) => {
                     let plain = experts.router == Router::Softmax && experts.groups.is_none();
                     !plain
+                        || experts.weighs_input
                         || !experts.shared_gate
                         || other(experts.activation)
                         || layer.has("exp_probs_b.bias")
@@ -374,9 +529,10 @@ impl Blueprint {
             };
             let inner = layer.has("attn_sub_norm.weight") || layer.has("ffn_sub_norm.weight");
             let whole =
-                layer.tensors.iter().any(|r| r.name == "attn_k_norm.weight" && r.dims[0] != self.head_dim);
+                layer.tensors.iter().any(|r| r.name == "attn_k_norm.weight" && r.dims[0] != self.kv.head_dim);
             let softmax = matches!(layer.attention, Attention::Softmax(softmax) if !softmax.gated);
             match () {
+                () if self.unusual(layer).is_some() => self.unusual(layer),
                 () if matches!(layer.attention, Attention::Latent(_)) => Some("latent attention"),
                 () if !softmax => Some("recurrent layers"),
                 () if layer.has("attn_sinks.weight") => Some("attention sinks"),
@@ -397,24 +553,41 @@ impl Blueprint {
         self.layers.iter().find_map(beyond)
     }
 
+    /// The first part of a layer with softmax attention, by its name, that only [`crate::executor::cpu`] and the oracle compute.
+    pub fn unusual(&self, layer: &Layer) -> Option<&'static str> {
+        let Attention::Softmax(softmax) = layer.attention else { return None };
+        match () {
+            () if softmax.kv != self.kv => Some("heads of several widths"),
+            () if softmax.source.is_some() => Some("keys and values shared between layers"),
+            () if softmax.chunk.is_some() => Some("attention in blocks"),
+            () if softmax.temperature.is_some() => Some("queries scaled by position"),
+            () if softmax.bare_norm.is_some() => Some("norms without weights"),
+            () if self.per_layer.is_some() => Some("per-layer embeddings"),
+            () if layer.has(LAYER_SCALE) => Some("scaled layers"),
+            () => None,
+        }
+    }
+
     /// Bytes each further position takes in the state of all layers: keys and values as f16.
     pub fn kv_bytes_per_token(&self) -> usize {
         (0..self.layers.len()).map(|layer| self.state_kind(layer).position_bytes()).sum()
     }
 
-    /// Width of all key heads, or of all value heads, together.
+    /// Width of all key heads, or of all value heads, together, in layers with the usual heads.
     pub fn kv_width(&self) -> usize {
-        self.kv_heads * self.head_dim
+        self.kv.kv_heads * self.kv.head_dim
     }
 
     /// The widest feed-forward network of any layer, experts and shared expert included.
     pub fn widest(&self) -> usize {
         self.layers
             .iter()
-            .map(|layer| match layer.feed_forward {
-                FeedForward::Dense(dense) => dense.width,
-                FeedForward::Experts(experts) => experts.width.max(experts.shared.unwrap_or(0)),
+            .map(|layer| {
+                let experts = layer.feed_forward.experts();
+                let experts = experts.map_or(0, |experts| experts.width.max(experts.shared.unwrap_or(0)));
+                layer.feed_forward.dense().map_or(0, |dense| dense.width).max(experts)
             })
+            .chain(self.per_layer)
             .max()
             .unwrap_or(0)
     }

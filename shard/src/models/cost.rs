@@ -25,8 +25,8 @@
 
 use scheduler::layer_cost::{LayerCost, LayerCosts};
 
-use super::{Attention, Blueprint, FeedForward, layer_name};
-use crate::{Error, Result, gguf::Gguf};
+use super::{Attention, Blueprint, layer_name};
+use crate::{Error, Result, gguf::Gguf, state::Kind};
 
 /// Products of weights that take as long as reading one byte of weights.
 const WEIGHTS_PER_BYTE: u64 = 4;
@@ -45,9 +45,9 @@ pub fn layer_costs(blueprint: &Blueprint, gguf: &Gguf) -> Result<LayerCosts> {
 
 fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
     let layer = &blueprint.layers[index];
-    let (used, count) = match layer.feed_forward {
-        FeedForward::Dense(_) => (1, 1),
-        FeedForward::Experts(experts) => (experts.used as u64, experts.count.max(1) as u64),
+    let (used, count) = match layer.feed_forward.experts() {
+        None => (1, 1),
+        Some(experts) => (experts.used as u64, experts.count.max(1) as u64),
     };
     let (mut whole, mut bytes, mut products) = (0, 0, 0);
     for rule in &layer.tensors {
@@ -58,24 +58,21 @@ fn one(blueprint: &Blueprint, gguf: &Gguf, index: usize) -> LayerCost {
         products += part(info.dims.iter().product());
     }
     // What a position costs to look back at and to keep, and what the state takes however long the session is.
-    let (seen_work, position_bytes, state_bytes) = match layer.attention {
-        Attention::Softmax(_) | Attention::Latent(_) => {
-            let position_bytes = blueprint.state_kind(index).position_bytes() as u64;
-            let values = match layer.attention {
-                Attention::Latent(latent) => latent.rank,
-                _ => blueprint.head_dim,
-            };
-            let products = (blueprint.q_width() + blueprint.heads * values) as u64;
-            (position_bytes + products / SCORES_PER_BYTE, position_bytes, 0)
+    let (seen_work, position_bytes, state_bytes) = match layer.attention.kv() {
+        Some(shape) => {
+            let seen_bytes = Kind::Paged(shape).position_bytes() as u64;
+            let products = (blueprint.heads * (shape.head_dim + shape.value_dim())) as u64;
+            let kept_bytes = blueprint.state_kind(index).position_bytes() as u64;
+            (seen_bytes + products / SCORES_PER_BYTE, kept_bytes, 0)
         }
-        Attention::Recurrence(_) | Attention::DeltaNet(_) => {
-            (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64)
-        }
+        None => (0, 0, blueprint.state_kind(index).bytes(blueprint.context) as u64),
     };
     // A delta net reads and writes its state for every row.
     let state_work = match layer.attention {
         Attention::DeltaNet(delta) => 2 * (delta.matrices_len() * size_of::<f32>()) as u64,
-        Attention::Softmax(_) | Attention::Latent(_) | Attention::Recurrence(_) => 0,
+        Attention::Softmax(_) | Attention::Latent(_) | Attention::Recurrence(_) | Attention::ShortConv(_) => {
+            0
+        }
     };
     let figure = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
     LayerCost {

@@ -25,12 +25,15 @@ mod fixture;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod lfm2;
 pub mod limits;
 mod llama;
+mod llama4;
 mod minimax_m2;
 mod nemotron;
 mod olmo2;
@@ -51,8 +54,8 @@ mod starcoder2;
 mod tensors;
 
 pub use blueprint::{
-    ATTENTION_NORM, Activation, Attention, Blueprint, Dense, Experts, FeedForward, Groups, Head, Latent,
-    Layer, Norm, NormKind, Recurrence, Router, Softmax,
+    ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Dense, Experts, FeedForward, Groups, Head,
+    LAYER_SCALE, Latent, Layer, Norm, NormKind, Recurrence, Router, ShortConv, Softmax, Temperature,
 };
 pub use cost::layer_costs;
 pub use rope::{Frequencies, Rope, Scaling};
@@ -84,6 +87,7 @@ pub static ALL: &[Architecture] = &[
     Architecture { name: "qwen3", covers: "Qwen 3", read: qwen3::read },
     Architecture { name: "gemma2", covers: "Gemma 2", read: gemma2::read },
     Architecture { name: "gemma3", covers: "Gemma 3 (text)", read: gemma3::read },
+    Architecture { name: "gemma4", covers: "Gemma 4 (text)", read: gemma4::read },
     Architecture { name: "phi3", covers: "Phi 3, Phi 3.5, Phi 4", read: phi3::read },
     Architecture { name: "starcoder2", covers: "StarCoder 2", read: starcoder2::read },
     Architecture { name: "glm4", covers: "GLM 4 (0414)", read: glm4::read },
@@ -115,6 +119,8 @@ pub static ALL: &[Architecture] = &[
         covers: "DeepSeek V2, V2.5, V3, V3.1, R1, Kimi K2, Moonlight",
         read: deepseek2::read,
     },
+    Architecture { name: "llama4", covers: "Llama 4 Scout, Maverick (text)", read: llama4::read },
+    Architecture { name: "lfm2", covers: "LFM 2 350M, 700M, 1.2B, 2.6B", read: lfm2::read },
     Architecture { name: "bitnet-b1.58", covers: "BitNet b1.58 2B4T", read: bitnet::read },
     Architecture { name: "qwen3next", covers: "Qwen 3 Next, Qwen 3 Coder Next", read: qwen3next::read },
     Architecture { name: "qwen35", covers: "Qwen 3.5 and 3.6, dense (text)", read: qwen35::read },

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error, Result,
     gguf::{Gguf, Metadata},
-    kernels::{DeltaShape, Pairing},
+    kernels::{DeltaShape, KvShape, Pairing},
 };
 
 /// The sizes that every family states.
@@ -31,7 +31,23 @@ impl Sizes {
     /// Softmax attention with rope 0 and the usual factor.
     pub fn attention(&self, window: Option<usize>) -> Softmax {
         let scale = 1.0 / (self.head_dim as f32).sqrt();
-        Softmax { rope: Some(0), window, scale, softcap: None, gated: false }
+        Softmax {
+            kv: self.kv(),
+            rope: Some(0),
+            window,
+            chunk: None,
+            scale,
+            temperature: None,
+            softcap: None,
+            gated: false,
+            bare_norm: None,
+            source: None,
+        }
+    }
+
+    /// Key and value heads.
+    pub fn kv(&self) -> KvShape {
+        KvShape::new(self.kv_heads, self.head_dim)
     }
 }
 
@@ -117,23 +133,65 @@ impl<'g> Reader<'g> {
         if !self.present(&key) {
             return Ok(None);
         }
-        let value = match self.metadata().u64(&key) {
-            Some(value) => value,
-            None => {
-                let list = self.metadata().u64s(&key).unwrap_or_default();
-                let Some(&first) = list.first() else {
-                    return Err(Error::malformed(key, "is no count"));
-                };
-                if list.iter().any(|&v| v != first) {
-                    return Err(Error::unsupported(format!("{key} that differs between layers")));
-                }
-                first
-            }
+        let list = match self.metadata().u64(&key) {
+            Some(value) => vec![value],
+            None => self.metadata().u64s(&key).unwrap_or_default(),
         };
-        match usize::try_from(value) {
-            Ok(value) if value <= max => Ok((value > 0).then_some(value)),
-            _ => Err(Error::malformed(key, format!("is {value}, the limit is {max}"))),
+        let Some(&first) = list.first() else {
+            return Err(Error::malformed(key, "is no count"));
+        };
+        if list.iter().any(|&v| v != first) {
+            return Err(Error::unsupported(format!("{key} that differs between layers")));
         }
+        match usize::try_from(first) {
+            Ok(value) if value <= max => Ok((value > 0).then_some(value)),
+            _ => Err(Error::malformed(key, format!("is {first}, the limit is {max}"))),
+        }
+    }
+
+    /// A count in `1..=max` for each layer: a list, or one value for all of them.
+    pub fn each(&self, name: &str, max: usize, sizes: &Sizes) -> Result<Vec<usize>> {
+        let key = self.key(name);
+        let Some(list) = self.metadata().u64s(&key) else {
+            return Ok(vec![self.size(name, max)?; sizes.layers]);
+        };
+        if list.len() < sizes.layers {
+            return Err(Error::malformed(key, "has fewer entries than there are layers"));
+        }
+        let one = |&value: &u64| match usize::try_from(value) {
+            Ok(value) if (1..=max).contains(&value) => Ok(value),
+            _ => Err(Error::malformed(key.clone(), format!("holds {value}, the limits are 1 and {max}"))),
+        };
+        list[..sizes.layers].iter().map(one).collect()
+    }
+
+    /// A count of at most `max` for each layer of a list; none where it is zero.
+    pub fn each_or_none(&self, name: &str, max: usize) -> Result<Vec<usize>> {
+        let key = self.key(name);
+        let list =
+            self.metadata().u64s(&key).ok_or_else(|| Error::malformed(&key, "is no list of counts"))?;
+        let one = |&value: &u64| match usize::try_from(value) {
+            Ok(value) if value <= max => Ok(value),
+            _ => Err(Error::malformed(&key, format!("holds {value}, the limit is {max}"))),
+        };
+        list.iter().map(one).collect()
+    }
+
+    /// The first of what [`Reader::each`] reads.
+    fn first(&self, name: &str, max: usize) -> Result<Option<usize>> {
+        let key = self.key(name);
+        match self.metadata().u64s(&key).and_then(|list| list.first().copied()) {
+            None => self.size_opt(name, max),
+            Some(value) => match usize::try_from(value) {
+                Ok(value) if value <= max => Ok((value > 0).then_some(value)),
+                _ => Err(Error::malformed(key, format!("holds {value}, the limits are 1 and {max}"))),
+            },
+        }
+    }
+
+    /// Whether the file states a count of zero.
+    pub fn is_zero(&self, name: &str) -> bool {
+        self.metadata().u64(&self.key(name)) == Some(0)
     }
 
     /// A count in `1..=max` that must be there.
@@ -199,18 +257,27 @@ impl<'g> Reader<'g> {
 
     /// The sizes every family states, of heads whose keys and values are equally wide.
     pub fn sizes(&self) -> Result<Sizes> {
-        self.sizes_of_heads(true)
+        self.sizes_of_heads(true, Self::size_opt)
     }
 
     /// As [`Reader::sizes`], of heads whose values may have another width.
     pub fn sizes_of_keys(&self) -> Result<Sizes> {
-        self.sizes_of_heads(false)
+        self.sizes_of_heads(false, Self::size_opt)
     }
 
-    fn sizes_of_heads(&self, equal: bool) -> Result<Sizes> {
+    /// As [`Reader::sizes`]; key heads and the width of the feed-forward network are those of the first layer, see [`Reader::each`].
+    pub fn sizes_varying(&self) -> Result<Sizes> {
+        self.sizes_of_heads(true, Self::first)
+    }
+
+    fn sizes_of_heads(
+        &self,
+        equal: bool,
+        of_layers: impl Fn(&Self, &str, usize) -> Result<Option<usize>>,
+    ) -> Result<Sizes> {
         let hidden = self.size("embedding_length", limits::HIDDEN)?;
         let heads = self.size("attention.head_count", limits::HEADS)?;
-        let kv_heads = self.size_opt("attention.head_count_kv", limits::HEADS)?.unwrap_or(heads);
+        let kv_heads = of_layers(self, "attention.head_count_kv", limits::HEADS)?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             let key = self.key("attention.head_count_kv");
             return Err(Error::malformed(key, format!("{kv_heads} does not divide {heads} heads")));
@@ -242,7 +309,7 @@ impl<'g> Reader<'g> {
         let blocks = self.size("block_count", limits::LAYERS)?;
         let unused_layers = self.size_opt("nextn_predict_layers", blocks - 1)?.unwrap_or(0);
         // Models of experts alone may state no other width.
-        let feed_forward = match self.size_opt("feed_forward_length", limits::FEED_FORWARD)? {
+        let feed_forward = match of_layers(self, "feed_forward_length", limits::FEED_FORWARD)? {
             Some(width) => width,
             None => self
                 .size_opt("expert_feed_forward_length", limits::FEED_FORWARD)?
@@ -412,15 +479,15 @@ impl<'g> Reader<'g> {
             hidden: sizes.hidden,
             vocab: sizes.vocab,
             heads: sizes.heads,
-            kv_heads: sizes.kv_heads,
-            head_dim: sizes.head_dim,
+            kv: sizes.kv(),
             norm,
             embedding_scale: 1.0,
             residual_scale: 1.0,
             ropes,
             layers,
-            head: Head { tied: !self.has("output.weight"), scale: 1.0, softcap: None },
+            head: Head { norm: "output_norm", tied: !self.has("output.weight"), scale: 1.0, softcap: None },
             unused_layers: sizes.unused_layers,
+            per_layer: None,
             tensors,
         }
     }

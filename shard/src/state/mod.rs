@@ -18,6 +18,7 @@
 //!
 //! [`prefix`] keeps finished sessions for prompts that begin alike.
 
+mod nothing;
 pub mod paged;
 pub mod prefix;
 pub mod recurrent;
@@ -27,6 +28,7 @@ use std::any::Any;
 use scheduler::AttentionKind;
 
 use crate::{Error, Result, kernels::KvShape};
+pub use nothing::Nothing;
 pub use paged::Paged;
 pub use prefix::PrefixCache;
 pub use recurrent::Recurrent;
@@ -45,6 +47,8 @@ pub enum Kind {
         /// Its values.
         width: usize,
     },
+    /// Nothing of its own: the layer reads the keys and values of an earlier one.
+    Nothing,
 }
 
 impl Kind {
@@ -53,6 +57,7 @@ impl Kind {
         match self {
             Self::Paged(shape) => Paged::bytes_for(shape, positions),
             Self::Recurrent { width } => Recurrent::bytes_for(width, positions),
+            Self::Nothing => 0,
         }
     }
 
@@ -60,7 +65,15 @@ impl Kind {
     pub fn position_bytes(self) -> usize {
         match self {
             Self::Paged(shape) => shape.position_len() * size_of::<u16>(),
-            Self::Recurrent { .. } => 0,
+            Self::Recurrent { .. } | Self::Nothing => 0,
+        }
+    }
+
+    /// Whether a state goes back to any position; where it does not, what follows a checkpoint is computed again.
+    pub fn goes_back(self) -> bool {
+        match self {
+            Self::Paged(_) | Self::Nothing => true,
+            Self::Recurrent { .. } => false,
         }
     }
 
@@ -69,6 +82,7 @@ impl Kind {
         match self {
             Self::Paged(shape) => Box::new(Paged::new(shape, limit)),
             Self::Recurrent { width } => Box::new(Recurrent::new(width)),
+            Self::Nothing => Box::new(Nothing),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Text to token ids and back, as the model was trained.
 //!
 //! What: a [`Tokenizer`] is built from the `tokenizer.ggml.*` metadata of a GGUF file, with or without weights in it.
-//! Byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`) are here; WordPiece (`bert`), unigram (`t5`) and others
+//! Byte-level BPE (`gpt2`), SentencePiece BPE (`llama`) and its variant with merges (`gemma4`) are here; WordPiece (`bert`), unigram (`t5`) and others
 //! are refused by name. [`chat`] renders conversations with the model's own template.
 //!
 //! Why our own: text comes from strangers and so do vocabularies. Nothing here backtracks, recurses over input or looks at anything
@@ -130,7 +130,7 @@ impl Tokenizer {
         }
         let spm = match d.model {
             "gpt2" => false,
-            "llama" => true,
+            "llama" | "gemma4" => true,
             other => return Err(Error::unsupported(format!("tokenizer {other} (tokenizer.ggml.model)"))),
         };
         let id = |given: Option<u64>, default: Option<u32>| match given {
@@ -158,13 +158,16 @@ impl Tokenizer {
             }
             vocabulary.push(&bytes, kind(id))?;
         }
-        let add_space_prefix = d.add_space_prefix.unwrap_or(true);
+        let listed = d.model == "gemma4";
+        let add_space_prefix = d.add_space_prefix.unwrap_or(!listed);
         let (model, add_bos) = if spm {
             let options = spm::Options {
                 add_space_prefix,
                 remove_extra_whitespaces: d.remove_extra_whitespaces.unwrap_or(false),
             };
-            (Model::Spm(Box::new(spm::Spm::new(&vocabulary, &d.scores, unknown, options))), true)
+            let spm = spm::Spm::new(&vocabulary, &d.scores, unknown, options);
+            let spm = if listed { spm.with_merges(&vocabulary, &d.merges)? } else { spm };
+            (Model::Spm(Box::new(spm)), true)
         } else {
             let rule = pretokenize::by_name(d.pre.unwrap_or("default"))?;
             if d.merges.is_empty() {

@@ -4,11 +4,17 @@
 //! those with the best score are joined, the leftmost first. Characters without a token become the tokens of their
 //! bytes, or the unknown token where the file has none for bytes. Scores are turned into ranks at load, so the
 //! comparison in the heap is of integers and a NaN in the file cannot upset it.
+//!
+//! Files of gemma 4 (`tokenizer.ggml.model = gemma4`) spell text in the same way and have a list of merges instead of scores:
+//! neighbors are joined in the order of the list, and never across the end of a run of line breaks.
+
+use std::collections::HashMap;
 
 use super::{
     merge::{Merger, Rules, Symbol},
     vocabulary::{Index, Kind, Vocabulary},
 };
+use crate::{Error, Result};
 
 /// How SentencePiece spells a space.
 pub const SPACE: char = '\u{2581}';
@@ -16,14 +22,21 @@ pub const SPACE: char = '\u{2581}';
 /// Everything that encoding needs beside the vocabulary.
 pub struct Spm {
     index: Index,
-    /// By id: the smaller the better.
-    ranks: Vec<u32>,
+    order: Order,
     bytes: [Option<u32>; 256],
     unknown: Option<u32>,
     /// Whether no token reaches over the end of a word, so that words can be merged one by one: the same tokens from
     /// a heap that stays in the cache.
     words: bool,
     options: Options,
+}
+
+/// Which neighbors are joined first.
+enum Order {
+    /// Those whose joined text is the best token; by id, the smaller the better.
+    Ranks(Vec<u32>),
+    /// Those of the list, by the tokens of both sides: place in the list and joined token.
+    Merges(HashMap<(u32, u32), (u32, u32)>),
 }
 
 /// How text is prepared.
@@ -51,10 +64,15 @@ struct Joins<'a> {
 
 impl Rules for Joins<'_> {
     fn join(&self, left: &Symbol, right: &Symbol) -> Option<(u32, u32)> {
-        let start = left.start as usize;
-        let text = &self.text[start..start + (left.len + right.len) as usize];
-        let id = self.spm.index.find(self.vocabulary, text)?;
-        Some((self.spm.ranks[id as usize], id))
+        match &self.spm.order {
+            Order::Ranks(ranks) => {
+                let start = left.start as usize;
+                let text = &self.text[start..start + (left.len + right.len) as usize];
+                let id = self.spm.index.find(self.vocabulary, text)?;
+                Some((ranks[id as usize], id))
+            }
+            Order::Merges(merges) => merges.get(&(left.id, right.id)).copied(),
+        }
     }
 }
 
@@ -78,7 +96,28 @@ impl Spm {
             .ids(|kind| matches!(kind, Kind::Normal | Kind::UserDefined | Kind::Unused))
             .filter_map(|id| std::str::from_utf8(vocabulary.text(id)).ok())
             .all(|text| text.is_empty() || word_end(text) == text.len());
-        Self { index, ranks, bytes, unknown, words, options }
+        Self { index, order: Order::Ranks(ranks), bytes, unknown, words, options }
+    }
+
+    /// The same that joins by a list instead of scores: lines of two texts with a space between them, best first.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for a line that is something else, or whose texts or result are no tokens.
+    pub fn with_merges(self, vocabulary: &Vocabulary, merges: &[impl AsRef<str>]) -> Result<Self> {
+        let mut table = HashMap::with_capacity(merges.len());
+        for (rank, line) in merges.iter().enumerate() {
+            let line = line.as_ref();
+            let token = |text: &str| self.index.find(vocabulary, text.as_bytes());
+            let sides = line.split_once(' ').and_then(|(left, right)| {
+                Some((token(left)?, token(right)?, token(&format!("{left}{right}"))?))
+            });
+            let Some((left, right, joined)) = sides else {
+                let field = format!("tokenizer.ggml.merges[{rank}]");
+                return Err(Error::malformed(field, format!("{line:?} is not two tokens that make a third")));
+            };
+            table.entry((left, right)).or_insert((rank as u32, joined));
+        }
+        Ok(Self { order: Order::Merges(table), ..self })
     }
 
     /// Appends the tokens of `text`, which has no special tokens in it. `first` says that it begins the text or
@@ -96,6 +135,10 @@ impl Spm {
         let mut rest = spelled.as_str();
         while !rest.is_empty() {
             let end = if self.words { word_end(rest) } else { rest.len() };
+            let end = match self.order {
+                Order::Ranks(_) => end,
+                Order::Merges(_) => end.min(line_end(rest)),
+            };
             let (word, after) = rest.split_at(end);
             self.encode_word(vocabulary, word, merger, ids);
             rest = after;
@@ -148,6 +191,12 @@ impl Spm {
 fn word_end(text: &str) -> usize {
     let begin = text.len() - text.trim_start_matches(SPACE).len();
     text[begin..].find(SPACE).map_or(text.len(), |at| begin + at)
+}
+
+/// Where the first run of line breaks, or of anything else, ends in `text`.
+fn line_end(text: &str) -> usize {
+    let breaks = text.starts_with('\n');
+    text.find(|c: char| (c == '\n') != breaks).unwrap_or(text.len())
 }
 
 /// A number that grows as `score` does; every NaN has its place.

@@ -143,25 +143,14 @@ pub fn copy<Tensors: IntoIterator<Item = Copied>>(
     mut tensor: impl FnMut(&Tensor<'_>) -> Tensors,
 ) -> Arc<Gguf> {
     let mut writer = Writer::new();
-    let mut put = |key: &str, value: &Value<'_>| {
-        match value {
-            Value::String(text) => writer.add_str(key, text),
-            Value::U32(number) => writer.add_u32(key, *number),
-            Value::U64(number) => writer.add_u64(key, *number),
-            Value::F32(number) => writer.add_f32(key, *number),
-            Value::Bool(truth) => writer.add_bool(key, *truth),
-            _ => return,
-        };
-    };
     for (key, value) in gguf.metadata().iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
         if !metadata.iter().any(|(changed, _)| *changed == key) {
-            put(key, &value);
+            writer.add_value(key, value);
         }
     }
-    metadata
-        .iter()
-        .filter_map(|(key, value)| Some((key, value.as_ref()?)))
-        .for_each(|(key, value)| put(key, value));
+    metadata.iter().filter_map(|(key, value)| Some((key, value.clone()?))).for_each(|(key, value)| {
+        writer.add_value(key, value);
+    });
     let tensors: Vec<Copied> =
         gguf.tensors().iter().flat_map(|info| tensor(&gguf.require(&info.name).unwrap())).collect();
     for copied in &tensors {

@@ -17,6 +17,7 @@ import sys
 import numpy as np
 import torch
 
+import gemma4
 import hf_dir
 import hybrid
 import mapping
@@ -57,9 +58,9 @@ def draw(family, name, shape, rng):
         return normal(1.5)
     if inner == "lm_head.bias":
         return normal(0.5)
-    delta = hybrid.draw(inner, shape, rng, family.residual)
-    if delta is not None:
-        return delta
+    own = gemma4.draw(inner, shape, rng) if family.arch == "gemma4" else hybrid.draw(inner, shape, rng, family.residual)
+    if own is not None:
+        return own
     if inner == "lm_head.weight":
         rows = torch.exp(0.5 * torch.randn(shape[0], 1, generator=rng))
         return normal(family.head_gain / 2 / math.sqrt(hidden)) * rows
@@ -72,11 +73,11 @@ def draw(family, name, shape, rng):
         return normal(0.5 if re.search(r"[qk]_proj", inner) else 0.1 * family.residual if writes else 0.1)
     if "norm" in inner:
         weight = 1.0 + 0.25 * torch.randn(shape, generator=rng)
-        if inner in ("model.norm.weight", "model.final_layernorm.weight") and tied:
+        if inner in ("model.norm.weight", "model.final_layernorm.weight", "model.embedding_norm.weight") and tied:
             sign = torch.where(torch.rand(shape, generator=rng) < 0.5, -1.0, 1.0)
             embed = family.residual / math.sqrt(hidden) if gemma else family.residual
             weight = weight * sign * family.head_gain / 2 / math.sqrt(hidden) / embed
-        elif re.search(r"[qk]_norm", inner):
+        elif re.search(r"[qk]_(layer)?norm", inner):
             weight = weight * side
         elif mapping.NORMS.get(family.arch, {}).get(inner.split(".")[0], "").startswith("post_"):
             weight = weight * 0.7
@@ -89,12 +90,19 @@ def draw(family, name, shape, rng):
     if re.search(r"[qk]_proj", inner):
         return normal(side / math.sqrt(hidden))
     if inner in ("mlp.gate.weight", "mlp.shared_expert_gate.weight", "mlp.router.weight",
-                 "block_sparse_moe.router.weight"):
+                 "block_sparse_moe.router.weight", "feed_forward.router.weight"):
         return normal(1.5 / math.sqrt(hidden))
     if family.arch == "gpt-oss" and ".experts." in inner:
         # [E, in, out]; large gates and ups, so that the clamps act
         gain = 1.6 / 8 if "down" in inner else 4.0
         return normal(gain * family.residual / math.sqrt(shape[-2]))
+    if inner == "conv.conv.weight":
+        return normal(0.7)
+    if family.arch == "lfm2" and re.search(r"out_proj|w2", inner):
+        return normal((2.5 if "conv" in inner else 1.5) * family.residual / math.sqrt(shape[-1]))
+    if family.arch == "llama4" and ".experts." in inner:
+        # [E, in, out]
+        return normal((1.6 * family.residual if "down" in inner else 1.0) / math.sqrt(shape[-2]))
     gains = {"dense": 1.3 * family.residual, "fc2": 1.6 * family.residual, "o_proj": 1.3 * family.residual, "down_proj": 1.6 * family.residual, "c_proj": 1.5 * family.residual}
     gain = next((g for key, g in gains.items() if key in inner), 1.0)
     return normal(gain / math.sqrt(shape[-1]))
@@ -109,6 +117,8 @@ def build(family):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(exact(torch.randn(buffer.shape, generator=rng) * 0.3))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(exact(gemma4.scalar(rng)))
     return model
 
 

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import torch
 
+import gemma4
 import hybrid
 import spec
 import vocab as vocabulary
@@ -42,6 +43,24 @@ LAYER = {
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.router": "ffn_gate_inp",
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.gate_proj": "ffn_gate",
+    "feed_forward.up_proj": "ffn_up",
+    "feed_forward.down_proj": "ffn_down",
+    "feed_forward.shared_expert.gate_proj": "ffn_gate_shexp",
+    "feed_forward.shared_expert.up_proj": "ffn_up_shexp",
+    "feed_forward.shared_expert.down_proj": "ffn_down_shexp",
     "self_attn.dense": "attn_output",
     "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down",
@@ -73,7 +92,7 @@ NAMED_NORMS = {"post_attention_layernorm": "post_attention_norm"}
 PERMUTED = ("llama", "smollm3", "granite", "granitemoe", "arcee")
 LAYER_NORM = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps", "command-r": "layer_norm_eps", "phi2": "layer_norm_eps", "nemotron": "norm_eps"}
 NORMS = {"olmo2": POST_NORMS, "exaone4": POST_NORMS, "gpt-oss": NAMED_NORMS, "seed_oss": NAMED_NORMS,
-         "glm4moe": NAMED_NORMS, "gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS} | dict.fromkeys(hybrid.ARCHS, hybrid.NORMS)
+         "glm4moe": NAMED_NORMS, "gemma2": GEMMA_NORMS, "gemma3": GEMMA_NORMS, "glm4": GLM_NORMS, "gemma4": gemma4.NORMS} | dict.fromkeys(hybrid.ARCHS, hybrid.NORMS)
 
 
 def permute(weight, heads):
@@ -92,16 +111,28 @@ def tensors(family, state):
         inner = stem.split(".", 2)[-1] + "." + suffix
         if "norm" in stem and suffix == "weight" and (one_more(arch) or hybrid.zero_centered(arch, inner)):
             array = array + np.float32(1.0)
-        if full.startswith("lm_head."):
+        if arch == "gemma4" and (name := gemma4.renamed(stem, suffix)):
+            yield name, array
+        elif full.startswith("lm_head."):
             if not config.tie_word_embeddings:
                 yield f"output.{suffix}", array
         elif stem == "embed_tokens":
             yield "token_embd.weight", array
+        elif stem == "embedding_norm":
+            yield f"token_embd_norm.{suffix}", array
         elif stem in ("norm", "final_layernorm"):
             yield f"output_norm.{suffix}", array
         elif suffix in ("sinks", "e_score_correction_bias"):
             block = "blk." + stem.split(".")[1]
             yield f"{block}.{'attn_sinks.weight' if suffix == 'sinks' else 'exp_probs_b.bias'}", array
+        elif arch == "llama4" and ".experts" in stem:
+            # [E, in, out], gate and up one after the other
+            block, array = "blk." + stem.split(".")[1], array.swapaxes(1, 2)
+            if suffix == "down_proj":
+                yield f"{block}.ffn_down_exps.weight", array
+            else:
+                for part, half in zip(("gate", "up"), np.split(array, 2, axis=1)):
+                    yield f"{block}.ffn_{part}_exps.weight", half
         elif arch == "gpt-oss" and ".experts" in stem:
             yield from gpt_oss_experts("blk." + stem.split(".")[1], suffix, array)
         elif experts := re.fullmatch(r"layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(gate_up|down)_proj", full.removeprefix("model.")):
@@ -128,6 +159,8 @@ def tensors(family, state):
             name = names[inner]
             if arch in PERMUTED and name in ("attn_q", "attn_k"):
                 array = permute(array, config.num_attention_heads if name == "attn_q" else config.num_key_value_heads)
+            if name == "shortconv.conv":
+                array = array.reshape(array.shape[0], array.shape[-1])
             if name == "ffn_gate_inp_shexp":
                 array = array.reshape(-1)
             yield f"blk.{layer}.{name}.{suffix}", array
@@ -135,7 +168,7 @@ def tensors(family, state):
 
 def one_more(arch):
     """Whether norms multiply by one more than the stored weight."""
-    return arch.startswith("gemma") or arch == "nemotron"
+    return arch in ("gemma", "gemma2", "gemma3", "nemotron")
 
 
 def gpt_oss_experts(block, suffix, array):
@@ -151,7 +184,7 @@ def gpt_oss_experts(block, suffix, array):
 
 def stored(name, array):
     """The array in the type it has in the file; asserts that nothing is lost."""
-    if array.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name or name.endswith(".bias"):
+    if array.ndim == 1 or "ffn_gate_inp" in name or "ssm_conv1d" in name or "shortconv.conv" in name or name.endswith(".bias"):
         return np.ascontiguousarray(array, dtype=np.float32)
     half = np.ascontiguousarray(array, dtype=np.float16)
     assert np.array_equal(half.astype(np.float32), array), name
@@ -177,7 +210,7 @@ def llama3_factors(head_dim, rope):
 def rope_metadata(writer, family, head_dim):
     config, arch = family.config, family.arch
     rope = config.rope_parameters
-    if arch == "gemma2":
+    if arch in ("gemma2", "gemma4"):
         return
     if arch == "gemma3":
         full = rope["full_attention"]
@@ -188,7 +221,7 @@ def rope_metadata(writer, family, head_dim):
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope["rope_type"]
-    if arch in PERMUTED or arch == "deepseek2":
+    if arch in PERMUTED or arch in ("deepseek2", "llama4"):
         writer.add_rope_dimension_count(head_dim)
     if "partial_rotary_factor" in rope:
         writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
@@ -222,19 +255,32 @@ def metadata(writer, family, head_dim):
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    if hasattr(config, "intermediate_size"):
+    if arch == "gemma4":
+        gemma4.metadata(writer, config)
+    elif arch == "llama4":
+        writer.add_feed_forward_length(config.intermediate_size_mlp)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+        writer.add_sliding_window(config.attention_chunk_size)
+        writer.add_attn_temperature_length(config.floor_scale)
+        writer.add_attn_temperature_scale(config.attn_scale)
+    elif hasattr(config, "intermediate_size"):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(1 if arch == "deepseek2" else config.num_key_value_heads)
+    if arch == "lfm2":
+        writer.add_head_count_kv([0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types])
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    elif arch != "gemma4":
+        writer.add_head_count_kv(1 if arch == "deepseek2" else config.num_key_value_heads)
     if arch == "llama":
         writer.add_vocab_size(config.vocab_size)
     if arch in LAYER_NORM:
         writer.add_layer_norm_eps(getattr(config, LAYER_NORM[arch]))
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_layer_norm_rms_eps(config.norm_eps if arch == "lfm2" else config.rms_norm_eps)
     if arch == "deepseek2":
         latent_metadata(writer, config)
-    elif head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4"):
+    elif arch != "gemma4" and (head_dim * config.num_attention_heads != config.hidden_size or arch in ("gemma", "gemma2", "gemma3", "qwen3", "glm4")):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if arch in ("gemma2", "gemma3", "gpt-oss", "exaone4", "cohere2") or family.name == "olmo3":
@@ -269,7 +315,7 @@ def metadata(writer, family, head_dim):
     if arch == "phi3":
         writer.add_sliding_window(0)
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    if experts:
+    if experts and arch != "gemma4":
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if arch in ("qwen2moe", "qwen3moe", "qwen3next", "qwen35moe"):
@@ -295,6 +341,8 @@ def latent_metadata(writer, config):
 
 
 def head_dim(config):
+    if config.model_type == "gemma4_text":
+        return gemma4.heads(config, "sliding_attention")[0]
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 

@@ -30,6 +30,11 @@ def global_plain(config):
     config.rope_parameters = config.rope_parameters | {"full_attention": spec.default_rope(1e6)}
 
 
+def all_pairs(config):
+    full = config.rope_parameters["full_attention"] | {"partial_rotary_factor": 1.0}
+    config.rope_parameters = config.rope_parameters | {"full_attention": full}
+
+
 def swapped_factors(config):
     rope(long_factor=config.rope_parameters["short_factor"])(config)
 
@@ -85,6 +90,14 @@ MISTAKES = [
     ("deepseek_v3", "pairs rotate in halves", put(rope_interleave=False)),
     ("deepseek_v3", "not renormalized", put(norm_topk_prob=False)),
     ("deepseek_v3", "softmax without the factor of yarn", rope(mscale=1e-9, mscale_all_dim=1e-9)),
+    ("llama4", "blocks of 128", put(attention_chunk_size=128)),
+    ("llama4", "no factor by position", put(attn_temperature_tuning=False)),
+    ("llama4", "no q and k norm", put(use_qk_norm=False)),
+    ("gemma4", "window off by one", put(sliding_window=25)),
+    ("gemma4", "all pairs turn on wide heads", all_pairs),
+    ("gemma4", "no final soft-cap", put(final_logit_softcapping=None)),
+    ("gemma4_moe", "one expert", put(top_k_experts=1)),
+    ("gemma4_e", "all pairs turn on wide heads", all_pairs),
 ]
 
 

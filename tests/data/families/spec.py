@@ -55,6 +55,11 @@ SEEDS = {
     "qwen35moe": 0,
     "deepseek_v2": 2,
     "deepseek_v3": 0,
+    "llama4": 1,
+    "lfm2": 0,
+    "gemma4": 15,
+    "gemma4_moe": 8,
+    "gemma4_e": 4,
 }
 
 
@@ -158,6 +163,19 @@ def families():
     phi2["layer_norm_eps"] = phi2.pop("rms_norm_eps")
     nemotron = base(302, 64, 4, 2, 128, 3, 1e-5, False, plain | {"partial_rotary_factor": 0.5})
     nemotron["norm_eps"] = nemotron.pop("rms_norm_eps")
+    lfm2 = base(326, 64, 4, 2, 96, 5, 1e-5, True, default_rope(1e6), conv_L_cache=3, block_auto_adjust_ff_dim=False,
+                layer_types=["conv", "conv", "full_attention", "conv", "full_attention"], bos_token_id=None, eos_token_id=None)
+    lfm2["norm_eps"] = lfm2.pop("rms_norm_eps")
+    proportional = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    gemma4 = {"full_attention": proportional, "sliding_attention": plain}
+
+    def gemma4_config(vocab, kinds, **more):
+        kinds = [{"w": "sliding_attention", "f": "full_attention"}[kind] for kind in kinds]
+        sizes = base(vocab, 64, 4, 2, 96, len(kinds), 1e-6, True, gemma4, head_dim=16, global_head_dim=32,
+                     sliding_window=24, layer_types=kinds, final_logit_softcapping=12.0)
+        return tf.Gemma4TextConfig(**sizes, **(dict(hidden_size_per_layer_input=0) | more))
+
+    one_key = dict(attention_k_eq_v=True, num_global_key_value_heads=1)
     olmo3 = {"full_attention": yarn(10000.0, 4.0, 128), "sliding_attention": plain}
     granite = dict(embedding_multiplier=0.5, logits_scaling=2.0, residual_multiplier=0.7, attention_multiplier=0.3)
     quarter = default_rope(1e7) | {"partial_rotary_factor": 0.25}
@@ -269,7 +287,20 @@ def families():
         Family("deepseek_v3", "deepseek2", tf.DeepseekV3ForCausalLM,
                tf.DeepseekV3Config(**base(321, 64, 4, 4, 96, 3, 1e-6, False, latent_yarn(1.0), **latent(48, 40, 24, 8, 32),
                                           **groups, norm_topk_prob=True, n_shared_experts=1, routed_scaling_factor=2.5,
-                                          num_mtp_layers=0))),
+                                          num_mtp_layers=0)), hf="bf16", hf_style="v5"),
+        Family("lfm2", "lfm2", tf.Lfm2ForCausalLM, tf.Lfm2Config(**lfm2)),
+        Family("llama4", "llama4", tf.Llama4ForCausalLM,
+               tf.Llama4TextConfig(**base(325, 64, 4, 2, 32, 5, 1e-5, False, llama3, head_dim=32, intermediate_size_mlp=96,
+                                          num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2,
+                                          attention_chunk_size=64, attn_temperature_tuning=True, floor_scale=32,
+                                          attn_scale=0.3, use_qk_norm=True))),
+        Family("gemma4", "gemma4", tf.Gemma4ForCausalLM, gemma4_config(322, "wwfwf", **one_key)),
+        Family("gemma4_moe", "gemma4", tf.Gemma4ForCausalLM,
+               gemma4_config(323, "wfwf", **one_key, enable_moe_block=True, num_experts=6, top_k_experts=2,
+                             moe_intermediate_size=32)),
+        Family("gemma4_e", "gemma4", tf.Gemma4ForCausalLM,
+               gemma4_config(324, "wfwfwf", hidden_size_per_layer_input=16, vocab_size_per_layer_input=324,
+                             num_kv_shared_layers=2, use_double_wide_mlp=True)),
     ]
     return [dataclasses.replace(family, seed=SEEDS.get(family.name, 0)) for family in families]
 

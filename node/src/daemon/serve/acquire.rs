@@ -390,6 +390,7 @@ impl Acquire {
         let ends = [LayerRange::new(0, 1), LayerRange::new(num_layers - 1, num_layers)];
         let ends = ends.into_iter().flatten().filter(|_| self.keeps_ends());
         let load = LayerSet::new(serve.iter().copied().chain(ends));
+        load.ranges().iter().try_for_each(|range| header.check_cut(*range))?;
         let bytes = header.weight_bytes(load.ranges());
         if let Err(left) = self.weights.take(self.place, bytes) {
             let why = format!(

@@ -30,7 +30,7 @@ use futures::{
     future::BoxFuture,
     stream::{self, BoxStream},
 };
-use shard::{gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
+use shard::{executor::Pooling, gguf::Gguf, models::Blueprint, sample::SamplingParams, tokenizer::Encode};
 
 use self::batch::{Ask, Echo, Jobs, Reading};
 use crate::{Result, cli::EngineArgs, constrain::Constraints, memory, model::Model};
@@ -250,7 +250,7 @@ impl Ready {
         let vocab = model.executor.blueprint().vocab;
         let constraints = Constraints::new(&model.tokenizer, vocab).map_err(|error| error.to_string());
         let info = info(&model.gguf, model.executor.blueprint(), model.ctx, name);
-        let info = ModelInfo { embeddings: true, ..info };
+        let info = ModelInfo { embeddings: Pooling::of(model.gguf.metadata()).is_ok(), ..info };
         Self { model, info, constraints }
     }
 
@@ -321,6 +321,7 @@ impl Ready {
 
     /// The texts of a request as token ids that fit the context.
     fn texts(&self, request: &EmbedRequest) -> Result<Vec<Vec<u32>>, Failure> {
+        Pooling::of(self.model.gguf.metadata()).map_err(|why| Failure::invalid("model", why.to_string()))?;
         let context = self.model.ctx;
         let text = |(index, input): (usize, &Prompt)| {
             let mut ids = encode(&self.model, input, "input")?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::inference::{Done, Event, Finish, PromptToken, Sampling};
 use shard::{
     executor::reference::{self, Arithmetic},
-    executor::{Input, Item, Mean, Output, argmax},
+    executor::{Input, Item, Output, Pooled, Pooling, argmax},
 };
 
 use super::*;
@@ -41,7 +41,8 @@ fn texts(inputs: Vec<Prompt>) -> EmbedRequest {
 /// The vector of a text, straight from a model of its own, one position at a time.
 fn direct(model: &Model, ids: &[u32]) -> Vec<f32> {
     let mut workspace = model.workspace(1).unwrap();
-    let (mut state, mut mean) = (model.executor.new_state(), Mean::new(model.executor.blueprint().hidden));
+    let (mut state, mut mean) =
+        (model.executor.new_state(), Pooled::new(model.executor.blueprint().hidden, Pooling::Mean));
     for id in ids.chunks(1) {
         let item = Item { state: &mut state, input: Input::Tokens(id), output: Output::All };
         model.executor.states(&mut workspace, &mut [item]).unwrap();
@@ -83,7 +84,7 @@ async fn embeddings_are_the_mean_of_what_the_oracle_computes() {
     let oracle = reference::Model::load(&gguf, 256, Arithmetic::Rounded).unwrap();
     let words = "Once upon a time there was a fish";
     let ids = encode(&ready.model, &Prompt::Text(words.into()), "input").unwrap();
-    let (mut session, mut mean) = (oracle.session(), Mean::new(ready.info.hidden));
+    let (mut session, mut mean) = (oracle.session(), Pooled::new(ready.info.hidden, Pooling::Mean));
     ids.iter().for_each(|id| mean.add(&oracle.state(&mut session, *id)));
     let expected = mean.unit();
 

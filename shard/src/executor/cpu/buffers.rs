@@ -1,11 +1,11 @@
 //! The buffers of a forward pass, made once.
 
 use super::{
-    super::batch::{Gave, Span},
+    super::{Gave, batch::Span},
     Buffers, Capacity, Shard,
 };
 use crate::{
-    kernels::{Activations, AttentionJob},
+    kernels::{Activations, AttentionJob, QUARTER},
     models::{Attention, FeedForward, Latent, Layer},
 };
 
@@ -14,9 +14,8 @@ use crate::{
 /// The kernels' scratch memory inside grows with the first pass of a size; later passes that are no larger allocate nothing.
 pub(super) struct CpuBuffers {
     pub(super) capacity: Capacity,
-    pub(super) hidden: usize,
-    pub(super) vocab: usize,
-    pub(super) has_head: bool,
+    pub(super) sizes: Sizes,
+    pub(super) spans: Vec<Span>,
     pub(super) gave: Gave,
     /// The residual stream, `[rows][hidden]`.
     pub(super) x: Vec<f32>,
@@ -24,21 +23,44 @@ pub(super) struct CpuBuffers {
     pub(super) h: Vec<f32>,
     /// The output of a sublayer, `[rows][hidden]`.
     pub(super) y: Vec<f32>,
-    pub(super) q: Vec<f32>,
-    pub(super) k: Vec<f32>,
-    pub(super) v: Vec<f32>,
+    pub(super) heads: Heads,
+    pub(super) hybrid: Hybrid,
     /// The output of attention, `[rows][mixed width]`.
     pub(super) attended: Vec<f32>,
-    pub(super) gate: Vec<f32>,
-    pub(super) up: Vec<f32>,
-    /// Per rope: (cos, sin) of every row and pair.
-    pub(super) tables: Vec<Vec<f32>>,
+    pub(super) inner: Inner,
+    pub(super) routing: Routing,
+    pub(super) per_layer: PerLayer,
+    /// `[wanted rows][vocab]`.
     pub(super) logits: Vec<f32>,
     pub(super) scratch: Activations,
-    pub(super) routing: Routing,
-    pub(super) hybrid: Hybrid,
-    pub(super) jobs: Vec<AttentionJob<'static>>,
-    pub(super) spans: Vec<Span>,
+}
+
+/// What rows of a shard are like, to know its buffers by.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub hidden: usize,
+    pub vocab: usize,
+    pub has_head: bool,
+}
+
+/// The buffers of softmax attention.
+pub(super) struct Heads {
+    /// Queries, `[rows][heads * head width]`.
+    pub q: Vec<f32>,
+    /// Keys, `[rows][key heads * head width]`.
+    pub k: Vec<f32>,
+    /// Values, `[rows][key heads * head width]`.
+    pub v: Vec<f32>,
+    /// Per rope: (cos, sin) of every row and pair.
+    pub tables: Vec<Vec<f32>>,
+    /// The list that each layer's calls are made in.
+    pub jobs: Vec<AttentionJob<'static>>,
+}
+
+/// The inner rows of a feed-forward network, `[rows][inner width]`.
+pub(super) struct Inner {
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
 }
 
 /// The buffers of latent attention; empty in other models.
@@ -108,6 +130,7 @@ impl Hybrid {
                     heads = heads.max(delta.value_heads);
                 }
                 Attention::Softmax(softmax) if softmax.gated => gate = gate.max(q_width),
+                Attention::ShortConv(conv) => channels = channels.max(3 * conv.width),
                 Attention::Softmax(_) | Attention::Recurrence(_) | Attention::Latent(_) => {}
             }
         }
@@ -121,6 +144,15 @@ impl Hybrid {
             beta: buffer(heads),
         }
     }
+}
+
+/// What layers read of the tokens of a pass; empty in other models.
+#[derive(Default)]
+pub(super) struct PerLayer {
+    /// `[rows][layers * width]`.
+    pub rows: Vec<f32>,
+    /// One row of the table.
+    pub row: Vec<f32>,
 }
 
 /// The buffers of expert layers; empty in other models.
@@ -142,6 +174,8 @@ pub(super) struct Routing {
     pub output: Vec<f32>,
     /// The shared expert's gate per row.
     pub shared: Vec<f32>,
+    /// The output of the network beside the experts, `[rows][hidden]`.
+    pub beside: Vec<f32>,
 }
 
 impl CpuBuffers {
@@ -152,18 +186,25 @@ impl CpuBuffers {
         let hidden = blueprint.hidden;
         let logit_rows = if shard.head.is_some() { logit_rows.min(rows) } else { 0 };
         let buffer = |width: usize| vec![0.0f32; rows * width];
-        shard.cpu.reserve_attention(blueprint.head_dim);
         let held = &blueprint.layers[shard.range.start() as usize..shard.range.end() as usize];
+        let heads = held.iter().filter_map(|layer| layer.attention.kv());
+        let key_dim = heads.clone().map(|kv| kv.head_dim).max().unwrap_or(1);
+        let kv_width = heads.map(|kv| kv.kv_heads * kv.head_dim).max().unwrap_or(0);
+        let recurs = held.iter().any(|layer| matches!(layer.attention, Attention::Recurrence(_)));
+        let q_width = (blueprint.heads * key_dim).max(if recurs { blueprint.q_width() } else { 0 });
+        shard.cpu.reserve_attention(key_dim);
+        let in_blocks = |layer: &Layer| matches!(layer.attention, Attention::Softmax(s) if s.chunk.is_some());
+        let jobs = items + if held.iter().any(in_blocks) { rows / QUARTER } else { 0 };
         let layers = shard.range.start() as usize..shard.range.end() as usize;
         let mixed = layers.map(|layer| blueprint.mixed_width(layer)).max().unwrap_or(0);
         let used_ropes: Vec<bool> = (0..blueprint.ropes.len())
             .map(|index| held.iter().any(|layer| layer.attention.rope() == Some(index)))
             .collect();
         let table = |(rope, used): (&crate::models::Rope, &bool)| buffer(if *used { rope.dims } else { 0 });
-        let experts = held.iter().filter_map(|layer| match layer.feed_forward {
-            FeedForward::Experts(experts) => Some((experts.count, experts.used)),
-            FeedForward::Dense(_) => None,
-        });
+        let experts = held.iter().filter_map(|layer| layer.feed_forward.experts());
+        let experts = experts.map(|experts| (experts.count, experts.used));
+        let both = held.iter().any(|layer| matches!(layer.feed_forward, FeedForward::Both(..)));
+        let read = blueprint.per_layer.map_or(0, |width| width * blueprint.layers.len());
         let routing = match experts.reduce(|a, b| (a.0.max(b.0), a.1.max(b.1))) {
             None => Routing::default(),
             Some((count, used)) => Routing {
@@ -175,30 +216,31 @@ impl CpuBuffers {
                 gathered: buffer(hidden),
                 output: buffer(hidden),
                 shared: buffer(1),
+                beside: buffer(if both { hidden } else { 0 }),
             },
         };
         Self {
             capacity: Capacity { rows, items, logit_rows },
-            hidden,
-            vocab: blueprint.vocab,
-            has_head: shard.head.is_some(),
+            sizes: Sizes { hidden, vocab: blueprint.vocab, has_head: shard.head.is_some() },
+            spans: Vec::with_capacity(items),
             gave: Gave::Rows,
             x: buffer(hidden),
             h: buffer(hidden),
             y: buffer(hidden),
-            q: buffer(blueprint.q_width()),
-            k: buffer(blueprint.kv_width()),
-            v: buffer(blueprint.kv_width()),
+            heads: Heads {
+                q: buffer(q_width),
+                k: buffer(kv_width),
+                v: buffer(kv_width),
+                tables: blueprint.ropes.iter().zip(&used_ropes).map(table).collect(),
+                jobs: Vec::with_capacity(jobs),
+            },
+            hybrid: Hybrid::new(held, (blueprint.heads, q_width), rows),
             attended: buffer(mixed),
-            gate: buffer(blueprint.widest()),
-            up: buffer(blueprint.widest()),
-            tables: blueprint.ropes.iter().zip(&used_ropes).map(table).collect(),
+            inner: Inner { gate: buffer(blueprint.widest()), up: buffer(blueprint.widest()) },
+            routing,
+            per_layer: PerLayer { rows: buffer(read), row: vec![0.0; read] },
             logits: vec![0.0; logit_rows * blueprint.vocab],
             scratch: Activations::new(),
-            routing,
-            hybrid: Hybrid::new(held, (blueprint.heads, blueprint.q_width()), rows),
-            jobs: Vec::with_capacity(items),
-            spans: Vec::with_capacity(items),
         }
     }
 }
@@ -208,32 +250,16 @@ impl Buffers for CpuBuffers {
         self.capacity
     }
 
-    fn logits(&self, index: usize) -> &[f32] {
-        match self.spans.get(index) {
-            Some(span) if self.gave == Gave::Logits => {
-                &self.logits[span.first_wanted * self.vocab..][..span.wanted * self.vocab]
-            }
-            _ => &[],
-        }
-    }
-
-    fn activations(&self, index: usize) -> &[f32] {
-        match self.spans.get(index) {
-            Some(span) if self.gave == Gave::Rows => {
-                let first = span.first + span.rows - span.wanted;
-                &self.x[first * self.hidden..][..span.wanted * self.hidden]
-            }
-            _ => &[],
-        }
-    }
-
-    fn states(&self, index: usize) -> &[f32] {
-        match self.spans.get(index) {
-            Some(span) if self.gave == Gave::States => {
-                &self.h[span.first_wanted * self.hidden..][..span.wanted * self.hidden]
-            }
-            _ => &[],
-        }
+    fn given(&self, gave: Gave, index: usize) -> &[f32] {
+        let Some(span) = self.spans.get(index).filter(|_| self.gave == gave) else { return &[] };
+        // Without a head the wanted rows stay where they were.
+        let kept = span.first + span.rows - span.wanted;
+        let (results, first, width) = match gave {
+            Gave::Rows => (&self.x, kept, self.sizes.hidden),
+            Gave::Logits => (&self.logits, span.first_wanted, self.sizes.vocab),
+            Gave::States => (&self.h, span.first_wanted, self.sizes.hidden),
+        };
+        &results[first * width..][..span.wanted * width]
     }
 
     fn clear(&mut self) {

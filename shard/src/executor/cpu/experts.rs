@@ -15,14 +15,27 @@ use crate::{
 /// Every row chooses its experts by its own probabilities, ties to the lower index. Each expert then computes the rows
 /// that chose it at once, and a row adds its experts' outputs in ascending expert order, the shared expert last: an
 /// order that does not depend on the other rows.
-pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut CpuBuffers, rows: usize) {
-    let hidden = ws.hidden;
+pub(super) fn mix(
+    cpu: &Cpu,
+    (weights, spec, eps): (&ExpertWeights, &Experts, f32),
+    ws: &mut CpuBuffers,
+    rows: usize,
+) {
+    let hidden = ws.sizes.hidden;
     let size = rows * hidden;
     let (h, y) = (&ws.h[..size], &mut ws.y[..size]);
     let routing = &mut ws.routing;
     let scores = &mut routing.scores[..rows * spec.count];
-    product(cpu, &mut ws.scratch, h, rows, [(&weights.router, scores)]);
-    choose(cpu, spec, weights.selection.as_deref(), routing, rows);
+    let seen = match &weights.router_norm {
+        None => h,
+        Some(weight) => {
+            let seen = &mut routing.gathered[..size];
+            cpu.rms_norm(&ws.x[..size], hidden, Some(weight), eps, seen);
+            &*seen
+        }
+    };
+    product(cpu, &mut ws.scratch, seen, rows, [(&weights.router, scores)]);
+    choose(cpu, spec, weights, routing, rows);
     group(spec, routing, rows);
     y.fill(0.0);
     for (index, network) in weights.experts.iter().enumerate() {
@@ -30,18 +43,23 @@ pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut C
         if members.is_empty() {
             continue;
         }
-        let x = if members.len() == rows {
+        let x = if members.len() == rows && !spec.weighs_input {
             h
         } else {
-            for (&(row, _), to) in members.iter().zip(routing.gathered.chunks_exact_mut(hidden)) {
+            for (&(row, weight), to) in members.iter().zip(routing.gathered.chunks_exact_mut(hidden)) {
                 to.copy_from_slice(&h[row as usize * hidden..][..hidden]);
+                if spec.weighs_input {
+                    cpu.scale(to, weight);
+                }
             }
             &routing.gathered[..members.len() * hidden]
         };
-        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch, eps: 0.0 };
+        let buffers =
+            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
         let out = &mut routing.output[..members.len() * hidden];
         run_network(cpu, network, spec.activation, (x, members.len()), buffers, out);
         for (&(row, weight), out) in members.iter().zip(out.chunks_exact(hidden)) {
+            let weight = if spec.weighs_input { 1.0 } else { weight };
             cpu.add_scaled(&mut y[row as usize * hidden..][..hidden], out, weight);
         }
     }
@@ -55,7 +73,8 @@ pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut C
             }
             None => gates.fill(1.0),
         }
-        let buffers = Hidden { gate: &mut ws.gate, up: &mut ws.up, scratch: &mut ws.scratch, eps: 0.0 };
+        let buffers =
+            Hidden { gate: &mut ws.inner.gate, up: &mut ws.inner.up, scratch: &mut ws.scratch, eps: 0.0 };
         let out = &mut routing.output[..size];
         run_network(cpu, network, spec.activation, (h, rows), buffers, out);
         for ((y, out), &gate) in y.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).zip(gates.iter()) {
@@ -67,7 +86,7 @@ pub(super) fn mix(cpu: &Cpu, weights: &ExpertWeights, spec: &Experts, ws: &mut C
 /// The experts of every row with their weights, best first.
 ///
 /// Ties go to the lower expert and the lower group. Sums run in the order of the choices.
-fn choose(cpu: &Cpu, spec: &Experts, selection: Option<&[f32]>, routing: &mut Routing, rows: usize) {
+fn choose(cpu: &Cpu, spec: &Experts, weights: &ExpertWeights, routing: &mut Routing, rows: usize) {
     let scores = routing.scores[..rows * spec.count].chunks_exact_mut(spec.count);
     let keys = &mut routing.keys[..spec.count];
     for (scores, chosen) in scores.zip(routing.chosen.chunks_exact_mut(spec.used)) {
@@ -77,7 +96,7 @@ fn choose(cpu: &Cpu, spec: &Experts, selection: Option<&[f32]>, routing: &mut Ro
             Router::SoftmaxOfChosen => {}
         }
         keys.copy_from_slice(scores);
-        if let Some(bias) = selection {
+        if let Some(bias) = &weights.selection {
             keys.iter_mut().zip(bias).for_each(|(key, bias)| *key += bias);
         }
         if let Some(groups) = spec.groups {
@@ -100,6 +119,9 @@ fn choose(cpu: &Cpu, spec: &Experts, selection: Option<&[f32]>, routing: &mut Ro
         let sum = if share { chosen.iter().fold(0.0, |sum, &(_, weight)| sum + weight) } else { 1.0 };
         for (_, weight) in chosen.iter_mut() {
             *weight = *weight / sum * spec.scale;
+        }
+        if let Some(factors) = &weights.factors {
+            chosen.iter_mut().for_each(|(expert, weight)| *weight *= factors[*expert as usize]);
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     kernels::{Activations, Cpu, DeltaInputs, DeltaJob, DeltaShape},
-    models::Latent,
+    models::{Latent, ShortConv},
     state::{Paged, Recurrent},
 };
 
@@ -82,6 +82,58 @@ impl Shard {
         keep_wanted(ws)
     }
 
+    /// A gated short convolution over the normed rows, into `ws.attended`; returns how many rows go on.
+    ///
+    /// One product per value and then one fma per tap, oldest first.
+    pub(super) fn short_conv(
+        &self,
+        ws: &mut CpuBuffers,
+        items: &mut [Item<'_>],
+        (input, taps, spec, cached): (&Linear, &[f32], ShortConv, usize),
+        rows: usize,
+        last: bool,
+    ) -> usize {
+        let width = spec.width;
+        let h = &ws.h[..rows * self.blueprint.hidden];
+        let buffers = &mut ws.hybrid;
+        let projected = &mut buffers.projected[..rows * 3 * width];
+        product(&self.cpu, &mut ws.scratch, h, rows, [(input, &mut *projected)]);
+        let inputs = &mut buffers.inputs[..rows * width];
+        for (row, input) in projected.chunks_exact(3 * width).zip(inputs.chunks_exact_mut(width)) {
+            let (b, x) = (&row[..width], &row[2 * width..]);
+            input.iter_mut().zip(b).zip(x).for_each(|((input, b), x)| *input = b * x);
+        }
+        for (item, span) in items.iter_mut().zip(&ws.spans) {
+            let Some(state) = item.state.layer_mut::<Recurrent>(cached) else { unreachable!("{OWN}") };
+            let inputs = &inputs[span.first * width..(span.first + span.rows) * width];
+            let (projected, out) = (&*projected, &mut ws.attended);
+            state.pass(span.start, span.rows, |old, state, rows| {
+                for row in rows.clone() {
+                    let at = span.first + row;
+                    let out = &mut out[at * width..(at + 1) * width];
+                    out.fill(0.0);
+                    for (place, tap) in taps.chunks_exact(width).enumerate() {
+                        let seen = input_at(spec, (old, inputs), row + place);
+                        out.iter_mut()
+                            .zip(tap)
+                            .zip(seen)
+                            .for_each(|((out, tap), x)| *out = tap.mul_add(*x, *out));
+                    }
+                    let c = &projected[at * 3 * width + width..][..width];
+                    out.iter_mut().zip(c).for_each(|(out, c)| *out *= c);
+                }
+                for (place, to) in state.chunks_exact_mut(width).enumerate() {
+                    to.copy_from_slice(input_at(spec, (old, inputs), rows.end + place));
+                }
+            });
+        }
+        if !last {
+            return rows;
+        }
+        keep_rows(&ws.spans, &mut ws.attended, width);
+        keep_wanted(ws)
+    }
+
     /// Latent attention of the normed rows, into `ws.attended`; returns how many rows go on.
     pub(super) fn latent(
         &self,
@@ -108,18 +160,18 @@ impl Shard {
             }
         }
         // The rotated part goes first, where the rotation expects it.
-        let k = &mut ws.k[..rows * shape.head_dim];
+        let k = &mut ws.heads.k[..rows * shape.head_dim];
         for (made, key) in made.chunks_exact(shape.head_dim).zip(k.chunks_exact_mut(shape.head_dim)) {
             let (latent, rotated) = made.split_at(spec.rank);
             key[..spec.rotated].copy_from_slice(rotated);
             cpu.rms_norm(latent, spec.rank, Some(&weights.row_norm), eps, &mut key[spec.rotated..]);
         }
-        let q = &mut ws.q[..rows * heads * shape.head_dim];
+        let q = &mut ws.heads.q[..rows * heads * shape.head_dim];
         for (query, q) in queries.chunks_exact(spec.query()).zip(q.chunks_exact_mut(shape.head_dim)) {
             q[..spec.rotated].copy_from_slice(&query[spec.plain..]);
         }
         let rope = &blueprint.ropes[spec.rope];
-        let table = &ws.tables[spec.rope][..rows * rope.dims];
+        let table = &ws.heads.tables[spec.rope][..rows * rope.dims];
         for (x, heads) in [(&mut *q, heads), (&mut *k, 1)] {
             cpu.rope(x, heads * shape.head_dim, heads, shape.head_dim, rope.dims, rope.pairing, table);
         }
@@ -132,11 +184,11 @@ impl Shard {
         for (item, span) in items.iter_mut().zip(&ws.spans) {
             let at = span.first * shape.head_dim..(span.first + span.rows) * shape.head_dim;
             let Some(paged) = item.state.layer_mut::<Paged>(place.cached) else { unreachable!("{OWN}") };
-            cpu.store_kv(paged.pages_mut(), shape, &ws.k[at], &[], span.start);
+            cpu.store_kv(paged.pages_mut(), shape, &ws.heads.k[at], &[], span.start);
         }
         let rows = if last { keep_wanted(ws) } else { rows };
         if rows > 0 {
-            let look = Look { place, shape, scale: spec.scale, softcap: None, sinks: None };
+            let look = Look { place, shape, scale: spec.scale, softcap: None, sinks: None, chunk: None };
             self.attend(ws, items, look, &mut buffers.seen, last);
             let scratch = &mut ws.scratch;
             let mut turn = Turn { cpu, scratch, from: &mut buffers.from, to: &mut buffers.to, rows };
@@ -148,6 +200,14 @@ impl Shard {
         }
         ws.hybrid.latent = buffers;
         rows
+    }
+}
+
+/// Input `at - (kernel - 1)` of a pass, counted from its first; those in front of it are in the state.
+fn input_at<'a>(spec: ShortConv, (before, inputs): (&'a [f32], &'a [f32]), at: usize) -> &'a [f32] {
+    match at.checked_sub(spec.kernel - 1) {
+        Some(row) => &inputs[row * spec.width..][..spec.width],
+        None => &before[at * spec.width..][..spec.width],
     }
 }
 

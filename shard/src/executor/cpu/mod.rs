@@ -15,6 +15,7 @@ mod experts;
 mod forward;
 mod mixers;
 mod network;
+mod per_layer;
 mod weights;
 
 use std::sync::Arc;
@@ -29,11 +30,11 @@ use crate::{
     Error, Result,
     gguf::{Gguf, Tensor},
     kernels::{Cpu, Matrix},
-    models::{Attention, Blueprint, FeedForward, Frequencies, Layer},
+    models::{Attention, Blueprint, Frequencies, Layer},
     state::{Kind, LayerState, Paged},
 };
 use buffers::CpuBuffers;
-use weights::{LayerWeights, NormWeights};
+use weights::{LayerWeights, NormWeights, TokenWeights};
 
 /// The packed weights of consecutive layers, ready to compute.
 pub struct Shard {
@@ -53,6 +54,8 @@ pub struct Shard {
 /// The embedding table, read row by row from the file.
 struct Embedding {
     gguf: Arc<Gguf>,
+    /// What makes the rows that layers read, where they read the token itself.
+    token: Option<TokenWeights>,
 }
 
 impl Embedding {
@@ -91,7 +94,7 @@ impl Shard {
         // The head first: it is the largest tensor, and while one is packed its pages in the file are in memory too.
         let head = match ends.head {
             true => {
-                let (norm, bias) = (loader.norm("output_norm")?, loader.vector("output.bias"));
+                let (norm, bias) = (loader.norm(blueprint.head.norm)?, loader.vector("output.bias"));
                 Some(HeadWeights { norm, matrix: loader.head()?, bias })
             }
             false => None,
@@ -99,10 +102,11 @@ impl Shard {
         let weights = (layers.start()..layers.end())
             .map(|index| loader.layer(index as usize))
             .collect::<Result<Vec<_>>>()?;
+        let token = if ends.embedding { loader.token()? } else { None };
         let tags = Tags::new(gguf, "", &blueprint, layers, &frequencies);
         // Reading maps a neighborhood around every touched page; what is needed again is mapped again.
         gguf.forget_range(0..gguf.file_len());
-        let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone() });
+        let embedding = ends.embedding.then(|| Embedding { gguf: gguf.clone(), token });
         Ok(Self {
             cpu,
             range: layers,
@@ -151,15 +155,15 @@ impl Executor for Shard {
 
     fn resident_bytes(&self) -> usize {
         let layers: usize = self.layers.iter().map(LayerWeights::resident_bytes).sum();
-        layers + self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
+        let token = self.embedding.as_ref().and_then(|embedding| embedding.token.as_ref());
+        layers
+            + self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes())
+            + token.map_or(0, |token| token.projection.resident_bytes())
     }
 
     fn bytes_per_token(&self, position: usize) -> usize {
         let held = &self.blueprint.layers[self.range.start() as usize..self.range.end() as usize];
-        let used = |layer: &Layer| match layer.feed_forward {
-            FeedForward::Experts(experts) => experts.used,
-            FeedForward::Dense(_) => 0,
-        };
+        let used = |layer: &Layer| layer.feed_forward.experts().map_or(0, |experts| experts.used);
         let layers: usize = self.layers.iter().zip(held).map(|(w, layer)| w.touched_bytes(used(layer))).sum();
         let head = self.head.as_ref().map_or(0, |head| head.matrix.resident_bytes());
         layers + head + read_bytes(&self.blueprint, self.range, position)
@@ -186,7 +190,7 @@ impl Executor for Shard {
                 let (_, rule) = self.blueprint.sight(layer, attention);
                 Box::new(Paged::new(shape, self.context).attending(attention, rule, &self.cpu))
             }
-            kind @ Kind::Recurrent { .. } => kind.empty(self.context),
+            kind @ (Kind::Recurrent { .. } | Kind::Nothing) => kind.empty(self.context),
         }
     }
 
@@ -198,7 +202,7 @@ impl Executor for Shard {
         ws.clear();
         let ws: &mut CpuBuffers = ws.buffers()?;
         batch::check_held(self.range, pass.layers)?;
-        if ws.hidden != self.blueprint.hidden || ws.has_head != self.head.is_some() {
+        if ws.sizes.hidden != self.blueprint.hidden || ws.sizes.has_head != self.head.is_some() {
             return Err(Error::invalid("the workspace belongs to another shard"));
         }
         let outcome = batch::admit(self, ws.capacity, pass, items, &mut ws.spans)

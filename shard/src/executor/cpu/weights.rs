@@ -7,7 +7,8 @@ use crate::{
     gguf::Gguf,
     kernels::{Cpu, DeltaShape, Matrix},
     models::{
-        ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, Latent, Softmax, layer_name,
+        ATTENTION_NORM, Attention, Blueprint, Dense, Experts, FeedForward, LAYER_SCALE, Latent, Softmax,
+        layer_name,
     },
 };
 
@@ -35,6 +36,10 @@ pub(super) struct Network {
 /// A router and its experts.
 pub(super) struct ExpertWeights {
     pub router: Linear,
+    /// The norm in front of the router, where it has one of its own.
+    pub router_norm: Option<Vec<f32>>,
+    /// For each expert a factor on its weight.
+    pub factors: Option<Vec<f32>>,
     /// What is added to the scores for the choice alone.
     pub selection: Option<Vec<f32>>,
     pub experts: Vec<Network>,
@@ -46,6 +51,27 @@ pub(super) struct ExpertWeights {
 pub(super) enum FeedForwardWeights {
     Dense(Network),
     Experts(Box<ExpertWeights>),
+    Both(Box<BothWeights>),
+}
+
+/// A network and experts side by side, with their norms.
+pub(super) struct BothWeights {
+    pub dense: Network,
+    pub dense_norm_after: Vec<f32>,
+    pub experts_norm: NormWeights,
+    pub experts: ExpertWeights,
+    pub experts_norm_after: Vec<f32>,
+}
+
+/// Where the keys and values of a layer come from.
+#[allow(clippy::large_enum_variant, reason = "one per layer, made once")]
+pub(super) enum Keys {
+    /// Keys and values have their matrices.
+    Own(Linear, Linear),
+    /// Values are the keys as projected.
+    Same(Linear),
+    /// An earlier layer has them.
+    Elsewhere,
 }
 
 /// The projections of softmax attention.
@@ -53,8 +79,7 @@ pub(super) struct SoftmaxWeights {
     pub q: Linear,
     /// The gate of the result.
     pub gate: Option<Linear>,
-    pub k: Linear,
-    pub v: Linear,
+    pub keys: Keys,
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
     /// A logit per query head without a value.
@@ -92,8 +117,16 @@ pub(super) struct LatentWeights {
 pub(super) enum Mixer {
     Latent(LatentWeights),
     Softmax(SoftmaxWeights),
-    Recurrence { gate: Linear, input: Linear },
+    Recurrence {
+        gate: Linear,
+        input: Linear,
+    },
     DeltaNet(DeltaWeights),
+    /// The projection to three rows, and the taps, `[kernel][width]`, oldest row first.
+    ShortConv {
+        input: Linear,
+        taps: Vec<f32>,
+    },
 }
 
 /// Everything one layer computes with.
@@ -107,10 +140,39 @@ pub(super) struct LayerWeights {
     pub feed_forward_norm: Option<NormWeights>,
     pub feed_forward: FeedForwardWeights,
     pub feed_forward_norm_after: Option<Vec<f32>>,
+    /// What it adds of the token itself.
+    pub token: Option<LayerInputWeights>,
+    /// The factor on what it gives.
+    pub scale: Option<f32>,
+}
+
+/// What makes the rows of a token that layers read.
+pub(super) struct TokenWeights {
+    pub projection: Linear,
+    /// As wide as the part of one layer.
+    pub norm: Vec<f32>,
+}
+
+/// What makes of its part of a token's row what a layer adds.
+pub(super) struct LayerInputWeights {
+    pub gate: Linear,
+    pub out: Linear,
+    pub norm: Vec<f32>,
+}
+
+impl Keys {
+    fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let (keys, values) = match self {
+            Self::Own(keys, values) => (Some(keys), Some(values)),
+            Self::Same(keys) => (Some(keys), None),
+            Self::Elsewhere => (None, None),
+        };
+        keys.into_iter().chain(values)
+    }
 }
 
 impl Linear {
-    fn resident_bytes(&self) -> usize {
+    pub fn resident_bytes(&self) -> usize {
         self.matrix.resident_bytes()
     }
 }
@@ -122,17 +184,31 @@ impl Network {
     }
 }
 
+impl ExpertWeights {
+    fn experts_bytes(&self) -> usize {
+        self.experts.iter().map(Network::resident_bytes).sum()
+    }
+
+    fn resident_bytes(&self) -> usize {
+        let shared = self.shared.as_ref().map_or(0, |(gate, network)| {
+            gate.as_ref().map_or(0, Matrix::resident_bytes) + network.resident_bytes()
+        });
+        self.router.resident_bytes() + self.experts_bytes() + shared
+    }
+}
+
 impl LayerWeights {
     /// Bytes of the layer's matrices in memory.
     pub fn resident_bytes(&self) -> usize {
         let mixer: usize = match &self.mixer {
             Mixer::Softmax(w) => {
-                [&w.q, &w.k, &w.v].into_iter().chain(&w.gate).map(Linear::resident_bytes).sum()
+                [&w.q].into_iter().chain(w.keys.linears()).chain(&w.gate).map(Linear::resident_bytes).sum()
             }
             Mixer::DeltaNet(w) => {
                 [&w.qkv, &w.z, &w.beta, &w.alpha].into_iter().map(Linear::resident_bytes).sum()
             }
             Mixer::Recurrence { gate, input } => gate.resident_bytes() + input.resident_bytes(),
+            Mixer::ShortConv { input, .. } => input.resident_bytes(),
             Mixer::Latent(w) => {
                 let narrow = w.narrow.as_ref().map(|(narrow, _)| narrow);
                 let heads = w.keys.iter().chain(&w.values);
@@ -142,24 +218,29 @@ impl LayerWeights {
         let attention = mixer + self.out.resident_bytes();
         let feed_forward = match &self.feed_forward {
             FeedForwardWeights::Dense(network) => network.resident_bytes(),
-            FeedForwardWeights::Experts(experts) => {
-                let shared = experts.shared.as_ref();
-                experts.router.resident_bytes()
-                    + experts.experts.iter().map(Network::resident_bytes).sum::<usize>()
-                    + shared.map_or(0, |(gate, network)| {
-                        gate.as_ref().map_or(0, Matrix::resident_bytes) + network.resident_bytes()
-                    })
-            }
+            FeedForwardWeights::Experts(experts) => experts.resident_bytes(),
+            FeedForwardWeights::Both(both) => both.dense.resident_bytes() + both.experts.resident_bytes(),
         };
-        attention + feed_forward
+        let token = self.token.as_ref().map_or(0, |w| w.gate.resident_bytes() + w.out.resident_bytes());
+        attention + feed_forward + token
     }
 
     /// Bytes of the matrices that one token passes through when `used` experts are chosen for it.
     pub fn touched_bytes(&self, used: usize) -> usize {
-        let FeedForwardWeights::Experts(experts) = &self.feed_forward else { return self.resident_bytes() };
-        let all: usize = experts.experts.iter().map(Network::resident_bytes).sum();
+        let experts = match &self.feed_forward {
+            FeedForwardWeights::Dense(_) => return self.resident_bytes(),
+            FeedForwardWeights::Experts(experts) => experts,
+            FeedForwardWeights::Both(both) => &both.experts,
+        };
+        let all = experts.experts_bytes();
         self.resident_bytes() - all + all / experts.experts.len().max(1) * used
     }
+}
+
+/// The taps of a convolution, stored channel by channel, as `[kernel][channels]`.
+fn by_tap(stored: &[f32], kernel: usize) -> Vec<f32> {
+    let tap = |tap: usize| stored.chunks_exact(kernel).map(move |channel| channel[tap]);
+    (0..kernel).flat_map(tap).collect()
 }
 
 /// Reads tensors of a model whose blueprint has accepted all names and shapes.
@@ -195,6 +276,10 @@ impl Loader<'_> {
             Attention::Softmax(softmax) => Mixer::Softmax(self.softmax(index, softmax)?),
             Attention::DeltaNet(delta) => Mixer::DeltaNet(self.delta_net(index, &delta)?),
             Attention::Latent(latent) => Mixer::Latent(self.latent(index, &latent)?),
+            Attention::ShortConv(conv) => Mixer::ShortConv {
+                input: self.linear(&name("shortconv.in_proj"))?,
+                taps: by_tap(&self.values(&name("shortconv.conv.weight"))?, conv.kernel),
+            },
             Attention::Recurrence(_) => Mixer::Recurrence {
                 gate: self.linear(&name("recurrence_gate"))?,
                 input: self.linear(&name("recurrence_input"))?,
@@ -206,9 +291,28 @@ impl Loader<'_> {
             FeedForward::Experts(experts) => {
                 FeedForwardWeights::Experts(Box::new(self.experts(index, experts)?))
             }
+            FeedForward::Both(dense, experts) => FeedForwardWeights::Both(Box::new(BothWeights {
+                dense: self.network(index, dense)?,
+                dense_norm_after: self.values(&name("post_ffw_norm_1.weight"))?,
+                experts_norm: self.norm(&name("pre_ffw_norm_2"))?,
+                experts: self.experts(index, experts)?,
+                experts_norm_after: self.values(&name("post_ffw_norm_2.weight"))?,
+            })),
+        };
+        let token = match self.blueprint.per_layer {
+            None => None,
+            Some(_) => Some(LayerInputWeights {
+                gate: self.linear(&name("inp_gate"))?,
+                out: self.linear(&name("proj"))?,
+                norm: self.values(&name("post_norm.weight"))?,
+            }),
         };
         let (out, after) = (
-            if matches!(layer.attention, Attention::DeltaNet(_)) { "ssm_out" } else { "attn_output" },
+            match layer.attention {
+                Attention::DeltaNet(_) => "ssm_out",
+                Attention::ShortConv(_) => "shortconv.out_proj",
+                _ => "attn_output",
+            },
             layer.norm_after_attention().map(|after| format!("{after}.weight")),
         );
         Ok(LayerWeights {
@@ -220,23 +324,39 @@ impl Loader<'_> {
             feed_forward_norm: self.norm_opt(&name(layer.feed_forward_norm))?,
             feed_forward,
             feed_forward_norm_after: self.vector(&name("post_ffw_norm.weight")),
+            token,
+            scale: self.vector(&name(LAYER_SCALE)).and_then(|scale| scale.first().copied()),
         })
+    }
+
+    /// What makes the rows of a token that layers read, where they do.
+    pub fn token(&self) -> Result<Option<TokenWeights>> {
+        let read = |_| {
+            let projection = self.linear("per_layer_model_proj")?;
+            Ok(TokenWeights { projection, norm: self.values("per_layer_proj_norm.weight")? })
+        };
+        self.blueprint.per_layer.map(read).transpose()
     }
 
     /// Queries, keys and values, which may be the rows of one matrix.
     fn softmax(&self, index: usize, spec: Softmax) -> Result<SoftmaxWeights> {
         let name = |suffix: &str| layer_name(index, suffix);
-        let (q, kv) = (self.blueprint.q_width(), self.blueprint.kv_width());
+        let (q, kv) = (self.blueprint.heads * spec.kv.head_dim, spec.kv.kv_heads * spec.kv.head_dim);
         let fused = name("attn_qkv");
-        let [q, k, v] = match self.gguf.info(&format!("{fused}.weight")) {
-            None => {
-                [self.linear(&name("attn_q"))?, self.linear(&name("attn_k"))?, self.linear(&name("attn_v"))?]
+        let (q, keys) = match self.gguf.info(&format!("{fused}.weight")) {
+            None if spec.source.is_some() => (self.linear(&name("attn_q"))?, Keys::Elsewhere),
+            None if self.gguf.info(&name("attn_v.weight")).is_none() => {
+                (self.linear(&name("attn_q"))?, Keys::Same(self.linear(&name("attn_k"))?))
             }
-            Some(_) => [
-                self.linear_rows(&fused, 0..q)?,
-                self.linear_rows(&fused, q..q + kv)?,
-                self.linear_rows(&fused, q + kv..q + 2 * kv)?,
-            ],
+            None => {
+                let keys = Keys::Own(self.linear(&name("attn_k"))?, self.linear(&name("attn_v"))?);
+                (self.linear(&name("attn_q"))?, keys)
+            }
+            Some(_) => {
+                let values = self.linear_rows(&fused, q + kv..q + 2 * kv)?;
+                let keys = Keys::Own(self.linear_rows(&fused, q..q + kv)?, values);
+                (self.linear_rows(&fused, 0..q)?, keys)
+            }
         };
         self.gguf.forget(&format!("{fused}.weight"));
         let (q_norm, k_norm) =
@@ -244,7 +364,7 @@ impl Loader<'_> {
         let (q, gate) = match spec.gated {
             false => (q, None),
             true => {
-                let dim = self.blueprint.head_dim;
+                let dim = spec.kv.head_dim;
                 // Each head's queries, then its gate.
                 let part = |first: usize| {
                     let heads = (0..self.blueprint.heads).map(move |head| 2 * head + first);
@@ -254,12 +374,12 @@ impl Loader<'_> {
             }
         };
         let sinks = self.vector(&name("attn_sinks.weight"));
-        Ok(SoftmaxWeights { q, gate, k, v, q_norm, k_norm, sinks })
+        Ok(SoftmaxWeights { q, gate, keys, q_norm, k_norm, sinks })
     }
 
     fn latent(&self, index: usize, latent: &Latent) -> Result<LatentWeights> {
         let name = |suffix: &str| layer_name(index, suffix);
-        let vector = |suffix: &str| Ok::<_, Error>(self.gguf.require(&name(suffix))?.to_f32());
+        let vector = |suffix: &str| self.values(&name(suffix));
         let (narrow, q) = match latent.query_rank {
             None => (None, self.linear(&name("attn_q"))?),
             Some(_) => {
@@ -286,7 +406,7 @@ impl Loader<'_> {
 
     fn delta_net(&self, index: usize, delta: &DeltaShape) -> Result<DeltaWeights> {
         let name = |suffix: &str| layer_name(index, suffix);
-        let values = |suffix: &str| Ok::<_, Error>(self.gguf.require(&name(suffix))?.to_f32());
+        let values = |suffix: &str| self.values(&name(suffix));
         let fused = name("ssm_ba");
         let (beta, alpha) = match self.gguf.info(&format!("{fused}.weight")) {
             None => (self.linear(&name("ssm_beta"))?, self.linear(&name("ssm_alpha"))?),
@@ -300,14 +420,12 @@ impl Loader<'_> {
                 (part(0)?, part(1)?)
             }
         };
-        let stored = values("ssm_conv1d.weight")?;
-        let tap = |tap: usize| stored.chunks_exact(delta.kernel).map(move |channel| channel[tap]);
         Ok(DeltaWeights {
             qkv: self.linear(&name("attn_qkv"))?,
             z: self.linear(&name("attn_gate"))?,
             beta,
             alpha,
-            taps: (0..delta.kernel).flat_map(tap).collect(),
+            taps: by_tap(&values("ssm_conv1d.weight")?, delta.kernel),
             dt: values("ssm_dt.bias")?,
             a: values("ssm_a")?,
             norm: values("ssm_norm.weight")?,
@@ -338,8 +456,14 @@ impl Loader<'_> {
         let parts = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(name);
         let biases = parts.each_ref().map(|part| self.vector(&format!("{part}.bias")));
         let (hidden, width) = (self.blueprint.hidden, spec.width);
+        let fused = name("ffn_gate_up_exps");
+        let stacked = self.gguf.info(&format!("{fused}.weight")).is_some();
         let experts = (0..spec.count).map(|e| {
             let part = |part: usize, rows: usize| {
+                if stacked && part < 2 {
+                    let first = (2 * e + part) * rows;
+                    return self.linear_rows(&fused, first..first + rows);
+                }
                 let own = e * rows..(e + 1) * rows;
                 let matrix = self.matrix_rows(&format!("{}.weight", parts[part]), own.clone())?;
                 let bias = biases[part].as_ref().map(|bias| bias[own].to_vec());
@@ -349,7 +473,7 @@ impl Loader<'_> {
             Ok(Network { gate, up, inner_norm: None, down })
         });
         let experts = experts.collect::<Result<Vec<_>>>()?;
-        parts.iter().for_each(|part| self.gguf.forget(&format!("{part}.weight")));
+        parts.iter().chain([&fused]).for_each(|part| self.gguf.forget(&format!("{part}.weight")));
         let shared = match spec.shared {
             None => None,
             Some(_) => {
@@ -365,7 +489,18 @@ impl Loader<'_> {
             }
         };
         let selection = self.vector(&name("exp_probs_b.bias"));
-        Ok(ExpertWeights { router: self.linear(&name("ffn_gate_inp"))?, selection, experts, shared })
+        let root = 1.0 / (self.blueprint.hidden as f32).sqrt();
+        let router_norm = self
+            .vector(&name("ffn_gate_inp.scale"))
+            .map(|scale| scale.into_iter().map(|scale| scale * root).collect());
+        Ok(ExpertWeights {
+            router: self.linear(&name("ffn_gate_inp"))?,
+            router_norm,
+            factors: self.vector(&name("ffn_down_exps.scale")),
+            selection,
+            experts,
+            shared,
+        })
     }
 
     fn linear(&self, prefix: &str) -> Result<Linear> {
@@ -408,7 +543,12 @@ impl Loader<'_> {
         Matrix::pack(self.cpu, tensor.format, rows.len(), tensor.cols(), bytes)
     }
 
-    /// A small tensor as f32, if the file has it.
+    /// A small tensor as f32.
+    fn values(&self, name: &str) -> Result<Vec<f32>> {
+        Ok(self.gguf.require(name)?.to_f32())
+    }
+
+    /// The same, if the file has it.
     pub fn vector(&self, name: &str) -> Option<Vec<f32>> {
         self.gguf.tensor(name).map(|tensor| tensor.to_f32())
     }

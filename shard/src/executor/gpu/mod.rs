@@ -35,15 +35,15 @@ use std::sync::{
 use scheduler::{AttentionKind, LayerRange};
 
 use super::{
-    Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
-    batch::{self, Gave, refuse_non_finite, round_at},
+    Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
+    batch::{self, refuse_non_finite, round_at},
     read_bytes,
     tags::Tags,
 };
 use crate::{
     Error, Result,
     gguf::Gguf,
-    kernels::{KvShape, PAGE},
+    kernels::PAGE,
     models::{Blueprint, Frequencies},
     state::LayerState,
 };
@@ -123,7 +123,7 @@ impl GpuShard {
         gpu.check()?;
         // States of class `d1` are those of the processor.
         let executor = if gpu.class() == Class::Approx { "gpu" } else { "" };
-        let shape = KvShape::new(blueprint.kv_heads, blueprint.head_dim);
+        let shape = blueprint.kv;
         Ok(Self {
             pool: Pool::new(gpu.clone(), shape, weights.len()),
             tags: Tags::new(gguf, executor, &blueprint, layers, &frequencies),

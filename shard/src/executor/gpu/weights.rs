@@ -75,11 +75,11 @@ pub(super) struct Loader<'a> {
 pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
     let other = |layer: &Layer| match (&layer.attention, &layer.feed_forward) {
         (Attention::Softmax(softmax), FeedForward::Dense(dense)) => {
-            let whole = layer
-                .tensors
-                .iter()
-                .any(|rule| matches!(rule.name, "attn_k_norm.weight") && rule.dims[0] != blueprint.head_dim);
+            let whole = layer.tensors.iter().any(|rule| {
+                matches!(rule.name, "attn_k_norm.weight") && rule.dims[0] != blueprint.kv.head_dim
+            });
             match () {
+                () if blueprint.unusual(layer).is_some() => blueprint.unusual(layer),
                 () if softmax.gated => Some("gated attention"),
                 () if whole => Some("norms over all heads"),
                 () if layer.parallel() => Some("parallel layers"),
@@ -94,11 +94,11 @@ pub(super) fn beyond(blueprint: &Blueprint) -> Option<&'static str> {
                 () => None,
             }
         }
-        (Attention::Softmax(_), FeedForward::Experts(_)) => Some("experts"),
+        (Attention::Softmax(_), FeedForward::Experts(_) | FeedForward::Both(..)) => Some("experts"),
         (Attention::Latent(_), _) => Some("latent attention"),
         _ => Some("recurrent layers"),
     };
-    if blueprint.head_dim > 256 || !blueprint.head_dim.is_multiple_of(2) {
+    if blueprint.kv.head_dim > 256 || !blueprint.kv.head_dim.is_multiple_of(2) {
         return Some("heads of this width");
     }
     blueprint.layers.iter().find_map(other)
@@ -127,7 +127,7 @@ impl Loader<'_> {
             Some(_) => self.matrices(&[&fused])?,
             None => self.matrices(&[&name("attn_q"), &name("attn_k"), &name("attn_v")])?,
         };
-        let dim = blueprint.head_dim;
+        let dim = blueprint.kv.head_dim;
         let norms = ["attn_q_norm.weight", "attn_k_norm.weight"].map(|suffix| self.vector(&name(suffix)));
         let has_head_norms = norms.each_ref().map(Option::is_some);
         let both: Vec<f32> =

@@ -1,7 +1,10 @@
-//! A gated delta net, one value at a time.
+//! A gated delta net and a short convolution, one value at a time.
 
 use super::{Model, sigmoid, silu, state::Rows};
-use crate::{kernels::DeltaShape, models::layer_name};
+use crate::{
+    kernels::DeltaShape,
+    models::{ShortConv, layer_name},
+};
 
 impl Model {
     /// One row through a delta net; its state after every row counts as a value of `rows`.
@@ -63,6 +66,26 @@ impl Model {
         rows.keys.push(Vec::new());
         rows.values.push(state);
         self.linear(&layer_name(index, "ssm_out"), &out)
+    }
+}
+
+impl Model {
+    /// One row through a gated short convolution; the inputs it keeps after every row count as a value of `rows`.
+    pub(super) fn short_conv(&self, rows: &mut Rows, index: usize, conv: ShortConv, h: &[f32]) -> Vec<f32> {
+        let projected = self.linear(&layer_name(index, "shortconv.in_proj"), h);
+        let taps = &self.tensors[&layer_name(index, "shortconv.conv.weight")].values;
+        let input = |channel: usize| projected[channel] * projected[2 * conv.width + channel];
+        let mut state = rows.values.last().cloned().unwrap_or_else(|| vec![0.0; conv.state_len()]);
+        state.extend((0..conv.width).map(input));
+        let one = |channel: usize| -> f32 {
+            let seen = state.iter().skip(channel).step_by(conv.width);
+            let sum: f32 = seen.zip(&taps[channel * conv.kernel..]).map(|(x, tap)| x * tap).sum();
+            sum * projected[conv.width + channel]
+        };
+        let out: Vec<f32> = (0..conv.width).map(one).collect();
+        rows.keys.push(Vec::new());
+        rows.values.push(state.split_off(conv.width));
+        self.linear(&layer_name(index, "shortconv.out_proj"), &out)
     }
 }
 

@@ -8,8 +8,8 @@ use super::{Arithmetic, Model, Rows};
 use crate::{
     Error, Result,
     executor::{
-        Buffers, Capacity, Class, Ends, Executor, Input, Item, Options, Pass, Workspace,
-        batch::{Gave, Span, check_load, round_at},
+        Buffers, Capacity, Class, Ends, Executor, Gave, Input, Item, Options, Pass, Workspace,
+        batch::{Span, check_load, round_at},
         host::{HostBuffers, pass_each},
         read_bytes,
         tags::Tags,
@@ -50,26 +50,39 @@ impl Reference {
         let hidden = self.model.blueprint.hidden;
         let mut out = Vec::new();
         for row in 0..span.rows {
-            let mut x = match item.input {
+            let (mut x, token) = match item.input {
                 Input::Tokens(tokens) => self.model.embed(tokens[row]),
-                Input::Activations(rows) => rows[row * hidden..(row + 1) * hidden].to_vec(),
+                Input::Activations(rows) => (rows[row * hidden..(row + 1) * hidden].to_vec(), Vec::new()),
             };
             for (at, layer) in (pass.layers.start()..pass.layers.end()).enumerate() {
                 round_at(pass.rounding, layer, &mut x)?;
-                let rows = item.state.layer_mut::<Rows>(at);
-                let rows = rows.ok_or_else(|| Error::invalid("the state is of another executor"))?;
+                let mut held = |at: usize| {
+                    let rows = item.state.layer_mut::<Rows>(at);
+                    rows.map(std::mem::take).ok_or_else(|| Error::invalid("the state is of another executor"))
+                };
+                let source = self.model.blueprint.layers[layer as usize].attention.source();
+                let source = source.map(|source| at + source - layer as usize);
+                let lent = source.map(&mut held).transpose()?;
+                let mut rows = held(at)?;
                 if row == 0 {
                     // What a pass that failed has left.
                     rows.rewind(span.start);
                 }
-                self.model.layer(rows, layer as usize, &mut x);
+                self.model.layer((&mut rows, lent.as_ref()), layer as usize, &mut x, &token);
+                for (at, rows) in [(Some(at), Some(rows)), (source, lent)] {
+                    if let (Some(at), Some(rows)) = (at, rows)
+                        && let Some(place) = item.state.layer_mut::<Rows>(at)
+                    {
+                        *place = rows;
+                    }
+                }
             }
             round_at(pass.rounding, pass.layers.end(), &mut x)?;
             if row + span.wanted >= span.rows {
                 out.extend(match gave {
                     Gave::Rows => x,
-                    Gave::States => self.model.norm("output_norm", &x),
-                    Gave::Logits => self.model.head(&self.model.norm("output_norm", &x)),
+                    Gave::States => self.model.norm(self.model.blueprint.head.norm, &x),
+                    Gave::Logits => self.model.head(&self.model.norm(self.model.blueprint.head.norm, &x)),
                 });
             }
         }

@@ -28,8 +28,8 @@ use crate::{
     gguf::Gguf,
     kernels::Pairing,
     models::{
-        ATTENTION_NORM, Activation, Attention, Blueprint, Experts, FeedForward, Frequencies, NormKind,
-        Router, Softmax, layer_name,
+        ATTENTION_NORM, Activation, Attention, BareNorm, Blueprint, Experts, FeedForward, Frequencies,
+        LAYER_SCALE, NormKind, Router, Softmax, layer_name,
     },
     quant::{self, QuantizedRow},
 };
@@ -120,30 +120,43 @@ impl Model {
 
     /// Feeds one token and returns its hidden state after the last norm, in front of the head.
     pub fn state(&self, session: &mut Session, token: u32) -> Vec<f32> {
-        let mut x = self.embed(token);
-        for (index, rows) in session.layers.iter_mut().enumerate() {
-            self.layer(rows, index, &mut x);
+        let (mut x, token) = self.embed(token);
+        for index in 0..session.layers.len() {
+            let (before, rest) = session.layers.split_at_mut(index);
+            let lent = self.blueprint.layers[index].attention.source().map(|source| &before[source]);
+            self.layer((&mut rest[0], lent), index, &mut x, &token);
         }
-        self.norm("output_norm", &x)
+        self.norm(self.blueprint.head.norm, &x)
     }
 
-    /// The row of one token that enters layer 0.
-    fn embed(&self, token: u32) -> Vec<f32> {
+    /// The row of one token that enters layer 0, and what the layers read of the token besides.
+    fn embed(&self, token: u32) -> (Vec<f32>, Vec<f32>) {
         let b = &self.blueprint;
         let mut x = self.rows("token_embd.weight", token as usize, 1)[..b.hidden].to_vec();
         x.iter_mut().for_each(|x| *x *= b.embedding_scale);
-        x
+        let Some(width) = b.per_layer else { return (x, Vec::new()) };
+        let mut parts = self.linear("per_layer_model_proj", &x);
+        parts.iter_mut().for_each(|part| *part /= (b.hidden as f32).sqrt());
+        for part in parts.chunks_exact_mut(width) {
+            self.norm_after("per_layer_proj_norm.weight", part);
+        }
+        let row = self.rows("per_layer_token_embd.weight", token as usize, 1);
+        add(&mut parts, row, (width as f32).sqrt());
+        parts.iter_mut().for_each(|part| *part /= 2.0f32.sqrt());
+        (x, parts)
     }
 
-    /// One row through one layer, whose `rows` remember it.
-    fn layer(&self, rows: &mut Rows, index: usize, x: &mut [f32]) {
+    /// One row through one layer, whose `rows` remember it; `lent` are those of the layer whose keys it reads, `token` what layers
+    /// read of the token.
+    fn layer(&self, (rows, lent): (&mut Rows, Option<&Rows>), index: usize, x: &mut [f32], token: &[f32]) {
         let layer = &self.blueprint.layers[index];
         let h = self.norm(&layer_name(index, ATTENTION_NORM), x);
         let mut y = match layer.attention {
-            Attention::Softmax(spec) => self.attention(rows, index, spec, &h),
+            Attention::Softmax(spec) => self.attention(rows, lent, (index, spec), &h),
             Attention::Recurrence(_) => self.recurrence(rows, index, &h),
             Attention::DeltaNet(shape) => self.delta_net(rows, index, shape, &h),
             Attention::Latent(latent) => self.latent(rows, index, latent, &h),
+            Attention::ShortConv(conv) => self.short_conv(rows, index, conv, &h),
         };
         if let Some(after) = layer.norm_after_attention() {
             self.norm_after(&layer_name(index, &format!("{after}.weight")), &mut y);
@@ -156,10 +169,29 @@ impl Model {
         };
         let mut y = match &self.blueprint.layers[index].feed_forward {
             FeedForward::Dense(dense) => self.dense(index, dense.width, dense.activation, &h),
-            FeedForward::Experts(experts) => self.experts(index, experts, &h),
+            FeedForward::Experts(experts) => self.experts(index, experts, (&h, x)),
+            FeedForward::Both(dense, experts) => {
+                let mut beside = self.dense(index, dense.width, dense.activation, &h);
+                self.norm_after(&layer_name(index, "post_ffw_norm_1.weight"), &mut beside);
+                let h = self.norm(&layer_name(index, "pre_ffw_norm_2"), x);
+                let mut y = self.experts(index, experts, (&h, x));
+                self.norm_after(&layer_name(index, "post_ffw_norm_2.weight"), &mut y);
+                add(&mut y, &beside, 1.0);
+                y
+            }
         };
         self.norm_after(&layer_name(index, "post_ffw_norm.weight"), &mut y);
         add(x, &y, self.blueprint.residual_scale);
+        if let Some(width) = self.blueprint.per_layer {
+            let gate = self.linear(&layer_name(index, "inp_gate"), x);
+            let part = gated(Activation::GatedGelu, &gate, &token[index * width..][..width]);
+            let mut y = self.linear(&layer_name(index, "proj"), &part);
+            self.norm_after(&layer_name(index, "post_norm.weight"), &mut y);
+            add(x, &y, 1.0);
+        }
+        if let Some(scale) = self.tensors.get(&layer_name(index, LAYER_SCALE)) {
+            x.iter_mut().for_each(|x| *x *= scale.values[0]);
+        }
     }
 
     /// Feeds `tokens` and returns the logits after the last one.
@@ -179,16 +211,26 @@ impl Model {
         self.linear(&layer_name(index, "attn_output"), &state)
     }
 
-    fn attention(&self, rows: &mut Rows, index: usize, spec: Softmax, h: &[f32]) -> Vec<f32> {
+    fn attention(
+        &self,
+        rows: &mut Rows,
+        lent: Option<&Rows>,
+        (index, spec): (usize, Softmax),
+        h: &[f32],
+    ) -> Vec<f32> {
         let b = &self.blueprint;
-        let (q_width, kv_width, dim) = (b.q_width(), b.kv_width(), b.head_dim);
-        let (mut q, mut k, v) = if self.tensors.contains_key(&layer_name(index, "attn_qkv.weight")) {
-            let all = self.linear(&layer_name(index, "attn_qkv"), h);
+        let dim = spec.kv.head_dim;
+        let (q_width, kv_width) = (b.heads * dim, spec.kv.kv_heads * dim);
+        let part = |name| self.linear(&layer_name(index, name), h);
+        let has = |name| self.tensors.contains_key(&layer_name(index, name));
+        let (mut q, mut k, mut v) = if has("attn_qkv.weight") {
+            let all = part("attn_qkv");
             let (q, kv) = all.split_at(q_width);
             (q.to_vec(), kv[..kv_width].to_vec(), kv[kv_width..].to_vec())
+        } else if lent.is_some() {
+            (part("attn_q"), Vec::new(), Vec::new())
         } else {
-            let part = |name| self.linear(&layer_name(index, name), h);
-            (part("attn_q"), part("attn_k"), part("attn_v"))
+            (part("attn_q"), part("attn_k"), part(if has("attn_v.weight") { "attn_v" } else { "attn_k" }))
         };
         let mut gates = Vec::new();
         if spec.gated {
@@ -209,15 +251,24 @@ impl Model {
                 if let Some(rope) = spec.rope {
                     self.rotate(head, rope, position);
                 }
+                if spec.bare_norm == Some(BareNorm::Rotated) {
+                    self.bare_norm(head);
+                }
             }
+        }
+        if spec.bare_norm == Some(BareNorm::Values) {
+            v.chunks_exact_mut(dim).for_each(|head| self.bare_norm(head));
+        }
+        if let Some(temperature) = spec.temperature {
+            q.iter_mut().for_each(|q| *q *= temperature.at(position));
         }
         rows.keys.push(self.stored(k));
         rows.values.push(self.stored(v));
-        let (keys, values) = (&rows.keys, &rows.values);
+        let Rows { keys, values, .. } = lent.unwrap_or(rows);
         let mut out = vec![0.0; q_width];
         let sinks = self.tensors.get(&layer_name(index, "attn_sinks.weight")).map(|sinks| &sinks.values);
         for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
-            let kv_head = head / (b.heads / b.kv_heads);
+            let kv_head = head / (b.heads / spec.kv.kv_heads);
             attend(q, keys, values, kv_head * dim, spec, sinks.map(|sinks| sinks[head]), out);
         }
         out.iter_mut().zip(&gates).for_each(|(out, gate)| *out *= sigmoid(*gate));
@@ -256,9 +307,12 @@ impl Model {
         self.linear(&layer_name(index, "ffn_down"), &inner)
     }
 
-    fn experts(&self, index: usize, spec: &Experts, h: &[f32]) -> Vec<f32> {
+    /// The experts over `h`, which is `x` behind a norm.
+    fn experts(&self, index: usize, spec: &Experts, (h, x): (&[f32], &[f32])) -> Vec<f32> {
         let mut out = vec![0.0; h.len()];
-        for (expert, weight) in self.choose(index, spec, h) {
+        for (expert, weight) in self.choose(index, spec, (h, x)) {
+            let own: Vec<f32> = h.iter().map(|h| if spec.weighs_input { h * weight } else { *h }).collect();
+            let weight = if spec.weighs_input { 1.0 } else { weight };
             let part = |name, rows, x: &[f32]| {
                 let name = layer_name(index, name);
                 let weights = self.slice(&format!("{name}.weight"), expert * rows, rows);
@@ -268,7 +322,16 @@ impl Model {
                 }
                 y
             };
-            let (gate, up) = (part("ffn_gate_exps", spec.width, h), part("ffn_up_exps", spec.width, h));
+            let fused = layer_name(index, "ffn_gate_up_exps.weight");
+            let (gate, up) = match self.tensors.contains_key(&fused) {
+                true => {
+                    let mut gate =
+                        self.product(self.slice(&fused, 2 * expert * spec.width, 2 * spec.width), &own);
+                    let up = gate.split_off(spec.width);
+                    (gate, up)
+                }
+                false => (part("ffn_gate_exps", spec.width, &own), part("ffn_up_exps", spec.width, &own)),
+            };
             let inner = gated(spec.activation, &gate, &up);
             add(&mut out, &part("ffn_down_exps", h.len(), &inner), weight);
         }
@@ -285,8 +348,17 @@ impl Model {
     }
 
     /// The experts a row visits, with their weights.
-    fn choose(&self, index: usize, spec: &Experts, h: &[f32]) -> Vec<(usize, f32)> {
-        let logits = self.linear(&layer_name(index, "ffn_gate_inp"), h);
+    fn choose(&self, index: usize, spec: &Experts, (h, x): (&[f32], &[f32])) -> Vec<(usize, f32)> {
+        let logits = match self.tensors.get(&layer_name(index, "ffn_gate_inp.scale")) {
+            None => self.linear(&layer_name(index, "ffn_gate_inp"), h),
+            Some(scale) => {
+                let mut seen = x.to_vec();
+                self.bare_norm(&mut seen);
+                let root = (seen.len() as f32).sqrt();
+                seen.iter_mut().zip(&scale.values).for_each(|(seen, scale)| *seen *= scale / root);
+                self.linear(&layer_name(index, "ffn_gate_inp"), &seen)
+            }
+        };
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let exps: Vec<f32> = logits.iter().map(|s| (s - largest).exp()).collect();
         let total: f32 = exps.iter().sum();
@@ -315,7 +387,10 @@ impl Model {
         order.truncate(spec.used);
         let share = spec.renormalize || spec.router == Router::SoftmaxOfChosen;
         let sum = if share { order.iter().map(|&e| scores[e]).sum() } else { 1.0 };
-        order.into_iter().map(|expert| (expert, scores[expert] / sum * spec.scale)).collect()
+        let factors = self.tensors.get(&layer_name(index, "ffn_down_exps.scale"));
+        let factor =
+            |expert: usize| factors.map_or(spec.scale, |factors| spec.scale * factors.values[expert]);
+        order.into_iter().map(|expert| (expert, scores[expert] / sum * factor(expert))).collect()
     }
 
     /// The norm over the residual stream whose tensors are `prefix.weight` and maybe `prefix.bias`; the rows themselves
@@ -340,10 +415,16 @@ impl Model {
     /// An RMS norm in place, where the model has one of this name.
     fn norm_after(&self, name: &str, x: &mut [f32]) {
         if let Some(weight) = self.tensors.get(name) {
-            let square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
-            let root = (square + self.blueprint.norm.eps).sqrt();
-            x.iter_mut().zip(&weight.values).for_each(|(x, weight)| *x = *x / root * weight);
+            self.bare_norm(x);
+            x.iter_mut().zip(&weight.values).for_each(|(x, weight)| *x *= weight);
         }
+    }
+
+    /// An RMS norm without weights in place.
+    fn bare_norm(&self, x: &mut [f32]) {
+        let square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+        let root = (square + self.blueprint.norm.eps).sqrt();
+        x.iter_mut().for_each(|x| *x /= root);
     }
 
     fn linear(&self, prefix: &str, x: &[f32]) -> Vec<f32> {
@@ -404,6 +485,7 @@ fn attend(
     out: &mut [f32],
 ) {
     let first = spec.window.map_or(0, |window| keys.len().saturating_sub(window));
+    let first = first.max(spec.chunk.map_or(0, |chunk| (keys.len() - 1) / chunk * chunk));
     let score = |key: &Vec<f32>| {
         let dot: f32 = q.iter().zip(&key[at..]).map(|(q, k)| q * k).sum();
         match spec.softcap {

@@ -1,4 +1,4 @@
-//! Texts to vectors beside answers: the mean of a text's hidden states in front of the head.
+//! Texts to vectors beside answers: of a text's hidden states in front of the head the mean, or those that the file asks for.
 //!
 //! Requests are served one at a time in their order, [`LANES`] texts of one side by side, in a pass of their own after
 //! each pass of the answers. So a long list of texts costs answers under way at most one prompt's chunk per token, and a
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use api::inference::Failure;
 use shard::{
-    executor::{Input, Item, Mean, Output, Workspace},
+    executor::{self, Input, Item, Output, Pooled, Workspace},
     state::SessionState,
 };
 use tokio::sync::oneshot;
@@ -34,7 +34,7 @@ pub struct Texts {
 struct Lane {
     input: usize,
     state: SessionState,
-    mean: Mean,
+    pooled: Pooled,
 }
 
 /// The request that is served.
@@ -142,12 +142,13 @@ impl Current {
     fn pass(&mut self, model: &Model, workspace: &mut Workspace) -> Result<bool, shard::Error> {
         let inputs = &self.texts.inputs;
         let hidden = model.executor.blueprint().hidden;
+        let pooling = executor::Pooling::of(model.gguf.metadata())?;
         let most_lanes = LANES.min(workspace.capacity().items);
         while self.lanes.len() < most_lanes && self.next < inputs.len() {
             self.lanes.push(Lane {
                 input: self.next,
                 state: model.executor.new_state(),
-                mean: Mean::new(hidden),
+                pooled: Pooled::new(hidden, pooling),
             });
             self.next += 1;
         }
@@ -167,13 +168,13 @@ impl Current {
         let taken = items.len();
         drop(items);
         for (index, lane) in self.lanes.iter_mut().take(taken).enumerate() {
-            lane.mean.add(workspace.states(index));
+            lane.pooled.add(workspace.states(index));
         }
         let vectors = &mut self.vectors;
         self.lanes.retain(|lane| {
             let done = lane.state.len() == inputs[lane.input].len();
             if done {
-                vectors[lane.input] = lane.mean.unit();
+                vectors[lane.input] = lane.pooled.unit();
             }
             !done
         });

@@ -1,0 +1,49 @@
+//! `lfm2`: LFM 2, dense: short convolutions, and attention where the file lists key heads.
+//!
+//! Attention has RMS norms over each head of q and k and rotates halves. The norm in front of the head is called
+//! `token_embd_norm`. Files of `attention.head_count_kv` zero in a layer have a short convolution there (see
+//! [`ShortConv`]).
+
+use super::{
+    Activation, Attention, Blueprint, Dense, FeedForward, NormKind, ShortConv,
+    block::{Bias, Block},
+    limits,
+    reader::{Reader, Sizes, layers},
+};
+use crate::{Error, Result, kernels::Pairing};
+
+/// Inputs of a convolution, at most.
+const KERNEL: usize = 16;
+
+pub(super) fn read(reader: &Reader<'_>) -> Result<Blueprint> {
+    let kv_heads = reader.each_or_none("attention.head_count_kv", limits::HEADS)?;
+    let sizes = reader.sizes_varying()?;
+    let Some(kv_heads) = kv_heads.get(..sizes.layers) else {
+        let key = reader.name("attention.head_count_kv");
+        return Err(Error::malformed(key, "has fewer entries than there are layers"));
+    };
+    let attends = kv_heads.iter().copied().max().unwrap_or(0);
+    let sizes = Sizes { kv_heads: attends.max(1), ..sizes };
+    if let Some(heads) = kv_heads.iter().find(|&&heads| heads > 0 && !sizes.heads.is_multiple_of(heads)) {
+        let why = format!("{heads} does not divide {} heads", sizes.heads);
+        return Err(Error::malformed(reader.name("attention.head_count_kv"), why));
+    }
+    let rope = reader.rope(&sizes, Pairing::Halves)?;
+    let kernel = reader.size("shortconv.l_cache", KERNEL)?;
+    let conv = Attention::ShortConv(ShortConv { kernel, width: sizes.hidden });
+    let dense = FeedForward::Dense(Dense { width: sizes.feed_forward, activation: Activation::GatedSilu });
+    let layers = layers(sizes.layers, |index| {
+        let sizes = Sizes { kv_heads: kv_heads[index].max(1), ..sizes };
+        let block = Block::new(&sizes).norms(Bias::None).gated(Bias::None);
+        match kv_heads[index] {
+            0 => block.short_conv(kernel).layer(conv, dense),
+            _ => block.attention(Bias::None, Bias::None).head_norms().layer(sizes.attention(None), dense),
+        }
+    });
+    let mut blueprint = reader.assemble(&sizes, reader.norm(NormKind::Rms)?, vec![rope], layers);
+    blueprint.head.norm = "token_embd_norm";
+    for rule in blueprint.tensors.iter_mut().filter(|rule| rule.name == "output_norm.weight") {
+        rule.name = "token_embd_norm.weight";
+    }
+    Ok(blueprint)
+}
