@@ -24,6 +24,7 @@ mod hostile;
 mod joining;
 mod kmod;
 mod lab;
+mod latent;
 mod links;
 mod models;
 mod operate;
